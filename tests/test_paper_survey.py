@@ -68,7 +68,7 @@ def test_a_missing_cell_belongs_to_a_command_or_to_what_it_needs(tmp_path: Path)
     # the rest: 4 of both last layers with variational features, 3 of SNGP, the ECE of DNN and D-VBLL
     assert found.missing.needs == {
         "the data of CIFAR100": 8,
-        "a params file with a run of the method": 8 + 3 + 1 + 1,
+        "a run that no params file has": 8 + 3 + 1 + 1,
     }
 
 

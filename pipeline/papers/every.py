@@ -25,7 +25,10 @@ def every(missing: bool) -> int:
     done = places.identity("evaluate", "any").parent.glob("*.json")  # written last: the others are half made
     runs = [_scored(path.stem) for path in sorted(done)]
     for path, comparison in stored.of_default_run(runs):
-        stored.write(RESULTS / path, comparison, _facts(comparison))
+        if stored.poorer(RESULTS / path, comparison):
+            print(f"kept as it was, since the runs here make fewer of its cells: {RESULTS / path}")
+        else:
+            stored.write(RESULTS / path, comparison, _facts(comparison))
     print(*(f"written: {path}" for path in stored.rewrite(RESULTS)), sep="\n")
     return 0
 

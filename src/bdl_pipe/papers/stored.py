@@ -7,7 +7,7 @@ from typing import Any
 from ..files import write_bytes
 from . import PaperTable, load, tables
 from .comparison import KINDS, Comparison, Kind, Ours, compare, read
-from .pages import facts_of, markdown, stem
+from .pages import counted, facts_of, markdown, stem
 
 
 def stored(results: Path) -> Iterator[tuple[Path, Comparison]]:
@@ -28,6 +28,14 @@ def write(path: Path, comparison: Comparison, facts: Mapping[str, Any]) -> list[
     write_bytes(path.with_suffix(".md"), markdown(comparison, facts).encode())
     write_bytes(path, comparison.comma_separated().encode())
     return [path.with_suffix(".md"), path]
+
+
+def poorer(path: Path, comparison: Comparison) -> bool:
+    """Return True if the page whose CSV lies at ``path`` has more of our cells: those of runs that are not here."""
+    if not path.is_file():
+        return False
+    before, now = counted(read(load(str(comparison.table)), path.read_text())), counted(comparison)
+    return now.made + now.stand_in < before.made + before.stand_in
 
 
 def rewrite(results: Path) -> Iterator[Path]:

@@ -130,7 +130,7 @@ def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequ
         missing.runs.setdefault(command, set()).add(key)
         missing.says[command] = source.says
     else:
-        missing.needs["a GPU" if gpu else "a params file with a run of the method"] += 1
+        missing.needs["a GPU" if gpu else "a run that no params file has"] += 1
 
 
 def _maker(
