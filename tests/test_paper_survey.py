@@ -1,6 +1,7 @@
 """Which cells are made, which can be made here, what the others need: each printed cell is in one of these."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def test_a_missing_cell_belongs_to_a_command_or_to_what_it_needs(tmp_path: Path)
     rows = survey.survey(tmp_path, [source(images("f-bnn", "bnn", "small", {}), images("f-g", "g_vbll", "x", {}))])
     found = row(rows, "vbll:table1", "CIFAR10")
     assert (found.printed, found.made, found.stand_in) == (37, 0, 7)
+    assert sum(row.made + row.stand_in for row in rows) == 7
     # BNN, G-VBLL and G-VBLL-MAP: all but other data's AUROC of CIFAR-100, of which each of the eight methods has one
     assert found.missing.cells == {MINE: 4 + 4 + 1} and found.missing.runs == {MINE: {"f-bnn", "f-g"}}
     # the rest: 4 of both last layers with variational features, 3 of SNGP, the ECE of DNN and D-VBLL
@@ -70,6 +72,20 @@ def test_a_missing_cell_belongs_to_a_command_or_to_what_it_needs(tmp_path: Path)
         "the data of CIFAR100": 8,
         "a run that no params file has": 8 + 3 + 1 + 1,
     }
+
+
+def test_a_cell_that_is_made_on_the_papers_data_is_not_counted_on_a_stand_in(tmp_path: Path) -> None:
+    """DNN's NLL, accuracy and AUROC of SVHN both ways, and one run on CIFAR-10 itself with its NLL alone."""
+    table, on = papers.load("vbll:table1"), papers.load("vbll:table1").on_stand_ins("CIFAR10")
+    assert on is not None
+    mine = images("c-det", "deterministic", "small", {"nll": (0.2,)})
+    own = compare(table, "CIFAR10", [replace(mine, dataset="cifar10")])
+    stored.write(tmp_path / "vbll/table1-cifar10.csv", own, {})
+    stored.write(
+        tmp_path / "vbll/table1-cifar10-on-fashion_mnist.csv", compare(on, "CIFAR10", RUNS[:1], "stand-in"), {}
+    )
+    found = row(survey.survey(tmp_path, []), "vbll:table1", "CIFAR10")
+    assert (found.made, found.stand_in) == (1, 2)
 
 
 def test_what_a_cell_needs_is_said_in_turn(tmp_path: Path) -> None:
