@@ -111,6 +111,7 @@ def test_options_that_do_not_go_together_are_refused(project: Path, capsys: pyte
     assert not Path("results").exists()
 
 
+@pytest.mark.process
 def test_what_is_missing_needs_no_ray() -> None:
     script = (
         "import sys; from pipeline import cli; code = cli.main(['paper', 'all', '--missing']); "
