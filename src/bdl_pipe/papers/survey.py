@@ -1,7 +1,7 @@
 """Which printed cells stand beside ours, which can still be made here and how, and what the others need.
 
 The cells that are made are those of the pages' CSV files, so a fresh clone counts what it shows. A cell can be made
-here where its data set, or its stand-in, is at hand and a params file has a run of its method.
+here where its data set, or its stand-in, is in ``AT_HAND`` and a params file for no GPU has a run of its method.
 """
 
 import re
@@ -17,7 +17,7 @@ from . import PaperTable, load, tables
 from .comparison import Ours
 from .stored import stored
 
-# Sets that a package ships or that `prepare` fetches without being asked for a folder; the others are files of yours.
+# The sets that our results could be made on. Others are files of yours, or downloads, as CIFAR, MNIST, SVHN and STL-10 are.
 AT_HAND: Final = frozenset({"boston", "concrete", "digits", "fashion_mnist", "mnist5k", "noise", "wine"})
 # What the head of a params file says of the time of its runs, behind the command.
 _SAYS: Final = re.compile(r"^#.*# (about .*(?:minute|hour).*)$", re.MULTILINE)
