@@ -17,7 +17,7 @@ from . import PaperTable, load, tables
 from .comparison import Ours
 from .stored import stored
 
-# The sets that our results could be made on. Others are files of yours, or downloads, as CIFAR, MNIST, SVHN and STL-10 are.
+# The sets that our results could be made on. Others are files of yours, or downloads: CIFAR, MNIST, SVHN, STL-10.
 AT_HAND: Final = frozenset({"boston", "concrete", "digits", "fashion_mnist", "mnist5k", "noise", "wine"})
 # What the head of a params file says of the time of its runs, behind the command.
 _SAYS: Final = re.compile(r"^#.*# (about .*(?:minute|hour).*)$", re.MULTILINE)
