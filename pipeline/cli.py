@@ -185,11 +185,19 @@ def remove(name: str) -> None:
 @click.option("--dataset", metavar="A,B", help="Only these; default: all that the params file has.")
 @click.option("--method", metavar="X,Y", help="Run only these (the paper's names or ours).")
 @click.option("--splits", type=COUNT, metavar="N", help="Splits of each data set, in place of the file's number.")
-def paper(table: str, dataset: str | None, method: str | None, splits: int | None) -> int:
+@click.option("--missing", is_flag=True, help="With all: write nothing, list the cells that are made and the others.")
+def paper(table: str, dataset: str | None, method: str | None, splits: int | None, missing: bool) -> int:
     """Run a paper's table under its protocol, and print ours beside the paper's.
 
-    PAPER:TABLE: such as vbll:table2; its hyperparameters are in params/paper/.
+    PAPER:TABLE: such as vbll:table2; its hyperparameters are in params/paper/. all: run nothing, and write every page
+    that scores of the default run or a stored CSV is there for.
     """
+    if table == "all" and not (dataset or method or splits):
+        from .papers.every import every
+
+        return every(missing)
+    if table == "all" or missing:
+        raise UserError("paper: all takes no --dataset, --method or --splits, and a table takes no --missing")
     from .papers import paper
 
     return paper(table, dataset, method, splits)

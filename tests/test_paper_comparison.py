@@ -5,6 +5,7 @@ import pytest
 from bdl_pipe import papers, scores
 from bdl_pipe.papers import Pair, Printed
 from bdl_pipe.papers.comparison import Comparison, Line, Ours, compare
+from bdl_pipe.papers.pages import markdown
 from bdl_pipe.scores import Estimate, Quantity, RunScores, Score
 
 
@@ -41,8 +42,8 @@ def test_each_method_of_the_paper_has_its_runs_and_further_runs_follow() -> None
         "own",
     ]
     texts = {row[0]: row[1:] for row in comparison.rows}
-    assert comparison.head == ["method", "NLL ours", "NLL paper", "RMSE ours", "RMSE paper", "seconds"]
-    assert texts["Ensemble (x)"][:2] == ["2.60 ± 0.10", "2.48 ± 0.09"] and texts["Ensemble (x)"][-1] == "2 s"
+    assert comparison.head == ["method", "NLL ours", "NLL paper", "RMSE ours", "RMSE paper", "n", "seconds"]
+    assert texts["Ensemble (x)"][:2] == ["2.60 ± 0.10", "2.48 ± 0.09"] and texts["Ensemble (x)"][-2:] == ["2", "2 s"]
     assert texts["Ensemble (y)"][0] == "not run" and texts["VBLL"][:2] == ["not run", "1.80 ± 0.04"]
     assert texts["own"][:2] == ["1.00", "—"] and comparison.counts == "n = 1 or 2"
     assert compare(table, "Boston", []).counts == "none run"
@@ -99,7 +100,7 @@ def test_notes_are_shown_below_the_table_each_once() -> None:
     notes, none = table.notes("FMNIST"), compare(table, "FMNIST", [])
     of_family = [f"{method} (ipc {ipc})" for ipc in (1, 10, 50) for method in family]
     assert [*notes.values()] == [of_family, [f"VBPC (ipc {ipc})" for ipc in (1, 10, 50)]]
-    text = none.markdown({"commit": "abc"})
+    text = markdown(none, {"commit": "abc"})
     assert text.endswith("\n| commit | abc |\n")
     for note, methods in notes.items():
         told = f"{', '.join(methods)}: {note}"

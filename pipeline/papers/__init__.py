@@ -4,41 +4,38 @@
 ``work/paper/<paper>-<table>``. Tables of the same fits share both. DVC has no part in it. A stage that is up to date is
 not run again (see :mod:`pipeline.plan.plan`), so an interrupted run goes on from where it stopped. A benchmark or a
 study makes the tables of costs and of settings (``commands.yaml``). :mod:`bdl_pipe.papers.comparison` compares.
+``python -m pipeline paper all`` runs nothing: see :mod:`pipeline.papers.every`.
 """
 
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from bdl_pipe import artifacts, config, papers, scores
-from bdl_pipe.config import nearest
+from bdl_pipe import config, papers, scores
 from bdl_pipe.errors import ConfigError, UserError
-from bdl_pipe.files import write_bytes
-from bdl_pipe.papers import PaperTable
+from bdl_pipe.papers import PaperTable, choice, stored
 from bdl_pipe.papers.comparison import Comparison, Ours, compare, runs_of
+from bdl_pipe.papers.pages import stem
 from bdl_pipe.scores import RunScores
 from bdl_pipe.yaml_files import read_yaml
 
 from .. import tracking
-from ..core import places, provenance, records
+from ..core import places, provenance
 from ..core.load import load, typed
-from ..core.model import FIT_KINDS, Params
+from ..core.model import Params
 from ..core.settings import Settings
 from ..plan.plan import Plan, matching, plan
 from ..report import Grid, show
 from ..report.columns import Cell
 from ..run import pool
+from .facts import RESULTS, made
 
 PARAMS: Final = Path("params/paper")
-RESULTS: Final = Path("results")
 COMMANDS: Final = Path(__file__).parent / "commands.yaml"  # table of costs or settings -> the arguments of python
-FOLDERS: Final = {"ciber": "collapsed"}  # paper -> the folder of its results, where it is not the paper's name
-_UNKNOWN: Final = "—"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,8 @@ def paper(table: str, datasets: str | None, methods: str | None, splits: int | N
             done = [run for run in runs if f"evaluate@{run.key}" not in why]
             comparison = compared(known, dataset, request.params, {run.key for run in done})
             show([grid(comparison)], Console(), in_report=False)
-            for path in _write(request, comparison, _facts(request, dataset, done, settings)):
+            place = RESULTS / known.folder / f"{stem(known, dataset, 'protocol')}{request.suffix}.csv"
+            for path in stored.write(place, comparison, _facts(request, dataset, done, settings)):
                 print(f"written: {path}")
     if absent := [name for name in known.figures if known.names.datasets[name] not in request.params.datasets]:
         print(f"of this table, not in {request.path}: {', '.join(absent)}")
@@ -112,8 +110,7 @@ def compared(table: PaperTable, dataset: str, params: Params, evaluated: Collect
     """Compare the entries of ``runs`` with a table; only runs whose key is in ``evaluated`` have scores."""
 
     def with_scores(run: Ours) -> Ours:
-        stored = scores.read(places.artifact("evaluate", run.key) / "scores.parquet")
-        return replace(run, scores=RunScores(stored))
+        return replace(run, scores=RunScores(scores.read(places.artifact("evaluate", run.key) / "scores.parquet")))
 
     runs = runs_of(table, dataset, ours(params))
     return compare(table, dataset, [with_scores(run) if run.key in evaluated else run for run in runs])
@@ -142,50 +139,9 @@ def read(table: PaperTable, datasets: str | None, methods: str | None, splits: i
         raise UserError(f"{path}: {error}") from None
     if splits:
         params = typed(config.merge(params.raw, {"datasets": {key: {"splits": splits} for key in params.datasets}}))
-    chosen = _datasets(table, params, datasets, path)
+    chosen = choice.datasets(table, params.datasets, datasets, path)
     runs = [run for name in chosen for run in runs_of(table, name, ours(params))]
-    return Request(table, params, chosen, _methods(table, runs, methods, path), splits, path)
-
-
-def _datasets(table: PaperTable, params: Params, names: str | None, path: Path) -> list[str]:
-    """List the paper's names of the data sets that were named (by the paper's name or ours), or of all."""
-    keys = {name: table.names.datasets[name] for name in table.figures}
-    known = {name: [name] if key in params.datasets else [] for name, key in keys.items()}
-    if names is None:
-        return [name for found in known.values() for name in found]
-    return list(dict.fromkeys(_chosen("--dataset", names, known | {keys[name]: known[name] for name in keys}, path)))
-
-
-def _methods(table: PaperTable, runs: Sequence[Ours], names: str | None, path: Path) -> list[Ours]:
-    """List the runs of the methods that were named (by the paper's name or ours), or all."""
-    if names is None:
-        return list(runs)
-    theirs = dict.fromkeys(name for figures in table.figures.values() for name in figures)
-    known = {name: [run for run in runs if run.stands_for(name, table)] for name in theirs}
-    for run in runs:
-        known.setdefault(run.method, []).append(run)
-    chosen = _chosen("--method", names, known, path)
-    return [run for run in runs if run in chosen]
-
-
-def _chosen(option: str, names: str, known: Mapping[str, Sequence[T]], path: Path) -> list[T]:
-    """List what the names of an option stand for; capital letters do not matter.
-
-    Raises:
-        UserError: a name is empty or not known, or stands for nothing in the params file at ``path``.
-    """
-    chosen = list[T]()
-    for given in (name.strip() for name in names.split(",")):
-        if not given:
-            raise UserError(f"{option}: must be names with a comma between, got {names!r}")
-        same = [values for name, values in known.items() if name.lower() == given.lower()]
-        if not same:
-            raise UserError(f"{option} {given}: is not in the table or in {path}{nearest(given, known)}")
-        if not any(same):
-            has = ", ".join(name for name, values in known.items() if values)
-            raise UserError(f"{option} {given}: has no run in {path} (it has: {has or 'none'})")
-        chosen += [value for values in same for value in values]
-    return chosen
+    return Request(table, params, chosen, choice.methods(table, runs, methods, path), splits, path)
 
 
 def _update(request: Request, settings: Settings) -> None:
@@ -213,36 +169,12 @@ def _stages(params: Params, runs: Sequence[Ours]) -> Plan:
 
 
 def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> dict[str, Any]:
-    """Collect the origin of a table's figures. Equal results have equal facts, whenever the table is written."""
-    made = [records.read("student", run.key) for run in runs]
-    manifest = places.artifact("prepare", request.table.names.datasets[dataset]) / artifacts.MANIFEST
+    """Collect the origin of a table's figures."""
     command = f"python -m pipeline paper {request.table} --dataset {quote(dataset)}"
-    stages = _stages(request.params, runs).values() if runs else ()
-    fits = [records.read(stage.kind, stage.key) for stage in stages if stage.kind in FIT_KINDS]
     return {
         "command": command + (f" --splits {request.splits}" if request.splits else ""),
         "params": f"{request.path}, sha256 {provenance.digest(request.params.raw)}",
         "seed": request.params.seed,
-        "commit": _all(record.get("commit") for record in made),
-        "data sha256": artifacts.sha256(manifest)[:16] if manifest.is_file() else _UNKNOWN,
-        "device": _all(record.get("device") for record in made),
         "threads of a task": settings.threads,
-        "torch": _all(record.get("versions", {}).get("torch") for record in made),
-        "seconds of fitting": round(sum(s for record in fits for s in record.get("seconds", {}).values()), 1),
+        **made([run.key for run in runs], request.table.names.datasets[dataset]),
     }
-
-
-def _all(values: Iterable[str | None]) -> str:
-    """Write the different values of a fact."""
-    return ", ".join(sorted({_UNKNOWN if value is None else value for value in values})) or _UNKNOWN
-
-
-def _write(request: Request, comparison: Comparison, facts: Mapping[str, Any]) -> list[Path]:
-    """Write a comparison as Markdown and as CSV, and return the two files."""
-    table, dataset = request.table, request.table.names.datasets[comparison.dataset]
-    stem = RESULTS / FOLDERS.get(table.paper, table.paper) / f"{table.table}-{dataset}{request.suffix}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    texts = {".md": comparison.markdown(facts), ".csv": comparison.comma_separated()}
-    for suffix, text in texts.items():
-        write_bytes(stem.with_name(stem.name + suffix), text.encode())
-    return [stem.with_name(stem.name + suffix) for suffix in texts]

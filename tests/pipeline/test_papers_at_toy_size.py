@@ -21,7 +21,6 @@ from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.scores import Quantity
 from bdl_pipe.yaml_files import read_yaml
 from pipeline import cli
-from pipeline.papers import FOLDERS
 from pipeline.run import pool
 from tests.data import archives as made
 from tests.pipeline import walk
@@ -135,7 +134,7 @@ def test_image_tables(name: str, project: Path, capsys: pytest.CaptureFixture[st
         for dataset, figures in known.figures.items():
             if part and dataset != PART[paper]:
                 continue
-            stem = project / f"results/{FOLDERS.get(paper, paper)}/table{number}-{known.names.datasets[dataset]}"
+            stem = project / f"results/{known.folder}/table{number}-{known.names.datasets[dataset]}"
             text = stem.with_suffix(".md").read_text()
             assert text.count("not run") == len(NOT_RUN & {*figures}) and (paper == "vbll" or "nan" not in text)
             cells = shown(stem.with_suffix(".csv"))

@@ -8,9 +8,9 @@
 """
 
 import csv
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +21,10 @@ from ..data.corrupted import SEVERITIES
 from ..errors import UserError, require
 from ..scores import DEFAULT_SCORE, Estimate, Quantity, RunScores
 from ..yaml_files import read_yaml
+from .figures import Pair, Printed
 
+__all__ = ["Pair", "Printed"]
 HERE: Final = Path(__file__).parent
-FAR: Final = 3.0  # A difference of more combined standard errors than this is marked.
 # A corruption or a severity, as a metric names it after its colon -> our corruption and severity; None: all.
 CORRUPTED: Final[dict[str, tuple[str | None, int | None]]] = {
     **{f"sev. {severity}": (None, severity) for severity in SEVERITIES},
@@ -75,6 +76,14 @@ class Names:
     Attributes:
         shares: table -> the table whose fits it shows, where that is another one.
         transfers: other labelled test sets, the paper's name -> ours; they are scored as the test rows are.
+        stand_ins: table, or ``all`` for those without an entry -> a set that is not at hand -> ours whose rows stand
+            in for it, on a page of its own.
+        default_run: the tables that runs of params.yaml and its overlays fill on the paper's own data sets.
+        default_run_note: what limits a page of such runs, on the paper's data or on a stand-in.
+        settings: a setting of ``methods`` -> settings of runs of params.yaml and its overlays that stand for it, too.
+        baselines: table -> the methods that the others are set against on a stand-in, one for each printed setting.
+        gpu: the tables whose params file is for a GPU.
+        folder: of the pages, below ``results``; empty: the paper's name.
     """
 
     title: str
@@ -83,64 +92,17 @@ class Names:
     methods: dict[str, Counterpart]
     shares: dict[str, str] = field(default_factory=dict)
     transfers: dict[str, str] = field(default_factory=dict)
+    stand_ins: dict[str, dict[str, str]] = field(default_factory=dict)
+    default_run: tuple[str, ...] = ()
+    default_run_note: str = ""
+    settings: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    baselines: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    gpu: tuple[str, ...] = ()
+    folder: str = ""
 
     def source(self, table: str) -> str:
         """Return the table whose fits ``table`` shows: itself, or another."""
         return self.shares.get(table, table)
-
-
-@dataclass(frozen=True)
-class Printed:
-    """A figure as the paper prints it, and its ±; empty: the paper prints none."""
-
-    value: str
-    error: str = ""
-
-    @property
-    def digits(self) -> int:
-        """Return the number of digits after the point."""
-        return len(self.value.partition(".")[2])
-
-    @property
-    def text(self) -> str:
-        """Return the figure with its ±, if it has one."""
-        return f"{self.value} ± {self.error}" if self.error else self.value
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Our figure in the paper's unit (None: there is no such score), and the paper's (None: it prints none)."""
-
-    ours: Estimate | None = None
-    paper: Printed | None = None
-
-    @property
-    def difference(self) -> float | None:
-        """Return ours − the paper's, in the paper's unit; None where a figure is missing."""
-        return None if self.ours is None or self.paper is None else self.ours.mean - float(self.paper.value)
-
-    @property
-    def z(self) -> float | None:
-        """Return (ours − paper's) / √(our standard error² + the paper's²).
-
-        It is None where an error is unknown or both are 0.
-        """
-        if self.difference is None or self.ours is None or self.paper is None:
-            return None
-        if self.ours.error is None or not self.paper.error:
-            return None
-        combined = math.hypot(self.ours.error, float(self.paper.error))
-        return self.difference / combined if combined != 0 else None
-
-    @property
-    def far(self) -> bool:
-        """Return True if the figures differ by more than ``FAR`` combined standard errors, or by NaN."""
-        return self.z is not None and not abs(self.z) <= FAR
-
-    @property
-    def digits(self) -> int:
-        """Return the number of digits to show: as many as the paper prints, and at least two."""
-        return max(2, self.paper.digits) if self.paper else 2
 
 
 @dataclass(frozen=True)
@@ -176,6 +138,22 @@ class PaperTable:
         for method in self.figures[dataset]:
             notes.setdefault(self.names.methods[method].note, []).append(method)
         return {note: methods for note, methods in notes.items() if note}
+
+    def on_stand_ins(self, dataset: str) -> "PaperTable | None":
+        """Return the table with our stand-ins in place of the sets that are not at hand.
+
+        None: there is none for ``dataset``, or the table prints figures of the stand-in itself.
+        """
+        known = self.names.stand_ins.get(self.table, self.names.stand_ins.get("all", {}))
+        if known.get(dataset) in (None, *(self.names.datasets[name] for name in self.figures)):
+            return None
+        others = {name: known.get(name, ours) for name, ours in self.names.transfers.items()}
+        return replace(self, names=replace(self.names, datasets=self.names.datasets | known, transfers=others))
+
+    @property
+    def folder(self) -> str:
+        """Return the folder of its pages, below ``results``."""
+        return self.names.folder or self.paper
 
     def title(self, metric: str) -> str:
         """Return the heading of a metric's column."""
@@ -213,6 +191,23 @@ class PaperTable:
         return Quantity(ours)
 
 
+def tables(folder: Path = HERE) -> list[str]:
+    """List ``<paper>:<table>`` of every table, in the order of the files."""
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    return [f"{paper}:{table}" for paper in known for table in dict.fromkeys(r["table"] for r in _rows(paper, folder))]
+
+
+@cache
+def _names(paper: str, folder: Path) -> Names:
+    return config.read(Names, read_yaml(folder / f"{paper}.yaml"), f"{paper}.yaml")
+
+
+@cache
+def _rows(paper: str, folder: Path) -> list[dict[str, str]]:
+    with open(folder / f"{paper}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def load(name: str, folder: Path = HERE) -> PaperTable:
     """Read the table that ``<paper>:<table>`` names.
 
@@ -223,9 +218,7 @@ def load(name: str, folder: Path = HERE) -> PaperTable:
     known = sorted(path.stem for path in folder.glob("*.yaml"))
     if paper not in known:
         raise UserError(f"{paper or name}: is not a paper{nearest(paper, known)}")
-    names = config.read(Names, read_yaml(folder / f"{paper}.yaml"), f"{paper}.yaml")
-    with open(folder / f"{paper}.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    names, rows = _names(paper, folder), _rows(paper, folder)
     tables = sorted({row["table"] for row in rows})
     if table not in tables:
         raise UserError(f"{name}: must be <paper>:<table>, and {paper} has no such table{nearest(table, tables)}")
@@ -235,7 +228,7 @@ def load(name: str, folder: Path = HERE) -> PaperTable:
         if row["table"] == table:
             _check(row, names, f"{paper}.csv")
             method = figures.setdefault(row["dataset"], {}).setdefault(row["method"], {})
-            method[row["metric"]] = Printed(row["value"], row["error"])
+            method[row["metric"]] = Printed(row["value"], row["error"], row["setting"])
         elif names.source(row["table"]) == names.source(table):
             others.add(row["method"])
     return PaperTable(paper, table, names, figures, frozenset(others))

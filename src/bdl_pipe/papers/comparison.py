@@ -1,23 +1,27 @@
 """Our runs beside a paper's figures: a line for each method, with or without a run; as a table, Markdown and CSV.
 
 run = Ours("boston-vbll", "boston", "vbll", scores=RunScores(scores.read(path)))
-print(compare(papers.load("vbll:table2"), "Boston", [run]).markdown({"commit": "1a2b3c"}))
+print(pages.markdown(compare(papers.load("vbll:table2"), "Boston", [run]), {"commit": "1a2b3c"}))
 """
 
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import groupby
+from typing import Final, Literal, get_args
 
 from ..metrics.written import seconds
-from ..scores import Quantity, RunScores
-from . import FAR, Pair, PaperTable
+from ..scores import Estimate, Quantity, RunScores
+from . import PaperTable
+from .figures import FAR, Pair
 
+Kind = Literal["protocol", "default run", "stand-in"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _NOTHING: Final = "—"
 _COLUMNS: Final = (
     *("dataset", "method", "run", "setting", "metric"),
-    *("ours", "error", "n", "paper", "paper_error", "z", "fit_seconds"),
+    *("ours", "error", "n", "paper", "paper_error", "z", "fit_seconds", "kind"),
 )
 
 
@@ -41,8 +45,9 @@ class Ours:
 
     def stands_for(self, method: str, table: PaperTable) -> bool:
         """Return True if the run stands for ``method`` of the paper."""
-        counterpart = table.names.methods[method]
-        return self.method == counterpart.method and counterpart.setting in ("", self.setting)
+        counterpart, others = table.names.methods[method], table.names.settings
+        known = counterpart.setting in ("", self.setting) or self.setting in others.get(counterpart.setting, ())
+        return self.method == counterpart.method and known
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,12 @@ class Line:
     cells: Mapping[str, Pair]
     seconds: float | None = None
 
-    def ours(self, metric: str) -> str:
+    @property
+    def counts(self) -> str:
+        """Write how many independent values are behind each mean: splits, or seeds of one split."""
+        return " or ".join(map(str, sorted({pair.ours.n for pair in self.cells.values() if pair.ours})))
+
+    def ours(self, metric: str, marked: bool = True) -> str:
         """Write our figure of a metric, with its error, and a mark if it is far from the paper's."""
         pair = self.cells[metric]
         if not self.ran:
@@ -72,7 +82,7 @@ class Line:
         if pair.ours is None:
             return _NOTHING
         error = "" if pair.ours.error is None else f" ± {pair.ours.error:.{pair.digits}f}"
-        return f"{pair.ours.mean:.{pair.digits}f}{error}" + (" !" if pair.far else "")
+        return f"{pair.ours.mean:.{pair.digits}f}{error}" + (" !" if marked and pair.far else "")
 
 
 @dataclass(frozen=True)
@@ -82,17 +92,24 @@ class Comparison:
     Attributes:
         dataset: the paper's name.
         lines: the paper's methods in its order, then our other runs.
+        kind: what ours are of: the paper's protocol, runs of params.yaml on the paper's data, or such on a stand-in.
     """
 
     table: PaperTable
     dataset: str
     lines: Sequence[Line]
+    kind: Kind = "protocol"
+
+    @property
+    def stand_in(self) -> str:
+        """Return our data set in place of the paper's; empty: ours are of the paper's own."""
+        return self.table.names.datasets[self.dataset] if self.kind == "stand-in" else ""
 
     @property
     def head(self) -> list[str]:
-        """Return the titles of the columns: the method, two for each metric, and the seconds of a fit."""
+        """Return the titles of the columns: the method, two for each metric, independent values, seconds of a fit."""
         titles = map(self.table.title, self.table.metrics(self.dataset))
-        return ["method", *(f"{title} {whose}" for title in titles for whose in ("ours", "paper")), "seconds"]
+        return ["method", *(f"{title} {whose}" for title in titles for whose in ("ours", "paper")), "n", "seconds"]
 
     @property
     def rows(self) -> list[list[str]]:
@@ -102,9 +119,31 @@ class Comparison:
             texts = [line.method]
             for metric in self.table.metrics(self.dataset):
                 paper = line.cells[metric].paper
-                texts += [line.ours(metric), paper.text if paper else _NOTHING]
-            rows.append([*texts, _NOTHING if line.seconds is None else seconds(line.seconds)])
+                texts += [line.ours(metric, not self.stand_in), paper.text if paper else _NOTHING]
+            rows.append([*texts, line.counts or _NOTHING, _NOTHING if line.seconds is None else seconds(line.seconds)])
         return rows
+
+    @property
+    def first(self) -> Mapping[str, Line]:
+        """Return the line of each method of the paper: of several runs the first that has scores."""
+        found: dict[str, Line] = {}
+        for line in self.lines:
+            name = self.method(line)
+            if name is not None and not (name in found and (found[name].ran or not line.ran)):
+                found[name] = line
+        return found
+
+    def method(self, line: Line) -> str | None:
+        """Return the paper's name of a line's method; None for a run that the paper does not have."""
+        known = self.table.figures[self.dataset]
+        bare = line.method.removesuffix(f" ({line.setting})")
+        return line.method if line.method in known else bare if bare in known else None
+
+    @property
+    def cells(self) -> Mapping[tuple[str, str], Pair]:
+        """Return each figure that the paper prints, by method and metric, with ours of the method's first run."""
+        first = self.first.items()
+        return {(name, metric): pair for name, line in first for metric, pair in line.cells.items() if pair.paper}
 
     @property
     def counts(self) -> str:
@@ -134,28 +173,6 @@ class Comparison:
         notes = self.table.notes(self.dataset).items()
         return [*self.agreement(), *(f"{', '.join(methods)}: {note}" for note, methods in notes)]
 
-    def markdown(self, facts: Mapping[str, Any]) -> str:
-        """Return the comparison as Markdown, with ``facts`` below it: name -> where the figures come from."""
-        rows = [self.head, [":---", *["---:"] * (len(self.head) - 1)], *self.rows]
-        return "\n".join(
-            [
-                f"# {self.table.names.title}: {self.table.table}, {self.dataset}",
-                "",
-                f"Ours: mean ± standard error ({self.counts}); seconds to fit one seed with all that it is made from. "
-                "The paper's ± is as printed there and is taken as a standard error. "
-                f"A mark (!) says: further apart than {FAR:g} combined standard errors.",
-                "",
-                *(f"| {' | '.join(row)} |" for row in rows),
-                "",
-                *(f"- {remark}" for remark in self.remarks()),
-                "",
-                "| | |",
-                "|---|---|",
-                *(f"| {key} | {value} |" for key, value in facts.items()),
-                "",
-            ]
-        )
-
     def comma_separated(self) -> str:
         """Return the comparison as CSV: one row a figure, in full precision and in the paper's unit."""
         text = io.StringIO()
@@ -166,15 +183,17 @@ class Comparison:
                 ours = (pair.ours.mean, pair.ours.error, pair.ours.n) if pair.ours else (None, None, None)
                 paper = (pair.paper.value, pair.paper.error) if pair.paper else (None, None)
                 about = (self.dataset, line.method, line.run, line.setting, metric)
-                writer.writerow([*about, *ours, *paper, pair.z, line.seconds])
+                z = None if self.stand_in else pair.z
+                writer.writerow([*about, *ours, *paper, z, line.seconds, self.kind])
         return text.getvalue()
 
 
-def compare(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> Comparison:
+def compare(table: PaperTable, dataset: str, runs: Iterable[Ours], kind: Kind = "protocol") -> Comparison:
     """Compare the runs that :func:`runs_of` picks with the figures of a table.
 
     Args:
         dataset: the paper's name.
+        kind: a table of a stand-in is the one ``on_stand_ins``.
     """
     own, lines = runs_of(table, dataset, runs), list[Line]()
     for method in table.figures[dataset]:
@@ -184,7 +203,27 @@ def compare(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> Comparison
     for run in (run for run in own if run.key not in used):
         several = sum(other.method == run.method for other in own) > 1
         lines.append(_line(table, dataset, None, run, several))
-    return Comparison(table, dataset, lines)
+    return Comparison(table, dataset, lines, kind)
+
+
+def read(table: PaperTable, text: str) -> Comparison:
+    """Read what :meth:`Comparison.comma_separated` wrote; the paper's figures are those of its own file."""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    dataset = rows[0]["dataset"]
+    kind: Kind = next((kind for kind in KINDS if kind == rows[0].get("kind")), "protocol")
+    table = table.on_stand_ins(dataset) or table if kind == "stand-in" else table
+    own, lines = table.figures[dataset], list[Line]()
+    for (title, run, setting), group in groupby(rows, lambda row: (row["method"], row["run"], row["setting"])):
+        bare, pairs, took = title.removesuffix(f" ({setting})"), dict[str, Pair](), list[str]()
+        printed = own.get(title, own.get(bare, {}))
+        for row in group:
+            error = float(row["error"]) if row["error"] else None
+            ours = Estimate(float(row["ours"]), error, int(row["n"])) if row["ours"] else None
+            pairs[row["metric"]] = Pair(ours, printed.get(row["metric"]))
+            took += [row["fit_seconds"]] * (row["fit_seconds"] != "")
+        ran = bool(took) or any(pair.ours for pair in pairs.values())
+        lines.append(Line(title, run or None, setting, ran, pairs, float(took[0]) if took else None))
+    return Comparison(table, dataset, lines, kind)
 
 
 def runs_of(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> list[Ours]:

@@ -1,0 +1,59 @@
+"""``python -m pipeline paper all``: every page whose scores are there, from the default run or from its own CSV.
+
+Nothing is run, and nobody asks what code or params became since: a page says which commit its scores are of.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bdl_pipe import scores
+from bdl_pipe.papers import stored, survey
+from bdl_pipe.papers.comparison import Comparison, Ours
+from bdl_pipe.scores import RunScores
+
+from ..core import places, provenance, records
+from .facts import RESULTS, made
+
+
+def every(missing: bool) -> int:
+    """Write every page that scores or a CSV is there for, or say which cells are missing; return 0."""
+    if missing:
+        known = survey.sources(Path("params.yaml"), Path("params"))
+        print(*survey.report(survey.survey(RESULTS, known), _took()), sep="\n")
+        return 0
+    done = places.identity("evaluate", "any").parent.glob("*.json")  # written last: the others are half made
+    runs = [_scored(path.stem) for path in sorted(done)]
+    for path, comparison in stored.of_default_run(runs):
+        if stored.poorer(RESULTS / path, comparison):
+            print(f"kept as it was, since the runs here make fewer of its cells: {RESULTS / path}")
+        else:
+            stored.write(RESULTS / path, comparison, _facts(comparison))
+    print(*(f"written: {path}" for path in stored.rewrite(RESULTS)), sep="\n")
+    return 0
+
+
+def _scored(key: str) -> Ours:
+    """Return a run with its scores, by what these say of themselves."""
+    table = scores.read(places.artifact("evaluate", key) / "scores.parquet")
+    of = table.slice(0, 1).to_pylist()[0]
+    return Ours(key, of["dataset"], of["method"], of["setting"], RunScores(table))
+
+
+def _facts(comparison: Comparison) -> dict[str, Any]:
+    """Collect the origin of a page of the default run: only what its own records say."""
+    keys = list(dict.fromkeys(line.run for line in comparison.lines if line.ran and line.run))
+    of = {key: json.loads(places.identity("evaluate", key).read_text())["params"] for key in keys}
+    return {
+        "command": "python -m pipeline paper all",
+        "runs": ", ".join(keys),
+        "params": f"params.yaml, sha256 of what these evaluations read of it {provenance.digest(of)}",
+        "seed": ", ".join(sorted({str(params["seed"]) for params in of.values()})),
+        **made(keys, comparison.table.names.datasets[comparison.dataset]),
+    }
+
+
+def _took() -> dict[str, float]:
+    """Read the seconds of every run that has a record: of its fits, with all that they are made from."""
+    found = [path.name.removesuffix(".run.json") for path in places.artifact("student", "").glob("*.run.json")]
+    return {key: sum(records.read("student", key)["total_seconds"].values()) for key in found}

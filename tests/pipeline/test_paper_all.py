@@ -1,0 +1,122 @@
+"""``paper all``: pages of stored scores and of stored CSV files, and what is missing; nothing is run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from bdl_pipe import papers, scores
+from bdl_pipe.papers.pages import facts_of
+from bdl_pipe.scores import Quantity, Score
+from pipeline import cli
+from pipeline.run import pool
+
+ROOT = Path(__file__).parents[2]
+PAGE = Path("results/vbll/table1-cifar10-on-fashion_mnist.md")
+
+
+def store(key: str, method: str, nll: list[float], commit: str, seconds: dict[str, float]) -> None:
+    """Store what evaluation leaves of a run on Fashion-MNIST whose networks another run has made."""
+    found = [Score(0, seed, Quantity("nll"), value, 9) for seed, value in enumerate(nll)]
+    folder = Path("work/evaluate") / key
+    folder.mkdir(parents=True)
+    pq.write_table(scores.table("fashion_mnist", method, "small", found), folder / "scores.parquet")
+    names = [f"0-{seed}" for seed in range(len(nll))]
+    made_from = {name: {f"trajectory/shared/{name}": seconds["shared"]} for name in names}
+    own = dict.fromkeys(names, seconds["own"])
+    total = dict.fromkeys(names, seconds["shared"] + seconds["own"])
+    record = {"seconds": own, "made_from": made_from, "peak_bytes": own, "total_seconds": total}
+    record |= {"commit": commit, "device": "a processor", "versions": {"torch": "2.0"}}
+    student = Path("work/student") / f"{key}.run.json"
+    student.parent.mkdir(exist_ok=True)
+    student.write_text(json.dumps(record))
+    identity = Path("work/identity/evaluate") / f"{key}.json"
+    identity.parent.mkdir(parents=True, exist_ok=True)
+    identity.write_text(json.dumps({"params": {"seed": 3, "runs.x": key}}))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the scores of two runs of a default run whose commits differ, and no code that could fit."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pool, "run", lambda *_, **__: pytest.fail("something was run"))
+    store("fashion_mnist-deterministic", "deterministic", [0.31, 0.33], "a" * 40, {"shared": 5.0, "own": 0.5})
+    store("fashion_mnist-d_vbll", "d_vbll", [0.25], "b" * 40, {"shared": 5.0, "own": 2.0})
+    (tmp_path / "params.yaml").write_text(
+        "runs:\n  fashion_mnist-sngp: {dataset: fashion_mnist, method: sngp, setting: small}\n"
+    )
+    (tmp_path / "params").mkdir()
+    return tmp_path
+
+
+def test_pages_are_made_from_stored_scores(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["paper", "all"]) == 0
+    assert f"written: {PAGE}\n" in capsys.readouterr().out
+    page = PAGE.read_text()
+    assert "| DNN | — | 95.8 ± 0.19 | — | 0.028 ± 0.028 | 0.320 ± 0.010 | 0.183 ± 0.007 |" in page
+    assert "| D-VBLL | — | 96.4 ± 0.12 | — | 0.022 ± 0.001 | 0.250 | 0.160 ± 0.001 |" in page
+    assert page.split("\n")[2].startswith("**37 cells printed; 0 made") and "2 made on a stand-in.**" in page
+    facts = facts_of(page)
+    assert facts["commit"] == f"{'a' * 40}, {'b' * 40}" and facts["seed"] == "3" and facts["device"] == "a processor"
+    # two fits of the shared trajectory, each once, and three of these runs
+    assert float(facts["seconds of fitting"]) == 2 * 5.0 + 2 * 0.5 + 2.0
+    # the same scores give the same bytes, and without the scores the CSV does
+    first = {path: path.read_bytes() for path in Path("results").rglob("*.*")}
+    assert cli.main(["paper", "all"]) == 0
+    Path("work").rename("gone")
+    PAGE.write_text(page.replace("**37 cells", "**38 cells"))
+    assert cli.main(["paper", "all"]) == 0
+    assert {path: path.read_bytes() for path in Path("results").rglob("*.*")} == first
+
+
+def test_a_page_keeps_cells_of_runs_that_are_not_here(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where an overlay's runs were made in another clone; a page with as many cells is written anew."""
+    assert cli.main(["paper", "all"]) == 0
+    first, other = PAGE.read_bytes(), Path("results/inducing/table5-cifar10-on-fashion_mnist.csv")
+    assert "kept" not in capsys.readouterr().out
+    Path("work/identity/evaluate/fashion_mnist-d_vbll.json").unlink()
+    other.write_text(other.read_text().replace("0.32", "0.99"))
+    assert cli.main(["paper", "all"]) == 0
+    said = capsys.readouterr().out
+    assert f"kept as it was, since the runs here make fewer of its cells: {PAGE.with_suffix('.csv')}\n" in said
+    assert said.count("kept") == 1 and PAGE.read_bytes() == first and "0.99" not in other.read_text()
+
+
+def test_what_is_missing_is_said_and_nothing_is_written(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["paper", "all"]) == 0
+    before = {path: path.read_bytes() for path in project.rglob("*.*") if path.is_file()}
+    record = Path("work/student/fashion_mnist-sngp.run.json")
+    record.write_text(Path("work/student/fashion_mnist-d_vbll.run.json").read_text())
+    before[record.absolute()] = record.read_bytes()
+    capsys.readouterr()
+    assert cli.main(["paper", "all", "--missing"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    at = said.index("vbll:table1 CIFAR10: 37 printed, 0 made, 2 on a stand-in")
+    assert said[at + 1] == "  4 can be made: python -m pipeline repro, then paper all (7 s of fitting as recorded)"
+    # two here, and the trained network's NLL in tables 3 and 7 of CIBER and table 5 of inducing weights
+    printed = sum(len(path.read_text().splitlines()) - 1 for path in papers.HERE.glob("*.csv"))
+    assert said[-1] == f"made: 5 of {printed}, 0 on the papers' data and 5 on a stand-in"
+    assert {path: path.read_bytes() for path in project.rglob("*.*") if path.is_file()} == before
+
+
+def test_options_that_do_not_go_together_are_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["all", "--dataset", "Boston"], ["all", "--splits", "2"], ["vbll:table2", "--missing"]):
+        assert cli.main(["paper", *words]) == 2
+        assert "paper: all takes no --dataset, --method or --splits, and a table takes no --missing" in (
+            capsys.readouterr().err
+        )
+    assert not Path("results").exists()
+
+
+@pytest.mark.process
+def test_what_is_missing_needs_no_ray() -> None:
+    script = (
+        "import sys; from pipeline import cli; code = cli.main(['paper', 'all', '--missing']); "
+        "sys.exit(code or int('ray' in sys.modules or 'mlflow' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("made: ")

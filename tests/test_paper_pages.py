@@ -1,0 +1,177 @@
+"""The pages of comparisons: what their heads count, what a stand-in's page says and what it never says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bdl_pipe import papers, scores
+from bdl_pipe.papers import Pair, PaperTable, Printed, stored
+from bdl_pipe.papers.comparison import Comparison, Line, Ours, compare, read
+from bdl_pipe.papers.pages import Cells, counted, facts_of, markdown, orders, stem
+from bdl_pipe.scores import Estimate, Quantity, RunScores, Score
+
+TITLES = ("## What limits the comparison", "## What agrees", "## What does not", "## Where the figures come from")
+
+
+def images(key: str, method: str, setting: str, values: dict[str, tuple[float, ...]]) -> Ours:
+    """A run on Fashion-MNIST; a metric with a colon is an AUROC of another set."""
+    found = []
+    for name, seeds in values.items():
+        metric, _, where = name.partition(":")
+        of = Quantity(metric, "ood", where, score="max_prob") if where else Quantity(metric)
+        found += [Score(0, seed, of, value, 9) for seed, value in enumerate(seeds)]
+    stored = scores.table("fashion_mnist", method, setting, found)
+    return Ours(key, "fashion_mnist", method, setting, RunScores(stored))
+
+
+RUNS = [
+    images("f-det", "deterministic", "small", {"nll": (0.30, 0.32), "accuracy": (0.91, 0.91), "auroc:mnist5k": (0.9,)}),
+    images("f-d_vbll", "d_vbll", "small", {"nll": (0.20, 0.22), "accuracy": (0.90, 0.92), "auroc:mnist5k": (0.8,)}),
+    images("f-sngp", "sngp", "small", {"nll": (0.40, 0.42)}),
+]
+
+
+def on(name: str, dataset: str = "CIFAR10") -> PaperTable:
+    table = papers.load(name).on_stand_ins(dataset)
+    assert table is not None
+    return table
+
+
+def test_the_head_counts_each_printed_cell_once() -> None:
+    """Of Boston's 20 cells: two of GBLL near and far, one of MAP without an error, two runs of Ensemble."""
+    table = papers.load("vbll:table2")
+
+    def line(method: str, run: str, setting: str = "", **ours: Estimate) -> Line:
+        name = method.removesuffix(f" ({setting})")
+        printed = table.figures["Boston"][name]
+        return Line(method, run, setting, True, {m: Pair(ours.get(m), printed[m]) for m in ("nll", "rmse")})
+
+    lines = [
+        line("GBLL", "g", nll=Estimate(2.91, 0.05, 20), rmse=Estimate(3.0, 0.05, 20)),  # 2.90 ± 0.05, 4.19 ± 0.17
+        line("MAP", "m", nll=Estimate(9.0, None, 1)),
+        line("Ensemble (x)", "x", "x", nll=Estimate(2.50, 0.09, 20)),  # 2.48 ± 0.09
+        line("Ensemble (y)", "y", "y", nll=Estimate(9.0, 0.09, 20)),
+        Line("own", "o", "", True, {"nll": Pair(Estimate(1.0, 0.1, 20)), "rmse": Pair()}),
+        *(Line(m, None, "", False, {k: Pair(None, v) for k, v in f.items()}) for m, f in table.figures["Boston"].items()
+          if m not in ("GBLL", "MAP", "Ensemble")),
+    ]  # fmt: skip
+    cells = counted(Comparison(table, "Boston", lines))
+    assert cells == Cells(printed=20, made=4, near=2, far=1, stand_in=0)
+    assert str(cells) == (
+        "20 cells printed; 4 made on the paper's data (2 within 3 combined standard errors, 1 beyond, "
+        "1 without an error on both sides); 0 made on a stand-in"
+    )
+
+
+def test_a_page_of_a_stand_in_compares_orders_and_no_values() -> None:
+    table = on("vbll:table1")
+    comparison = compare(table, "CIFAR10", RUNS, "stand-in")
+    assert comparison.stand_in == "fashion_mnist" and stem(table, "CIFAR10", "stand-in") == (
+        "table1-cifar10-on-fashion_mnist"
+    )
+    assert counted(comparison) == Cells(printed=37, made=0, near=0, far=0, stand_in=7)
+    page = markdown(comparison, {"commit": "abc"})
+    places = [page.index(title) for title in TITLES]
+    assert places == sorted(places)
+    assert "combined standard errors, ours" not in page and " !" not in page and "agrees:" not in page
+    assert all(not row.split(",")[10] for row in comparison.comma_separated().splitlines()[1:])
+    assert "Ours are of fashion_mnist, the paper's of CIFAR10" in page
+    assert "Of other sets: mnist5k for SVHN, nothing for CIFAR100" in page
+    assert "| DNN | 91.00 ± 0.00 | 95.8 ± 0.19 |" in page and "| BNN | not run |" in page
+    # NLL printed: DNN .183 ± .007, SNGP .149 ± .005, D-VBLL .160 ± .001; ours .31, .41, .21, each ± .01
+    nll = orders(comparison)["nll", "WRN-28-10"]
+    assert [str(pair) for pair in nll.same] == ["D-VBLL < DNN (clear)"]
+    assert [str(pair) for pair in nll.opposite] == ["SNGP < DNN (clear)", "SNGP < D-VBLL (clear)"]
+    assert (
+        "- NLL (WRN-28-10): 1 of 3 pairs of methods in the paper's order (Kendall's τ-b -0.33); of 3 that both sides "
+        "tell apart 1; against DNN 1 of 2 differences have the paper's sign"
+    ) in page
+    assert "- NLL (WRN-28-10), printed so and found the other way: SNGP < DNN (clear), SNGP < D-VBLL (clear)" in page
+    # of accuracies that are equal in ours, no pair is in an order
+    assert not orders(comparison)["accuracy", "WRN-28-10"].same
+
+
+def test_orders_are_of_methods_of_one_printed_setting() -> None:
+    """At ten images a class every method is better than at one: such pairs would make any order agree."""
+    table = on("vbpc:table2")
+    runs = [
+        images("a", "coreset_nn", "frepo-ipc1", {"accuracy": (0.6,)}),
+        images("b", "vbpc", "ipc1", {"accuracy": (0.7,)}),
+        images("c", "vbpc", "ipc10", {"accuracy": (0.9,)}),
+        images("d", "coreset_nn", "frepo-ipc10", {"accuracy": (0.8,)}),
+    ]
+    found = orders(compare(table, "CIFAR10", runs, "stand-in"))
+    assert {key: len(order.pairs) for key, order in found.items()} == {
+        ("accuracy", "ipc=1"): 1,
+        ("accuracy", "ipc=10"): 1,
+    }
+
+
+def test_a_table_that_prints_the_stand_in_itself_has_no_page_of_it() -> None:
+    assert papers.load("vbpc:table1").on_stand_ins("CIFAR10") is None
+    assert papers.load("vbpc:table3").on_stand_ins("CIFAR10") is not None
+    assert papers.load("vbll:table4").on_stand_ins("CIFAR100") is None, "100 classes have no stand-in"
+    table = on("ciber:table4")
+    assert table.names.datasets["CIFAR10"] == "mnist5k"
+    assert table.quantity("nll:STL10", None) == Quantity("nll", "transfer", "digits")
+    assert papers.load("ciber:table4").quantity("nll:STL10", None).name == "stl10", "a table was changed in place"
+
+
+def test_every_stand_in_is_declared_for_names_that_there_are() -> None:
+    for path in papers.HERE.glob("*.yaml"):
+        every = [papers.load(name) for name in papers.tables() if name.startswith(f"{path.stem}:")]
+        names, here = every[0].names, {table.table: table for table in every}
+        assert names.stand_ins.keys() - {"all"} <= here.keys()
+        known = {*names.datasets, *names.transfers}
+        assert {name for sets in names.stand_ins.values() for name in sets} <= known
+        assert {*names.default_run} | {*names.gpu} | names.baselines.keys() <= here.keys()
+        assert names.settings.keys() <= {counterpart.setting for counterpart in names.methods.values()}
+        for table, baselines in names.baselines.items():
+            assert {*baselines} <= {m for figures in here[table].figures.values() for m in figures}, table
+
+
+@pytest.mark.parametrize("kind", ["default run", "stand-in"])
+def test_a_page_is_built_again_from_its_csv_alone(kind: str, tmp_path: Path) -> None:
+    table, dataset = (papers.load("vbpc:table1"), "FMNIST") if kind == "default run" else (on("vbll:table1"), "CIFAR10")
+    own = images("v", "vbpc", "ipc10", {"nll": (0.3, 0.32), "accuracy": (0.89, 0.90)})
+    again = images("w", "vbpc", "vbpc-ipc10", {"nll": (0.4, 0.42)})
+    comparison = compare(table, dataset, [own, again, *RUNS], kind)  # type: ignore[arg-type]
+    facts = {"command": "python -m pipeline paper all", "commit": "abc | def"}
+    path = tmp_path / table.folder / f"{stem(table, dataset, kind)}.csv"  # type: ignore[arg-type]
+    page, file = stored.write(path, comparison, facts)
+    assert facts_of(page.read_text()) == facts
+    assert read(papers.load(str(table)), file.read_text()).comma_separated() == file.read_text()
+    first = page.read_bytes()
+    page.write_text(
+        "an older page\n\n| | |\n|---|---|\n| command | python -m pipeline paper all |\n| commit | abc | def |\n"
+    )
+    assert list(stored.rewrite(tmp_path)) == [page] and page.read_bytes() == first
+    ((_, known),) = stored.stored(tmp_path)
+    assert counted(known) == counted(comparison) and counted(known).made + counted(known).stand_in > 0
+
+
+def test_the_pages_of_the_default_run_are_those_with_a_cell() -> None:
+    pages = {str(path): comparison for path, comparison in stored.of_default_run(RUNS)}
+    assert "vbll/table1-cifar10-on-fashion_mnist.csv" in pages
+    assert "vbpc/table1-fashion_mnist-default_run.csv" not in pages, "no run stands for its methods"
+    assert not any("stl10" in path or "cifar100" in path for path in pages)
+    # only runs that stand for a method of the table have a line
+    lines = pages["vbll/table1-cifar10-on-fashion_mnist.csv"].lines
+    assert [line.run for line in lines if line.run] == ["f-det", "f-sngp", "f-d_vbll"]
+
+
+def test_the_pages_of_the_project_are_what_their_csv_files_say() -> None:
+    """Each page is the one that its CSV makes; a figure that was mended by hand in one of the two would show."""
+    results = Path(__file__).parents[1] / "results"
+    found = list(stored.stored(results))
+    assert len(found) >= 8
+    for path, comparison in found:
+        page = path.with_suffix(".md").read_text()
+        assert page == markdown(comparison, facts_of(page)), f"{path}: python -m pipeline paper all writes it again"
+        assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?(, [0-9a-f]{40}(-dirty)?)*", facts_of(page)["commit"]), path
+
+
+def test_printed_settings_are_read() -> None:
+    assert papers.load("vbpc:table4").figures["CIFAR10"]["VBPC (Conv-NN)"]["nll"].setting == "ipc=10;net=Conv-NN"
+    assert Printed("1").setting == ""

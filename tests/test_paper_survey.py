@@ -1,0 +1,149 @@
+"""Which cells are made, which can be made here, what the others need: each printed cell is in one of these."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bdl_pipe import papers
+from bdl_pipe.papers import stored, survey
+from bdl_pipe.papers.comparison import Ours, compare
+from tests.test_paper_pages import RUNS, images
+
+ROOT = Path(__file__).parents[1]
+MINE = "python -m pipeline apply params/mine.yaml, then repro and paper all"
+
+
+def source(*runs: Ours, only: str = "", command: str = MINE) -> survey.Source:
+    return survey.Source(Path("params/mine.yaml"), command, runs, only)
+
+
+def row(rows: list[survey.Row], table: str, dataset: str) -> survey.Row:
+    return next(row for row in rows if (str(row.table), row.dataset) == (table, dataset))
+
+
+def test_each_printed_cell_is_made_or_can_be_made_or_needs_something() -> None:
+    """The printed cells are the lines of the papers' CSV files but for their heads."""
+    rows = survey.survey(ROOT / "results", survey.sources(ROOT / "params.yaml", ROOT / "params"))
+    lines = {path.stem: len(path.read_text().splitlines()) - 1 for path in papers.HERE.glob("*.csv")}
+    for paper, count in lines.items():
+        assert sum(row.printed for row in rows if row.table.paper == paper) == count
+    for row in rows:
+        others = sum(row.missing.cells.values()) + sum(row.missing.needs.values())
+        assert row.made + row.stand_in + others == row.printed, (str(row.table), row.dataset)
+    *_, can, total = survey.report(rows, {})
+    made = sum(row.made for row in rows), sum(row.stand_in for row in rows)
+    assert (
+        total
+        == f"made: {sum(made)} of {sum(lines.values())}, {made[0]} on the papers' data and {made[1]} on a stand-in"
+    )
+    assert can.startswith("can still be made here: ")
+
+
+def test_made_cells_are_those_of_the_pages_in_results() -> None:
+    """Counted from the CSV files by hand: lines with ours and the paper's, one for a method and metric."""
+    made, on_stand_in = set[tuple[str, ...]](), set[tuple[str, ...]]()
+    for path, comparison in stored.stored(ROOT / "results"):
+        with open(path, newline="") as file:
+            for line in csv.DictReader(file):
+                method = line["method"].removesuffix(f" ({line['setting']})")
+                if line["ours"] and line["paper"]:
+                    into = on_stand_in if line.get("kind") == "stand-in" else made
+                    into.add((str(comparison.table), line["dataset"], method, line["metric"]))
+    rows = survey.survey(ROOT / "results", [])
+    assert sum(row.made for row in rows) == len(made) > 0
+    assert sum(row.stand_in for row in rows) == len(on_stand_in - made)
+    assert not any(row.missing.cells for row in rows), "no params file, and still something to run"
+
+
+def test_a_missing_cell_belongs_to_a_command_or_to_what_it_needs(tmp_path: Path) -> None:
+    table = papers.load("vbll:table1").on_stand_ins("CIFAR10")
+    assert table is not None
+    stored.write(tmp_path / "vbll/table1-cifar10-on-fashion_mnist.csv", compare(table, "CIFAR10", RUNS, "stand-in"), {})
+    rows = survey.survey(tmp_path, [source(images("f-bnn", "bnn", "small", {}), images("f-g", "g_vbll", "x", {}))])
+    found = row(rows, "vbll:table1", "CIFAR10")
+    assert (found.printed, found.made, found.stand_in) == (37, 0, 7)
+    assert sum(row.made + row.stand_in for row in rows) == 7
+    # BNN, G-VBLL and G-VBLL-MAP: all but other data's AUROC of CIFAR-100, of which each of the eight methods has one
+    assert found.missing.cells == {MINE: 4 + 4 + 1} and found.missing.runs == {MINE: {"f-bnn", "f-g"}}
+    # the rest: 4 of both last layers with variational features, 3 of SNGP, the ECE of DNN and D-VBLL
+    assert found.missing.needs == {
+        "the data of CIFAR100": 8,
+        "a run that no params file has": 8 + 3 + 1 + 1,
+    }
+
+
+def test_a_cell_that_is_made_on_the_papers_data_is_not_counted_on_a_stand_in(tmp_path: Path) -> None:
+    """DNN's NLL, accuracy and AUROC of SVHN both ways, and one run on CIFAR-10 itself with its NLL alone."""
+    table, on = papers.load("vbll:table1"), papers.load("vbll:table1").on_stand_ins("CIFAR10")
+    assert on is not None
+    mine = images("c-det", "deterministic", "small", {"nll": (0.2,)})
+    own = compare(table, "CIFAR10", [replace(mine, dataset="cifar10")])
+    stored.write(tmp_path / "vbll/table1-cifar10.csv", own, {})
+    stored.write(
+        tmp_path / "vbll/table1-cifar10-on-fashion_mnist.csv", compare(on, "CIFAR10", RUNS[:1], "stand-in"), {}
+    )
+    found = row(survey.survey(tmp_path, []), "vbll:table1", "CIFAR10")
+    assert (found.made, found.stand_in) == (1, 2)
+
+
+def test_what_a_cell_needs_is_said_in_turn(tmp_path: Path) -> None:
+    rows = survey.survey(tmp_path, [])
+    assert row(rows, "ciber:table1", "Yacht").missing.needs == {
+        "the data of Yacht": 7,
+        "a method that is not built here": 4,
+    }
+    assert row(rows, "vbll:table4", "CIFAR100").missing.needs == {"the data of CIFAR100": 37}
+    assert row(rows, "vbpc:table1", "FMNIST").missing.needs == {"a GPU": 30}
+    assert row(rows, "ciber:table10", "CIFAR10").missing.needs == {"the data of STL10": 12}
+
+
+def test_the_tables_own_params_file_makes_cells_of_data_at_hand_unless_it_is_for_a_gpu(tmp_path: Path) -> None:
+    own = "python -m pipeline paper {table} --dataset '{dataset}'"
+    wine = Ours("wine-gbll", "wine", "gbll", "mlp-2x50")
+    rows = survey.survey(tmp_path, [source(wine, only="vbll-table3", command=own)])
+    assert row(rows, "vbll:table3", "Wine").missing.cells == {
+        "python -m pipeline paper vbll:table3 --dataset 'Wine'": 2
+    }
+    # another table's file makes none of it, nor does an overlay of the default run, whose protocol is another
+    for other in (source(wine, only="vbll-table2", command=own), source(wine)):
+        assert not row(survey.survey(tmp_path, [other]), "vbll:table3", "Wine").missing.cells
+    vbpc = Ours("fashion_mnist-vbpc-ipc10", "fashion_mnist", "vbpc", "vbpc-ipc10")
+    for_gpu = survey.survey(tmp_path, [source(vbpc, only="vbpc-table1", command=own)])
+    assert row(for_gpu, "vbpc:table1", "FMNIST").missing.needs == {"a GPU": 30}
+    overlay = survey.survey(tmp_path, [source(vbpc)])
+    assert row(overlay, "vbpc:table1", "FMNIST").missing.cells == {MINE: 2}
+
+
+@pytest.mark.parametrize(
+    "took, says, said",
+    [
+        ({}, "", "time unknown"),
+        ({}, "about an hour", "about an hour for all of the file"),
+        ({"a": 60.0}, "about an hour", "60 s of fitting as recorded, unknown for 1 of 2 runs"),
+        ({"a": 60.0, "b": 61.0, "c": 9.0}, "", "121 s of fitting as recorded"),
+    ],
+)
+def test_times_are_recorded_ones_or_unknown(took: dict[str, float], says: str, said: str) -> None:
+    missing = survey.Missing()
+    missing.cells["go"], missing.runs["go"], missing.says["go"] = 2, {"a", "b"}, says
+    (line,) = [
+        line
+        for line in survey.report([survey.Row(papers.load("vbll:table2"), "Boston", 2, 0, 0, missing)], took)
+        if "go" in line
+    ]
+    assert line == f"  2 can be made: go ({said})"
+
+
+def test_the_head_of_a_params_file_says_its_time(tmp_path: Path) -> None:
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params.yaml").write_text("runs: {}\n")
+    overlay = tmp_path / "params/mine.yaml"
+    overlay.write_text(
+        "# Mine.\n#   python -m pipeline repro   # about 7 minutes on two cores\nruns:\n"
+        "  a: {dataset: boston, method: gp, setting: x, seeds: 2}\n  b: {seeds: 3}\n"
+    )
+    default, mine = survey.sources(tmp_path / "params.yaml", tmp_path / "params")
+    assert (default.says, mine.says) == ("", "about 7 minutes on two cores")
+    assert mine.runs == [Ours("a", "boston", "gp", "x")], "a change of a run that params.yaml has is none"
