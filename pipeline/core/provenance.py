@@ -13,11 +13,20 @@ from typing import Any
 def commit() -> str:
     """Return the checked-out commit, ``-dirty`` if tracked files differ from it; ``unknown`` without git.
 
-    The files that a run writes itself (``dvc.lock``, ``report/`` and ``results/``) do not make it dirty.
+    The files that a run writes itself (``dvc.lock``, ``report/`` and ``results/``) do not make it dirty. Nor does
+    ``params.yaml``, which ``apply`` changes: each artifact has the config that made it, and each page its digest.
     """
     try:
         changed = _git(
-            "status", "--porcelain", "--untracked-files=no", "--", ".", ":!dvc.lock", ":!report", ":!results"
+            "status",
+            "--porcelain",
+            "--untracked-files=no",
+            "--",
+            ".",
+            ":!params.yaml",
+            ":!dvc.lock",
+            ":!report",
+            ":!results",
         )
         return _git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
