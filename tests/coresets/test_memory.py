@@ -99,11 +99,16 @@ def test_a_step_that_is_stopped_ends_with_the_same_bits(name: str) -> None:
 
 
 def test_every_class_has_one_weight() -> None:
-    memory = Memory.of(earlier(), 2)
-    assert [float(memory.weights[earlier().classes == number].sum()) for number in (0, 1)] == pytest.approx([0.25] * 2)
-    weights = memory.of_batch(8)
-    assert (memory.share, float(weights[:8].sum())) == (0.5, pytest.approx(0.5))
-    assert torch.equal(weights[8:], memory.weights)
+    """And every earlier row is on one side, half of a class on each, now on this one and now on that."""
+    memory, seen = Memory(earlier(), 2), set[tuple[int, ...]]()
+    for step in range(40):
+        inner, outer = memory.halves(HERE.fold(step))
+        assert sorted(inner.tolist() + outer.tolist()) == list(range(5))
+        assert earlier().classes[outer].tolist() == [0, 1]
+        weights = memory.weights(8, outer)
+        assert weights.tolist() == pytest.approx([0.5 / 8] * 8 + [0.25] * 2)
+        seen.add(tuple(outer.tolist()))
+    assert len(seen) == 6  # of 2 · 3; that one is missing has a chance below 6 · (5/6)^40 = 0.4 % over addresses
 
 
 def dense_vbpc(phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, weights: Tensor) -> Tensor:
@@ -127,8 +132,7 @@ def double(name: str, **changes: Any) -> tuple[PoolSurrogate, Memory, Mapping[st
     outer = {"augmentation": AUGMENTATION, "increment": "with_earlier"}
     given = section(name, **outer) | {"network": NETWORK} | changes
     kept = earlier(side=4)
-    memory = Memory.of(replace(kept, images=kept.images.double(), labels=kept.labels.double()), 1)
-    memory = replace(memory, weights=memory.weights.double())
+    memory = Memory(replace(kept, images=kept.images.double(), labels=kept.labels.double()), 1)
     made = SURROGATES[name](double_data(), config.read(METHODS[name].config, given, name), memory, Seed(2))
     for member in made._pool._members:
         smoothed(member.network.double())
@@ -137,7 +141,7 @@ def double(name: str, **changes: Any) -> tuple[PoolSurrogate, Memory, Mapping[st
 
 @pytest.mark.parametrize("name", ["vbpc", "frepo"])
 def test_the_loss_and_its_gradient_are_those_of_a_union_by_hand(name: str) -> None:
-    """By dense inverses and central differences; rows that count alike, or no earlier rows in the loss, are another."""
+    """By dense inverses and central differences; no earlier rows, or rows on both sides, are another."""
     changes = {"beta_dataset": 0.0} if name == "vbpc" else {"ridge": 0.1}
     surrogate, memory, given = double(name, **changes)
     start, kept = balanced(double_data(), 2, 0.1, rng=Seed(5)), memory.coreset
@@ -145,14 +149,16 @@ def test_the_loss_and_its_gradient_are_those_of_a_union_by_hand(name: str) -> No
     labels = start.labels.double() + 0.01 * drawn(2, 3, at=HERE)  # at a tie the margin has no derivative
     rows, classes = double_data().batch(given["coreset"]["batch"], HERE.fold("batch"))
     trunk = surrogate._pool.draw(3)[1].eval().trunk
-    batch = augment(rows, AUGMENTED, HERE.fold("augment")), augment(kept.images, AUGMENTED, HERE.fold("memory"))
-    phi_batch, of_batch = trunk(torch.cat(batch)).detach(), torch.cat([classes, kept.classes])
-    weights = torch.tensor([1 / 3 / len(rows)] * len(rows) + [1 / 6] * 2 + [1 / 9] * 3).double()
+    inner, outer = memory.halves(HERE.fold("halves"))
+    stand_ins = augment(kept.images[outer], AUGMENTED, HERE.fold("memory"))
+    phi_batch = trunk(torch.cat([augment(rows, AUGMENTED, HERE.fold("augment")), stand_ins])).detach()
+    of_batch = torch.cat([classes, torch.tensor([0, 1])])
+    weights = torch.tensor([1 / 3 / len(rows)] * len(rows) + [1 / 3] * 2).double()
     dense = dense_vbpc if name == "vbpc" else dense_frepo
 
-    def value(images: Tensor, labels: Tensor, weights: Tensor = weights) -> Tensor:
-        union = augment(torch.cat([kept.images, images]), AUGMENTED, HERE.fold("coreset"))
-        whole = torch.cat([kept.labels, labels])
+    def value(images: Tensor, labels: Tensor, weights: Tensor = weights, inner: Tensor = inner) -> Tensor:
+        union = augment(torch.cat([kept.images[inner], images]), AUGMENTED, HERE.fold("coreset"))
+        whole = torch.cat([kept.labels[inner], labels])
         return dense(trunk(union).detach(), whole, phi_batch, of_batch, weights)
 
     leaves = images.clone().requires_grad_(), labels.clone().requires_grad_()
@@ -162,9 +168,11 @@ def test_the_loss_and_its_gradient_are_those_of_a_union_by_hand(name: str) -> No
     assert relative(projected(of_images), central(lambda x: value(x, labels), images)) < 1e-6
     assert relative(projected(of_labels), central(lambda y: value(images, y), labels)) < 1e-6
     own = torch.arange(len(weights)) < len(rows)
-    for wrong in (torch.full_like(weights, 1 / len(weights)), own / len(rows)):
+    for wrong in (torch.full_like(weights, 1 / len(weights)), (own / len(rows)).double()):
         assert abs(float(value(images, labels, wrong)) / float(loss.detach()) - 1) > 1e-2
         assert relative(projected(of_images), central(lambda x, w=wrong: value(x, labels, w), images)) > 1e-2
+    both = torch.arange(len(kept.images))
+    assert relative(projected(of_images), central(lambda x: value(x, labels, inner=both), images)) > 1e-2
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -172,7 +180,7 @@ def test_the_networks_of_the_pool_are_trained_on_the_union(name: str) -> None:
     data, read_config, memory = (
         of_classes(tiny_data(), 2),
         read(name, increment="with_earlier"),
-        Memory.of(earlier(), 1),
+        Memory(earlier(), 1),
     )
     surrogate = SURROGATES[name](data, read_config, memory, Seed(2))
     start = balanced(data, 2, 1.0, rng=Seed(5))
@@ -204,8 +212,12 @@ def test_what_cannot_be_distilled_beside_an_earlier_coreset_says_so() -> None:
             config.read(method.config, changed, f"methods.{name}")
 
 
-def test_an_earlier_coreset_of_other_inputs_is_refused() -> None:
-    other = {"coreset": [earlier(side=4).state(tiny_data(side=4), {})]}
+def test_an_earlier_coreset_of_other_inputs_or_without_halves_is_refused() -> None:
+    data, one = of_classes(tiny_data(), 2), balanced(of_classes(tiny_data(), 0), 1, 1.0, rng=Seed(0))
     fit = vbpc.VBPC.stages["coreset"].fit_one
-    with pytest.raises(ConfigError, match="input must be of a coreset of inputs of"):
-        fit(of_classes(tiny_data(), 2), other, read("vbpc", increment="with_earlier"), rng=Seed(0), report=Silent())
+    for state, message in (
+        (earlier(side=4).state(tiny_data(side=4), {}), "input must be of a coreset of inputs of"),
+        (one.state(tiny_data(), {}), r"coreset\.increment must be alone where the earlier coreset has one row"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fit(data, {"coreset": [state]}, read("vbpc", increment="with_earlier"), rng=Seed(0), report=Silent())

@@ -1,45 +1,59 @@
 """The memory of class-incremental learning: the earlier coreset, beside which a step distils its own (ours).
 
-The networks of the pool are trained on the union of both, and the inner problem is solved on it; the earlier rows stay
-as they are. In the outer loss they stand in for the rows of the classes that have gone: all of them, under an
-augmentation of their own, beside a batch of the step's rows. Every class that has come so far has one weight, within
-the step as often as its rows are drawn.
+The networks of the pool are trained on the union of both; the earlier rows stay as they are. At each outer step half
+of each earlier class, drawn anew, is in the inner problem with the new rows; the other half is in the outer loss with a
+batch of the step's rows, where it stands in for the rows that have gone. Each class so far has one weight, and those of
+the step theirs together.
+
+No row is on both sides: what the inner problem has fitted has no loss left, and then nothing keeps the new rows from
+claiming all that looks unlike an earlier *synthetic* row (results/vbpc/increments.md).
 """
 
-from dataclasses import dataclass
+from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from ...errors import require
+from ...seeds import Seed
 from .init import Coreset
 
 
-@dataclass(frozen=True)
+@final
 class Memory:
-    """An earlier coreset, and how its rows count in the outer loss.
+    """An earlier coreset, and the share of a step's own rows in the outer loss, that of its classes."""
 
-    Attributes:
-        coreset: its rows, which stay.
-        weights: of each row in the outer loss [row].
-        share: what is left for all rows of a batch together; 1 = ``share`` + the sum of ``weights``.
-    """
+    def __init__(self, coreset: Coreset, new: int) -> None:
+        """Take the earlier coreset, beside whose classes ``new`` ones come.
 
-    coreset: Coreset
-    weights: Float[Tensor, " row"]
-    share: float
+        Raises:
+            ConfigError: it has one row of a class, which has no halves.
+        """
+        self.coreset, self._classes = coreset, coreset.classes.cpu()
+        _, place, counts = self._classes.unique(return_inverse=True, return_counts=True)
+        rule = "must be alone where the earlier coreset has one row of a class"
+        require(int(counts.min()) > 1, "coreset.increment", rule, "with_earlier")
+        out, seen = counts // 2, len(counts) + new
+        self.share = new / seen
+        self._out = torch.cat([torch.arange(int(n)) < n // 2 for n in counts])  # of rows in the order of their classes
+        self._weights = 1 / (seen * out[place].float())
 
-    @classmethod
-    def of(cls, coreset: Coreset, new: int) -> "Memory":
-        """Weight the rows of ``coreset`` where ``new`` classes come beside its own."""
-        _, place, counts = coreset.classes.unique(return_inverse=True, return_counts=True)
-        seen = len(counts) + new
-        return cls(coreset, 1 / (seen * counts[place].float()), new / seen)
+    def halves(self, rng: Seed) -> tuple[Int[Tensor, " inner"], Int[Tensor, " outer"]]:
+        """Draw the earlier rows of the inner problem and those of the outer loss."""
+        order = torch.randperm(len(self._classes), generator=rng.generator())
+        order = order[self._classes[order].argsort(stable=True)]
+        return order[~self._out].sort().values, order[self._out].sort().values
 
-    def union(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images and labels of both coresets, the earlier rows first, as :func:`~.stage.joined` does."""
-        return torch.cat([self.coreset.images, images]), torch.cat([self.coreset.labels, labels])
+    def union(self, images: Tensor, labels: Tensor, rows: Int[Tensor, " row"] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the images and labels of both, all earlier ones or ``rows`` of them first, as the stage joins them."""
+        earlier = self.coreset.images, self.coreset.labels
+        if rows is not None:
+            there = rows.to(images.device, non_blocking=True)
+            earlier = earlier[0][there], earlier[1][there]
+        return torch.cat([earlier[0], images]), torch.cat([earlier[1], labels])
 
-    def of_batch(self, rows: int) -> Float[Tensor, " row"]:
-        """Return the weights of ``rows`` of a batch and, after them, of the earlier rows."""
-        return torch.cat([self.weights.new_full((rows,), self.share / rows), self.weights])
+    def weights(self, batch: int, rows: Int[Tensor, " outer"]) -> Float[Tensor, " row"]:
+        """Return the weights of a batch of the step's rows and of earlier ``rows`` after it; their sum is 1."""
+        own = torch.full((batch,), self.share / batch)
+        return torch.cat([own, self._weights[rows]]).to(self.coreset.images.device, non_blocking=True)

@@ -124,9 +124,15 @@ class PoolSurrogate(Surrogate):
 
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
         self._slot, network = self._pool.draw(step)
-        rows, classes, weights = self._batch(rng)
-        images, labels = self._union(images, labels)
-        coreset = augment(images, self._config.augmentation, rng.fold("coreset"))
+        rows, classes = self._batch(rng)
+        weights, memory, augmentation = None, self._memory, self._config.augmentation
+        if memory is not None:
+            inner, outer = memory.halves(rng.fold("halves"))
+            images, labels = memory.union(images, labels, inner)
+            weights, there = memory.weights(len(rows), outer), outer.to(rows.device, non_blocking=True)
+            stand_ins = augment(memory.coreset.images[there], augmentation, rng.fold("memory"))
+            rows, classes = torch.cat([rows, stand_ins]), torch.cat([classes, memory.coreset.classes[there]])
+        coreset = augment(images, augmentation, rng.fold("coreset"))
         loss, outputs = self.outer_loss(network, coreset, labels, rows, classes, weights)
         if self._reports(step):
             right = (outputs.detach().argmax(1) == classes).float()
@@ -141,7 +147,9 @@ class PoolSurrogate(Surrogate):
 
     def train_network(self, images: Tensor, labels: Tensor) -> Tensor:
         """Train the network that was drawn one step on the coreset, and return its loss []."""
-        images, labels = self._union(images.detach(), labels)
+        images = images.detach()
+        if self._memory is not None:
+            images, labels = self._memory.union(images, labels)
         return self._pool.advance(self._slot, images, labels, self._config.augmentation)
 
     def state(self) -> dict[str, Tensor]:
@@ -153,18 +161,10 @@ class PoolSurrogate(Surrogate):
     def _reports(self, step: int) -> bool:
         return (step + 1) % self._config.accuracy_every == 0 or step + 1 == self._config.steps
 
-    def _union(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return (images, labels) if self._memory is None else self._memory.union(images, labels)
-
-    def _batch(self, address: Seed) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Draw augmented training rows with replacement, their classes and weights; the earlier rows follow."""
+    def _batch(self, address: Seed) -> tuple[Tensor, Tensor]:
+        """Draw augmented training rows with replacement, and their classes."""
         images, classes = self._data.batch(self._config.batch, address.fold("batch"))
-        images, memory = augment(images, self._config.augmentation, address.fold("augment")), self._memory
-        if memory is None:
-            return images, classes, None
-        earlier = augment(memory.coreset.images, self._config.augmentation, address.fold("memory"))
-        weights = memory.of_batch(len(images))
-        return torch.cat([images, earlier]), torch.cat([classes, memory.coreset.classes]), weights
+        return augment(images, self._config.augmentation, address.fold("augment")), classes
 
 
 def distil(
@@ -187,7 +187,7 @@ def distil(
         config: the method's, with ``ipc`` and ``coreset`` (a :class:`DistilConfig`).
 
     Raises:
-        ConfigError: :meth:`Coreset.for_fit`, of an earlier coreset that it is distilled with.
+        ConfigError: :meth:`Coreset.for_fit` and :class:`Memory`, of an earlier coreset that it is distilled with.
         Diverged: the loss or an image became NaN or infinite.
     """
     outer: DistilConfig = config.coreset
@@ -214,5 +214,5 @@ def _start(data: FitData, config: Any, rng: Seed) -> Coreset:
 
 def _memory(data: FitData, inputs: Inputs, outer: DistilConfig) -> Memory | None:
     for earlier in inputs.get("coreset", ()) if outer.increment == "with_earlier" else ():
-        return Memory.of(Coreset.for_fit(earlier, data), len(np.unique(data.train.targets)))
+        return Memory(Coreset.for_fit(earlier, data), len(np.unique(data.train.targets)))
     return None
