@@ -1,9 +1,9 @@
 """The memory of class-incremental learning: the earlier coreset, beside which a step distils its own (ours).
 
 The networks of the pool are trained on the union of both; the earlier rows stay as they are. At each outer step half
-of each earlier class, drawn anew, is in the inner problem with the new rows; the other half is in the outer loss with a
-batch of the step's rows, where it stands in for the rows that have gone. Each class so far has one weight, and those of
-the step theirs together.
+of the rows of each earlier class, drawn anew, is in the inner problem with the new rows; the other half is in the outer
+loss with a batch of the step's rows, where it stands in for the rows that have gone. Each earlier class has one weight,
+and the new ones together have as many as they are.
 
 No row is on both sides: what the inner problem has fitted has no loss left, and then nothing keeps the new rows from
 claiming all that looks unlike an earlier *synthetic* row (results/vbpc/increments.md).

@@ -4,8 +4,8 @@ A batch B of training rows, a network of the model pool, the coreset augmented b
 coreset through that network's features; one Adam step of images and labels, then of that network on the coreset
 (Zhou et al. 2022; Lee et al. 2025, algorithm 1).
 
-A step of class-incremental learning distils its coreset ``alone``, from its own rows (published), or ``with_earlier``
-ones (ours, :mod:`.memory`).
+A step of class-incremental learning distils its coreset from its own rows alone (published), or beside the earlier
+coreset (ours, :mod:`.memory`).
 """
 
 from abc import abstractmethod
@@ -51,8 +51,8 @@ class DistilConfig:
         start: what the images start from: ``random`` rows, those near the centres of a ``kmeans``, those of a
             ``herding``, or ``noise``.
         optimiser: the update rule of images and labels.
-        increment: what a step of class-incremental learning distils its coreset by: its own rows ``alone``, or those
-            ``with_earlier`` coresets' rows beside them; without an earlier coreset both are the same.
+        increment: a step of class-incremental learning distils its coreset from its own rows ``alone``, or
+            ``with_earlier`` coreset beside them. Without an earlier coreset both are the same.
     """
 
     steps: int
