@@ -9,6 +9,7 @@ from torch import Tensor
 from bdl_pipe import config
 from bdl_pipe.coresets.shared.descent import CoresetDescent
 from bdl_pipe.coresets.shared.init import balanced
+from bdl_pipe.coresets.shared.memory import Memory
 from bdl_pipe.coresets.vbpc import closed_form
 from bdl_pipe.coresets.vbpc.distil import DatasetLoss
 from bdl_pipe.coresets.vbpc.method import VBPC
@@ -30,11 +31,14 @@ class Reads(DatasetLoss):
         return found
 
 
-def steps(surrogate: type[DatasetLoss], device: str, **changes: Any) -> None:
+def steps(surrogate: type[DatasetLoss], device: str, *, beside: bool = False, **changes: Any) -> None:
     """Five outer steps as the loop takes them, over the age at which a network of the pool is drawn anew."""
     read = config.read(VBPC.config, config.merge(tiny_vbpc(), changes), "methods.vbpc")
     data = DATA.on(device)
-    made = surrogate(data, read.network, read.head, read.beta_dataset, read.coreset, rng=Seed(1))
+    memory = Memory(balanced(DATA, 3, 1.0, rng=Seed(4)), 2) if beside else None
+    if memory is not None:
+        memory.coreset = memory.coreset.to(device)  # after a fit's start, which reads its classes once
+    made = surrogate(data, read.network, read.head, read.beta_dataset, read.coreset, memory=memory, rng=Seed(1))
     start = balanced(data, read.ipc, 1.0, rng=Seed(0)).to(device)
     task = CoresetDescent(start, made, label_unit=2.0, average=0.9, rng=Seed(2))
     optimiser, watch = (
@@ -51,14 +55,14 @@ def steps(surrogate: type[DatasetLoss], device: str, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("norm", ["instance", "batch", "batch_stats"])
-@pytest.mark.parametrize("ipc", [2, 12])
-def test_a_step_reads_nothing_back(norm: str, ipc: int) -> None:
-    """With fewer coreset rows than features, and with more."""
+@pytest.mark.parametrize(("ipc", "beside"), [(2, False), (12, False), (2, True)])
+def test_a_step_reads_nothing_back(norm: str, ipc: int, beside: bool) -> None:
+    """With fewer coreset rows than features, and with more; and beside an earlier coreset."""
     network = {"norm": norm}
-    steps(DatasetLoss, "meta", network=network, ipc=ipc)
+    steps(DatasetLoss, "meta", beside=beside, network=network, ipc=ipc)
     with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
-        steps(Reads, "meta", network=network, ipc=ipc)
-    steps(Reads, "cpu", network=network, ipc=ipc)
+        steps(Reads, "meta", beside=beside, network=network, ipc=ipc)
+    steps(Reads, "cpu", beside=beside, network=network, ipc=ipc)
 
 
 def test_rows_on_a_device_are_those_of_the_host() -> None:

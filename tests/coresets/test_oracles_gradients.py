@@ -235,7 +235,7 @@ def test_the_gradients_of_frepo_are_those_of_central_differences() -> None:
     """In images and labels, through the ridge, which depends on the images; a ridge that is held is another."""
     outer = tiny_vbpc()["coreset"] | {"augmentation": AUGMENTATION}
     section = {"ipc": 1, "network": NETWORK, "ridge": 0.1, "coreset": outer}
-    surrogate = frepo._RidgeLoss(data(), config.read(frepo.FrepoConfig, section, "methods.frepo"), Seed(2))
+    surrogate = frepo._RidgeLoss(data(), config.read(frepo.FrepoConfig, section, "methods.frepo"), None, Seed(2))
     for member in surrogate._pool._members:
         smoothed(member.network.double())
     start = balanced(data(), 1, 1.0, rng=Seed(5))

@@ -158,6 +158,24 @@ def test_a_few_iterations_of_conjugate_gradients_are_not_the_solution(
     assert errors[0] > 0.05 and errors[2] < 1e-6 and errors[0] > errors[1] > errors[2]
 
 
+def test_a_row_that_weighs_twice_is_a_row_that_is_there_twice(
+    model: linearised.Model, case: tuple[Tensor, ...]
+) -> None:
+    *start, batch, classes = case
+    twice, weights = torch.tensor([0, 0, 1, 2, 3, 4, 4]), torch.tensor([2.0, 1, 1, 1, 2]).double() / 7
+    found = outer_gradient(model, *start, batch, classes, PENALTY, EXACT, weights)
+    expected = outer_gradient(model, *start, batch[twice], classes[twice], PENALTY, EXACT)
+    plain = outer_gradient(model, *case, PENALTY, EXACT)
+    assert float(found.loss) == pytest.approx(float(expected.loss), rel=1e-12)
+    for a, b, other in zip(
+        (*found.direct, *found.implicit),
+        (*expected.direct, *expected.implicit),
+        (*plain.direct, *plain.implicit),
+        strict=True,
+    ):
+        assert relative(a, b) < 1e-9 and relative(other, b) > 1e-2
+
+
 @pytest.mark.slow
 def test_a_few_steps_of_adam_solve_neither_problem(model: linearised.Model, case: tuple[Tensor, ...]) -> None:
     """They are on the way to the solutions, where many more end."""

@@ -1,6 +1,7 @@
 """Class-incremental learning as runs of the graph: what is made from what, what is scored, and the report of it."""
 
 import copy
+import itertools
 import re
 import shutil
 from dataclasses import astuple, replace
@@ -190,12 +191,17 @@ def test_the_overlay_is_valid_and_its_steps_are_chains(tmp_path: Path) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml")
     overlays.apply(ROOT / "params/increments.yaml", tmp_path / "params.yaml")
     numbers = load(tmp_path / "params.yaml")
-    for order in range(2):
-        for name in ("frepo", "random_coreset"):
-            lineage = numbers.lineage(numbers.run("student", f"fashion_mnist-{order}-4-{name}"))
-            steps = [numbers.datasets[run.spec.dataset].increment for run in lineage]
-            assert [(step.order, step.step) for step in steps if step] == [(order, n) for n in (0, 1, 2, 3, 4, 4)]
-            assert len({run.method.name for run in lineage[:-1]}) == 1
+    lines = ("vbpc", "vbpc_memory", "frepo", "frepo_memory", "random_coreset")
+    for order, name, (source, last) in itertools.product(range(2), lines, (("", 4), ("-halves", 1))):
+        lineage = numbers.lineage(numbers.run("student", f"fashion_mnist{source}-{order}-{last}-{name}"))
+        steps = [numbers.datasets[run.spec.dataset].increment for run in lineage]
+        assert [(step.order, step.step) for step in steps if step] == [(order, n) for n in (*range(last + 1), last)]
+        coresets = [run.method.name for run in lineage[:-1]]
+        assert coresets == [name.removesuffix("_memory")] * (last + 1)
+        if name != "random_coreset":
+            forms = [run.config.coreset.increment for run in lineage[:-1]]
+            beside = "with_earlier" if name.endswith("_memory") else "alone"
+            assert forms == ["alone"] + [beside] * last
 
 
 def infos(root: Path) -> list[tables.RunInfo]:

@@ -26,6 +26,7 @@ from ..errors import require
 from ..method import Method
 from ..seeds import Seed
 from .protocols.network import ridge_head
+from .shared.memory import Memory
 from .shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint, label_margin
 from .shared.stage import coreset_stage
 from .shared.trunk import features
@@ -53,30 +54,44 @@ class FrepoConfig:
 
 
 def ridge_loss(
-    predictions: Float[Tensor, "b k"], classes: Int[Tensor, " b"], labels: Float[Tensor, "n k"]
+    predictions: Float[Tensor, "b k"],
+    classes: Int[Tensor, " b"],
+    labels: Float[Tensor, "n k"],
+    weights: Float[Tensor, " b"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Return the loss of the predictions P of a batch, less the margin of the coreset's labels."""
+    """Return the loss of the predictions P of a batch, less the margin of the coreset's labels.
+
+    ``weights`` are of the batch's rows, in place of the mean over them.
+    """
     outputs = labels.shape[1]
     targets = F.one_hot(classes, outputs).to(predictions.dtype) - 1 / outputs
-    return 0.5 * (predictions - targets).square().sum(1).mean() - label_margin(labels, 1 / outputs)
+    errors = (predictions - targets).square().sum(1)
+    error = errors.mean() if weights is None else weights.to(errors) @ errors
+    return 0.5 * error - label_margin(labels, 1 / outputs)
 
 
 @final
 class _RidgeLoss(PoolSurrogate):
     """The loss of a batch under ridge regression on the coreset's features."""
 
-    def __init__(self, data: FitData, config: FrepoConfig, rng: Seed) -> None:
-        super().__init__(data, config.network, config.coreset, rng=rng)
+    def __init__(self, data: FitData, config: FrepoConfig, memory: Memory | None, rng: Seed) -> None:
+        super().__init__(data, config.network, config.coreset, memory=memory, rng=rng)
         self._ridge = config.ridge
 
     def outer_loss(
-        self, network: networks.Network, coreset: Tensor, labels: Tensor, images: Tensor, classes: Tensor
+        self,
+        network: networks.Network,
+        coreset: Tensor,
+        labels: Tensor,
+        images: Tensor,
+        classes: Tensor,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         head = ridge_head(features(network, coreset, 1.0), labels, self._ridge)
         with torch.no_grad():
             phi = features(network, images, 1.0)
         predictions = phi.double() @ head
-        return ridge_loss(predictions, classes, labels), predictions
+        return ridge_loss(predictions, classes, labels, weights), predictions
 
 
 FREPO = Method(

@@ -25,6 +25,7 @@ from ...data.fitdata import FitData
 from ...errors import require
 from ...method import Method
 from ...seeds import Seed
+from ..shared.memory import Memory
 from ..shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint, label_margin
 from ..shared.stage import coreset_stage
 from .linearised import InnerProblem, Linearisation, Model, SolverConfig, fitted, slope_along
@@ -89,6 +90,7 @@ def outer_gradient(
     classes: Tensor,
     penalty: float,
     solver: SolverConfig,
+    weights: Tensor | None = None,
 ) -> OuterGradient:
     """Compute the outer loss and its gradient.
 
@@ -98,6 +100,7 @@ def outer_gradient(
         log_scale: ℓ [].
         batch, classes: training rows, without a gradient.
         penalty: λ.
+        weights: of the training rows, in place of the mean over them [row].
 
     Raises:
         Diverged: the features are not finite.
@@ -110,7 +113,12 @@ def outer_gradient(
     fit = fitted(model, images, labels, tangent, penalty)
     features, moved = model.both(batch, tangent)
     outputs = moved.double() + features.detach().double() @ (fit.features.double().T @ fit.dual)
-    loss = F.cross_entropy(log_scale.exp() * outputs, classes) - label_margin(labels, 0.5 / labels.shape[1])
+    logits = log_scale.exp() * outputs
+    if weights is None:
+        fit_of_batch = F.cross_entropy(logits, classes)
+    else:
+        fit_of_batch = weights.to(logits) @ F.cross_entropy(logits, classes, reduction="none")
+    loss = fit_of_batch - label_margin(labels, 0.5 / labels.shape[1])
     of_images, of_labels, of_scale, slope = torch.autograd.grad(
         loss, (images, labels, log_scale, tangent), retain_graph=True
     )
@@ -131,8 +139,8 @@ def clipped(implicit: Tensor, direct: Tensor) -> Tensor:
 
 @final
 class _Implicit(PoolSurrogate):
-    def __init__(self, data: FitData, config: RcigConfig, rng: Seed) -> None:
-        super().__init__(data, config.network, config.coreset, rng=rng)
+    def __init__(self, data: FitData, config: RcigConfig, memory: Memory | None, rng: Seed) -> None:
+        super().__init__(data, config.network, config.coreset, memory=memory, rng=rng)
         self._rcig, self._address = config, rng
         template = networks.build(config.network, data.input_shape, data.outputs, rng=Seed(0)).to(data.device)
         self._linearisation = Linearisation(template, config.softplus)
@@ -148,11 +156,17 @@ class _Implicit(PoolSurrogate):
         return super().after(step, loss, images, labels)
 
     def outer_loss(
-        self, network: networks.Network, coreset: Tensor, labels: Tensor, images: Tensor, classes: Tensor
+        self,
+        network: networks.Network,
+        coreset: Tensor,
+        labels: Tensor,
+        images: Tensor,
+        classes: Tensor,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         log_scale, model = self._unit * self._log_scale, self._linearisation.at(network)
         penalty, solver = self._rcig.ridge * len(labels), self._rcig.solver
-        found = outer_gradient(model, coreset, labels, log_scale, images, classes, penalty, solver)
+        found = outer_gradient(model, coreset, labels, log_scale, images, classes, penalty, solver, weights)
         parts = [d + clipped(i, d) for d, i in zip(found.direct, found.implicit, strict=False)]
         slopes, values = [*parts, found.direct[2]], (coreset, labels, log_scale)
         linear = torch.stack([(slope * value).sum() for slope, value in zip(slopes, values, strict=True)]).sum()

@@ -3,6 +3,9 @@
 A batch B of training rows, a network of the model pool, the coreset augmented by one draw; the loss of B given the
 coreset through that network's features; one Adam step of images and labels, then of that network on the coreset
 (Zhou et al. 2022; Lee et al. 2025, algorithm 1).
+
+A step of class-incremental learning distils its coreset from its own rows alone (published), or beside the earlier
+coreset (ours, :mod:`.memory`).
 """
 
 from abc import abstractmethod
@@ -10,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -26,6 +30,7 @@ from ...seeds import Seed
 from ...training import loop
 from .descent import CoresetDescent, Surrogate, check_average, kept
 from .init import Choice, Coreset, balanced
+from .memory import Memory
 from .pool import ModelPool, PoolConfig
 
 
@@ -46,6 +51,8 @@ class DistilConfig:
         start: what the images start from: ``random`` rows, those near the centres of a ``kmeans``, those of a
             ``herding``, or ``noise``.
         optimiser: the update rule of images and labels.
+        increment: a step of class-incremental learning distils its coreset from its own rows ``alone``, or
+            ``with_earlier`` coreset beside them. Without an earlier coreset both are the same.
     """
 
     steps: int
@@ -59,6 +66,7 @@ class DistilConfig:
     average: float | None = field(default=None, metadata=LATER)
     start: Choice = field(default="random", metadata=LATER)
     optimiser: Literal["adam", "lamb"] = field(default="adam", metadata=LATER)
+    increment: Literal["alone", "with_earlier"] = field(default="alone", metadata=LATER)
 
     @property
     def label_unit(self) -> float | None:
@@ -81,15 +89,29 @@ def label_margin(labels: Float[Tensor, "n k"], most: float) -> Float[Tensor, ""]
 class PoolSurrogate(Surrogate):
     """A loss of a batch given the coreset, through one network of a pool."""
 
-    def __init__(self, data: FitData, network: networks.NetworkConfig, config: DistilConfig, *, rng: Seed) -> None:
-        self._data, self._config, self._rng = data, config, rng
+    def __init__(
+        self,
+        data: FitData,
+        network: networks.NetworkConfig,
+        config: DistilConfig,
+        *,
+        memory: Memory | None = None,
+        rng: Seed,
+    ) -> None:
+        self._data, self._config, self._memory, self._rng = data, config, memory, rng
         shape, outputs = data.input_shape, data.outputs
         self._pool = ModelPool(config.pool, network, shape, outputs, rng=rng.fold("pool"), device=data.device)
         self._slot, self._accuracy = 0, torch.zeros(())
 
     @abstractmethod
     def outer_loss(
-        self, network: networks.Network, coreset: Tensor, labels: Tensor, images: Tensor, classes: Tensor
+        self,
+        network: networks.Network,
+        coreset: Tensor,
+        labels: Tensor,
+        images: Tensor,
+        classes: Tensor,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the loss [] of a batch given the coreset, and the outputs [b, k] by which classes are predicted.
 
@@ -97,15 +119,24 @@ class PoolSurrogate(Surrogate):
             network: of the pool.
             coreset, labels: the coreset's augmented images and its labels, with a graph.
             images, classes: augmented training rows and their classes.
+            weights: of these rows, whose sum is 1 [b]; None: the loss is their mean.
         """
 
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
         self._slot, network = self._pool.draw(step)
         rows, classes = self._batch(rng)
-        coreset = augment(images, self._config.augmentation, rng.fold("coreset"))
-        loss, outputs = self.outer_loss(network, coreset, labels, rows, classes)
+        weights, memory, augmentation = None, self._memory, self._config.augmentation
+        if memory is not None:
+            inner, outer = memory.halves(rng.fold("halves"))
+            images, labels = memory.union(images, labels, inner)
+            weights, there = memory.weights(len(rows), outer), outer.to(rows.device, non_blocking=True)
+            stand_ins = augment(memory.coreset.images[there], augmentation, rng.fold("memory"))
+            rows, classes = torch.cat([rows, stand_ins]), torch.cat([classes, memory.coreset.classes[there]])
+        coreset = augment(images, augmentation, rng.fold("coreset"))
+        loss, outputs = self.outer_loss(network, coreset, labels, rows, classes, weights)
         if self._reports(step):
-            self._accuracy = (outputs.detach().argmax(1) == classes).float().mean()
+            right = (outputs.detach().argmax(1) == classes).float()
+            self._accuracy = right.mean() if weights is None else weights @ right
         return loss
 
     def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
@@ -116,7 +147,10 @@ class PoolSurrogate(Surrogate):
 
     def train_network(self, images: Tensor, labels: Tensor) -> Tensor:
         """Train the network that was drawn one step on the coreset, and return its loss []."""
-        return self._pool.advance(self._slot, images.detach(), labels, self._config.augmentation)
+        images = images.detach()
+        if self._memory is not None:
+            images, labels = self._memory.union(images, labels)
+        return self._pool.advance(self._slot, images, labels, self._config.augmentation)
 
     def state(self) -> dict[str, Tensor]:
         return {f"pool.{k}": v for k, v in self._pool.state().items()}
@@ -134,7 +168,7 @@ class PoolSurrogate(Surrogate):
 
 
 def distil(
-    surrogate: Callable[[FitData, Any, Seed], PoolSurrogate],
+    surrogate: Callable[[FitData, Any, Memory | None, Seed], PoolSurrogate],
     name: str,
     data: FitData,
     inputs: Inputs,
@@ -148,16 +182,17 @@ def distil(
     It resumes from ``report.load()`` with the same bits.
 
     Args:
-        surrogate: makes the method's from data, config and address.
+        surrogate: makes the method's from data, config, memory and address.
         name: the method's.
         config: the method's, with ``ipc`` and ``coreset`` (a :class:`DistilConfig`).
 
     Raises:
+        ConfigError: :meth:`Coreset.for_fit` and :class:`Memory`, of an earlier coreset that it is distilled with.
         Diverged: the loss or an image became NaN or infinite.
     """
     outer: DistilConfig = config.coreset
     start, address = _start(data, config, rng), rng.fold("distil")
-    made = surrogate(data, config, address)
+    made = surrogate(data, config, _memory(data, inputs, outer), address)
     task = CoresetDescent(start, made, label_unit=outer.label_unit, average=outer.average, rng=address)
     loop.run_steps(task, loop.OptimiserConfig(outer.optimiser, outer.lr, "cosine"), outer.steps, report)
     return task.coreset().state(data, {"coreset": name, "ipc": config.ipc, "config": to_mapping(config)})
@@ -175,3 +210,9 @@ def _start(data: FitData, config: Any, rng: Seed) -> Coreset:
     outer: DistilConfig = config.coreset
     made = balanced(data, config.ipc, outer.label_scale, rng=rng.fold("start"), choice=outer.start)
     return made.to(data.device)
+
+
+def _memory(data: FitData, inputs: Inputs, outer: DistilConfig) -> Memory | None:
+    for earlier in inputs.get("coreset", ()) if outer.increment == "with_earlier" else ():
+        return Memory(Coreset.for_fit(earlier, data), len(np.unique(data.train.targets)))
+    return None

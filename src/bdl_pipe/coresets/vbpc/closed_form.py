@@ -230,6 +230,7 @@ def dataset_loss(
     num_train: int = 60_000,
     beta_dataset: float = 1e-8,
     noise: Float[Tensor, "draw b k"] | None = None,
+    weights: Float[Tensor, " b"] | None = None,
 ) -> Float[Tensor, ""]:
     """Compute the outer loss −(n/|B|) Σ_B ℓ(y, x) + β_D KL[q ‖ p], in nats.
 
@@ -239,13 +240,16 @@ def dataset_loss(
         num_train: n, the number of training rows.
         noise: None: ℓ is the log of the predictive by eq. 25, the paper's eq. 27; standard normal numbers: ℓ is
             E[log softmax] by :func:`expected_log_probs`, and at β_D = 1 the loss is minus the bound.
+        weights: of the batch's rows, which are class numbers then, in place of 1/|B| each.
     """
     mean, logit_variance = q.logit_moments(batch_features)
     if noise is None:
         log_probs = class_log_probs(mean, logit_variance)
     else:
         log_probs = expected_log_probs(mean, logit_variance, noise)
-    if batch_labels.ndim == 1:
+    if weights is not None:
+        fit = weights.to(log_probs) @ F.nll_loss(log_probs, batch_labels.long(), reduction="none")
+    elif batch_labels.ndim == 1:
         fit = F.nll_loss(log_probs, batch_labels.long())
     else:
         fit = -(batch_labels * log_probs).sum() / len(log_probs)

@@ -21,6 +21,7 @@ from torch import Tensor
 from ... import networks
 from ...data.fitdata import FitData
 from ...seeds import Seed
+from ..shared.memory import Memory
 from ..shared.pool_surrogate import DistilConfig, PoolSurrogate
 from ..shared.trunk import features
 from . import closed_form
@@ -43,10 +44,13 @@ class DatasetLoss(PoolSurrogate):
         config: DistilConfig,
         *,
         outer: Outer = "predictive",
+        memory: Memory | None = None,
         rng: Seed,
     ) -> None:
-        super().__init__(data, network, config, rng=rng)
-        self._rows, self._head, self._beta, self._outer = len(data.train), head, beta_dataset, outer
+        super().__init__(data, network, config, memory=memory, rng=rng)
+        self._head, self._beta, self._outer = head, beta_dataset, outer
+        # of all classes so far, each with as many rows as one of this step has
+        self._rows = len(data.train) if memory is None else round(len(data.train) / memory.share)
         self._step = rng
 
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
@@ -54,7 +58,13 @@ class DatasetLoss(PoolSurrogate):
         return super().loss(images, labels, step, rng)
 
     def outer_loss(
-        self, network: networks.Network, coreset: Tensor, labels: Tensor, images: Tensor, classes: Tensor
+        self,
+        network: networks.Network,
+        coreset: Tensor,
+        labels: Tensor,
+        images: Tensor,
+        classes: Tensor,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         q = self._head.solve(network, coreset, labels)
         with torch.no_grad():
@@ -64,7 +74,7 @@ class DatasetLoss(PoolSurrogate):
             generator = self._step.fold("logits").generator()
             noise = torch.randn(_PAIRS, *phi.shape[:1], q.mean.shape[1], generator=generator, dtype=phi.dtype)
             noise = noise.to(phi.device, non_blocking=True)
-        loss = closed_form.dataset_loss(q, phi, classes, self._rows, self._beta, noise)
+        loss = closed_form.dataset_loss(q, phi, classes, self._rows, self._beta, noise, weights)
         return loss, phi @ q.mean.detach()
 
     def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:

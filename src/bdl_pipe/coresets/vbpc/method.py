@@ -10,6 +10,7 @@ from ...data.size import Section, Size
 from ...errors import require
 from ...method import Default, Method, StageSpec, Upstream
 from ...seeds import Seed
+from ..shared.memory import Memory
 from ..shared.pool_surrogate import DistilConfig, distil, from_checkpoint
 from ..shared.stage import coreset_stage
 from . import posterior
@@ -54,9 +55,9 @@ class VbpcConfig:
         return HeadConfig(self.rho, self.gamma, self.feature_scale)
 
 
-def _surrogate(data: FitData, config: VbpcConfig, rng: Seed) -> DatasetLoss:
+def _surrogate(data: FitData, config: VbpcConfig, memory: Memory | None, rng: Seed) -> DatasetLoss:
     loss = partial(DatasetLoss, data, config.network, config.head, config.beta_dataset, config.coreset)
-    return loss(outer=config.outer, rng=rng)
+    return loss(outer=config.outer, memory=memory, rng=rng)
 
 
 def default(size: Size) -> Section:

@@ -1,0 +1,223 @@
+"""A step distilled beside an earlier coreset: its loss and gradient by hand, its pool, its weights, exact resume."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bdl_pipe import config
+from bdl_pipe.artifacts import State
+from bdl_pipe.coresets import frepo
+from bdl_pipe.coresets.rcig import method as rcig
+from bdl_pipe.coresets.shared.init import Coreset, balanced
+from bdl_pipe.coresets.shared.memory import Memory
+from bdl_pipe.coresets.shared.pool import ModelPool
+from bdl_pipe.coresets.shared.pool_surrogate import PoolSurrogate
+from bdl_pipe.coresets.vbpc import method as vbpc
+from bdl_pipe.data.augment import augment
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.method import Method
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+from tests.cases import CONFIGS
+from tests.resuming import resumed, same_bits
+
+from .cases import central, drawn, projected, relative, tiny_data, tiny_vbpc
+from .test_oracles_gradients import AUGMENTATION, AUGMENTED, DoubleData, smoothed
+
+HERE = Seed(8)
+NETWORK = {"name": "convnet", "width": 2, "blocks": 1, "norm": "none"}
+METHODS = {"vbpc": vbpc.VBPC, "frepo": frepo.FREPO, "rcig": rcig.RCIG}
+SURROGATES = {"vbpc": vbpc._surrogate, "frepo": frepo._RidgeLoss, "rcig": rcig._Implicit}
+
+
+def of_classes(data: FitData, *kept: int) -> FitData:
+    """The training rows of some classes, which is a step's data."""
+    chosen = np.isin(data.train.targets, kept)
+    return replace(data, train=Examples(data.train.inputs[chosen], data.train.targets[chosen]))
+
+
+def double_data() -> DoubleData:
+    small = of_classes(tiny_data(rows=30, side=4), 2)
+    return DoubleData(small.task, small.train, small.validation, small.transform, small.classes)
+
+
+def earlier(side: int = 8) -> Coreset:
+    """Two rows of class 0 and three of class 1, with labels that nothing would start from."""
+    data = tiny_data(side=side)
+    first, second = (balanced(of_classes(data, number), 2 + number, 1.0, rng=Seed(40 + number)) for number in (0, 1))
+    labels = torch.cat([first.labels, second.labels])
+    labels = 3 * labels + 0.1 * drawn(*labels.shape, at=Seed(41)).float()
+    return Coreset(torch.cat([first.images, second.images]), labels, torch.cat([first.classes, second.classes]))
+
+
+def section(name: str, **outer: Any) -> dict[str, Any]:
+    given = tiny_vbpc() if name == "vbpc" else CONFIGS[name, "classification"]
+    average = {"average": 0.9} if name == "rcig" else {}
+    return {**given, "coreset": tiny_vbpc()["coreset"] | average | outer}
+
+
+def read(name: str, **outer: Any) -> Any:
+    return config.read(METHODS[name].config, section(name, **outer), f"methods.{name}")
+
+
+def distilled(name: str, report: Report | None = None, *, memory: bool = True, **outer: Any) -> State:
+    data, method = of_classes(tiny_data(), 2), METHODS[name]
+    inputs = {"coreset": [earlier().state(tiny_data(), {})]} if memory else {}
+    fit = method.stages["coreset"].fit_one
+    return fit(data, inputs, read(name, **outer), rng=Seed(2), report=report or Silent())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_an_earlier_coreset_it_is_the_step_alone(name: str) -> None:
+    """To the last bit; with one its own rows are others, unless they are asked to be distilled alone."""
+    alone = distilled(name, memory=False)
+    free = distilled(name, memory=False, increment="with_earlier")
+    assert all(torch.equal(alone.tensors[key], free.tensors[key]) for key in Coreset.TENSORS)
+    union, apart = distilled(name, increment="with_earlier"), distilled(name)
+    assert torch.equal(apart.tensors["images"][5:], alone.tensors["images"])
+    for made in (union, apart):
+        assert torch.equal(made.tensors["images"][:5], earlier().images)
+        assert torch.equal(made.tensors["labels"][:5], earlier().labels)
+        assert made.tensors["classes"].tolist() == [0, 0, 1, 1, 1, 2, 2]
+    for key in ("images", "labels"):
+        assert not torch.equal(union.tensors[key][5:], alone.tensors[key])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_that_is_stopped_ends_with_the_same_bits(name: str) -> None:
+    fit = partial(distilled, name, increment="with_earlier")
+    assert same_bits(resumed(fit, 6), fit())
+
+
+def test_every_class_has_one_weight() -> None:
+    """And every earlier row is on one side, half of a class on each, now on this one and now on that."""
+    memory, seen = Memory(earlier(), 2), set[tuple[int, ...]]()
+    for step in range(40):
+        inner, outer = memory.halves(HERE.fold(step))
+        assert sorted(inner.tolist() + outer.tolist()) == list(range(5))
+        assert earlier().classes[outer].tolist() == [0, 1]
+        weights = memory.weights(8, outer)
+        assert weights.tolist() == pytest.approx([0.5 / 8] * 8 + [0.25] * 2)
+        seen.add(tuple(outer.tolist()))
+    assert len(seen) == 6  # of 2 · 3; that one is missing has a chance below 6 · (5/6)^40 = 0.4 % over addresses
+
+
+def dense_vbpc(phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, weights: Tensor) -> Tensor:
+    """Eq. 27 at ρ = 10, γ = 100 without its KL: 30 rows, of which each has its weight."""
+    covariance = torch.linalg.inv(10 * torch.eye(phi.shape[1]).double() + 100 / len(phi) * phi.T @ phi)
+    mean = 100 / len(phi) * covariance @ phi.T @ labels
+    logits = batch @ mean / (1 + torch.pi / 8 * ((batch @ covariance) * batch).sum(1))[:, None].sqrt()
+    return -30 * (weights * logits.log_softmax(1)[torch.arange(len(classes)), classes]).sum()
+
+
+def dense_frepo(phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, weights: Tensor) -> Tensor:
+    kernel = phi @ phi.T
+    inverse = torch.linalg.inv(kernel + 0.1 * kernel.trace() / len(phi) * torch.eye(len(phi)).double())
+    errors = (batch @ phi.T @ inverse @ labels - F.one_hot(classes, 3) + 1 / 3).square().sum(1)
+    top = labels.sort(1, descending=True).values
+    return 0.5 * (weights * errors).sum() - (top[:, 0] - top[:, 1]).clamp(max=1 / 3).mean()
+
+
+def double(name: str, **changes: Any) -> tuple[PoolSurrogate, Memory, Mapping[str, Any]]:
+    """A surrogate in float64 whose memory has the classes 0 and 1, and its section."""
+    outer = {"augmentation": AUGMENTATION, "increment": "with_earlier"}
+    given = section(name, **outer) | {"network": NETWORK} | changes
+    kept = earlier(side=4)
+    memory = Memory(replace(kept, images=kept.images.double(), labels=kept.labels.double()), 1)
+    made = SURROGATES[name](double_data(), config.read(METHODS[name].config, given, name), memory, Seed(2))
+    for member in made._pool._members:
+        smoothed(member.network.double())
+    return made, memory, given
+
+
+@pytest.mark.parametrize("name", ["vbpc", "frepo"])
+def test_the_loss_and_its_gradient_are_those_of_a_union_by_hand(name: str) -> None:
+    """By dense inverses and central differences; no earlier rows, or rows on both sides, are another."""
+    changes = {"beta_dataset": 0.0} if name == "vbpc" else {"ridge": 0.1}
+    surrogate, memory, given = double(name, **changes)
+    start, kept = balanced(double_data(), 2, 0.1, rng=Seed(5)), memory.coreset
+    images = start.images.double()
+    labels = start.labels.double() + 0.01 * drawn(2, 3, at=HERE)  # at a tie the margin has no derivative
+    rows, classes = double_data().batch(given["coreset"]["batch"], HERE.fold("batch"))
+    trunk = surrogate._pool.draw(3)[1].eval().trunk
+    inner, outer = memory.halves(HERE.fold("halves"))
+    stand_ins = augment(kept.images[outer], AUGMENTED, HERE.fold("memory"))
+    phi_batch = trunk(torch.cat([augment(rows, AUGMENTED, HERE.fold("augment")), stand_ins])).detach()
+    of_batch = torch.cat([classes, torch.tensor([0, 1])])
+    weights = torch.tensor([1 / 3 / len(rows)] * len(rows) + [1 / 3] * 2).double()
+    dense = dense_vbpc if name == "vbpc" else dense_frepo
+
+    def value(images: Tensor, labels: Tensor, weights: Tensor = weights, inner: Tensor = inner) -> Tensor:
+        union = augment(torch.cat([kept.images[inner], images]), AUGMENTED, HERE.fold("coreset"))
+        whole = torch.cat([kept.labels[inner], labels])
+        return dense(trunk(union).detach(), whole, phi_batch, of_batch, weights)
+
+    leaves = images.clone().requires_grad_(), labels.clone().requires_grad_()
+    loss = surrogate.loss(*leaves, 3, HERE)
+    of_images, of_labels = torch.autograd.grad(loss, leaves)
+    assert float(loss.detach()) == pytest.approx(float(value(images, labels)), rel=1e-6)  # weights are float32
+    assert relative(projected(of_images), central(lambda x: value(x, labels), images)) < 1e-6
+    assert relative(projected(of_labels), central(lambda y: value(images, y), labels)) < 1e-6
+    own = torch.arange(len(weights)) < len(rows)
+    for wrong in (torch.full_like(weights, 1 / len(weights)), (own / len(rows)).double()):
+        assert abs(float(value(images, labels, wrong)) / float(loss.detach()) - 1) > 1e-2
+        assert relative(projected(of_images), central(lambda x, w=wrong: value(x, labels, w), images)) > 1e-2
+    both = torch.arange(len(kept.images))
+    assert relative(projected(of_images), central(lambda x: value(x, labels, inner=both), images)) > 1e-2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_networks_of_the_pool_are_trained_on_the_union(name: str) -> None:
+    data, read_config, memory = (
+        of_classes(tiny_data(), 2),
+        read(name, increment="with_earlier"),
+        Memory(earlier(), 1),
+    )
+    surrogate = SURROGATES[name](data, read_config, memory, Seed(2))
+    start = balanced(data, 2, 1.0, rng=Seed(5))
+    images, labels = start.images.requires_grad_(), start.labels
+    surrogate.loss(images, labels, 3, HERE)
+    pool = read_config.coreset.pool
+    by_hand = ModelPool(pool, read_config.network, data.input_shape, 3, rng=Seed(2).fold("pool"))
+    slot = by_hand.draw(3)[0]
+    union = torch.cat([earlier().images, images.detach()]), torch.cat([earlier().labels, labels])
+    surrogate.train_network(images, labels)
+    by_hand.advance(slot, *union, read_config.coreset.augmentation)
+    found, expected = surrogate._pool.state(), by_hand.state()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    alone = ModelPool(pool, read_config.network, data.input_shape, 3, rng=Seed(2).fold("pool"))
+    alone.advance(slot, images.detach(), labels, read_config.coreset.augmentation)
+    assert not torch.equal(alone.state()[f"{slot}.network.head.weight"], expected[f"{slot}.network.head.weight"])
+
+
+def test_what_cannot_be_distilled_beside_an_earlier_coreset_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"^methods\.vbpc\.coreset\.increment must be one of"):
+        read("vbpc", increment="both")
+    from bdl_pipe.registry import METHODS as ALL
+
+    for name in ("bpc_fkl", "bpc_rkl", "bpc_w", "bpc_cd", "fbpc"):
+        method: Method = ALL[name]
+        given = CONFIGS[name, "classification"]
+        changed = given | {"outer": given["outer"] | {"increment": "with_earlier"}}
+        with pytest.raises(ConfigError, match=rf"^methods\.{name}\.outer\.increment"):
+            config.read(method.config, changed, f"methods.{name}")
+
+
+def test_an_earlier_coreset_of_other_inputs_or_without_halves_is_refused() -> None:
+    data, one = of_classes(tiny_data(), 2), balanced(of_classes(tiny_data(), 0), 1, 1.0, rng=Seed(0))
+    fit = vbpc.VBPC.stages["coreset"].fit_one
+    for state, message in (
+        (earlier(side=4).state(tiny_data(side=4), {}), "input must be of a coreset of inputs of"),
+        (one.state(tiny_data(), {}), r"coreset\.increment must be alone where the earlier coreset has one row"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fit(data, {"coreset": [state]}, read("vbpc", increment="with_earlier"), rng=Seed(0), report=Silent())
