@@ -66,7 +66,7 @@ def convnet_trunk(
         filters = config.width * 2**block
         layers += [lecun_normal(nn.Conv2d(channels, filters, 3, padding=1), generator), _norm(config.norm, filters)]
         # the largest of four after the ReLU is the ReLU of the largest, which is a quarter of the work, bit for bit
-        relu = nn.ReLU(inplace=True)  # no norm, convolution or pool needs its own output for its gradient
+        relu = nn.ReLU(inplace=config.norm != "none")  # a norm's gradient does not need its output
         layers += [relu, AveragePool()] if config.pool == "average" else [MaxPool(), relu]
         layers += [nn.Dropout(config.dropout)] if config.dropout > 0 else []
         channels, height, width = filters, height // 2, width // 2
