@@ -3,8 +3,8 @@
     python -m pipeline apply params/students.yaml && python -m pipeline repro report
     python -m benchmarks.pages.students             # in the same folder; it computes nothing anew
 
-The columns: bytes of the student over those of the teacher, seconds per 1,000 predictions, what the student loses in
-NLL and in accuracy or RMSE (student − teacher; ± over splits), and the joint NLL of 20 inputs by dyadic sampling of
+The columns: how many times the student's bytes the teacher has, seconds per 1,000 predictions, what the student loses in
+NLL and in accuracy or RMSE (student − teacher, mean over splits), and the joint NLL of 20 inputs by dyadic sampling of
 both, with its gap to the product of the marginals. AUROC is that of the student's own score, the mutual information of
 its functions, on images of digits: a plain student has one function, and so none.
 """
@@ -26,7 +26,7 @@ _JOINT, _GAP = (Quantity(name) for name in names(20))
 _OWN: Final = Quantity("auroc", "ood", "digits", score="mutual_information")
 _BOTH: Final = ("student", "teacher")
 _COLUMNS: Final = (  # title, quantity, and which of the pair's figures
-    ("bytes, of the teacher's", Quantity("bytes", "cost"), ("ratio",)),
+    ("bytes, teacher over student", Quantity("bytes", "cost"), ("ratio",)),
     ("s per 1,000", Quantity("seconds_per_1000", "cost"), _BOTH),
     ("NLL", Quantity("nll"), (*_BOTH, "lost")),
     ("accuracy", Quantity("accuracy"), ("lost",)),
@@ -41,7 +41,7 @@ def main() -> None:
     """Write the page from what lies in this folder."""
     read = load()
     facts = report.facts(read, Settings.read())
-    text = ["# Students beside their teachers", *uncommitted(facts), __doc__.partition("\n")[2].strip()]
+    text = ["# Students beside their teachers", *uncommitted(facts), __doc__.partition("\n")[2].strip("\n")]
     text.append("\n".join(f"- {key}: {value}" for key, value in facts.items()))
     for part in tables.gather(report.infos(read)).by_dataset().values():
         if students.of(part).runs:
@@ -54,11 +54,11 @@ def table(part: tables.Table) -> str:
     runs = students.of(part).runs
     shown = [(title, q, each) for title, q, each in _COLUMNS if any(part.estimate(run.key, q) for run in runs)]
     lines = [
-        ["student", "teacher", *(f"{title}, {of}" for title, _, each in shown for of in each)],
+        ["student", "teacher", *(f"{title}, {of}".removesuffix(", ratio") for title, _, each in shown for of in each)],
         [":---", ":---", *["---:"] * sum(len(each) for *_, each in shown)],
     ]
     for run in runs:
-        cells = [f"{run.method} {run.setting}", part.names.get(run.imitates or "", run.imitates or columns.NOTHING)]
+        cells = [run.setting, part.names.get(run.imitates or "", run.imitates or columns.NOTHING)]
         for _, quantity, each in shown:
             pair = beside(part.scores[run.key], part.scores.get(run.imitates or ""), quantity)
             cells += [students.CELLS[of](pair, columns.Column(of, quantity)).text for of in each]
