@@ -3,10 +3,10 @@
     python -m pipeline apply params/students.yaml && python -m pipeline repro report
     python -m benchmarks.pages.students             # in the same folder; it computes nothing anew
 
-The columns: how many times the student's bytes the teacher has, seconds per 1,000 predictions, what the student loses in
-NLL and in accuracy or RMSE (student − teacher, mean over splits), and the joint NLL of 20 inputs by dyadic sampling of
-both, with its gap to the product of the marginals. AUROC is that of the student's own score, the mutual information of
-its functions, on images of digits: a plain student has one function, and so none.
+The columns: how many times the student's bytes the teacher has; seconds per 1,000 predictions; what the student loses
+(its NLL or RMSE minus the teacher's, the teacher's accuracy minus its own, mean over splits); the joint NLL of 20 inputs
+by dyadic sampling, with its gap to the product of the marginals; the AUROC on images of digits by the mutual information
+of a posterior's functions, of which a plain student has one, and so none.
 """
 
 from pathlib import Path
