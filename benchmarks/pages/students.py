@@ -4,9 +4,9 @@
     python -m benchmarks.pages.students             # in the same folder; it computes nothing anew
 
 The columns: how many times the student's bytes the teacher has; seconds per 1,000 predictions; what the student loses
-(its NLL or RMSE minus the teacher's, the teacher's accuracy minus its own, mean over splits); the joint NLL of 20 inputs
-by dyadic sampling, with its gap to the product of the marginals; the AUROC on images of digits by the mutual information
-of a posterior's functions, of which a plain student has one, and so none.
+(its NLL or RMSE minus the teacher's, the teacher's accuracy minus its own, mean over splits); the joint NLL of 20
+inputs by dyadic sampling, with its gap to the product of marginals; the AUROC on images of digits by the mutual
+information of a posterior's functions, of which a plain student has one, and so none.
 """
 
 from pathlib import Path
