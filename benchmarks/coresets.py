@@ -33,7 +33,6 @@ from typing import Any, final
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bdl_pipe.sgmcmc.hamiltonian import SghmcConfig, sghmc
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
@@ -52,6 +51,8 @@ from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
+from bdl_pipe.sgmcmc import Chains, Sghmc
+from bdl_pipe.sgmcmc.sampling import density_of
 
 Form = Callable[[], Tensor]
 Outputs = Callable[[Tensor, Tensor], Tensor]  # weights [draw, weight], images -> logits [draw, row, class]
@@ -326,12 +327,12 @@ def chains(ipc: int, options: argparse.Namespace, dtype: torch.dtype) -> dict[st
     start, pixels = weights_near(flat, options.chains).to(options.device, dtype), images.to(dtype)
 
     def run(outputs: Outputs, weights: Tensor) -> Tensor:
-        def energy(at: Tensor) -> Tensor:
-            return 0.5 * at.square().sum(1) - len(pixels) * mean_log_likelihood(outputs(at, pixels), classes)
+        def log_joint(at: Tensor) -> Tensor:
+            return len(pixels) * mean_log_likelihood(outputs(at, pixels), classes) - 0.5 * at.square().sum(1)
 
-        kernel = SghmcConfig("sghmc", 1.0e-3, 0.1)
-        run = sghmc(lambda _: energy, weights, torch.ones_like(weights), kernel, 0.0, first=0, steps=1, rng=Seed(0))
-        return torch.cat([velocities for _, _, velocities in run])
+        kernel, rng = Sghmc(friction=0.1), Chains.of(Seed(0), len(weights))
+        state = kernel.init(weights, rng.at(0), 0.0)
+        return kernel.step(state, density_of(log_joint), rng.at(1), 1.0e-3, 0.0)["velocity"]
 
     def plain(order: torch.memory_format) -> Tensor:
         return torch.cat([run(looped(flat, skeleton, order), one[None]) for one in start])

@@ -46,7 +46,7 @@ from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import Chains, Sgld
-from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, summarise
+from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, of_split
 from bdl_pipe.sgmcmc.method import TargetConfig, network_chains
 from bdl_pipe.sgmcmc.sampler import SamplerConfig
 from bdl_pipe.sgmcmc.target import NetworkTarget
@@ -243,7 +243,7 @@ def effective(data: FitData, target: TargetConfig, sampler: SamplerConfig, steps
             kept.append(state["position"])
     seconds, spec = time.process_time() - began, many.target.spec
     draws = [NetworkDraws(spec, many.target.network.named(chain)) for chain in torch.stack(kept, 1)]
-    found = summarise(draws, data, DiagnosticsConfig(rows=50, max_rhat=1.05, min_ess=100)).metrics
+    found = of_split(draws, data, DiagnosticsConfig(rows=50, max_rhat=1.05, min_ess=100)).metrics
     return {
         "rhat": round(found["rhat_prediction"], 3),
         "ess": round(found["ess_prediction"], 1),
