@@ -14,7 +14,7 @@ The packages are left out, with a line, where they are not installed: ``pip inst
 
     python -m benchmarks.sgmcmc
     python -m pipeline repro prepare@boston && python -m benchmarks.sgmcmc --draws boston
-    python -m pipeline repro prepare@fashion_mnist && python -m benchmarks.sgmcmc --draws convnet --steps 4000
+    python -m pipeline repro prepare@fashion_mnist && python -m benchmarks.sgmcmc --draws convnet --steps 500
 
 The forms of a case run in turn, one step each, in one process with the same threads, so that a busy machine slows all
 of them. Figures are medians, with the least beside; ratios are of medians.
