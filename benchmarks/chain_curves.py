@@ -53,7 +53,7 @@ from pipeline.core.load import load
 from pipeline.core.model import Params, Run
 
 TEMPERATURES: Final = {"boston": (0.01, 0.1, 0.3, 1.0), "fashion_mnist": (0.01, 0.1, 1.0)}
-PASSES: Final = 10_000  # of each kernel on boston
+PASSES: Final = 10_000  # each kernel passes over boston's rows so often
 DRAWS: Final = 60  # of a chain
 POINTS: Final = 12  # of a curve
 WATCHED: Final = 32
