@@ -42,7 +42,7 @@ CONVNET = {"name": "convnet", "width": 4, "blocks": 2}  # for networks that have
 DENSITIES = {Quantity("auroc", "ood", "svhn", score=s) for s in ("max_prob", "feature_density", "refit_density")}
 FILES: dict[str, tuple[dict[str, int], list[int], str, set[Quantity]]] = {
     # params file -> its small numbers, its tables in the order of asking; a run and what its scores have
-    "vbll-table1": (VBLL, [1], "cifar10-g_vbll", DENSITIES),
+    "vbll-table1": (VBLL, [1, 6], "cifar10-g_vbll", DENSITIES),
     "vbll-table4": (VBLL, [4], "cifar100-g_vbll", DENSITIES),
     "inducing-table2": (
         VBLL | FEW,
