@@ -119,6 +119,39 @@ def test_kl_of_a_layer_is_the_rescaled_conditionals_and_that_of_u(rows: int | No
     torch.testing.assert_close(kl(net, rows), expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_the_function_space_kl_of_a_convolution_is_that_of_its_outputs(rows: int) -> None:
+    """Outputs F = W X of all places of all rows have covariances λ²A and A: KL[q ‖ p] = R(λ) rank(A) / (d_out d_in).
+
+    The rank is of the patches that the convolution itself reads, unfolded from images; without places it is wrong.
+    """
+    image = torch.randn(rows, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    net = bayesianize(torch.nn.Conv2d(2, 3, 3), rows=3, cols=2).double()
+    patches = torch.nn.functional.unfold(image, 3).movedim(1, 0).flatten(1)  # [channel x place of the filter, column]
+    columns = torch.cat([patches, patches.new_ones(1, patches.shape[1])])
+    covariance = torch.kron(torch.eye(3, dtype=torch.float64), columns.mT @ columns)  # with the prior N(0, I) of W
+    rank, layer = int(torch.linalg.matrix_rank(covariance)), net.layers["network"]
+    lam = layer.rescale
+    one = kl_divergence(MultivariateNormal(zeros(1), lam**2 * torch.eye(1)), MultivariateNormal(zeros(1), torch.eye(1)))
+    expected = rank * one + layer.posterior.kl()
+    torch.testing.assert_close(kl(net, rows, net.positions(image[:1])), expected, rtol=1e-6, atol=0)
+    assert rank == 3 * min(19, 4 * rows)
+    if rank < 3 * 19:
+        assert kl(net, rows) < expected - 1  # places left out
+
+
+def test_positions_count_places_and_calls() -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = torch.nn.Conv2d(1, 1, 3, padding=1), torch.nn.Linear(16, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.conv(self.conv(x)).flatten(1))
+
+    assert bayesianize(Twice(), rows=1, cols=1).positions(torch.zeros(1, 1, 4, 4)) == {"conv": 32, "head": 1}
+
+
 def test_lambda_has_a_hard_cap_and_gradients_up_to_it() -> None:
     layer = bayesianize(mlp(), lambda_max=0.03).layers["0"]
     torch.testing.assert_close(layer.rescale.detach(), torch.tensor(1e-3))

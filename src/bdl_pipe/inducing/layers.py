@@ -45,7 +45,7 @@ class Weights(nn.Module, ABC):
     def kl(self, rows: int | None) -> Float[Tensor, ""]:
         """Return the KL from the prior in nats.
 
-        ``rows``: N of β = min(1, N/d_in), the factor of R(λ); None: 1.
+        ``rows``: N of β = min(1, N/d_in), the factor of R(λ), where a convolution has a row for each place; None: 1.
         """
 
     def importance(self) -> dict[str, Float[Tensor, "row column"]]:

@@ -73,7 +73,8 @@ class RandomConfig:
         layers: by a pattern of layers' names (the first that fits), fields of ``weights`` that are theirs; null: their
             weights are points: ``{"trunk.*": null}`` leaves the last layer alone random.
         shared: rows and columns of inducing weights that all layers share (appendix H); null: none are shared.
-        function_space: R(λ) of a layer of more inputs than rows weighs N/d_in (appendix G).
+        function_space: R(λ) of a layer of more inputs than rows weighs N/d_in (appendix G); a convolution has a row for
+            each place of each image, which equation 43 leaves out (dense algebra: the rank of its patches).
         noise_variance: σ² of regression at the start.
         learn_noise: whether σ² is learned.
         prune: the share of Z's entries (_u) or of the weights (_w) that is removed from a fitted posterior of the same
@@ -153,6 +154,7 @@ class RandomWeights(MixtureLearner, NoisyLearner):
         self.net = bayesianize(network, config.kinds(), shared=config.shared, rng=rng.fold("weights"))
         if spec.kept is not None:
             shrink(self.net, spec.kept)
+        self._positions = self.net.positions(torch.zeros(1, *spec.input_shape)) if config.function_space else None
         self.likelihood = HomoscedasticLikelihood(spec.task, config.noise_variance)
         self.likelihood.requires_grad_(config.learn_noise)
 
@@ -177,7 +179,8 @@ class RandomWeights(MixtureLearner, NoisyLearner):
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: Noise) -> Tensor:
         weight_noise = {name: values for name, values in noise.items() if name != _KL}
         fit = self.log_likelihood(self.net(inputs, weight_noise), targets)
-        divergence = self.net.kl(num_train if self.spec.config.function_space else None)
+        rows = num_train if self.spec.config.function_space else None
+        divergence = self.net.kl(rows, self._positions)
         return -fit + noise[_KL] * divergence / num_train
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> Noise:

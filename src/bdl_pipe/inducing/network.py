@@ -9,6 +9,7 @@ makes: this is what ``torch.func.vmap`` over draws and ``Learner.noise`` use. ``
 """
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple, cast, final
 
@@ -24,7 +25,7 @@ from ..seeds import Seed
 from .layers import FactorCache, Inducing, Weights
 from .posteriors import Members, Noise
 from .shared import Shared
-from .weightspace import FactorisedWeights, LocalLayer
+from .weightspace import FactorisedWeights
 
 _MEMBER = "member"
 _OUTPUTS = "outputs"
@@ -175,13 +176,30 @@ class Bayesian(nn.Module):
         at = at + torch.arange(steps, device=at.device)
         return nn.functional.one_hot(at % self.members, self.members).to(self.dtype)
 
-    def kl(self, rows: int | None = None) -> Float[Tensor, ""]:
+    def kl(self, rows: int | None = None, positions: Mapping[str, int] | None = None) -> Float[Tensor, ""]:
         """Return Σ_l β_l R(λ_l) + KL[q ‖ p] in nats.
 
-        ``rows``: N, the number of training rows, for β_l = min(1, N/d_in) (function space, appendix G); None: β = 1.
+        Args:
+            rows: N training rows, for β_l = min(1, N P_l/d_in) (function space, appendix G); None: β = 1.
+            positions: P_l, :meth:`positions`; None: 1 each, as where all layers are linear.
         """
-        terms = [cast(Weights, layer).kl(rows) for layer in self.layers.values()]
+        per_row = positions or {}
+        terms = [
+            cast(Weights, layer).kl(None if rows is None else rows * per_row.get(key, 1))
+            for key, layer in self.layers.items()
+        ]
         return torch.stack(terms + ([] if self.shared is None else [self.shared.kl()])).sum()
+
+    def positions(self, inputs: Float[Tensor, "1 ..."]) -> dict[str, int]:
+        """Count how many products W x of one row each layer computes, by key: over places of an image and over calls.
+
+        Equation 43 of the paper counts one; the X of a convolution has a column for each place of each row.
+
+        Args:
+            inputs: one row.
+        """
+        found = self._probe(inputs, self.places)
+        return {key: sum(map(math.prod, found[key])) // place.shape[0] for key, place in self.places.items()}
 
     def centre(self) -> dict[str, Tensor]:
         """Return the means of all weights, by name in the network."""
@@ -224,16 +242,22 @@ class Bayesian(nn.Module):
             return {}
         row = tuple(inputs.shape[1:])
         if row not in self._outputs:
-            self._outputs[row] = self._probe(inputs[:1], local)
+            found = self._probe(inputs[:1], local)
+            for key, shapes in found.items():
+                if len(shapes) > 1:
+                    raise UserError(
+                        f"layer {local[key].name!r} is called {len(shapes)} times a pass: give noise of weights"
+                    )
+            self._outputs[row] = {key: shapes[0] for key, shapes in found.items() if shapes}
         return {k: (len(inputs) * first, *rest) for k, (first, *rest) in self._outputs[row].items()}
 
     @torch.no_grad()
-    def _probe(self, inputs: Tensor, local: dict[str, Place]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, list[tuple[int, ...]]] = {key: [] for key in local}
+    def _probe(self, inputs: Tensor, places: Mapping[str, Place]) -> dict[str, list[tuple[int, ...]]]:
+        """Return the shapes of each layer's outputs, one a call, in a forward pass at the means."""
+        found: dict[str, list[tuple[int, ...]]] = {key: [] for key in places}
         hooks = []
-        for key, place in local.items():
+        for key, place in places.items():
             layer = self.network.get_submodule(place.name)
-            assert isinstance(layer, LocalLayer)
             seen = found[key]
             hooks.append(layer.register_forward_hook(lambda _m, _i, out, seen=seen: seen.append(tuple(out.shape))))
         try:
@@ -242,18 +266,13 @@ class Bayesian(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
-        for key, shapes in found.items():
-            if len(shapes) > 1:
-                raise UserError(
-                    f"layer {local[key].name!r} is called {len(shapes)} times a pass: give noise of weights"
-                )
-        return {key: shapes[0] for key, shapes in found.items() if shapes}
+        return found
 
 
-def kl(net: Bayesian, rows: int | None = None) -> Float[Tensor, ""]:
+def kl(net: Bayesian, rows: int | None = None, positions: Mapping[str, int] | None = None) -> Float[Tensor, ""]:
     """Return the KL of all layers in nats, as :meth:`Bayesian.kl`; divide by the number of training rows."""
     require(rows is None or rows > 0, "rows", "must be > 0", rows)
-    return net.kl(rows)
+    return net.kl(rows, positions)
 
 
 def is_local(name: str) -> bool:
