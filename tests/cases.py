@@ -165,6 +165,8 @@ RANDOM_IMAGES = {**RANDOM, **IMAGES}
 MEMBERS = {"kind": "ensemble_u", "rows": 6, "cols": 5, "members": 2, "lambda_max": 0.1}
 MEAN_FIELD = {"kind": "ffg_w", "sd_max": 0.1}
 
+BOOSTING = {"rounds": 30, "learning_rate": 0.1, "leaves": 4, "folds": 2, "noise": "best"}
+
 CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("pretrained", "classification"): {
         "network": CONVNET,
@@ -193,6 +195,12 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("sgmcmc", "regression"): SGMCMC,
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
     ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
+    ("boosting", "classification"): BOOSTING,
+    ("boosting", "regression"): BOOSTING,
+    ("linear", "classification"): {},
+    ("linear", "regression"): {},
+    ("constant", "classification"): {},
+    ("constant", "regression"): {},
     ("gp", "regression"): {"ard": True, "steps": 12, "lr": 0.1},
     ("svgp", "regression"): {"inducing": 12, "ard": True, "training": LEARN},
     ("swa", "classification"): NORMS,
@@ -294,7 +302,7 @@ CHOSEN: Mapping[str, tuple[Kind, ...]] = {"dark_knowledge": ("teacher",)}
 
 # (method, stage kind) whose result does not depend on the seed, given its inputs
 COLLAPSED = ("ciber", "ciber_last", "ciber_second")
-FIXED = {("pretrained", "trajectory")} | {
+FIXED = {("linear", "student"), ("constant", "student"), ("pretrained", "trajectory")} | {
     (name, "student") for name in ("deterministic", "ensemble", "swa", "sgmcmc", "gp", *COLLAPSED)
 }
 

@@ -106,6 +106,9 @@ METHODS: Final[Lazy["Method"]] = Lazy(
         "fcg_w": "inducing.methods:FCG_W",
         "bnn": "baselines.bnn:BNN",
         "dropout": "baselines.dropout:DROPOUT",
+        "boosting": "baselines.boosting:BOOSTING",
+        "linear": "baselines.linear_model:LINEAR",
+        "constant": "baselines.constant:CONSTANT",
     },
 )
 
@@ -117,6 +120,10 @@ POSTERIORS: Final[Lazy[type["Posterior"]]] = Lazy(
         "vbpc_bma": "coresets.protocols.closed_form:TrunkMixture",
         "last_layer": "last_layer.methods:LastLayerPosterior",
         "gp": "baselines.gp:GpPosterior",
+        "boosting": "baselines.boosting:BoostingPosterior",
+        "linear_regression": "baselines.linear_model:LinearRegressionPosterior",
+        "logistic_regression": "baselines.linear_model:LogisticRegressionPosterior",
+        "constant": "baselines.constant:ConstantPosterior",
         "svgp": "baselines.sparse_gp:SvgpPosterior",
         "bnn": "baselines.bnn:BnnPosterior",
         "dropout": "baselines.dropout:DropoutPosterior",

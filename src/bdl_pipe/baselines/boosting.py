@@ -1,0 +1,215 @@
+"""The method ``boosting``: gradient-boosted trees with a distribution, what a user of tables would pick instead.
+
+The trees are scikit-learn's histogram gradient boosting (Ke et al. 2017), one sum for each target and for each class.
+The number of rounds is the mean of those that the folds of a cross-validation find best; the model is then fitted to
+all rows. The residuals of the left-out rows, which no tree has seen, give the noise of regression:
+
+- ``constant``: N(f(x), s²), s² the mean of the squared residuals;
+- ``modelled``: N(f(x), s²(x)), s²(x) by boosting the squared residuals under the deviance of a gamma distribution, on
+  the same folds, as Nelder & Lee 1998 model mean and dispersion together;
+- ``best``: the one of the larger log-likelihood of the left-out rows.
+
+Classes: the softmax of the sums. Stored as tensors (:mod:`.trees`).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..artifacts import State, under
+from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Default, Inputs, Method, StageSpec
+from ..predictive import Categorical, Gaussian, Predictive
+from ..progress import Report
+from ..seeds import Seed
+from .trees import Trees, of_boosting
+
+_SMALLEST: Final = 1e-6  # of a variance, over that of the targets; a fit without an error has some
+_PATIENCE: Final = 20  # rounds without a better score of the left-out rows
+_ABSENT: Final = -50.0  # log-probability of a class without a training row
+
+
+@dataclass(frozen=True)
+class BoostingConfig:
+    """The section ``methods.boosting`` of params.yaml; what it does not have is scikit-learn's own.
+
+    Attributes:
+        rounds: trees of each output at most.
+        learning_rate: the factor of each tree.
+        leaves: of a tree, at most.
+        folds: K of the cross-validation.
+        noise: of regression.
+    """
+
+    rounds: int
+    learning_rate: float
+    leaves: int
+    folds: int
+    noise: Literal["constant", "modelled", "best"]
+
+    def __post_init__(self) -> None:
+        require(self.rounds > 0, "rounds", "must be > 0", self.rounds)
+        require(0 < self.learning_rate <= 1, "learning_rate", "must be in (0, 1]", self.learning_rate)
+        require(self.leaves > 1, "leaves", "must be > 1", self.leaves)
+        require(self.folds > 1, "folds", "must be > 1", self.folds)
+
+
+@final
+class BoostingPosterior:
+    """Sums of trees: of logits, or of means with the log of each variance. It holds no draws: the trees are a point."""
+
+    key = "boosting"
+
+    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
+        self._state = state
+        tensors = {name: values.to(device) for name, values in state.tensors.items()}
+        self._classes: list[int] = state.config["classes"]
+        self._outputs = int(state.config["outputs"])
+        self._sums = [Trees(under(f"sums.{i}.", tensors)) for i in range(1 if self._classes else self._outputs)]
+        self._variances = [] if self._classes else [_variance(i, tensors) for i in range(self._outputs)]
+
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
+        """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
+        rows = inputs.flatten(1)
+        sums = torch.cat([trees(rows) for trees in self._sums], -1)
+        if not self._classes:
+            variance = torch.stack([of(rows) for of in self._variances], -1)
+            return Gaussian(sums[None].to(inputs.dtype), variance[None].to(inputs.dtype))
+        logits = F.pad(sums, (1, 0)) if sums.shape[-1] < len(self._classes) else sums  # two classes have one sum
+        every = logits.new_full((len(logits), self._outputs), _ABSENT)
+        every[:, self._classes] = torch.log_softmax(logits, -1)
+        return Categorical(torch.log_softmax(every, -1)[None].to(inputs.dtype))
+
+    def state(self) -> State:
+        return self._state
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "BoostingPosterior":
+        return cls(state, device)
+
+
+def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, report: Report) -> State:
+    """Fit the trees to the training rows; ``rng`` draws the folds, ``inputs`` are not used."""
+    rows, targets = (values.double().numpy() for values in data.tensors("train"))
+    classes = [int(label) for label in np.unique(targets)] if data.task == "classification" else []
+    folds = _folds(targets if classes else np.zeros(len(rows)), config.folds, rng)
+    about: dict[str, Any] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
+    if len(classes) == 1:  # no tree: its probability is 1
+        report(1, 1)
+        return State(_named("sums.0", Trees.constant([0.0])), about)
+    parts = 1 if classes else data.outputs * (1 if config.noise == "constant" else 2)
+    folded = _Folds(rows.reshape(len(rows), -1), folds, config, report, parts)
+    if classes:
+        return State(_named("sums.0", folded.solve("classes", "classes", targets)[0]), about)
+    tensors = dict[str, Tensor]()
+    for i, column in enumerate(targets.T):
+        trees, left_out = folded.solve(f"mean.{i}", "squared_error", column)
+        variance = _noise(folded, i, column - left_out, float(column.var()))
+        tensors |= _named(f"sums.{i}", trees) | _named(f"variance.{i}", variance)
+    return State(tensors, about)
+
+
+class _Folds:
+    """Boosting by the folds of one set of rows. What is done of a fold is in the checkpoints."""
+
+    def __init__(self, rows: np.ndarray, folds: np.ndarray, config: BoostingConfig, report: Report, parts: int) -> None:
+        """Take ``folds``, that of each row, and ``parts``, how often :meth:`solve` will be called."""
+        self._rows, self._folds, self.config, self._report = rows, folds, config, report
+        self._count = int(folds.max()) + 1
+        self._total, last = parts * self._count, report.load()
+        self._done: dict[str, Tensor] = {} if last is None else dict(last.tensors)
+        self._step = sum(name.endswith("best") for name in self._done)
+
+    def solve(self, part: str, loss: str, targets: np.ndarray) -> tuple[Trees, np.ndarray]:
+        """Return the trees of all rows, and for each row what the trees of the other folds predict, before any link."""
+        models = [self._fold(f"{part}.{fold}.", loss, targets, fold) for fold in range(self._count)]
+        rounds = max(1, round(float(np.mean([best for _, best in models]))))
+        left_out = np.zeros(len(targets))
+        for fold, (trees, _) in enumerate(models) if loss != "classes" else ():
+            chosen = self._folds == fold
+            left_out[chosen] = trees.first(rounds)(torch.from_numpy(self._rows[chosen]))[:, 0].numpy()
+        return of_boosting(self._model(loss, rounds).fit(self._rows, targets), rounds), left_out
+
+    def _fold(self, name: str, loss: str, targets: np.ndarray, fold: int) -> tuple[Trees, int]:
+        """Return the trees of all folds but one, and their rounds of the best score on that one."""
+        if f"{name}best" not in self._done:
+            rest, out = self._folds != fold, self._folds == fold
+            if loss == "classes":  # a class that the rest lacks cannot be scored
+                out &= np.isin(targets, targets[rest])
+            model = self._model(loss, self.config.rounds, stop=True)
+            model.fit(self._rows[rest], targets[rest], X_val=self._rows[out], y_val=targets[out])
+            best = int(np.argmax(model.validation_score_))
+            self._done |= _named(name.rstrip("."), of_boosting(model, model.n_iter_)) | {
+                f"{name}best": torch.tensor(best)
+            }
+            self._step += 1
+            self._report(self._step, self._total, {"rounds": float(best)})
+            if self._report.due():
+                self._report.save(State(self._done, {}))
+        return Trees(under(name, self._done)), int(self._done[f"{name}best"])
+
+    def _model(self, loss: str, rounds: int, stop: bool = False) -> Any:
+        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+        options: dict[str, Any] = {
+            "learning_rate": self.config.learning_rate,
+            "max_iter": rounds,
+            "max_leaf_nodes": self.config.leaves,
+            "early_stopping": stop,
+            "n_iter_no_change": _PATIENCE,
+            "categorical_features": None,
+            "random_state": 0,
+        }
+        if loss == "classes":
+            return HistGradientBoostingClassifier(**options)
+        return HistGradientBoostingRegressor(loss=loss, **options)
+
+
+def _named(name: str, trees: Trees) -> dict[str, Tensor]:
+    return {f"{name}.{key}": values for key, values in trees.tensors.items()}
+
+
+def _noise(folded: _Folds, output: int, residuals: np.ndarray, variance: float) -> Trees:
+    """Return the log of the variance of left-out residuals, of the noise that the config asks for."""
+    squared = np.maximum(residuals**2, _SMALLEST * max(variance, _SMALLEST))
+    constant = math.log(float(squared.mean()))
+    if folded.config.noise == "constant":
+        return Trees.constant([constant])
+    trees, left_out = folded.solve(f"noise.{output}", "gamma", squared)
+    worse = _nll(squared, left_out) >= _nll(squared, np.full(len(squared), constant))
+    return Trees.constant([constant]) if folded.config.noise == "best" and worse else trees
+
+
+def _nll(squared: np.ndarray, log_variance: np.ndarray) -> float:
+    """Return the mean of −2 log N(r | 0, v) up to a constant."""
+    return float((squared * np.exp(-log_variance) + log_variance).mean())
+
+
+def _variance(output: int, tensors: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    trees = Trees(under(f"variance.{output}.", tensors))
+    return lambda inputs: trees(inputs)[:, 0].exp()
+
+
+def _folds(labels: np.ndarray, count: int, rng: Seed) -> np.ndarray:
+    """Return the fold of each row: every class is spread over the folds as evenly as can be, else at random."""
+    order = np.lexsort((torch.rand(len(labels), generator=rng.generator(), dtype=torch.float64).numpy(), labels))
+    folds = np.empty(len(labels), dtype=int)
+    folds[order] = np.arange(len(labels)) % min(count, max(2, len(labels) // 2))
+    return folds
+
+
+BOOSTING = Method(
+    name="boosting",
+    config=BoostingConfig,
+    tasks=("regression", "classification"),
+    stages={"student": StageSpec(fit)},
+    search={"learning_rate": (1e-2, 3e-1, "log"), "leaves": (4, 64, "integer")},
+    default=Default(1.0, suits=lambda size: size.image is None),
+)

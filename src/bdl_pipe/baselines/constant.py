@@ -1,0 +1,71 @@
+"""The method ``constant``: the distribution of the training targets, whatever the inputs: a model must be better.
+
+Regression: N(mean, (1 + 1/n) variance) of each transformed target, the variance with n − 1. Classes: Laplace's rule
+(n_k + 1)/(n + K). The state: ``mean`` and ``variance`` [output], or ``log_probs`` [class].
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..method import Default, Inputs, Method, StageSpec
+from ..predictive import Categorical, Gaussian, Predictive
+from ..progress import Report
+from ..seeds import Seed
+
+
+@dataclass(frozen=True)
+class ConstantConfig:
+    """The section ``methods.constant`` of params.yaml, which has no keys."""
+
+
+@final
+class ConstantPosterior:
+    """One predictive distribution for every input."""
+
+    key = "constant"
+
+    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
+        self._state = state
+        self._tensors = {name: values.to(device) for name, values in state.tensors.items()}
+
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
+        """Predict transformed inputs, of which the number alone matters; ``rng`` is not used."""
+        rows, known = len(inputs), self._tensors
+        if "log_probs" in known:
+            return Categorical(known["log_probs"].expand(1, rows, -1))
+        mean, variance = (known[name].expand(1, rows, -1) for name in ("mean", "variance"))
+        return Gaussian(mean, variance)
+
+    def state(self) -> State:
+        return self._state
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "ConstantPosterior":
+        return cls(state, device)
+
+
+def fit(data: FitData, inputs: Inputs, config: ConstantConfig, *, rng: Seed, report: Report) -> State:
+    """Return the distribution of the training targets; ``inputs`` and ``rng`` are not used."""
+    _, targets = data.tensors("train")
+    report(1, 1)
+    about = {"posterior": ConstantPosterior.key}
+    if data.task == "classification":
+        counts = torch.bincount(targets, minlength=data.outputs).double() + 1
+        return State({"log_probs": (counts / counts.sum()).log().float()}, about)
+    targets = targets.double()
+    variance = targets.var(0) * (1 + 1 / len(targets))
+    return State({"mean": targets.mean(0).float(), "variance": variance.float()}, about)
+
+
+CONSTANT = Method(
+    name="constant",
+    config=ConstantConfig,
+    tasks=("regression", "classification"),
+    stages={"student": StageSpec(fit, in_driver=True)},
+    default=Default(0.0),
+)

@@ -1,0 +1,159 @@
+"""The method ``linear``: a linear model of the transformed inputs, as a rival that is fitted in a second.
+
+Regression: exact Bayesian linear regression (``linear``) with a bias; its prior and noise variance maximise the
+evidence of the training rows (``evidence``). Classes: logistic regression at its MAP by scikit-learn, the variance of
+the weights' N(0, C I) chosen among powers of ten by the log-likelihood of validation rows, then fitted to all rows.
+
+The state: ``mean``, ``factor`` and ``noise_variance`` of a ``LinearPosterior``; or ``weight`` [class, input] and
+``bias`` [class].
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..errors import DataError
+from ..joint_predictive import GaussianFunctions
+from ..method import Default, Inputs, Method, StageSpec
+from ..predictive import Categorical, Gaussian
+from ..progress import Report
+from ..seeds import Seed
+from . import linear
+from .evidence import fit_hyperparameters
+from .linear import LinearPosterior, with_bias
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
+
+_STRENGTHS: Final = tuple(10.0**power for power in range(-4, 5))  # of C, in the order of trial
+_STEPS: Final = 1_000  # of L-BFGS, at most
+_MOST: Final = 50_000_000  # numbers in the inputs: 0.4 GB, of which the singular values take a copy
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """The section ``methods.linear`` of params.yaml, which has no keys: what it needs it chooses by itself."""
+
+
+@final
+class LinearRegressionPosterior:
+    """The posterior of a linear regression of the transformed inputs."""
+
+    key = "linear_regression"
+
+    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
+        self._state = state
+        names = ("mean", "factor", "noise_variance")
+        self._layer = LinearPosterior(*(state.tensors[name].to(device) for name in names))
+
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
+        """Predict transformed inputs, computed in float64, in closed form; ``rng`` is not used."""
+        exact = linear.predict(self._layer, with_bias(inputs.double()))
+        return Gaussian(exact.draw_mean.to(inputs.dtype), exact.draw_variance.to(inputs.dtype))
+
+    def functions(self, inputs: Float[Tensor, "group row d"], *, rng: Seed) -> GaussianFunctions:
+        """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
+        return linear.functions(self._layer, with_bias(inputs.double()))
+
+    def state(self) -> State:
+        return self._state
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LinearRegressionPosterior":
+        return cls(state, device)
+
+
+@final
+class LogisticRegressionPosterior:
+    """A logistic regression of the transformed inputs, at a point."""
+
+    key = "logistic_regression"
+
+    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
+        self._state = state
+        self._weight, self._bias = (state.tensors[name].to(device) for name in ("weight", "bias"))
+
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
+        """Predict transformed inputs, computed in float64; ``rng`` is not used."""
+        logits = inputs.flatten(1).double() @ self._weight.mT + self._bias
+        return Categorical(torch.log_softmax(logits, -1)[None].to(inputs.dtype))
+
+    def state(self) -> State:
+        return self._state
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LogisticRegressionPosterior":
+        return cls(state, device)
+
+
+def fit(data: FitData, inputs: Inputs, config: LinearConfig, *, rng: Seed, report: Report) -> State:
+    """Fit the model to the training rows; ``inputs`` and ``rng`` are not used.
+
+    Raises:
+        DataError: there are more numbers in the training rows than it can hold.
+    """
+    size = data.train.inputs.size
+    if size > _MOST:
+        raise DataError(f"linear: the data must have at most {_MOST:,} numbers in their training rows, got {size:,}")
+    report(1, 1)
+    if data.task == "classification":
+        fitted = _logistic(data, _strength(data.search or data))
+        weight, bias = torch.from_numpy(fitted.coef_), torch.from_numpy(fitted.intercept_)
+        softmax = _of_all_classes(weight, bias, fitted.classes_, data.outputs)
+        return State(softmax, {"posterior": LogisticRegressionPosterior.key})
+    rows, targets = (values.double() for values in data.tensors("train"))
+    phi = with_bias(rows)
+    best = fit_hyperparameters(phi, targets)
+    layer = linear.posterior(phi, targets, best.prior_variance, best.noise_variance)
+    tensors = {name: values.clone() for name, values in vars(layer).items()}
+    return State(tensors, {"posterior": LinearRegressionPosterior.key})
+
+
+def _strength(data: FitData) -> float:
+    """Return the C of the largest log-likelihood of the validation rows; without any, scikit-learn's own, 1."""
+    if not len(data.validation):
+        return 1.0
+    rows, labels = (values.numpy() for values in data.tensors("validation"))
+    scores = []
+    for strength in _STRENGTHS:
+        fitted = _logistic(data, strength)
+        log_probs = np.full((len(rows), data.outputs), -50.0)  # of a class without a training row
+        log_probs[:, fitted.classes_] = fitted.predict_log_proba(rows.reshape(len(rows), -1).astype(float))
+        scores.append(float(log_probs[np.arange(len(rows)), labels].mean()))
+    return _STRENGTHS[int(np.argmax(scores))]
+
+
+def _logistic(data: FitData, strength: float) -> "LogisticRegression":
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    rows, labels = (values.numpy() for values in data.tensors("train"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a weak prior on separable rows: the choice is by score
+        return LogisticRegression(C=strength, max_iter=_STEPS).fit(rows.reshape(len(rows), -1).astype(float), labels)
+
+
+def _of_all_classes(weight: Tensor, bias: Tensor, classes: np.ndarray, outputs: int) -> dict[str, Tensor]:
+    """Return the weights of a softmax over all classes; one without a training row has a probability of about 1e-22."""
+    if len(classes) == 2:  # scikit-learn has one row for two classes, of the second
+        weight, bias = torch.cat([0 * weight, weight]), torch.cat([0 * bias, bias])
+    known = torch.from_numpy(np.asarray(classes, dtype=np.int64))
+    every = {"weight": weight.new_zeros(outputs, weight.shape[1]), "bias": bias.new_full((outputs,), -50.0)}
+    every["weight"][known], every["bias"][known] = weight, bias
+    return every
+
+
+LINEAR = Method(
+    name="linear",
+    config=LinearConfig,
+    tasks=("regression", "classification"),
+    stages={"student": StageSpec(fit)},
+    default=Default(0.1, suits=lambda size: size.image is None and size.train * size.width <= _MOST),
+)

@@ -1,0 +1,103 @@
+"""Sums of regression trees as tensors, so that fitted boosting is stored and read without unpickling anything."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_AT_ONCE: Final = 1 << 22  # places in trees that are looked up at once
+_FIELDS: Final = ("feature", "threshold", "left", "right", "value", "root", "start")
+
+
+@final
+class Trees:
+    """Σ_t f_t(x) + start of K outputs, each with trees of its own.
+
+    Attributes:
+        feature, threshold, left, right, value: of every node of every tree [node]; a leaf is its own child, left and
+            right, so that a walk of any length ends in it. A row goes left where x[feature] <= threshold.
+        root: the first node of each tree [output, tree]; outputs have equally many trees.
+        start: what the trees are added to [output].
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = {name: tensors[name] for name in _FIELDS}
+        self._depth = _depth(self.tensors["left"], self.tensors["right"], self.tensors["root"])
+
+    @classmethod
+    def constant(cls, values: Sequence[float]) -> "Trees":
+        """Return no trees, and ``values`` as the start."""
+        numbers, whole = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+        nodes = {"feature": whole, "threshold": numbers, "left": whole, "right": whole, "value": numbers}
+        root = torch.zeros(len(values), 0, dtype=torch.int64)
+        return cls(nodes | {"root": root, "start": torch.tensor(values, dtype=torch.float64)})
+
+    @property
+    def rounds(self) -> int:
+        """Return the number of trees of each output."""
+        return self.tensors["root"].shape[1]
+
+    def first(self, rounds: int) -> "Trees":
+        """Return the sums of the first rounds alone."""
+        return Trees(self.tensors | {"root": self.tensors["root"][:, :rounds]})
+
+    def __call__(self, inputs: Float[Tensor, "row d"]) -> Float[Tensor, "row output"]:
+        """Return the sums at finite inputs, in float64."""
+        outputs, trees = self.tensors["root"].shape
+        chunks = inputs.double().split(max(1, _AT_ONCE // max(1, outputs * trees)))
+        return torch.cat([self._sums(rows) for rows in chunks])
+
+    def _sums(self, rows: Tensor) -> Tensor:
+        known, root = self.tensors, self.tensors["root"]
+        place = root.flatten().expand(len(rows), -1)
+        for _ in range(self._depth):
+            go_left = rows.gather(1, known["feature"][place]) <= known["threshold"][place]
+            place = torch.where(go_left, known["left"][place], known["right"][place])
+        return known["value"][place].unflatten(1, root.shape).sum(-1) + known["start"]
+
+
+def of_boosting(model: Any, rounds: int) -> Trees:
+    """Return the trees of the first ``rounds`` rounds of a fitted histogram gradient boosting of scikit-learn.
+
+    scikit-learn has no public form of its trees but a pickle: this reads what its own prediction reads, and
+    ``tests/baselines/test_trees.py`` holds the two equal.
+    """
+    return _stacked([list(of_round) for of_round in model._predictors[:rounds]], model._baseline_prediction)
+
+
+def _stacked(predictors: list[list[Any]], start: np.ndarray) -> Trees:
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in _FIELDS[:5]}
+    offset, root = 0, list[list[int]]()
+    for of_round in predictors:
+        root.append([])
+        for predictor in of_round:
+            nodes = predictor.nodes
+            own, leaf = np.arange(len(nodes)), nodes["is_leaf"].astype(bool)
+            assert not nodes["is_categorical"].any(), "trees of categories are not read"
+            columns["feature"].append(np.where(leaf, 0, nodes["feature_idx"]))
+            columns["threshold"].append(np.where(leaf, 0.0, nodes["num_threshold"]))
+            columns["left"].append(offset + np.where(leaf, own, nodes["left"]))
+            columns["right"].append(offset + np.where(leaf, own, nodes["right"]))
+            columns["value"].append(np.where(leaf, nodes["value"], 0.0))
+            root[-1].append(offset)
+            offset += len(nodes)
+    whole = {name: torch.from_numpy(_joined(parts, name)) for name, parts in columns.items()}
+    first = torch.from_numpy(np.asarray(start, dtype=float).reshape(-1).copy())
+    places = torch.tensor(root, dtype=torch.int64).reshape(len(root), len(first)).T.contiguous()
+    return Trees(whole | {"root": places, "start": first})
+
+
+def _joined(parts: Iterable[np.ndarray], name: str) -> np.ndarray:
+    kind = np.float64 if name in ("threshold", "value") else np.int64
+    return np.concatenate([np.zeros(0, kind), *parts]).astype(kind)
+
+
+def _depth(left: Tensor, right: Tensor, root: Tensor) -> int:
+    """Return the most steps from a root to a leaf."""
+    place, depth = root.flatten().unique(), 0
+    while not bool((left[place] == place).all()):
+        place, depth = torch.cat([left[place], right[place]]).unique(), depth + 1
+    return depth

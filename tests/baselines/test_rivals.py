@@ -1,0 +1,164 @@
+"""Rivals without a network: boosting, linear models and the constant, each against what it stands for."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression
+from torch.distributions import Normal
+
+from bdl_pipe.baselines import boosting, linear_model
+from bdl_pipe.baselines.boosting import BoostingConfig, BoostingPosterior
+from bdl_pipe.baselines.constant import ConstantPosterior
+from bdl_pipe.baselines.trees import Trees, of_boosting
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+
+from ..cases import fit
+
+
+def rows(count: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose noise grows along the first column."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 3))
+    return x, np.sin(2 * x[:, 0]) + x[:, 1] + np.exp(x[:, 2]) * 0.3 * rng.normal(size=count)
+
+
+def table(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...] = ()) -> FitData:
+    """Four fifths of the rows to train on, the last fifth to validate."""
+    count = len(x) * 4 // 5
+    targets = y.astype(np.int64) if classes else y[:, None]
+    known, held = torch.from_numpy(x[:count]), torch.from_numpy(targets[:count])
+    of = {} if classes else {"shift": held.mean(0), "scale": held.std(0)}
+    transform = Transform("table", known.mean(0), known.std(0), **of)
+    train, validation = Examples(x[:count], targets[:count]), Examples(x[count:], targets[count:])
+    return FitData("classification" if classes else "regression", train, validation, transform, classes)
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "gamma"])
+def test_trees_are_those_of_scikit_learn(loss: str) -> None:
+    x, y = rows()
+    y = y if loss == "squared_error" else np.exp(y)
+    model = HistGradientBoostingRegressor(loss=loss, max_iter=30, early_stopping=False).fit(x, y)
+    trees, found = of_boosting(model, 30), torch.from_numpy(x)
+    raw = trees(found)[:, 0].numpy()
+    np.testing.assert_allclose(raw if loss == "squared_error" else np.exp(raw), model.predict(x), rtol=1e-12)
+    few = HistGradientBoostingRegressor(loss=loss, max_iter=7, early_stopping=False).fit(x, y)
+    np.testing.assert_allclose(of_boosting(model, 7)(found), of_boosting(few, 7)(found), rtol=1e-12)
+    assert np.abs(of_boosting(model, 7)(found)[:, 0].numpy() - raw).max() > 0.01
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_trees_of_classes_are_those_of_scikit_learn(classes: int) -> None:
+    x, y = rows()
+    labels = np.digitize(y, np.quantile(y, np.linspace(0, 1, classes + 1)[1:-1]))
+    model = HistGradientBoostingClassifier(max_iter=20, early_stopping=False).fit(x, labels)
+    sums = of_boosting(model, 20)(torch.from_numpy(x))
+    logits = torch.nn.functional.pad(sums, (1, 0)) if classes == 2 else sums
+    np.testing.assert_allclose(torch.softmax(logits, -1).numpy(), model.predict_proba(x), rtol=1e-10)
+
+
+def test_trees_in_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = rows(50)
+    trees = of_boosting(HistGradientBoostingRegressor(max_iter=5).fit(x, y), 5)
+    whole = trees(torch.from_numpy(x))
+    monkeypatch.setattr("bdl_pipe.baselines.trees._AT_ONCE", 15)
+    assert torch.equal(trees(torch.from_numpy(x)), whole)
+    assert Trees.constant([1.5, 2.0])(torch.zeros(3, 2)).tolist() == [[1.5, 2.0]] * 3
+
+
+def config(**changes: object) -> BoostingConfig:
+    known = {"rounds": 200, "learning_rate": 0.1, "leaves": 8, "folds": 5, "noise": "best"}
+    return BoostingConfig(**(known | changes))  # type: ignore[arg-type]
+
+
+def fitted(data: FitData, **changes: object) -> BoostingPosterior:
+    return BoostingPosterior(boosting.fit(data, {}, config(**changes), rng=Seed(0), report=Silent()))
+
+
+def nll(posterior: BoostingPosterior, data: FitData) -> float:
+    inputs, targets = data.tensors("validation")
+    return -float(posterior.predict(inputs).log_prob(targets).mean())
+
+
+def test_modelled_noise_is_chosen_where_it_varies_and_only_there() -> None:
+    """Noise of deviations .3 exp(x): by trees it is nearer to the truth than a constant; else the constant stays."""
+    x, y = rows(3_000)
+    varying = table(x, y)
+    best, constant = fitted(varying), fitted(varying, noise="constant")
+    assert nll(best, varying) < nll(constant, varying) - 0.1
+    rng = np.random.default_rng(1)
+    still = table(x[:500], x[:500, 0] + rng.normal(size=500))
+    assert torch.equal(
+        fitted(still).predict(still.tensors("validation")[0]).variance,
+        fitted(still, noise="constant").predict(still.tensors("validation")[0]).variance,
+    )
+
+
+def test_the_noise_is_of_rows_that_no_tree_has_seen() -> None:
+    """Pure noise: the left-out residuals have its variance, those of the fit itself less (the wrong variant)."""
+    rng = np.random.default_rng(2)
+    data = table(rng.normal(size=(400, 5)), rng.normal(size=400))
+    variance = float(fitted(data, noise="constant").predict(data.tensors("validation")[0]).variance[0, 0])
+    assert 0.85 < variance < 1.3  # transformed targets have variance 1; of 400 squares ± 7 %
+    inputs, targets = (values.numpy() for values in data.tensors("train"))
+    own = HistGradientBoostingRegressor(max_iter=100).fit(inputs, targets[:, 0])
+    assert np.mean((own.predict(inputs) - targets[:, 0]) ** 2) < 0.6
+
+
+def test_rounds_are_those_of_the_folds_and_not_all() -> None:
+    x, y = rows(600)
+    posterior = fitted(table(x, y))
+    assert 5 < posterior.state().tensors["sums.0.root"].shape[1] < 200
+
+
+def test_a_class_of_one_row_and_a_class_without_rows() -> None:
+    x, y = rows(200)
+    labels = (y > 0).astype(np.int64)
+    labels[0] = 2
+    data = table(x, labels, classes=("a", "b", "c", "d"))
+    probabilities = fitted(data).predict(data.tensors("validation")[0]).mean
+    assert probabilities.shape[1] == 4 and probabilities[:, 3].max() < 1e-20
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(len(probabilities)))
+
+
+def test_bad_numbers_are_refused() -> None:
+    for key, value in (("rounds", 0), ("learning_rate", 1.5), ("leaves", 1), ("folds", 1)):
+        with pytest.raises(ConfigError, match=key):
+            config(**{key: value})
+
+
+def test_the_constant_is_the_distribution_of_the_targets() -> None:
+    x, y = rows(100)
+    data = table(x, y)
+    targets = data.tensors("train")[1].double()
+    found = ConstantPosterior(fit("constant", "student", data, rng=Seed(0))).predict(torch.zeros(2, 3))
+    truth = Normal(targets.mean(), targets.std() * math.sqrt(1 + 1 / len(targets)))
+    torch.testing.assert_close(
+        found.log_prob(torch.tensor([[0.3], [-1.0]])), truth.log_prob(torch.tensor([0.3, -1.0])).float()
+    )
+    labels = table(x, np.arange(100) % 3 == 0, classes=("a", "b", "c"))
+    counts = torch.bincount(labels.tensors("train")[1], minlength=3)
+    found = ConstantPosterior(fit("constant", "student", labels, rng=Seed(0))).predict(torch.zeros(1, 3))
+    torch.testing.assert_close(found.mean[0], ((counts + 1) / (counts.sum() + 3)).float())
+
+
+def test_logistic_regression_is_scikit_learns_at_the_chosen_strength() -> None:
+    x, y = rows(300)
+    for classes in (2, 3):
+        labels = np.digitize(y, [0.0, 1.0][: classes - 1])
+        data = table(x, labels, classes=("a", "b", "c")[:classes])
+        state = linear_model.fit(data, {}, linear_model.LinearConfig(), rng=Seed(0), report=Silent())
+        inputs, known = data.tensors("train")
+        found = linear_model.LogisticRegressionPosterior(state).predict(inputs)
+        chosen = linear_model._strength(data.search or data)
+        peer = LogisticRegression(C=chosen, max_iter=1_000).fit(inputs.double(), known)
+        np.testing.assert_allclose(found.mean.numpy(), peer.predict_proba(inputs.double()), atol=1e-5)
+        strong = LogisticRegression(C=1e-4, max_iter=1_000).fit(inputs.double(), known)
+        assert chosen > 1e-3 and np.abs(found.mean.numpy() - strong.predict_proba(inputs.double())).max() > 0.1
