@@ -11,6 +11,7 @@ from bdl_pipe.method import Default, Method, Upstream
 from bdl_pipe.registry import METHODS, register_method
 
 SMALL, MIDDLE, LARGE = (Size("regression", rows, 13) for rows in (300, 5_000, 200_000))
+RIVALS = ["boosting", "linear", "constant"]  # of tables
 IMAGES = Size("classification", 300, 144, image=(1, 12, 12), fewest=150)
 
 
@@ -31,7 +32,7 @@ def test_methods_suit_a_task_and_a_size() -> None:
         "gp",
         "sgmcmc",
     ]
-    assert names(SMALL) == [*first, "dark_knowledge", "ffg_u", "ensemble_u", "ffg_w", "bnn", "dropout"]
+    assert names(SMALL) == [*first, "dark_knowledge", "ffg_u", "ensemble_u", "ffg_w", "bnn", "dropout", *RIVALS]
     assert [name for name in names(SMALL) if name not in names(MIDDLE)] == ["gp"]
     assert [name for name in names(MIDDLE) if name not in names(SMALL)] == ["svgp"]
     assert {name for name in names(MIDDLE) if name not in names(LARGE)} == {"ciber_last", "ciber_second", "map_blr"}

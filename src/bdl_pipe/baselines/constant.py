@@ -67,5 +67,5 @@ CONSTANT = Method(
     config=ConstantConfig,
     tasks=("regression", "classification"),
     stages={"student": StageSpec(fit, in_driver=True)},
-    default=Default(0.0),
+    default=Default(0.0, suits=lambda size: size.image is None),
 )
