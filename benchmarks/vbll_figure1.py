@@ -1,0 +1,257 @@
+"""VBLL's figure 1: a cubic with a gap under variational features, and the feature densities of two half moons.
+
+Harrison, Willes & Snoek 2023 (workshop text), figure 1 and appendix G.1. The problems, the fits, and what of them is
+not printed: ``benchmarks.toys.last_layers``. Every number is the mean ± standard error over five seeds, each of which
+has data and weights of its own.
+
+*The cubic.* The standard deviation of the predictive of y, and of f alone, in the gap's middle (x = 0) and beyond the
+data (x = ±6) over its mean at the data (2 ≤ |x| ≤ 4), and the share of x at which the central 95 % of y hold f(x).
+*The moons.* Spearman's rank correlation, over a grid, between the distance from the nearest training row and minus a
+score of the familiar: the log density of the features, or the largest class probability.
+
+    python -m benchmarks.vbll_figure1
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from scipy.spatial import cKDTree
+from scipy.stats import spearmanr
+
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import Diverged
+from bdl_pipe.figures import STYLE
+from bdl_pipe.last_layer import Regression
+from bdl_pipe.last_layer.methods import LastLayerPosterior
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec
+from bdl_pipe.predictive import Categorical, Gaussian
+from bdl_pipe.registry import posterior_of
+from bdl_pipe.seeds import Seed
+from bdl_pipe.training.snapshots import snapshot
+from benchmarks.ciber_page import error, table, write
+from benchmarks.toys import last_layers as toys
+
+OUT: Final = Path(__file__).resolve().parent.parent / "results" / "vbll"
+X: Final = np.linspace(-7, 7, 141)
+MIDDLE, BEYOND = 0.0, 6.0
+DRAWN: Final = 6  # feature draws of the picture
+NEAR: Final = 0.5  # a grid point nearer than this to a training row is "near"
+SIDE: Final = (np.linspace(-3, 4, 71), np.linspace(-2.5, 3, 56))
+GRID: Final = np.stack(np.meshgrid(*SIDE), -1).reshape(-1, 2)
+
+
+@dataclass(frozen=True)
+class Moons:
+    """What the fits of one seed say on the grid.
+
+    Attributes:
+        distance: from the nearest training row [point].
+        scores: name -> a score that is high where an input looks familiar [point].
+        classes: log p(φ | y) of both classes [point, class].
+        accuracy: of the training rows, by G-VBLL and by the plain network.
+    """
+
+    distance: np.ndarray
+    scores: Mapping[str, np.ndarray]
+    classes: np.ndarray
+    accuracy: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one fit says at ``X``: the predictive of y, a draw for each draw of the features, and its noise variance."""
+
+    predictive: Gaussian
+    noise: float
+
+
+def curve(state: State) -> Curve:
+    """Predict the curve."""
+    posterior, inputs = posterior_of(state), torch.tensor(X[:, None], dtype=torch.float32)
+    assert isinstance(posterior, LastLayerPosterior) and isinstance(posterior.learner.layer, Regression)
+    found = posterior.predict(inputs, rng=Seed(0).fold("predict"))
+    assert isinstance(found, Gaussian)
+    return Curve(found, float(posterior.learner.layer.noise_covariance.detach()))
+
+
+def measured(one: Curve) -> dict[str, float]:
+    """Return what the table says of one fit."""
+    f, size, found = toys.curve(X), np.abs(X), one.predictive
+    variance, mean = (values[:, 0].double().numpy() for values in (found.variance, found.mean))
+    holds = np.abs(found.cdf(torch.tensor(f[:, None]))[:, 0].numpy() - 0.5) <= 0.475
+    data, gap, beyond = (size >= 2) & (size <= 4), size < 2, (size > 4) & (size <= BEYOND)
+    middle, ends = np.isclose(size, MIDDLE), np.isclose(size, BEYOND)
+    sds = {"y": np.sqrt(variance), "f": np.sqrt(np.maximum(variance - one.noise, 0))}
+    spread = {}
+    for name, sd in sds.items():
+        spread[f"sd of {name} at the data"] = sd[data].mean()
+        spread[f"sd of {name} at 0, over it"] = sd[middle].mean() / sd[data].mean()
+        spread[f"sd of {name} at ±6, over it"] = sd[ends].mean() / sd[data].mean()
+    return spread | {
+        "sd of the noise (true: 0.1)": math.sqrt(one.noise),
+        "error of the mean at the data": math.sqrt(np.square(mean - f)[data].mean()),
+        "mean at ±6, over f": (mean[ends] / f[ends]).mean(),
+        "holds f, at the data": holds[data].mean(),
+        "holds f, in the gap": holds[gap].mean(),
+        "holds f, beyond, to ±6": holds[beyond].mean(),
+    }
+
+
+def plain(state: State) -> NetworkDraws:
+    """Return the network at the end of a trajectory."""
+    return NetworkDraws.of(read(NetworkSpec, state.config["spec"], "spec"), [snapshot(state, -1)])
+
+
+def moons(data: FitData, vbll: State, network: State) -> Moons:
+    """Score the grid by both fits of a seed."""
+    ours, theirs, rng = posterior_of(vbll), plain(network), Seed(0)
+    assert isinstance(ours, LastLayerPosterior)
+    grid, layer = torch.tensor(GRID, dtype=torch.float32), ours.learner.layer
+    with torch.no_grad():
+        joint = layer(ours.learner.features(grid, 0, rng))
+        found, simple = ours.predict(grid, rng=rng), theirs.predict(grid, rng=rng)
+        rows, labels = data.tensors("train")
+        right = [float((p.predict(rows, rng=rng).mean.argmax(-1) == labels).double().mean()) for p in (ours, theirs)]
+    assert isinstance(found, Categorical) and isinstance(simple, Categorical)
+    scores = {
+        "G-VBLL: log p(φ)": joint.logsumexp(-1),
+        "G-VBLL: less the prior's": found.scores["feature_density"],
+        "G-VBLL-MAP: refitted": found.scores["refit_density"],
+        "G-VBLL: largest probability": found.log_probs.amax(-1),
+        "plain network: largest probability": simple.log_probs.amax(-1),
+    }
+    classes = (joint - layer.class_log_probs).detach().double().numpy()
+    named = {name: score.double().numpy() for name, score in scores.items()}
+    return Moons(nearest(data.train.inputs, GRID), named, classes, (right[0], right[1]))
+
+
+def nearest(rows: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Return the Euclidean distance of each point from the nearest row."""
+    return cKDTree(rows).query(points)[0]
+
+
+def sensitivity(score: np.ndarray, distance: np.ndarray, beyond: float = 0.0) -> float:
+    """Return the rank correlation of minus the score with the distance, at points at least ``beyond`` away."""
+    far = distance >= beyond
+    return float(spearmanr(-score[far], distance[far]).statistic)
+
+
+def diverging(data: Sequence[FitData]) -> int:
+    """Count the seeds on which G-VBLL diverges within ten epochs without a limit on the gradient's norm."""
+    count = 0
+    for number in range(len(data)):
+        try:
+            toys.fitted(toys.UNLIMITED, data[number : number + 1], first=number)
+        except Diverged:
+            count += 1
+    return count
+
+
+def over_seeds(values: Sequence[float], digits: int) -> str:
+    """Return mean ± standard error."""
+    return error(float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values)), digits)
+
+
+def cubic_table(fits: Mapping[str, Sequence[Curve]]) -> str:
+    """Write the table of the cubic: a line for each quantity, a column for each fit."""
+    found = {name: [measured(one) for one in states] for name, states in fits.items()}
+    names = next(iter(found.values()))[0]
+    rows = [[name, *(over_seeds([one[name] for one in every], 2) for every in found.values())] for name in names]
+    return table(["", *found], rows)
+
+
+def moons_table(found: Sequence[Moons]) -> str:
+    """Write the table of the moons: a line for each score."""
+    rows = []
+    for name in found[0].scores:
+        cells = [[sensitivity(one.scores[name], one.distance, far) for one in found] for far in (0.0, NEAR)]
+        rows.append([name, *(over_seeds(values, 3) for values in cells)])
+    return table(["score", "rank correlation with distance", f"at points further than {NEAR} away"], rows)
+
+
+def draw(data: FitData, fits: Mapping[str, Sequence[Curve]], rows: FitData, found: Moons) -> None:
+    """Draw the first seed: above the cubic by each fit, below the moons' densities."""
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        figure = Figure(figsize=(11, 6), facecolor="white")
+        above, below = figure.subplots(2, len(fits))
+        for axes, (name, states) in zip(above, fits.items(), strict=True):
+            _regions(axes, states[0].predictive)
+            axes.plot(X, toys.curve(X), "k--", linewidth=0.8)
+            axes.plot(data.train.inputs[:, 0], data.train.targets[:, 0], "k.", markersize=2.5)
+            axes.set(title=name.replace(", ", "\n"), xlim=(X[0], X[-1]), ylim=(-6, 6), xlabel="x")
+        top = found.classes.max()
+        powers = {"each to the power 1/128": 1 / 128, "over the largest": 1.0}
+        for axes, (name, power) in zip(below, powers.items(), strict=False):
+            title = f"p(x | 1) − p(x | 0),\n{name}"
+            p = np.exp(power * (found.classes - top))
+            gap = p[:, 1] - p[:, 0]
+            _field(axes, rows, gap, title, "RdBu_r", (-np.abs(gap).max(), np.abs(gap).max()))
+        for axes, name in zip(below[2:], ("G-VBLL: log p(φ)", "plain network: largest probability"), strict=True):
+            score = found.scores[name]
+            shown = np.exp(score) if "largest" in name else score
+            low = 0.5 if "largest" in name else np.quantile(score, 0.05)
+            _field(axes, rows, shown, name.replace(": ", "\n"), "viridis", (low, shown.max()))
+        figure.savefig(OUT / "figure1.png", dpi=100)
+
+
+def _regions(axes: Any, found: Gaussian) -> None:
+    """Draw the 95 % region of each of some draws of the features."""
+    draws = min(DRAWN, len(found.draw_mean))
+    for number in range(draws):
+        mean, sd = (v[number, :, 0].numpy() for v in (found.draw_mean, found.draw_variance.sqrt()))
+        axes.fill_between(X, mean - 1.96 * sd, mean + 1.96 * sd, color=f"C{number}", alpha=0.35 / draws**0.5, lw=0)
+        axes.plot(X, mean, color=f"C{number}", linewidth=0.9)
+
+
+def _field(axes: Any, rows: FitData, values: np.ndarray, title: str, colours: str, ends: tuple[float, float]) -> None:
+    shape = (len(SIDE[1]), len(SIDE[0]))
+    axes.pcolormesh(*SIDE, values.reshape(shape), cmap=colours, vmin=ends[0], vmax=ends[1], shading="gouraud")
+    for label, colour in ((0, "C0"), (1, "C3")):
+        there = rows.train.inputs[rows.train.targets == label][::4]
+        axes.plot(there[:, 0], there[:, 1], ".", color=colour, markersize=2, markeredgewidth=0)
+    axes.set(title=title, aspect="equal")
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    torch.set_num_threads(1)
+    start = time.process_time()
+    cubics, pairs = ([make(seed) for seed in range(toys.SEEDS)] for make in (toys.cubic, toys.moons))
+    fits = {}
+    for name, how in toys.CUBIC_FITS.items():
+        fits[name] = [curve(state) for state in toys.fitted(how, cubics)]
+        print(name, f"{time.process_time() - start:.0f} s", flush=True)
+    both = [toys.fitted(how, pairs) for how in (toys.G_VBLL, toys.PLAIN)]
+    found = [moons(*one) for one in zip(pairs, *both, strict=True)]
+    print(f"moons {time.process_time() - start:.0f} s", flush=True)
+    lost = diverging(pairs)
+    draw(cubics[0], fits, pairs[0], found[0])
+    right = [over_seeds([100 * one.accuracy[number] for one in found], 1) for number in (0, 1)]
+    made = [PAPER, f"![{ALT}](figure1.png)", "## The cubic", CUBIC, cubic_table(fits), CUBIC_SAYS, "## The half moons"]
+    made += [MOONS.format(points=len(GRID)), moons_table(found)]
+    made += [ACCURACY.format(*right, lost, toys.SEEDS), MOONS_SAYS]
+    write(OUT / "figure1.md", "Figure 1 of the last layers' paper", "python -m benchmarks.vbll_figure1", made, start)
+
+
+PAPER = """TODO"""
+ALT = """TODO"""
+CUBIC = """TODO"""
+CUBIC_SAYS = """TODO"""
+MOONS = """TODO {points}"""
+ACCURACY = """Accuracy on the training rows: G-VBLL {} %, the plain network {} %. Without a limit on the gradient's norm
+G-VBLL diverges within ten epochs on {} of {} seeds."""
+MOONS_SAYS = """TODO"""
+
+if __name__ == "__main__":
+    main()
