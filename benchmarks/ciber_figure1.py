@@ -112,7 +112,7 @@ def means() -> list[list[str]]:
     """Return the rows of E[y]: each less 3/4."""
     rows = [[GAUSSIAN, mean_error(None), ""]]
     for name, match in LIKELIHOODS.items():
-        rows.append([name, mean_error(match), f"{float(exact(match).mean) - 0.75:.0e}"])
+        rows.append([name, mean_error(match), f"{float(exact(match).mean) - 0.75:g}"])
     return rows
 
 
@@ -235,10 +235,11 @@ the ridge rises with ReLU(w) and the valley fades. E[y] is 3/4 under all three, 
 at y = 0 (6.5 %). As surfaces the two are not "very close": they differ by 12 % of the greatest height and 12 to 14 %
 of the volume, and in the tail p(5) is .0014 (radius 2.297) or .0028 (√6) where the Gaussian's is .0038.
 
-**Does not agree.** Not convex they are, but "highly multi-modal" they are not: above every level is one part and
-below every level one, so that each surface has one peak, at w = 3, and one valley. Nor is the Gaussian without a
-solution: p(y) = φ(y)/2 + [Φ(y) − Φ(y − 3)]/6 and E[y] = 3/4 (what it lacks is a polynomial form, which the paper's
-solver needs). The printed p(y = 1) = .164 and E[y] = .752 do not follow: [experiments](experiments.md)."""
+**Does not agree.** The surfaces are not convex, as the caption says, but they are not "highly multi-modal": at every
+level one part lies above it and one below its negative, so that each surface has one peak, at w = 3, and one valley.
+Nor is the Gaussian without a solution: p(y) = φ(y)/2 + [Φ(y) − Φ(y − 3)]/6 and E[y] = 3/4 (it lacks a polynomial
+form, which the paper's solver needs). The printed p(y = 1) = .164 and E[y] = .752 do not follow:
+[experiments](experiments.md)."""
 
 if __name__ == "__main__":
     main()

@@ -26,6 +26,7 @@ import torch
 from matplotlib.figure import Figure
 from scipy.spatial import cKDTree
 from scipy.stats import spearmanr
+from torch import Tensor
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
@@ -58,22 +59,31 @@ class Moons:
     Attributes:
         distance: from the nearest training row [point].
         scores: name -> a score that is high where an input looks familiar [point].
+        at_rows: the same at the training rows [row].
         classes: log p(φ | y) of both classes [point, class].
         accuracy: of the training rows, by G-VBLL and by the plain network.
     """
 
     distance: np.ndarray
     scores: Mapping[str, np.ndarray]
+    at_rows: Mapping[str, np.ndarray]
     classes: np.ndarray
     accuracy: tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What one fit says at ``X``: the predictive of y, a draw for each draw of the features, and its noise variance."""
+    """What one fit says at ``X``.
+
+    Attributes:
+        predictive: of y, a draw for each draw of the features.
+        noise: the variance of the noise.
+        loss: of training, in nats a row, the mean of the last epoch.
+    """
 
     predictive: Gaussian
     noise: float
+    loss: float
 
 
 def curve(state: State) -> Curve:
@@ -82,7 +92,7 @@ def curve(state: State) -> Curve:
     assert isinstance(posterior, LastLayerPosterior) and isinstance(posterior.learner.layer, Regression)
     found = posterior.predict(inputs, rng=Seed(0).fold("predict"))
     assert isinstance(found, Gaussian)
-    return Curve(found, float(posterior.learner.layer.noise_covariance.detach()))
+    return Curve(found, float(posterior.learner.layer.noise_covariance.detach()), state.config["loss"])
 
 
 def measured(one: Curve) -> dict[str, float]:
@@ -105,6 +115,7 @@ def measured(one: Curve) -> dict[str, float]:
         "holds f, at the data": holds[data].mean(),
         "holds f, in the gap": holds[gap].mean(),
         "holds f, beyond, to ±6": holds[beyond].mean(),
+        "training loss, nats a row": one.loss,
     }
 
 
@@ -114,15 +125,26 @@ def plain(state: State) -> NetworkDraws:
 
 
 def moons(data: FitData, vbll: State, network: State) -> Moons:
-    """Score the grid by both fits of a seed."""
-    ours, theirs, rng = posterior_of(vbll), plain(network), Seed(0)
+    """Score the grid and the training rows by both fits of a seed."""
+    ours, theirs = posterior_of(vbll), plain(network)
     assert isinstance(ours, LastLayerPosterior)
-    grid, layer = torch.tensor(GRID, dtype=torch.float32), ours.learner.layer
+    (rows, labels), learner = data.tensors("train"), ours.learner
+    grid = torch.tensor(GRID, dtype=torch.float32)
     with torch.no_grad():
-        joint = layer(ours.learner.features(grid, 0, rng))
-        found, simple = ours.predict(grid, rng=rng), theirs.predict(grid, rng=rng)
-        rows, labels = data.tensors("train")
-        right = [float((p.predict(rows, rng=rng).mean.argmax(-1) == labels).double().mean()) for p in (ours, theirs)]
+        classes = learner.layer(learner.features(grid, 0, Seed(0))) - learner.layer.class_log_probs
+        right = [
+            float((p.predict(rows, rng=Seed(0)).mean.argmax(-1) == labels).double().mean()) for p in (ours, theirs)
+        ]
+    scores, at_rows = scored(ours, theirs, grid), scored(ours, theirs, rows)
+    distance = nearest(data.train.inputs, GRID)
+    return Moons(distance, scores, at_rows, classes.double().numpy(), (right[0], right[1]))
+
+
+def scored(ours: LastLayerPosterior, theirs: NetworkDraws, inputs: Tensor) -> dict[str, np.ndarray]:
+    """Return every score of the familiar [input], G-VBLL's and the plain network's."""
+    with torch.no_grad():
+        joint = ours.learner.layer(ours.learner.features(inputs, 0, Seed(0)))
+        found, simple = (posterior.predict(inputs, rng=Seed(0)) for posterior in (ours, theirs))
     assert isinstance(found, Categorical) and isinstance(simple, Categorical)
     scores = {
         "G-VBLL: log p(φ)": joint.logsumexp(-1),
@@ -131,9 +153,7 @@ def moons(data: FitData, vbll: State, network: State) -> Moons:
         "G-VBLL: largest probability": found.log_probs.amax(-1),
         "plain network: largest probability": simple.log_probs.amax(-1),
     }
-    classes = (joint - layer.class_log_probs).detach().double().numpy()
-    named = {name: score.double().numpy() for name, score in scores.items()}
-    return Moons(nearest(data.train.inputs, GRID), named, classes, (right[0], right[1]))
+    return {name: score.double().numpy() for name, score in scores.items()}
 
 
 def nearest(rows: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -145,6 +165,11 @@ def sensitivity(score: np.ndarray, distance: np.ndarray, beyond: float = 0.0) ->
     """Return the rank correlation of minus the score with the distance, at points at least ``beyond`` away."""
     far = distance >= beyond
     return float(spearmanr(-score[far], distance[far]).statistic)
+
+
+def familiar(score: np.ndarray, at_rows: np.ndarray, distance: np.ndarray) -> float:
+    """Return the share of the points further than ``NEAR`` away whose score is the training rows' median or higher."""
+    return float((score[distance >= NEAR] >= np.median(at_rows)).mean())
 
 
 def diverging(data: Sequence[FitData]) -> int:
@@ -176,8 +201,10 @@ def moons_table(found: Sequence[Moons]) -> str:
     rows = []
     for name in found[0].scores:
         cells = [[sensitivity(one.scores[name], one.distance, far) for one in found] for far in (0.0, NEAR)]
-        rows.append([name, *(over_seeds(values, 3) for values in cells)])
-    return table(["score", "rank correlation with distance", f"at points further than {NEAR} away"], rows)
+        shares = [familiar(one.scores[name], one.at_rows[name], one.distance) for one in found]
+        rows.append([name, *(over_seeds(values, 3) for values in [*cells, shares])])
+    heads = ["score", "rank correlation with distance", f"at points further than {NEAR} away"]
+    return table([*heads, "of these, as familiar as the rows' median"], rows)
 
 
 def draw(data: FitData, fits: Mapping[str, Sequence[Curve]], rows: FitData, found: Moons) -> None:

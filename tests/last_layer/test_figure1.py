@@ -21,7 +21,7 @@ def made(sd_of_f: np.ndarray, shift: float = 0.0, noise: float = 0.01) -> figure
     """Return a curve of two draws about f + shift, sd_of_f apart to each side."""
     f = toys.curve(figure1.X) + shift
     means = torch.tensor(np.stack([f - sd_of_f, f + sd_of_f])[..., None])
-    return figure1.Curve(Gaussian(means, torch.full_like(means, noise)), noise)
+    return figure1.Curve(Gaussian(means, torch.full_like(means, noise)), noise, 1.5)
 
 
 def test_what_is_measured_of_a_curve() -> None:
@@ -38,7 +38,7 @@ def test_what_is_measured_of_a_curve() -> None:
     )
     assert found["sd of the noise (true: 0.1)"] == pytest.approx(0.1)
     assert found["error of the mean at the data"] == pytest.approx(0, abs=1e-12)
-    assert found["mean at ±6, over f"] == pytest.approx(1)
+    assert found["mean at ±6, over f"] == pytest.approx(1) and found["training loss, nats a row"] == 1.5
     assert all(value == 1 for name, value in found.items() if name.startswith("holds"))
     away = figure1.measured(made(0 * size + 1e-3, shift=0.3))
     assert all(value == 0 for name, value in away.items() if name.startswith("holds"))
@@ -56,6 +56,12 @@ def test_the_sensitivity_is_a_rank_correlation() -> None:
     bent = np.where(distance < 1, distance, -distance)  # familiar to the score nearby in the wrong order
     assert figure1.sensitivity(bent, distance, beyond=1.0) == pytest.approx(1)
     assert figure1.sensitivity(bent, distance) < 0.95  # a third of the points is in reverse order: 1 - 2/27
+
+
+def test_the_share_of_familiar_points_is_of_the_distant_ones() -> None:
+    distance, at_rows = np.array([0.1, 0.6, 1.0, 2.0, 3.0]), np.array([-9.0, 0.0, 1.0])
+    assert figure1.familiar(np.array([5.0, -1.0, 0.0, -2.0, 3.0]), at_rows, distance) == 0.5
+    assert figure1.familiar(np.array([5.0, -1.0, -1.0, -2.0, -3.0]), at_rows, distance) == 0  # the near one is left out
 
 
 def test_the_nearest_row() -> None:
@@ -115,6 +121,10 @@ def test_scores_of_the_moons_are_the_densities_of_the_layer() -> None:
     normalised = (density - prior.log_prob(features)).numpy()
     np.testing.assert_allclose(found.scores["G-VBLL: less the prior's"], normalised, rtol=1e-4, atol=1e-2)
     assert np.abs(found.scores["G-VBLL: log p(φ)"] - normalised).max() > 1
+    rows = torch.tensor(data[0].train.inputs, dtype=torch.float32)
+    with torch.no_grad():
+        at_rows = layer.log_density(learner.trunk(rows), normalised=False)
+    np.testing.assert_allclose(found.at_rows["G-VBLL: log p(φ)"], at_rows.numpy(), rtol=1e-4, atol=1e-2)
     largest = found.scores["plain network: largest probability"]
     assert largest.max() <= 0 and largest.min() >= -math.log(2) - 1e-6
 
@@ -126,7 +136,7 @@ def test_the_picture_and_the_tables_have_every_row(tmp_path, monkeypatch) -> Non
     distance = figure1.nearest(np.zeros((1, 2)), figure1.GRID)
     scores = {"G-VBLL: log p(φ)": -distance, "plain network: largest probability": -np.ones_like(distance) / 2}
     scores["plain network: largest probability"][:3] = -0.1
-    one = figure1.Moons(distance, scores, np.stack([-distance, -2 * distance], -1), (0.9, 0.8))
+    one = figure1.Moons(distance, scores, scores, np.stack([-distance, -2 * distance], -1), (0.9, 0.8))
     other = replace(one, scores={name: score[::-1].copy() for name, score in scores.items()})
     assert all(f"| {name} " in figure1.cubic_table(fits) for name in toys.CUBIC_FITS)
     text = figure1.moons_table([one, other])
