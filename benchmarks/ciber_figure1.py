@@ -11,6 +11,7 @@ the Gaussian's; and into how many parts the surface falls above and below any le
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import matplotlib
@@ -90,13 +91,13 @@ def surface(density: Callable[[np.ndarray], np.ndarray], w: np.ndarray, y: np.nd
 def densities() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     """Return each likelihood as a function of y - f, in float64."""
 
-    def tri(u: np.ndarray, r: float) -> np.ndarray:
+    def gaussian(u: np.ndarray) -> np.ndarray:
+        return np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi)
+
+    def tri(r: float, u: np.ndarray) -> np.ndarray:
         return np.maximum(r - np.abs(u), 0) / r**2
 
-    made: dict[str, Callable[[np.ndarray], np.ndarray]] = {GAUSSIAN: lambda u: np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi)}
-    for name, match in LIKELIHOODS.items():
-        made[name] = lambda u, r=radius(1.0, match): tri(u, r)
-    return made
+    return {GAUSSIAN: gaussian, **{name: partial(tri, radius(1.0, match)) for name, match in LIKELIHOODS.items()}}
 
 
 def parts(values: np.ndarray) -> tuple[int, int]:
