@@ -234,7 +234,16 @@ MOONS = """Mean ± standard error over five seeds, each with rows and weights of
 grid of {points:,} points in [-3, 4] × [-2.5, 3]. The plain network is the same network with a softmax."""
 ACCURACY = """Accuracy on the training rows: G-VBLL {} %, the plain network {} %. Without a limit on the gradient's norm
 G-VBLL diverges within ten epochs on {} of {} seeds."""
-MOONS_SAYS = """SAYS"""
+MOONS_SAYS = """**Seen.** G-VBLL's feature density falls with the Euclidean distance from the rows: a rank correlation
+of .84, of the refitted densities .86, where the largest probability of a plain network goes the other way (−.43): it
+is the surer the further away. Of the points further than 0.5 away .5 % look as familiar as the median row by the
+density, 91 % by the plain network.
+
+**Not seen.** The densities are sensible as a picture only when they are re-scaled for it. Over 128 features they
+differ by hundreds of nats, so that p(x | y) over its largest value is a few spots, which lie along the classes'
+border and not at the rows (seed 0); the power 1/128, the mean over features, gives two fields, whose highest places
+lie beside the rows, too. G-VBLL's own largest probability tells as little of the distance as the plain network's
+(−.29). As printed, without a limit on the gradient, the training is not stable."""
 
 if __name__ == "__main__":
     main()
