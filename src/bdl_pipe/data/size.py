@@ -114,6 +114,6 @@ class Size:
         """Return the section ``training`` of a method; validation rows stop the fit early where there are few rows."""
         epochs = self.epochs(steps)
         every = max(1, epochs // 50)
-        stopping = {"every": every, "patience": max(every, epochs // 3)} if self.small else None
+        stopping = {"every": every, "patience": max(every, epochs // 3), "noise": "validation"} if self.small else None
         optimiser = self.optimiser(lr, decay, name)
         return {"epochs": epochs, "batch": self.batch, "optimiser": optimiser, "early_stopping": stopping}

@@ -7,7 +7,8 @@ number of epochs, so it ends where it would have ended alone, up to rounding.
 
 The number of epochs may be chosen: a first fit on the training rows alone is scored on the validation
 rows by the negative log-likelihood; a second, on all rows, runs for as many epochs as scored best
-(Harrison, Willes & Snoek 2023, appendix G.2). Test rows are nowhere in sight.
+(Harrison, Willes & Snoek 2023, appendix G.2). The noise of regression may be that of the validation rows at the best
+epoch, too (:meth:`Learner.held_out`; ours). Test rows are nowhere in sight.
 """
 
 import copy
@@ -23,7 +24,7 @@ from ..data.fitdata import FitData
 from ..data.minibatches import epoch_order
 from ..progress import Phase, Report
 from ..seeds import Seed
-from .learner import FitResult, Learner, NoisyLearner, TrainingConfig
+from .learner import FitResult, Learner, NoisyLearner, TrainingConfig, nll
 from .loop import Objective, run_steps
 from .snapshots import RunningMoments, SnapshotPolicy
 from .vmapped import SingleModel, VmappedModels
@@ -57,23 +58,25 @@ def fit_epochs(
     builds = [build] * len(data) if callable(build) else list(build)
     searched = [d.search or d for d in data]
     choosing = config.early_stopping is not None and all(len(d.validation) > 0 for d in searched)
-    epochs = [config.epochs] * len(data)
+    epochs, held = [config.epochs] * len(data), list[dict[str, Tensor]]([{}] * len(data))
     if choosing:
         last = distributed.broadcast_from_rank0(report.load)
         if last is not None and last.config["phase"] == "final":
             epochs = last.tensors["chosen"].tolist()
+            held = [under(f"held.{m}.", last.tensors) for m in members]
         else:
             search = _EpochRun(
                 builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=SnapshotPolicy(0), scored=True
             )
             run_steps(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
-            epochs = search.best_epochs()
-    carried = {"chosen": torch.tensor(epochs)}
+            epochs, held = search.best_epochs(), search.held
+    carried = {"chosen": torch.tensor(epochs)} | _named("held", held)
     epochs = [chosen + keep.extra_epochs for chosen in epochs]
     run = _EpochRun(builds, data, config, rngs, epochs, keep=keep, scored=False)
     done = run.steps if choosing else 0  # a search counts as much as what it is for
     run_steps(run, config.optimiser, run.steps, Phase(report, "final", done, done + run.steps, carried))
-    return [FitResult(run.snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
+    snapshots = [[past | held[m] for past in run.snapshots[m]] for m in members]
+    return [FitResult(snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
 
 
 @final
@@ -113,6 +116,7 @@ class _EpochRun(Objective):
         self._sum = torch.zeros(len(data), dtype=torch.float64)  # of this epoch's losses
         self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)
         self._best_epoch = torch.full((len(data),), max(epochs), dtype=torch.int64)
+        self.held: list[dict[str, Tensor]] = [{} for _ in data]  # of the best epoch, by Learner.held_out
         self._latest = torch.zeros(len(data))  # each model's loss of this step
         self._going = torch.ones(len(data), dtype=torch.bool)  # whose fit has not ended, [model]
         self._epoch, self._done = -1, 0  # the open epoch; how many have ended
@@ -163,6 +167,7 @@ class _EpochRun(Objective):
         if self._score is not None:
             tensors["score"] = torch.tensor(self._score, dtype=torch.float64)
         return tensors | {
+            **_named("held", self.held),
             "sum": self._sum,
             "best": self._best,
             "best_epoch": self._best_epoch,
@@ -177,6 +182,7 @@ class _EpochRun(Objective):
             self.snapshots[m] = unstack(past) if past else []
             if sums := under(f"moments.{m}.", state):
                 self.moments[m].restore(sums)
+        self.held = [under(f"held.{m}.", state) for m in range(len(self._data))]
         self._sum, self._best = state["sum"].clone(), state["best"].clone()
         self._best_epoch, self.losses = state["best_epoch"].clone(), state["losses"].tolist()
         self._score = float(state["score"]) if "score" in state else None
@@ -233,18 +239,27 @@ class _EpochRun(Objective):
                 self.losses[m] = mean[m]
         self._done, stopping = done, self._config.early_stopping
         if self._held and stopping is not None and done % stopping.every == 0:
-            scores = torch.tensor([self._validate(m) for m in range(len(self._data))], dtype=torch.float64)
+            found = [self._validate(m) for m in range(len(self._data))]
+            scores = torch.tensor([score for score, _ in found], dtype=torch.float64)
             scores = distributed.mean(scores.to(self._device)).cpu()  # or ranks could stop at different epochs
             # a score that is no number is not better, nor is one after the model's own search has ended
             better = (scores < self._best) & self._going.cpu()
             self._best = torch.where(better, scores, self._best)
             self._best_epoch = torch.where(better, done, self._best_epoch)
+            self.held = [found[m][1] if better[m] else kept for m, kept in enumerate(self.held)]
             self._score = float(scores.mean())
 
     @torch.no_grad()
-    def _validate(self, member: int) -> float:
-        """Return the mean negative log-likelihood of the model's validation rows."""
+    def _validate(self, member: int) -> tuple[float, dict[str, Tensor]]:
+        """Return the score of the model's validation rows, and what they fit better, by ``Learner.held_out``."""
         self._probe.load_state_dict(self._members.get(member))
         rng = self._rngs[member].fold("validate")  # the same draws every time, so that scores compare
         parts = self._held[member].batches(_SCORED)
-        return -float(torch.cat([self._probe.validate(x, rng=rng).log_prob(y).double() for x, y in parts]).mean())
+        predicted = [(self._probe.validate(x, rng=rng), y) for x, y in parts]
+        if self._config.early_stopping is not None and self._config.early_stopping.noise == "validation":
+            return self._probe.held_out(predicted)
+        return nll(predicted), {}
+
+
+def _named(name: str, of_models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{name}.{m}.{key}": value for m, own in enumerate(of_models) for key, value in own.items()}

@@ -1,12 +1,14 @@
 """What is trained by gradients: a module that is its own training loss and has a predictive."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
+from ..config import LATER
 from ..data.augment import AugmentConfig
 from ..errors import require
 from ..predictive import Predictive
@@ -32,6 +34,18 @@ class Learner(nn.Module, ABC):
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Return what validation scores are taken of: the predictive, or a cheaper form of it."""
         return self.predict(inputs, rng=rng)
+
+    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+        """Return the mean negative log-likelihood of rows that were not trained on, and what these rows fit better.
+
+        Args:
+            predicted: what :meth:`validate` says of each part of the rows, with its targets.
+
+        Returns:
+            The score, and parameters by name that are to be as the rows say rather than as training left them: the
+            noise. The score is under these.
+        """
+        return nll(predicted), {}
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; drawn once an epoch."""
@@ -63,6 +77,11 @@ class NoisyLearner(Learner):
         return {}
 
 
+def nll(predicted: Sequence[tuple[Predictive, Tensor]]) -> float:
+    """Return the mean negative log-likelihood of all rows of several parts, each with its predictive."""
+    return -float(torch.cat([of.log_prob(targets).double() for of, targets in predicted]).mean())
+
+
 @dataclass(frozen=True)
 class EarlyStopping:
     """The settings of how the number of epochs is chosen on validation rows.
@@ -70,10 +89,13 @@ class EarlyStopping:
     Attributes:
         every: epochs between scores.
         patience: epochs without a better score after which the search ends; null: none.
+        noise: of regression, where it is one learned variance (``bnn``, ``dropout``, inducing weights): ``trained``, or
+            the variance that the validation rows of the best epoch are likeliest under, which no row was trained for.
     """
 
     every: int
     patience: int | None
+    noise: Literal["trained", "validation"] = field(default="trained", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.every > 0, "every", "must be > 0", self.every)

@@ -1,0 +1,98 @@
+"""The noise variance of rows that no step has seen: a closed form, a grid, a network that learns its rows by heart."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bdl_pipe.baselines.dropout import Dropout, DropoutConfig, DropoutSpec
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.networks import MlpConfig
+from bdl_pipe.progress import Report, Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.training.fit import fit_epochs
+from bdl_pipe.training.learner import EarlyStopping, FitResult, TrainingConfig
+from bdl_pipe.training.likelihood import least_nll
+from bdl_pipe.training.loop import OptimiserConfig
+from tests.resuming import Watched, resumed
+
+CONFIG = DropoutConfig(
+    MlpConfig("mlp", (64,)),
+    TrainingConfig(60, 20, OptimiserConfig("adamw", 1e-2), EarlyStopping(20, None, "validation")),
+    rate=0.05,
+    draws=4,
+    validation_draws=4,
+)
+
+
+def noisy(rows: int = 60, columns: int = 30) -> FitData:
+    """Targets of pure noise, of variance 1 over all rows: whatever is learned from training rows is by heart."""
+    random = np.random.default_rng(0)
+    inputs, targets = random.normal(size=(2 * rows, columns)), random.normal(size=(2 * rows, 1))
+    one = torch.ones(columns, dtype=torch.float64)
+    transform = Transform("table", 0 * one, one, shift=torch.zeros(1).double(), scale=torch.ones(1).double())
+    train, held = Examples(inputs[:rows], targets[:rows]), Examples(inputs[rows:], targets[rows:])
+    search = FitData("regression", train, held, transform)
+    return dataclasses.replace(
+        search, train=Examples(inputs, targets), validation=Examples(inputs[:0], targets[:0]), search=search
+    )
+
+
+def fitted(config: DropoutConfig, data: FitData, report: Report | None = None) -> FitResult:
+    def build(rows: FitData, rng: Seed) -> Dropout:
+        return Dropout(DropoutSpec(config=config, task="regression", input_shape=rows.input_shape, outputs=1), rng)
+
+    (result,) = fit_epochs(build, [data], config.training, rngs=[Seed(1)], report=report or Silent())
+    return result
+
+
+def variance(result: FitResult) -> float:
+    return float(result.state["likelihood.log_variance"].exp())
+
+
+def test_of_one_draw_it_is_the_mean_square() -> None:
+    random = torch.Generator().manual_seed(0)
+    means, targets = (torch.randn(50, 2, generator=random, dtype=torch.float64) for _ in range(2))
+    score, log_variance = least_nll(means[None], targets)
+    truth = float((means - targets).square().mean())
+    assert math.exp(log_variance) == pytest.approx(truth, rel=1e-3)
+    assert score == pytest.approx(math.log(2 * math.pi * truth) + 1, abs=1e-6)  # two outputs, 1/2 each
+
+
+def test_of_several_draws_it_is_the_best_of_a_grid() -> None:
+    random = torch.Generator().manual_seed(1)
+    draws, targets = torch.randn(3, 40, 1, generator=random).double(), torch.randn(40, 1, generator=random).double()
+
+    def nll(v: float) -> Tensor:
+        each = torch.distributions.Normal(draws, math.sqrt(v)).log_prob(targets).sum(-1)
+        return -(torch.logsumexp(each, 0) - math.log(3)).mean()
+
+    grid = torch.logspace(-3, 2, 4001).tolist()
+    best = min(grid, key=lambda v: float(nll(v)))
+    score, log_variance = least_nll(draws, targets)
+    assert math.exp(log_variance) == pytest.approx(best, rel=3e-3)
+    assert score == pytest.approx(float(nll(best)), abs=1e-6)
+    assert best < float((draws.mean(0) - targets).square().mean())  # the draws' disagreement is not counted twice
+
+
+def test_what_is_learned_by_heart_does_not_shrink_it() -> None:
+    """60 rows of noise and 30 columns: trained noise says less than a half of it, validation rows say it or more."""
+    data = noisy()
+    trained = dataclasses.replace(CONFIG.training, early_stopping=EarlyStopping(20, None))
+    held, by_heart = fitted(CONFIG, data), fitted(dataclasses.replace(CONFIG, training=trained), data)
+    assert variance(by_heart) < 0.8 < variance(held)
+    for result in (held, by_heart):
+        assert [*result.state] == [*fitted(CONFIG, data).state]
+
+
+def test_a_killed_fit_keeps_it() -> None:
+    data, recorder = noisy(), Watched()
+    whole = fitted(CONFIG, data, recorder)
+    for stop in {1, recorder.asked // 2, recorder.asked}:
+        again = resumed(lambda report: fitted(CONFIG, data, report), stop)
+        assert all(torch.equal(value, again.state[name]) for name, value in whole.state.items()), stop
