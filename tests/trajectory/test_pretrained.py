@@ -269,7 +269,9 @@ def test_names_of_wrapped_modules_are_those_of_the_module(how: str, names: str) 
     plain = fitted(data, network=network, weights="plain.safetensors")
     assert found.tensors.keys() == plain.tensors.keys()
     assert all(torch.equal(value, plain.tensors[name]) for name, value in found.tensors.items())
-    config: Any = read(METHODS["pretrained"].config, {"network": network, "weights": "wrapped.pt"}, "methods.pretrained")
+    config: Any = read(
+        METHODS["pretrained"].config, {"network": network, "weights": "wrapped.pt"}, "methods.pretrained"
+    )
     summarise = METHODS["pretrained"].stages["trajectory"].summarise
     assert summarise is not None
     (said,) = [line for line in summarise([[found]], [data], config).warnings if "taken off" in line]
