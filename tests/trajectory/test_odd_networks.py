@@ -197,7 +197,7 @@ def test_laplace_draws_the_layers_that_it_can_and_says_which_stay(kind: str, pre
     }
     fixed, drawn = FIXED[kind]
     assert moved == set(drawn)
-    config = read(KFAC_LAPLACE.config, how, "methods.kfac_laplace")
+    config: Any = read(KFAC_LAPLACE.config, how, "methods.kfac_laplace")
     summarise = KFAC_LAPLACE.stages["student"].summarise
     assert summarise is not None
     said = list(summarise([[state]], [data], config).warnings)
