@@ -205,6 +205,18 @@ def test_a_draw_is_one_function_for_all_rows_and_batches(case: Case) -> None:
 
 
 @students
+def test_a_row_is_answered_alike_whatever_its_neighbours(case: Case) -> None:
+    """In another order, and alone: nothing that is drawn may depend on a row's place in its batch."""
+    posterior, (inputs, _) = posterior_of(made(case)), data_of(case.task).tensors("validation")
+    whole = draws(posterior.predict(inputs, rng=Seed(1)))
+    turned = draws(posterior.predict(inputs.flip(0), rng=Seed(1)))
+    alone = [draws(posterior.predict(row[None], rng=Seed(1))) for row in inputs[:3]]
+    for together, back, *single in zip(whole, turned, *alone, strict=True):
+        torch.testing.assert_close(back.flip(1), together, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(torch.cat(single, 1), together[:, :3], atol=1e-4, rtol=1e-4)
+
+
+@students
 def test_raw_rows_are_answered_in_original_units(case: Case) -> None:
     data = data_of(case.task)
     fitted = Predictor(posterior_of(made(case)), data.transform, data.classes)

@@ -52,7 +52,7 @@ class Predictive(ABC):
 
     @abstractmethod
     def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
-        """Return the predictive of shift + scale·y, both [output]; for classes, an error of ours."""
+        """Return the predictive of shift + scale·y, both [output], in float64; for classes, an error of ours."""
 
 
 def mixture(log_terms: Tensor) -> Tensor:
@@ -147,14 +147,16 @@ class Continuous(Predictive):
         low, high = (end.cpu().numpy().ravel() for end in self.bracket(level))
         values, device = torch.tensor((low + high) / 2), self.mean.device
 
-        def excess(some: np.ndarray, which: np.ndarray) -> np.ndarray:
-            values[which] = torch.tensor(some)
+        def excess(above: np.ndarray, which: np.ndarray) -> np.ndarray:
+            values[which] = torch.tensor(low[which] + above)
             below = self.cdf(values.reshape(self.mean.shape).to(device)).cpu().numpy().ravel()
             return below[which] - level
 
-        found = find_root(excess, (low, high), args=(np.arange(len(low)),), tolerances=_TOLERANCES)
+        # the root's distance from the low end, so that tolerances are of the bracket's width and not of large values
+        rows, zero = np.arange(len(low)), np.zeros_like(low)
+        found = find_root(excess, (zero, high - low), args=(rows,), tolerances=_TOLERANCES)
         # ends that are one point, or already there, are no bracket
-        ended = np.where(found.success, found.x, np.where(excess(low, np.arange(len(low))) >= 0, low, high))
+        ended = np.where(found.success, low + found.x, np.where(excess(zero, rows) >= 0, low, high))
         return torch.tensor(ended, device=device).reshape(self.mean.shape)
 
 
@@ -202,8 +204,10 @@ class Gaussian(Continuous):
         return each.sum(-1)
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Gaussian":
-        shift, scale = shift.to(self.draw_mean), scale.to(self.draw_mean)
-        return Gaussian(shift + scale * self.draw_mean, scale**2 * self.draw_variance)
+        # float32 has seven digits: a mean of 1.7e9 would be a multiple of 128
+        mean, variance = self.draw_mean.double(), self.draw_variance.double()
+        shift, scale = shift.to(mean), scale.to(mean)
+        return Gaussian(shift + scale * mean, scale**2 * variance)
 
 
 @final

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from bdl_pipe import plugins
 from bdl_pipe.artifacts import State, read_state, write_state
+from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
-from bdl_pipe.posterior import Predictor
-from bdl_pipe.registry import posterior_of
+from bdl_pipe.posterior import NetworkSpec, Predictor
+from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS, fit
 from tests.conftest import make_tiny_images, make_tiny_table
@@ -238,3 +239,68 @@ def test_weights_under_this_packages_names_and_a_hash() -> None:
     digest = hashlib.sha256(Path("ours.safetensors").read_bytes()).hexdigest()
     found = fitted(data, network=network, weights="ours.safetensors", sha256=digest)
     assert all(torch.equal(found.tensors[name][0], value) for name, value in last.items())
+
+
+WRAPPED = {"parallel": "module", "compiled": "_orig_mod"}
+SPEC = {"input_shape": [1, 8, 8], "outputs": 3, "likelihood": "categorical"}
+
+
+@pytest.mark.parametrize("how", ["parallel", "compiled", "parallel and compiled", "compiled and parallel"])
+@pytest.mark.parametrize("names", ["the user's", "this package's"])
+def test_names_of_wrapped_modules_are_those_of_the_module(how: str, names: str) -> None:
+    data, network = make_tiny_images(), RESNET
+    if names == "this package's":
+        network = {"name": "convnet", "width": 4, "blocks": 2}
+        module: nn.Module = read(NetworkSpec, {**SPEC, "network": network}, "spec").build(Seed(3))
+    else:
+        module = theirs("ResNet", (1, 8, 8), torch.load("resnet.pt")["state_dict"], classes=3)
+    save_file(module.state_dict(), "plain.safetensors")
+    compiled: Any = torch.compile
+    parallel, parts = nn.DataParallel(module), ["module", "_orig_mod"] if "and" in how else [WRAPPED[how]]
+    made = {
+        "parallel": lambda: parallel,
+        "compiled": lambda: compiled(module),
+        "parallel and compiled": lambda: compiled(parallel),
+        "compiled and parallel": lambda: nn.DataParallel(compiled(module)),
+    }[how]().state_dict()
+    assert not set(made) & set(module.state_dict())
+    torch.save(made, "wrapped.pt")
+    found = fitted(data, network=network, weights="wrapped.pt")
+    plain = fitted(data, network=network, weights="plain.safetensors")
+    assert found.tensors.keys() == plain.tensors.keys()
+    assert all(torch.equal(value, plain.tensors[name]) for name, value in found.tensors.items())
+    config: Any = read(
+        METHODS["pretrained"].config, {"network": network, "weights": "wrapped.pt"}, "methods.pretrained"
+    )
+    summarise = METHODS["pretrained"].stages["trajectory"].summarise
+    assert summarise is not None
+    (said,) = [line for line in summarise([[found]], [data], config).warnings if "taken off" in line]
+    named = " and ".join(f"{part}." for part in parts)
+    assert said == f"pretrained: {named} was taken off the names of the weights in wrapped.pt"
+    assert len(summarise([[plain]], [data], config).warnings) == 1
+
+
+def test_a_part_of_the_networks_own_that_is_called_as_a_wrapper_stays() -> None:
+    data, network = make_tiny_images(), {"name": "python", "path": "holder.py", "object": "Holder"}
+    Path("holder.py").write_text(HOLDER)
+    plugins.load_file("holder.py")
+    module = plugins.module_of_file("holder.py").Holder((1, 8, 8))
+    save_file(module.state_dict(), "holder.safetensors")
+    found = fitted(data, network=network, weights="holder.safetensors")
+    assert torch.equal(found.tensors["trunk.module.1.weight"][0], module.module[1].weight)
+    assert "taken_off" not in found.config
+
+
+HOLDER = """
+import torch
+from torch import nn
+
+
+class Holder(nn.Module):
+    def __init__(self, input_shape):
+        super().__init__()
+        self.module, self.fc = nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        return self.fc(torch.relu(self.module(inputs)))
+"""

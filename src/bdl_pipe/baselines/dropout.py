@@ -121,7 +121,8 @@ def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
     Raises:
         ConfigError: the trunk has blocks, inside which no mask can be put after an activation, or has no activation.
     """
-    assert isinstance(trunk, nn.Sequential)
+    rule = "must be of a network whose trunk is a sequence of layers (nn.Sequential), a mask after each activation"
+    require(isinstance(trunk, nn.Sequential), "network.name", rule, type(trunk).__name__)
     blocks = [place for place, layer in trunk.named_children() if next(layer.children(), None) is not None]
     rule = (
         "must be of a network whose activations are layers of its trunk (mlp, convnet, alexnet, vgg), a mask after each"

@@ -15,10 +15,17 @@ class Examples:
     Attributes:
         inputs: images uint8 [n, channel, height, width] or columns float64 [n, column].
         targets: labels int64 [n] or targets float64 [n, output].
+
+    Arrays of other strides or of another byte order are copied, and numbers in columns become float64.
     """
 
     inputs: np.ndarray
     targets: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "targets"):
+            values = native(getattr(self, name))
+            object.__setattr__(self, name, values.astype(np.float64, copy=False) if values.ndim == 2 else values)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -31,3 +38,8 @@ class Examples:
         """Tell whether both are views of the same memory."""
         pairs = ((self.inputs, other.inputs), (self.targets, other.targets))
         return all((a.ctypes.data, a.shape, a.strides) == (b.ctypes.data, b.shape, b.strides) for a, b in pairs)
+
+
+def native(values: np.ndarray) -> np.ndarray:
+    """Return numbers as torch takes them: side by side, in this machine's byte order; no copy where they are so."""
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("="))

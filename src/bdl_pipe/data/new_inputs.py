@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import DataError
 from .sources.columns import feature_matrix
-from .sources.images import SUFFIXES, image_array, image_files, open_npz, read_images
+from .sources.images import SUFFIXES, class_folders, image_array, image_files, open_npz, read_images
 from .sources.table import coded_rows, open_table, sniffed
 
 _ARRAYS: Final = ("x", "x_test")
@@ -45,13 +45,14 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
 def image_inputs(path: Path) -> list[Path]:
     """List the images that are inputs, in order: one image, or the images of a folder and then of its subfolders.
 
+    Hidden files and folders are left out.
+
     Raises:
         DataError: a folder holds none.
     """
     if path.is_file():
         return [path]
-    folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())]
-    files = [file for folder in folders for file in image_files(folder)]
+    files = [file for folder in (path, *class_folders(path)) for file in image_files(folder)]
     if not files:
         raise DataError(f"{path}: must hold images ({' '.join(SUFFIXES)}), got none")
     return files

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..artifacts import State, under
 from .encoding import Encoding
+from .examples import native
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,14 @@ class Transform:
         return raw if self.encoding is None else (self.encoding.width,)
 
     def inputs(self, raw: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Turn raw rows to float32 network inputs, each of the shape ``shape``."""
-        values = torch.tensor(raw, device=device) if isinstance(raw, np.ndarray) else raw.to(device)
-        if self.kind == "image":
-            values = values.to(torch.float32) / 255
+        """Turn raw rows to float32 network inputs, each of the shape ``shape``.
+
+        Args:
+            raw: of any numeric type, byte order and strides. Columns are standardised in float64, so that what differs
+                between large numbers is kept.
+        """
+        values = _tensor(raw, device)
+        values = values.to(torch.float32) / 255 if self.kind == "image" else values.to(torch.float64)
         if self.encoding is not None:
             values = self.encoding(values)
         standard = (values - self._wide(self.mean, values)) / self._wide(self.std, values)
@@ -79,15 +84,16 @@ class Transform:
 
     def targets(self, raw: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
         """Give labels as int64 [n], or standardised targets as float32 [n, output]; NaN where there is no logarithm."""
-        values = torch.tensor(raw, device=device) if isinstance(raw, np.ndarray) else raw.to(device)
+        values = _tensor(raw, device)
         if self.shift is None or self.scale is None:
             return values.to(torch.int64)
-        values = values.log() if self.log else values
+        values = values.double().log() if self.log else values.double()
         return ((values - self.shift.to(values)) / self.scale.to(values)).to(torch.float32)
 
     def own_units(self, values: Tensor) -> Tensor:
-        """Turn transformed targets, or ends of intervals of them, back to the targets' own units."""
+        """Turn transformed targets, or ends of intervals of them, back to the targets' own units, in float64."""
         assert self.shift is not None and self.scale is not None, "classes have no units"
+        values = values.double()
         values = self.shift.to(values) + self.scale.to(values) * values
         return values.exp() if self.log else values
 
@@ -128,3 +134,10 @@ class Transform:
     def _wide(self, constants: Tensor, values: Tensor) -> Tensor:
         constants = constants.to(values.device, torch.promote_types(values.dtype, torch.float32))
         return constants[:, None, None] if self.kind == "image" else constants
+
+
+def _tensor(raw: np.ndarray | Tensor, device: torch.device | str) -> Tensor:
+    """Return numbers as a tensor; of an array, which may be read-only, a copy."""
+    if isinstance(raw, Tensor):
+        return raw.to(device)
+    return torch.tensor(native(raw), device=device)

@@ -1,10 +1,12 @@
 """Log densities of features under diagonal Gaussians, one for each class."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import DataError
@@ -49,6 +51,45 @@ def check_features(features: Tensor, width: int) -> None:
     """Raise DataError where the features are not ``width`` wide."""
     if features.shape[-1] != width:
         raise DataError(f"features must have {width} columns, got {features.shape[-1]}")
+
+
+def check_rows(features: Tensor) -> None:
+    """Raise DataError where there is no row, whose mean would be NaN."""
+    if not len(features):
+        raise DataError("features must have at least one row, got none")
+
+
+def class_numbers(targets: Tensor, rows: int) -> Int[Tensor, " batch"]:
+    """Return labels as int64.
+
+    Raises:
+        DataError: there is not one for each of the rows, or one is no whole number.
+    """
+    if tuple(targets.shape) != (rows,):
+        raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}")
+    labels = targets.long()
+    if targets.is_floating_point():
+        broken = targets[targets != labels]
+        if len(broken):
+            raise DataError(f"labels must be whole numbers, got {float(broken[0]):g}")
+    return labels
+
+
+@contextlib.contextmanager
+def labels_as_index(labels: Int[Tensor, " batch"], classes: int) -> Iterator[None]:
+    """Inside, an index by ``labels`` that fails is an error of the label's.
+
+    So nothing is looked at where all is well: a CPU checks indices by itself. An accelerator, which we do not wait for,
+    fails by its own check.
+
+    Raises:
+        DataError: a label is not in 0 … ``classes`` − 1.
+    """
+    try:
+        yield
+    except (IndexError, RuntimeError):
+        check_labels(labels, classes)
+        raise
 
 
 def check_labels(labels: Tensor, classes: int) -> None:

@@ -18,11 +18,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import DataError, require
+from ..errors import require
 from ..joint_predictive import GaussianFunctions
 from ..predictive import Categorical
 from ..seeds import Seed
 from .covariance import Form
+from .densities import class_numbers, labels_as_index
 from .fused import Weights, diagonal_loss
 from .layer import LastLayer, Options, full_precision
 from .softmax import CLOSED, Rule, sampled
@@ -33,7 +34,8 @@ class Discriminative(LastLayer):
     """A last layer of ``num_classes`` classes; see :class:`LastLayer` for the other arguments.
 
     Args:
-        predictive: how E[softmax] is had: "sampled", "mean_field", "laplace_bridge" or "quadrature".
+        predictive: how E[softmax] is had: "mean_field" (approximate, at the cost of one softmax), "laplace_bridge",
+            "quadrature" (exact, 4,096 exponentials a logit) or "sampled".
         draws: logits drawn for each row by "sampled".
 
     Raises:
@@ -45,7 +47,7 @@ class Discriminative(LastLayer):
         in_features: int,
         num_classes: int,
         *,
-        predictive: str = "sampled",
+        predictive: str = "mean_field",
         draws: int = 20,
         **options: Unpack[Options],
     ) -> None:
@@ -69,16 +71,19 @@ class Discriminative(LastLayer):
         return features @ self.mean.mT, form.quadratic(features) + self.noise_variance
 
     def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
+        labels = class_numbers(targets, len(features))
         mean, variance = self._moments(features, form)
-        chosen = mean.gather(-1, _classes(targets, len(features))[:, None])[:, 0]
+        with labels_as_index(labels, len(self.mean)):
+            chosen = mean.gather(-1, labels[:, None])[:, 0]
         return (chosen - torch.logsumexp(mean + 0.5 * variance, -1)).mean()
 
     def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
         if self.covariance.kind != "diagonal":
             return super()._loss(features, targets, num_train, kl_weight)
         weights = Weights(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
-        labels = _classes(targets, len(features))
-        return diagonal_loss(features, self.mean, self.covariance.log_scale, self.noise_log_root, labels, weights)
+        labels = class_numbers(targets, len(features))
+        with labels_as_index(labels, len(self.mean)):
+            return diagonal_loss(features, self.mean, self.covariance.log_scale, self.noise_log_root, labels, weights)
 
     def logit_moments(
         self, features: Float[Tensor, "batch h"]
@@ -97,10 +102,3 @@ class Discriminative(LastLayer):
         if self.predictive == "sampled":
             return Categorical(sampled(mean, variance, self.draws, rng))
         return Categorical(CLOSED[self.predictive](mean, variance))
-
-
-def _classes(targets: Tensor, rows: int) -> Tensor:
-    """Return the class numbers [batch] as whole numbers."""
-    if tuple(targets.shape) != (rows,):
-        raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}")
-    return targets.long()

@@ -21,13 +21,21 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import require
 from ..predictive import Categorical
 from ..seeds import Seed
-from .densities import LOG_2PI, check_features, check_labels, feature_log_prior, log_densities
+from .densities import (
+    LOG_2PI,
+    check_features,
+    check_rows,
+    class_numbers,
+    feature_log_prior,
+    labels_as_index,
+    log_densities,
+)
 from .refit import NoisePrior, Refit, class_means, refit
 
 _DRAWS: Final = 50  # draws of the class means at a time
@@ -112,24 +120,23 @@ class Generative(nn.Module):
         variance = self.noise_variance + torch.exp(2 * self.log_std)  # C [class, feature]
         return self.class_log_probs + log_densities(features, self.mean, variance)
 
-    def bound(self, features: Float[Tensor, "batch feature"], labels: Int[Tensor, " batch"]) -> Float[Tensor, ""]:
+    def bound(self, features: Float[Tensor, "batch feature"], labels: Tensor) -> Float[Tensor, ""]:
         """Return the mean over the batch of theorem 3's data term, in nats (eq. 14, 52).
 
         log N(φ | μ[y], Σ) − ½ tr(Σ⁻¹S[y]) + log α_T[y] − LSE_k(log N(φ | μ[k], Σ + S[k]) + log α_T[k]);
         log Σ_j α_T[j] stands in both of the last terms and cancels.
 
         Raises:
-            DataError: the features are not ``in_features`` wide, or a label is not in 0 … num_classes − 1
-                (on a CPU; an accelerator, which we do not wait for, fails by its own index check).
+            DataError: the features have no row or are not ``in_features`` wide, a label is no whole number, or one is
+                not in 0 … num_classes − 1 (on a CPU; an accelerator, which we do not wait for, fails by its own index
+                check).
         """
+        check_rows(features)
+        labels = class_numbers(labels, len(features))
         evidence = torch.logsumexp(self(features), dim=-1)  # [batch]
-        labels = labels.long()
         precision = torch.exp(2 * self.log_root_precision)  # Σ⁻¹ [feature]
-        try:
+        with labels_as_index(labels, self.num_classes):
             own = self.mean.index_select(0, labels)  # not mean[labels], which takes −1 for the last class
-        except IndexError:
-            check_labels(labels, self.num_classes)
-            raise
         squared = ((features - own).square() * precision).sum(-1)  # [batch]; no product: autocast, TF32
         trace = (torch.exp(2 * self.log_std) * precision).sum(-1)  # [class]
         log_det = -2 * self.log_root_precision.sum() + self.in_features * LOG_2PI
@@ -149,9 +156,7 @@ class Generative(nn.Module):
         log_precision = 2 * self.log_root_precision
         return constant + ((shape + 1) * log_precision - rate * log_precision.exp()).sum()
 
-    def loss(
-        self, features: Float[Tensor, "batch feature"], labels: Int[Tensor, " batch"], *, num_train: int
-    ) -> Float[Tensor, ""]:
+    def loss(self, features: Float[Tensor, "batch feature"], labels: Tensor, *, num_train: int) -> Float[Tensor, ""]:
         """Return −(bound + (log p(Σ) − KL)/num_train), in nats a row (eq. 61); the trunk's prior is the caller's.
 
         Raises:

@@ -21,6 +21,7 @@ from ..errors import require
 from ..joint_predictive import GaussianFunctions
 from ..seeds import Seed
 from .covariance import Covariance, Form, gaussian_kl
+from .densities import check_features, check_rows
 
 
 class Options(TypedDict, total=False):
@@ -117,6 +118,7 @@ class LastLayer(nn.Module, ABC):
     @final
     def bound(self, features: Float[Tensor, "batch h"], targets: Tensor) -> Float[Tensor, ""]:
         """Return the lower bound on E_q[log p(y | x, W)], mean over the batch, nats a row."""
+        check_rows(features)
         with full_precision(features):
             return self._mean_bound(self._cast(features), targets, self.covariance())
 
@@ -145,8 +147,10 @@ class LastLayer(nn.Module, ABC):
 
         Raises:
             ConfigError: ``num_train`` <= 0 or ``kl_weight`` < 0.
-            DataError: targets of another shape.
+            DataError: targets of another shape, features of another width or without a row, or labels that are no
+                whole numbers or, on a CPU, out of range.
         """
+        check_rows(features)
         require(num_train > 0, "num_train", "must be > 0", num_train)
         require(kl_weight >= 0, "kl_weight", "must be >= 0", kl_weight)
         with full_precision(features):
@@ -161,6 +165,7 @@ class LastLayer(nn.Module, ABC):
 
     def _cast(self, features: Tensor) -> Tensor:
         """Return features of half precision, as autocast makes them, at the parameters' precision."""
+        check_features(features, self.in_features)
         return features.to(self.mean.dtype)
 
 

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import DataError
-from .densities import check_features, check_labels, feature_log_prior, log_densities, widen
+from .densities import check_features, check_labels, class_numbers, feature_log_prior, log_densities, widen
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,9 @@ def _gather(batches: Iterable[tuple[Tensor, Tensor]], noise_variance: Tensor, cl
     moments = _Moments.zeros(classes, noise_variance)
     for features, labels in batches:
         check_features(features, len(noise_variance))
+        labels = class_numbers(labels, len(features))
         check_labels(labels, classes)
-        moments = moments.merge(_Moments.of(features, labels.long(), classes))
+        moments = moments.merge(_Moments.of(features, labels, classes))
     if not moments.count.sum() > 0:
         raise DataError("batches must have at least one row, got none")
     if not torch.isfinite(moments.scatter).all():

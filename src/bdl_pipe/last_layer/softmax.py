@@ -27,10 +27,10 @@ def sampled(
 ) -> Float[Tensor, "draw batch class"]:
     """Return log softmax of ``draws`` logits of each row; drawn on the CPU, so alike on every device.
 
-    Rows are drawn independently: a row's mixture and mutual information are right, a joint over
-    several rows holds no dependence between them.
+    All rows have the same normal numbers, so that a row's answer does not depend on the other rows of its batch. A
+    row's mixture and mutual information are right; a joint over several rows is not: ``functions`` has theirs.
     """
-    noise = torch.randn(draws, *mean.shape, generator=rng.generator(), dtype=mean.dtype)
+    noise = torch.randn(draws, 1, mean.shape[-1], generator=rng.generator(), dtype=mean.dtype)
     return F.log_softmax(mean + variance.sqrt() * noise.to(mean.device), dim=-1)
 
 

@@ -77,7 +77,8 @@ class FlatNetwork:
 
     def gradient(self, value: Tensor, out: Float[Tensor, " weight"]) -> None:
         """Write the gradient of a value of the tied network to ``out``."""
-        each = torch.autograd.grad(value, list(self._parameters.values()))
+        # of a layer that the network does not use it is zero
+        each = torch.autograd.grad(value, list(self._parameters.values()), materialize_grads=True)
         torch.cat([part.flatten() for part in each], out=out)
 
     def at_once(self, draws: int, rows: int) -> bool:

@@ -5,6 +5,7 @@ Everything before that layer is the trunk, as it stands; the head is the package
 both, and a file of another hash is never run.
 """
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -107,6 +108,11 @@ class PythonConfig:
         Raises:
             ConfigError: it is not.
         """
+        names: dict[int, str] = {}
+        for name, weight in module.named_parameters(remove_duplicate=False):
+            first = names.setdefault(id(weight), name)
+            rule = "must return a network each of whose weights has one name; call one layer twice instead"
+            require(first == name, "object", rule, f"{first} and {name}, which are one")
         module.eval()
         probe = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
         shape = f"rows of shape {list(input_shape)}"
@@ -155,6 +161,8 @@ def python_trunk(
             [config.path, config.sha256, config.object, config.head, dict(config.options), input_shape], default=str
         )
         if asked not in _checked:
+            rule = "must return a network that can be copied (parametrizations.weight_norm, not utils.weight_norm)"
+            config._asked("object", rule, lambda: copy.deepcopy(module))
             with torch.no_grad():
                 config.check(config.make(input_shape), input_shape)
             _checked.add(asked)

@@ -41,9 +41,15 @@ class SpectralBound(nn.Module):
 
 
 def bound_spectral_norms(module: nn.Module, bound: float) -> list[str]:
-    """Bound every linear and convolutional layer inside ``module``, in place, and return the layers' names."""
+    """Bound every linear and convolutional layer inside ``module``, in place, and return the layers' names.
+
+    Raises:
+        ConfigError: a layer's weight has a parametrisation already.
+    """
     bounded = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, _LAYERS)]
-    for _, layer in bounded:
+    for name, layer in bounded:
+        rule = "must be of layers whose weights are parameters, for their spectral norms to be bounded"
+        require("weight" in layer._parameters, "network", rule, f"{name}, which computes its weight")
         parametrize.register_parametrization(layer, "weight", SpectralBound(bound))
     return [name for name, _ in bounded]
 

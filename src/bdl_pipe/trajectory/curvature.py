@@ -11,6 +11,8 @@ is replaced with the product of means.
 """
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from typing import Final, final
 
 import torch
@@ -25,25 +27,57 @@ from .kronecker import Factors
 _BATCH: Final = 128  # rows at once; changes the sums' rounding alone
 
 
-def layers_of(module: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
-    """Return the layers that have Kronecker factors, by their name in ``module``."""
+Layers = dict[str, nn.Linear | nn.Conv2d]
+
+
+def layers_of(module: nn.Module) -> Layers:
+    """Return the linear and convolutional layers, by their name in ``module``."""
     return {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
 
 
-def kronecker_factors(module: nn.Module, inputs: Float[Tensor, "row ..."], spec: NetworkSpec) -> dict[str, Factors]:
-    """Return the factors of every linear and convolutional layer, by its name in ``module``.
+@torch.enable_grad()
+def layers_with_factors(module: nn.Module, inputs: Float[Tensor, "row ..."]) -> Layers:
+    """Return the layers that have Kronecker factors, by their name in ``module``.
+
+    They are the linear and convolutional layers whose weight is a parameter of their own (no weight norm or spectral
+    norm), which each pass calls once, and on which the outputs depend. A layer whose weights are used without a call,
+    as the last one of ``nn.MultiheadAttention`` is, shows neither its inputs nor the gradient at its outputs. Of a
+    layer that is called twice a pass, the curvature is no Kronecker product.
+
+    Args:
+        inputs: a few rows.
+    """
+    calls, layers = Counter[str](), layers_of(module)
+    own = {name: m for name, m in layers.items() if "weight" in m._parameters and m._parameters.get("bias") is m.bias}
+    hooks = [m.register_forward_hook(lambda *_, name=name: calls.update([name])) for name, m in own.items()]
+    try:
+        outputs = module(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    slopes = torch.autograd.grad(outputs.sum(), [m.weight for m in own.values()], allow_unused=True)
+    used = {name for name, slope in zip(own, slopes, strict=True) if slope is not None}
+    return {name: m for name, m in own.items() if calls[name] == 1 and name in used}
+
+
+def kronecker_factors(
+    module: nn.Module, inputs: Float[Tensor, "row ..."], spec: NetworkSpec, layers: Iterable[str] | None = None
+) -> dict[str, Factors]:
+    """Return the factors of linear and convolutional layers, by their names in ``module``.
 
     Args:
         module: inputs to outputs as ``spec`` reads them (a network or its head), of float64, in evaluation mode; each
             row's outputs depend on that row alone.
         inputs: rows that the curvature is summed over, of any floating type.
+        layers: the names of the layers, of :func:`layers_with_factors`; None: all.
 
     Raises:
         UserError: curvlinops is not installed.
     """
     operator = _operator()
     whole = _Whitened(module, spec)
-    weights = [p for layer in layers_of(whole).values() for p in layer.parameters(recurse=False)]
+    inner = {name: f"module.{name}" if name else "module" for name in (layers_of(module) if layers is None else layers)}
+    weights = [p for name in inner.values() for p in whole.get_submodule(name).parameters(recurse=False)]
     classes = spec.likelihood == "categorical"
     parts = inputs.split(_BATCH)
     # the Fisher information needs no targets, curvlinops their shapes
@@ -64,7 +98,7 @@ def kronecker_factors(module: nn.Module, inputs: Float[Tensor, "row ..."], spec:
     kfac.compute_kronecker_factors()
     found = kfac.state_dict()
     a, g = found["input_covariances"], found["gradient_covariances"]
-    return {name: Factors(a[inner], g[inner]) for name, inner in zip(layers_of(module), layers_of(whole), strict=True)}
+    return {name: Factors(a[inside], g[inside]) for name, inside in inner.items()}
 
 
 @final

@@ -4,9 +4,11 @@ Ritter, Botev & Barber 2018: each layer's weights are Gaussian around their trai
 with the curvature summed over all training rows (over a part of them: scaled up) and τ the precision of the prior
 N(0, I/τ). The layers are independent of each other.
 
-Drawn are the weights and biases of linear and convolutional layers, of all of them or of the head alone; what else is
-trained (normalisation's scales and shifts) stays as it is. The running statistics of batch normalisation are recomputed
-for each draw, as for SWAG; the curvature is that of evaluation, with those of the trajectory.
+Drawn are the weights and biases of linear and convolutional layers, of all that have Kronecker factors
+(``curvature.layers_with_factors``) or of the head alone; what else is trained (normalisation's scales and shifts, a
+weight under weight norm or spectral norm, attention's matrices) stays as it is, and the fit says which matrices do. The
+running statistics of batch normalisation are recomputed for each draw, as for SWAG; the curvature is that of
+evaluation, with those of the trajectory.
 
 Deviations: τ is added to the product of the factors (see ``kronecker``). The trajectory's weights are taken for the
 posterior's mode, which they are only as far as its training reached one and its weight decay was this prior. Where
@@ -14,9 +16,9 @@ posterior's mode, which they are only as far as its training reached one and its
 searches it on validation rows, with a factor of the number of rows, to which our ``temperature`` comes near.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +26,19 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, Inputs, Method, StageSpec, Summary
 from ..networks import Network
 from ..networks.convnet import BatchStatistics
 from ..posterior import NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
-from .curvature import kronecker_factors, layers_of
+from .curvature import kronecker_factors, layers_with_factors
 from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
 from .linearised import LayerGaussian, LinearisedDraws, LinearisedLaplace
 from .snapshots import BatchNormConfig, Snapshots
+
+_FIXED: Final = "not_drawn"  # the key of a state's config
+_SHOWN: Final = 4  # names in a warning
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class KfacLaplaceConfig(BatchNormConfig):
     """The section ``methods.kfac_laplace`` of params.yaml.
 
     Attributes:
-        layers: ``last``: the head; ``all``: every linear and convolutional layer.
+        layers: ``last``: the head; ``all``: every linear and convolutional layer that each pass calls once and whose
+            weights are parameters of its own.
         prior_precision: τ; null: that of the largest evidence.
         temperature: factor of the covariance; 1 is the posterior's.
         rows: training rows that the curvature is summed over, scaled up to all; null: all.
@@ -101,9 +107,27 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
     drawn = snapshots.draws(draw, config.draws, report=report)
     report(config.draws, config.draws, {"prior_precision": precision})
     if config.predictive == "draws":
-        return drawn.state()
-    gaussians = {name: _gaussian(layer, precision, config.temperature) for name, layer in layers.items()}
-    return LinearisedLaplace(LinearisedDraws.of(drawn, last), gaussians).state()
+        state = drawn.state()
+    else:
+        gaussians = {name: _gaussian(layer, precision, config.temperature) for name, layer in layers.items()}
+        state = LinearisedLaplace(LinearisedDraws.of(drawn, last), gaussians).state()
+    fixed = _fixed(network, layers) if config.layers == "all" else []
+    return State(state.tensors, {**state.config, _FIXED: fixed}) if fixed else state
+
+
+def _fixed(network: Network, layers: Mapping[str, LayerPosterior]) -> list[str]:
+    """Name the matrices and filters that are not drawn."""
+    matrices = [name for name, value in network.named_parameters() if value.ndim > 1]
+    return [name.removeprefix("trunk.") for name in matrices if name.rpartition(".")[0] not in layers]
+
+
+def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: KfacLaplaceConfig) -> Summary:
+    """Warn of weights that are not drawn though ``layers`` is ``all``."""
+    fixed: list[str] = states[0][0].config.get(_FIXED, [])
+    more = f" and {len(fixed) - _SHOWN} more" if len(fixed) > _SHOWN else ""
+    rule = "they are not of linear or convolutional layers that each pass calls once"
+    said = f"kfac_laplace: the weights {', '.join(fixed[:_SHOWN])}{more} stay as they were trained: {rule}"
+    return Summary(warnings=[said] if fixed else [])
 
 
 @torch.enable_grad()
@@ -116,15 +140,18 @@ def posterior(
         ConfigError: as :func:`fit`.
     """
     network.eval().double()
-    names = {"head": network.head} if config.layers == "last" else layers_of(network)
-    _require_factors(network, names, config)
+    _require_rows_alone(network)
     rows, _ = data.drawn(config.rows, rng.fold("curvature"))
+    names: Mapping[str, nn.Module] = {"head": network.head}
+    if config.layers == "all":
+        names = layers_with_factors(network, rows[:2].double())
+    _require_factors(names, config)
     if config.layers == "last":
         with torch.no_grad():
             features = torch.cat([network.trunk(part.double()) for part in rows.split(128)])
         found = {"head": kronecker_factors(network.head, features, spec)[""]}
     else:
-        found = kronecker_factors(network, rows, spec)
+        found = kronecker_factors(network, rows, spec, names)
     scale = len(data.train) / len(rows)
     return {name: _decomposed(layer, found[name], scale) for name, layer in names.items()}
 
@@ -139,9 +166,12 @@ def _gaussian(layer: LayerPosterior, precision: float, temperature: float) -> La
     return LayerGaussian(layer.input_vectors.float(), layer.output_vectors.float(), scale.float())
 
 
-def _require_factors(network: Network, layers: Mapping[str, nn.Module], config: KfacLaplaceConfig) -> None:
+def _require_rows_alone(network: Network) -> None:
     rule = "must not be batch_stats for kfac_laplace: its rows depend on each other"
     require(not any(isinstance(m, BatchStatistics) for m in network.modules()), "methods.sgd.network.norm", rule)
+
+
+def _require_factors(layers: Mapping[str, nn.Module], config: KfacLaplaceConfig) -> None:
     for name, layer in layers.items():
         rows, columns = _matrix(layer).shape
         side = max(rows, columns)
@@ -168,7 +198,7 @@ KFAC_LAPLACE = Method(
     name="kfac_laplace",
     config=KfacLaplaceConfig,
     tasks=("classification", "regression"),
-    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, summarise=summarise)},
     search={"temperature": (1e-3, 1.0, "log")},
     default=Default(
         0.5,

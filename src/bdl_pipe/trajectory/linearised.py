@@ -9,7 +9,8 @@ covariance J(x) Σ J(x')ᵀ between the outputs at x and at x'. :class:`Linearis
 predictive of one row is still by the draws; its joint of several rows is by the Gaussian.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -17,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call, jacrev, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..artifacts import State, under
 from ..config import read, to_mapping
@@ -62,7 +64,8 @@ class LinearisedDraws:
 
         linear = []
         for draw in range(1, len(next(iter(self.weights.values())))):
-            found = jvp(outputs, (at,), ({name: self.weights[name][draw] - at[name] for name in at},))
+            with _attention_by_parts():
+                found = jvp(outputs, (at,), ({name: self.weights[name][draw] - at[name] for name in at},))
             linear.append(found[0] + found[1])
         return self.spec.predictive(torch.stack(linear))
 
@@ -129,7 +132,8 @@ class LinearisedLaplace:
         size = max(1, _ELEMENTS // (weights * self._width * inputs.shape[1]))
         means, covariances = [], []
         for part in inputs.split(size):
-            jacobians, mean = by_row(at, part.flatten(0, 1))
+            with _attention_by_parts():
+                jacobians, mean = by_row(at, part.flatten(0, 1))
             means.append(mean.double().unflatten(0, part.shape[:2]))
             parts = [self._covariance(name, jacobians, len(part)) for name in self.layers]
             covariances.append(torch.stack(parts).sum(0))
@@ -165,3 +169,15 @@ class LinearisedLaplace:
             LinearisedDraws.from_state(State(drawn, state.config), device),
             {name: LayerGaussian(**under(f"{name}.", factors)) for name in layers},
         )
+
+
+@contextlib.contextmanager
+def _attention_by_parts() -> Iterator[None]:
+    """Inside, attention is computed by its parts: torch's fused kernels have no forward derivatives."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -9,7 +9,7 @@ likelihood, the mean square of its errors on the training rows.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -30,6 +30,7 @@ from ..seeds import Seed
 
 Weights = dict[str, Tensor]
 _HEAD: Final = ("head.weight", "head.bias")
+_WRAPPERS: Final = ("module", "_orig_mod")  # of DataParallel and DistributedDataParallel; of torch.compile
 _ROWS: Final = 1000  # of one forward pass
 _SEEN: Final = "pretrained: scores are too good if its weights were trained on rows that are test rows here"
 
@@ -41,7 +42,8 @@ class PretrainedConfig:
     Attributes:
         network: the architecture that the weights are of; ``python`` for one of your own.
         weights: a file of the ``state_dict``: ``.safetensors``, or what ``torch.save`` wrote, whose tensors alone are
-            read. Names are the module's own, or ``trunk.…`` and ``head.…``.
+            read. Names are the module's own, or ``trunk.…`` and ``head.…``. The parts ``module.`` and ``_orig_mod.`` of
+            a name, which wrappers add, are taken off, unless the network has such a part itself.
         targets: of regression, the units of the outputs: ``own``: the targets' own; ``transformed``: those of the data
             set's ``targets``. Inputs are seen as the data set's ``normalise`` makes them; ``none`` leaves them alone.
         sha256: of the file; null: whatever it holds.
@@ -68,7 +70,8 @@ def fit(data: FitData, inputs: Inputs, config: PretrainedConfig, *, rng: Seed, r
     classes = data.task == "classification"
     spec = NetworkSpec(config.network, data.input_shape, data.outputs, "categorical" if classes else "gaussian_head")
     network = spec.build(Seed(0))
-    weights = _named(network, _read(config), config.weights)
+    saved, wrappers = _unwrapped(network, _read(config))
+    weights = _named(network, saved, config.weights)
     _require_shapes(network, {name: value for name, value in weights.items() if classes or name not in _HEAD})
     if not classes:
         weights |= _head(network, weights, data, config)
@@ -79,7 +82,8 @@ def fit(data: FitData, inputs: Inputs, config: PretrainedConfig, *, rng: Seed, r
     require(math.isfinite(loss), "weights", "must give finite predictions of the training rows", config.weights)
     report(1, 1, {"loss": loss})
     stored = {name: value.detach().cpu()[None].contiguous() for name, value in network.state_dict().items()}
-    return State(stored, {"spec": to_mapping(spec), "epochs": 0, "loss": loss})
+    about = {"spec": to_mapping(spec), "epochs": 0, "loss": loss}
+    return State(stored, about | ({"taken_off": wrappers} if wrappers else {}))
 
 
 def _read(config: PretrainedConfig) -> Weights:
@@ -106,6 +110,26 @@ def _read(config: PretrainedConfig) -> Weights:
     if not named or not all(isinstance(value, Tensor) for value in named.values()):
         raise DataError(f"{path}: must be a state_dict (name -> tensor), or have one under the key state_dict")
     return {str(name): value for name, value in named.items()}
+
+
+def _unwrapped(network: Network, theirs: Weights) -> tuple[Weights, list[str]]:
+    """Return weights without what wrappers of a module add to their names, and the parts that were taken off.
+
+    The network's own parts of names stay, and so do all where two names would become one.
+    """
+    own = {part for name in network.state_dict() for part in name.split(".")}
+    wrappers = [part for part in _WRAPPERS if part not in own and any(part in name.split(".")[:-1] for name in theirs)]
+    names = {name: ".".join(part for part in name.split(".") if part not in wrappers) for name in theirs}
+    if len(set(names.values())) < len(names):
+        return theirs, []
+    return {names[name]: value for name, value in theirs.items()}, wrappers
+
+
+def _summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: PretrainedConfig) -> Summary:
+    """Warn of rows that the weights may have been trained on, and say what was taken off the names of weights."""
+    wrappers = [f"{part}." for part in states[0][0].config.get("taken_off", [])]
+    said = f"pretrained: {' and '.join(wrappers)} was taken off the names of the weights in {config.weights}"
+    return Summary(warnings=[_SEEN, *[said] * bool(wrappers)])
 
 
 def _named(network: Network, theirs: Weights, path: str) -> Weights:
@@ -193,6 +217,6 @@ PRETRAINED = Method(
     config=PretrainedConfig,
     tasks=("classification", "regression"),
     stages={
-        "trajectory": StageSpec(fit, in_driver=True, summarise=lambda states, data, config: Summary(warnings=[_SEEN])),
+        "trajectory": StageSpec(fit, in_driver=True, summarise=_summarise),
     },
 )

@@ -9,8 +9,8 @@ import numpy as np
 from ...errors import DataError, brief
 from ..examples import Examples
 from ..raw import Raw
-from ..sources.images import ImageFolder, Npz, broken, class_files
-from .profile import FEWEST, FEWEST_OF_CLASS, Profile
+from ..sources.images import ImageFolder, Npz, broken, class_files, hidden_images
+from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
 _LISTED: Final = 4
 
@@ -46,14 +46,24 @@ def inspect_images(path: Path, size: int | None = None, skip_broken: bool = Fals
 
 
 def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolder | Npz, list[str]]:
-    """Return what reads the images, and a remark if files are left out."""
+    """Return what reads the images, and a remark if files are left out, and one if hidden ones are."""
     if not path.is_dir():
         if size is not None:
             raise DataError(f"{path}: --size is for folders of images; those of an .npz have one size")
         return Npz(str(path)), []
-    skipped = _broken(path, skip_broken)
-    remark = f"{len(skipped)} files are no readable images and are left out, the first {skipped[0]}" if skipped else ""
-    return ImageFolder(str(path), size, bool(skipped)), [remark] if remark else []
+    skipped, hidden = _broken(path, skip_broken), [found for root in _roots(path) for found in hidden_images(root)]
+    remarks = []
+    if skipped:
+        remarks.append(f"{len(skipped)} files are no readable images and are left out, the first {skipped[0]}")
+    if hidden:
+        names = listed([str(found.relative_to(path)) for found in hidden])
+        remarks.append(f"hidden files and folders are no images and no classes and are left out: {names}")
+    return ImageFolder(str(path), size, bool(skipped)), remarks
+
+
+def _roots(path: Path) -> list[Path]:
+    """List the folders of classes' folders."""
+    return [path / part for part in ("train", "test") if (path / part).is_dir()] or [path]
 
 
 def _broken(path: Path, skip: bool) -> list[Path]:
@@ -62,8 +72,7 @@ def _broken(path: Path, skip: bool) -> list[Path]:
     Raises:
         DataError: there is one, and ``skip`` is False.
     """
-    roots = [path / part for part in ("train", "test") if (path / part).is_dir()] or [path]
-    paths = [file for root in roots for files in class_files(root).values() for file in files]
+    paths = [file for root in _roots(path) for files in class_files(root).values() for file in files]
     errors = {file: error for file in paths if (error := broken(file)) is not None}
     if errors and not skip:
         first = next(iter(errors.values()))

@@ -1,5 +1,6 @@
 """A user's images: a folder per class, or an ``.npz`` with arrays."""
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..raw import Kind, Raw, Task, encode_labels, relabel
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _GREY: Final = ("1", "L")
+_NO_CLASSES: Final = ("__macosx", "thumbs.db", "desktop.ini", "@eadir")  # what systems leave beside images
 _DEEP: Final = ("I", "F")  # how the names of the modes begin that 8 bits would cut off
 
 
@@ -137,18 +139,38 @@ def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
     return np.ascontiguousarray(values)
 
 
+def is_hidden(path: Path) -> bool:
+    """Return whether a system or an editor made this file or folder: a name that starts with a dot, ``__MACOSX``, …"""
+    return path.name.startswith(".") or path.name.lower() in _NO_CLASSES
+
+
 def image_files(folder: Path) -> list[Path]:
-    """List the image files directly in ``folder``, by name."""
+    """List the image files directly in ``folder``, by name, without hidden ones."""
+    return [path for path in _images(folder) if not is_hidden(path)]
+
+
+def _images(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES)
 
 
+def class_folders(root: Path) -> list[Path]:
+    """List the folders directly in ``root``, by name, without hidden ones."""
+    return sorted(p for p in root.iterdir() if p.is_dir() and not is_hidden(p))
+
+
+def hidden_images(root: Path) -> list[Path]:
+    """List what :func:`class_files` leaves out: hidden folders, and hidden images in the classes' folders."""
+    folders = sorted(p for p in root.iterdir() if p.is_dir() and is_hidden(p))
+    return folders + [path for folder in class_folders(root) for path in _images(folder) if is_hidden(path)]
+
+
 def class_files(root: Path) -> dict[Path, list[Path]]:
-    """List the images of each class's folder, by name.
+    """List the images of each class's folder, by name, without hidden folders and files.
 
     Raises:
         DataError: there is no folder, or one without images.
     """
-    files = {folder: image_files(folder) for folder in sorted(p for p in root.iterdir() if p.is_dir())}
+    files = {folder: image_files(folder) for folder in class_folders(root)}
     if not files:
         raise DataError(f"{root}: must have one subfolder of images per class, got none")
     for folder, paths in files.items():
@@ -167,7 +189,7 @@ def broken(path: Path) -> DataError | None:
 
 
 def read_images(files: list[Path], shape: tuple[int, ...] | None = None, *, resize: int | None = None) -> np.ndarray:
-    """Read images as uint8 [n, channel, height, width].
+    """Read images as uint8 [n, channel, height, width], photographs upright (:func:`_upright`).
 
     Args:
         shape: (channel, height, width) that they must have; None: the size of the first, and one
@@ -192,14 +214,24 @@ def read_images(files: list[Path], shape: tuple[int, ...] | None = None, *, resi
 
 def _open(path: Path, resize: int | None = None) -> Image.Image:
     try:
-        with Image.open(path) as image:
-            image.load()
+        # not from its path: Pillow 13 garbles an uncompressed TIFF on its side that it maps into memory
+        with Image.open(io.BytesIO(path.read_bytes())) as opened:
+            opened.load()
+            image = _upright(opened)
             if resize is None or image.mode.startswith(_DEEP):
                 return image.copy()
             plain = image.convert("L" if image.mode in _GREY else "RGB")
             return ImageOps.fit(plain, (resize, resize), Image.Resampling.BICUBIC)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: is not a readable image ({brief(error)})") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return an image as viewers show it: turned and mirrored as its EXIF orientation tag says, if it has one."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # of a damaged tag, whose reader raises whatever it stumbles over; viewers ignore it, too
+        return image
 
 
 def _labelled(arrays: Mapping[str, np.ndarray], x: str, y: str, origin: str) -> tuple[Examples, tuple[str, ...]]:

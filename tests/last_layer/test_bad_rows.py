@@ -1,0 +1,62 @@
+"""Labels that are none, no rows and features of another width, in every last layer: one line each."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bdl_pipe.errors import DataError
+from bdl_pipe.last_layer import Discriminative, Generative, Regression
+
+WIDTH, CLASSES = 6, 3
+FEATURES = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 2, 1])
+LAYERS: dict[str, Callable[[], Any]] = {
+    "dense": lambda: Discriminative(WIDTH, CLASSES),
+    "diagonal": lambda: Discriminative(WIDTH, CLASSES, covariance="diagonal"),
+    "low rank": lambda: Discriminative(WIDTH, CLASSES, covariance="lowrank", rank=2),
+    "generative": lambda: Generative(WIDTH, CLASSES, class_counts=[5, 5, 5]),
+}
+LABELS_THAT_ARE_NONE: dict[str, tuple[Tensor, str]] = {
+    "between classes": (torch.tensor([0, 1, 2, 1.5]), "^labels must be whole numbers, got 1.5$"),
+    "no number": (torch.tensor([0, 1, float("nan"), 1]), "^labels must be whole numbers, got nan$"),
+    "too large": (torch.tensor([0, 1, 3, 0]), "^labels must be in 0 … 2, got 3$"),
+    "too large, a float": (torch.tensor([0.0, 1, 3, 0]), "^labels must be in 0 … 2, got 3$"),
+    "below zero": (torch.tensor([0, -1, 2, 0]), "^labels must be in 0 … 2, got -1$"),
+    "too few": (torch.tensor([0, 1, 2]), r"^targets must be 4 class numbers, got shape \(3,\)$"),
+    "a column": (torch.tensor([[0], [1], [2], [0]]), r"^targets must be 4 class numbers, got shape \(4, 1\)$"),
+}
+
+
+@pytest.mark.parametrize("bad", LABELS_THAT_ARE_NONE)
+@pytest.mark.parametrize("name", LAYERS)
+def test_labels_that_are_none(name: str, bad: str) -> None:
+    layer, (labels, message) = LAYERS[name](), LABELS_THAT_ARE_NONE[bad]
+    asks = [lambda: layer.loss(FEATURES, labels, num_train=9), lambda: layer.bound(FEATURES, labels)]
+    if name == "generative":
+        asks += [lambda: layer.refit_noise([(FEATURES, labels)]), lambda: layer.condition([(FEATURES, labels)])]
+    for ask in asks:
+        with pytest.raises(DataError, match=message):
+            ask()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_whole_labels_of_floating_type_are_class_numbers(name: str) -> None:
+    layer = LAYERS[name]()
+    assert torch.equal(layer.loss(FEATURES, LABELS.float(), num_train=9), layer.loss(FEATURES, LABELS, num_train=9))
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "regression"])
+def test_no_rows_and_another_width(name: str) -> None:
+    layer = Regression(WIDTH, 1) if name == "regression" else LAYERS[name]()
+    targets = torch.randn(4, 1) if name == "regression" else LABELS
+    for ask in (layer.bound, lambda x, y: layer.loss(x, y, num_train=9)):
+        with pytest.raises(DataError, match=r"^features must have at least one row, got none$"):
+            ask(FEATURES[:0], targets[:0])
+        with pytest.raises(DataError, match=r"^features must have 6 columns, got 5$"):
+            ask(FEATURES[:, 1:], targets)
+    with pytest.raises(DataError, match=r"^features must have 6 columns, got 5$"):
+        layer.predict(FEATURES[:, 1:])
+    assert layer.predict(FEATURES[:0]).mean.shape == (0, 1 if name == "regression" else CLASSES)

@@ -1,0 +1,265 @@
+"""Networks as people have them: tied weights, attention, weight norm, spectral norm, layers used twice or never.
+
+What a method answers for each is right, or it is one line before anything is trained.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bdl_pipe import plugins
+from bdl_pipe.artifacts import State
+from bdl_pipe.config import read
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import Network
+from bdl_pipe.posterior import NetworkSpec
+from bdl_pipe.registry import posterior_of
+from bdl_pipe.seeds import Seed
+from bdl_pipe.trajectory.curvature import kronecker_factors, layers_of, layers_with_factors
+from bdl_pipe.trajectory.laplace import KFAC_LAPLACE
+from tests.cases import LAPLACE, fit
+from tests.conftest import make_tiny_images, make_tiny_table
+
+from .test_curvature import dense_block, product
+
+TEXT = '''
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    """A hidden layer, then one of several kinds, then the head."""
+
+    def __init__(self, input_shape, kind, width=5, outputs=2):
+        super().__init__()
+        self.kind, self.flatten = kind, nn.Flatten()
+        self.first = nn.Linear(input_shape[0], width)
+        if kind == "attention":
+            self.mid = nn.MultiheadAttention(width, 1, batch_first=True)
+        elif kind == "encoder":
+            self.mid = nn.TransformerEncoderLayer(width, 1, 7, dropout=0.0, batch_first=True)
+        else:
+            self.mid = nn.Linear(width, width)
+        normal = nn.utils.parametrizations
+        if kind == "weight norm":
+            self.mid = normal.weight_norm(self.mid)
+        elif kind == "old weight norm":
+            self.mid = nn.utils.weight_norm(self.mid)
+        elif kind == "spectral norm":
+            self.mid = normal.spectral_norm(self.mid)
+        elif kind == "tied":
+            self.other = nn.Linear(width, width)
+            self.other.weight = self.mid.weight
+        elif kind == "one module":
+            self.other = self.mid
+        self.last = nn.Linear(width, width if kind == "tied head" else outputs)
+        if kind == "tied head":
+            self.mid.weight = self.last.weight
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        if self.kind == "attention":
+            x = self.mid(x[:, None], x[:, None], x[:, None], need_weights=False)[0][:, 0]
+        elif self.kind == "encoder":
+            x = self.mid(x[:, None])[:, 0]
+        elif self.kind == "twice":
+            x = torch.tanh(self.mid(torch.tanh(self.mid(x))))
+        elif self.kind == "without outputs":
+            self.mid(x)
+        elif self.kind in ("tied", "one module"):
+            x = torch.tanh(self.other(torch.tanh(self.mid(x))))
+        elif self.kind != "unused":
+            x = torch.tanh(self.mid(x))
+        return self.last(x)
+
+
+class Images(nn.Module):
+    """Two convolutions that share a weight, or that are one."""
+
+    def __init__(self, input_shape, kind):
+        super().__init__()
+        self.first, self.a = nn.Conv2d(input_shape[0], 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.b = self.a if kind == "one module" else nn.Conv2d(4, 4, 3, padding=1)
+        if kind == "tied":
+            self.b.weight = self.a.weight
+        self.pool, self.last = nn.AdaptiveAvgPool2d(2), nn.Linear(16, 3)
+
+    def forward(self, x):
+        x = torch.tanh(self.b(torch.tanh(self.a(torch.tanh(self.first(x))))))
+        return self.last(self.pool(x).flatten(1))
+'''
+# the matrices that Laplace leaves as they are, and the layers that it draws
+FIXED: dict[str, tuple[list[str], list[str]]] = {
+    "plain": ([], ["trunk.first", "trunk.mid", "head"]),
+    "weight norm": (
+        ["mid.parametrizations.weight.original0", "mid.parametrizations.weight.original1"],
+        ["trunk.first", "head"],
+    ),
+    "spectral norm": (["mid.parametrizations.weight.original"], ["trunk.first", "head"]),
+    "attention": (["mid.in_proj_weight", "mid.out_proj.weight"], ["trunk.first", "head"]),
+    "encoder": (
+        ["mid.self_attn.in_proj_weight", "mid.self_attn.out_proj.weight"],
+        ["trunk.first", "trunk.mid.linear1", "trunk.mid.linear2", "head"],
+    ),
+    "twice": (["mid.weight"], ["trunk.first", "head"]),
+    "unused": (["mid.weight"], ["trunk.first", "head"]),
+    "without outputs": (["mid.weight"], ["trunk.first", "head"]),
+}
+TIED = ["tied", "one module", "tied head"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("odd")
+    (path / "odd.py").write_text(TEXT)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(folder)
+    plugins.load_file("odd.py")
+    yield
+
+
+def section(kind: str, made: str = "Net") -> dict[str, Any]:
+    return {"name": "python", "path": "odd.py", "object": made, "options": {"kind": kind}}
+
+
+def spec_of(kind: str) -> NetworkSpec:
+    about = {"network": section(kind), "input_shape": [4], "outputs": 2, "likelihood": "categorical"}
+    return read(NetworkSpec, about, "spec")
+
+
+def built(kind: str) -> Network:
+    """Return a network whose curvature is that of evaluation, with random weights, in float64."""
+    return spec_of(kind).build(Seed(1)).eval().double()
+
+
+def rows(count: int) -> Tensor:
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def classes() -> FitData:
+    """The small table, its targets cut at their median."""
+    data = make_tiny_table()
+    middle = np.median(data.train.targets)
+    train, validation = (
+        Examples(part.inputs, (part.targets[:, 0] > middle).astype(np.int64)) for part in (data.train, data.validation)
+    )
+    transform = replace(data.transform, shift=None, scale=None)
+    labels: Any = {"task": "classification", "classes": ("a", "b"), "search": None}
+    return replace(data, train=train, validation=validation, transform=transform, **labels)
+
+
+def trained(kind: str) -> State:
+    return fit("sgd", "trajectory", classes(), network=section(kind), epochs=3, snapshots=2)
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_layers_have_the_dense_blocks_of_one_row(kind: str) -> None:
+    """One row and one place a layer: Kronecker's product is the block of the Gauss-Newton matrix."""
+    network, spec, row = built(kind), spec_of(kind), rows(1)
+    layers = layers_with_factors(network, rows(2))
+    assert list(layers) == FIXED[kind][1]
+    found = kronecker_factors(network, row, spec, layers)
+    for name, factors in found.items():
+        torch.testing.assert_close(product(factors), dense_block(network, name, spec, row), rtol=1e-9, atol=1e-12)
+
+
+def test_a_layer_that_is_called_twice_has_no_kronecker_factors() -> None:
+    """What the factors of both calls make is not the block: such a layer was drawn from the wrong Gaussian."""
+    network, spec, row = built("twice"), spec_of("twice"), rows(1)
+    wrong = product(kronecker_factors(network, row, spec)["trunk.mid"])
+    assert not torch.allclose(wrong, dense_block(network, "trunk.mid", spec, row), rtol=0.1)
+
+
+@pytest.mark.parametrize("predictive", ["draws", "linearised"])
+@pytest.mark.parametrize("kind", FIXED)
+def test_laplace_draws_the_layers_that_it_can_and_says_which_stay(kind: str, predictive: str) -> None:
+    data, trajectory = classes(), trained(kind)
+    how: dict[str, Any] = {**LAPLACE, "rows": None, "predictive": predictive, "prior_precision": 1.0}
+    state = fit("kfac_laplace", "student", data, {"trajectory": [trajectory]}, **how)
+    last = {name: value[-1] for name, value in trajectory.tensors.items()}
+    first = 1 if predictive == "linearised" else 0
+    moved = {
+        name.rpartition(".")[0]
+        for name, value in last.items()
+        if not torch.equal(state.tensors[name][first:], value.expand_as(state.tensors[name][first:]))
+    }
+    fixed, drawn = FIXED[kind]
+    assert moved == set(drawn)
+    config: Any = read(KFAC_LAPLACE.config, how, "methods.kfac_laplace")
+    summarise = KFAC_LAPLACE.stages["student"].summarise
+    assert summarise is not None
+    said = list(summarise([[state]], [data], config).warnings)
+    assert len(said) == bool(fixed)
+    assert not fixed or f"the weights {', '.join(fixed)} stay as they were trained" in said[0]
+    inputs, _ = data.tensors("validation")
+    posterior = posterior_of(state)
+    mean = posterior.predict(inputs, rng=Seed(0)).mean
+    assert mean.isfinite().all() and mean.std() > 0
+    if predictive == "linearised":
+        functions = posterior.functions(inputs[None, :3], rng=Seed(0))  # type: ignore[attr-defined]
+        assert functions.covariance.isfinite().all() and functions.covariance.diagonal(dim1=-2, dim2=-1).min() > 0
+
+
+@pytest.mark.parametrize("predictive", ["draws", "linearised"])
+def test_a_layer_that_is_not_used_changes_nothing(predictive: str) -> None:
+    """The posterior is that of the network without the layer: what no output depends on has no say in the evidence."""
+    data, trajectory = classes(), trained("unused")
+    how: dict[str, Any] = {**LAPLACE, "rows": None, "predictive": predictive, "prior_precision": None}
+    found = fit("kfac_laplace", "student", data, {"trajectory": [trajectory]}, **how)
+    bare = {name: value for name, value in trajectory.tensors.items() if not name.startswith("trunk.mid")}
+    names = {"trunk.first.weight": "trunk.1.weight", "trunk.first.bias": "trunk.1.bias"}
+    about = {"network": {"name": "mlp", "hidden": [5], "activation": "tanh"}}
+    spec = trajectory.config["spec"] | about
+    without = State({names.get(name, name): value for name, value in bare.items()}, {**trajectory.config, "spec": spec})
+    expected = fit("kfac_laplace", "student", data, {"trajectory": [without]}, **how)
+    inputs, _ = data.tensors("validation")
+    mean, meant = (posterior_of(state).predict(inputs, rng=Seed(0)).mean for state in (found, expected))
+    torch.testing.assert_close(mean, meant)
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_tied_weights_are_refused_before_anything_is_trained(kind: str) -> None:
+    message = r"object must return a network each of whose weights has one name; call one .*, which are one'"
+    with pytest.raises(ConfigError, match=message):
+        spec_of(kind).build(Seed(0))
+    if kind == "tied head":
+        return
+    with pytest.raises(ConfigError, match=message):
+        fit("sgd", "trajectory", make_tiny_images(), network=section(kind, "Images"), epochs=1)
+
+
+def test_a_network_that_cannot_be_copied_is_refused_before_anything_is_trained() -> None:
+    with pytest.raises(ConfigError, match=r"object must return a network that can be copied \(parametrizations.weight"):
+        spec_of("old weight norm").build(Seed(0))
+
+
+@pytest.mark.parametrize("kind", ["weight norm", "spectral norm"])
+def test_sngp_refuses_weights_that_are_computed(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be of layers whose weights are parameters, .* got 'trunk.mid, which"):
+        fit("sngp", "student", classes(), network=section(kind))
+
+
+@pytest.mark.parametrize("kind", ["plain", "attention", "unused"])
+def test_dropout_refuses_a_trunk_that_is_no_sequence(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"network\.name must be of a network whose trunk is a sequence of layers"):
+        fit("dropout", "student", classes(), network=section(kind))
+
+
+def test_a_chain_moves_weights_that_are_not_used_by_their_prior() -> None:
+    """The gradient of an unused weight's likelihood is zero; torch has none for it."""
+    target = {"network": section("unused"), "prior_precision": 1.0, "noise_precision": 10.0}
+    state = fit("sgmcmc", "teacher", classes(), target=target)
+    assert all(value.isfinite().all() for value in state.tensors.values() if value.is_floating_point())
+    assert list(layers_of(spec_of("unused").build(Seed(0)))) == ["trunk.first", "trunk.mid", "head"]
