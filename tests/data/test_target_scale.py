@@ -1,0 +1,51 @@
+"""The choice between targets and their logarithms: left-out densities one by one, and data whose scale is known."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from bdl_pipe.data import target_scale
+from bdl_pipe.data.target_scale import left_out_density, logarithms_fit_better
+
+
+def test_left_out_densities_are_those_of_fits_without_each_row() -> None:
+    random = np.random.default_rng(0)
+    rows, targets = random.normal(size=(12, 3)), random.normal(5, 2, size=(12, 2))
+    ridge, errors = np.diag([1.0, 1.0, 1.0, 1e-8]), []
+    phi = np.concatenate([rows, np.ones((12, 1))], axis=1)
+    for i in range(12):
+        rest = np.arange(12) != i
+        weights = np.linalg.solve(phi[rest].T @ phi[rest] + ridge, phi[rest].T @ targets[rest])
+        errors.append(targets[i] - phi[i] @ weights)
+    spread = np.sqrt(np.mean(np.square(errors), axis=0))
+    truth = np.mean(norm.logpdf(errors, scale=spread).sum(axis=1))
+    assert left_out_density(rows, targets) == pytest.approx(truth, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [300, 3_000])
+def test_the_scale_that_data_were_made_on_is_found(count: int) -> None:
+    """Of 40 draws each the wrong scale is never chosen."""
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        rows = torch.from_numpy(random.normal(size=(count, 4)))
+        linear = (rows @ torch.tensor([1.0, -0.5, 0.2, 0.0]).double()).numpy()[:, None]
+        noise = random.normal(size=(count, 1))
+        assert logarithms_fit_better(rows, np.exp(linear + 0.5 * noise))
+        assert not logarithms_fit_better(rows, 5 + linear + 0.5 * noise)
+
+
+def test_a_target_that_is_not_above_zero_has_no_logarithm() -> None:
+    rows = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    targets = np.exp(rows.sum(1, keepdim=True).double().numpy())
+    assert logarithms_fit_better(rows, targets)
+    targets[3] = 0.0
+    assert not logarithms_fit_better(rows, targets)
+
+
+def test_of_many_rows_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_scale, "_ROWS", 100)
+    seen = []
+    monkeypatch.setattr(target_scale, "left_out_density", lambda rows, targets: seen.append(len(rows)) or 0.0)
+    logarithms_fit_better(torch.zeros(1_000, 2), np.full((1_000, 1), 2.0))
+    assert seen == [100, 100]
