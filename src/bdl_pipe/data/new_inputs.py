@@ -106,10 +106,10 @@ def _rows(table: pa.Table, schema: Mapping[str, Any], origin: str) -> np.ndarray
     return table_columns.feature_matrix(table, tuple(schema["features"]), origin)
 
 
-def _cells(column: "pd.Series[Any]") -> pa.Array:
+def _cells(column: "pd.Series[Any]") -> pa.Array | pa.ChunkedArray:
     """Return a column with one type, or the texts of values of several."""
     try:
-        return pa.Array.from_pandas(column)
+        return pa.Table.from_pandas(column.to_frame("cells"), preserve_index=False).column(0)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return pa.array([None if gap else str(value) for value, gap in zip(column, column.isna(), strict=True)])
 

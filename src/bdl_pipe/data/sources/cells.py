@@ -195,7 +195,7 @@ class Cells:
             return f"it holds {brief(kind)}, which is neither numbers, texts nor dates"
         if self.kind == "number" and self.is_rounded:
             return "its whole numbers go beyond 2^53 and would be rounded: it names rows, or write it as a text"
-        if self.kind != "text":
+        if self.kind != "text" or self.is_code:
             return ""
         example = short(self._filled[0].as_py())
         if _all(self._filled, _CLOCK):
