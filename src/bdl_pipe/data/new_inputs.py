@@ -68,7 +68,7 @@ def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray
 
 def unseen(inputs: np.ndarray, schema: Mapping[str, Any]) -> list[str]:
     """Return a line for each column of ``inputs`` [n, column] with categories that the fitted file did not have."""
-    return table_columns.unseen(inputs, tuple(map(Column.of, schema.get("columns", ()))))
+    return table_columns.unseen(inputs, tuple(map(Column.of, schema["columns"]))) if "columns" in schema else []
 
 
 def image_inputs(path: Path) -> list[Path]:
