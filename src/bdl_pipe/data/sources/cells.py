@@ -74,11 +74,16 @@ class Cells:
         """Return True if the cells came as texts."""
         return pa.types.is_string(self.values.type)
 
+    @property
+    def is_empty(self) -> bool:
+        """Return True if no cell has a value."""
+        return bool(self.values.null_count == len(self.values))
+
     @cached_property
     def kind(self) -> CellKind:
         """Return what the cells are, by all of them; ``other``: neither of these."""
         kind = self.values.type
-        if pa.types.is_null(kind) or self.values.null_count == len(self.values):
+        if self.is_empty:
             return "empty"
         if pa.types.is_boolean(kind):
             return "truth"
@@ -150,9 +155,9 @@ class Cells:
         Raises:
             DataError: a cell is no date.
         """
-        if self._is_gap_alone:
-            return np.full(len(self.values), np.nan)
         if self._moments is None:
+            if self._is_gap_alone:
+                return np.full(len(self.values), np.nan)
             row, value = self._first(_ISO)
             way = "write it as 2026-01-31 or 2026-01-31 12:00:00, either all with a zone or none"
             raise self._error(f"must be dates, got {short(value)} in row {row}; {way}")
@@ -246,7 +251,7 @@ class Cells:
 
     @property
     def _is_gap_alone(self) -> bool:
-        return self.kind == "empty" or (self.is_text and bool(pc.all(self._gap_mask).as_py()))
+        return self.is_empty or (self.is_text and bool(pc.all(self._gap_mask).as_py()))
 
     @cached_property
     def _words(self) -> pa.ChunkedArray:
@@ -284,14 +289,11 @@ class Cells:
         """Dates as microseconds; None if a cell is none."""
         if pa.types.is_timestamp(self.values.type):
             return self.values
-        if not self.is_text or not _all(self._words, _ISO):
+        if not self.is_text or self.is_empty:
             return None
-        for zone in (None, "UTC"):
-            for unit in ("us", "ns"):
-                found = _cast(self._words, pa.timestamp(unit, zone))
-                if found is not None:
-                    return found.cast(pa.timestamp("us", zone), safe=False)
-        return None
+        if re.match(_ISO, self._filled[0].as_py()) and (found := _parsed(self.values)) is not None:
+            return found
+        return _parsed(self._words) if _all(self._words, _ISO) else None
 
     @cached_property
     def _floats(self) -> np.ndarray:
@@ -301,10 +303,10 @@ class Cells:
             DataError: a cell is no number.
         """
         kind = self.values.type
-        if self.kind == "empty" or self._is_gap_alone:
-            return np.full(len(self.values), np.nan)
         if self.is_text and self._numeric is not None:
             found = self._numeric
+        elif self._is_gap_alone:
+            return np.full(len(self.values), np.nan)
         elif _is_number(kind):
             found = self.values.cast(pa.float64(), safe=False)
         elif self.kind == "truth":
@@ -390,10 +392,11 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return _plain(column.cast(kind.value_type))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         texts = column.cast(pa.string())
-        if pc.any(pc.match_substring_regex(texts, r"^$|^\s|\s$|^\p{Z}|\p{Z}$")).as_py():
-            texts = pc.utf8_trim_whitespace(texts)
-            texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
-        return texts
+        trimmed = pc.utf8_trim_whitespace(texts)
+        if pc.sum(pc.binary_length(trimmed)).as_py() != pc.sum(pc.binary_length(texts)).as_py():
+            texts = trimmed
+        empty = pc.equal(texts, "")
+        return pc.if_else(empty, pa.scalar(None, pa.string()), texts) if pc.any(empty).as_py() else texts
     if pa.types.is_floating(kind):
         values = column.cast(pa.float64())
         gaps = pc.is_nan(values)
@@ -420,6 +423,15 @@ def _cast(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
         return values.cast(kind)
     except pa.ArrowInvalid:
         return None
+
+
+def _parsed(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Read dates as microseconds, all with a zone or all without; None if one is none."""
+    for zone in (None, "UTC"):
+        for unit in ("us", "ns"):
+            if (found := _cast(texts, pa.timestamp(unit, zone))) is not None:
+                return found.cast(pa.timestamp("us", zone), safe=False)
+    return None
 
 
 def _all(texts: pa.ChunkedArray, form: str) -> bool:

@@ -3,6 +3,8 @@
 Every function raises DataError for a value that breaks its rule, and names the file (``origin``), column and row.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +25,7 @@ def describe(cells: Cells, kind: ColumnKind, categories: int) -> Column:
     Raises:
         DataError: the column has no value or a value that is no ``kind``.
     """
-    if cells.kind == "empty":
+    if cells.is_empty:
         rule = "must have a value in some row, got none; leave it out"
         raise DataError(f"{cells.origin}: column {short(cells.name)} {rule}")
     if kind == "category":
@@ -36,6 +38,19 @@ def describe(cells: Cells, kind: ColumnKind, categories: int) -> Column:
     if kind == "number":
         return Column(cells.name, kind, (), missing)
     return Column(cells.name, kind, (), missing, hours=bool((there % 1 != 0).any()), zoned=cells.zoned)
+
+
+def described_matrix(
+    table: pa.Table, kinds: Mapping[str, ColumnKind], categories: int, origin: str
+) -> tuple[tuple[Column, ...], np.ndarray]:
+    """Describe columns, and take them as :func:`coded_matrix` does."""
+    described = []
+    matrix = scratch.empty((table.num_rows, len(kinds)), np.float64)
+    for place, (name, kind) in enumerate(kinds.items()):
+        cells = Cells.of(table, name, origin)
+        described.append(describe(cells, kind, categories))
+        matrix[:, place] = codes_of(cells, described[-1])
+    return tuple(described), matrix
 
 
 def coded_matrix(table: pa.Table, columns: tuple[Column, ...], origin: str) -> np.ndarray:

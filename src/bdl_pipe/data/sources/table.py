@@ -21,7 +21,7 @@ from ..encoding import Column, ColumnKind
 from ..examples import Examples
 from ..raw import Kind, Raw, Task, encode_labels
 from .cells import DECIMAL, Cells, is_index, names_of
-from .columns import coded_matrix, describe, feature_matrix, labels_of
+from .columns import described_matrix, feature_matrix, labels_of
 
 _PIECE: Final = 2**25  # bytes of a large CSV file that are read at once
 _SNIFFED: Final = 65_536  # bytes of a file by which its separator is found
@@ -124,10 +124,7 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
     described: tuple[Column, ...] = ()
     if source.columns is not None:
         features = tuple(source.columns)
-        described = tuple(
-            describe(Cells.of(table, n, source.path), kind, source.categories) for n, kind in source.columns.items()
-        )
-        inputs = coded_matrix(table, described, source.path)
+        described, inputs = described_matrix(table, source.columns, source.categories, source.path)
     else:
         others = (n for n in table.column_names if n not in source.target and not is_index(table, n))
         features = source.features or tuple(others)
