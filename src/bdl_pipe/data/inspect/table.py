@@ -19,6 +19,8 @@ from ..sources.cells import Cells, is_index
 from ..sources.columns import codes_of, describe, labels_of
 from ..sources.table import Table, open_table, sniffed, with_targets
 from . import leaks
+from .cells import refusal
+from .cells import remarks as cell_remarks
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
 _CLASSES: Final = 20  # Whole numbers with more values than this are quantities.
@@ -56,7 +58,7 @@ def inspect_table(
     for cells in answers:
         _require_target(cells)
     task = task or _task(answers)
-    remarks = [remark for cells in answers for remark in cells.remarks()]
+    remarks = [remark for cells in answers for remark in cell_remarks(cells)]
     if task == "classification":
         labels, classes = _classes(answers, table.num_rows)
         values = labels[:, None].astype(np.float64)
@@ -74,7 +76,7 @@ def inspect_table(
             continue
         described = describe(cells, kind, _CATEGORIES)
         columns[name], widths[name], codes[name] = kind, described.width, codes_of(cells, described)
-        remarks += cells.remarks()
+        remarks += cell_remarks(cells)
     left_out |= leaks.copies(codes)
     columns = {name: kind for name, kind in columns.items() if name not in left_out}
     ranks = {name: leaks.ranked(codes[name]) for name, kind in columns.items() if kind == "number"}
@@ -194,8 +196,8 @@ def _kind(cells: Cells) -> tuple[ColumnKind | None, str]:
     """Return a feature's kind, or None and why it is left out."""
     if cells.kind == "empty":
         return None, "it is empty"
-    if refusal := cells.refusal():
-        return None, refusal
+    if why := refusal(cells):
+        return None, why
     texts = cells.kind in ("text", "truth")
     values = cells.texts() if texts else pa.chunked_array([cells.days() if cells.kind == "date" else cells.numbers()])
     filled = values.drop_null() if texts else values.filter(pa.array(~cells.missing()))

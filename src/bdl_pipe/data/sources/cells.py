@@ -3,7 +3,7 @@
 A cell comes with a type (Parquet, Arrow, pandas, a number of JSON) or as a text (CSV, a text of any of these). A column
 of texts is read by all its texts: numbers, truths, dates (ISO 8601) or texts. Blanks around a text do not count, and an
 empty text is a gap. In a column otherwise of numbers, truths or dates so are words such as ``NA`` and ``?``
-(``GAPS``, and texts without letter or digit); in a column of texts they are texts.
+(``forms.GAPS``, and texts without letter or digit); in a column of texts they are texts.
 
 Nothing is guessed: separators of thousands, units (``12 %``, ``$5``), dates in another form, and whole numbers that a
 float64 would round are named, and are no numbers.
@@ -20,27 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import DataError, brief, short
+from . import forms
 
 CellKind = Literal["number", "truth", "date", "text", "empty", "other"]
-GAPS: Final = (
-    *("na", "n/a", "#n/a", "#na", "<na>", "n.a.", "nan", "null", "none", "nil"),
-    *("missing", "unknown", "nd", "n.d."),
-)
 DECIMAL: Final = b"decimal"  # the point of numbers in texts, in the metadata of a table's schema
-TRUTHS: Final = ("False", "True")
-LARGEST: Final = 2.0**53  # whole numbers beyond it are rounded by a float64
 _DAY: Final = 86_400_000_000  # a day has so many microseconds
-_SIGNS: Final = dict(zip("０１２３４５６７８９．－＋−", "0123456789.-+-", strict=True))  # full width; a printed minus
-_WHOLE: Final = r"^[+-]?[0-9]+$"
-_CODE: Final = r"^0[0-9]+$"
-_WORDLESS: Final = r"^[^\p{L}\p{N}]+$"
-_ISO: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_ANY_DATE: Final = (
-    r"^([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-]([0-9]{2}|[0-9]{4}))([ T].*)?$"
-)
-_NUMBER: Final = r"^([-+]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][-+]?[0-9]+)?|(?i:[-+]?(inf|infinity|nan)))$"
-_CLOCK: Final = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?$"
-_DRESSED: Final = r"^[-+(]?\s*[\p{Sc}%]?\s*[-+]?[0-9][0-9.,'’\s]*\s*[\p{Sc}%‰]?\s*\)?$"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +51,7 @@ class Cells:
         """
         require_column(table, name, origin)
         decimal = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
-        return cls(origin, name, _plain(table.column(name)), decimal)
+        return cls(origin, name, forms.plain(table.column(name)), decimal)
 
     @property
     def is_text(self) -> bool:
@@ -90,7 +74,7 @@ class Cells:
         if pa.types.is_timestamp(kind):
             return "date"
         if not self.is_text:
-            return "number" if _is_number(kind) else "other"
+            return "number" if forms.is_numeric(kind) else "other"
         if self._numeric is not None and not self.is_code:
             return "number"
         return "truth" if self._truths is not None else "date" if self._moments is not None else "text"
@@ -98,19 +82,19 @@ class Cells:
     @cached_property
     def is_code(self) -> bool:
         """Return True for texts of digits, all of one length, of which some begin with 0: numbers would lose it."""
-        if not self.is_text or not pc.any(pc.match_substring_regex(self.values, _CODE)).as_py():
+        if not self.is_text or not pc.any(pc.match_substring_regex(self.values, forms.CODE)).as_py():
             return False
-        return len(pc.unique(pc.utf8_length(self._filled))) == 1 and _all(self._filled, r"^[0-9]+$")
+        return len(pc.unique(pc.utf8_length(self.filled))) == 1 and forms.are_all(self.filled, r"^[0-9]+$")
 
     @cached_property
     def is_rounded(self) -> bool:
         """Return True if there are whole numbers that a float64 would round."""
-        if pa.types.is_floating(self.values.type) or not (self.is_text or _is_number(self.values.type)):
+        if pa.types.is_floating(self.values.type) or not (self.is_text or forms.is_numeric(self.values.type)):
             return False
-        large = np.abs(self._floats) > LARGEST
+        large = np.abs(self._floats) > forms.LARGEST
         if not self.is_text or not large.any():
             return bool(large.any())
-        return bool(pc.any(pc.match_substring_regex(self.values.filter(pa.array(large)), _WHOLE)).as_py())
+        return bool(pc.any(pc.match_substring_regex(self.values.filter(pa.array(large)), forms.WHOLE)).as_py())
 
     @cached_property
     def zoned(self) -> bool:
@@ -123,14 +107,14 @@ class Cells:
         """Count the words that are read as gaps of a column of numbers, truths or dates."""
         if not self.is_text or self.kind not in ("number", "truth", "date"):
             return Counter()
-        pairs = self.values.filter(self._gap_mask).drop_null().value_counts().to_pylist()
+        pairs = self.values.filter(self._gaps).drop_null().value_counts().to_pylist()
         return Counter({pair["values"]: pair["counts"] for pair in pairs})
 
     def missing(self) -> np.ndarray:
         """Say of each cell whether it is a gap [n]."""
         gaps = self.values.is_null()
         if self.is_text and self.kind in ("number", "truth", "date"):
-            gaps = pc.or_(gaps, self._gap_mask)
+            gaps = pc.or_(gaps, self._gaps)
         return np.asarray(gaps.to_numpy(zero_copy_only=False) if isinstance(gaps, pa.Array) else gaps.to_numpy())
 
     def numbers(self) -> np.ndarray:
@@ -141,7 +125,7 @@ class Cells:
         """
         values = self._floats
         if self.is_rounded:
-            row = int(np.argmax(np.abs(values) > LARGEST))
+            row = int(np.argmax(np.abs(values) > forms.LARGEST))
             got = f"got {self.values[row].as_py()} in row {row + 1}"
             raise self._error(f"must be numbers that a float64 holds (whole ones up to 2^53), {got}")
         if np.isinf(values).any():
@@ -158,7 +142,7 @@ class Cells:
         if self._moments is None:
             if self._is_gap_alone:
                 return np.full(len(self.values), np.nan)
-            row, value = self._first(_ISO)
+            row, value = self._first(forms.ISO)
             way = "write it as 2026-01-31 or 2026-01-31 12:00:00, either all with a zone or none"
             raise self._error(f"must be dates, got {short(value)} in row {row}; {way}")
         micros = self._moments.cast(pa.int64()).cast(pa.float64(), safe=False)
@@ -175,12 +159,12 @@ class Cells:
         if self.kind in ("text", "empty"):
             return self.values.cast(pa.string())
         if self.kind == "truth":
-            return pc.if_else(self.truths(), TRUTHS[1], TRUTHS[0])
+            return pc.if_else(self.truths(), forms.TRUTHS[1], forms.TRUTHS[0])
         if self.kind == "date":
-            return _date_texts(self._moments)
+            return forms.date_texts(self._moments)
         if self.is_rounded:
             return (self._words if self.is_text else self.values).cast(pa.string())
-        return _number_texts(self._floats)
+        return forms.number_texts(self._floats)
 
     def row_of(self, text: str) -> int:
         """Return the first row, counted from 1, of this text."""
@@ -193,87 +177,40 @@ class Cells:
         assert found is not None
         return found
 
-    def refusal(self) -> str:
-        """Say why these cells can be neither numbers, categories nor dates; empty if they can."""
-        kind = self.values.type
-        if self.kind == "other":
-            return f"it holds {brief(kind)}, which is neither numbers, texts nor dates"
-        if self.kind == "number" and self.is_rounded:
-            return "its whole numbers go beyond 2^53 and would be rounded: it names rows, or write it as a text"
-        if self.kind != "text" or self.is_code:
-            return ""
-        example = short(self._filled[0].as_py())
-        if _all(self._filled, _CLOCK):
-            return f"it holds times of day, such as {example}: write a number, such as hours"
-        if _all(self._filled, _ANY_DATE):
-            return f"its texts are dates, such as {example}, not all in one form: write each as 2026-01-31"
-        if _all(self._filled.filter(pc.invert(_gap_mask(self._filled))), _DRESSED):
-            way = "write numbers without separators of thousands and without units, with a point"
-            return f"its texts are numbers, such as {example}, in no form that is read: {way}"
-        return ""
-
-    def remarks(self) -> list[str]:
-        """Return what a reader should know of how the cells were read, a line each."""
-        words = self.gap_words
-        found = [f"{self.name}: {short(word)} is read as a gap, in {count:,} rows" for word, count in words.items()]
-        if self.is_code and self.kind == "text":
-            found.append(f"{self.name}: codes such as {short(self._code)} begin with 0: they are texts, not numbers")
-        elif self.kind == "text":
-            found += self._words_among_texts()
-        return found
-
-    def _words_among_texts(self) -> list[str]:
-        """Return remarks on gaps that are categories, and on words among numbers."""
-        gaps = self._filled.filter(_gap_mask(self._filled)).value_counts().to_pylist()
-        found = [
-            f"{self.name}: {short(pair['values'])} is a value, in {pair['counts']:,} rows; write a gap as an empty cell"
-            for pair in gaps
-        ]
-        numbers = pc.match_substring_regex(self._filled, _NUMBER)
-        share = pc.mean(numbers.cast(pa.float64())).as_py()
-        if share and 0.5 <= share < 1:
-            word = short(self._filled.filter(pc.invert(numbers))[0].as_py())
-            rule = f"numbers but for texts such as {word}: it is a category; write gaps as empty cells"
-            found.append(f"{self.name}: {share:.0%} of its cells are {rule}")
-        return found
-
-    @property
-    def _code(self) -> str:
-        return str(self.values.filter(pc.match_substring_regex(self.values, _CODE))[0].as_py())
-
     @cached_property
-    def _filled(self) -> pa.ChunkedArray:
+    def filled(self) -> pa.ChunkedArray:
+        """The cells that are not empty."""
         return self.values.drop_null()
 
     @cached_property
-    def _gap_mask(self) -> pa.ChunkedArray:
-        return _gap_mask(self.values)
+    def _gaps(self) -> pa.ChunkedArray:
+        return forms.gap_mask(self.values)
 
     @property
     def _is_gap_alone(self) -> bool:
-        return self.is_empty or (self.is_text and bool(pc.all(self._gap_mask).as_py()))
+        return self.is_empty or (self.is_text and bool(pc.all(self._gaps).as_py()))
 
     @cached_property
     def _words(self) -> pa.ChunkedArray:
         """The texts that are not read as gaps."""
-        return pc.if_else(self._gap_mask, pa.scalar(None, pa.string()), self.values)
+        return pc.if_else(self._gaps, pa.scalar(None, pa.string()), self.values)
 
     @cached_property
     def _numeric(self) -> pa.ChunkedArray | None:
         """Texts as float64; None if one is no number, or all are words for gaps."""
-        if self.decimal == "." and (found := _cast(self.values, pa.float64())) is not None:
+        if self.decimal == "." and (found := forms.cast(self.values, pa.float64())) is not None:
             return found
         texts = self._words
         if texts.null_count == len(texts):
             return None
-        if pc.any(pc.match_substring_regex(texts, f"[{''.join(_SIGNS)}]")).as_py():
-            for sign, plain in _SIGNS.items():
-                texts = pc.replace_substring(texts, sign, plain)
+        if pc.any(pc.match_substring_regex(texts, f"[{''.join(forms.SIGNS)}]")).as_py():
+            for sign, other in forms.SIGNS.items():
+                texts = pc.replace_substring(texts, sign, other)
         if self.decimal == ",":
             if pc.any(pc.match_substring(texts, ".")).as_py():  # of thousands, or another point
                 return None
             texts = pc.replace_substring(texts, ",", ".")
-        return _cast(texts, pa.float64())
+        return forms.cast(texts, pa.float64())
 
     @cached_property
     def _truths(self) -> pa.ChunkedArray | None:
@@ -291,9 +228,9 @@ class Cells:
             return self.values
         if not self.is_text or self.is_empty:
             return None
-        if re.match(_ISO, self._filled[0].as_py()) and (found := _parsed(self.values)) is not None:
+        if re.match(forms.ISO, self.filled[0].as_py()) and (found := forms.parsed(self.values)) is not None:
             return found
-        return _parsed(self._words) if _all(self._words, _ISO) else None
+        return forms.parsed(self._words) if forms.are_all(self._words, forms.ISO) else None
 
     @cached_property
     def _floats(self) -> np.ndarray:
@@ -307,19 +244,19 @@ class Cells:
             found = self._numeric
         elif self._is_gap_alone:
             return np.full(len(self.values), np.nan)
-        elif _is_number(kind):
+        elif forms.is_numeric(kind):
             found = self.values.cast(pa.float64(), safe=False)
         elif self.kind == "truth":
             found = self.truths().cast(pa.float64())
         else:
             row, value = self._first()
             way = "say what it is with `columns`, or leave it out with `features`"
-            if self.is_text and pc.match_substring_regex(pa.scalar(value), _DRESSED).as_py():
+            if self.is_text and pc.match_substring_regex(pa.scalar(value), forms.DRESSED).as_py():
                 way = "write numbers without separators of thousands and without units, with a point"
             raise self._error(f"must be numeric, got {short(value)} in row {row}; {way}")
         return np.asarray(found.to_numpy(), np.float64)
 
-    def _first(self, form: str = _NUMBER) -> tuple[int, str]:
+    def _first(self, form: str = forms.NUMBER) -> tuple[int, str]:
         """Find the first cell that is no gap and not of this form, or else the first that is no gap, and its row."""
         words = self._words if self.is_text else self.values
         wrong = pc.invert(pc.match_substring_regex(words, form)) if self.is_text else words.is_valid()
@@ -358,99 +295,3 @@ def names_of(table: pa.Table) -> str:
     """Return the names of the first eight columns, for an error."""
     names = brief(", ".join(table.column_names[:8]))
     return names + (", …" if table.num_columns > 8 else "")
-
-
-def is_number(text: str) -> bool:
-    """Return True if a text is a number with a point."""
-    return re.match(_NUMBER, text) is not None and "," not in text
-
-
-def is_gap_word(text: str) -> bool:
-    """Return True if a text is read as a gap among numbers."""
-    return text.lower() in GAPS or not any(map(str.isalnum, text))
-
-
-def canonical(text: str) -> str:
-    """Write a text that is a number or a truth as :meth:`Cells.texts` writes those; any other as it is."""
-    if text.lower() in ("true", "false"):
-        return text.lower().capitalize()
-    if not is_number(text) or re.match(_CODE, text) or re.match(_WHOLE, text):
-        return str(int(text)) if re.match(_WHOLE, text) and not re.match(_CODE, text) else text
-    return str(_number_texts(np.array([float(text)]))[0])
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Bring a column to one type of its kind: texts, float64, moments of microseconds; whole numbers stay whole."""
-    kind = column.type
-    if isinstance(kind, pa.BaseExtensionType):
-        column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
-        kind = column.type
-    if pa.types.is_run_end_encoded(kind):
-        column = pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], kind.value_type)
-        kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _plain(column.cast(kind.value_type))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        texts = column.cast(pa.string())
-        trimmed = pc.utf8_trim_whitespace(texts)
-        if pc.sum(pc.binary_length(trimmed)).as_py() != pc.sum(pc.binary_length(texts)).as_py():
-            texts = trimmed
-        empty = pc.equal(texts, "")
-        return pc.if_else(empty, pa.scalar(None, pa.string()), texts) if pc.any(empty).as_py() else texts
-    if pa.types.is_floating(kind):
-        values = column.cast(pa.float64())
-        gaps = pc.is_nan(values)
-        return pc.if_else(gaps, pa.scalar(None, pa.float64()), values) if pc.any(gaps).as_py() else values
-    if pa.types.is_date(kind):
-        return column.cast(pa.timestamp("us"))
-    if pa.types.is_timestamp(kind):
-        return column.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=kind.unit in ("s", "ms"))
-    return column
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-
-
-def _gap_mask(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Say of each text whether it is a word for a gap, or an empty cell."""
-    named = pc.is_in(pc.utf8_lower(texts), pa.array([None, *GAPS]))
-    return pc.or_(named, pc.fill_null(pc.match_substring_regex(texts, _WORDLESS), True))
-
-
-def _cast(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
-    try:
-        return values.cast(kind)
-    except pa.ArrowInvalid:
-        return None
-
-
-def _parsed(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Read dates as microseconds, all with a zone or all without; None if one is none."""
-    for zone in (None, "UTC"):
-        for unit in ("us", "ns"):
-            if (found := _cast(texts, pa.timestamp(unit, zone))) is not None:
-                return found.cast(pa.timestamp("us", zone), safe=False)
-    return None
-
-
-def _all(texts: pa.ChunkedArray, form: str) -> bool:
-    """Return True if there is a text, and all are of this form."""
-    found = pc.match_substring_regex(texts, form)
-    return bool(pc.all(found, min_count=1).as_py())
-
-
-def _number_texts(values: np.ndarray) -> pa.ChunkedArray:
-    """Write whole numbers without a point, others as Python does, and 0 without a sign."""
-    different, places = np.unique(values, return_inverse=True)
-    texts = [
-        None if np.isnan(v) else str(int(v)) if v == np.floor(v) and abs(v) <= LARGEST else repr(float(v))
-        for v in different
-    ]
-    return pa.chunked_array([pa.array(texts, pa.string()).take(pa.array(places.reshape(-1)))])
-
-
-def _date_texts(moments: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Write a moment as a day where its time is midnight, and with the time elsewhere."""
-    texts = pc.replace_substring(moments.cast(pa.timestamp("us")).cast(pa.string()), ".000000", "")
-    return pc.replace_substring(texts, " 00:00:00", "")

@@ -13,7 +13,8 @@ from ...errors import DataError, brief, short
 from .. import scratch
 from ..encoding import UNSEEN, Column, ColumnKind
 from ..raw import check_finite
-from .cells import TRUTHS, Cells, canonical, is_gap_word, is_number, require_column
+from .cells import Cells, require_column
+from .forms import TRUTHS, canonical, is_gap_word, is_number
 
 
 def describe(cells: Cells, kind: ColumnKind, categories: int) -> Column:
