@@ -334,7 +334,7 @@ def test_a_column_without_a_name_that_is_no_index_is_a_feature(tmp_path: Path) -
     assert added(tmp_path / "t.csv")[1].features == ("",)
 
 
-def test_an_unseen_category_is_said(tmp_path: Path) -> None:
+def test_an_unseen_category_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     raw = feature(tmp_path, cycle("red", "blue"))[1]
     inputs = frame_inputs(pd.DataFrame({"x": [0.0, 0.0], "f": ["red", "green"]}), schema_of(raw))
     assert inputs[:, 1].tolist() == [1.0, -1.0]
@@ -342,6 +342,7 @@ def test_an_unseen_category_is_said(tmp_path: Path) -> None:
     assert line.startswith(
         "f: a category that the fitted file did not have, in 1 rows, the first 2: taken as one of the"
     )
+    assert caplog.messages == [line], "a server's log has it"
     assert unseen(inputs[:1], schema_of(raw)) == []
 
 

@@ -3,6 +3,7 @@
 The cells of every table are read by :class:`.sources.cells.Cells`, whether they come in a file or in a request.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -53,6 +54,8 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
 def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray:
     """Take the fitted columns of a table in memory, as :func:`new_inputs` takes a file's: float64 [n, column].
 
+    Lines of :func:`unseen` are logged as warnings.
+
     Raises:
         DataError: the column, rule and value of whatever is wrong.
     """
@@ -63,7 +66,10 @@ def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray
             got = f"got it {len(places)} times" if places else f"got {brief(', '.join(map(str, frame.columns)))}"
             raise DataError(f"the input: must have the column {short(name)} once, {got}")
         made[name] = _cells(frame.iloc[:, places[0]])
-    return _rows(pa.table(made), schema, "the input")
+    inputs = _rows(pa.table(made), schema, "the input")
+    for line in unseen(inputs, schema):
+        logging.getLogger(__name__).warning(line)
+    return inputs
 
 
 def unseen(inputs: np.ndarray, schema: Mapping[str, Any]) -> list[str]:

@@ -126,7 +126,7 @@ class Cells:
         values = self._floats
         if self.is_rounded:
             row = int(np.argmax(np.abs(values) > forms.LARGEST))
-            got = f"got {self.values[row].as_py()} in row {row + 1}"
+            got = f"got {brief(self.values[row].as_py(), 40)} in row {row + 1}"
             raise self._error(f"must be numbers that a float64 holds (whole ones up to 2^53), {got}")
         if np.isinf(values).any():
             row = int(np.argmax(np.isinf(values)))
