@@ -11,14 +11,18 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bdl_pipe import offers
+from bdl_pipe import config, offers
+from bdl_pipe.data import sources
+from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect.images import inspect_images, is_images
 from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
+from bdl_pipe.data.prepare import check_splits
 from bdl_pipe.data.raw import Task
 from bdl_pipe.data.size import Size
 from bdl_pipe.errors import DataError, UserError, short
 from bdl_pipe.method import Method
+from bdl_pipe.seeds import Seed
 
 from .core import overlays
 from .core.load import load
@@ -72,10 +76,12 @@ def add(request: Request, dry_run: bool) -> str:
     size = profile.size(request.calibration)
     chosen = _chosen(request.methods, size, params.method_names)
     seconds = offers.seconds(chosen, size)
-    pace = min(1.0, 60 * request.minutes / seconds)
-    dataset = profile.dataset(request.log)
-    overlay = overlay_of(name, dataset, dataclasses.replace(size, pace=pace), chosen, request.splits)
-    for line in [*profile.describe(), *_plans(name, dataset, size, chosen, seconds * pace)]:
+    size = dataclasses.replace(size, pace=min(1.0, 60 * request.minutes / seconds))
+    overlay = overlay_of(name, profile.dataset(request.log), size, chosen, request.splits)
+    entry = config.read(DatasetConfig, overlay["datasets"][name], f"datasets.{name}")
+    raw = profile.images or sources.load(entry.source)
+    check_splits(raw, entry, f"datasets.{name}", Seed(params.seed).fold("prepare", name))
+    for line in [*profile.describe(), *_plans(name, entry, size, chosen, seconds * size.pace)]:
         print(line)
     if dry_run:
         print("nothing was written (--dry-run)")
@@ -139,14 +145,14 @@ def _chosen(names: Sequence[str], size: Size, known: Collection[str]) -> list[Me
     return [method for name, method in offered.items() if not names or name in names]
 
 
-def _plans(name: str, dataset: Mapping[str, Any], size: Size, chosen: Sequence[Method], seconds: float) -> list[str]:
+def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Method], seconds: float) -> list[str]:
     """Say how targets are fitted, and what will run for how long."""
     lines = []
     if size.task == "regression":
         log = "their logarithms are fitted (skewed; --no-log fits them as they are)"
-        how = log if dataset["targets"] == "log" else "fitted as they are"
+        how = log if dataset.targets == "log" else "fitted as they are"
         lines.append(f"  targets: {how}; densities are in their own units")
-    splits = "1 split" if size.splits == 1 else f"{size.splits} splits"
+    splits = "1 split" if dataset.splits == 1 else f"{dataset.splits} splits"
     inputs = f"{size.width} numbers a row" if size.image is None else "×".join(map(str, size.image)) + " pixels"
     lines.append(f"{name}: {len(chosen)} methods, {splits}; a network sees {inputs}")
     duration = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

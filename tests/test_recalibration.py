@@ -1,5 +1,6 @@
 """Recalibration: known temperatures and widths are found again, and conformal sets hold what they say."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -177,6 +178,26 @@ def test_scores_and_columns_before_and_after(task: str) -> None:
     inside = (found["conformal_lower"] <= y) & (y <= found["conformal_upper"])
     assert np.mean(inside) == pytest.approx(0.8, abs=0.002)
     np.testing.assert_allclose(found["recalibrated_sd"], learnt.factor * found["sd"], rtol=1e-5)
+
+
+def test_sets_of_any_class_names_can_be_told_apart() -> None:
+    """A name may hold what stands between names."""
+    names = ["a", "b", "a|b", "b\\"]
+    predictive, rows = classes(600, 1.0, spread=2.0)
+    learnt = recalibration.fit(one_batch(predictive, 600), rows, CLASSES)
+    fitted = Predictor(_Stored(predictive), CLASSES, tuple(names), learnt)
+    found = summary.predictions(fitted, np.arange(600.0)[:, None], names, rng=Seed(0), level=0.8)["set"]
+    for text, inside in zip(found, learnt.class_set(predictive, 0.8).numpy(), strict=True):
+        parts = [re.sub(r"\\(.)", r"\1", part) for part in re.findall(r"(?:\\.|[^|\\])+", text)]
+        assert parts == [name for name, is_in in zip(names, inside, strict=True) if is_in]
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 1.5, float("nan")])
+def test_a_level_is_between_0_and_1(level: float) -> None:
+    predictive, _ = classes(20, 1.0)
+    fitted = Predictor(_Stored(predictive), CLASSES, tuple("abcd"), None)
+    with pytest.raises(ConfigError, match=r"level must be in \(0, 1\), got "):
+        summary.predictions(fitted, np.arange(20.0)[:, None], list("abcd"), rng=Seed(0), level=level)
 
 
 def test_intervals_of_targets_fitted_as_logarithms_are_their_exponentials() -> None:

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from ruamel.yaml import YAML
 
 from bdl_pipe.errors import DataError
-from bdl_pipe.yaml_files import read_yaml
+from bdl_pipe.yaml_files import read_yaml, write_yaml
 
 
 def damaged(path: Path, blob: bytes) -> Path:
@@ -64,3 +66,27 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
     """As DVC reads them: 1e-3 is a number."""
     path = damaged(tmp_path / "config.yaml", b"a: 1e-3\nb: 9223372036854775807\n")
     assert read_yaml(path) == {"a": 1e-3, "b": 2**63 - 1}
+
+
+SCALARS = [
+    *("no", "yes", "on", "off", "y", "n", "No", "YES", "true", "TRUE", "False", "~", "null", "Null", "+", "_1"),
+    *("1e3", "1e-3", "-1E+5", "1.e+5", "1.5", "1.", "-.5", ".5e+3", ".5e3", "1e", "1e1000", "1_0.5", "6.02e23"),
+    *("010", "09", "00", "0o17", "0o9", "0x1F", "0x", "0b101", "1_000", "+5", "-5", "750", "2021"),
+    *(".inf", "-.INF", ".nan", "+.inf", "2020-01-01", "1.5.2", "a.b", "${y}", "né😀"),
+]
+
+
+@pytest.mark.parametrize("text", SCALARS)
+def test_a_scalar_is_what_dvc_reads(tmp_path: Path, text: str) -> None:
+    path = damaged(tmp_path / "config.yaml", f"a: {text}\n".encode())
+    assert repr(read_yaml(path)) == repr(YAML(typ="safe").load(path))
+
+
+@pytest.mark.parametrize("text", [*SCALARS, "12:30", "1:2:3", "=", "<<", "", " x ", "#c", "a: b", "two\nlines", "'q'"])
+def test_a_text_that_is_written_is_read_by_everybody(tmp_path: Path, text: str) -> None:
+    """In YAML 1.2 and 1.1, as a key and as a value."""
+    meant = {text: text, "list": [text]}
+    path = damaged(tmp_path / "config.yaml", write_yaml(meant).encode())
+    assert read_yaml(path) == meant
+    assert YAML(typ="safe").load(path) == meant
+    assert yaml.safe_load(path.read_text()) == meant

@@ -13,7 +13,7 @@ from typing import Any, Final
 from bdl_pipe.config import same_variant
 from bdl_pipe.errors import DataError, UserError, short
 from bdl_pipe.files import write_bytes
-from bdl_pipe.yaml_files import read_yaml
+from bdl_pipe.yaml_files import read_yaml, write_yaml
 
 from .load import load
 from .model import SECTIONS
@@ -57,11 +57,9 @@ def remove(name: str, target: Path = PARAMS) -> dict[str, int]:
 
 def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
     """Write an overlay file; ``comments`` at its head say where its values come from."""
-    import yaml
-
-    head = "".join(f"# {line}\n" for line in comments)
+    head = "".join(f"# {part}\n" for line in comments for part in line.splitlines())
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, (head + yaml.safe_dump(dict(overlay), sort_keys=False)).encode())
+    write_bytes(path, (head + write_yaml(overlay)).encode())
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def predict(
     Raises:
         UserError: the run is not fitted, or the input does not fit the data that it was fitted on.
     """
-    from bdl_pipe.data.new_inputs import image_inputs, new_inputs
+    from bdl_pipe.data.new_inputs import image_inputs, new_inputs, unseen
 
     device = Settings.read().device
     require_device(device)
@@ -51,10 +51,12 @@ def predict(
     fitted = load_predictor(student, split, seed, device)
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
     inputs = new_inputs(given, schema)
+    for line in unseen(inputs, schema):
+        print(f"note: {line}")
     if level is not None and fitted.recalibration is None:
         raise UserError(f"--level: {run} has no conformal sets: its data set has no calibration rows")
     names, rng = schema["classes"] or schema["targets"], stored_address(student, split, seed)
-    predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level or summary.COVERAGE, device=device)
+    predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level, device=device)
     files = [str(file.relative_to(given)) for file in image_inputs(given)] if given.is_dir() else []
     first = {"file": files} if files else {"row": np.arange(len(inputs))}
     _write(output, {**first, **predictions})
@@ -114,13 +116,11 @@ def _write(path: Path, table: dict[str, Any]) -> None:
 
 
 def _signature(schema: dict[str, Any]) -> Any:
-    """Describe the input: uint8 images of the fitted shape, or the fitted columns by name."""
+    """Describe the input: uint8 images of the fitted shape, or the fitted columns by name, whose cells we read."""
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema, TensorSpec
+    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types.schema import AnyType
 
     if len(schema["input_shape"]) == 3:
         return ModelSignature(Schema([TensorSpec(np.dtype("uint8"), (-1, *schema["input_shape"]))]))
-    kinds = {"number": DataType.double, "category": DataType.string, "date": DataType.datetime}
-    plain = [{"name": name, "kind": "number", "missing": False} for name in schema["features"]]
-    columns = schema.get("columns") or plain
-    return ModelSignature(Schema([ColSpec(kinds[c["kind"]], c["name"], required=not c["missing"]) for c in columns]))
+    return ModelSignature(Schema([ColSpec(AnyType(), name) for name in schema["features"]]))

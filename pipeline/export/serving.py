@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from bdl_pipe import summary
-from bdl_pipe.data.sources.table import coded_rows
+from bdl_pipe.data.new_inputs import frame_inputs
 from bdl_pipe.registry import load_predictor, stored_address
 
 
@@ -35,13 +34,8 @@ class FittedPosterior(PythonModel):
 
         ``model_input`` is an array for images: MLflow takes no union here, and warns without a hint.
         """
-        inputs = np.asarray(model_input)
-        if isinstance(model_input, pd.DataFrame):
-            rows = model_input[self.schema["features"]]
-            if "columns" in self.schema:
-                inputs = coded_rows(pa.Table.from_pandas(rows, preserve_index=False), self.schema, "the input")
-            else:
-                inputs = rows.to_numpy(np.float64)
+        is_table = isinstance(model_input, pd.DataFrame)
+        inputs = frame_inputs(model_input, self.schema) if is_table else np.asarray(model_input)
         names = self.schema["classes"] or self.schema["targets"]
         return pd.DataFrame(summary.predictions(self.fitted, inputs, names, rng=self.rng))
 

@@ -9,13 +9,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bdl_pipe import config, plugins
 from bdl_pipe.data.catalog import CATALOG, Noise
 from bdl_pipe.data.config import ood_source, transfer_source
 from bdl_pipe.data.raw import Source
 from bdl_pipe.files import write_bytes
+from bdl_pipe.yaml_files import write_yaml
 
 from ..core import places
 from ..core.model import Params, Run
@@ -24,7 +23,7 @@ from . import code
 
 def write(params: Params) -> None:
     """Bring ``work/sources.yaml`` up to date; an equal file is left alone."""
-    text = yaml.safe_dump(digests(params)).encode()
+    text = write_yaml(digests(params)).encode()
     path = places.sources()
     if not path.is_file() or path.read_bytes() != text:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,8 @@ Regression, in original units: ``mean``, ``variance``, ``sd``, ``epistemic_varia
 the draws' means) and the central 90 % interval ``lower``, ``upper``, the quantiles of the *mixture*
 of draws, not of one Gaussian of its moments; with several outputs each name ends in ``_<target>``.
 
-A recalibrated posterior adds ``recalibrated_p_<class>`` and ``set``, the classes of the conformal set, or
+A recalibrated posterior adds ``recalibrated_p_<class>`` and ``set``, the classes of the conformal set with ``|``
+between them (in a name ``|`` is written ``\\|`` and ``\\`` is written ``\\\\``), or
 ``recalibrated_sd`` and the ends ``conformal_lower``, ``conformal_upper``.
 """
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .errors import require
 from .posterior import Predictor
 from .predictive import Categorical, Continuous, Predictive
 from .seeds import Seed
@@ -35,19 +37,21 @@ def predictions(
     names: Sequence[str],
     *,
     rng: Seed,
-    level: float = COVERAGE,
+    level: float | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, np.ndarray]:
     """Predict raw rows: the :func:`columns`, and those of the recalibration where there was one.
 
     Args:
         names: the classes, or the target columns.
-        level: of the conformal sets.
+        level: of the conformal sets, in (0, 1); None: 0.9.
 
     Raises:
-        ConfigError: there are too few calibration rows for ``level``.
+        ConfigError: ``level`` is not in (0, 1), or there are too few calibration rows for it.
         Diverged: a prediction is not finite.
     """
+    level = COVERAGE if level is None else level
+    require(0 < level < 1, "level", "must be in (0, 1)", level)
     parts = []
     for _, transformed in fitted.transformed_batches(raw, rng=rng, device=device):
         part = columns(fitted.own_units(transformed), names)
@@ -65,7 +69,8 @@ def _recalibrated(
     if isinstance(transformed, Categorical):
         found = {f"recalibrated_p_{name}": _array(better.mean)[:, k] for k, name in enumerate(names)}
         members = learnt.class_set(transformed, level).cpu().numpy()
-        sets = ["|".join(name for name, inside in zip(names, row, strict=True) if inside) for row in members]
+        escaped = [name.replace("\\", "\\\\").replace("|", "\\|") for name in names]
+        sets = ["|".join(name for name, inside in zip(escaped, row, strict=True) if inside) for row in members]
         return {**found, "set": np.array(sets, dtype=object)}
     assert isinstance(transformed, Continuous)
     low, high = learnt.interval(transformed, fitted.transform, level)

@@ -1,13 +1,14 @@
-"""YAML files, read strictly.
+"""YAML files, read strictly and as YAML 1.2, as DVC and ruamel.yaml read them; written so that 1.1 reads them, too.
 
-A key that stands twice is an error, 1e-3 is a number as in YAML 1.2, and a whole number is below 2^63.
+``no``, ``on`` and ``12:30`` are texts, 1e-3 is a number, 010 is ten. A key that stands twice is an error, and a whole
+number is below 2^63.
 """
 
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -37,8 +38,36 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     return loaded
 
 
+def write_yaml(value: Mapping[str, Any]) -> str:
+    """Write a mapping in its order; a text that YAML 1.1 or 1.2 would take for something else is in quotes."""
+    return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False)
+
+
 class _Loader(yaml.SafeLoader):
     pass
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+_SCALARS: Final = {  # YAML 1.2, section 10.3.2, with the binary numbers and the underscores of ruamel.yaml
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "float": (
+        r"[-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
+        r"|[-+]?\.[0-9_]+([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+    "int": (r"[-+]?(0b[01_]+|0o?[0-7_]+|[0-9_]+|0x[0-9a-fA-F_]+)", "-+0123456789"),
+}
+_NEW: Final = {f"tag:yaml.org,2002:{name}" for name in _SCALARS}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag not in _NEW]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _name, (_form, _starts) in _SCALARS.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_form})$"), list(_starts))
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -54,7 +83,8 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
-    value = loader.construct_yaml_int(node)
+    text = str(loader.construct_scalar(node)).replace("_", "")
+    value = int(text, 0 if re.match("[-+]?0[box]", text) else 10)
     if abs(value) >= 2**63:
         raise yaml.MarkedYAMLError(problem="a whole number must be below 2^63", problem_mark=node.start_mark)
     return value
@@ -62,6 +92,3 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+0123456789.")
-)

@@ -177,7 +177,7 @@ def test_another_size_than_the_sets(shape: tuple[int, int], tmp_path: Path) -> N
         ("1 2 3\n4 5\n", r"equally many numbers, at least 2, got \[2, 3\]"),
         ("1\n2\n", "at least 2"),
         ("1 2\n3 four\n", "must be numbers with blanks between"),
-        ("1 2\nnan 4\n", "column 'x1' must be finite, got nan in row 2"),
+        ("1 2\nnan 4\n", "column 'x1' must have a value in every row, got none or NaN in row 2"),
     ],
 )
 def test_a_text_file_that_is_wrong(text: str | None, rule: str, tmp_path: Path) -> None:

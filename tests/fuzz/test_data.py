@@ -1,5 +1,6 @@
 """Damaged data files of every kind: rows of the stated shape, finite and labelled, or a refusal that names the file."""
 
+import csv
 import io
 import random
 import zipfile
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -15,7 +17,8 @@ from PIL import Image
 
 from bdl_pipe.data import sources
 from bdl_pipe.data.examples import Examples
-from bdl_pipe.data.new_inputs import new_inputs
+from bdl_pipe.data.inspect.table import inspect_table
+from bdl_pipe.data.new_inputs import frame_inputs, new_inputs
 from bdl_pipe.data.raw import Raw, checked
 from bdl_pipe.data.sources.images import ImageFolder, Npz
 from bdl_pipe.data.sources.table import Table
@@ -216,6 +219,55 @@ def test_new_tables(tmp_path: Path) -> None:
         return of_file(path, *makers[path.name](rng), lambda: read(path))
 
     judge("new table", cases(200), make)
+
+
+CELLS: Final = [
+    *VALUES,
+    *("NA", "None", "?", "-", "%", "12 %", "$5", "1.000,5", "True", "FALSE", "1", "0", "1.0", "007", "07", "+5", "1e5"),
+    *("2024-01-02 12:00:00", "2024-01-02T12:00:00Z", "02.01.2024", "2024-02-30", "12:30"),
+    *("9007199254740993", "１２", "−5"),
+]  # fmt: skip
+
+
+def column_of(rng: random.Random, rows: int) -> list[str]:
+    """Cells of a pool of a few, most of them of one kind."""
+    pool = rng.choice([rng.sample(CELLS, rng.choice([1, 2, 3])), ["1.5", "2", "7"], ["a", "b"], ["true", "false"]])
+    odd = rng.sample(CELLS, rng.choice([0, 0, 1, 2]))
+    return [rng.choice(odd) if odd and rng.random() < 0.1 else rng.choice(pool) for _ in range(rows)]
+
+
+def test_what_is_added_is_prepared_and_predicted_alike(tmp_path: Path) -> None:
+    """Of any texts, as CSV and as Parquet: equal kinds and numbers, or one refusal before anything is prepared."""
+    rows = 60
+
+    def make(rng: random.Random, number: int) -> Case:
+        cells = {"f": column_of(rng, rows), "g": column_of(rng, rows), "x": [repr(rng.random()) for _ in range(rows)]}
+        cells["y"] = column_of(rng, rows) if rng.random() < 0.3 else [repr(rng.random()) for _ in range(rows)]
+
+        def work() -> None:
+            frame = pd.DataFrame(cells)
+            frame.to_csv(tmp_path / "t.csv", index=False, quoting=csv.QUOTE_ALL)
+            frame.to_parquet(tmp_path / "t.parquet")
+            found = []
+            for name in ("t.csv", "t.parquet"):
+                profile = inspect_table(tmp_path / name, ["y"])
+                raw = checked(profile.source.read())
+                assert len(raw.train) == profile.rows
+                assert sum(column.width for column in raw.columns) == profile.shape[0]
+                columns = [column.mapping() for column in raw.columns]
+                schema = {"kind": "table", "features": list(raw.features), "columns": columns, "input_shape": [9]}
+                new = [new_inputs(tmp_path / other, schema) for other in ("t.csv", "t.parquet")]
+                new.append(frame_inputs(frame, schema))
+                np.testing.assert_array_equal(new[0], new[1])
+                np.testing.assert_array_equal(new[0], new[2])
+                if not profile.without_target:
+                    np.testing.assert_array_equal(new[0], raw.train.inputs)
+                found.append((raw.columns, raw.classes, raw.train.targets.tolist()))
+            assert found[0] == found[1]
+
+        return Case(f"{cells}", work, [str(tmp_path), "the input"])
+
+    judge("added", cases(250), make)
 
 
 def npz_bytes(rng: random.Random) -> tuple[bytes, str]:

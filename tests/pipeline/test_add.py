@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from PIL import Image
+from ruamel.yaml import YAML
 
 from bdl_pipe import plugins
 from bdl_pipe.data import sources
@@ -104,6 +106,73 @@ def test_the_numbers_are_valid_for_every_size(project: Path, task: str, rows: in
         raw[section] = {**raw[section], **entries}
     read = typed(raw)
     assert len([run for run in read.of("student") if run.spec.dataset == "houses"]) == len(chosen)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_the_splits_that_are_said_are_those_that_are_made(
+    project: Path, capsys: pytest.CaptureFixture[str], splits: int
+) -> None:
+    assert add("--target", "price", "--splits", str(splits), "--methods", "gp", "--dry-run") == 0
+    assert f"houses: 1 methods, {splits} split{'s' * (splits > 1)}; a network" in capsys.readouterr().out
+
+
+def test_columns_and_files_have_any_name(project: Path) -> None:
+    """Of which YAML 1.1 or 1.2 takes some for truths, numbers, times and nothing."""
+    names = [
+        "no",
+        "on",
+        "12:30",
+        "08:30",
+        "1e3",
+        "2021",
+        "null",
+        "~",
+        "010",
+        " spaced ",
+        "#c",
+        "a.b",
+        "${y}",
+        "two\nlines",
+    ]
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(random.normal(size=(60, len(names) + 1)), columns=[*names, "yes"])
+    frame.to_csv("data/no.csv", index=False)
+    command = ["add", "data/no.csv", "--methods", "gp", "--target", "yes", "--leave-out", "two\nlines"]
+    assert cli.main(command) == 0
+    source = load().datasets["no"].source
+    assert list(source.columns or ()) == names[:-1] and source.target == ("yes",)
+    overlay = Path("params/data/no.yaml")
+    assert yaml.safe_load(overlay.read_text()) == YAML(typ="safe").load(overlay) == read_yaml(overlay)
+    assert YAML(typ="safe").load(Path("params.yaml")) == read_yaml(Path("params.yaml"))
+    walk.stage("prepare", "no")
+    assert cli.main(["remove", "no"]) == 0
+    assert read_yaml(Path("params.yaml")) == read_yaml(PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("data/one.csv --target y --splits 20", "the target is constant in the training rows of a split"),
+        ("data/houses.csv --target built", "column 'built' must be numbers or classes to be predicted, got dates"),
+        (
+            "data/houses.csv --target price --calibration 0.05",
+            "calibration must be 0 or at least 20 rows, got 14 of 270",
+        ),
+        ("data/inf.csv --target y", "column 'x' must be finite, got inf in row 7"),
+    ],
+)
+def test_what_prepare_would_refuse_is_refused_before_anything_is_written(
+    project: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    random = np.random.default_rng(0)
+    rows = pd.DataFrame({"x": random.normal(size=60), "y": [0.1] * 59 + [5.5]})
+    rows.to_csv("data/one.csv", index=False)
+    rows.assign(x=[np.inf if i == 6 else x for i, x in enumerate(rows["x"])], y=rows["x"]).to_csv("data/inf.csv")
+    before = files(project)
+    assert cli.main(["add", *arguments.split(), "--methods", "gp"]) == 2
+    assert files(project) == before
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
 
 
 def test_what_was_added_is_removed_without_a_trace(project: Path) -> None:

@@ -9,9 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from fitted_cases import FEATURES, student
+from mlflow.models.utils import _enforce_schema
+from mlflow.utils.proto_json_utils import dataframe_from_parsed_json
 
 from bdl_pipe import summary
-from bdl_pipe.errors import ArtifactError
+from bdl_pipe.data.encoding import Column
+from bdl_pipe.data.new_inputs import frame_inputs
+from bdl_pipe.errors import ArtifactError, DataError
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
 from pipeline import cli
@@ -75,3 +79,22 @@ def test_a_request_to_the_served_model_is_answered_as_the_posterior_does(
         str(saved), input_path=str(request), content_type="json", output_path=str(answer), env_manager="local"
     )
     same(pd.DataFrame(json.loads(answer.read_text())["predictions"]), expected)
+
+
+@pytest.mark.parametrize(("answer", "written"), [(0.0, "false"), (1.0, "true")])
+def test_a_request_has_its_cells_read_as_a_file_has(tmp_path: Path, answer: float, written: str) -> None:
+    """Truths, gaps, dates and numbers of JSON, as the signature lets them through to the one reader."""
+    kinds = [("flag", "category"), ("seen", "date"), ("size", "number")]
+    columns = [
+        Column(name, kind, ("False", "True") if kind == "category" else (), kind == "number") for name, kind in kinds
+    ]
+    schema = {"kind": "table", "features": [name for name, _ in kinds], "input_shape": [3]}
+    schema["columns"] = [column.mapping() for column in columns]
+    record = {"flag": json.loads(written), "seen": "2024-01-02", "size": None}
+    signature = model._signature(schema)
+    sent = dataframe_from_parsed_json([record, {**record, "size": 3}], "records", signature.inputs)
+    frame = _enforce_schema(sent, signature.inputs)
+    np.testing.assert_array_equal(frame_inputs(frame, schema), [[answer, 19724, np.nan], [answer, 19724, 3]])
+    late = dataframe_from_parsed_json([{**record, "seen": 1_704_153_600}], "records", signature.inputs)
+    with pytest.raises(DataError, match="'seen' must be dates, got '1704153600' in row 1"):
+        frame_inputs(_enforce_schema(late, signature.inputs), schema)

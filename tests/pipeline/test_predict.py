@@ -1,6 +1,9 @@
 """Predictions of new rows: values against the posterior itself, files whole or not at all, clear errors."""
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +89,12 @@ def test_several_targets_are_told_apart():
     columns = summary.columns(two, ["a", "b"])
     assert (columns["mean_a"], columns["sd_b"]) == (1.0, 3.0)
     assert math.isclose(float(columns["epistemic_variance_a"][0]), 0.0)
+
+
+def test_a_pipe_whose_reader_has_gone_is_no_traceback():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "pipeline", "--help"]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert ended.stderr == ""

@@ -44,6 +44,7 @@ class Column:
         missing: whether a row of the file has none.
         slots: of a category, the most columns that it may become.
         hours: of a date, whether a row has a time of day.
+        zoned: of a date, whether rows have a zone and are instants; None: not known (data prepared earlier).
     """
 
     name: str
@@ -52,6 +53,7 @@ class Column:
     missing: bool = False
     slots: int = 20
     hours: bool = False
+    zoned: bool | None = None
 
     @property
     def width(self) -> int:
@@ -73,6 +75,7 @@ class Column:
             "missing": self.missing,
             "slots": self.slots,
             "hours": self.hours,
+            **({"zoned": self.zoned} if self.kind == "date" else {}),
         }
 
     @classmethod

@@ -1,15 +1,24 @@
-"""New rows to predict: a table, an ``.npz``, an image or a folder of images, held to the fitted data's schema."""
+"""New rows to predict: a table, an ``.npz``, an image or a folder of images, held to the fitted data's schema.
 
+The cells of every table are read by :class:`.sources.cells.Cells`, whether they come in a file or in a request.
+"""
+
+import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
 
-from ..errors import DataError
-from .sources.columns import feature_matrix
+from ..errors import DataError, brief, short
+from .encoding import Column
+from .sources import columns as table_columns
 from .sources.images import SUFFIXES, class_folders, image_array, image_files, open_npz, read_images
-from .sources.table import coded_rows, open_table, sniffed
+from .sources.table import open_table, sniffed
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _ARRAYS: Final = ("x", "x_test")
 
@@ -19,7 +28,7 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
 
     A table needs the fitted feature columns, by name and in any order; others are ignored. Where they are not all plain
     numbers, a category that the fitted file did not have is one of the rare ones or, where there were none, no category
-    at all. An
+    at all (:func:`unseen` says so). An
     ``.npz`` holds ``x`` (or ``x_test``). Images are turned grey or colour like the fitted ones but
     must have their size, unless those were brought to one size: then these are, too.
 
@@ -40,6 +49,32 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
     if path.is_file() and path.suffix.lower() == ".npz":
         return _npz(path, shape)
     return read_images(image_inputs(path), shape, resize=schema.get("resize"))
+
+
+def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray:
+    """Take the fitted columns of a table in memory, as :func:`new_inputs` takes a file's: float64 [n, column].
+
+    Lines of :func:`unseen` are logged as warnings.
+
+    Raises:
+        DataError: the column, rule and value of whatever is wrong.
+    """
+    made = {}
+    for name in schema["features"]:
+        places = [place for place, other in enumerate(frame.columns) if other == name]
+        if len(places) != 1:
+            got = f"got it {len(places)} times" if places else f"got {brief(', '.join(map(str, frame.columns)))}"
+            raise DataError(f"the input: must have the column {short(name)} once, {got}")
+        made[name] = _cells(frame.iloc[:, places[0]])
+    inputs = _rows(pa.table(made), schema, "the input")
+    for line in unseen(inputs, schema):
+        logging.getLogger(__name__).warning(line)
+    return inputs
+
+
+def unseen(inputs: np.ndarray, schema: Mapping[str, Any]) -> list[str]:
+    """Return a line for each column of ``inputs`` [n, column] with categories that the fitted file did not have."""
+    return table_columns.unseen(inputs, tuple(map(Column.of, schema["columns"]))) if "columns" in schema else []
 
 
 def image_inputs(path: Path) -> list[Path]:
@@ -69,10 +104,21 @@ def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
         if len(bad):
             raise DataError(f"{path}: column {features[bad[0][1]]!r} must be finite, not so in row {bad[0][0] + 1}")
         return values.astype(np.float64)
-    if "columns" not in schema:
-        return feature_matrix(open_table(path), features, str(path))
-    texts = tuple(column["name"] for column in schema["columns"] if column["kind"] == "category")
-    return coded_rows(open_table(path, sniffed(path), texts), schema, str(path))
+    return _rows(open_table(path, sniffed(path)), schema, str(path))
+
+
+def _rows(table: pa.Table, schema: Mapping[str, Any], origin: str) -> np.ndarray:
+    if "columns" in schema:
+        return table_columns.coded_matrix(table, tuple(map(Column.of, schema["columns"])), origin)
+    return table_columns.feature_matrix(table, tuple(schema["features"]), origin)
+
+
+def _cells(column: "pd.Series[Any]") -> pa.Array | pa.ChunkedArray:
+    """Return a column with one type, or the texts of values of several."""
+    try:
+        return pa.Table.from_pandas(column.to_frame("cells"), preserve_index=False).column(0)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array([None if gap else str(value) for value, gap in zip(column, column.isna(), strict=True)])
 
 
 def _npz(path: Path, shape: tuple[int, ...]) -> np.ndarray:

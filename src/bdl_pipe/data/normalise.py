@@ -69,7 +69,7 @@ def fit_transform(
     )
     if targets.ndim == 1:
         return made
-    shift, scale = _targets(targets, scaling, origin)
+    shift, scale = target_constants(targets, scaling, origin)
     return replace(made, shift=torch.from_numpy(shift), scale=torch.from_numpy(scale), log=scaling == "log")
 
 
@@ -143,7 +143,12 @@ def channel_moments(images: np.ndarray) -> Constants:
     return mean / 255, np.sqrt(np.maximum(square / count - mean**2, 0)) / 255
 
 
-def _targets(targets: np.ndarray, scaling: Scaling, origin: str) -> Constants:
+def target_constants(targets: np.ndarray, scaling: Scaling, origin: str) -> Constants:
+    """Return shift and scale of regression targets [n, output], each [output].
+
+    Raises:
+        DataError: a target to standardise is constant, or one to take the logarithm of is not above 0.
+    """
     zeros, ones = np.zeros(targets.shape[1]), np.ones(targets.shape[1])
     if scaling == "none":
         return zeros, ones
@@ -152,8 +157,8 @@ def _targets(targets: np.ndarray, scaling: Scaling, origin: str) -> Constants:
             raise DataError(f"{origin}: targets must be > 0 for their logarithm (targets: log), got {targets.min():g}")
         targets = np.log(targets)
     deviation = targets.std(axis=0)
-    if scaling in ("standardise", "log") and (deviation == 0).any():
-        raise DataError(f"{origin}: the target is constant in the training rows of a split")
+    if scaling in ("standardise", "log") and (np.ptp(targets, axis=0) == 0).any():  # the deviation may be 1e-17
+        raise DataError(f"{origin}: the target is constant in the training rows of a split; choose another target")
     return targets.mean(axis=0), ones if scaling == "centre" else deviation
 
 

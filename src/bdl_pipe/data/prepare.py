@@ -17,7 +17,7 @@ classes (deviation from a learner that would see no pixel of a class before its 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,7 @@ from .catalog import HELD_OUT, Noise, published_constants
 from .config import DatasetConfig, ood_source, transfer_source
 from .corrupted import corrupt_one, corruption_jobs
 from .examples import Examples
-from .normalise import fit_transform
+from .normalise import fit_transform, target_constants
 from .ood import noise, test_rows, to_shape, without_classes
 from .prepared import CALIBRATION_FILE, SCHEMA_FILE, Job
 from .raw import Raw, Source
@@ -103,6 +103,24 @@ def prepare(
     return Facts({"splits": fit}, {"splits": held})
 
 
+def check_splits(raw: Raw, config: DatasetConfig, path: str, rng: Seed) -> None:
+    """Draw the rows of every split as :func:`prepare` does, and check them; nothing is written.
+
+    Args:
+        rng: the data set's address, as in :func:`prepare`.
+
+    Raises:
+        DataError, ConfigError: ``prepare`` would refuse the rows.
+    """
+    _check_fit(config, raw, path)
+    bare = replace(raw, train=Examples(raw.train.inputs[:, :0], raw.train.targets))
+    for s, (train, _) in _parts(bare, config.splits):
+        _, ordered, count = _drawn(bare, train, config, rng.fold("validation", s))
+        if raw.task == "regression":
+            for rows in (ordered.cut(count)[0], ordered):
+                target_constants(rows.targets, config.targets, raw.origin)
+
+
 def uci_splits(rows: int, splits: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Draw the first ``splits`` standard UCI splits: (training rows, test rows), each in drawn order.
 
@@ -156,16 +174,10 @@ def _parts(raw: Raw, splits: int) -> Iterator[tuple[int, tuple[Examples, Example
 
 
 def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
-    if config.calibration:
-        rest, apart = hold_out(len(rows), config.calibration, raw.origin, rng=rng.fold("calibration"))
-        if len(apart) < FEWEST_CALIBRATION:
-            rule = f"must be 0 or at least {FEWEST_CALIBRATION} rows"
-            raise DataError(f"{raw.origin}: calibration {rule}, got {len(apart)} of {len(rows)} training rows")
-        store.write(folder / CALIBRATION_FILE, _take(rows, apart), features=raw.features, targets=raw.targets)
-        rows = _take(rows, rest)
-    train, validation = hold_out(len(rows), config.validation, raw.origin, rng=rng)
-    ordered = _take(rows, np.concatenate([train, validation]))
-    searched, _ = ordered.cut(len(train))
+    apart, ordered, trained = _drawn(raw, rows, config, rng)
+    if apart is not None:
+        store.write(folder / CALIBRATION_FILE, apart, features=raw.features, targets=raw.targets)
+    searched, validation = ordered.cut(trained)
     new = config.increment.new(len(raw.classes)) if config.increment else None
     kept, count = _of_classes(ordered, new, raw, "training rows"), len(_of_classes(searched, new, raw, "training rows"))
     store.write(folder / "train.arrow", kept, features=raw.features, targets=raw.targets, about={"train": count})
@@ -176,6 +188,23 @@ def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rn
     if final is not search:
         artifacts.write_state(folder / "transform-search", search)
     return {"train": count, "validation": len(kept) - count, "sha256": rows_sha256(kept)}
+
+
+def _drawn(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> tuple[Examples | None, Examples, int]:
+    """Draw (calibration rows or None, training and then validation rows, the number of training rows) of a split.
+
+    Raises:
+        DataError: there are too few rows.
+    """
+    apart = None
+    if config.calibration:
+        rest, taken = hold_out(len(rows), config.calibration, raw.origin, rng=rng.fold("calibration"))
+        if len(taken) < FEWEST_CALIBRATION:
+            rule = f"must be 0 or at least {FEWEST_CALIBRATION} rows"
+            raise DataError(f"{raw.origin}: calibration {rule}, got {len(taken)} of {len(rows)} training rows")
+        apart, rows = _take(rows, taken), _take(rows, rest)
+    train, validation = hold_out(len(rows), config.validation, raw.origin, rng=rng)
+    return apart, _take(rows, np.concatenate([train, validation])), len(train)
 
 
 def _seen(raw: Raw, config: DatasetConfig, path: str) -> list[int] | None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ...errors import brief
 from ..encoding import ColumnKind
+from ..raw import Raw
 from ..size import Size
 from ..sources.images import ImageFolder, Npz
 from ..sources.table import Table
@@ -30,6 +31,7 @@ class Profile:
         left_out: column of a table that is no feature -> why.
         without_target: rows of a table that lack a target and are left out.
         is_skewed: whether targets are so skewed that their logarithms should be fitted.
+        images: the rows of images as they were read; None for a table, of which an inspection reads columns.
     """
 
     source: Table | ImageFolder | Npz
@@ -41,6 +43,7 @@ class Profile:
     left_out: Mapping[str, str] = field(default_factory=dict)
     without_target: int = 0
     is_skewed: bool = False
+    images: Raw | None = field(default=None, repr=False, compare=False)
 
     @property
     def columns(self) -> Mapping[str, ColumnKind]:
@@ -76,11 +79,11 @@ class Profile:
         """Describe the data, a line for each finding."""
         lines = [f"{self.source.path}: {self._kind()}"]
         for kind in ("number", "category", "date"):
-            names = [name for name, its_kind in self.columns.items() if its_kind == kind]
+            names = [name or "''" for name, its_kind in self.columns.items() if its_kind == kind]
             lines += [f"  {kind}: {listed(names)}"] if names else []
         if self.without_target:
             lines.append(f"  left out: {self.without_target:,} rows without a target")
-        lines += [f"  left out: column {column}, {why}" for column, why in self.left_out.items()]
+        lines += [f"  left out: column {column or 'without a name'}, {why}" for column, why in self.left_out.items()]
         lines += [f"  note: {remark}" for remark in self.remarks]
         if self.classes:
             counts = [f"{label} {count:,}" for label, count in self.classes.items()]

@@ -14,15 +14,20 @@ import pyarrow as pa
 
 from ...errors import DataError, brief, short
 from ..encoding import ColumnKind
-from ..raw import Task
-from ..sources.table import Table, open_table, sniffed
+from ..raw import Task, encode_labels
+from ..sources.cells import Cells, is_index
+from ..sources.columns import codes_of, describe, labels_of
+from ..sources.table import Table, open_table, sniffed, with_targets
 from . import leaks
+from .cells import refusal
+from .cells import remarks as cell_remarks
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
 _CLASSES: Final = 20  # Whole numbers with more values than this are quantities.
 _CATEGORIES: Final = 20  # A category becomes at most this many columns.
 _IDENTIFIER: Final = 0.9  # A column with at least this share of different values names rows.
 _SKEWED: Final = 2.0
+_INDEX: Final = "it is the index of a table; give it a name of its own to use it"
 
 
 def inspect_table(
@@ -46,26 +51,36 @@ def inspect_table(
     for name in (*targets, *leave_out):
         _require_column(table, name, path)
     all_rows = table.num_rows
-    table = _with_targets(table, targets)
+    table = with_targets(table, targets, str(path))
     if table.num_rows < FEWEST:
         raise DataError(f"{path}: must have at least {FEWEST} rows with a target, got {table.num_rows}")
-    task = task or _task(table, targets)
-    classes = _classes(table, targets, path) if task == "classification" else {}
-    values = _codes(table.column(targets[0]))[:, None] if classes else _targets(table, targets, path)
+    answers = [Cells.of(table, name, str(path)) for name in targets]
+    for cells in answers:
+        _require_target(cells)
+    task = task or _task(answers)
+    remarks = [remark for cells in answers for remark in cell_remarks(cells)]
+    if task == "classification":
+        labels, classes = _classes(answers, table.num_rows)
+        values = labels[:, None].astype(np.float64)
+    else:
+        values, classes = _targets(answers), dict[str, int]()
     columns, left_out = dict[str, ColumnKind](), dict.fromkeys(leave_out, "as you said")
     codes, widths = dict[str, np.ndarray](), dict[str, int]()
     for name in table.column_names:
         if name in targets or name in left_out:
             continue
-        kind, why, widths[name] = _kind(table.column(name))
+        cells = Cells.of(table, name, str(path))
+        kind, why = (None, _INDEX) if is_index(table, name) else _kind(cells)
         if kind is None:
             left_out[name] = why
-        else:
-            columns[name], codes[name] = kind, _numbers(table.column(name), kind)
+            continue
+        described = describe(cells, kind, _CATEGORIES)
+        columns[name], widths[name], codes[name] = kind, described.width, codes_of(cells, described)
+        remarks += cell_remarks(cells)
     left_out |= leaks.copies(codes)
     columns = {name: kind for name, kind in columns.items() if name not in left_out}
     ranks = {name: leaks.ranked(codes[name]) for name, kind in columns.items() if kind == "number"}
-    remarks = leaks.same_orders(ranks)
+    remarks += leaks.same_orders(ranks)
     for target, answer in zip(targets, values.T, strict=True):
         for name in columns:
             leaks.require_no_leak(name, codes[name], target, answer, path)
@@ -109,129 +124,95 @@ def _require_column(table: pa.Table, name: str, path: Path) -> None:
     raise DataError(f"{path}: must have the column {short(name)}, got {listed(table.column_names, 6)}{hint}")
 
 
-def _with_targets(table: pa.Table, targets: Sequence[str]) -> pa.Table:
-    import pyarrow.compute as pc
-
-    for name in targets:
-        table = table.filter(pc.invert(pc.is_null(table.column(name), nan_is_null=True)))
-    return table
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = column.type
-    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
+def _require_target(cells: Cells) -> None:
+    """Raise DataError for a target that is neither numbers nor classes."""
+    if cells.kind in ("date", "other"):
+        what = "dates" if cells.kind == "date" else brief(cells.values.type)
+        rule = "must be numbers or classes to be predicted"
+        cure = "choose another target, or write it as numbers, such as days since 2000"
+        raise DataError(f"{cells.origin}: column {short(cells.name)} {rule}, got {what}; {cure}")
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)
-
-
-def _task(table: pa.Table, targets: Sequence[str]) -> Task:
+def _task(answers: Sequence[Cells]) -> Task:
     """Return the task: several targets, fractions and many different whole numbers are quantities, others classes."""
-    column = _plain(table.column(targets[0]))
-    if len(targets) > 1 or (_is_number(column.type) and not pa.types.is_integer(column.type)):
+    if len(answers) > 1:
         return "regression"
-    return "regression" if _is_number(column.type) and len(column.unique()) > _CLASSES else "classification"
+    if answers[0].kind != "number" or answers[0].is_rounded:
+        return "classification"
+    different = np.unique(answers[0].numbers())
+    return "regression" if len(different) > _CLASSES or (different % 1 != 0).any() else "classification"
 
 
-def _classes(table: pa.Table, targets: Sequence[str], path: Path) -> dict[str, int]:
-    """Count the rows of each class.
+def _classes(answers: Sequence[Cells], rows: int) -> tuple[np.ndarray, dict[str, int]]:
+    """Return the labels [n], and the rows of each class, the largest first.
 
     Raises:
-        DataError: there are several targets, there is only one class, or a class has too few rows.
+        DataError: there are several targets, a label is a fraction, there is only one class, or a class has too few
+            rows.
     """
-    if len(targets) > 1:
-        raise DataError(f"{path}: classification must have one target, got {listed(targets, 6)}")
-    column = _plain(table.column(targets[0]))
-    if pa.types.is_floating(column.type):
-        column = column.cast(pa.int64())
-    pairs = column.value_counts().to_pylist()
-    counts = {str(pair["values"]): int(pair["counts"]) for pair in pairs}
-    name = short(targets[0])
+    cells = answers[0]
+    if len(answers) > 1:
+        names = listed([each.name for each in answers], 6)
+        raise DataError(f"{cells.origin}: classification must have one target, got {names}")
+    labels, classes = encode_labels(labels_of(cells), cells.origin, cells.name)
+    counts = dict(zip(classes, np.bincount(labels, minlength=len(classes)).tolist(), strict=True))
+    column = f"{cells.origin}: column {short(cells.name)}"
     if len(counts) < 2:
-        raise DataError(f"{path}: column {name} must have at least 2 classes, got only {listed(counts, 6)}")
-    rare = [label for label, count in counts.items() if count < FEWEST_OF_CLASS]
-    if len(counts) > _IDENTIFIER * table.num_rows:
+        raise DataError(f"{column} must have at least 2 classes, got only {listed(counts, 6)}")
+    if len(counts) > _IDENTIFIER * rows:
         rule = "names rows rather than classes: nearly every row has a value of its own; choose another target"
-        raise DataError(f"{path}: column {name} {rule}")
+        raise DataError(f"{column} {rule}")
+    rare = [label for label, count in counts.items() if count < FEWEST_OF_CLASS]
     if rare:
         rule = f"must have at least {FEWEST_OF_CLASS} rows of each class"
         cure = "put rare classes together, leave their rows out, or say --task regression"
         got = f"{len(rare)} with fewer: {listed(rare, 6)}"
-        raise DataError(f"{path}: column {name} {rule}, got {got}; {cure}")
-    return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+        raise DataError(f"{column} {rule}, got {got}; {cure}")
+    return labels, dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
 
-def _targets(table: pa.Table, targets: Sequence[str], path: Path) -> np.ndarray:
+def _targets(answers: Sequence[Cells]) -> np.ndarray:
     """Return the targets of regression [n, output].
 
     Raises:
         DataError: a target is not a number, is not finite, does not vary, or counts the rows.
     """
     outputs = []
-    for name in targets:
-        column = _plain(table.column(name))
-        if not _is_number(column.type):
-            first = column[0].as_py()
+    for cells in answers:
+        column = f"{cells.origin}: column {short(cells.name)}"
+        if cells.kind == "text" or cells.kind == "truth":
             cure = "say --task classification, or write numbers with a point and without separators of thousands"
-            raise DataError(f"{path}: column {short(name)} must be numeric, got {short(first)} in row 1; {cure}")
-        values = column.cast(pa.float64()).to_numpy()
-        if not np.isfinite(values).all():
-            row = int(np.argmin(np.isfinite(values)))
-            raise DataError(f"{path}: column {short(name)} must be finite, got {values[row]:g} in row {row + 1}")
+            raise DataError(f"{column} must be numeric, got {short(cells.texts()[0].as_py())} in row 1; {cure}")
+        values = cells.numbers()
         if np.ptp(values) == 0:
-            raise DataError(f"{path}: column {short(name)} must vary, got {values[0]:g} in every row")
+            raise DataError(f"{column} must vary, got {values[0]:g} in every row")
         if len(values) > 1 and (np.diff(values) == 1).all():
-            raise DataError(f"{path}: column {short(name)} counts the rows; choose another target")
+            raise DataError(f"{column} counts the rows; choose another target")
         outputs.append(values)
     return np.stack(outputs, axis=1)
 
 
-def _kind(cells: pa.ChunkedArray) -> tuple[ColumnKind | None, str, int]:
-    """Return a column's kind and how many numbers it becomes, or None and why it is left out."""
-    column, count = _plain(cells), len(cells)
-    if column.null_count == count:
-        return None, "it is empty", 0
-    filled = column.drop_null()
-    different, gaps = len(filled.unique()), int(column.null_count > 0)
-    if different == 1 and not gaps:
-        return None, "it has one value", 0
-    if _is_text(column.type):
+def _kind(cells: Cells) -> tuple[ColumnKind | None, str]:
+    """Return a feature's kind, or None and why it is left out."""
+    if cells.kind == "empty":
+        return None, "it is empty"
+    if why := refusal(cells):
+        return None, why
+    texts = cells.kind in ("text", "truth")
+    values = cells.texts() if texts else pa.chunked_array([cells.days() if cells.kind == "date" else cells.numbers()])
+    filled = values.drop_null() if texts else values.filter(pa.array(~cells.missing()))
+    different = len(filled.unique())
+    if different == 1 and len(filled) == len(values):
+        return None, "it has one value"
+    if texts:
         if different > _IDENTIFIER * len(filled) and different > _CATEGORIES:
-            return None, "it names rows: nearly every one has a text of its own", 0
-        return "category", "", min(different, _CATEGORIES) + gaps
-    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
-        return "date", "", 5 + gaps
-    if not _is_number(column.type):
-        return None, f"it holds {brief(column.type)}", 0
-    if pa.types.is_integer(column.type) and count > 2 and not gaps and (np.diff(column.to_numpy()) == 1).all():
-        return None, "it counts the rows", 0
-    return "number", "", 1 + gaps
-
-
-def _numbers(cells: pa.ChunkedArray, kind: ColumnKind) -> np.ndarray:
-    """Return a column as numbers that can be compared; NaN where it is empty."""
-    column = _plain(cells)
-    if kind == "category":
-        return _codes(column)
-    if kind == "date":
-        column = column.cast(pa.timestamp("us")).cast(pa.int64())
-    values: np.ndarray = column.cast(pa.float64()).to_numpy().astype(np.float64)
-    return values
-
-
-def _codes(cells: pa.ChunkedArray) -> np.ndarray:
-    """Return the rank of each value among the different values; NaN where the column is empty."""
-    column = _plain(cells)
-    texts = column.cast(pa.string()).to_numpy()
-    filled = ~column.is_null().to_numpy()
-    codes = np.full(len(texts), np.nan)
-    codes[filled] = np.unique(texts[filled], return_inverse=True)[1]
-    return codes
+            return None, "it names rows: nearly every one has a text of its own"
+        return "category", ""
+    if cells.kind == "date":
+        return "date", ""
+    if len(filled) == len(values) > 2 and (np.diff(filled.to_numpy()) == 1).all():
+        return None, "it counts the rows"
+    return "number", ""
 
 
 def _skewed(values: np.ndarray) -> bool:

@@ -1,44 +1,57 @@
-"""The columns of an open table as arrays: numbers, categories, dates, labels.
+"""The columns of an open table as arrays: numbers, categories, dates, labels; cells are read by :class:`.cells.Cells`.
 
 Every function raises DataError for a value that breaks its rule, and names the file (``origin``), column and row.
 """
 
-from typing import Any, Final
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import DataError, brief, short
 from .. import scratch
 from ..encoding import UNSEEN, Column, ColumnKind
 from ..raw import check_finite
-
-_LABELS: Final = (  # the kinds of columns that can name classes
-    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal),
-    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
-)
-_DAY: Final = 86_400_000_000  # a day has so many microseconds
+from .cells import Cells, require_column
+from .forms import TRUTHS, canonical, is_gap_word, is_number
 
 
-def describe(table: pa.Table, name: str, kind: ColumnKind, categories: int, origin: str) -> Column:
-    """Read a whole column and describe it: its categories, whether cells are empty, whether dates have hours.
+def describe(cells: Cells, kind: ColumnKind, categories: int) -> Column:
+    """Describe a whole column: its categories, whether cells are empty, whether dates have hours and a zone.
 
     Args:
         categories: the most columns of a network's input that a category becomes.
-        origin: the file, as errors name it.
 
     Raises:
-        DataError: the table has no such column, or the column has no value or a value that is no ``kind``.
+        DataError: the column has no value or a value that is no ``kind``.
     """
-    values = _cells(table, name, origin)
-    if values.null_count == len(values):
-        raise DataError(f"{origin}: column {short(name)} must have a value in some row, got none; leave it out")
+    if cells.is_empty:
+        rule = "must have a value in some row, got none; leave it out"
+        raise DataError(f"{cells.origin}: column {short(cells.name)} {rule}")
     if kind == "category":
-        known = sorted(value for value in _texts(values).unique().to_pylist() if value is not None)
-        return Column(name, kind, tuple(known), values.null_count > 0, categories)
-    codes = _codes(table, Column(name, kind), origin)
+        texts = cells.texts()
+        known = sorted(value for value in texts.unique().to_pylist() if value is not None)
+        return Column(cells.name, kind, tuple(known), texts.null_count > 0, categories)
+    codes = cells.days() if kind == "date" else cells.numbers()
     there = codes[~np.isnan(codes)]
-    return Column(name, kind, (), len(there) < len(codes), hours=kind == "date" and bool((there % 1 != 0).any()))
+    missing = len(there) < len(codes)
+    if kind == "number":
+        return Column(cells.name, kind, (), missing)
+    return Column(cells.name, kind, (), missing, hours=bool((there % 1 != 0).any()), zoned=cells.zoned)
+
+
+def described_matrix(
+    table: pa.Table, kinds: Mapping[str, ColumnKind], categories: int, origin: str
+) -> tuple[tuple[Column, ...], np.ndarray]:
+    """Describe columns, and take them as :func:`coded_matrix` does."""
+    described = []
+    matrix = scratch.empty((table.num_rows, len(kinds)), np.float64)
+    for place, (name, kind) in enumerate(kinds.items()):
+        cells = Cells.of(table, name, origin)
+        described.append(describe(cells, kind, categories))
+        matrix[:, place] = codes_of(cells, described[-1])
+    return tuple(described), matrix
 
 
 def coded_matrix(table: pa.Table, columns: tuple[Column, ...], origin: str) -> np.ndarray:
@@ -50,7 +63,7 @@ def coded_matrix(table: pa.Table, columns: tuple[Column, ...], origin: str) -> n
     """
     matrix = scratch.empty((table.num_rows, len(columns)), np.float64)
     for place, column in enumerate(columns):
-        matrix[:, place] = _codes(table, column, origin)
+        matrix[:, place] = codes_of(Cells.of(table, column.name, origin), column)
     for column, values in zip(columns, matrix.T, strict=True):
         if not column.missing and np.isnan(values).any():
             row = int(np.argmax(np.isnan(values))) + 1
@@ -59,121 +72,99 @@ def coded_matrix(table: pa.Table, columns: tuple[Column, ...], origin: str) -> n
     return matrix
 
 
-def _cells(table: pa.Table, name: str, origin: str) -> pa.ChunkedArray:
-    if name not in table.column_names:
-        raise DataError(f"{origin}: must have the column {short(name)}, got {names_of(table)}")
-    return table.column(name)
+def codes_of(cells: Cells, column: Column) -> np.ndarray:
+    """Give one column as float64 [n], as :func:`coded_matrix` does.
 
-
-def _codes(table: pa.Table, column: Column, origin: str) -> np.ndarray:
-    """Give one column as float64 [n]."""
-    cells = _cells(table, column.name, origin)
+    Raises:
+        DataError: a cell means something else than those that were described: no number, a date with a zone where there
+            was none, no truth among truths, a number where codes begin with 0.
+    """
     if column.kind == "category":
         return _places(cells, column)
-    if pa.types.is_null(cells.type):
-        return np.full(len(cells), np.nan)
-    if column.kind == "date":
-        return _days(cells, column.name, origin)
-    _require_numeric(cells, column.name, origin)
-    values: np.ndarray = cells.cast(pa.float64()).to_numpy().astype(np.float64)
-    if np.isinf(values).any():
-        row = int(np.argmax(np.isinf(values)))
-        raise DataError(f"{origin}: column {short(column.name)} must be finite, got {values[row]:g} in row {row + 1}")
-    return values
-
-
-def _texts(cells: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = cells.type.value_type if pa.types.is_dictionary(cells.type) else cells.type
-    return cells.cast(kind).cast(pa.string())
-
-
-def _places(cells: pa.ChunkedArray, column: Column) -> np.ndarray:
-    """Give the place of each category in the column's values."""
-    import pyarrow.compute as pc
-
-    texts = _texts(cells)
-    found = pc.index_in(texts, value_set=pa.array(column.values, pa.string()))
-    codes = found.cast(pa.float64()).fill_null(UNSEEN).to_numpy().astype(np.float64)
-    codes[texts.is_null().to_numpy()] = np.nan
-    return codes
-
-
-def _days(cells: pa.ChunkedArray, name: str, origin: str) -> np.ndarray:
-    """Give dates and times as days since 1970."""
-    if not (pa.types.is_date(cells.type) or pa.types.is_timestamp(cells.type)):
-        row, value = _first_word(cells)
-        way = "write it as 2026-01-31 or 2026-01-31 12:00:00"
-        raise DataError(f"{origin}: column {short(name)} must be dates, got {short(value)} in row {row}; {way}")
-    moments = cells.cast(pa.timestamp("us")).cast(pa.int64())
-    days: np.ndarray = moments.cast(pa.float64(), safe=False).to_numpy().astype(np.float64) / _DAY
+    if column.kind == "number":
+        return cells.numbers()
+    days = cells.days()
+    if column.zoned is not None and cells.zoned != column.zoned and not np.isnan(days).all():
+        was, now = ("with", "without") if column.zoned else ("without", "with")
+        rule = f"must be dates {was} a zone, as in the file that was fitted, got dates {now} one"
+        raise DataError(f"{cells.origin}: column {short(cells.name)} {rule}")
     return days
 
 
+def _places(cells: Cells, column: Column) -> np.ndarray:
+    """Give the place of each category in the column's values: of an equal text, or else of the same number or truth."""
+    texts = cells.values if cells.is_text else cells.texts()
+    found = pc.index_in(texts, value_set=pa.array([value.strip() for value in column.values], pa.string()))
+    codes = found.cast(pa.float64()).fill_null(UNSEEN).to_numpy().astype(np.float64)
+    gaps = texts.is_null().to_numpy()
+    codes[gaps] = np.nan
+    new = codes == UNSEEN
+    if new.any():
+        strange = texts.filter(pa.array(new)).combine_chunks().dictionary_encode()
+        places = [_place(value, cells, column) for value in strange.dictionary.to_pylist()]
+        codes[new] = np.array(places)[strange.indices.to_numpy()]
+    return codes
+
+
+def _place(value: str, cells: Cells, column: Column) -> float:
+    """Give the place of a text that is none of the column's values: of the same number or truth, or ``UNSEEN``."""
+    written = {canonical(known): place for place, known in enumerate(column.values)}
+    is_truth, text = {*written} <= {*TRUTHS}, canonical(value)
+    text = TRUTHS[int(text)] if is_truth and text in ("0", "1") else text
+    if text in written:
+        return written[text]
+    if is_gap_word(value) and (is_truth or all(map(is_number, written))):
+        return np.nan
+    codes = [known for known in column.values if known.startswith("0") and known.lstrip("0") == text]
+    if is_truth or (codes and not cells.is_text):
+        rule = "must be true or false" if is_truth else f"must be texts such as {short(codes[0])}, not numbers,"
+        got = f"got {short(value)} in row {cells.row_of(value)}"
+        raise DataError(f"{cells.origin}: column {short(cells.name)} {rule} as in the file that was fitted, {got}")
+    return UNSEEN
+
+
+def unseen(inputs: np.ndarray, columns: tuple[Column, ...]) -> list[str]:
+    """Return a line for each category of ``inputs`` [n, column] with values that the fitted file did not have."""
+    lines = []
+    for column, values in zip(columns, inputs.T, strict=True):
+        new = values == UNSEEN
+        if column.kind == "category" and new.any():
+            where = f"{int(new.sum()):,} rows, the first {int(np.argmax(new)) + 1}"
+            way = "taken as one of the rare categories or, where there are none, as no category"
+            lines.append(f"{column.name}: a category that the fitted file did not have, in {where}: {way}")
+    return lines
+
+
 def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np.ndarray:
-    """Take columns of finite numbers, float64 [n, column]."""
-    cells = [_cells(table, name, origin) for name in columns]
+    """Take columns of finite numbers, float64 [n, column]; truths are 0 and 1."""
+    for name in columns:
+        require_column(table, name, origin)
     matrix = scratch.empty((table.num_rows, len(columns)), np.float64)
-    for place, (name, column) in enumerate(zip(columns, cells, strict=True)):
-        matrix[:, place] = _numbers(column, name, origin)
+    for place, name in enumerate(columns):
+        column = Cells.of(table, name, origin)  # One at a time: each holds a copy of what it has read.
+        matrix[:, place] = column.numbers()
+        if np.isnan(matrix[:, place]).any():
+            _missing(column, np.isnan(matrix[:, place]))
     check_finite(matrix, origin, columns)
     return matrix
 
 
-def _numbers(column: pa.ChunkedArray, name: str, origin: str) -> np.ndarray:
-    kind = column.type
-    if pa.types.is_null(kind) or column.null_count:
-        _missing(column, name, origin)
-    _require_numeric(column, name, origin)
-    try:
-        return column.cast(pa.float64()).to_numpy()
-    except pa.ArrowInvalid as error:  # whole numbers beyond 2^53
-        raise DataError(
-            f"{origin}: column {short(name)} must be numbers that a float64 holds ({brief(error)})"
-        ) from None
+def labels_of(cells: Cells) -> np.ndarray:
+    """Return the labels of a column, numbers, truths or texts [n]; every row must have one."""
+    if cells.missing().any():
+        _missing(cells, cells.missing())
+    if cells.kind not in ("number", "truth", "text"):
+        what = "dates" if cells.kind == "date" else brief(cells.values.type)
+        rule = "labels must be whole numbers or texts"
+        raise DataError(f"{cells.origin}: column {short(cells.name)}: {rule}, got {what}")
+    if cells.kind == "number" and not cells.is_rounded:
+        return cells.numbers()
+    return cells.truths().to_numpy() if cells.kind == "truth" else cells.texts().to_numpy()
 
 
-def _require_numeric(column: pa.ChunkedArray, name: str, origin: str) -> None:
-    kind = column.type
-    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if not (numeric or pa.types.is_decimal(kind)):
-        row, value = _first_word(column)
-        way = "say what it is with `columns`, or leave it out with `features`"
-        if isinstance(value, str) and value.replace(",", "").replace(" ", "").replace("'", "").lstrip("+-").isdigit():
-            way = "write numbers without separators of thousands"
-        raise DataError(f"{origin}: column {short(name)} must be numeric, got {short(value)} in row {row}; {way}")
-
-
-def labels_of(table: pa.Table, name: str, origin: str) -> np.ndarray:
-    """Return the labels of a column, whole numbers or texts [n]; every row must have one."""
-    column = table.column(name)
-    if pa.types.is_null(column.type) or column.null_count:
-        _missing(column, name, origin)
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not any(fits(kind) for fits in _LABELS):
-        raise DataError(f"{origin}: column {short(name)}: labels must be whole numbers or texts, got {brief(kind)}")
-    values = column.to_numpy()
-    if values.dtype.kind in "OTU" and (values == "").any():
-        row = int(np.argmax(values == "")) + 1
-        raise DataError(f"{origin}: column {short(name)} must have a value in every row, got '' in row {row}")
-    return values
-
-
-def _missing(column: pa.ChunkedArray, name: str, origin: str) -> None:
-    row = column.is_null().to_pylist().index(True) + 1
-    raise DataError(f"{origin}: column {short(name)} must have a value in every row, got none or NaN in row {row}")
-
-
-def _first_word(column: pa.ChunkedArray) -> tuple[int, Any]:
-    """Find the first value that is no number, and its row (counted from 1)."""
-    for row, value in enumerate(column.to_pylist(), start=1):
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            return row, value
-    return 1, column[0].as_py()
-
-
-def names_of(table: pa.Table) -> str:
-    """Return the names of the first eight columns, for an error."""
-    names = brief(", ".join(table.column_names[:8]))
-    return names + (", …" if table.num_columns > 8 else "")
+def _missing(cells: Cells, gaps: np.ndarray) -> None:
+    row = int(np.argmax(gaps)) + 1
+    got = cells.values[row - 1].as_py()
+    found = "none or NaN" if got is None else short(got)
+    rule = "must have a value in every row"
+    raise DataError(f"{cells.origin}: column {short(cells.name)} {rule}, got {found} in row {row}")

@@ -6,12 +6,11 @@ category or a date, and :mod:`bdl_pipe.data.encoding` fits its network inputs to
 
 import csv
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
-import numpy as np
 import pyarrow as pa
 
 from ...config import LATER
@@ -21,9 +20,10 @@ from .. import scratch
 from ..encoding import Column, ColumnKind
 from ..examples import Examples
 from ..raw import Kind, Raw, Task, encode_labels
-from .columns import coded_matrix, describe, feature_matrix, labels_of, names_of
+from .cells import DECIMAL, Cells, is_index, names_of
+from .columns import described_matrix, feature_matrix, labels_of
 
-_PIECE: Final = 2**25  # bytes of a CSV file that are read at once, and that types are found by
+_PIECE: Final = 2**25  # bytes of a large CSV file that are read at once
 _SNIFFED: Final = 65_536  # bytes of a file by which its separator is found
 SEPARATORS: Final = (",", ";", "\t", "|")
 
@@ -96,26 +96,16 @@ class Table:
             DataError: the file is missing, empty or malformed; a column is missing, doubled or not
                 numeric; a value is missing, NaN or inf; a label is not whole.
         """
-        table = open_table(Path(self.path), self.csv, texts=self._texts())
-        return table_rows(self._with_targets(table) if self.skip_without_target else table, self)
+        table = open_table(Path(self.path), self.csv)
+        if self.skip_without_target:
+            table = with_targets(table, self.target, self.path)
+            if table.num_rows == 0:
+                raise DataError(f"{self.path}: must have a row with a target, got none")
+        return table_rows(table, self)
 
     def files(self) -> tuple[Path, ...]:
         """List the user's file."""
         return (Path(self.path),)
-
-    def _texts(self) -> tuple[str, ...]:
-        return tuple(name for name, kind in (self.columns or {}).items() if kind == "category")
-
-    def _with_targets(self, table: pa.Table) -> pa.Table:
-        """Leave out the rows that lack a target."""
-        import pyarrow.compute as pc
-
-        for name in self.target:
-            if name in table.column_names:
-                table = table.filter(pc.invert(pc.is_null(table.column(name), nan_is_null=True)))
-        if table.num_rows == 0:
-            raise DataError(f"{self.path}: must have a row with a target, got none")
-        return table
 
 
 def check_columns(target: tuple[str, ...], features: tuple[str, ...]) -> None:
@@ -134,12 +124,10 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
     described: tuple[Column, ...] = ()
     if source.columns is not None:
         features = tuple(source.columns)
-        described = tuple(
-            describe(table, n, kind, source.categories, source.path) for n, kind in source.columns.items()
-        )
-        inputs = coded_matrix(table, described, source.path)
+        described, inputs = described_matrix(table, source.columns, source.categories, source.path)
     else:
-        features = source.features or tuple(n for n in table.column_names if n not in source.target)
+        others = (n for n in table.column_names if n not in source.target and not is_index(table, n))
+        features = source.features or tuple(others)
         if not features:
             raise DataError(f"{source.path}: must have a column beside the target, got {names_of(table)}")
         inputs = feature_matrix(table, features, source.path)
@@ -148,14 +136,17 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
         rows, classes = Examples(inputs, targets), tuple[str, ...]()
     else:
         column = source.target[0]
-        labels, classes = encode_labels(labels_of(table, column, source.path), source.path, column)
+        labels, classes = encode_labels(labels_of(Cells.of(table, column, source.path)), source.path, column)
         rows = Examples(inputs, labels)
     return Raw(source.path, source.task, "table", rows, None, classes, features, source.target, described)
 
 
-def coded_rows(table: pa.Table, schema: Mapping[str, Any], origin: str) -> np.ndarray:
-    """Take the columns that ``schema`` describes, as :func:`coded_matrix` does."""
-    return coded_matrix(table, tuple(Column.of(mapping) for mapping in schema["columns"]), origin)
+def with_targets(table: pa.Table, targets: Sequence[str], origin: str) -> pa.Table:
+    """Leave out the rows that lack a target."""
+    for name in targets:
+        gaps = Cells.of(table, name, origin).missing()
+        table = table.filter(pa.array(~gaps)) if gaps.any() else table
+    return table
 
 
 def sniffed(path: Path) -> CsvForm:
@@ -188,12 +179,11 @@ def _is_decimal(cell: str, point: str) -> bool:
     return bool(found) and whole.lstrip("+-").isdigit() and rest.isdigit()
 
 
-def open_table(path: Path, form: CsvForm = CsvForm(), texts: tuple[str, ...] = ()) -> pa.Table:
+def open_table(path: Path, form: CsvForm = CsvForm()) -> pa.Table:
     """Open the table at ``path``, which must exist, parse, have unique column names and at least a row.
 
     Args:
-        form: how a CSV file is written.
-        texts: columns of a CSV file that are texts whatever they look like.
+        form: how a CSV file is written. Its cells are texts, which :class:`~.cells.Cells` reads.
     """
     require_file(path)
     if path.stat().st_size == 0:
@@ -201,7 +191,7 @@ def open_table(path: Path, form: CsvForm = CsvForm(), texts: tuple[str, ...] = (
     if not is_parquet(path) and form.encoding == "utf-8":
         require_utf8(path)
     try:
-        table = _parse(path, form, texts)
+        table = _parse(path, form)
     except (pa.ArrowException, OSError, UnicodeError) as error:
         raise DataError(f"{path}: is not a readable CSV or Parquet file ({brief(error)})") from None
     doubled = [name for name, count in Counter(table.column_names).items() if count > 1]
@@ -216,7 +206,7 @@ def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
 
 
-def _parse(path: Path, form: CsvForm, texts: tuple[str, ...]) -> pa.Table:
+def _parse(path: Path, form: CsvForm) -> pa.Table:
     # without threads: Arrow's pool, where TFDS is loaded too, can abort the interpreter at its exit
     if is_parquet(path):
         import pyarrow.parquet
@@ -228,23 +218,17 @@ def _parse(path: Path, form: CsvForm, texts: tuple[str, ...]) -> pa.Table:
         return scratch.table(file.schema_arrow, (batch for group in groups for batch in group.to_batches()))
     import pyarrow.csv
 
-    convert = pyarrow.csv.ConvertOptions(
-        column_types=dict.fromkeys(texts, pa.string()), decimal_point=form.decimal, strings_can_be_null=bool(texts)
-    )
     parse = pyarrow.csv.ParseOptions(delimiter=form.separator)
-    if path.stat().st_size >= scratch.LARGE and (table := _parse_in_parts(path, form, parse, convert)) is not None:
-        return table
     options = pyarrow.csv.ReadOptions(use_threads=False, encoding=form.encoding)
-    return pyarrow.csv.read_csv(path, read_options=options, parse_options=parse, convert_options=convert)
-
-
-def _parse_in_parts(path: Path, form: CsvForm, parse: Any, convert: Any) -> pa.Table | None:
-    """Read a large CSV file piece by piece; None where a later piece is of other types than the first."""
-    import pyarrow.csv
-
-    options = pyarrow.csv.ReadOptions(use_threads=False, encoding=form.encoding, block_size=_PIECE)
-    try:
+    with pyarrow.csv.open_csv(path, read_options=options, parse_options=parse) as reader:
+        names = reader.schema.names
+    convert = pyarrow.csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+    )
+    if path.stat().st_size >= scratch.LARGE:
+        options.block_size = _PIECE
         with pyarrow.csv.open_csv(path, read_options=options, parse_options=parse, convert_options=convert) as reader:
-            return scratch.table(reader.schema, reader)
-    except pa.ArrowInvalid:
-        return None  # read as a whole, which finds types that fit all rows, or says what is wrong
+            table = scratch.table(reader.schema, reader)
+    else:
+        table = pyarrow.csv.read_csv(path, read_options=options, parse_options=parse, convert_options=convert)
+    return table.replace_schema_metadata({DECIMAL: form.decimal})

@@ -1,0 +1,49 @@
+"""How the cells of a column were read: why they are no feature, and what a reader should know."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import brief, short
+from ..sources.cells import Cells
+from ..sources.forms import ANY_DATE, CLOCK, CODE, DRESSED, NUMBER, are_all, gap_mask
+
+
+def refusal(cells: Cells) -> str:
+    """Say why cells can be neither numbers, categories nor dates; empty if they can."""
+    if cells.kind == "other":
+        return f"it holds {brief(cells.values.type)}, which is neither numbers, texts nor dates"
+    if cells.kind == "number" and cells.is_rounded:
+        return "its whole numbers go beyond 2^53 and would be rounded: it names rows, or write it as a text"
+    if cells.kind != "text" or cells.is_code:
+        return ""
+    texts = cells.filled.filter(pc.invert(gap_mask(cells.filled)))
+    if are_all(texts, CLOCK):
+        return f"it holds times of day, such as {short(texts[0].as_py())}: write a number, such as hours"
+    if are_all(texts, ANY_DATE):
+        return f"its texts are dates, such as {short(texts[0].as_py())}, not all in one form: write each as 2026-01-31"
+    if are_all(texts, DRESSED):
+        way = "write numbers without separators of thousands and without units, with a point"
+        return f"its texts are numbers, such as {short(texts[0].as_py())}, in no form that is read: {way}"
+    return ""
+
+
+def remarks(cells: Cells) -> list[str]:
+    """Return what a reader should know of how cells were read, a line each."""
+    name, words = cells.name or "''", cells.gap_words
+    if cells.kind != "text":
+        return [f"{name}: {short(word)} is read as a gap, in {count:,} rows" for word, count in words.items()]
+    if cells.is_code:
+        code = cells.filled.filter(pc.match_substring_regex(cells.filled, CODE))[0].as_py()
+        return [f"{name}: codes such as {short(code)} begin with 0: they are texts, not numbers"]
+    counts = cells.filled.filter(gap_mask(cells.filled)).value_counts().to_pylist()
+    found = [
+        f"{name}: {short(c['values'])} is a value, in {c['counts']:,} rows; write a gap as an empty cell"
+        for c in counts
+    ]
+    numbers = pc.match_substring_regex(cells.filled, NUMBER)
+    share = pc.mean(numbers.cast(pa.float64())).as_py()
+    if 0.5 <= share < 1:
+        word = short(cells.filled.filter(pc.invert(numbers))[0].as_py())
+        rule = f"numbers but for texts such as {word}: it is a category; write gaps as empty cells"
+        found.append(f"{name}: {share:.0%} of its cells are {rule}")
+    return found

@@ -1,0 +1,297 @@
+"""The one reader of a user's cells: equal values are equal, whatever file, frame or request carries them.
+
+A cell comes with a type (Parquet, Arrow, pandas, a number of JSON) or as a text (CSV, a text of any of these). A column
+of texts is read by all its texts: numbers, truths, dates (ISO 8601) or texts. Blanks around a text do not count, and an
+empty text is a gap. In a column otherwise of numbers, truths or dates so are words such as ``NA`` and ``?``
+(``forms.GAPS``, and texts without letter or digit); in a column of texts they are texts.
+
+Nothing is guessed: separators of thousands, units (``12 %``, ``$5``), dates in another form, and whole numbers that a
+float64 would round are named, and are no numbers.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import DataError, brief, short
+from . import forms
+
+CellKind = Literal["number", "truth", "date", "text", "empty", "other"]
+DECIMAL: Final = b"decimal"  # the point of numbers in texts, in the metadata of a table's schema
+_DAY: Final = 86_400_000_000  # a day has so many microseconds
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The cells of one column of an open table.
+
+    Attributes:
+        origin: the file, as errors name it.
+        values: typed, or texts without blanks around them; null where a cell is empty.
+        decimal: the point of numbers in texts.
+    """
+
+    origin: str
+    name: str
+    values: pa.ChunkedArray
+    decimal: str = "."
+
+    @classmethod
+    def of(cls, table: pa.Table, name: str, origin: str) -> "Cells":
+        """Take a column of a table.
+
+        Raises:
+            DataError: there is no such column.
+        """
+        require_column(table, name, origin)
+        decimal = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
+        return cls(origin, name, forms.plain(table.column(name)), decimal)
+
+    @property
+    def is_text(self) -> bool:
+        """Return True if the cells came as texts."""
+        return pa.types.is_string(self.values.type)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if no cell has a value."""
+        return bool(self.values.null_count == len(self.values))
+
+    @cached_property
+    def kind(self) -> CellKind:
+        """Return what the cells are, by all of them; ``other``: neither of these."""
+        kind = self.values.type
+        if self.is_empty:
+            return "empty"
+        if pa.types.is_boolean(kind):
+            return "truth"
+        if pa.types.is_timestamp(kind):
+            return "date"
+        if not self.is_text:
+            return "number" if forms.is_numeric(kind) else "other"
+        if self._numeric is not None and not self.is_code:
+            return "number"
+        return "truth" if self._truths is not None else "date" if self._moments is not None else "text"
+
+    @cached_property
+    def is_code(self) -> bool:
+        """Return True for texts of digits, all of one length, of which some begin with 0: numbers would lose it."""
+        if not self.is_text or not pc.any(pc.match_substring_regex(self.values, forms.CODE)).as_py():
+            return False
+        return len(pc.unique(pc.utf8_length(self.filled))) == 1 and forms.are_all(self.filled, r"^[0-9]+$")
+
+    @cached_property
+    def is_rounded(self) -> bool:
+        """Return True if there are whole numbers that a float64 would round."""
+        if pa.types.is_floating(self.values.type) or not (self.is_text or forms.is_numeric(self.values.type)):
+            return False
+        large = np.abs(self._floats) > forms.LARGEST
+        if not self.is_text or not large.any():
+            return bool(large.any())
+        return bool(pc.any(pc.match_substring_regex(self.values.filter(pa.array(large)), forms.WHOLE)).as_py())
+
+    @cached_property
+    def zoned(self) -> bool:
+        """Return True for dates with a zone, which are instants."""
+        moments = self._moments
+        return moments is not None and moments.type.tz is not None
+
+    @property
+    def gap_words(self) -> Counter[str]:
+        """Count the words that are read as gaps of a column of numbers, truths or dates."""
+        if not self.is_text or self.kind not in ("number", "truth", "date"):
+            return Counter()
+        pairs = self.values.filter(self._gaps).drop_null().value_counts().to_pylist()
+        return Counter({pair["values"]: pair["counts"] for pair in pairs})
+
+    def missing(self) -> np.ndarray:
+        """Say of each cell whether it is a gap [n]."""
+        gaps = self.values.is_null()
+        if self.is_text and self.kind in ("number", "truth", "date"):
+            gaps = pc.or_(gaps, self._gaps)
+        return np.asarray(gaps.to_numpy(zero_copy_only=False) if isinstance(gaps, pa.Array) else gaps.to_numpy())
+
+    def numbers(self) -> np.ndarray:
+        """Return the cells as finite float64 [n], NaN for gaps; truths are 0 and 1.
+
+        Raises:
+            DataError: a cell is no number, is infinite, or is a whole number that would be rounded.
+        """
+        values = self._floats
+        if self.is_rounded:
+            row = int(np.argmax(np.abs(values) > forms.LARGEST))
+            got = f"got {brief(self.values[row].as_py(), 40)} in row {row + 1}"
+            raise self._error(f"must be numbers that a float64 holds (whole ones up to 2^53), {got}")
+        if np.isinf(values).any():
+            row = int(np.argmax(np.isinf(values)))
+            raise self._error(f"must be finite, got {values[row]:g} in row {row + 1}; write a gap as an empty cell")
+        return values
+
+    def days(self) -> np.ndarray:
+        """Return dates as days since 1970, float64 [n], NaN for gaps; instants in UTC.
+
+        Raises:
+            DataError: a cell is no date.
+        """
+        if self._moments is None:
+            if self._is_gap_alone:
+                return np.full(len(self.values), np.nan)
+            row, value = self._first(forms.ISO)
+            way = "write it as 2026-01-31 or 2026-01-31 12:00:00, either all with a zone or none"
+            raise self._error(f"must be dates, got {short(value)} in row {row}; {way}")
+        micros = self._moments.cast(pa.int64()).cast(pa.float64(), safe=False)
+        return micros.to_numpy().astype(np.float64) / _DAY
+
+    def texts(self) -> pa.ChunkedArray:
+        """Return the cells as texts, null for gaps: a number as 3 or 0.5, a truth as True, a day as 2026-01-31.
+
+        Raises:
+            DataError: the cells are lists or the like.
+        """
+        if self.kind == "other":
+            raise self._error(f"must be texts, got {brief(self.values.type)}")
+        if self.kind in ("text", "empty"):
+            return self.values.cast(pa.string())
+        if self.kind == "truth":
+            return pc.if_else(self.truths(), forms.TRUTHS[1], forms.TRUTHS[0])
+        if self.kind == "date":
+            return forms.date_texts(self._moments)
+        if self.is_rounded:
+            return (self._words if self.is_text else self.values).cast(pa.string())
+        return forms.number_texts(self._floats)
+
+    def row_of(self, text: str) -> int:
+        """Return the first row, counted from 1, of this text."""
+        texts = self.values if self.is_text else self.texts()
+        return int(pc.index(texts, text).as_py()) + 1
+
+    def truths(self) -> pa.ChunkedArray:
+        """Return the cells as booleans, null for gaps; the kind must be ``truth``."""
+        found = self.values if not self.is_text else self._truths
+        assert found is not None
+        return found
+
+    @cached_property
+    def filled(self) -> pa.ChunkedArray:
+        """The cells that are not empty."""
+        return self.values.drop_null()
+
+    @cached_property
+    def _gaps(self) -> pa.ChunkedArray:
+        return forms.gap_mask(self.values)
+
+    @property
+    def _is_gap_alone(self) -> bool:
+        return self.is_empty or (self.is_text and bool(pc.all(self._gaps).as_py()))
+
+    @cached_property
+    def _words(self) -> pa.ChunkedArray:
+        """The texts that are not read as gaps."""
+        return pc.if_else(self._gaps, pa.scalar(None, pa.string()), self.values)
+
+    @cached_property
+    def _numeric(self) -> pa.ChunkedArray | None:
+        """Texts as float64; None if one is no number, or all are words for gaps."""
+        if self.decimal == "." and (found := forms.cast(self.values, pa.float64())) is not None:
+            return found
+        texts = self._words
+        if texts.null_count == len(texts):
+            return None
+        if pc.any(pc.match_substring_regex(texts, f"[{''.join(forms.SIGNS)}]")).as_py():
+            for sign, other in forms.SIGNS.items():
+                texts = pc.replace_substring(texts, sign, other)
+        if self.decimal == ",":
+            if pc.any(pc.match_substring(texts, ".")).as_py():  # of thousands, or another point
+                return None
+            texts = pc.replace_substring(texts, ",", ".")
+        return forms.cast(texts, pa.float64())
+
+    @cached_property
+    def _truths(self) -> pa.ChunkedArray | None:
+        """Texts as booleans: true and false in any letters, and 1 and 0 among these; None if one is another."""
+        lower = pc.utf8_lower(self._words)
+        known = pc.is_in(lower, pa.array([None, "true", "false", "1", "0"]))
+        if not pc.all(known).as_py() or not pc.any(pc.is_in(lower, pa.array(["true", "false"]))).as_py():
+            return None
+        return pc.if_else(lower.is_null(), None, pc.is_in(lower, pa.array(["true", "1"])))
+
+    @cached_property
+    def _moments(self) -> pa.ChunkedArray | None:
+        """Dates as microseconds; None if a cell is none."""
+        if pa.types.is_timestamp(self.values.type):
+            return self.values
+        if not self.is_text or self.is_empty:
+            return None
+        if re.match(forms.ISO, self.filled[0].as_py()) and (found := forms.parsed(self.values)) is not None:
+            return found
+        return forms.parsed(self._words) if forms.are_all(self._words, forms.ISO) else None
+
+    @cached_property
+    def _floats(self) -> np.ndarray:
+        """The cells as float64 [n], rounded where whole numbers are large; NaN for gaps.
+
+        Raises:
+            DataError: a cell is no number.
+        """
+        kind = self.values.type
+        if self.is_text and self._numeric is not None:
+            found = self._numeric
+        elif self._is_gap_alone:
+            return np.full(len(self.values), np.nan)
+        elif forms.is_numeric(kind):
+            found = self.values.cast(pa.float64(), safe=False)
+        elif self.kind == "truth":
+            found = self.truths().cast(pa.float64())
+        else:
+            row, value = self._first()
+            way = "say what it is with `columns`, or leave it out with `features`"
+            if self.is_text and pc.match_substring_regex(pa.scalar(value), forms.DRESSED).as_py():
+                way = "write numbers without separators of thousands and without units, with a point"
+            raise self._error(f"must be numeric, got {short(value)} in row {row}; {way}")
+        return np.asarray(found.to_numpy(), np.float64)
+
+    def _first(self, form: str = forms.NUMBER) -> tuple[int, str]:
+        """Find the first cell that is no gap and not of this form, or else the first that is no gap, and its row."""
+        words = self._words if self.is_text else self.values
+        wrong = pc.invert(pc.match_substring_regex(words, form)) if self.is_text else words.is_valid()
+        found = np.asarray(pc.fill_null(wrong, False).to_numpy())
+        row = int(np.argmax(found if found.any() else words.is_valid().to_numpy()))
+        return row + 1, str(words[row].as_py())
+
+    def _error(self, rule: str) -> DataError:
+        return DataError(f"{self.origin}: column {short(self.name)} {rule}")
+
+
+def is_index(table: pa.Table, name: str) -> bool:
+    """Return True for the index of a pandas table, which is no feature.
+
+    It is a column ``__index_level_0__`` of a Parquet file, or a column of whole numbers from 0 on that has no name and
+    is the first, or that pandas has called ``Unnamed: 0``.
+    """
+    if re.fullmatch(r"__index_level_\d+__", name):
+        return True
+    if not (name == "" == table.column_names[0] or re.fullmatch(r"Unnamed: 0(\.\d+)?", name)):
+        return False
+    cells = Cells.of(table, name, "")
+    if cells.kind != "number":
+        return False
+    values = cells._floats
+    return bool(((values >= 0) & (values == np.floor(values))).all())
+
+
+def require_column(table: pa.Table, name: str, origin: str) -> None:
+    """Raise DataError if the table has no such column."""
+    if name not in table.column_names:
+        raise DataError(f"{origin}: must have the column {short(name)}, got {names_of(table)}")
+
+
+def names_of(table: pa.Table) -> str:
+    """Return the names of the first eight columns, for an error."""
+    names = brief(", ".join(table.column_names[:8]))
+    return names + (", …" if table.num_columns > 8 else "")

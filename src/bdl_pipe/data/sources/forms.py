@@ -1,0 +1,122 @@
+"""The forms of cells: which texts are numbers, truths, dates or words for gaps, and how each is written as a text."""
+
+import re
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+GAPS: Final = (
+    *("na", "n/a", "#n/a", "#na", "<na>", "n.a.", "nan", "null", "none", "nil"),
+    *("missing", "unknown", "nd", "n.d."),
+)
+TRUTHS: Final = ("False", "True")
+LARGEST: Final = 2.0**53  # whole numbers beyond it are rounded by a float64
+SIGNS: Final = dict(zip("０１２３４５６７８９．－＋−", "0123456789.-+-", strict=True))  # full width; a printed minus
+WHOLE: Final = r"^[+-]?[0-9]+$"
+CODE: Final = r"^0[0-9]+$"
+_WORDLESS: Final = r"^[^\p{L}\p{N}]+$"
+ISO: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
+ANY_DATE: Final = (
+    r"^([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-]([0-9]{2}|[0-9]{4}))([ T].*)?$"
+)
+NUMBER: Final = r"^([-+]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][-+]?[0-9]+)?|(?i:[-+]?(inf|infinity|nan)))$"
+CLOCK: Final = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?$"
+DRESSED: Final = r"^[-+(]?\s*[\p{Sc}%]?\s*[-+]?[0-9][0-9.,'’\s]*\s*[\p{Sc}%‰]?\s*\)?$"
+
+
+def is_number(text: str) -> bool:
+    """Return True if a text is a number with a point."""
+    return re.match(NUMBER, text) is not None and "," not in text
+
+
+def is_gap_word(text: str) -> bool:
+    """Return True if a text is read as a gap among numbers."""
+    return text.lower() in GAPS or not any(map(str.isalnum, text))
+
+
+def canonical(text: str) -> str:
+    """Write a text that is a number or a truth as :meth:`Cells.texts` writes those; any other as it is."""
+    if text.lower() in ("true", "false"):
+        return text.lower().capitalize()
+    if not is_number(text) or re.match(CODE, text) or re.match(WHOLE, text):
+        return str(int(text)) if re.match(WHOLE, text) and not re.match(CODE, text) else text
+    return str(number_texts(np.array([float(text)]))[0])
+
+
+def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Bring a column to one type of its kind: texts, float64, moments of microseconds; whole numbers stay whole."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
+        kind = column.type
+    if pa.types.is_run_end_encoded(kind):
+        column = pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], kind.value_type)
+        kind = column.type
+    if pa.types.is_dictionary(kind):
+        return plain(column.cast(kind.value_type))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        texts = column.cast(pa.string())
+        trimmed = pc.utf8_trim_whitespace(texts)
+        if pc.sum(pc.binary_length(trimmed)).as_py() != pc.sum(pc.binary_length(texts)).as_py():
+            texts = trimmed
+        empty = pc.equal(texts, "")
+        return pc.if_else(empty, pa.scalar(None, pa.string()), texts) if pc.any(empty).as_py() else texts
+    if pa.types.is_floating(kind):
+        values = column.cast(pa.float64())
+        gaps = pc.is_nan(values)
+        return pc.if_else(gaps, pa.scalar(None, pa.float64()), values) if pc.any(gaps).as_py() else values
+    if pa.types.is_date(kind):
+        return column.cast(pa.timestamp("us"))
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=kind.unit in ("s", "ms"))
+    return column
+
+
+def is_numeric(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def gap_mask(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Say of each text whether it is a word for a gap, or an empty cell."""
+    named = pc.is_in(pc.utf8_lower(texts), pa.array([None, *GAPS]))
+    return pc.or_(named, pc.fill_null(pc.match_substring_regex(texts, _WORDLESS), True))
+
+
+def cast(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
+    try:
+        return values.cast(kind)
+    except pa.ArrowInvalid:
+        return None
+
+
+def parsed(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Read dates as microseconds, all with a zone or all without; None if one is none."""
+    for zone in (None, "UTC"):
+        for unit in ("us", "ns"):
+            if (found := cast(texts, pa.timestamp(unit, zone))) is not None:
+                return found.cast(pa.timestamp("us", zone), safe=False)
+    return None
+
+
+def are_all(texts: pa.ChunkedArray, form: str) -> bool:
+    """Return True if there is a text, and all are of this form."""
+    found = pc.match_substring_regex(texts, form)
+    return bool(pc.all(found, min_count=1).as_py())
+
+
+def number_texts(values: np.ndarray) -> pa.ChunkedArray:
+    """Write whole numbers without a point, others as Python does, and 0 without a sign."""
+    different, places = np.unique(values, return_inverse=True)
+    texts = [
+        None if np.isnan(v) else str(int(v)) if v == np.floor(v) and abs(v) <= LARGEST else repr(float(v))
+        for v in different
+    ]
+    return pa.chunked_array([pa.array(texts, pa.string()).take(pa.array(places.reshape(-1)))])
+
+
+def date_texts(moments: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Write a moment as a day where its time is midnight, and with the time elsewhere."""
+    texts = pc.replace_substring(moments.cast(pa.timestamp("us")).cast(pa.string()), ".000000", "")
+    return pc.replace_substring(texts, " 00:00:00", "")
