@@ -149,8 +149,8 @@ def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Metho
     """Say how targets are fitted, and what will run for how long."""
     lines = []
     if size.task == "regression":
-        log = "their logarithms are fitted (skewed; --no-log fits them as they are)"
-        how = log if dataset.targets == "log" else "fitted as they are"
+        auto = "they or their logarithms are fitted, as a split's training rows say (--log, --no-log)"
+        how = {"auto": auto, "log": "their logarithms are fitted"}.get(dataset.targets, "fitted as they are")
         lines.append(f"  targets: {how}; densities are in their own units")
     splits = "1 split" if dataset.splits == 1 else f"{dataset.splits} splits"
     inputs = f"{size.width} numbers a row" if size.image is None else "×".join(map(str, size.image)) + " pixels"

@@ -51,13 +51,17 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
         "copy": "it is equal to area",
     }
     assert (profile.rows, profile.without_target, profile.shape) == (290, 10, (13,))
-    assert profile.is_skewed and not profile.classes
+    assert not profile.classes
     raw = profile.source.read()
     assert len(raw.train) == 290 and raw.features == tuple(profile.columns)
     size = profile.size(calibration=0.1)
     assert (size.task, size.rows, size.width, size.calibration, size.image) == ("regression", 290, 13, 0.1, None)
     own = profile.dataset()
-    assert (own["normalise"], own["targets"], profile.dataset(log=False)["targets"]) == ("robust", "log", "standardise")
+    assert (own["normalise"], own["targets"], profile.dataset(log=False)["targets"]) == (
+        "robust",
+        "auto",
+        "standardise",
+    )
     assert own["source"]["name"] == "table" and "csv" not in own["source"], "keys with their defaults are left out"
     whole = {**own, "whiten": False, "validation": 0.2, "fit_rows": "train", "splits": 5, "ood": []}
     config = read(DatasetConfig, {**whole, "corrupted_images": 0, "corruptions": "made"}, "d")

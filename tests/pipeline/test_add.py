@@ -74,13 +74,13 @@ def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsy
         "left out: column one, it has one value",
         "left out: column kind, as you said",
         "note: feet has the order of area",
-        "targets: their logarithms are fitted",
+        "targets: they or their logarithms are fitted",
         "19 methods, 5 splits; a network sees 14 numbers a row",
     ):
         assert line in said
     read = load()
     dataset = read.datasets["houses"]
-    assert (dataset.normalise, dataset.targets, dataset.splits) == ("robust", "log", 5)
+    assert (dataset.normalise, dataset.targets, dataset.splits) == ("robust", "auto", 5)
     written = read_yaml(Path("params/data/houses.yaml"))["datasets"]["houses"]["source"]
     assert list(written) == ["name", "path", "target", "task", "columns", "categories"], "what differs, and categories"
     assert {run.method.name for run in read.of("student") if run.spec.dataset == "houses"} == {

@@ -31,7 +31,8 @@ class DatasetConfig:
         corrupted_images: the first N test images under 19 corruptions × 5 severities; 0: none.
         corruptions: ``made``: computed here; ``published``: the set's published -C release.
         targets: of regression, what a network is fitted to. ``standardise``: less the mean and over
-            the deviation of the training rows; ``log``: the same of their logarithms, where all are > 0; ``centre``:
+            the deviation of the training rows; ``log``: the same of their logarithms, where all are > 0; ``auto``: the
+            one of these two that ridge regression of the split's training rows says (``target_scale``); ``centre``:
             less their mean alone (Harrison et al., 2023, G.2); ``none``: as they are. Classes have none of these.
         held_out: classes, by their index, that leave the training, validation and test rows; their
             test rows are the out-of-distribution set ``held_out``. Of images alone.
@@ -56,7 +57,7 @@ class DatasetConfig:
     ood: tuple[str, ...]
     corrupted_images: int
     corruptions: Literal["made", "published"]
-    targets: Literal["standardise", "log", "centre", "none"] = "standardise"
+    targets: Literal["standardise", "log", "auto", "centre", "none"] = "standardise"
     held_out: tuple[int, ...] = ()
     transfer: tuple[str, ...] = field(default=(), metadata=LATER)
     transfer_names: dict[str, str] | None = field(default=None, metadata=LATER)
@@ -91,7 +92,7 @@ class DatasetConfig:
             require(len(set(names)) == len(names), key, "must not name a set twice", list(names))
         idle = self.transfer_names and not self.transfer
         require(not idle, "transfer_names", "must be empty without transfer", self.transfer_names)
-        meant = self.task == "regression" or self.targets not in ("centre", "log")
+        meant = self.task == "regression" or self.targets not in ("centre", "log", "auto")
         require(meant, "targets", "must be standardise or none for classes", self.targets)
         self._check_held_out()
         self._check_increment()

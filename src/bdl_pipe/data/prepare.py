@@ -33,11 +33,12 @@ from .catalog import HELD_OUT, Noise, published_constants
 from .config import DatasetConfig, ood_source, transfer_source
 from .corrupted import corrupt_one, corruption_jobs
 from .examples import Examples
-from .normalise import fit_transform, target_constants
+from .normalise import Scaling, fit_transform, target_constants
 from .ood import noise, test_rows, to_shape, without_classes
 from .prepared import CALIBRATION_FILE, SCHEMA_FILE, Job
 from .raw import Raw, Source
 from .sources.images import ImageFolder
+from .target_scale import logarithms_fit_better
 from .transfer import shared_rows
 from .transform import Transform
 
@@ -118,7 +119,8 @@ def check_splits(raw: Raw, config: DatasetConfig, path: str, rng: Seed) -> None:
         _, ordered, count = _drawn(bare, train, config, rng.fold("validation", s))
         if raw.task == "regression":
             for rows in (ordered.cut(count)[0], ordered):
-                target_constants(rows.targets, config.targets, raw.origin)
+                scaling = "standardise" if config.targets == "auto" else config.targets
+                target_constants(rows.targets, scaling, raw.origin)
 
 
 def uci_splits(rows: int, splits: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -181,9 +183,10 @@ def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rn
     new = config.increment.new(len(raw.classes)) if config.increment else None
     kept, count = _of_classes(ordered, new, raw, "training rows"), len(_of_classes(searched, new, raw, "training rows"))
     store.write(folder / "train.arrow", kept, features=raw.features, targets=raw.targets, about={"train": count})
-    search = _transform(searched, raw, config).state()
+    scaling = _scaling(searched, raw, config)  # of both fits: what a search finds is in the units of the final one
+    search = _transform(searched, raw, config, scaling).state()
     joined = config.fit_rows == "train_and_validation" and len(validation) > 0
-    final = _transform(ordered, raw, config).state() if joined and _fitted(config, raw) else search
+    final = _transform(ordered, raw, config, scaling).state() if joined and _fitted(config, raw) else search
     artifacts.write_state(folder / "transform", final)
     if final is not search:
         artifacts.write_state(folder / "transform-search", search)
@@ -242,7 +245,20 @@ def _fitted(config: DatasetConfig, raw: Raw) -> bool:
     return config.normalise in ("train", "robust") or config.whiten or scaled or bool(raw.columns)
 
 
-def _transform(rows: Examples, raw: Raw, config: DatasetConfig) -> Transform:
+def _scaling(rows: Examples, raw: Raw, config: DatasetConfig) -> Scaling:
+    """Return how the targets of a split are scaled; ``rows`` are those that a search trains on.
+
+    Logarithms are taken where every target of the data has one, so that no test row has a density of 0 for its sign.
+    """
+    if config.targets != "auto":
+        return config.targets
+    if not (raw.train.targets > 0).all():
+        return "standardise"
+    inputs = _transform(rows, raw, config, "standardise").inputs
+    return "log" if logarithms_fit_better(inputs, rows.inputs, rows.targets) else "standardise"
+
+
+def _transform(rows: Examples, raw: Raw, config: DatasetConfig, scaling: Scaling) -> Transform:
     return fit_transform(
         rows.inputs,
         rows.targets,
@@ -251,7 +267,7 @@ def _transform(rows: Examples, raw: Raw, config: DatasetConfig) -> Transform:
         whiten=config.whiten,
         columns=raw.columns,
         published=published_constants(config.source),
-        scaling=config.targets,
+        scaling=scaling,
         origin=raw.origin,
     )
 

@@ -7,10 +7,10 @@ training rows of a split: no other row has a part in the choice.
 """
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -18,17 +18,18 @@ _ROWS: Final = 20_000  # of more, so many at even distances
 _RIDGE: Final = 1.0  # of each weight but the bias; columns are standardised
 
 
-def logarithms_fit_better(inputs: Float[Tensor, "row column"], targets: np.ndarray) -> bool:
-    """Return True if all targets are above 0 and their logarithms have the larger leave-one-out log density.
+def logarithms_fit_better(
+    transformed: Callable[[np.ndarray], Float[Tensor, "row column"]], inputs: np.ndarray, targets: np.ndarray
+) -> bool:
+    """Return True if the logarithms of targets have the larger leave-one-out log density.
 
     Args:
-        inputs: transformed training rows.
-        targets: theirs, in their own units [row, output].
+        transformed: raw training rows -> what a network sees.
+        inputs: the raw training rows.
+        targets: theirs, above 0, in their own units [row, output].
     """
-    if not (targets > 0).all():
-        return False
     chosen = np.unique(np.linspace(0, len(targets) - 1, _ROWS).round().astype(int))
-    rows, own = inputs[torch.from_numpy(chosen)].double().numpy(), targets[chosen]
+    rows, own = transformed(inputs[chosen]).double().numpy(), targets[chosen]
     logs = np.log(own)
     return left_out_density(rows, logs) - float(logs.sum(1).mean()) > left_out_density(rows, own)
 

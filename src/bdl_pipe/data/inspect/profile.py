@@ -30,7 +30,6 @@ class Profile:
         test_rows: images that the data set brings itself as test rows; 0: none.
         left_out: column of a table that is no feature -> why.
         without_target: rows of a table that lack a target and are left out.
-        is_skewed: whether targets are so skewed that their logarithms should be fitted.
         images: the rows of images as they were read; None for a table, of which an inspection reads columns.
     """
 
@@ -42,7 +41,6 @@ class Profile:
     test_rows: int = 0
     left_out: Mapping[str, str] = field(default_factory=dict)
     without_target: int = 0
-    is_skewed: bool = False
     images: Raw | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -66,13 +64,13 @@ class Profile:
         """Return the keys of a :class:`~bdl_pipe.DatasetConfig` that depend on the data, as ``read_config`` takes them.
 
         Args:
-            log: whether the logarithms of a table's targets are fitted; None: if the targets are skewed.
+            log: whether the logarithms of a table's targets are fitted; None: as the training rows of a split say.
         """
         source = {"name": self.source.name, **_changed(self.source)}
         if not isinstance(self.source, Table):
             return {"source": source, "normalise": "train", "targets": "none"}
-        is_log = self.is_skewed if log is None else log
-        targets = "log" if is_log else "standardise" if self.source.task == "regression" else "none"
+        scaling = {None: "auto", True: "log", False: "standardise"}[log]
+        targets = scaling if self.source.task == "regression" else "log" if log else "none"
         return {"source": source, "normalise": "robust", "targets": targets}
 
     def describe(self) -> list[str]:

@@ -1,7 +1,6 @@
 """Inspect a user's table: its columns, their kinds, and what would spoil a fit.
 
-All rows are read. A fit uses only these results: counts of rows, columns and categories, the kinds of the columns, and
-whether the targets are so skewed that their logarithms are fitted.
+All rows are read. A fit uses only these results: counts of rows, columns and categories, and the kinds of the columns.
 """
 
 import difflib
@@ -26,7 +25,6 @@ from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 _CLASSES: Final = 20  # Whole numbers with more values than this are quantities.
 _CATEGORIES: Final = 20  # A category becomes at most this many columns.
 _IDENTIFIER: Final = 0.9  # A column with at least this share of different values names rows.
-_SKEWED: Final = 2.0
 _INDEX: Final = "it is the index of a table; give it a name of its own to use it"
 
 
@@ -104,7 +102,6 @@ def inspect_table(
         remarks,
         left_out=left_out,
         without_target=all_rows - table.num_rows,
-        is_skewed=not classes and _skewed(values),
     )
 
 
@@ -213,13 +210,3 @@ def _kind(cells: Cells) -> tuple[ColumnKind | None, str]:
     if len(filled) == len(values) > 2 and (np.diff(filled.to_numpy()) == 1).all():
         return None, "it counts the rows"
     return "number", ""
-
-
-def _skewed(values: np.ndarray) -> bool:
-    """Return True if all outputs are positive and skewed, and less so as logarithms."""
-    from scipy.stats import skew
-
-    if not (values > 0).all():
-        return False
-    plain, logs = np.abs(skew(values, axis=0)), np.abs(skew(np.log(values), axis=0))
-    return bool(((plain > _SKEWED) & (logs < plain / 2)).all())
