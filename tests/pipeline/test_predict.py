@@ -91,7 +91,8 @@ def test_several_targets_are_told_apart():
     assert math.isclose(float(columns["epistemic_variance_a"][0]), 0.0)
 
 
-def test_a_pipe_whose_reader_has_gone_is_no_traceback():
+@pytest.mark.process
+def test_a_pipe_whose_reader_has_gone_is_no_traceback() -> None:
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "pipeline", "--help"]
