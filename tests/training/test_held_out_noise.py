@@ -9,21 +9,29 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.baselines.dropout import Dropout, DropoutConfig, DropoutSpec
+from bdl_pipe.config import read
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec
+from bdl_pipe.predictive import Predictive
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.fit import fit_epochs
 from bdl_pipe.training.learner import EarlyStopping, FitResult, TrainingConfig
 from bdl_pipe.training.likelihood import least_nll
 from bdl_pipe.training.loop import OptimiserConfig
+from bdl_pipe.training.snapshots import MomentsConfig
+from bdl_pipe.trajectory import sgd
+from bdl_pipe.trajectory.sgd import SgdConfig
 from tests.resuming import Watched, resumed
 
+HELD = EarlyStopping(20, None, "validation")
 CONFIG = DropoutConfig(
     MlpConfig("mlp", (64,)),
-    TrainingConfig(60, 20, OptimiserConfig("adamw", 1e-2), EarlyStopping(20, None, "validation")),
+    TrainingConfig(60, 20, OptimiserConfig("adamw", 1e-2), HELD),
     rate=0.05,
     draws=4,
     validation_draws=4,
@@ -96,3 +104,29 @@ def test_a_killed_fit_keeps_it() -> None:
     for stop in {1, recorder.asked // 2, recorder.asked}:
         again = resumed(lambda report: fitted(CONFIG, data, report), stop)
         assert all(torch.equal(value, again.state[name]) for name, value in whole.state.items()), stop
+
+
+def test_a_head_of_variances_is_moved_as_its_validation_rows_say() -> None:
+    """Noise again: the variances that training leaves are too small for new rows; moved ones keep their order."""
+    data, training = noisy(), CONFIG.training
+    config = SgdConfig(MlpConfig("mlp", (64,)), 60, 3, 20, training.optimiser, early_stopping=HELD, variance_floor=0.01)
+    trained = dataclasses.replace(config, early_stopping=EarlyStopping(20, None))
+    random = torch.Generator().manual_seed(5)
+    inputs, targets = torch.randn(500, 30, generator=random), torch.randn(500, 1, generator=random)
+
+    def predictive(config: SgdConfig) -> Predictive:
+        (state,) = sgd.fit([data], [{}], config, rngs=[Seed(1)], report=Silent())
+        assert len(state.tensors["head.bias"]) == 3
+        spec = read(NetworkSpec, state.config["spec"], "spec")
+        return NetworkDraws(spec, {name: of[-1:] for name, of in state.tensors.items()}).predict(inputs)
+
+    moved, by_heart = predictive(config), predictive(trained)
+    assert -moved.log_prob(targets).mean() < 2.5 < 5 < -by_heart.log_prob(targets).mean()  # the best has 1.42
+    assert torch.equal(moved.variance.argsort(0), by_heart.variance.argsort(0))
+    assert torch.equal(moved.mean, by_heart.mean)
+
+
+def test_moments_of_weights_and_moved_variances_do_not_go_together() -> None:
+    moments, network = MomentsConfig(3, 1), MlpConfig("mlp", (4,))
+    with pytest.raises(ConfigError, match=r"early_stopping\.noise must be trained where moments"):
+        SgdConfig(network, 60, 3, 20, CONFIG.training.optimiser, early_stopping=HELD, moments=moments)

@@ -75,8 +75,9 @@ def fit_epochs(
     run = _EpochRun(builds, data, config, rngs, epochs, keep=keep, scored=False)
     done = run.steps if choosing else 0  # a search counts as much as what it is for
     run_steps(run, config.optimiser, run.steps, Phase(report, "final", done, done + run.steps, carried))
-    snapshots = [[past | held[m] for past in run.snapshots[m]] for m in members]
-    return [FitResult(snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
+    for m in members:
+        run.snapshots[m] = [run.probe.with_held_out(past, held[m]) for past in run.snapshots[m]]
+    return [FitResult(run.snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
 
 
 @final
@@ -104,7 +105,7 @@ class _EpochRun(Objective):
         self._steps_per_epoch = count // self._batch
         self.steps = max(epochs) * self._steps_per_epoch
         self._parts = keep.ends(self._steps_per_epoch)
-        self._probe = copy.deepcopy(learners[0]).eval()
+        self.probe = copy.deepcopy(learners[0]).eval()
         self._held = [d.rows("validation", device) for d in data] if scored else []
         one = len(data) == 1
         self._members = (
@@ -128,7 +129,7 @@ class _EpochRun(Objective):
         return list(self._members.named.values())
 
     def undecayed(self) -> list[Tensor]:
-        return [self._members.named[name] for name in sorted(self._probe.undecayed())]
+        return [self._members.named[name] for name in sorted(self.probe.undecayed())]
 
     def clip(self, largest: float) -> None:
         self._members.clip(largest)
@@ -196,7 +197,7 @@ class _EpochRun(Objective):
         orders = [epoch_order(self._count, epoch, r) for r in self._rngs]
         self._orders, self._block = torch.stack(orders).to(self._device), -1
         done = epoch + torch.arange(self._steps_per_epoch) / self._steps_per_epoch
-        scheduled = self._probe.scheduled(done) if isinstance(self._probe, NoisyLearner) else {}
+        scheduled = self.probe.scheduled(done) if isinstance(self.probe, NoisyLearner) else {}
         self._scheduled = {name: values.to(self._device) for name, values in scheduled.items()}
 
     def _wanted(self, epoch: int) -> Tensor:
@@ -208,14 +209,14 @@ class _EpochRun(Objective):
 
     def _noise_at(self, position: int) -> dict[str, Tensor]:
         """Return the noise of one step of the open epoch, drawn with that of its neighbours; [model, ...] each."""
-        at_once = self._probe.noise_steps(self._batch) if isinstance(self._probe, NoisyLearner) else None
+        at_once = self.probe.noise_steps(self._batch) if isinstance(self.probe, NoisyLearner) else None
         at_once = at_once or self._steps_per_epoch
         block, within = divmod(position, at_once)
         if block != self._block:
             steps = min(at_once, self._steps_per_epoch - block * at_once)
             places = [r.fold("epoch", self._epoch).fold("noise") for r in self._rngs]
             places = [p.fold(block) for p in places] if block else places
-            noises = stack([self._probe.noise(steps, self._batch, p.generator()) for p in places])
+            noises = stack([self.probe.noise(steps, self._batch, p.generator()) for p in places])
             self._noise, self._block = {k: v.to(self._device) for k, v in noises.items()}, block
         members = len(self._rngs)
         step_noise = {name: values[:, within] for name, values in self._noise.items()}
@@ -252,12 +253,12 @@ class _EpochRun(Objective):
     @torch.no_grad()
     def _validate(self, member: int) -> tuple[float, dict[str, Tensor]]:
         """Return the score of the model's validation rows, and what they fit better, by ``Learner.held_out``."""
-        self._probe.load_state_dict(self._members.get(member))
+        self.probe.load_state_dict(self._members.get(member))
         rng = self._rngs[member].fold("validate")  # the same draws every time, so that scores compare
         parts = self._held[member].batches(_SCORED)
-        predicted = [(self._probe.validate(x, rng=rng), y) for x, y in parts]
+        predicted = [(self.probe.validate(x, rng=rng), y) for x, y in parts]
         if self._config.early_stopping is not None and self._config.early_stopping.noise == "validation":
-            return self._probe.held_out(predicted)
+            return self.probe.held_out(predicted)
         return nll(predicted), {}
 
 

@@ -1,7 +1,7 @@
 """What is trained by gradients: a module that is its own training loss and has a predictive."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, final
 
@@ -42,10 +42,13 @@ class Learner(nn.Module, ABC):
             predicted: what :meth:`validate` says of each part of the rows, with its targets.
 
         Returns:
-            The score, and parameters by name that are to be as the rows say rather than as training left them: the
-            noise. The score is under these.
+            The score under what was found, and that, by name, for :meth:`with_held_out`: nothing, or the noise.
         """
         return nll(predicted), {}
+
+    def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return fitted weights with what :meth:`held_out` found: parameters in place of those that training left."""
+        return {**weights, **found}
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; drawn once an epoch."""
@@ -89,8 +92,9 @@ class EarlyStopping:
     Attributes:
         every: epochs between scores.
         patience: epochs without a better score after which the search ends; null: none.
-        noise: of regression, where it is one learned variance (``bnn``, ``dropout``, inducing weights): ``trained``, or
-            the variance that the validation rows of the best epoch are likeliest under, which no row was trained for.
+        noise: of regression: ``trained``; or ``validation``, as the validation rows of the best epoch say, which no
+            step was trained for: one learned variance (``bnn``, ``dropout``, inducing weights) is the one of their
+            largest likelihood, and the log-variances of a network's head (``sgd``) are moved by the number that is.
     """
 
     every: int

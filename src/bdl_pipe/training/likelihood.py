@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 import torch
@@ -91,10 +91,16 @@ class MixtureLearner(Learner):
 
 def least_nll(draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "row output"]) -> tuple[float, float]:
     """Return the least mean −log (1/S) Σ_s N(y | f_s, v) over one variance v of all outputs, and log v."""
-    from scipy.optimize import minimize_scalar  # half a second, which every process of every method would pay
 
     def nll(log_variance: float) -> float:
         return -float(Gaussian(draws, torch.full_like(draws, math.exp(log_variance))).log_prob(targets).mean())
 
-    found = minimize_scalar(nll, bounds=_BOUNDS, method="bounded", options={"xatol": 1e-4})
+    return least(nll, _BOUNDS)
+
+
+def least(score: Callable[[float], float], bounds: tuple[float, float]) -> tuple[float, float]:
+    """Return the least value of ``score`` between two ends, and where it is."""
+    from scipy.optimize import minimize_scalar  # half a second, which every process of every method would pay
+
+    found = minimize_scalar(score, bounds=bounds, method="bounded", options={"xatol": 1e-4})
     return float(found.fun), float(found.x)

@@ -23,11 +23,13 @@ protocol in practice (Maddox et al. 2019, section 3: from a pretrained network o
 The optimiser starts afresh.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, final
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..artifacts import State, stack
@@ -39,16 +41,21 @@ from ..errors import require
 from ..method import Inputs, Method, StageSpec, Upstream
 from ..networks import NetworkConfig
 from ..posterior import Likelihood, NetworkSpec
-from ..predictive import Predictive
+from ..predictive import Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import EarlyStopping, Learner, TrainingConfig, require_constant_lr
+from ..training.likelihood import least
 from ..training.loop import OptimiserConfig
 from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_epochs, with_moments
 from ..training.warm_start import Weights, begin, last_network
 
 _PREFIX: Final = "network."  # of the learner's names
+_BIAS: Final = f"{_PREFIX}head.bias"
+_MOMENTS: Final = ("draw_mean", "draw_variance")
+_LEAST: Final = 1e-12  # of a variance above its floor
+_SHIFTS: Final = (-2.0, 8.0)  # of log-variances
 _SNAPSHOTS: Final = 20  # of the default iterates
 _EXTRA_EPOCHS: Final = 4  # In more epochs after the chosen one a network memorises few rows.
 
@@ -97,6 +104,8 @@ class SgdConfig:
         require(self.extra_epochs >= 0, "extra_epochs", "must be >= 0", self.extra_epochs)
         allowed = self.extra_epochs == 0 or self.early_stopping is not None
         require(allowed, "extra_epochs", "must be 0 where early_stopping is null", self.extra_epochs)
+        trained = self.moments is None or self.early_stopping is None or self.early_stopping.noise == "trained"
+        require(trained, "early_stopping.noise", "must be trained where moments of the weights are kept")
         bounded = self.variance_floor is None or self.variance_floor > 0
         require(bounded, "variance_floor", "must be > 0 or null", self.variance_floor)
         require(self.snapshots_per_epoch > 0, "snapshots_per_epoch", "must be > 0", self.snapshots_per_epoch)
@@ -115,6 +124,37 @@ class _Network(Learner):
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self.spec.predictive(self.network(inputs)[None])
+
+    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+        """Return the score, and one number added to every log-variance before its floor, of the largest likelihood.
+
+        Variances stay in their order; those that training made too small for rows that it knows by heart grow.
+        """
+        if self.spec.likelihood != "gaussian_head" or _BIAS not in dict(self.named_parameters()):
+            return super().held_out(predicted)
+        known = [of for of, _ in predicted if isinstance(of, Gaussian)]
+        mean, variance = (torch.cat([getattr(of, name)[0] for of in known]).double() for name in _MOMENTS)
+        targets, floor = torch.cat([held for _, held in predicted]).double(), self.spec.variance_floor
+        free = variance.log() if floor is None else _inverse_softplus((variance - floor).clamp_min(_LEAST))
+
+        def nll(shift: float) -> float:
+            grown = (free + shift).exp() if floor is None else floor + F.softplus(free + shift)
+            return -float(Gaussian(mean[None], grown[None]).log_prob(targets).mean())
+
+        score, shift = least(nll, _SHIFTS)
+        return score, {"shift": torch.tensor(shift)}
+
+    def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not found:
+            return dict(weights)
+        bias = weights[_BIAS].clone()
+        bias[self.spec.outputs :] += found["shift"].to(bias)
+        return {**weights, _BIAS: bias}
+
+
+def _inverse_softplus(values: Tensor) -> Tensor:
+    """Return x of log(1 + exp(x)) = value > 0."""
+    return values + torch.log(-torch.expm1(-values))
 
 
 def fit(
