@@ -63,7 +63,7 @@ def of_boosting(model: Any, rounds: int) -> Trees:
     """Return the trees of the first ``rounds`` rounds of a fitted histogram gradient boosting of scikit-learn.
 
     scikit-learn has no public form of its trees but a pickle: this reads what its own prediction reads, and
-    ``tests/baselines/test_trees.py`` holds the two equal.
+    ``tests/baselines/test_rivals.py`` holds the two equal.
     """
     return _stacked([list(of_round) for of_round in model._predictors[:rounds]], model._baseline_prediction)
 
