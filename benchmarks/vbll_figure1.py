@@ -46,7 +46,7 @@ DRAWN: Final = 6  # feature draws of the picture
 
 @dataclass(frozen=True)
 class Curve:
-    """What one fit says at ``X``.
+    """The predictions of one fit at ``X``.
 
     Attributes:
         predictive: of y, a draw for each draw of the features.

@@ -1,4 +1,4 @@
-"""What fits of the half moons say of places away from the rows: scores of the familiar against the distance."""
+"""Scores of the familiar, of fits of the half moons, against the distance from the rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ GRID: Final = np.stack(np.meshgrid(*SIDE), -1).reshape(-1, 2)
 
 @dataclass(frozen=True)
 class Moons:
-    """What the fits of one seed say on the grid.
+    """The scores of one seed's fits on the grid.
 
     Attributes:
         distance: from the nearest training row [point].

@@ -45,7 +45,7 @@ class BoostingConfig:
         learning_rate: the factor of each tree.
         leaves: of a tree, at most.
         folds: K of the cross-validation.
-        noise: of regression.
+        noise: how the variance of a regression is found: the three forms above.
     """
 
     rounds: int
