@@ -4,9 +4,9 @@
     python -m benchmarks.your_data     # about three hours of two cores; the same command goes on after a stop
 
 Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``, all in
-one folder of their own. The page results/your_data is written once all thirty are there; of fewer tables, or with other
-``--minutes``, scores and page lie in the folder ``page`` of the project folder. ``--page`` writes the page of the
-committed scores again.
+one folder of their own, which goes with one state of the code. The page results/your_data is of all thirty; with
+``--only``, ``--seen`` or other ``--minutes``, scores and page lie in the folder ``page`` of the project folder.
+``--page`` writes the page of the committed scores again.
 """
 
 import argparse
@@ -45,8 +45,11 @@ def main() -> int:
     except UserError as error:
         print(f"your_data: {error}", file=sys.stderr)
         return 2
-    all_there = set(frame["table"]) == set(BY_NAME) and chosen.minutes == project.MINUTES
-    place = OUT if all_there else chosen.folder / "page"
+    except KeyboardInterrupt:
+        print("your_data: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    every = len(wanted) == len(TABLES) and chosen.minutes == project.MINUTES
+    place = OUT if every else chosen.folder / "page"
     project.store(place, frame, facts)
     print(page.write(place))
     print(f"written to {place}")

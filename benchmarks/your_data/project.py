@@ -103,7 +103,12 @@ def run(folder: Path, jobs: int) -> bool:
     environment = {"BDL_TRACKING": "off", **os.environ}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pipeline", "repro", "-j", str(jobs)]
-    code = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+    with subprocess.Popen(command, cwd=folder, env=environment) as process:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # it is interrupted, too, and keeps what it has
+            raise
     if code not in (0, 1):
         raise UserError(f"python -m pipeline repro ended with {code}, in {folder}")
     return code == 0
@@ -114,7 +119,7 @@ def gather(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
     A fit without an up-to-date result has a row without scores. Scores are rounded to seven digits, as they are stored.
     """
-    commits = {"commit": _commit(), "commit of the params": (folder / _MADE_AT).read_text()}
+    commits = {"commit": _commit(), "commit of the params": (folder / _MADE_AT).read_text().strip()}
     with contextlib.chdir(folder):
         params = load()
         facts = {k: v for k, v in report.facts(params, Settings.read()).items() if not k.startswith("data ")}
