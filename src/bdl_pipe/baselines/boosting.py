@@ -29,6 +29,7 @@ from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Categorical, Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
+from .stored import StoredPosterior
 from .trees import Trees, of_boosting
 
 _SMALLEST: Final = 1e-6  # of a variance, over that of the targets; a fit without an error has some
@@ -62,14 +63,14 @@ class BoostingConfig:
 
 
 @final
-class BoostingPosterior:
+class BoostingPosterior(StoredPosterior):
     """Sums of trees: of logits, or of means with the log of each variance. It holds no draws: the trees are a point."""
 
     key = "boosting"
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
-        self._state = state
-        tensors = {name: values.to(device) for name, values in state.tensors.items()}
+        super().__init__(state, device)
+        tensors = self.tensors
         self._classes: list[int] = state.config["classes"]
         self._outputs = int(state.config["outputs"])
         self._sums = [Trees(under(f"sums.{i}.", tensors)) for i in range(1 if self._classes else self._outputs)]
@@ -86,13 +87,6 @@ class BoostingPosterior:
         every = logits.new_full((len(logits), self._outputs), _ABSENT)
         every[:, self._classes] = torch.log_softmax(logits, -1)
         return Categorical(torch.log_softmax(every, -1)[None].to(inputs.dtype))
-
-    def state(self) -> State:
-        return self._state
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "BoostingPosterior":
-        return cls(state, device)
 
 
 def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, report: Report) -> State:
