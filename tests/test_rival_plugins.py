@@ -1,4 +1,4 @@
-"""The plugins of docs/rivals.md against their packages where those are there; TabPFN on a stand-in without weights.
+"""The plugins of docs/rivals.md against their packages where those are there; TabPFN with random weights, or none.
 
 A test that needs a package is skipped with its name and the way to install it where the package is absent.
 """
@@ -21,14 +21,15 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.metrics.regression import crps
-from bdl_pipe.predictive import Categorical, Gaussian, Predictive
+from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from tests.baselines.test_rivals import rows, table
 from tests.test_docs import plugin_files
 
+TRANSFORMER = "pip install 'bdl-pipe[tabpfn]'"
 TREES = "pip install 'bdl-pipe[rivals]'"
-CONFIGS = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "ngboost": {"rounds": 40, "learning_rate": 0.1, "patience": 5},
     "catboost": {"rounds": 60, "learning_rate": 0.1, "depth": 3, "patience": 5, "draws": 4},
     "tabpfn": {"weights": "here.ckpt", "estimators": 2},
@@ -58,15 +59,15 @@ def two_outputs(count: int = 240) -> FitData:
     """Rows of two targets; a fifth of them to validate."""
     x, y = rows(count)
     data = table(x, y)
-    parts = [
+    train, validation = (
         Examples(part.inputs, np.hstack([part.targets, part.inputs[:, :1] ** 2]))
         for part in (data.train, data.validation)
-    ]
-    known = torch.from_numpy(parts[0].targets)
+    )
+    known = torch.from_numpy(train.targets)
     transform = type(data.transform)(
         "table", data.transform.mean, data.transform.std, shift=known.mean(0), scale=known.std(0)
     )
-    return FitData("regression", *parts, transform)
+    return FitData("regression", train, validation, transform)
 
 
 def of_classes(count: int = 240) -> FitData:
@@ -81,7 +82,7 @@ def fitted(name: str, data: FitData, seed: int = 0, **changes: Any) -> State:
     return method.stages["student"].fit_one(data, {}, config, rng=Seed(seed), report=Silent())
 
 
-def predicted(state: State, data: FitData) -> Predictive:
+def predicted(state: State, data: FitData) -> Any:
     """What the stored state predicts of the validation rows, read from its bytes."""
     stored = artifacts.from_bytes(artifacts.to_bytes(state))
     return registry.posterior_of(stored).predict(data.tensors("validation")[0].double(), rng=Seed(0))
@@ -274,7 +275,7 @@ def test_bars_are_a_distribution(plugin: Callable[[str], types.ModuleType]) -> N
 
 
 def test_bars_are_those_of_tabpfn(plugin: Callable[[str], types.ModuleType]) -> None:
-    package("tabpfn", "pip install 'bdl-pipe[tabpfn]'")
+    package("tabpfn", TRANSFORMER)
     from tabpfn.architectures.shared.bar_distribution import FullSupportBarDistribution
 
     compare_bars(bars(plugin("tabpfn")), FullSupportBarDistribution)
@@ -297,3 +298,54 @@ def compare_bars(both: Any, distribution: Any) -> None:
         ):
             torch.testing.assert_close(ours[:, output], expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(both.log_prob(targets), total, rtol=1e-6, atol=1e-6)
+
+
+def random_weights(path: str, task: str) -> None:
+    """Write a file of weights as TabPFN's are, of a small transformer whose weights are random."""
+    from tabpfn import ModelSpecs, TabPFNClassifier, TabPFNRegressor
+    from tabpfn.architectures import tabpfn_v2
+    from tabpfn.architectures.shared.bar_distribution import FullSupportBarDistribution
+    from tabpfn.constants import ModelVersion
+    from tabpfn.inference_config import InferenceConfig
+    from tabpfn.model_loading import save_tabpfn_model
+
+    ends = (
+        {"num_buckets": 40, "max_num_classes": 0} if task == "regression" else {"num_buckets": 0, "max_num_classes": 10}
+    )
+    config = tabpfn_v2.TabPFNV2Config(emsize=24, nlayers=2, nhead=2, **ends)
+    network = tabpfn_v2.get_architecture(config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    about = InferenceConfig.get_default("regression" if task == "regression" else "multiclass", ModelVersion.V2)
+    bars = FullSupportBarDistribution(torch.linspace(-3, 3, 41)) if task == "regression" else None
+    estimator = TabPFNRegressor if task == "regression" else TabPFNClassifier
+    x, y = rows(40)
+    model = estimator(model_path=ModelSpecs(network, config, about, bars), device="cpu", n_estimators=1)
+    save_tabpfn_model(model.fit(x, y if task == "regression" else 1 * (y > 0)), path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_tabpfn_with_random_weights_predicts_what_the_package_predicts(
+    plugin: Callable[[str], types.ModuleType], monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """To 1e-6: the mean and a quantile of each output, which the package computes itself; the classes' shares."""
+    monkeypatch.setenv("TABPFN_DISABLE_TELEMETRY", "1")
+    tabpfn = package("tabpfn", TRANSFORMER)
+    plugin("tabpfn")
+    random_weights("random.ckpt", task)
+    data = two_outputs(100) if task == "regression" else of_classes(100)
+    state = fitted("tabpfn", data, weights="random.ckpt")
+    found, held = predicted(state, data), data.tensors("validation")[0].double().numpy()
+    known, targets = (values.numpy() for values in data.tensors("train"))
+    options = {"model_path": "random.ckpt", "n_estimators": 2, "random_state": state.config["seed"], "device": "cpu"}
+    if task == "classification":
+        expected = tabpfn.TabPFNClassifier(**options).fit(known, targets).predict_proba(held)
+        np.testing.assert_allclose(found.mean[:, [0, 2]], expected, rtol=1e-6)
+        return
+    for output in (0, 1):
+        model = tabpfn.TabPFNRegressor(**options).fit(known, targets[:, output])
+        np.testing.assert_allclose(found.mean[:, output], model.predict(held), rtol=1e-6, atol=1e-6)
+        (quantile,) = model.predict(held, output_type="quantiles", quantiles=[0.9])
+        np.testing.assert_allclose(found.quantile(0.9)[:, output], quantile, rtol=1e-6, atol=1e-6)
