@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import config, offers
-from bdl_pipe.data import sources
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect.images import inspect_images, is_images
 from bdl_pipe.data.inspect.profile import Profile
@@ -79,8 +78,7 @@ def add(request: Request, dry_run: bool) -> str:
     size = dataclasses.replace(size, pace=min(1.0, 60 * request.minutes / seconds))
     overlay = overlay_of(name, profile.dataset(request.log), size, chosen, request.splits)
     entry = config.read(DatasetConfig, overlay["datasets"][name], f"datasets.{name}")
-    raw = profile.images or sources.load(entry.source)
-    check_splits(raw, entry, f"datasets.{name}", Seed(params.seed).fold("prepare", name))
+    check_splits(profile.raw, entry, f"datasets.{name}", Seed(params.seed).fold("prepare", name))
     for line in [*profile.describe(), *_plans(name, entry, size, chosen, seconds * size.pace)]:
         print(line)
     if dry_run:
