@@ -46,7 +46,7 @@ def headline(table: Table) -> Data:
     """Return the table of all runs."""
     whole = columns.headline(table)
     grid = _by_run(table, whole.head[2:], [row[2:] for row in whole.rows], hints=whole.hints)
-    return {"grid": grid, "sources": whole.sources}
+    return {"grid": grid, "sources": whole.sources, "verdict": whole.verdict}
 
 
 def which_one(table: Table) -> Data:

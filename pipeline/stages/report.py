@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.evaluation.choice import LONGER, ends
 from bdl_pipe.scores import average
 
 from .. import report
@@ -53,7 +54,18 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
         network=_network(run, params),
         chains=chains,
         imitates=_imitated(run, params),
+        ended=_ended(run, params, warnings),
     )
+
+
+def _ended(run: Run, params: Params, warnings: Sequence[str]) -> tuple[str, ...]:
+    """Say what ended the fits of a run, or else of the networks that it is made from."""
+    if any(warning.endswith(LONGER) for warning in warnings):
+        return ("chains",)
+    validated = params.datasets[run.spec.dataset].validation > 0
+    made = [run, *(params.run(kind, key) for kind, key in run.sources.items() if kind == "trajectory")]
+    found = (ends(places.artifact(one.kind, one.key), one.kind, one.config, validated) for one in made)
+    return next(filter(None, found), ())
 
 
 def _imitated(run: Run, params: Params) -> str | None:
