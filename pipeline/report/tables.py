@@ -121,8 +121,7 @@ class Table:
     def by_dataset(self) -> dict[str, "Table"]:
         """Return the results of the runs on each data set."""
         names = dict.fromkeys(run.dataset for run in self.runs)
-        parts = {name: self.only(run for run in self.runs if run.dataset == name) for name in names}
-        return {name: replace(part, dataset=name) for name, part in parts.items()}
+        return {n: replace(self.only(run for run in self.runs if run.dataset == n), dataset=n) for n in names}
 
     def only(self, runs: Iterable[RunInfo]) -> "Table":
         """Return the results of some of the runs."""
@@ -224,16 +223,13 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) ->
 
 
 @cache
-def paper_figures() -> dict[tuple[str, str, str, str], tuple[str, str]]:
+def paper_figures() -> dict[tuple[str, ...], tuple[str, str]]:
     """Read the papers' figures: (dataset, method, setting, metric) -> the figure as printed there, and its source."""
     with open(Path(__file__).with_name("paper.csv"), newline="") as file:
-        return {
-            (r["dataset"], r["method"], r["setting"], r["metric"]): (
-                f"{r['value']} ± {r['error']}",
-                f"{r['paper']}, {r['table']}",
-            )
-            for r in csv.DictReader(file)
-        }
+        rows = list(csv.DictReader(file))
+    keys = ("dataset", "method", "setting", "metric")
+    texts = ((f"{row['value']} ± {row['error']}", f"{row['paper']}, {row['table']}") for row in rows)
+    return {tuple(row[key] for key in keys): text for row, text in zip(rows, texts, strict=True)}
 
 
 def labels(runs: Sequence[RunInfo], space: str = "_") -> dict[str, str]:

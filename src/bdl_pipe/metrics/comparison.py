@@ -78,6 +78,17 @@ class Ranks:
     p_value: float
     critical: float
 
+    @property
+    def first(self) -> str:
+        """Return the method that ranks first."""
+        return next(iter(self.means))
+
+    @property
+    def tied(self) -> list[str]:
+        """List the others whose ranks cannot be told apart from the first one's."""
+        near = self.means[self.first] + self.critical
+        return [method for method, mean in self.means.items() if method != self.first and mean <= near]
+
 
 def mean_ranks(methods: Sequence[str], scores: Float[np.ndarray, "dataset method"], level: float = 0.95) -> Ranks:
     """Rank two or more methods by scores of which lower is better; tied methods share the mean of their ranks."""
