@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from bdl_pipe import scores
-from bdl_pipe.evaluation.choice import LONGER, Choice, choose, coverage, ended, half_width
+from bdl_pipe.evaluation.choice import LONGER, Choice, choose, coverage, ended, half_width, split_seconds
 from bdl_pipe.evaluation.verdict import calibration, cheapest, hour, taking, verdict, worth
 from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import Quantity, RunScores, Score
@@ -107,7 +107,7 @@ def test_cost_is_the_cheapest_that_cannot_be_told_apart() -> None:
     assert cheapest(chosen(best, inside)) == f"in {fast}; {told}."
     assert (
         cheapest(chosen(best, outside))
-        == "best fits in 9 s and predicts 1,000 rows in 0.5 s; 1 cheaper run is further off."
+        == "best fits in 9 s and predicts 1,000 rows in 0.5 s; 1 cheaper run can be told apart from the best."
     )
     constant = run("constant", off(0.5 * edge), fit=1)
     assert cheapest(chosen(best, constant)).endswith(
@@ -117,7 +117,7 @@ def test_cost_is_the_cheapest_that_cannot_be_told_apart() -> None:
     assert "inputs" in cheapest(chosen(run("worse", off(2)), run("constant", off(0))))
     assert "inputs" not in cheapest(chosen(run("constant", off(0))))
     assert cheapest(chosen(best, *(run(f"out{k}", off(1), fit=1) for k in (0, 1)))).endswith(
-        "; 2 cheaper runs are further off."
+        "; 2 cheaper runs can be told apart from the best."
     )
 
 
@@ -238,6 +238,9 @@ def test_what_more_splits_buy() -> None:
     assert hour([a, b], a).endswith(seven)
     quick = run("a", off(0), fit=1)
     assert hour([quick], quick).endswith(fifteen.replace("125 min", "15 s"))
+    figures = [Score(s, seed, Quantity("fit_seconds", "cost"), 10.0, 1) for s in range(5) for seed in range(3)]
+    seeds = Candidate("s", "s", RunScores(scores.table("d", "s", "", figures)), Path("absent"))
+    assert split_seconds(seeds) == 30 and split_seconds(run("c", off(0), fit=None)) == math.inf
     ratio = stats.t.ppf(0.975, 19) * math.sqrt(1 / 20 + 1 / 9) / (stats.t.ppf(0.975, 4) * math.sqrt(1 / 5 + 1 / 9))
     assert half_width(20) / half_width(5) == pytest.approx(ratio)
     one = run("a", [2.0], fit=1)

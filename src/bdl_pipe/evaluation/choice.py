@@ -142,5 +142,11 @@ def fit_seconds(one: Candidate) -> float:
     return known.mean if known and math.isfinite(known.mean) else math.inf
 
 
+def split_seconds(one: Candidate) -> float:
+    """Return the seconds of all fits of a split, of which there is one for each seed; infinite if not recorded."""
+    found = [value for group in one.scores.groups(_FIT) for value in group]
+    return math.fsum(found) / one.scores.splits if found and all(map(math.isfinite, found)) else math.inf
+
+
 def _losses(one: Candidate, metric: str) -> list[float]:
     return one.scores.values(Quantity(metric), -metric_of(metric).better)

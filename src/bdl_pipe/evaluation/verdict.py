@@ -12,7 +12,7 @@ from ..metrics.comparison import Difference
 from ..metrics.standings import BASELINE, Candidate, difference
 from ..metrics.written import seconds
 from ..scores import Quantity, average
-from .choice import LEVEL, Choice, choose, coverage, finite, fit_seconds, half_width, loss
+from .choice import LEVEL, Choice, choose, coverage, finite, fit_seconds, half_width, loss, split_seconds
 
 RIVALS: Final = ("boosting", "linear", "constant")
 OPTIMAL: Final = ("linear", "constant")  # Their fits end at an optimum.
@@ -82,7 +82,7 @@ def cheapest(choice: Choice) -> str:
         said += f"; {over} its {label} cannot be told apart from the best ({_of(choice, taken)})"
     faster = choice.faster(taken)
     known = sum(one.key in choice.gaps for one in faster)
-    said += f"; {_many(known, 'cheaper run')} {'is' if known == 1 else 'are'} further off" if known else ""
+    said += f"; {_many(known, 'cheaper run')} can be told apart from the best" if known else ""
     said += f"; {_many(len(faster) - known, 'cheaper run')} cannot be compared in pairs" if known < len(faster) else ""
     if len(choice.ordered) > 1 and any(one.method == "constant" for one in choice.tied):
         said += f". No run is shown to be better than constant: {over} the inputs are not shown to help"
@@ -132,7 +132,7 @@ def hour(candidates: Sequence[Candidate], taken: Candidate) -> str:
     for how, why in (("steps", "Still improving as their steps ended"), ("chains", "From chains that are too short")):
         names = [one.name for one in candidates if one is not taken and how in one.ended]
         said += [f"{why}: {', '.join(names)}."] if names else []
-    splits, a_split = taken.scores.splits, math.fsum(map(fit_seconds, candidates))
+    splits, a_split = taken.scores.splits, math.fsum(map(split_seconds, candidates))
     more = min(_MOST_SPLITS - splits, int(3600 / a_split)) if splits > 1 and 0 < a_split < math.inf else 0
     if more > 0:
         what = f"{_many(more, 'more split')} would take {seconds(more * a_split)} of fits"
