@@ -345,7 +345,7 @@ BAD_NPZ: dict[str, tuple[dict[str, object], str]] = {
     "labels": ({"x": PIXELS, "y": np.full(12, 0.5)}, r"labels must be whole numbers or texts, got 0\.5 in row 1"),
     "pickled": (
         {"x": PIXELS, "y": np.array([{}] * 12, dtype=object)},
-        r"d\.npz: holds Python objects, which are never unpickled",
+        r"d\.npz: holds Python objects, which are ne",
     ),
     "no pixels": ({"x": PIXELS[:, :0], "y": KINDS}, r"d\.npz: array 'x' must have images of at least one pixel, got"),
     "one class": ({"x": PIXELS, "y": np.zeros(12, int)}, r"column 'y' must have at least 2 classes, got only '0'"),
