@@ -139,11 +139,12 @@ def test_names_of_images(name: str, tmp_path: Path) -> None:
 
 def test_one_class_in_two_forms_of_unicode(tmp_path: Path) -> None:
     """semantic-reasoning/verinote#161: macOS writes NFD, so training and test rows had different classes."""
-    for part, form in (("train", "NFC"), ("test", "NFD")):
-        (folder(tmp_path / part) / "a").rename(tmp_path / part / unicodedata.normalize(form, "é"))
+    composed, apart = unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")
+    for part, name in (("train", composed), ("test", apart)):
+        (folder(tmp_path / part) / "a").rename(tmp_path / part / name)
     profile = inspect_images(tmp_path)
     assert sorted(profile.classes) == ["b", "é"] and profile.test_rows == 60
-    (folder(tmp_path / "train") / "a").rename(tmp_path / "train" / unicodedata.normalize("NFD", "é"))
+    (folder(tmp_path / "train") / "a").rename(tmp_path / "train" / apart)
     with pytest.raises(DataError, match="must differ in more than blanks and forms of Unicode, got 'é' twice"):
         inspect_images(tmp_path)
 
@@ -190,7 +191,7 @@ def test_a_folder_without_images_is_named_with_what_it_holds(parts: list[str], s
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 6, 6), dtype=np.uint8)
 KINDS = np.arange(60) % 2
-NPZ = {
+NPZ: dict[str, tuple[dict[str, Any], str]] = {
     "databio/pepatac#125": (
         {"x": PIXELS, "y": KINDS.astype(object)},
         r"never unpickled; save texts with .astype\(",
