@@ -5,6 +5,7 @@ is pickled.
 """
 
 import json
+import logging
 import warnings
 from importlib import metadata
 from pathlib import Path
@@ -76,7 +77,8 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | N
 
     with whole(target) as folder, warnings.catch_warnings():
         folder.rmdir()  # MLflow makes it.
-        warnings.simplefilter("ignore")  # MLflow advises type hints and examples, though it has the signature.
+        warnings.simplefilter("ignore")  # MLflow advises type hints, examples and a signature of images.
+        logging.getLogger("mlflow.pyfunc").setLevel(logging.ERROR)
         mlflow.pyfunc.save_model(
             path=str(folder),
             python_model=str(_SCRIPT),
@@ -116,11 +118,11 @@ def _write(path: Path, table: dict[str, Any]) -> None:
 
 
 def _signature(schema: dict[str, Any]) -> Any:
-    """Describe the input: uint8 images of the fitted shape, or the fitted columns by name, whose cells we read."""
+    """Describe the fitted columns by name, whose cells we read; images have none, as MLflow casts 0.9 to 0 by it."""
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
 
     if len(schema["input_shape"]) == 3:
-        return ModelSignature(Schema([TensorSpec(np.dtype("uint8"), (-1, *schema["input_shape"]))]))
+        return None
     return ModelSignature(Schema([ColSpec(AnyType(), name) for name in schema["features"]]))

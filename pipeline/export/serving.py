@@ -7,13 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from bdl_pipe import summary
-from bdl_pipe.data.new_inputs import frame_inputs
+from bdl_pipe.data.new_inputs import given_inputs
 from bdl_pipe.registry import load_predictor, stored_address
 
 
@@ -34,8 +33,7 @@ class FittedPosterior(PythonModel):
 
         ``model_input`` is an array for images: MLflow takes no union here, and warns without a hint.
         """
-        is_table = isinstance(model_input, pd.DataFrame)
-        inputs = frame_inputs(model_input, self.schema) if is_table else np.asarray(model_input)
+        inputs = given_inputs(model_input, self.schema)
         names = self.schema["classes"] or self.schema["targets"]
         return pd.DataFrame(summary.predictions(self.fitted, inputs, names, rng=self.rng))
 

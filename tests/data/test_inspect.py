@@ -47,7 +47,7 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
         "kind": "as you said",
         "one": "it has one value",
         "number": "it counts the rows",
-        "note": "it names rows: nearly every one has a text of its own",
+        "note": "it names rows: nearly every one has a text of its own, such as '0 words'",
         "copy": "it is equal to area",
     }
     assert (profile.rows, profile.without_target, profile.shape) == (290, 10, (13,))

@@ -45,6 +45,7 @@ class Column:
         slots: of a category, the most columns that it may become.
         hours: of a date, whether a row has a time of day.
         zoned: of a date, whether rows have a zone and are instants; None: not known (data prepared earlier).
+        ends: of a number or a date, the smallest and the largest of the file; empty: not known (data prepared earlier).
     """
 
     name: str
@@ -54,6 +55,7 @@ class Column:
     slots: int = 20
     hours: bool = False
     zoned: bool | None = None
+    ends: tuple[float, ...] = ()
 
     @property
     def width(self) -> int:
@@ -76,12 +78,13 @@ class Column:
             "slots": self.slots,
             "hours": self.hours,
             **({"zoned": self.zoned} if self.kind == "date" else {}),
+            **({"ends": list(self.ends)} if self.ends else {}),
         }
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> "Column":
         """Read what :meth:`mapping` returned."""
-        return cls(**{**mapping, "values": tuple(mapping["values"])})
+        return cls(**{**mapping, "values": tuple(mapping["values"]), "ends": tuple(mapping.get("ends", ()))})
 
 
 class Encoding:

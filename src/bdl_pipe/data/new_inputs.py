@@ -14,7 +14,9 @@ import pyarrow as pa
 from ..errors import DataError, brief, short
 from .encoding import Column
 from .sources import columns as table_columns
-from .sources.images import SUFFIXES, class_folders, image_array, image_files, open_npz, read_images
+from .sources.folders import SUFFIXES, class_folders, image_files
+from .sources.forms import clean
+from .sources.images import image_array, open_npz, read_images
 from .sources.table import open_table, sniffed
 
 if TYPE_CHECKING:
@@ -47,8 +49,28 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
         return _table(path, schema)
     shape = tuple(schema["input_shape"])
     if path.is_file() and path.suffix.lower() == ".npz":
-        return _npz(path, shape)
+        return _of_shape(image_array(_array(path), str(path), "x"), schema, str(path))
     return read_images(image_inputs(path), shape, resize=schema.get("resize"))
+
+
+def given_inputs(given: "pd.DataFrame | np.ndarray | list[Any]", schema: Mapping[str, Any]) -> np.ndarray:
+    """Take rows or images in memory, as a request to a served model holds them, as :func:`new_inputs` takes a file's.
+
+    Args:
+        given: a table with the fitted columns by name, or images of whole numbers from 0 to 255.
+
+    Raises:
+        DataError: the rule and value of whatever is wrong.
+    """
+    if isinstance(given, np.ndarray | list) == (schema["kind"] == "table"):
+        rule = "images of whole numbers" if schema["kind"] == "image" else "rows with the fitted columns by name"
+        raise DataError(f"the input: must be {rule}, got {brief(type(given).__name__)}")
+    if not isinstance(given, np.ndarray | list):
+        return frame_inputs(given, schema)
+    values = np.asarray(given)
+    if values.dtype.kind in "iu" and values.size and values.min() >= 0 and values.max() <= 255:
+        values = values.astype(np.uint8)
+    return _of_shape(image_array(values, "the input", "images"), schema, "the input")
 
 
 def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray:
@@ -61,7 +83,7 @@ def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray
     """
     made = {}
     for name in schema["features"]:
-        places = [place for place, other in enumerate(frame.columns) if other == name]
+        places = [place for place, other in enumerate(frame.columns) if clean(str(other)) == clean(name)]
         if len(places) != 1:
             got = f"got it {len(places)} times" if places else f"got {brief(', '.join(map(str, frame.columns)))}"
             raise DataError(f"the input: must have the column {short(name)} once, {got}")
@@ -73,7 +95,7 @@ def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray
 
 
 def unseen(inputs: np.ndarray, schema: Mapping[str, Any]) -> list[str]:
-    """Return a line for each column of ``inputs`` [n, column] with categories that the fitted file did not have."""
+    """Return a line for each column of ``inputs`` [n, column] with values unlike all of the fitted file."""
     return table_columns.unseen(inputs, tuple(map(Column.of, schema["columns"]))) if "columns" in schema else []
 
 
@@ -117,14 +139,14 @@ def _cells(column: "pd.Series[Any]") -> pa.Array | pa.ChunkedArray:
     """Return a column with one type, or the texts of values of several."""
     try:
         return pa.Table.from_pandas(column.to_frame("cells"), preserve_index=False).column(0)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, OverflowError):
         return pa.array([None if gap else str(value) for value, gap in zip(column, column.isna(), strict=True)])
 
 
-def _npz(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    images = image_array(_array(path), str(path), "x")
-    if images.shape[1:] != shape:
-        raise DataError(f"{path}: images must have shape {list(shape)}, got {list(images.shape[1:])}")
+def _of_shape(images: np.ndarray, schema: Mapping[str, Any], origin: str) -> np.ndarray:
+    shape = list(schema["input_shape"])
+    if list(images.shape[1:]) != shape:
+        raise DataError(f"{origin}: images must have shape {shape}, got {list(images.shape[1:])}")
     return images
 
 

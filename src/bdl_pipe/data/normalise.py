@@ -28,6 +28,7 @@ Normalise = Literal["published", "train", "robust", "none"]
 Published = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation per channel, of x/255
 Constants = tuple[np.ndarray, np.ndarray]
 RIDGE: Final = 0.1  # λ
+_TINY: Final = 10 * np.finfo(np.float64).eps
 _CHUNK: Final = 5_000  # images per step, so that float64 copies stay small
 
 
@@ -95,7 +96,8 @@ def robust(inputs: np.ndarray) -> Constants:
 
     scaler = RobustScaler().fit(inputs)
     low, middle, high = np.quantile(inputs, (0.25, 0.5, 0.75), axis=0)
-    return middle, np.where(high > low, scaler.scale_, _safe(np.ptp(inputs, axis=0) / 2))
+    width = np.where(high - low < _TINY, high - low, scaler.scale_)  # scikit-learn takes such a width for none
+    return middle, np.where(high > low, width, _safe(np.ptp(inputs, axis=0) / 2))
 
 
 def _in_parts(inputs: np.ndarray, encoding: Encoding | None, normalise: str) -> Constants:

@@ -88,6 +88,9 @@ def checked(raw: Raw) -> Raw:
     for name, column in zip(raw.targets, raw.train.targets.T, strict=True):
         if np.ptp(column) == 0:
             raise DataError(f"{raw.origin}: column {short(name)} must vary, got {column[0]:g} in every row")
+        if not 0 < np.var(column) < np.inf:  # its squares leave a float64
+            rule = "must vary by more than 1e-150 and less than 1e150; write it in other units"
+            raise DataError(f"{raw.origin}: column {short(name)} {rule}, got {np.ptp(column):g}")
     return raw
 
 
@@ -108,7 +111,9 @@ def encode_labels(values: np.ndarray, origin: str, column: str) -> tuple[np.ndar
     if values.dtype.kind in "OT":
         values = values.astype(str)
     if values.dtype.kind not in "biuU":
-        raise DataError(f"{origin}: column {short(column)}: labels must be whole numbers or texts, got {values.dtype}")
+        cure = f"; save {column}.astype(str)" if values.dtype.kind == "S" else ""
+        rule = "labels must be whole numbers or texts"
+        raise DataError(f"{origin}: column {short(column)}: {rule}, got {values.dtype}{cure}")
     names, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64).reshape(-1), tuple(str(n) for n in names)
 

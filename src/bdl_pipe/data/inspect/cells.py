@@ -1,11 +1,15 @@
 """How the cells of a column were read: why they are no feature, and what a reader should know."""
 
+from typing import Final
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import brief, short
 from ..sources.cells import Cells
 from ..sources.forms import ANY_DATE, CLOCK, CODE, DRESSED, NUMBER, are_all, gap_mask
+
+MOST: Final = 0.5  # A column with at least this share of numbers is meant as numbers.
 
 
 def refusal(cells: Cells) -> str:
@@ -23,8 +27,28 @@ def refusal(cells: Cells) -> str:
         return f"its texts are dates, such as {short(texts[0].as_py())}, not all in one form: write each as 2026-01-31"
     if are_all(texts, DRESSED):
         way = "write numbers without separators of thousands and without units, with a point"
-        return f"its texts are numbers, such as {short(texts[0].as_py())}, in no form that is read: {way}"
+        return f"its texts are numbers, such as {short(no_number(texts))}, in no form that is read: {way}"
     return ""
+
+
+def names_rows(cells: Cells) -> str:
+    """Say why nearly every row of a column of texts has one of its own: numbers with a word among them, or texts."""
+    share = number_share(cells)
+    word = short(no_number(cells.filled))
+    if share >= MOST:
+        return f"{share:.0%} of its cells are numbers but for texts such as {word}: write gaps as empty cells"
+    return f"it names rows: nearly every one has a text of its own, such as {word}"
+
+
+def number_share(cells: Cells) -> float:
+    """Return the share of a column's texts that are numbers."""
+    return float(pc.mean(pc.match_substring_regex(cells.filled, NUMBER).cast(pa.float64())).as_py())
+
+
+def no_number(texts: pa.ChunkedArray) -> str:
+    """Return the first of these texts that is no number; the first if all are."""
+    others = texts.filter(pc.invert(pc.match_substring_regex(texts, NUMBER)))
+    return str((others if len(others) else texts)[0].as_py())
 
 
 def remarks(cells: Cells) -> list[str]:
@@ -40,10 +64,9 @@ def remarks(cells: Cells) -> list[str]:
         f"{name}: {short(c['values'])} is a value, in {c['counts']:,} rows; write a gap as an empty cell"
         for c in counts
     ]
-    numbers = pc.match_substring_regex(cells.filled, NUMBER)
-    share = pc.mean(numbers.cast(pa.float64())).as_py()
-    if 0.5 <= share < 1:
-        word = short(cells.filled.filter(pc.invert(numbers))[0].as_py())
+    share = number_share(cells)
+    if MOST <= share < 1:
+        word = short(no_number(cells.filled))
         rule = f"numbers but for texts such as {word}: it is a category; write gaps as empty cells"
         found.append(f"{name}: {share:.0%} of its cells are {rule}")
     return found

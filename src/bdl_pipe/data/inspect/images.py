@@ -1,18 +1,26 @@
 """Inspect a user's images: their shape and classes, and what would spoil a fit."""
 
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from PIL import Image
 
 from ...errors import DataError, brief
 from ..examples import Examples
 from ..raw import Raw
-from ..sources.images import ImageFolder, Npz, broken, class_files, hidden_images
+from ..sources.folders import beside_images, class_files, hidden_images
+from ..sources.images import ImageFolder, Npz, broken
+from .doubts import twins
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
 _LISTED: Final = 4
+_JOINED: Final = {
+    ".parquet": "python -c \"import pandas; pandas.read_parquet('{folder}').to_parquet('{file}')\"",
+    ".csv": "awk 'NR == 1 || FNR > 1' {folder}/*.csv > {file}",
+}
 
 
 def is_images(path: Path) -> bool:
@@ -41,6 +49,7 @@ def inspect_images(path: Path, size: int | None = None, skip_broken: bool = Fals
     classes = {raw.classes[i]: int(counts[i]) for i in np.argsort(-counts, kind="stable")}
     _require_enough(path, classes)
     remarks += _copies(raw)
+    remarks += [f"{a!r} and {b!r} are two classes, by case or blanks alone" for a, b in twins(raw.classes)]
     tests = 0 if raw.test is None else len(raw.test)
     return Profile(source, raw, len(raw.train), raw.train.inputs.shape[1:], classes, remarks, tests)
 
@@ -51,13 +60,22 @@ def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolde
         if size is not None:
             raise DataError(f"{path}: --size is for folders of images; those of an .npz have one size")
         return Npz(str(path)), []
-    skipped, hidden = _broken(path, skip_broken), [found for root in _roots(path) for found in hidden_images(root)]
+    try:
+        skipped = _broken(path, skip_broken)
+    except DataError:
+        _require_no_tables(path)
+        raise
+    hidden = [found for root in _roots(path) for found in hidden_images(root)]
     remarks = []
     if skipped:
         remarks.append(f"{len(skipped)} files are no readable images and are left out, the first {skipped[0]}")
     if hidden:
         names = listed([str(found.relative_to(path)) for found in hidden])
         remarks.append(f"hidden files and folders are no images and no classes and are left out: {names}")
+    if others := beside_images(path):
+        names = listed([str(found.relative_to(path)) for found in others])
+        remarks.append(f"left out, as no image of a known kind that lies in a class's folder itself: {names}")
+    remarks += _layers([file for file in _files(path) if file not in {*skipped}], path)
     return ImageFolder(str(path), size, bool(skipped)), remarks
 
 
@@ -66,13 +84,42 @@ def _roots(path: Path) -> list[Path]:
     return [path / part for part in ("train", "test") if (path / part).is_dir()] or [path]
 
 
+def _files(path: Path) -> list[Path]:
+    return [file for root in _roots(path) for files in class_files(root).values() for file in files]
+
+
+def _require_no_tables(path: Path) -> None:
+    """Raise DataError if a folder holds tables, with the command that makes them one."""
+    for suffix, command in _JOINED.items():
+        if any(path.rglob(f"*{suffix}")):
+            joined = command.format(folder=path, file=path.with_suffix(suffix))
+            raise DataError(f"{path}: is a folder of {suffix} files, must be one file: {joined}")
+
+
+def _layers(files: list[Path], root: Path) -> list[str]:
+    """Return a remark on images with transparent pixels, and one on films, of which one frame is read."""
+    transparent, films = list[Path](), list[Path]()
+    for file in files:
+        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
+            if getattr(image, "n_frames", 1) > 1:
+                films.append(file)
+            if image.has_transparency_data and np.asarray(image.convert("RGBA"))[:, :, 3].min() < 255:
+                transparent.append(file)
+    said = {"have transparent pixels, which are laid on white": transparent, "have frames, and one is read": films}
+    return [
+        f"{len(found):,} images {what}; the first is {found[0].relative_to(root)}"
+        for what, found in said.items()
+        if found
+    ]
+
+
 def _broken(path: Path, skip: bool) -> list[Path]:
     """List the files that are no readable images.
 
     Raises:
         DataError: there is one, and ``skip`` is False.
     """
-    paths = [file for root in _roots(path) for files in class_files(root).values() for file in files]
+    paths = _files(path)
     errors = {file: error for file in paths if (error := broken(file)) is not None}
     if errors and not skip:
         first = next(iter(errors.values()))

@@ -1,6 +1,6 @@
 """Columns that repeat another column, or from which the target can be read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +9,7 @@ import numpy as np
 from ...errors import DataError, short
 
 _VALUES: Final = 20  # Columns of more different values than this are no classes.
+_COPIES: Final = 0.01  # A share of rows that are copies above which a remark is worth its line.
 _SAME_ORDER: Final = 0.9999  # A rank correlation above this means the same order.
 
 
@@ -16,10 +17,22 @@ def copies(codes: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Return the columns that are equal to an earlier one, each with the reason why it is left out."""
     first, reasons = dict[bytes, str](), dict[str, str]()
     for name, values in codes.items():
-        original = first.setdefault(values.tobytes(), name)
+        original = first.setdefault((values + 0.0).tobytes(), name)  # −0 is 0
         if original != name:
             reasons[name] = f"it is equal to {original}"
     return reasons
+
+
+def repeated_rows(columns: Sequence[np.ndarray]) -> list[str]:
+    """Return a remark if many rows are equal in all these columns to another."""
+    keys = np.zeros(len(columns[0]), np.uint64)
+    for values in columns:
+        keys = (keys ^ (values.astype(np.float64) + 0.0).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(29)
+    copies = len(keys) - len(np.unique(keys))
+    if copies < _COPIES * len(keys):
+        return []
+    return [f"{copies:,} rows stand there more than once; copies may be in training and test rows"]
 
 
 def ranked(values: np.ndarray) -> np.ndarray:
@@ -45,21 +58,30 @@ def same_orders(ranks: Mapping[str, np.ndarray]) -> list[str]:
 
 def orders_of_target(ranks: Mapping[str, np.ndarray], target: str, answer: np.ndarray) -> list[str]:
     """Return a remark for each feature that has the order of the target."""
-    names = [name for name, values in ranks.items() if abs(float(values @ answer)) > _SAME_ORDER]
+    names = [name for name, values in ranks.items() if _have_one_order(values, answer)]
     return [f"{name} has the order of the target {target}: is it known when you predict?" for name in names]
 
 
 def require_no_leak(name: str, values: np.ndarray, target: str, answer: np.ndarray, path: Path) -> None:
     """Raise DataError if a feature is equal to the target, or has the target's classes under other names."""
-    if np.array_equal(values, answer) or _same_partition(values, answer):
+    there = ~np.isnan(values)
+    if 2 * there.sum() < len(values):
+        return
+    if np.array_equal(values[there], answer[there]) or _same_partition(values[there], answer[there]):
         cure = f"leave it out with --leave-out {name}, or choose another target"
         raise DataError(f"{path}: column {short(name)} is the target {short(target)} once more; {cure}")
 
 
+def _have_one_order(ranks: np.ndarray, answer: np.ndarray) -> bool:
+    """Return True if a feature has the target's order in the rows that have the feature, which are half of all."""
+    there = ranks != 0
+    if there.all() or 2 * there.sum() < len(ranks):
+        return abs(float(ranks @ answer)) > _SAME_ORDER
+    return abs(float(ranked(ranks[there]) @ ranked(answer[there]))) > _SAME_ORDER
+
+
 def _same_partition(first: np.ndarray, second: np.ndarray) -> bool:
     """Return True if two columns of few values divide the rows alike."""
-    if np.isnan(first).any():
-        return False
     counts = [len(np.unique(column)) for column in (first, second)]
     if counts[0] != counts[1] or counts[0] > _VALUES:
         return False

@@ -3,7 +3,6 @@
 All rows are read. A fit uses only these results: counts of rows, columns and categories, and the kinds of the columns.
 """
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -16,10 +15,12 @@ from ..encoding import ColumnKind
 from ..raw import Task, checked, encode_labels
 from ..sources.cells import Cells, is_index
 from ..sources.columns import codes_of, describe, labels_of
+from ..sources.names import require_column
 from ..sources.table import Table, open_table, sniffed, table_rows, with_targets
 from . import leaks
-from .cells import refusal
+from .cells import MOST, names_rows, no_number, number_share, refusal
 from .cells import remarks as cell_remarks
+from .doubts import doubts
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
 _CLASSES: Final = 20  # Whole numbers with more values than this are quantities.
@@ -46,8 +47,8 @@ def inspect_table(
     table = open_table(path, form)
     if _stamp(path) != before:
         raise DataError(f"{path}: changed while it was read; wait until it is whole")
-    for name in (*targets, *leave_out):
-        _require_column(table, name, path)
+    targets = [require_column(table, name, str(path)) for name in targets]
+    leave_out = [require_column(table, name, str(path)) for name in leave_out]
     all_rows = table.num_rows
     table = with_targets(table, targets, str(path))
     if table.num_rows < FEWEST:
@@ -56,7 +57,7 @@ def inspect_table(
     for cells in answers:
         _require_target(cells)
     task = task or _task(answers)
-    remarks = [remark for cells in answers for remark in cell_remarks(cells)]
+    remarks = [remark for cells in answers for remark in (*cell_remarks(cells), *doubts(cells))]
     if task == "classification":
         labels, classes = _classes(answers, table.num_rows)
         values = labels[:, None].astype(np.float64)
@@ -74,8 +75,9 @@ def inspect_table(
             continue
         described = describe(cells, kind, _CATEGORIES)
         columns[name], widths[name], codes[name] = kind, described.width, codes_of(cells, described)
-        remarks += cell_remarks(cells)
+        remarks += [*cell_remarks(cells), *doubts(cells)]
     left_out |= leaks.copies(codes)
+    remarks += leaks.repeated_rows([*codes.values(), *values.T])
     columns = {name: kind for name, kind in columns.items() if name not in left_out}
     ranks = {name: leaks.ranked(codes[name]) for name, kind in columns.items() if kind == "number"}
     remarks += leaks.same_orders(ranks)
@@ -115,14 +117,6 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _require_column(table: pa.Table, name: str, path: Path) -> None:
-    if name in table.column_names:
-        return
-    near = difflib.get_close_matches(name, table.column_names, 1)
-    hint = f"; did you mean {short(near[0])}?" if near else ""
-    raise DataError(f"{path}: must have the column {short(name)}, got {listed(table.column_names, 6)}{hint}")
-
-
 def _require_target(cells: Cells) -> None:
     """Raise DataError for a target that is neither numbers nor classes."""
     if cells.kind in ("date", "other"):
@@ -136,9 +130,15 @@ def _task(answers: Sequence[Cells]) -> Task:
     """Return the task: several targets, fractions and many different whole numbers are quantities, others classes."""
     if len(answers) > 1:
         return "regression"
-    if answers[0].kind != "number" or answers[0].is_rounded:
+    cells = answers[0]
+    if cells.kind == "text" and number_share(cells) >= MOST and len(cells.filled.unique()) > _CLASSES:
+        word = no_number(cells.filled)
+        rule = f"must be numbers or classes, got numbers but for texts such as {short(word)}"
+        cure = "leave such rows out, or write a gap as an empty cell"
+        raise DataError(f"{cells.origin}: column {short(cells.name)} {rule} in row {cells.row_of(word)}; {cure}")
+    if cells.kind != "number" or cells.is_rounded:
         return "classification"
-    different = np.unique(answers[0].numbers())
+    different = np.unique(cells.numbers())
     return "regression" if len(different) > _CLASSES or (different % 1 != 0).any() else "classification"
 
 
@@ -205,7 +205,7 @@ def _kind(cells: Cells) -> tuple[ColumnKind | None, str]:
         return None, "it has one value"
     if texts:
         if different > _IDENTIFIER * len(filled) and different > _CATEGORIES:
-            return None, "it names rows: nearly every one has a text of its own"
+            return None, names_rows(cells)
         return "category", ""
     if cells.kind == "date":
         return "date", ""

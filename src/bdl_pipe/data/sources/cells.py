@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from ...errors import DataError, brief, short
 from . import forms
+from .names import require_column
 
 CellKind = Literal["number", "truth", "date", "text", "empty", "other"]
 DECIMAL: Final = b"decimal"  # the point of numbers in texts, in the metadata of a table's schema
@@ -49,7 +50,7 @@ class Cells:
         Raises:
             DataError: there is no such column.
         """
-        require_column(table, name, origin)
+        name = require_column(table, name, origin)
         decimal = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
         return cls(origin, name, forms.plain(table.column(name)), decimal)
 
@@ -131,6 +132,9 @@ class Cells:
         if np.isinf(values).any():
             row = int(np.argmax(np.isinf(values)))
             raise self._error(f"must be finite, got {values[row]:g} in row {row + 1}; write a gap as an empty cell")
+        if (np.abs(values) > forms.FARTHEST).any():
+            row = int(np.argmax(np.abs(values) > forms.FARTHEST))
+            raise self._error(f"must be below 1e150, got {values[row]:g} in row {row + 1}; write it in other units")
         return values
 
     def days(self) -> np.ndarray:
@@ -259,6 +263,7 @@ class Cells:
     def _first(self, form: str = forms.NUMBER) -> tuple[int, str]:
         """Find the first cell that is no gap and not of this form, or else the first that is no gap, and its row."""
         words = self._words if self.is_text else self.values
+        form = form.replace("[.,]", f"[{self.decimal}]")
         wrong = pc.invert(pc.match_substring_regex(words, form)) if self.is_text else words.is_valid()
         found = np.asarray(pc.fill_null(wrong, False).to_numpy())
         row = int(np.argmax(found if found.any() else words.is_valid().to_numpy()))
@@ -283,15 +288,3 @@ def is_index(table: pa.Table, name: str) -> bool:
         return False
     values = cells._floats
     return bool(((values >= 0) & (values == np.floor(values))).all())
-
-
-def require_column(table: pa.Table, name: str, origin: str) -> None:
-    """Raise DataError if the table has no such column."""
-    if name not in table.column_names:
-        raise DataError(f"{origin}: must have the column {short(name)}, got {names_of(table)}")
-
-
-def names_of(table: pa.Table) -> str:
-    """Return the names of the first eight columns, for an error."""
-    names = brief(", ".join(table.column_names[:8]))
-    return names + (", …" if table.num_columns > 8 else "")

@@ -4,6 +4,7 @@ Every function raises DataError for a value that breaks its rule, and names the 
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,11 @@ from ...errors import DataError, brief, short
 from .. import scratch
 from ..encoding import UNSEEN, Column, ColumnKind
 from ..raw import check_finite
-from .cells import Cells, require_column
-from .forms import TRUTHS, canonical, is_gap_word, is_number
+from .cells import Cells
+from .forms import TRUTHS, canonical, clean, is_gap_word, is_number
+from .names import require_column
+
+_FAR: Final = 10.0  # ranges
 
 
 def describe(cells: Cells, kind: ColumnKind, categories: int) -> Column:
@@ -36,9 +40,10 @@ def describe(cells: Cells, kind: ColumnKind, categories: int) -> Column:
     codes = cells.days() if kind == "date" else cells.numbers()
     there = codes[~np.isnan(codes)]
     missing = len(there) < len(codes)
+    ends = (float(there.min()), float(there.max())) if len(there) else ()
     if kind == "number":
-        return Column(cells.name, kind, (), missing)
-    return Column(cells.name, kind, (), missing, hours=bool((there % 1 != 0).any()), zoned=cells.zoned)
+        return Column(cells.name, kind, (), missing, ends=ends)
+    return Column(cells.name, kind, (), missing, hours=bool((there % 1 != 0).any()), zoned=cells.zoned, ends=ends)
 
 
 def described_matrix(
@@ -94,7 +99,7 @@ def codes_of(cells: Cells, column: Column) -> np.ndarray:
 def _places(cells: Cells, column: Column) -> np.ndarray:
     """Give the place of each category in the column's values: of an equal text, or else of the same number or truth."""
     texts = cells.values if cells.is_text else cells.texts()
-    found = pc.index_in(texts, value_set=pa.array([value.strip() for value in column.values], pa.string()))
+    found = pc.index_in(texts, value_set=pa.array([clean(value) for value in column.values], pa.string()))
     codes = found.cast(pa.float64()).fill_null(UNSEEN).to_numpy().astype(np.float64)
     gaps = texts.is_null().to_numpy()
     codes[gaps] = np.nan
@@ -124,7 +129,10 @@ def _place(value: str, cells: Cells, column: Column) -> float:
 
 
 def unseen(inputs: np.ndarray, columns: tuple[Column, ...]) -> list[str]:
-    """Return a line for each category of ``inputs`` [n, column] with values that the fitted file did not have."""
+    """Return a line for each column of ``inputs`` [n, column] with values unlike all of the fitted file.
+
+    These are categories that it did not have, and numbers and dates beyond it by more than ``_FAR`` times its range.
+    """
     lines = []
     for column, values in zip(columns, inputs.T, strict=True):
         new = values == UNSEEN
@@ -132,7 +140,22 @@ def unseen(inputs: np.ndarray, columns: tuple[Column, ...]) -> list[str]:
             where = f"{int(new.sum()):,} rows, the first {int(np.argmax(new)) + 1}"
             way = "taken as one of the rare categories or, where there are none, as no category"
             lines.append(f"{column.name}: a category that the fitted file did not have, in {where}: {way}")
+        if column.ends and (far := _is_far(values, *column.ends)).any():
+            where = f"{int(far.sum()):,} rows, the first {int(np.argmax(far)) + 1}"
+            got, low, high = (_written(float(v), column) for v in (values[np.argmax(far)], *column.ends))
+            lines.append(
+                f"{column.name}: {got} is far from {low} to {high} of the fitted file, in {where}: units differ?"
+            )
     return lines
+
+
+def _is_far(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    span = _FAR * ((high - low) or abs(high) or 1.0)
+    return (values < low - span) | (values > high + span)
+
+
+def _written(value: float, column: Column) -> str:
+    return f"{value:.6g}" if column.kind == "number" else str(np.datetime64(int(value), "D"))
 
 
 def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np.ndarray:

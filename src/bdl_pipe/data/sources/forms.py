@@ -1,6 +1,7 @@
 """The forms of cells: which texts are numbers, truths, dates or words for gaps, and how each is written as a text."""
 
 import re
+import unicodedata
 from typing import Final
 
 import numpy as np
@@ -9,21 +10,33 @@ import pyarrow.compute as pc
 
 GAPS: Final = (
     *("na", "n/a", "#n/a", "#na", "<na>", "n.a.", "nan", "null", "none", "nil"),
-    *("missing", "unknown", "nd", "n.d."),
+    *("missing", "unknown", "nd", "n.d.", "-nan", "-1.#ind", "1.#qnan"),
+    *("#nv", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"),  # of Excel
 )
 TRUTHS: Final = ("False", "True")
 LARGEST: Final = 2.0**53  # whole numbers beyond it are rounded by a float64
-SIGNS: Final = dict(zip("０１２３４５６７８９．－＋−", "0123456789.-+-", strict=True))  # full width; a printed minus
+FARTHEST: Final = 1e150  # a float64 holds the squares of smaller numbers
+_BLANKS: Final = "".join(c for c in map(chr, range(0x3001)) if c.isspace()) + "\u200b\u200e\u200f\u2060\ufeff"
+SIGNS: Final = dict(  # full width, a printed minus, Arabic and Persian digits
+    zip("０１２３４５６７８９．－＋−٠١٢٣٤٥٦٧٨٩٫۰۱۲۳۴۵۶۷۸۹", "0123456789.-+-0123456789.0123456789", strict=True)
+)
 WHOLE: Final = r"^[+-]?[0-9]+$"
 CODE: Final = r"^0[0-9]+$"
 _WORDLESS: Final = r"^[^\p{L}\p{N}]+$"
 ISO: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 ANY_DATE: Final = (
-    r"^([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-]([0-9]{2}|[0-9]{4}))([ T].*)?$"
+    r"^(([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-]([0-9]{2}|[0-9]{4}))([ T].*)?"
+    r"|[0-9]{8}T[0-9]{4,6}Z?)$"
 )
 NUMBER: Final = r"^([-+]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][-+]?[0-9]+)?|(?i:[-+]?(inf|infinity|nan)))$"
+PERIOD: Final = r"^[0-9]{4}-?(0[1-9]|1[0-2]|W[0-5][0-9]|[Qq][1-4])$"
 CLOCK: Final = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?$"
-DRESSED: Final = r"^[-+(]?\s*[\p{Sc}%]?\s*[-+]?[0-9][0-9.,'’\s]*\s*[\p{Sc}%‰]?\s*\)?$"
+DRESSED: Final = r"^[-+(]?\s*[\p{Sc}%]?\s*[-+]?[0-9][0-9.,'’\s]*([dD][-+][0-9]+|[-+])?\s*[\p{Sc}%‰]?\s*\)?$"
+
+
+def clean(text: str) -> str:
+    """Return a text or a name in Unicode's composed form (NFC), without blanks or invisible characters around it."""
+    return unicodedata.normalize("NFC", text).strip(_BLANKS)
 
 
 def is_number(text: str) -> bool:
@@ -58,6 +71,8 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return plain(column.cast(kind.value_type))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         texts = column.cast(pa.string())
+        if not pc.all(pc.string_is_ascii(texts)).as_py():
+            texts = pa.chunked_array([_cleaned(chunk) for chunk in texts.chunks], pa.string())
         trimmed = pc.utf8_trim_whitespace(texts)
         if pc.sum(pc.binary_length(trimmed)).as_py() != pc.sum(pc.binary_length(texts)).as_py():
             texts = trimmed
@@ -72,6 +87,13 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_timestamp(kind):
         return column.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=kind.unit in ("s", "ms"))
     return column
+
+
+def _cleaned(texts: pa.Array) -> pa.Array:
+    """Clean each different text once. Arrow's ``utf8_normalize`` does not compose (apache/arrow#51225)."""
+    encoded = texts.dictionary_encode()
+    known = [None if text is None else clean(text) for text in encoded.dictionary.to_pylist()]
+    return pa.array(known, pa.string()).take(encoded.indices)
 
 
 def is_numeric(kind: pa.DataType) -> bool:

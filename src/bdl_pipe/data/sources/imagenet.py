@@ -26,7 +26,8 @@ from PIL import Image
 from ...errors import DataError, brief, require
 from ..examples import Examples
 from ..raw import Kind, Raw, Task
-from .images import SUFFIXES, open_npz
+from .folders import SUFFIXES
+from .images import open_npz
 
 _TINY_SIDE: Final = 64
 _Contents = Callable[[Sequence[str]], Iterable[tuple[str, bytes]]]  # names -> each with its bytes, in any order

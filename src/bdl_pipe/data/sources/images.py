@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ...config import LATER
 from ...errors import DataError, brief, require
 from ...files import require_file
 from ..examples import Examples
 from ..raw import Kind, Raw, Task, encode_labels, relabel
+from .folders import class_files
+from .formats import beginning, other_kind
+from .forms import clean
 
-SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _GREY: Final = ("1", "L")
-_NO_CLASSES: Final = ("__macosx", "thumbs.db", "desktop.ini", "@eadir")  # what systems leave beside images
 _DEEP: Final = ("I", "F")  # how the names of the modes begin that 8 bits would cut off
 
 
@@ -74,7 +75,7 @@ class ImageFolder:
                     raise DataError(f"{folder}: must hold a readable image, got none")
         labels = np.repeat(np.arange(len(files)), [len(f) for f in files.values()]).astype(np.int64)
         images = read_images([path for paths in files.values() for path in paths], shape, resize=self.size)
-        return Examples(images, labels), tuple(f.name for f in files)
+        return Examples(images, labels), tuple(clean(f.name) for f in files)
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,9 @@ def open_npz(path: Path) -> Mapping[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:  # the readers of archives and of headers raise whatever they stumble over
+        if "allow_pickle" in str(error):
+            cure = "save texts with .astype(str), and images of one shape in one array"
+            raise DataError(f"{path}: holds Python objects, which are never unpickled; {cure}") from None
         raise DataError(f"{path}: is not a readable .npz of plain arrays ({brief(error)})") from None
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):  # a member of the archive without an array's header
@@ -126,7 +130,7 @@ def open_npz(path: Path) -> Mapping[str, np.ndarray]:
 def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
     """Bring uint8 [n, h, w], [n, h, w, c] or [n, c, h, w], c 1 or 3, to [n, c, h, w]; channels last is tried first."""
     if values.dtype != np.uint8:
-        raise DataError(f"{origin}: array {name!r} must be uint8 images, got {values.dtype}")
+        raise DataError(f"{origin}: array {name!r} must be uint8 images, got {values.dtype}{_as_bytes(values, name)}")
     if values.ndim == 3:
         values = values[:, None]
     elif values.ndim == 4 and values.shape[3] in (1, 3):
@@ -139,44 +143,15 @@ def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
     return np.ascontiguousarray(values)
 
 
-def is_hidden(path: Path) -> bool:
-    """Return whether a system or an editor made this file or folder: a name that starts with a dot, ``__MACOSX``, …"""
-    return path.name.startswith(".") or path.name.lower() in _NO_CLASSES
-
-
-def image_files(folder: Path) -> list[Path]:
-    """List the image files directly in ``folder``, by name, without hidden ones."""
-    return [path for path in _images(folder) if not is_hidden(path)]
-
-
-def _images(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES)
-
-
-def class_folders(root: Path) -> list[Path]:
-    """List the folders directly in ``root``, by name, without hidden ones."""
-    return sorted(p for p in root.iterdir() if p.is_dir() and not is_hidden(p))
-
-
-def hidden_images(root: Path) -> list[Path]:
-    """List what :func:`class_files` leaves out: hidden folders, and hidden images in the classes' folders."""
-    folders = sorted(p for p in root.iterdir() if p.is_dir() and is_hidden(p))
-    return folders + [path for folder in class_folders(root) for path in _images(folder) if is_hidden(path)]
-
-
-def class_files(root: Path) -> dict[Path, list[Path]]:
-    """List the images of each class's folder, by name, without hidden folders and files.
-
-    Raises:
-        DataError: there is no folder, or one without images.
-    """
-    files = {folder: image_files(folder) for folder in class_folders(root)}
-    if not files:
-        raise DataError(f"{root}: must have one subfolder of images per class, got none")
-    for folder, paths in files.items():
-        if not paths:
-            raise DataError(f"{folder}: must hold images ({' '.join(SUFFIXES)}), got none")
-    return files
+def _as_bytes(values: np.ndarray, name: str) -> str:
+    """Say how numbers become uint8 images, after their range; empty for what are no such numbers."""
+    if values.dtype.kind not in "buif" or not values.size:
+        return ""
+    low, high = float(values.min()), float(values.max())
+    if not (low >= 0 and high <= 255):  # NaN, too
+        return f" from {low:g} to {high:g}; scale it to 0…255"
+    scaled = f"(255 * {name}).round()" if high <= 1 else f"{name}.round()" if values.dtype.kind == "f" else name
+    return f" from {low:g} to {high:g}; save {scaled}.astype(np.uint8)"
 
 
 def broken(path: Path) -> DataError | None:
@@ -204,7 +179,7 @@ def read_images(files: list[Path], shape: tuple[int, ...] | None = None, *, resi
     size = (shape[2], shape[1]) if shape else opened[0].size
     for path, image in zip(files, opened, strict=True):
         if image.mode.startswith(_DEEP):
-            raise DataError(f"{path}: every image must have 8 bits a channel, got mode {image.mode}")
+            raise DataError(f"{path}: every image must have 8 bits a channel, got mode {image.mode}; write it with 8")
         if image.size != size:
             got = f"{image.size[0]}×{image.size[1]}"
             raise DataError(f"{path}: every image must be {size[0]}×{size[1]} pixels, got {got}")
@@ -217,13 +192,36 @@ def _open(path: Path, resize: int | None = None) -> Image.Image:
         # not from its path: Pillow 13 garbles an uncompressed TIFF on its side that it maps into memory
         with Image.open(io.BytesIO(path.read_bytes())) as opened:
             opened.load()
-            image = _upright(opened)
+            image = on_white(_upright(opened))
             if resize is None or image.mode.startswith(_DEEP):
                 return image.copy()
             plain = image.convert("L" if image.mode in _GREY else "RGB")
             return ImageOps.fit(plain, (resize, resize), Image.Resampling.BICUBIC)
+    except UnidentifiedImageError:
+        raise DataError(f"{path}: is not a readable image ({_what(path)})") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: is not a readable image ({brief(error)})") from None
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """Return an image without transparent pixels, as viewers show it: on white. What they hide is arbitrary."""
+    if not image.has_transparency_data or image.mode.startswith(_DEEP):
+        return image
+    layers = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return layers.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+
+
+def _what(path: Path) -> str:
+    """Say what a file is that is no image for Pillow."""
+    start = beginning(path)
+    if not start:
+        return "it is empty"
+    if start[4:8] == b"ftyp":
+        return f"it is a film or a {start[8:12].decode('latin-1').upper()} image; convert it to PNG or JPEG"
+    if b"<svg" in start:
+        return "it is SVG; convert it to PNG"
+    kind = other_kind(start, path.name)
+    return f"it {kind}" if kind else "its bytes are those of no kind of image"
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -242,6 +240,9 @@ def _labelled(arrays: Mapping[str, np.ndarray], x: str, y: str, origin: str) -> 
     images, labels = image_array(arrays[x], origin, x), arrays[y]
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != (len(images),):
-        raise DataError(f"{origin}: array {y!r} must have shape [{len(images)}], got {list(labels.shape)}")
+        cure = f"; of one column a class: {y}.argmax(1)" if labels.ndim == 2 and len(labels) == len(images) else ""
+        raise DataError(f"{origin}: array {y!r} must have shape [{len(images)}], got {list(labels.shape)}{cure}")
+    if labels.dtype.kind == "U":
+        labels = np.array([clean(label) for label in labels.tolist()])
     codes, classes = encode_labels(labels, origin, y)
     return Examples(images, codes), classes

@@ -20,8 +20,11 @@ from .. import scratch
 from ..encoding import Column, ColumnKind
 from ..examples import Examples
 from ..raw import Kind, Raw, Task, encode_labels
-from .cells import DECIMAL, Cells, is_index, names_of
+from .cells import DECIMAL, Cells, is_index
 from .columns import described_matrix, feature_matrix, labels_of
+from .formats import require_table
+from .forms import clean
+from .names import names_of, require_column
 
 _PIECE: Final = 2**25  # bytes of a large CSV file that are read at once
 _SNIFFED: Final = 65_536  # bytes of a file by which its separator is found
@@ -118,15 +121,13 @@ def check_columns(target: tuple[str, ...], features: tuple[str, ...]) -> None:
 
 def table_rows(table: pa.Table, source: Table) -> Raw:
     """Take the rows of an open table; ``source`` says which columns are which, and is named in errors."""
-    for name in source.target:
-        if name not in table.column_names:
-            raise DataError(f"{source.path}: must have the target column {short(name)}, got {names_of(table)}")
+    answers = [require_column(table, name, source.path) for name in source.target]
     described: tuple[Column, ...] = ()
     if source.columns is not None:
         features = tuple(source.columns)
         described, inputs = described_matrix(table, source.columns, source.categories, source.path)
     else:
-        others = (n for n in table.column_names if n not in source.target and not is_index(table, n))
+        others = (n for n in table.column_names if n not in answers and not is_index(table, n))
         features = source.features or tuple(others)
         if not features:
             raise DataError(f"{source.path}: must have a column beside the target, got {names_of(table)}")
@@ -188,12 +189,16 @@ def open_table(path: Path, form: CsvForm = CsvForm()) -> pa.Table:
     require_file(path)
     if path.stat().st_size == 0:
         raise DataError(f"{path}: is empty")
+    require_table(path, is_parquet(path))
     if not is_parquet(path) and form.encoding == "utf-8":
         require_utf8(path)
     try:
         table = _parse(path, form)
     except (pa.ArrowException, OSError, UnicodeError) as error:
-        raise DataError(f"{path}: is not a readable CSV or Parquet file ({brief(error)})") from None
+        cure = "; delete what stands above the line of names" if "Row #2: Expected 1 columns" in str(error) else ""
+        raise DataError(f"{path}: is not a readable CSV or Parquet file ({brief(error)}){cure}") from None
+    about = table.schema.metadata
+    table = table.rename_columns([clean(name) for name in table.column_names]).replace_schema_metadata(about)
     doubled = [name for name, count in Counter(table.column_names).items() if count > 1]
     if doubled:
         raise DataError(f"{path}: column names must differ, got {short(doubled[0])} twice")

@@ -1,0 +1,112 @@
+"""What the values of a column may be meant to be: dates, gaps, codes, one word in two spellings.
+
+All of it is read as it is written. A remark says so, since a reader cannot know what was meant.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow.compute as pc
+
+from ...errors import short
+from ..sources.cells import Cells
+from ..sources.forms import CODE, PERIOD, are_all
+
+_DAYS: Final = re.compile(r"dat[eu]|day|time|fecha|jour|(^|[_ ])(dt|tag|when)($|[_ ])", re.IGNORECASE)
+_EXCEL: Final = 25_569  # days from Excel's day 0 to 1970
+_UNITS: Final = (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6))
+_SINCE: Final = (8e8, 2.3e9)  # seconds since 1970, of 1995 to 2042
+_NINES: Final = re.compile(r"-?(9\.)?9{2,}(\.9+|\.0+)?")
+_FILLS: Final = {-32768, 32767, 65535, -2147483648, 2147483647, 4294967295}
+_NO_DAYS: Final = ("0001-01-01", "1753-01-01", "1899-12-30", "1900-01-01", "1970-01-01", "2999-12-31", "9999-12-31")
+
+
+def doubts(cells: Cells) -> list[str]:
+    """Return a line for each thing that the values of a column may be meant to be and are not read as."""
+    name = cells.name or "''"
+    if cells.kind == "number" and not cells.is_rounded:
+        return [f"{name}: {line}" for line in _of_numbers(cells)]
+    if cells.kind == "date":
+        days = cells.days()
+        line = _gap(days[~np.isnan(days)], _is_no_day, lambda day: str(np.datetime64(int(day), "D")))
+        return [f"{name}: {line}"] if line else []
+    return [f"{name}: {line}" for line in _of_texts(cells)] if cells.kind == "text" else []
+
+
+def _of_numbers(cells: Cells) -> Iterator[str]:
+    numbers = cells.numbers()
+    values = numbers[~np.isnan(numbers)]
+    if not len(values):
+        return
+    low, high, is_whole = values.min(), values.max(), bool((values == np.floor(values)).all())
+    if line := _gap(values, _is_fill, lambda value: f"{value:.15g}"):
+        yield line
+    if is_whole and low < high and _are_days(values):
+        yield f"numbers such as {low:.0f} look like days without hyphens: a month's end is a jump; write 2026-01-31"
+    for unit, per_second in _UNITS:
+        if is_whole and low >= per_second * _SINCE[0] and high <= per_second * _SINCE[1]:
+            until = f"{_day(low / per_second / 86_400)} to {_day(high / per_second / 86_400)}"
+            yield f"look like {unit} since 1970 ({until}): they are numbers; write dates, or predict in this unit, too"
+    if _DAYS.search(cells.name) and 20_000 <= low < high <= 60_000:
+        yield f"look like Excel's days ({_day(low - _EXCEL)} to {_day(high - _EXCEL)}): they are numbers; write dates"
+    if is_whole and len(values) > 2 and high - low == len(values) - 1 == len(np.unique(values)) - 1:
+        yield f"has each whole number from {low:.0f} to {high:.0f} once: if it numbers the rows, leave it out"
+    if cells.is_text and (codes := cells.filled.filter(pc.match_substring_regex(cells.filled, CODE))):
+        more = len(codes) - 1
+        yield f"{short(codes[0].as_py())} and {more:,} more begin with 0 and are numbers; write codes as C0123"
+
+
+def _of_texts(cells: Cells) -> Iterator[str]:
+    found = cells.filled.value_counts().to_pylist()
+    if pairs := twins(pair["values"] for pair in found):
+        more = f", and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
+        first, second = pairs[0]
+        yield f"{short(first)} and {short(second)} are two values, by case or blanks alone{more}; write them alike"
+    if not cells.is_code and are_all(cells.filled, PERIOD):
+        yield f"periods such as {short(cells.filled[0].as_py())} are categories; write 2026-01-31 for dates"
+
+
+def twins(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the pairs of names that differ in case and blanks alone, each with the first of its kind."""
+    first, pairs = dict[str, str](), []
+    for name in sorted(names):
+        other = first.setdefault(re.sub(r"[\s_]+", " ", name.strip().casefold()), name)
+        if other != name:
+            pairs.append((other, name))
+    return pairs
+
+
+def _gap(values: np.ndarray, is_known: Callable[[float], bool], written: Callable[[float], str]) -> str:
+    """Name the smallest or largest value if it is a usual word for a gap, occurs twice and is far from all others."""
+    if not len(values):
+        return ""
+    for value in (values.min(), values.max()):
+        rest = values[values != value]
+        count = len(values) - len(rest)
+        if count < 2 or not len(rest) or not is_known(float(value)):
+            continue
+        if np.abs(rest - value).min() > np.ptp(rest):
+            return f"{written(value)} is a value, in {count:,} rows, far from all others; write a gap as an empty cell"
+    return ""
+
+
+def _is_fill(value: float) -> bool:
+    """Return True for -999 and the like, the ends of whole numbers of 16 and 32 bits, and 1e20 and beyond."""
+    return bool(_NINES.fullmatch(f"{value:.15g}")) or value in _FILLS or abs(value) >= 1e20
+
+
+def _is_no_day(day: float) -> bool:
+    return day.is_integer() and str(np.datetime64(int(day), "D")) in _NO_DAYS
+
+
+def _are_days(values: np.ndarray) -> bool:
+    """Return True for whole numbers that are all days as 20260131."""
+    years, rest = np.divmod(values, 10_000)
+    months, days = np.divmod(rest, 100)
+    return bool(((years >= 1900) & (years <= 2100) & (months >= 1) & (months <= 12) & (days >= 1) & (days <= 31)).all())
+
+
+def _day(days: float) -> str:
+    return str(np.datetime64(int(days), "D"))

@@ -1,0 +1,75 @@
+"""Which files of a folder are images and which folders are classes, and what lies beside them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from ...errors import DataError, brief, short
+from .forms import clean
+
+SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_NO_CLASSES: Final = ("__macosx", "thumbs.db", "desktop.ini", "@eadir")  # what systems leave beside images
+
+
+def is_hidden(path: Path) -> bool:
+    """Return whether a system or an editor made this file or folder: a name that starts with a dot, ``__MACOSX``, …"""
+    return path.name.startswith(".") or path.name.lower() in _NO_CLASSES
+
+
+def image_files(folder: Path) -> list[Path]:
+    """List the image files directly in ``folder``, by name, without hidden ones."""
+    return [path for path in _images(folder) if not is_hidden(path)]
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES)
+
+
+def class_folders(root: Path) -> list[Path]:
+    """List the folders directly in ``root``, by name, without hidden ones."""
+    return sorted(p for p in root.iterdir() if p.is_dir() and not is_hidden(p))
+
+
+def hidden_images(root: Path) -> list[Path]:
+    """List what :func:`class_files` leaves out: hidden folders, and hidden images in the classes' folders."""
+    folders = sorted(p for p in root.iterdir() if p.is_dir() and is_hidden(p))
+    return folders + [path for folder in class_folders(root) for path in _images(folder) if is_hidden(path)]
+
+
+def class_files(root: Path) -> dict[Path, list[Path]]:
+    """List the images of each class's folder, by name, without hidden folders and files.
+
+    Raises:
+        DataError: there is no folder, or one without images, or two of one name.
+    """
+    files = {folder: image_files(folder) for folder in class_folders(root)}
+    if not files:
+        raise DataError(f"{root}: must have one subfolder of images per class, got none")
+    for folder, paths in files.items():
+        if not paths:
+            raise DataError(f"{folder}: must hold images ({' '.join(SUFFIXES)}), got {_names(folder)}")
+    doubled = [name for name, count in Counter(clean(folder.name) for folder in files).items() if count > 1]
+    if doubled:
+        rule = "the classes' folders must differ in more than blanks and forms of Unicode"
+        raise DataError(f"{root}: {rule}, got {short(doubled[0])} twice")
+    return files
+
+
+def beside_images(path: Path) -> list[Path]:
+    """List what is read neither as an image nor as hidden: other files, folders in a class's folder, dead links.
+
+    Args:
+        path: the folder of the classes' folders, or of ``train/`` and ``test/``.
+    """
+    roots = [path / part for part in ("train", "test") if (path / part).is_dir()]
+    found = [p for p in path.iterdir() if p not in roots] if roots else []
+    for root in roots or [path]:
+        found += [p for p in root.iterdir() if not p.is_dir()]
+        found += [p for folder in class_folders(root) for p in folder.iterdir() if p not in {*image_files(folder)}]
+    return sorted(p for p in found if not is_hidden(p))
+
+
+def _names(folder: Path) -> str:
+    """Name what is in a folder, for an error."""
+    names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in folder.iterdir() if not is_hidden(p))
+    return brief(", ".join(names[:4])) + (", …" if len(names) > 4 else "") if names else "none"

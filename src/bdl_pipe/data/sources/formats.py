@@ -1,0 +1,85 @@
+"""Files that people take for tables or images: each is known by its first bytes, and named with the command that helps.
+
+A workbook, an archive or a pointer of Git LFS that is parsed as CSV has a column of garbage at best. Nothing is
+unpacked or converted here: the user's own command does it, and the user sees what comes out.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from ...errors import DataError
+
+LONGEST: Final = 512  # bytes of a file's beginning by which its kind is known
+_PANDAS: Final = "make it Parquet: python -c \"import pandas; pandas.read_{}('{{}}').to_parquet('new.parquet')\""
+_CSV: Final = "save the sheet as CSV"
+_PICKLE: Final = "is a pickle, which is never read, since it may run any code; write it as CSV or Parquet"
+_TEXT: Final = "must be UTF-8 text, got {0}; save it as UTF-8 (iconv -f {0} -t UTF-8 {{}} > new)"
+
+_OTHERS: Final = (
+    (b"\x1f\x8b", "is compressed with gzip; unpack it first: gunzip -k {}"),
+    (b"BZh9", "is compressed with bzip2; unpack it first: bunzip2 -k {}"),
+    (b"\xfd7zXZ\0", "is compressed with xz; unpack it first: unxz -k {}"),
+    (b"\x28\xb5\x2f\xfd", "is compressed with Zstandard; unpack it first: unzstd {}"),
+    (b"7z\xbc\xaf\x27\x1c", "is a 7z archive; unpack it first: 7z x {}"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", f"is an Excel workbook; {_CSV}"),
+    (b"ARROW1", f"is an Arrow (Feather) file; {_PANDAS.format('feather')}"),
+    (
+        b"\x93NUMPY",
+        "is an array of NumPy; write np.savez('new.npz', x=…, y=…) for images, or a table as CSV or Parquet",
+    ),
+    (b"\x89HDF\r\n", f"is an HDF5 file; {_PANDAS.format('hdf')}"),
+    (b"SQLite format 3\0", "is a database of SQLite; write its table as CSV or Parquet"),
+    (b"%PDF", "is a PDF document; tables are CSV or Parquet"),
+    (b"\x80\x02", _PICKLE),
+    (b"\x80\x03", _PICKLE),
+    (b"\x80\x04", _PICKLE),
+    (b"\x80\x05", _PICKLE),
+    (b"\xff\xfe\0\0", _TEXT.format("UTF-32")),
+    (b"\0\0\xfe\xff", _TEXT.format("UTF-32")),
+    (b"\xff\xfe", _TEXT.format("UTF-16")),
+    (b"\xfe\xff", _TEXT.format("UTF-16")),
+)
+_WRITTEN: Final = (  # texts: compared without blanks before them, in small letters
+    (b"version https://git-lfs", "is a pointer of Git LFS, not the file itself; fetch it: git lfs pull"),
+    (b"outs:", "is a pointer of DVC, not the file itself; fetch it: dvc pull"),
+    (b"<!doctype", "is a web page, perhaps one that asks to sign in; fetch the file itself"),
+    (b"<html", "is a web page, perhaps one that asks to sign in; fetch the file itself"),
+    (b"<?xml", "is XML; write it as CSV or Parquet"),
+    (b"@relation", "is an ARFF file; write it as CSV with a header line"),
+    (b'{"', f"is JSON; {_PANDAS.format('json')}"),
+    (b"[{", f"is JSON; {_PANDAS.format('json')}"),
+    (b"sep=", "begins with Excel's line sep=; delete it: tail -n +2 {} > new.csv"),
+)
+
+
+def beginning(path: Path) -> bytes:
+    """Return the first bytes of a file that is there."""
+    with path.open("rb") as file:
+        return file.read(LONGEST)
+
+
+def other_kind(start: bytes, name: str) -> str:
+    """Say what a file is, and what helps, if its first bytes are those of no CSV; empty if they may be."""
+    if start.startswith(b"PK\x03\x04"):
+        office = b"[Content_Types].xml" in start or b"xl/" in start or name.lower().endswith((".xlsx", ".xlsm", ".ods"))
+        return f"is an Excel workbook; {_CSV}" if office else f"is a zip archive; unpack it first: unzip {name}"
+    found = next((said for known, said in _OTHERS if start.startswith(known)), "")
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    return (found or next((said for known, said in _WRITTEN if text.startswith(known)), "")).replace("{}", name)
+
+
+def require_table(path: Path, parquet: bool) -> None:
+    """Raise DataError for a file of another kind than its name says.
+
+    Args:
+        parquet: whether the name says Parquet, rather than CSV.
+    """
+    start = beginning(path)
+    is_parquet = start.startswith(b"PAR1")
+    if parquet and not is_parquet:
+        found = other_kind(start, path.name) or "is named as a Parquet file and is none; name a CSV file .csv"
+        raise DataError(f"{path}: {found}")
+    if not parquet and is_parquet:
+        raise DataError(f"{path}: is a Parquet file; name it so: mv {path.name} {path.stem}.parquet")
+    if not parquet and (found := other_kind(start, path.name)):
+        raise DataError(f"{path}: {found}")

@@ -1,0 +1,24 @@
+"""The columns of an open table by name: blanks around a name and its Unicode form do not count, its case does."""
+
+import difflib
+
+import pyarrow as pa
+
+from ...errors import DataError, brief, short
+from .forms import clean
+
+
+def require_column(table: pa.Table, name: str, origin: str) -> str:
+    """Return the name of a column as the table writes it; raise DataError if there is no such column."""
+    if (found := clean(name)) not in table.column_names:
+        near = difflib.get_close_matches(found.lower(), table.column_names, 1, 0.75)
+        near = [other for other in table.column_names if other.lower() == found.lower()] or near
+        hint = f"; did you mean {short(near[0])}?" if near else ""
+        raise DataError(f"{origin}: must have the column {short(name)}, got {names_of(table)}{hint}")
+    return found
+
+
+def names_of(table: pa.Table) -> str:
+    """Return the names of the first eight columns, for an error."""
+    names = brief(", ".join(table.column_names[:8]))
+    return names + (", …" if table.num_columns > 8 else "")

@@ -1,0 +1,263 @@
+"""Tables as people of other tools reported them (docs/internals/cases.md): each is read right, or named in one line.
+
+A case names its report, ``repository#number``; the inputs are our own.
+"""
+
+import gzip
+import unicodedata
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bdl_pipe import config
+from bdl_pipe.data import sources
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.new_inputs import frame_inputs, new_inputs
+from bdl_pipe.data.normalise import fit_transform
+from bdl_pipe.data.prepare import check_splits
+from bdl_pipe.errors import DataError
+from bdl_pipe.seeds import Seed
+from tests.data.reported import DAYS, EPOCH, PLAIN, SQUARES
+from tests.data.test_cells import ROWS, X, Y, added, cycle, feature, schema_of, stored
+
+E_NFC, E_NFD = unicodedata.normalize("NFC", "été"), unicodedata.normalize("NFD", "été")
+
+
+def zipped(member: str) -> Any:
+    def write(path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(member, PLAIN)
+
+    return write
+
+
+def pointer(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:6652\nsize 146946961\n")
+
+
+# report: (file's name, its content or what writes it, what is said)
+OTHER_FILES: dict[str, tuple[str, Any, str]] = {
+    "SolarArbiter/solarforecastarbiter-dashboard#115": (
+        "t.xlsx",
+        zipped("xl/workbook.xml"),
+        "is an Excel workbook; save the sheet as CSV",
+    ),
+    "etalab/csvapi#7": (
+        "t.csv",
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504),
+        "is an Excel workbook; save the sheet as CSV",
+    ),
+    "cytomining/pycytominer#95": (
+        "t.csv.gz",
+        gzip.compress(PLAIN.replace(",", ";").encode()),
+        r"is compressed with gzip; unpack it first: gunzip -k t\.csv\.gz",
+    ),
+    "refinery-platform/heatmap-scatter-dash#161": (
+        "t.zip",
+        zipped("t.csv"),
+        r"is a zip archive; unpack it first: unzip t\.zip",
+    ),
+    "InertExpert2911/Mutual_Fund_Data#1": ("t.parquet", pointer, "is a pointer of Git LFS, .*: git lfs pull"),
+    "benedekrozemberczki/datasets#10": ("t.csv", pointer, "is a pointer of Git LFS, .*: git lfs pull"),
+    "SheetJS/sheetjs#575": ("t.csv", PLAIN.encode("utf-16"), "must be UTF-8 text, got UTF-16; save it as UTF-8"),
+    "rap2hpoutre/fast-excel#327": (
+        "t.csv",
+        b"sep=;\n" + PLAIN.encode(),
+        r"begins with Excel's line sep=; delete it: tail -n \+2 t\.csv > new\.csv",
+    ),
+    "nietras/Sep#274": ("t.csv", b"# created 4/22/2025\n" + PLAIN.encode(), "delete what stands above the line of nam"),
+    "ludwig-ai/ludwig#3396 (a Parquet file called CSV)": (
+        "t.csv",
+        lambda path: pd.DataFrame({"x": X, "y": Y}).to_parquet(path),
+        r"is a Parquet file; name it so: mv t\.csv t\.parquet",
+    ),
+    "a web page": ("t.csv", b"<!DOCTYPE html>\n<html>Sign in</html>\n" * 60, "is a web page, perhaps one that asks to"),
+    "a pickle": ("t.csv", lambda path: pd.DataFrame({"x": X, "y": Y}).to_pickle(path), "is a pickle, which is never r"),
+    "JSON": ("t.csv", b'[{"x": 1, "y": 2}]', "is JSON; make it Parquet: python -c .*read_json"),
+}
+
+
+@pytest.mark.parametrize("report", OTHER_FILES)
+def test_a_file_of_another_kind_is_named_with_the_command_that_helps(report: str, tmp_path: Path) -> None:
+    name, content, said = OTHER_FILES[report]
+    path = tmp_path / name
+    content(path) if callable(content) else path.write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        added(path)
+    with pytest.raises(DataError, match=said):  # and so where it is predicted
+        new_inputs(path, {"kind": "table", "features": ["x"], "input_shape": [1]})
+
+
+def test_a_csv_file_may_begin_as_it_likes(tmp_path: Path) -> None:
+    """MetaStock's headers are in pointed brackets: no web page."""
+    path = tmp_path / "t.csv"
+    path.write_text(PLAIN.replace("x,y", "<DATE>,<OPEN>"))
+    assert added(path, "<OPEN>")[1].features == ("<DATE>",)
+
+
+# --- names of columns -------------------------------------------------------------------------------------------------
+
+# report: (names in the file of x and y, the target as it is typed, x as a request has it)
+NAMES = {
+    "pandas-dev/pandas#9067 (blanks around names)": (" x ", "  y", "y", "x"),
+    "JuliaData/DataFrames.jl#2904 (NFC typed, NFD in the file)": ("x", E_NFD, E_NFC, "x"),
+    "learningequality/ricecooker#143 (NFC fitted, NFD predicted)": (E_NFC, "y", "y", E_NFD),
+    "openml/automlbenchmark#357 (whole numbers as names)": ("0", "1", "1", 0),
+    "lightgbm-org/LightGBM#6202 (signs of JSON; right before)": ('"[a].{b}: c, km"', "y", "y", "[a].{b}: c, km"),
+}
+
+
+@pytest.mark.parametrize("report", NAMES)
+def test_a_column_is_found_by_its_name(report: str, tmp_path: Path) -> None:
+    x, y, target, asked = NAMES[report]
+    (tmp_path / "t.csv").write_text(PLAIN.replace("x,y", f"{x},{y}", 1))
+    raw = added(tmp_path / "t.csv", target)[1]
+    assert len(raw.features) == 1
+    assert frame_inputs(pd.DataFrame([[0.5, 1]], columns=[asked, "more"]), schema_of(raw)).tolist() == [[0.5]]
+    (tmp_path / "new.csv").write_text(f"more,{x}\n1,0.5\n")  # dmlc/xgboost#8357, EducationalTestingService/skll#145
+    assert new_inputs(tmp_path / "new.csv", schema_of(raw)).tolist() == [[0.5]]
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        pytest.param("x,x,y", "column names must differ, got 'x' twice", id="skrub-data/skrub#636 (right before)"),
+        pytest.param("x,x ,y", "column names must differ, got 'x' twice", id="metabase/metabase#72421"),
+        pytest.param("x,Z,Y", "must have the column 'y', got x, Z, Y; did you mean 'Y'?", id="case of a name"),
+    ],
+)
+def test_names_that_are_one_are_refused(header: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("\n".join([header, *(f"{x},1,{y}" for x, y in zip(X, Y, strict=True))]))
+    with pytest.raises(DataError, match=said):
+        added(tmp_path / "t.csv")
+
+
+# --- what is read, and what is said of it -----------------------------------------------------------------------------
+
+SERIAL = [45_000 + 7 * i % 400 for i in range(ROWS)]
+# report: (name of the column, its cells, its kind or None, a part of the note or of why it is left out)
+NOTED: dict[str, tuple[str, list[Any], str | None, str]] = {
+    "biolab/orange3#5172": (
+        "f",
+        ["#VALUE!", "#DIV/0!", *SQUARES[2:]],
+        "number",
+        "'#VALUE!' is read as a gap, in 1 rows",
+    ),
+    "tidyverse/readxl#62": ("f", ["#NV", "#NV", *SQUARES[2:]], "number", "'#NV' is read as a gap, in 2 rows"),
+    "Data-Centric-AI-Community/fg-data-profiling#675": (
+        "f",
+        [*SQUARES[:-1], "Total"],
+        None,
+        "98% of its cells are numbers but for texts such as 'Total': write gaps as empty cells",
+    ),
+    "turicas/rows#302": ("f", cycle("0123", "456", "00789"), "number", "'0123' and 39 more begin with 0 and are numb"),
+    "ribbondz/rsv#8": ("sold_date", SERIAL, "number", "look like Excel's days (2023-03-15 to 2024-04-17)"),
+    "eddelbuettel/anytime#17": ("f", [int(f"{d:%Y%m%d}") for d in DAYS], "number", "look like days without hyphens"),
+    "moment/luxon#345": ("f", EPOCH, "number", "look like seconds since 1970 (2023-03-28 to 2024-04-30)"),
+    "postlight/parser#702": ("f", [1000 * s for s in EPOCH], "number", "look like milliseconds since 1970 (2023-03-28"),
+    "Quartz/bad-data-guide#14": (
+        "f",
+        [-99999, -99999, *SQUARES[2:]],
+        "number",
+        "-99999 is a value, in 2 rows, far from",
+    ),
+    "dankelley/oce#983": ("f", [-999.0, -999.0, *SQUARES[2:]], "number", "-999 is a value, in 2 rows, far from all"),
+    "a date for none": (
+        "f",
+        ["9999-12-31", "9999-12-31", *map(str, DAYS[2:])],
+        "date",
+        "9999-12-31 is a value, in 2 r",
+    ),
+    "uncharted-distil/distil#1865": (
+        "f",
+        cycle("Red", "red", "blue "),
+        "category",
+        "'Red' and 'red' are two values, by",
+    ),
+    "months": ("f", cycle("2024-01", "2024-02", "2023-12"), "category", "periods such as '2024-01' are categories"),
+    "moments without hyphens": (
+        "f",
+        cycle("20240131T120000Z", "20240201T000000Z"),
+        None,
+        "its texts are dates, such as",
+    ),
+    "numbers of Fortran": ("f", [f"{x:.4f}D+02" for x in X], None, "its texts are numbers, such as '"),
+    "minus at the end": (
+        "f",
+        [f"{abs(x):.4f}-" if x < 0 else f"{x:.4f}" for x in X],
+        None,
+        "texts are numbers, such as ",
+    ),
+    "rows in another order": (
+        "f",
+        np.random.default_rng(1).permutation(ROWS).tolist(),
+        "number",
+        "has each whole number from 0 to 59 once: if it numbers the rows, leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize("report", NOTED)
+def test_what_a_reader_should_know_is_said(report: str, tmp_path: Path) -> None:
+    name, cells, kind, said = NOTED[report]
+    profile = added(stored(tmp_path, "csv", {"x": X.tolist(), name: cells, "y": Y.tolist()}))[0]
+    assert profile.columns.get(name) == kind
+    assert said in "\n".join(profile.describe())
+
+
+def test_usual_columns_are_not_remarked_on(tmp_path: Path) -> None:
+    """Counts, years, ages with a 99 among them, prices, identifiers of products: none is doubted."""
+    columns = {
+        "count": [i * i for i in range(ROWS)],
+        "year": [1990 + 7 * i % 30 for i in range(ROWS)],
+        "age": [20 + 13 * i % 80 for i in range(ROWS)],
+        "price": [25_000 + 997 * i % 30_000 for i in range(ROWS)],
+        "code": cycle("12D3", "A-1", "7"),
+        "day": [str(day) for day in DAYS],
+        "yes": cycle("yes", "no"),
+        "y": Y.tolist(),
+    }
+    assert added(stored(tmp_path, "csv", columns))[0].remarks == []
+
+
+# report: (cells, values of the category)
+ONE_VALUE = {
+    "chamilo/chamilo-lms#7176 (U+200B, U+FEFF)": (
+        cycle("\u200bred", "red\ufeff", "red", "blue\u00a0"),
+        ("blue", "red"),
+    ),
+    "semantic-reasoning/verinote#161 (NFC and NFD)": (cycle(E_NFC, E_NFD, "x"), ("x", E_NFC)),
+}
+
+
+@pytest.mark.parametrize("report", ONE_VALUE)
+def test_what_looks_alike_is_one_category(report: str, tmp_path: Path) -> None:
+    cells, values = ONE_VALUE[report]
+    raw = feature(tmp_path, cells)[1]
+    assert raw.columns[1].values == values
+    inputs = frame_inputs(pd.DataFrame({"x": X, "f": cells}), schema_of(raw))
+    np.testing.assert_array_equal(inputs, raw.train.inputs)
+
+
+def test_digits_of_other_scripts_are_numbers(tmp_path: Path) -> None:
+    for zero in "０٠۰":  # full width, Arabic, Persian
+        written = ["".join(chr(ord(zero) + int(d)) for d in str(i * i)) for i in range(ROWS)]
+        assert feature(tmp_path, written)[1].train.inputs[:, 1].tolist() == [i * i for i in range(ROWS)]
+
+
+def test_what_add_takes_prepare_takes(tmp_path: Path) -> None:
+    """All columns that are read above, in one table: the splits are drawn, and the transform has no gap."""
+    columns = {f"{n}{i}": c for i, (n, c, kind, _) in enumerate(NOTED.values()) if kind} | {"y": Y.tolist()}
+    profile = added(stored(tmp_path, "csv", columns))[0]
+    rest = {"whiten": False, "validation": 0.2, "fit_rows": "train", "splits": 5, "ood": [], "corrupted_images": 0}
+    entry = config.read(DatasetConfig, {**profile.dataset(), **rest, "corruptions": "made"}, "d")
+    raw = sources.load(entry.source)
+    check_splits(raw, entry, "d", Seed(0))
+    made = fit_transform(
+        raw.train.inputs, raw.train.targets, kind="table", normalise="robust", whiten=False, columns=raw.columns
+    )
+    assert made.inputs(raw.train.inputs).isfinite().all()
