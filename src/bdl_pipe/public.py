@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     from . import networks as _networks
     from . import plugins as _plugins
     from .artifacts import State as State
+    from .baselines.stored import StoredPosterior as StoredPosterior
+    from .baselines.trees import Trees as Trees
     from .checkpoint_files import CheckpointFiles as CheckpointFiles, CheckpointFolder as CheckpointFolder
     from .checkpoints import Checkpointed as Checkpointed
     from .data.catalog import register_source as register_source
@@ -135,7 +137,9 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "Size": "data.size",
     "StageSpec": "method",
     "State": "artifacts",
+    "StoredPosterior": "baselines.stored",
     "TrainingConfig": "training.learner",
+    "Trees": "baselines.trees",
     "Upstream": "method",
     "UserError": "errors",
     "build_network": "networks:build",

@@ -4,11 +4,13 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression
 from torch.distributions import Normal
 
+from bdl_pipe import recalibration
 from bdl_pipe.baselines import boosting, linear_model
 from bdl_pipe.baselines.boosting import BoostingConfig, BoostingPosterior
 from bdl_pipe.baselines.constant import ConstantPosterior
@@ -17,6 +19,8 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.posterior import Posterior, Predictor
+from bdl_pipe.predictive import Categorical, Continuous
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 
@@ -41,15 +45,16 @@ def table(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...] = ()) -> FitDat
     return FitData("classification" if classes else "regression", train, validation, transform, classes)
 
 
-@pytest.mark.parametrize("loss", ["squared_error", "gamma"])
+@pytest.mark.parametrize("loss", ["squared_error", "gamma", "quantile"])
 def test_trees_are_those_of_scikit_learn(loss: str) -> None:
     x, y = rows()
-    y = y if loss == "squared_error" else np.exp(y)
-    model = HistGradientBoostingRegressor(loss=loss, max_iter=30, early_stopping=False).fit(x, y)
+    y = np.exp(y) if loss == "gamma" else y
+    options = {"loss": loss, "early_stopping": False, "quantile": 0.9 if loss == "quantile" else None}
+    model = HistGradientBoostingRegressor(max_iter=30, **options).fit(x, y)
     trees, found = of_boosting(model, 30), torch.from_numpy(x)
     raw = trees(found)[:, 0].numpy()
-    np.testing.assert_allclose(raw if loss == "squared_error" else np.exp(raw), model.predict(x), rtol=1e-12)
-    few = HistGradientBoostingRegressor(loss=loss, max_iter=7, early_stopping=False).fit(x, y)
+    np.testing.assert_allclose(np.exp(raw) if loss == "gamma" else raw, model.predict(x), rtol=1e-12)
+    few = HistGradientBoostingRegressor(max_iter=7, **options).fit(x, y)
     np.testing.assert_allclose(of_boosting(model, 7)(found), of_boosting(few, 7)(found), rtol=1e-12)
     assert np.abs(of_boosting(model, 7)(found)[:, 0].numpy() - raw).max() > 0.01
 
@@ -162,3 +167,62 @@ def test_logistic_regression_is_scikit_learns_at_the_chosen_strength() -> None:
         np.testing.assert_allclose(found.mean.numpy(), peer.predict_proba(inputs.double()), atol=1e-5)
         strong = LogisticRegression(C=1e-4, max_iter=1_000).fit(inputs.double(), known)
         assert chosen > 1e-3 and np.abs(found.mean.numpy() - strong.predict_proba(inputs.double())).max() > 0.1
+
+
+def conformal(rival: str, classes: tuple[str, ...]) -> tuple[int, int, int]:
+    """Count how many of 400 conformal sets at 80 %, each of 39 calibration rows of its own, hold a new row's target.
+
+    ``rival`` is ``linear`` or boosting's noise. Returns also how many of the posterior's own central intervals do (0 of
+    classes), and 400.
+    """
+    calibrating, count = 39, 400
+    random = np.random.default_rng(3)
+    x = random.normal(size=(500 + count * (calibrating + 1), 2))
+    y = x[:, 0] + random.standard_t(2, size=len(x))  # of infinite variance: no Gaussian is right
+    y = (y > 0) * 1.0 if classes else y
+    data = table(x[:500], y[:500], classes)
+    posterior: Posterior
+    if rival == "linear":
+        state = linear_model.fit(data, {}, linear_model.LinearConfig(), rng=Seed(0), report=Silent())
+        kind = linear_model.LogisticRegressionPosterior if classes else linear_model.LinearRegressionPosterior
+        posterior = kind(state)
+    else:
+        posterior = fitted(data, noise=rival)
+    predictor, held, own = Predictor(posterior, data.transform, classes), 0, 0
+    for block in range(count):
+        at = 500 + block * (calibrating + 1)
+        rows = Examples(x[at : at + calibrating], y[at : at + calibrating].astype(int if classes else float))
+        rows = rows if classes else Examples(rows.inputs, rows.targets[:, None])
+        learnt = recalibration.fit(predictor.transformed_batches(rows.inputs, rng=Seed(0)), rows, data.transform)
+        new, target = predictor.transformed(x[at + calibrating][None], rng=Seed(0)), y[at + calibrating]
+        if isinstance(new, Categorical):
+            held += int(learnt.class_set(new, 0.8)[0, int(target)])
+            continue
+        assert isinstance(new, Continuous)
+        low, high = (float(end) for end in learnt.interval(new, data.transform, 0.8))
+        held += low <= target <= high
+        low, high = (float(data.transform.own_units(new.quantile(level))) for level in (0.1, 0.9))
+        own += low <= target <= high
+    return held, own, count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rival", ["constant", "quantiles", "linear"])
+def test_conformal_intervals_of_rivals_hold_what_they_say(rival: str) -> None:
+    """The sets are independent and each holds its row with probability ⌈40·0.8⌉/40 = 0.8: a binomial number of 400.
+
+    Outside of its central 1 − 1e-6 is one run in a million. The control: the Gaussians' own intervals hold too many,
+    since the tails of the noise have made them wide.
+    """
+    held, own, count = conformal(rival, ())
+    low, high = scipy.stats.binom.ppf([5e-7, 1 - 5e-7], count, 0.8)
+    assert low <= held <= high
+    assert rival == "quantiles" or own > high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rival", ["constant", "linear"])
+def test_conformal_sets_of_classes_hold_at_least_what_they_say(rival: str) -> None:
+    """Leaves give several rows one probability, so that a set may hold more; one run in two million holds less."""
+    held, _, count = conformal(rival, ("a", "b"))
+    assert held >= scipy.stats.binom.ppf(5e-7, count, 0.8)

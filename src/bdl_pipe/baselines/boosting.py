@@ -7,13 +7,16 @@ all rows. The residuals of the left-out rows, which no tree has seen, give the n
 - ``constant``: N(f(x), s²), s² the mean of the squared residuals;
 - ``modelled``: N(f(x), s²(x)), s²(x) by boosting the squared residuals under the deviance of a gamma distribution, on
   the same folds, as Nelder & Lee 1998 model mean and dispersion together;
-- ``best``: the one of the larger log-likelihood of the left-out rows.
+- ``best``: of these two the one of the larger log-likelihood of the left-out rows;
+- ``quantiles``: no Gaussian. The quantiles at five levels, each by boosting its pinball loss (Koenker & Bassett 1978)
+  on the same folds, and the distribution that they give (:mod:`.quantiles`). Trees are too sure of the rows that they
+  have seen: each quantile is shifted until its level's share of the left-out rows is below it, as a conformal quantile
+  is (Romano, Patterson & Candès 2019, with folds in place of a split).
 
 Classes: the softmax of the sums. Stored as tensors (:mod:`.trees`).
 """
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
@@ -29,6 +32,8 @@ from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Categorical, Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
+from .quantiles import SCORES, Quantiles, levels
+from .stored import StoredPosterior
 from .trees import Trees, of_boosting
 
 _SMALLEST: Final = 1e-6  # of a variance, over that of the targets; a fit without an error has some
@@ -45,14 +50,14 @@ class BoostingConfig:
         learning_rate: the factor of each tree.
         leaves: of a tree, at most.
         folds: K of the cross-validation.
-        noise: how the variance of a regression is found: the three forms above.
+        noise: how the distribution of a regression is found: the four forms above.
     """
 
     rounds: int
     learning_rate: float
     leaves: int
     folds: int
-    noise: Literal["constant", "modelled", "best"]
+    noise: Literal["constant", "modelled", "best", "quantiles"]
 
     def __post_init__(self) -> None:
         require(self.rounds > 0, "rounds", "must be > 0", self.rounds)
@@ -62,37 +67,35 @@ class BoostingConfig:
 
 
 @final
-class BoostingPosterior:
-    """Sums of trees: of logits, or of means with the log of each variance. It holds no draws: the trees are a point."""
+class BoostingPosterior(StoredPosterior):
+    """Sums of trees: of logits, of means and log-variances, or of quantiles. It has no draws: the trees are a point."""
 
     key = "boosting"
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
-        self._state = state
-        tensors = {name: values.to(device) for name, values in state.tensors.items()}
+        super().__init__(state, device)
         self._classes: list[int] = state.config["classes"]
         self._outputs = int(state.config["outputs"])
-        self._sums = [Trees(under(f"sums.{i}.", tensors)) for i in range(1 if self._classes else self._outputs)]
-        self._variances = [] if self._classes else [_variance(i, tensors) for i in range(self._outputs)]
+        self._sums, self._log_variances = (self._trees(part) for part in ("sums", "variance"))
+
+    def _trees(self, part: str) -> list[Trees]:
+        found = [under(f"{part}.{i}.", self.tensors) for i in range(self._outputs * len(SCORES))]
+        return [Trees(tensors) for tensors in found if tensors]
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
         rows = inputs.flatten(1)
         sums = torch.cat([trees(rows) for trees in self._sums], -1)
+        if "shift" in self.tensors:
+            raw = sums.unflatten(1, (self._outputs, len(SCORES))) + self.tensors["shift"]
+            return Quantiles.of(raw, self.tensors["least"])
         if not self._classes:
-            variance = torch.stack([of(rows) for of in self._variances], -1)
+            variance = torch.cat([trees(rows) for trees in self._log_variances], -1).exp()
             return Gaussian(sums[None].to(inputs.dtype), variance[None].to(inputs.dtype))
         logits = F.pad(sums, (1, 0)) if sums.shape[-1] < len(self._classes) else sums  # two classes have one sum
         every = logits.new_full((len(logits), self._outputs), _ABSENT)
         every[:, self._classes] = torch.log_softmax(logits, -1)
         return Categorical(torch.log_softmax(every, -1)[None].to(inputs.dtype))
-
-    def state(self) -> State:
-        return self._state
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "BoostingPosterior":
-        return cls(state, device)
 
 
 def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, report: Report) -> State:
@@ -104,10 +107,12 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     if len(classes) == 1:  # no tree: its probability is 1
         report(1, 1)
         return State(_named("sums.0", Trees.constant([0.0])), about)
-    parts = 1 if classes else data.outputs * (1 if config.noise == "constant" else 2)
+    parts = 1 if classes else data.outputs * {"constant": 1, "quantiles": len(SCORES)}.get(config.noise, 2)
     folded = _Folds(rows.reshape(len(rows), -1), folds, config, report, parts)
     if classes:
         return State(_named("sums.0", folded.solve("classes", "classes", targets)[0]), about)
+    if config.noise == "quantiles":
+        return State(_quantiles(folded, targets), about)
     tensors = dict[str, Tensor]()
     for i, column in enumerate(targets.T):
         trees, left_out = folded.solve(f"mean.{i}", "squared_error", column)
@@ -127,23 +132,27 @@ class _Folds:
         self._done: dict[str, Tensor] = {} if last is None else dict(last.tensors)
         self._step = sum(name.endswith("best") for name in self._done)
 
-    def solve(self, part: str, loss: str, targets: np.ndarray) -> tuple[Trees, np.ndarray]:
-        """Return the trees of all rows, and for each row what the trees of the other folds predict, before any link."""
-        models = [self._fold(f"{part}.{fold}.", loss, targets, fold) for fold in range(self._count)]
+    def solve(self, part: str, loss: str, targets: np.ndarray, level: float | None = None) -> tuple[Trees, np.ndarray]:
+        """Return the trees of all rows, and for each row what the trees of the other folds predict, before any link.
+
+        Args:
+            level: that of the loss ``quantile``.
+        """
+        models = [self._fold(f"{part}.{fold}.", loss, targets, fold, level) for fold in range(self._count)]
         rounds = max(1, round(float(np.mean([best for _, best in models]))))
         left_out = np.zeros(len(targets))
         for fold, (trees, _) in enumerate(models) if loss != "classes" else ():
             chosen = self._folds == fold
             left_out[chosen] = trees.first(rounds)(torch.from_numpy(self._rows[chosen]))[:, 0].numpy()
-        return of_boosting(self._model(loss, rounds).fit(self._rows, targets), rounds), left_out
+        return of_boosting(self._model(loss, level, rounds).fit(self._rows, targets), rounds), left_out
 
-    def _fold(self, name: str, loss: str, targets: np.ndarray, fold: int) -> tuple[Trees, int]:
+    def _fold(self, name: str, loss: str, targets: np.ndarray, fold: int, level: float | None) -> tuple[Trees, int]:
         """Return the trees of all folds but one, and their rounds of the best score on that one."""
         if f"{name}best" not in self._done:
             rest, out = self._folds != fold, self._folds == fold
             if loss == "classes":  # a class that the rest lacks cannot be scored
                 out &= np.isin(targets, targets[rest])
-            model = self._model(loss, self.config.rounds, stop=True)
+            model = self._model(loss, level, self.config.rounds, stop=True)
             model.fit(self._rows[rest], targets[rest], X_val=self._rows[out], y_val=targets[out])
             best = int(np.argmax(model.validation_score_))
             self._done |= _named(name.rstrip("."), of_boosting(model, model.n_iter_)) | {
@@ -155,7 +164,7 @@ class _Folds:
                 self._report.save(State(self._done, {}))
         return Trees(under(name, self._done)), int(self._done[f"{name}best"])
 
-    def _model(self, loss: str, rounds: int, stop: bool = False) -> Any:
+    def _model(self, loss: str, level: float | None, rounds: int, stop: bool = False) -> Any:
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
         options: dict[str, Any] = {
@@ -169,7 +178,7 @@ class _Folds:
         }
         if loss == "classes":
             return HistGradientBoostingClassifier(**options)
-        return HistGradientBoostingRegressor(loss=loss, **options)
+        return HistGradientBoostingRegressor(loss=loss, quantile=level, **options)
 
 
 def _named(name: str, trees: Trees) -> dict[str, Tensor]:
@@ -192,9 +201,16 @@ def _nll(squared: np.ndarray, log_variance: np.ndarray) -> float:
     return float((squared * np.exp(-log_variance) + log_variance).mean())
 
 
-def _variance(output: int, tensors: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
-    trees = Trees(under(f"variance.{output}.", tensors))
-    return lambda inputs: trees(inputs)[:, 0].exp()
+def _quantiles(folded: _Folds, targets: np.ndarray) -> dict[str, Tensor]:
+    """Return the trees of each output and level, their shifts [output, level], and the least deviation [output]."""
+    tensors, shifts = dict[str, Tensor](), np.zeros((targets.shape[1], len(SCORES)))
+    for output, column in enumerate(targets.T):
+        for number, level in enumerate(levels()):
+            trees, left_out = folded.solve(f"quantile.{output}.{number}", "quantile", column, level)
+            tensors |= _named(f"sums.{output * len(SCORES) + number}", trees)
+            shifts[output, number] = np.quantile(column - left_out, level)
+    least = np.sqrt(_SMALLEST * np.maximum(targets.var(0), _SMALLEST))
+    return tensors | {"shift": torch.from_numpy(shifts), "least": torch.from_numpy(least)}
 
 
 def _folds(labels: np.ndarray, count: int, rng: Seed) -> np.ndarray:

@@ -16,6 +16,7 @@ from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Categorical, Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
+from .stored import StoredPosterior
 
 
 @dataclass(frozen=True)
@@ -24,29 +25,18 @@ class ConstantConfig:
 
 
 @final
-class ConstantPosterior:
+class ConstantPosterior(StoredPosterior):
     """One predictive distribution for every input."""
 
     key = "constant"
 
-    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
-        self._state = state
-        self._tensors = {name: values.to(device) for name, values in state.tensors.items()}
-
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Predict transformed inputs, of which the number alone matters; ``rng`` is not used."""
-        rows, known = len(inputs), self._tensors
+        rows, known = len(inputs), self.tensors
         if "log_probs" in known:
             return Categorical(known["log_probs"].expand(1, rows, -1))
         mean, variance = (known[name].expand(1, rows, -1) for name in ("mean", "variance"))
         return Gaussian(mean, variance)
-
-    def state(self) -> State:
-        return self._state
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "ConstantPosterior":
-        return cls(state, device)
 
 
 def fit(data: FitData, inputs: Inputs, config: ConstantConfig, *, rng: Seed, report: Report) -> State:

@@ -30,6 +30,7 @@ from ..training.fit import fit_epochs
 from ..training.learner import FitResult, Learner, TrainingConfig
 from . import linear
 from .linear import LinearPosterior, with_bias
+from .stored import StoredPosterior
 
 _MOST: Final = 5_000_000  # numbers in Φ: 40 MB, of which a training step holds several
 
@@ -100,17 +101,16 @@ def features(trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Float[
 
 
 @final
-class ExactLayerPosterior:
+class ExactLayerPosterior(StoredPosterior):
     """A posterior of the fitted trunk and its last layer's posterior, which predicts in closed form."""
 
     key = "exact_layer"
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
-        self._state = state
-        tensors = {k: v.to(device) for k, v in state.tensors.items()}
-        self.layer = LinearPosterior(*(tensors.pop(name) for name in ("mean", "factor", "noise_variance")))
+        super().__init__(state, device)
+        self.layer = LinearPosterior(*(self.tensors[name] for name in ("mean", "factor", "noise_variance")))
         self.trunk = read(TrunkSpec, state.config["spec"], "spec").build(Seed(0)).eval().to(device)
-        self.trunk.load_state_dict(_trunk(tensors))
+        self.trunk.load_state_dict(_trunk(self.tensors))
 
     @classmethod
     def of(cls, spec: TrunkSpec, learned: FitResult, layer: LinearPosterior, prior_variance: float) -> State:
@@ -130,13 +130,6 @@ class ExactLayerPosterior:
         """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
         phi = features(self.trunk, inputs.flatten(0, 1))
         return linear.functions(self.layer, phi.unflatten(0, inputs.shape[:2]))
-
-    def state(self) -> State:
-        return self._state
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "ExactLayerPosterior":
-        return cls(state, device)
 
 
 def predict(layer: LinearPosterior, trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Gaussian:

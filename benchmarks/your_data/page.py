@@ -1,0 +1,297 @@
+"""The page results/your_data, of the scores that are stored beside it; it computes no score anew.
+
+A pair is a table and a method; its figure is the mean over splits. Differences between two methods are paired by split,
+with the standard error of Nadeau and Bengio (2003), √((1/J + test rows / training rows) s²) of J splits.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from bdl_pipe.files import write_bytes
+from bdl_pipe.metrics.comparison import mean_ranks
+
+from .tables import BY_NAME
+
+RIVALS: Final = ("constant", "linear", "boosting")
+PROCESSES: Final = ("gp", "svgp")
+NOT_BAYESIAN: Final = ("deterministic", "swa", "ensemble")  # networks without a posterior
+PROTOCOL: Final = {  # ScoringBench's scores of regression beside coverage
+    "crps": "CRPS",
+    "crps_left": "CRPS, left tail",
+    "crps_right": "CRPS, right tail",
+    "crps_centre": "CRPS, centre",
+    "interval_score_90": "Interval score",
+    "rmse": "RMSE",
+}
+_TEST_OVER_TRAIN: Final = 1 / 9  # of the standard splits, which test on a tenth
+
+
+def write(place: Path) -> str:
+    """Write ``README.md`` of the ``scores.csv`` and ``facts.json`` of a folder, and return its head."""
+    text = page(read(place), facts(place))
+    write_bytes(place / "README.md", text.encode())
+    return text.split("\n## ")[0]
+
+
+def read(place: Path) -> pd.DataFrame:
+    """Read ``scores.csv``: a row for each table, method and split, empty scores where a fit has no result."""
+    return pd.read_csv(place / "scores.csv")
+
+
+def facts(place: Path) -> dict[str, Any]:
+    """Read ``facts.json``: where the scores come from."""
+    found: dict[str, Any] = json.loads((place / "facts.json").read_text())
+    return found
+
+
+def page(frame: pd.DataFrame, about: dict[str, Any]) -> str:
+    """Return the whole page."""
+    names = [name for name in BY_NAME if name in set(frame["table"])]
+    tasks = {task: [name for name in names if BY_NAME[name].task == task] for task in ("regression", "classification")}
+    parts = [f"# Your data: {len(names)} tables that packages ship", *head(frame), *_by_kind(frame), "## Tables"]
+    parts += [_listed(frame, task, mine) for task, mine in tasks.items() if mine]
+    parts += ["## Methods", _METHODS, _by_method(frame)]
+    if tasks["regression"]:
+        parts += ["## The scores of ScoringBench", _SCORES, _ratios(frame), *_ranks(frame)]
+    parts += ["## Where boosting is better", _boosting(frame), "## The tables' sources", _SOURCES, _sources(names)]
+    parts += ["## The run", "\n".join(f"- {name}: {value}" for name, value in about.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+_METHODS: Final = (
+    "NLL on test rows: on how many tables a method is below `constant`, and at or below `boosting`. CRPS: the "
+    "geometric mean over tables of its ratio to the CRPS of `constant`. Coverage of the central 90 % interval: "
+    "the mean over tables, the lowest and the highest. ECE of classes: the mean over tables. Seconds: of a fit "
+    "with all that it is made from, the median over tables."
+)
+_SCORES: Final = (
+    "ScoringBench (Landsgesell et al. 2026) scores predictive distributions of regression by proper scores. Here are "
+    "some of its scores, of the predictives whose NLL is above: the CRPS, the CRPS weighted by quantile (Gneiting and "
+    "Ranjan 2011), the interval score at 90 % and the RMSE, as geometric means over tables of the ratio to `constant`; "
+    "the log score, as the mean difference of NLL. Lower is better. ScoringBench's other scores, its tables and its "
+    "folds are not run."
+)
+_SOURCES: Final = (
+    "A rule that was written before any fit chose the unseen tables: it is the head of "
+    "`benchmarks/your_data/tables.py`. No number of `add` was chosen by their scores. Rows are those with a target, "
+    "columns those that `add` was given as features."
+)
+
+
+def head(frame: pd.DataFrame) -> list[str]:
+    """Return the counts that the page begins with."""
+    nll, crps = means(frame, "nll"), means(frame, "crps")
+    names = [name for name in BY_NAME if name in nll.index]
+    lost = frame[frame["nll"].isna()].groupby(["table", "method"], sort=False).size()
+    worse = above(nll)
+    seen = sum(BY_NAME[name].seen for name in names)
+    told = (
+        f"{len(names)} tables, {seen} of them seen by rules of `add` and {len(names) - seen} unseen; "
+        f"{len(frame)} fits. Without a result: {_listing([f'{t}: {m} ({n})' for (t, m), n in lost.items()])}."
+    )
+    pairs = int(nll.drop(columns="constant").notna().sum().sum())
+    versus = (
+        f"NLL on test rows: {pairs - len(worse)} of {pairs} pairs of a table and a method are at or below `constant`. "
+        f"Above it: {_listing([f'{t}: {m} ({d:+.3f})' for t, m, d in worse])}."
+    )
+    if crps.empty:
+        return [told, versus]
+    coverage = means(frame, "coverage_90")
+    spread = coverage.stack()
+    low, high = spread.idxmin(), spread.idxmax()
+    rivals = crps.drop(columns="constant")
+    below, count = int(rivals.le(crps["constant"], axis=0).sum().sum()), int(rivals.notna().sum().sum())
+    regression = (
+        f"CRPS: {below} of {count} pairs are at or below `constant`. Central 90 % intervals hold "
+        f"{100 * spread.mean():.1f} % of the targets in the mean over pairs, from {100 * spread.min():.1f} % "
+        f"({low[0]}: {low[1]}) to {100 * spread.max():.1f} % ({high[0]}: {high[1]})."
+    )
+    return [told, versus, regression]
+
+
+def means(frame: pd.DataFrame, score: str) -> pd.DataFrame:
+    """Return means over splits, tables × methods; NaN where a split has no result."""
+    kept = frame.groupby(["table", "method"], sort=False)[score].agg(lambda values: values.mean(skipna=False))
+    return kept.unstack("method").dropna(how="all")
+
+
+def above(nll: pd.DataFrame) -> list[tuple[str, str, float]]:
+    """List the pairs whose NLL is above that of ``constant``, with the difference."""
+    more = nll.sub(nll["constant"], axis=0)
+    return [(t, m, more.loc[t, m]) for t in BY_NAME if t in more.index for m in more.columns if more.loc[t, m] > 0]
+
+
+def networks(methods: Sequence[str]) -> list[str]:
+    """Return the networks with a posterior among methods."""
+    return [name for name in methods if name not in (*RIVALS, *PROCESSES, *NOT_BAYESIAN)]
+
+
+def best(nll: pd.DataFrame) -> pd.Series:
+    """Return the best Bayesian network of each table, by NLL on test rows: chosen after the fact."""
+    return nll[networks(list(nll.columns))].idxmin(axis=1)
+
+
+def paired(frame: pd.DataFrame, table: str, one: str, other: str) -> tuple[float, float]:
+    """Return the mean over splits of one method's NLL less another's, and its standard error, NaN of one split."""
+    mine = frame[frame["table"] == table].pivot(index="split", columns="method", values="nll")
+    difference = (mine[one] - mine[other]).to_numpy()
+    if len(difference) < 2:
+        return float(difference.mean()), math.nan
+    return float(difference.mean()), math.sqrt((1 / len(difference) + _TEST_OVER_TRAIN) * difference.var(ddof=1))
+
+
+def kinds() -> dict[str, list[str]]:
+    """Return groups of tables: by task, by size, and seen or unseen."""
+    tables = list(BY_NAME.values())
+    groups = {task: [t.name for t in tables if t.task == task] for task in ("regression", "classification")}
+    groups |= {size: [t.name for t in tables if t.size == size] for size in ("small", "middle", "large")}
+    return groups | {("unseen", "seen")[seen]: [t.name for t in tables if t.seen == seen] for seen in (True, False)}
+
+
+def _by_kind(frame: pd.DataFrame) -> list[str]:
+    """Say how often networks are at or below boosting, by the kind of a table."""
+    nll = means(frame, "nll")
+    bayesian = networks(list(nll.columns))
+    every = [*bayesian, *(name for name in NOT_BAYESIAN if name in nll.columns)]
+    rows = []
+    for kind, names in {"all": list(nll.index), **kinds()}.items():
+        mine = nll.loc[[name for name in names if name in nll.index]]
+        if mine.empty:
+            continue
+        boosting, count = mine["boosting"], len(mine)
+        cells = [int((mine[group].min(axis=1) <= boosting).sum()) for group in (bayesian, every)]
+        wins = mine[bayesian].le(boosting, axis=0).sum() / mine[bayesian].notna().sum()
+        rows.append([kind, count, *(f"{cell} of {count}" for cell in cells), f"{100 * wins.mean():.0f} %"])
+    told = (
+        "NLL at or below that of `boosting`: the best Bayesian network of each table, the best network of all "
+        f"({', '.join(f'`{name}`' for name in NOT_BAYESIAN)} have no posterior), and the mean share of tables over "
+        "Bayesian networks, each by itself. The best is found on the test rows, so that the first two "
+        "columns flatter the networks; the third does not."
+    )
+    titles = ["Tables", "Number", "Best Bayesian network", "Best network", "A Bayesian network, in the mean"]
+    return ["## Networks and boosting", told, _table(titles, rows)]
+
+
+def _listed(frame: pd.DataFrame, task: str, names: Sequence[str]) -> str:
+    """Return the tables of a task, a row each."""
+    nll, seconds = means(frame, "nll"), means(frame, "fit_seconds")
+    first, rows = best(nll), []
+    process = ["GP"] if task == "regression" else []
+    for name in names:
+        table, one, splits = BY_NAME[name], str(first[name]), frame[frame["table"] == name]["split"].nunique()
+        difference, error = paired(frame, name, one, "boosting")
+        gp = [_figure(nll.loc[name].reindex(list(PROCESSES)).min())] if process else []
+        cells = [name, "seen" if table.seen else "unseen", f"{table.rows:,}", table.columns, splits]
+        cells += [_figure(nll.loc[name, rival]) for rival in RIVALS]
+        cells += [f"{_figure(nll.loc[name, one])} {one}", *gp, _error(difference, error)]
+        rows.append([*cells, _seconds(seconds.loc[name, "boosting"]), _seconds(seconds.loc[name, one])])
+    titles = [task.capitalize(), "", "Rows", "Columns", "Splits", *RIVALS, "Best Bayesian network", *process]
+    return _table([*titles, "It less boosting", "Seconds, boosting", "Seconds, network"], rows)
+
+
+def _by_method(frame: pd.DataFrame) -> str:
+    nll, crps, seconds = (means(frame, score) for score in ("nll", "crps", "fit_seconds"))
+    coverage, ece, rows = means(frame, "coverage_90"), means(frame, "ece"), []
+    for method in sorted(nll.columns):
+        mine, cells = nll.dropna(subset=[method]), [method]
+        for rival, own in (
+            ("constant", mine[method] < mine["constant"]),
+            ("boosting", mine[method] <= mine["boosting"]),
+        ):
+            cells.append("" if rival == method else f"{int(own.sum())} of {len(mine)}")
+        known = method in coverage.columns and coverage[method].notna().any()
+        cells.append(f"{_ratio(crps, method):.3f}" if known else "")
+        held = 100 * coverage[method].dropna() if known else None
+        cells.append(f"{held.mean():.1f} ({held.min():.1f} to {held.max():.1f})" if held is not None else "")
+        cells.append(f"{ece[method].mean():.3f}" if method in ece.columns and ece[method].notna().any() else "")
+        rows.append([*cells, _seconds(seconds[method].median())])
+    titles = ["Method", "Below `constant`", "At or below `boosting`", "CRPS", "Coverage %", "ECE", "Seconds"]
+    return _table(titles, rows)
+
+
+def _ratio(score: pd.DataFrame, method: str) -> float:
+    """Return the geometric mean over tables of a method's score over that of ``constant``."""
+    return float(np.exp(np.log(score[method] / score["constant"]).mean()))
+
+
+def _ratios(frame: pd.DataFrame) -> str:
+    of = {score: means(frame, score) for score in PROTOCOL}
+    nll = means(frame, "nll").loc[of["crps"].index]
+    methods = [name for name in sorted(of["crps"].columns) if of["crps"][name].notna().any()]
+    rows = [
+        [
+            method,
+            int(of["crps"][method].notna().sum()),
+            *(f"{_ratio(values, method):.3f}" for values in of.values()),
+            f"{(nll[method] - nll['constant']).mean():+.3f}",
+            _seconds(means(frame, "fit_seconds")[method].reindex(nll.index).median()),
+        ]
+        for method in sorted(methods, key=lambda method: _ratio(of["crps"], method))
+    ]
+    return _table(["Method", "Tables", *PROTOCOL.values(), "Log score", "Seconds"], rows)
+
+
+def _ranks(frame: pd.DataFrame) -> list[str]:
+    """Return mean ranks of the methods that every table of regression has, by each score."""
+    scores = {name: means(frame, name) for name in PROTOCOL}
+    scores["nll"] = means(frame, "nll").loc[scores["crps"].index]
+    whole = [name for name in sorted(scores["crps"].columns) if all(s[name].notna().all() for s in scores.values())]
+    if len(scores["crps"]) < 2 or len(whole) < 2:
+        return []
+    ranks = {name: mean_ranks(whole, score[whole].to_numpy()) for name, score in scores.items()}
+    order = ranks["crps"].means
+    rows = [[method, *(f"{found.means[method]:.1f}" for found in ranks.values())] for method in order]
+    told = (
+        f"Mean ranks of the {len(whole)} methods that all {ranks['crps'].datasets} tables of regression have. Those "
+        f"that differ by less than {ranks['crps'].critical:.1f} cannot be told apart (Nemenyi, at 5 %; Demšar 2006)."
+    )
+    return [told, _table(["Method", *PROTOCOL.values(), "Log score"], rows)]
+
+
+def _boosting(frame: pd.DataFrame) -> str:
+    """List the tables on which boosting's NLL is below that of every Bayesian network."""
+    nll = means(frame, "nll")
+    found = []
+    for name in (name for name in BY_NAME if name in nll.index):
+        one = str(best(nll)[name])
+        difference, error = paired(frame, name, one, "boosting")
+        if difference > 0:
+            far = "one split" if math.isnan(error) else f"{difference / error:.1f} standard errors"
+            found.append(f"- {name}{'' if BY_NAME[name].seen else ' (unseen)'}: {one} {difference:+.3f}, {far}")
+    return "\n".join(found) or "On no table is `boosting` below every Bayesian network."
+
+
+def _sources(names: Sequence[str]) -> str:
+    rows = []
+    for table in map(BY_NAME.__getitem__, names):
+        out = ", ".join(f"{column} ({why})" for column, why in table.leave_out.items())
+        rows.append([table.name, " ".join(table.source), table.target, table.size, out, table.licence])
+    return _table(["Table", "Source", "Target", "Size", "Left out", "Licence"], rows)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    rule = ["---", *(["---:"] * (len(titles) - 1))]
+    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(rule)} |"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def _listing(items: Sequence[str]) -> str:
+    return ", ".join(items) or "none"
+
+
+def _figure(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3f}"
+
+
+def _seconds(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _error(difference: float, error: float) -> str:
+    return f"{difference:+.3f}" + ("" if math.isnan(error) else f" ± {error:.3f}")

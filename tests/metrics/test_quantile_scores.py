@@ -1,0 +1,105 @@
+"""The interval score and the quantile-weighted CRPS against their definitions over quantiles, which scipy finds."""
+
+import functools
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.optimize
+import scipy.stats
+import torch
+
+from bdl_pipe import metrics
+from bdl_pipe.metrics.quantile_scores import Weight, interval_score, quantile_weighted_crps
+from bdl_pipe.predictive import Exponential, Gaussian
+from bdl_pipe.seeds import Seed
+
+WEIGHTS: dict[Weight, Callable[[float], float]] = {
+    "left": lambda a: (1 - a) ** 2,
+    "right": lambda a: a**2,
+    "centre": lambda a: a * (1 - a),
+}
+
+
+def mixture(draws: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return means and standard deviations [draw, 4, 1], and targets [4, 1], of which one lies far out."""
+    random = Seed(8).numpy()
+    mean, std = random.normal(0, 1, (draws, 4, 1)), random.uniform(0.5, 1.5, (draws, 4, 1))
+    return mean, std, np.array([[-0.3], [0.2], [1.4], [6.0]])
+
+
+def gaussian(mean: np.ndarray, std: np.ndarray) -> Gaussian:
+    return Gaussian(torch.tensor(mean), torch.tensor(std**2))
+
+
+def quantile(mean: np.ndarray, std: np.ndarray, level: float) -> float:
+    return float(scipy.optimize.brentq(lambda z: scipy.stats.norm.cdf(z, mean, std).mean() - level, -60, 60))
+
+
+def by_definition(solve: Callable[[float], float], target: float, weight: Callable[[float], float]) -> float:
+    """Integrate 2 ρ_α(F⁻¹(α), y) v(α) over levels, apart on both sides of the kink at F(y)."""
+
+    def inside(level: float) -> float:
+        found = solve(level)
+        return 2 * ((target <= found) - level) * (found - target) * weight(level)
+
+    kink = scipy.optimize.brentq(lambda a: solve(a) - target, 1e-12, 1 - 1e-12)
+    edges = sorted({1e-12, kink, 1 - 1e-12})
+    return sum(scipy.integrate.quad(inside, *pair, limit=200)[0] for pair in itertools.pairwise(edges))
+
+
+@pytest.mark.parametrize("draws", [1, 5])
+@pytest.mark.parametrize("weight", list(WEIGHTS))
+def test_the_weighted_crps_is_the_integral_over_quantiles(draws: int, weight: Weight) -> None:
+    """The mirrored weight, the wrong variant, is a twentieth away at least."""
+    mean, std, targets = mixture(draws)
+    found = quantile_weighted_crps(gaussian(mean, std), torch.tensor(targets), weight).numpy()
+    for row in range(3):
+        solve = functools.partial(quantile, mean[:, row, 0], std[:, row, 0])
+        right = by_definition(solve, targets[row, 0], WEIGHTS[weight])
+        assert found[row, 0] == pytest.approx(right, rel=1e-5)
+        mirrored = by_definition(solve, targets[row, 0], lambda a: WEIGHTS[weight](1 - a))
+        assert weight == "centre" or abs(found[row, 0] / mirrored - 1) > 0.05
+
+
+def test_of_a_lognormal_too() -> None:
+    """Quantiles of exp(z) are exp of those of z; only targets above 0 occur."""
+    mean, std, _ = mixture(1)
+    target = 1.7
+    found = quantile_weighted_crps(Exponential(gaussian(mean, 0.5 * std)), torch.full((4, 1), target), "right")
+    for row in range(4):
+        law = scipy.stats.lognorm(0.5 * std[0, row, 0], scale=np.exp(mean[0, row, 0]))
+        assert found[row, 0].item() == pytest.approx(by_definition(law.ppf, target, WEIGHTS["right"]), rel=1e-4)
+
+
+@pytest.mark.parametrize("draws", [1, 5, 40])
+def test_the_parts_are_the_crps(draws: int) -> None:
+    """As (1 − α)² + α² + 2α(1 − α) = 1; the closed form of the CRPS knows no quadrature."""
+    mean, std, targets = mixture(draws)
+    predictive, wanted = gaussian(mean, std), torch.tensor(targets)
+    parts = {weight: quantile_weighted_crps(predictive, wanted, weight) for weight in WEIGHTS}
+    whole = parts["left"] + parts["right"] + 2 * parts["centre"]
+    assert whole.mean().item() == pytest.approx(metrics.crps(predictive, wanted).value, rel=1e-6)
+
+
+def test_the_interval_score_of_a_gaussian_is_closed() -> None:
+    """Of N(0, 4) at 90 %: the ends are ±2 z; a target 1 outside costs 20 more."""
+    end = 2 * scipy.stats.norm.ppf(0.95)
+    predictive = Gaussian(torch.zeros(1, 3, 1), torch.full((1, 3, 1), 4.0))
+    found = interval_score(predictive, torch.tensor([[0.0], [end + 1], [-end - 2]]), 0.9)
+    np.testing.assert_allclose(found.numpy().ravel(), [2 * end, 2 * end + 20, 2 * end + 40], rtol=1e-9)
+
+
+def test_the_interval_score_is_proper() -> None:
+    """Targets of N(0, 1): intervals of half and of twice the width score worse by more than 5 standard errors.
+
+    The differences are paired; equal scores would pass with a probability below 1e-6.
+    """
+    targets = torch.tensor(Seed(9).numpy().normal(size=(20_000, 1)))
+    scores = {s: interval_score(Gaussian(torch.zeros(1, 20_000, 1), torch.full((1, 20_000, 1), s**2)), targets, 0.9)
+              for s in (0.5, 1.0, 2.0)}  # fmt: skip
+    for wrong in (0.5, 2.0):
+        more = scores[wrong] - scores[1.0]
+        assert more.mean() > 5 * more.std() / np.sqrt(len(more))

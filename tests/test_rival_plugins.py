@@ -1,0 +1,351 @@
+"""The plugins of docs/rivals.md against their packages where those are there; TabPFN with random weights, or none.
+
+A test that needs a package is skipped with its name and the way to install it where the package is absent.
+"""
+
+import math
+import types
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from scipy.integrate import quad
+
+from bdl_pipe import artifacts, plugins, registry
+from bdl_pipe.artifacts import State
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.metrics.regression import crps
+from bdl_pipe.predictive import Categorical, Gaussian
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from tests.baselines.test_rivals import rows, table
+from tests.test_docs import plugin_files
+
+TRANSFORMER = "pip install 'bdl-pipe[tabpfn]'"
+TREES = "pip install 'bdl-pipe[rivals]'"
+CONFIGS: dict[str, dict[str, Any]] = {
+    "ngboost": {"rounds": 40, "learning_rate": 0.1, "patience": 5},
+    "catboost": {"rounds": 60, "learning_rate": 0.1, "depth": 3, "patience": 5, "draws": 4},
+    "tabpfn": {"weights": "here.ckpt", "estimators": 2},
+}
+RANDOM = np.random.default_rng(0)
+
+
+def package(name: str, install: str) -> Any:
+    return pytest.importorskip(name, reason=f"{name} is not installed: {install}")
+
+
+@pytest.fixture
+def plugin(forgotten_plugins: None, tmp_path: Any) -> Callable[[str], types.ModuleType]:
+    """Import a plugin of the page as a user's file."""
+
+    def load(name: str) -> types.ModuleType:
+        path = f"plugins/{name}.py"
+        (tmp_path / "plugins").mkdir()
+        (tmp_path / path).write_text(plugin_files()[path])
+        plugins.load([path])
+        return plugins.module_of_file(path)
+
+    return load
+
+
+def two_outputs(count: int = 240) -> FitData:
+    """Rows of two targets; a fifth of them to validate."""
+    x, y = rows(count)
+    data = table(x, y)
+    train, validation = (
+        Examples(part.inputs, np.hstack([part.targets, part.inputs[:, :1] ** 2]))
+        for part in (data.train, data.validation)
+    )
+    known = torch.from_numpy(train.targets)
+    transform = type(data.transform)(
+        "table", data.transform.mean, data.transform.std, shift=known.mean(0), scale=known.std(0)
+    )
+    return FitData("regression", train, validation, transform)
+
+
+def of_classes(count: int = 240) -> FitData:
+    """Rows of classes 0 and 2 of four."""
+    x, y = rows(count)
+    return table(x, 2 * (y > 0), ("a", "b", "c", "d"))
+
+
+def fitted(name: str, data: FitData, seed: int = 0, **changes: Any) -> State:
+    method = registry.METHODS[name]
+    config = method.config(**(CONFIGS[name] | changes))
+    return method.stages["student"].fit_one(data, {}, config, rng=Seed(seed), report=Silent())
+
+
+def predicted(state: State, data: FitData) -> Any:
+    """What the stored state predicts of the validation rows, read from its bytes."""
+    stored = artifacts.from_bytes(artifacts.to_bytes(state))
+    return registry.posterior_of(stored).predict(data.tensors("validation")[0].double(), rng=Seed(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"), [("ngboost", "rounds", 0), ("catboost", "draws", 0), ("tabpfn", "estimators", 0)]
+)
+def test_bad_numbers_are_refused(plugin: Callable[[str], types.ModuleType], name: str, key: str, value: int) -> None:
+    plugin(name)
+    with pytest.raises(ConfigError, match=key):
+        registry.METHODS[name].config(**(CONFIGS[name] | {key: value}))
+
+
+@pytest.mark.slow
+def test_ngboost_predicts_what_the_package_predicts(plugin: Callable[[str], types.ModuleType]) -> None:
+    """To 1e-6, from tensors, with the rounds of the least score of the validation rows."""
+    package("ngboost", TREES)
+    module, data = plugin("ngboost"), two_outputs()
+    found = predicted(fitted("ngboost", data), data)
+    assert isinstance(found, Gaussian) and found.mean.shape == (48, 2)
+    config = registry.METHODS["ngboost"].config(**CONFIGS["ngboost"])
+    for output in (0, 1):
+        seed = Seed(0).fold("output", output).integer() % 2**32
+        x, y = module.numbers(data, "train", output)
+        held, truth = module.numbers(data, "validation", output)
+        every = module.regressor(config, 40, seed).fit(x, y)
+        scores = [-dist.logpdf(truth).mean() for dist in every.staged_pred_dist(held)]
+        rounds = module.chosen_rounds(data, output, config, seed)
+        stop = next(i for i in range(6, 41) if min(scores[:i]) < min(scores[i - config.patience : i]))
+        assert rounds == int(np.argmin(scores[:stop])) + 1 < 35
+        expected = module.regressor(config, rounds, seed).fit(x, y).pred_dist(held)
+        np.testing.assert_allclose(found.mean[:, output], expected.loc, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(found.variance[:, output].sqrt(), expected.scale, rtol=1e-6)
+        assert np.abs(every.pred_dist(held).loc - expected.loc).max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draws", [1, 4])
+def test_catboost_predicts_what_the_package_predicts(plugin: Callable[[str], types.ModuleType], draws: int) -> None:
+    """To 1e-6, from the bytes of its models; the last draw is the whole model."""
+    package("catboost", TREES)
+    module, data = plugin("catboost"), two_outputs()
+    found = predicted(fitted("catboost", data, draws=draws), data)
+    assert isinstance(found, Gaussian) and found.draw_mean.shape == (draws, 48, 2)
+    config = registry.METHODS["catboost"].config(**(CONFIGS["catboost"] | {"draws": draws}))
+    for output in (0, 1):
+        seed = Seed(0).fold("output", output).integer() % 2**31
+        rounds = module.chosen_rounds(data, output, config, seed)
+        model = module.booster("regression", config, rounds, seed).fit(*module.numbers(data, "train", output))
+        held = module.numbers(data, "validation", output)[0]
+        whole = model.predict(held, prediction_type="RMSEWithUncertainty")
+        np.testing.assert_allclose(found.draw_mean[-1, :, output], whole[:, 0], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(found.draw_variance[-1, :, output], whole[:, 1], rtol=1e-6)
+    assert (found.epistemic_variance.max() > 1e-6) == (draws > 1)
+
+
+@pytest.mark.slow
+def test_catboosts_classes_are_the_packages_and_an_absent_class_has_no_share(
+    plugin: Callable[[str], types.ModuleType],
+) -> None:
+    package("catboost", TREES)
+    module, data = plugin("catboost"), of_classes()
+    found = predicted(fitted("catboost", data), data)
+    assert isinstance(found, Categorical) and found.draw_log_probs.shape == (4, 48, 4)
+    config = registry.METHODS["catboost"].config(**CONFIGS["catboost"])
+    seed = Seed(0).fold("output", 0).integer() % 2**31
+    rounds = module.chosen_rounds(data, 0, config, seed)
+    model = module.booster("classification", config, rounds, seed).fit(*module.numbers(data, "train", 0))
+    expected = model.predict_proba(module.numbers(data, "validation", 0)[0])
+    np.testing.assert_allclose(found.draw_log_probs[-1].exp()[:, [0, 2]], expected, rtol=1e-6)
+    assert found.mean[:, [1, 3]].max() < 1e-20
+    alone = table(*rows(100), ("a", "b")).__class__("classification", *_of_one_class(), data.transform, ("a", "b"))
+    with pytest.raises(DataError, match="of two classes at least, all are of 1"):
+        fitted("catboost", alone)
+
+
+def _of_one_class() -> tuple[Examples, Examples]:
+    x = rows(20)[0]
+    return Examples(x, np.ones(20, dtype=np.int64)), Examples(x[:4], np.ones(4, dtype=np.int64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ngboost", "catboost"])
+def test_a_seed_is_a_fit(plugin: Callable[[str], types.ModuleType], name: str) -> None:
+    package(name, TREES)
+    plugin(name)
+    data = table(*rows(200))
+    first, again = (predicted(fitted(name, data), data).mean for _ in range(2))
+    assert torch.equal(first, again)
+    if name == "catboost":
+        assert not torch.equal(first, predicted(fitted(name, data, seed=1), data).mean)
+
+
+class _Criterion:
+    """A stand-in: of TabPFN's distribution the plugin asks for the borders alone."""
+
+    def __init__(self, borders: torch.Tensor) -> None:
+        self.borders = borders
+
+
+class _StandIn:
+    """A stand-in for TabPFN's estimators, with their calls and without weights: it knows the training rows alone."""
+
+    def __init__(self, *, device: str, model_path: str, n_estimators: int, random_state: int) -> None:
+        assert (device, model_path, n_estimators) == ("cpu", "here.ckpt", 2) and 0 <= random_state < 2**32
+
+    def fit(self, X: np.ndarray, y: np.ndarray) -> "_StandIn":
+        self.classes_, self._known = np.unique(y), (X, y)
+        return self
+
+    def predict(self, X: np.ndarray, output_type: str) -> dict[str, Any]:
+        assert output_type == "full"
+        borders = torch.linspace(-1, 1, 8) * float(np.abs(self._known[1]).max())
+        return {"criterion": _Criterion(borders), "logits": torch.from_numpy(X[:, :1] * np.arange(7.0)).float()}
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
+        share = 1 / (1 + np.exp(-X[:, 0]))
+        return np.stack([1 - share, share], 1)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module ``tabpfn`` with nothing but the stand-in."""
+    module = types.ModuleType("tabpfn")
+    module.TabPFNRegressor = module.TabPFNClassifier = _StandIn  # type: ignore[attr-defined]
+    monkeypatch.setitem(__import__("sys").modules, "tabpfn", module)
+
+
+def test_tabpfns_calls_and_what_is_stored(plugin: Callable[[str], types.ModuleType], stand_in: None) -> None:
+    """On a stand-in: the training rows are the state, each output has its borders, an absent class has no share."""
+    plugin("tabpfn")
+    data = two_outputs()
+    state = fitted("tabpfn", data)
+    known, targets = data.tensors("train")
+    assert torch.equal(state.tensors["inputs"], known) and torch.equal(state.tensors["targets"], targets)
+    found, inputs = predicted(state, data), data.tensors("validation")[0]
+    assert found.mean.shape == (48, 2)
+    torch.testing.assert_close(found.log_shares[:, 1], (inputs[:, :1] * torch.arange(7.0)).double().log_softmax(-1))
+    torch.testing.assert_close(found.borders[:, -1], targets.abs().amax(0).double())
+    data = of_classes()
+    found = predicted(fitted("tabpfn", data), data)
+    assert isinstance(found, Categorical) and found.mean[:, [1, 3]].max() < 1e-20
+    torch.testing.assert_close(found.mean[:, 2], data.tensors("validation")[0][:, 0].double().sigmoid())
+
+
+def bars(module: types.ModuleType) -> Any:
+    """Of 4 rows and 2 outputs, with bars of widths that differ by factors."""
+    borders = torch.from_numpy((0.2 + RANDOM.exponential(size=(2, 8))).cumsum(-1) - 3)
+    return module.Bars(borders, torch.from_numpy(RANDOM.normal(size=(4, 2, 7))).log_softmax(-1))
+
+
+def test_bars_are_a_distribution(plugin: Callable[[str], types.ModuleType]) -> None:
+    """Against integrals of the density, and the tails against SciPy's half-normal."""
+    module = plugin("tabpfn")
+    both = bars(module)
+    for row, output in ((0, 0), (3, 1)):
+        one = module.Bars(both.borders[[output]], both.log_shares[row : row + 1, [output]])
+        inner = one.borders[0, 1:-1].tolist()
+        knots = [inner[0] - 80, inner[0] - 9, *inner, inner[-1] + 9, inner[-1] + 80]
+
+        def at(y: float, one: Any = one) -> float:
+            return float(one.log_prob(torch.tensor([[y]]).double()).exp())
+
+        def over(function: Any, ends: list[float]) -> float:
+            return sum(quad(function, a, b, limit=200)[0] for a, b in pairwise(ends))
+
+        assert over(at, knots) == pytest.approx(1, abs=1e-7)
+        mean = over(lambda y, at=at: y * at(y), knots)
+        assert float(one.mean) == pytest.approx(mean, abs=1e-6)
+        assert float(one.variance) == pytest.approx(
+            over(lambda y, at=at, mean=mean: (y - mean) ** 2 * at(y), knots), rel=1e-6
+        )
+        for y in (inner[0] - 1, (inner[2] + inner[3]) / 2, inner[-1] + 1):
+            below = over(at, [k for k in knots if k < y] + [y])
+            assert float(one.cdf(torch.tensor([[y]]).double())) == pytest.approx(below, abs=1e-7)
+        width = float(one.borders[0, 1] - one.borders[0, 0])
+        tail = scipy.stats.halfnorm(scale=width / scipy.stats.halfnorm.ppf(0.5))
+        expected = math.log(float(one.log_shares[0, 0, 0].exp())) + tail.logpdf(2.0)
+        assert float(one.log_prob(torch.tensor([[inner[0] - 2.0]]).double())) == pytest.approx(expected)
+    for level in (1e-6, 0.1, 0.5, 0.9, 1 - 1e-6):
+        found = both.cdf(both.quantile(level))
+        torch.testing.assert_close(found, torch.full_like(found, level), rtol=1e-7, atol=1e-12)
+    targets, shift, scale = torch.randn(4, 2).double(), torch.tensor([2.0, 3.0]), torch.tensor([4.0, 0.5])
+    moved = both.rescale(shift, scale)
+    expected = both.log_prob(targets) - float(scale.log().sum())
+    torch.testing.assert_close(moved.log_prob(shift + scale * targets), expected)
+    torch.testing.assert_close(moved.mean, shift + scale * both.mean)
+    assert crps(both, targets).value > 0
+
+
+def test_bars_are_those_of_tabpfn(plugin: Callable[[str], types.ModuleType]) -> None:
+    package("tabpfn", TRANSFORMER)
+    from tabpfn.architectures.shared.bar_distribution import FullSupportBarDistribution
+
+    compare_bars(bars(plugin("tabpfn")), FullSupportBarDistribution)
+
+
+def compare_bars(both: Any, distribution: Any) -> None:
+    """Density, distribution function, quantiles and moments are those of the package, to 1e-6."""
+    targets = torch.from_numpy(RANDOM.normal(scale=4, size=(4, 2)))
+    total = torch.zeros(4).double()
+    for output in (0, 1):
+        theirs, logits = distribution(both.borders[output]), both.log_shares[:, output]
+        total -= theirs(logits, targets[:, output])
+        for ours, expected in (
+            (both.cdf(targets), theirs.cdf(logits, targets[:, [output]])[:, 0]),
+            (both.quantile(0.03), theirs.icdf(logits, 0.03)),
+            (both.quantile(0.6), theirs.icdf(logits, 0.6)),
+            (both.quantile(0.98), theirs.icdf(logits, 0.98)),
+            (both.mean, theirs.mean(logits)),
+            (both.variance, theirs.variance(logits)),
+        ):
+            torch.testing.assert_close(ours[:, output], expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(both.log_prob(targets), total, rtol=1e-6, atol=1e-6)
+
+
+def random_weights(path: str, task: str) -> None:
+    """Write a file of weights as TabPFN's are, of a small transformer whose weights are random."""
+    from tabpfn import ModelSpecs, TabPFNClassifier, TabPFNRegressor
+    from tabpfn.architectures import tabpfn_v2
+    from tabpfn.architectures.shared.bar_distribution import FullSupportBarDistribution
+    from tabpfn.constants import ModelVersion
+    from tabpfn.inference_config import InferenceConfig
+    from tabpfn.model_loading import save_tabpfn_model
+
+    ends = (
+        {"num_buckets": 40, "max_num_classes": 0} if task == "regression" else {"num_buckets": 0, "max_num_classes": 10}
+    )
+    config = tabpfn_v2.TabPFNV2Config(emsize=24, nlayers=2, nhead=2, **ends)
+    network = tabpfn_v2.get_architecture(config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    about = InferenceConfig.get_default("regression" if task == "regression" else "multiclass", ModelVersion.V2)
+    bars = FullSupportBarDistribution(torch.linspace(-3, 3, 41)) if task == "regression" else None
+    estimator = TabPFNRegressor if task == "regression" else TabPFNClassifier
+    x, y = rows(40)
+    model = estimator(model_path=ModelSpecs(network, config, about, bars), device="cpu", n_estimators=1)
+    save_tabpfn_model(model.fit(x, y if task == "regression" else 1 * (y > 0)), path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_tabpfn_with_random_weights_predicts_what_the_package_predicts(
+    plugin: Callable[[str], types.ModuleType], monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """To 1e-6: the mean and a quantile of each output, which the package computes itself; the classes' shares."""
+    monkeypatch.setenv("TABPFN_DISABLE_TELEMETRY", "1")
+    tabpfn = package("tabpfn", TRANSFORMER)
+    plugin("tabpfn")
+    random_weights("random.ckpt", task)
+    data = two_outputs(100) if task == "regression" else of_classes(100)
+    state = fitted("tabpfn", data, weights="random.ckpt")
+    found, held = predicted(state, data), data.tensors("validation")[0].double().numpy()
+    known, targets = (values.numpy() for values in data.tensors("train"))
+    options = {"model_path": "random.ckpt", "n_estimators": 2, "random_state": state.config["seed"], "device": "cpu"}
+    if task == "classification":
+        expected = tabpfn.TabPFNClassifier(**options).fit(known, targets).predict_proba(held)
+        np.testing.assert_allclose(found.mean[:, [0, 2]], expected, rtol=1e-6)
+        return
+    for output in (0, 1):
+        model = tabpfn.TabPFNRegressor(**options).fit(known, targets[:, output])
+        np.testing.assert_allclose(found.mean[:, output], model.predict(held), rtol=1e-6, atol=1e-6)
+        (quantile,) = model.predict(held, output_type="quantiles", quantiles=[0.9])
+        np.testing.assert_allclose(found.quantile(0.9)[:, output], quantile, rtol=1e-6, atol=1e-6)

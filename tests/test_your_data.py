@@ -1,0 +1,206 @@
+"""The thirty tables of results/your_data: the list, where tables come from, and the page that their scores make."""
+
+import csv
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bdl_pipe import scores
+from bdl_pipe.errors import DataError, UserError
+from bdl_pipe.metrics.comparison import over_splits
+from bdl_pipe.scores import Quantity, Score
+from bdl_pipe.seeds import Seed
+from benchmarks.your_data import fetch, page, project
+from benchmarks.your_data.tables import BY_NAME, INSTALL, TABLES, Table
+
+PLACE = Path(__file__).resolve().parents[1] / "results" / "your_data"
+FORMER = {
+    *("breast_cancer", "iris", "pima_tr", "airquality", "diabetes", "diamonds", "mpg", "digits", "penguins"),
+    *("titanicsurvival", "wine", "flights", "houseprices", "salaries", "wage"),
+}
+MET = re.compile(
+    r"college$|hitters|carseats|auto|boston|concrete|winequality|prestige|ames|cpus|pima|titanic|wdbc", re.I
+)
+
+
+def test_thirty_tables_are_listed_of_both_tasks_and_all_sizes() -> None:
+    assert len(TABLES) == len(BY_NAME) == len({table.source for table in TABLES}) == 30
+    assert Counter(table.task for table in TABLES) == {"regression": 18, "classification": 12}
+    assert all(re.fullmatch(r"[a-z0-9_]+", table.name) and table.licence for table in TABLES)
+    for seen in (True, False):
+        assert {table.size for table in TABLES if table.seen == seen} == {"small", "middle", "large"}
+
+
+def test_what_rules_have_met_is_marked_as_seen() -> None:
+    assert {table.name for table in TABLES if table.seen} == FORMER
+    assert [table.name for table in TABLES if not table.seen and MET.search(" ".join(table.source))] == []
+    assert sum(not table.seen for table in TABLES) >= 15
+
+
+def test_a_reason_and_a_source_are_needed() -> None:
+    for source, out, rule in (("here", {}, "source must be of"), ("sklearn", {"a": ""}, "must have a reason")):
+        with pytest.raises(UserError, match=rule):
+            Table("x", (source, "x"), "y", "regression", 300, 4, False, "CC0", out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES, ids=list(BY_NAME))
+def test_a_package_has_the_table(table: Table) -> None:
+    pytest.importorskip(table.source[0])
+    frame = fetch.read(table)
+    assert frame[table.target].nunique() > 20 if table.task == "regression" else frame[table.target].nunique() <= 26
+
+
+def test_a_table_of_another_size_is_refused() -> None:
+    with pytest.raises(DataError, match="iris must have 149 rows with a target and 4 columns, got 150 and 4"):
+        fetch.read(Table("iris", ("sklearn", "iris"), "target", "classification", 149, 4, True, "CC0"))
+
+
+def test_a_package_that_is_missing_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
+    for name in ("iris", "diamonds", "german"):
+        with pytest.raises(UserError, match=re.escape(INSTALL[BY_NAME[name].source[0]])):
+            fetch.write(BY_NAME[name], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_tables_are_added_once_and_their_scores_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten_plugins: None
+) -> None:
+    """The default data sets are removed, other minutes add a table again, and a fit without scores has an empty row.
+
+    So has a fit with scores of another run: here all are out of date until the plan says otherwise.
+    """
+    folder, iris = tmp_path / "project", [BY_NAME["iris"]]
+    project.make(folder)
+    project.add(folder, iris, 1)
+    first = (folder / "params.yaml").read_text()
+    project.make(folder)
+    project.add(folder, iris, 1)
+    assert (folder / "params.yaml").read_text() == first
+    project.add(folder, iris)
+    assert "--minutes 10" in (folder / "params/data/iris.yaml").read_text()
+    place = folder / "work/evaluate/iris-bnn"
+    place.mkdir(parents=True)
+    figures = [Score(1, 0, Quantity("nll"), 0.123456789, 15), Score(1, 0, Quantity("fit_seconds", "cost"), 2.0, 1)]
+    scores.pq.write_table(scores.table("iris", "bnn", "auto", figures), place / "scores.parquet")
+    assert project.gather(folder)[0]["nll"].isna().all()
+    monkeypatch.setattr(project.pool, "stale", lambda stages: {})
+    frame, facts = project.gather(folder)
+    assert set(frame["table"]) == {"iris"}
+    assert set(facts) >= {"commit", "seed", "device", "cores"}
+    (found,) = frame[frame["nll"].notna()].to_dict("records")
+    wanted = {"method": "bnn", "split": 1, "rows": 15, "nll": 0.1234568, "fit_seconds": 2.0}
+    assert {name: found[name] for name in wanted} == wanted
+    assert len(frame) == 5 * frame["method"].nunique()
+    project.store(tmp_path / "page", frame, facts)
+    pd.testing.assert_frame_equal(page.read(tmp_path / "page"), frame.reset_index(drop=True), check_dtype=False)
+
+
+def made() -> pd.DataFrame:
+    """Return scores of four tables: `bnn` is above the constant on one of them, and one fit of `dropout` is missing."""
+    random, rows = Seed(3).numpy(), []
+    shift = {"constant": 0.0, "linear": -0.5, "boosting": -1.0, "bnn": -0.9, "dropout": -1.05, "ensemble": -1.2}
+    for name in ("iris", "titanicsurvival", "airquality", "caschools"):
+        table = BY_NAME[name]
+        for method in [*shift, *(["gp"] if table.task == "regression" else [])]:
+            for split in range(5 if table.size == "small" else 3):
+                nll = 2 + shift.get(method, -0.8) + 0.1 * random.normal() + 1.2 * ((name, method) == ("iris", "bnn"))
+                own = {"nll": nll, "fit_seconds": 3 * random.random(), "rows": 12}
+                if table.task == "regression":
+                    own |= {score: math.exp(nll + 0.1 * random.normal()) for score in page.PROTOCOL}
+                    own |= {"coverage_90": random.uniform(0.7, 1)}
+                else:
+                    own |= {"ece": random.uniform(0, 0.2)}
+                if (name, method, split) == ("caschools", "dropout", 4):
+                    own = {}
+                rows.append({"table": name, "method": method, "split": split} | own)
+    return pd.DataFrame(rows, columns=list(project.COLUMNS))
+
+
+def frames() -> list[pd.DataFrame]:
+    return [made(), *([page.read(PLACE)] if (PLACE / "facts.json").is_file() else [])]
+
+
+def averages(frame: pd.DataFrame, score: str) -> dict[tuple[str, str], float]:
+    """Average over splits row by row, by the csv module: a second way to the figures of the page."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in csv.DictReader(frame.to_csv(index=False).splitlines()):
+        found.setdefault((row["table"], row["method"]), []).append(row[score])
+    return {key: math.fsum(map(float, values)) / len(values) for key, values in found.items() if all(values)}
+
+
+@pytest.mark.parametrize("frame", frames(), ids=["made", "stored"][: len(frames())])
+def test_the_head_counts_what_the_scores_say(frame: pd.DataFrame) -> None:
+    nll, crps, coverage = (averages(frame, score) for score in ("nll", "crps", "coverage_90"))
+    text = page.page(frame, {})
+    pairs = [key for key in nll if key[1] != "constant"]
+    worse = [key for key in pairs if nll[key] > nll[key[0], "constant"]]
+    assert f"{len(pairs) - len(worse)} of {len(pairs)} pairs of a table and a method" in text
+    assert all(f"{table}: {method} (+" in text.split("Above it: ")[1].split("\n")[0] for table, method in worse)
+    better = [key for key in crps if key[1] != "constant" and crps[key] <= crps[key[0], "constant"]]
+    assert f"CRPS: {len(better)} of {sum(key[1] != 'constant' for key in crps)} pairs" in text
+    spread = list(coverage.values())
+    assert f"hold {100 * sum(spread) / len(spread):.1f} % of the targets" in text
+    assert f"{100 * min(spread):.1f} % (" in text
+    assert f"{100 * max(spread):.1f} % (" in text
+    lost = [row for row in csv.DictReader(frame.to_csv(index=False).splitlines()) if not row["nll"]]
+    assert ("Without a result: none." in text) == (not lost)
+    assert all(f"{row['table']}: {row['method']} (" in text for row in lost)
+
+
+@pytest.mark.parametrize("frame", frames(), ids=["made", "stored"][: len(frames())])
+def test_networks_and_boosting_are_counted_by_kind(frame: pd.DataFrame) -> None:
+    """A count that took the ensemble for a network with a posterior differs on the made scores."""
+    nll = averages(frame, "nll")
+    names = {table for table, _ in nll}
+
+    def best(table: str, *but: str) -> float:
+        out = {"constant", "linear", "boosting", "gp", "svgp", *but}
+        return min(value for (name, method), value in nll.items() if name == table and method not in out)
+
+    def row(kind: str, mine: set[str]) -> str:
+        bayesian = sum(best(name, "deterministic", "swa", "ensemble") <= nll[name, "boosting"] for name in mine)
+        every = sum(best(name) <= nll[name, "boosting"] for name in mine)
+        return f"| {kind} | {len(mine)} | {bayesian} of {len(mine)} | {every} of {len(mine)} |"
+
+    text, groups = page.page(frame, {}), {"all": names, **{k: names & set(v) for k, v in page.kinds().items()}}
+    assert [kind for kind, mine in groups.items() if mine and row(kind, mine) not in text] == []
+
+
+def test_differences_are_paired_with_the_error_of_nadeau_and_bengio() -> None:
+    """Half of the t interval over its quantile; the error of unpaired splits is larger."""
+    from scipy.stats import t
+
+    frame = made()
+    one, other = (frame.query("table == 'airquality' and method == @m")["nll"].to_numpy() for m in ("bnn", "boosting"))
+    mean, error = page.paired(frame, "airquality", "bnn", "boosting")
+    found = over_splits(one - other)
+    assert (mean, error) == pytest.approx((found.mean, found.half / t.ppf(0.975, 4)))
+    assert math.isnan(page.paired(frame[frame["split"] == 0], "airquality", "bnn", "boosting")[1])
+
+
+def test_a_ratio_is_a_geometric_mean_over_tables() -> None:
+    crps = averages(made(), "crps")
+    logs = [math.log(crps[name, "bnn"] / crps[name, "constant"]) for name in ("airquality", "caschools")]
+    assert f"| bnn | 2 | {math.exp(np.mean(logs)):.3f} |" in page.page(made(), {})
+
+
+def test_the_stored_page_is_of_the_stored_scores() -> None:
+    """Until the thirty tables are run, the page of the fifteen sets stays, without the facts of a run beside it."""
+    stored = (PLACE / "README.md").read_text()
+    if (PLACE / "facts.json").is_file():
+        assert page.page(page.read(PLACE), page.facts(PLACE)) == stored
+        assert set(page.read(PLACE)["table"]) == set(BY_NAME)
+    else:
+        kept = pd.read_csv(PLACE / "scores.csv")
+        assert set(kept["dataset"]) == FORMER
+        assert stored.count(" of 15 sets.") == 1
+        assert (kept["nll"] < kept["constant"]).all() == ("NLL on test rows: none." in stored)
