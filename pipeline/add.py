@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe import config, offers
-from bdl_pipe.data import sources
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect.images import inspect_images, is_images
 from bdl_pipe.data.inspect.profile import Profile
@@ -22,6 +21,8 @@ from bdl_pipe.data.raw import Task
 from bdl_pipe.data.size import Size
 from bdl_pipe.errors import DataError, UserError, short
 from bdl_pipe.method import Method
+from bdl_pipe.metrics import written
+from bdl_pipe.offers import Timing
 from bdl_pipe.seeds import Seed
 
 from .core import overlays
@@ -75,14 +76,11 @@ def add(request: Request, dry_run: bool) -> str:
     profile = _inspect(request)
     size = profile.size(request.calibration)
     chosen = _chosen(request.methods, size, params.method_names)
-    seconds = offers.seconds(chosen, size)
-    size = dataclasses.replace(size, pace=min(1.0, 60 * request.minutes / seconds))
-    overlay = overlay_of(name, profile.dataset(request.log), size, chosen, request.splits)
+    timing = offers.timing(chosen, size, 60 * request.minutes, request.splits)
+    overlay = overlay_of(name, profile.dataset(request.log), size, chosen, request.splits, timing.paces)
     entry = config.read(DatasetConfig, overlay["datasets"][name], f"datasets.{name}")
-    raw = profile.images or sources.load(entry.source)
-    check_splits(raw, entry, f"datasets.{name}", Seed(params.seed).fold("prepare", name))
-    for line in [*profile.describe(), *_plans(name, entry, size, chosen, seconds * size.pace)]:
-        print(line)
+    check_splits(profile.raw, entry, f"datasets.{name}", Seed(params.seed).fold("prepare", name))
+    print("\n".join([*profile.describe(), *_plans(name, entry, size, chosen, timing)]))
     if dry_run:
         print("nothing was written (--dry-run)")
         return name
@@ -112,16 +110,14 @@ def _inspect(request: Request) -> Profile:
     Raises:
         UserError: the data cannot be used, or an option does not fit them.
     """
-    path = request.path
-    if is_images(path):
-        for option in ("target", "leave_out", "log", "task"):
-            if getattr(request, option):
-                rule = f"is for tables; the classes of {path} are its folders, or its y"
-                raise UserError(f"--{option.replace('_', '-')}: {rule}")
-        return inspect_images(path, request.size, request.skip_broken)
-    for option in ("size", "skip_broken"):
+    path, images = request.path, is_images(request.path)
+    rule = f"is for tables; the classes of {path} are its folders, or its y"
+    for option in ("target", "leave_out", "log", "task") if images else ("size", "skip_broken"):
         if getattr(request, option):
-            raise UserError(f"--{option.replace('_', '-')}: is for folders of images, not for {path}")
+            why = rule if images else f"is for folders of images, not for {path}"
+            raise UserError(f"--{option.replace('_', '-')}: {why}")
+    if images:
+        return inspect_images(path, request.size, request.skip_broken)
     if not request.target:
         raise UserError(f"--target: is missing; name the column of {path} that is predicted")
     return inspect_table(path, request.target, request.task, request.leave_out)
@@ -145,7 +141,7 @@ def _chosen(names: Sequence[str], size: Size, known: Collection[str]) -> list[Me
     return [method for name, method in offered.items() if not names or name in names]
 
 
-def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Method], seconds: float) -> list[str]:
+def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Method], timing: Timing) -> list[str]:
     """Say how targets are fitted, and what will run for how long."""
     lines = []
     if size.task == "regression":
@@ -155,17 +151,26 @@ def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Metho
     splits = "1 split" if dataset.splits == 1 else f"{dataset.splits} splits"
     inputs = f"{size.width} numbers a row" if size.image is None else "×".join(map(str, size.image)) + " pixels"
     lines.append(f"{name}: {len(chosen)} methods, {splits}; a network sees {inputs}")
-    duration = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-    return [*lines, f"  about {duration} with every method; fewer with --methods or --minutes"]
+    slowed = [f"{key} {100 * pace:.0f} %" for key, pace in timing.paces.items() if pace < 1]
+    lines.append(
+        f"  about {written.seconds(round(timing.seconds, -1))} with every method; fewer with --methods or --minutes"
+    )
+    return [*lines, *([f"  steps that are cut to be done in time: {', '.join(slowed)}"] if slowed else [])]
 
 
 def overlay_of(
-    name: str, own: Mapping[str, Any], size: Size, chosen: Sequence[Method], splits: int | None = None
+    name: str,
+    own: Mapping[str, Any],
+    size: Size,
+    chosen: Sequence[Method],
+    splits: int | None = None,
+    paces: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the overlay: the data set, a run of each chosen method, and the runs that these are made from.
 
     Args:
         own: the keys of the data set's entry that depend on the data: ``source``, ``normalise`` and ``targets``.
+        paces: as :class:`bdl_pipe.offers.Timing` has them.
     """
     dataset: dict[str, Any] = {
         **own,
@@ -180,6 +185,7 @@ def overlay_of(
     }
     overlay: dict[str, Any] = {"datasets": {name: dataset}, **{section: {} for section in SECTIONS.values()}}
     upstream = offers.upstream(chosen, size)
+    sizes = {key: dataclasses.replace(size, pace=pace) for key, pace in (paces or {}).items()}
 
     def artifact(key: str) -> str:
         """Return the artifact of an upstream run; of none: the data."""
@@ -187,9 +193,10 @@ def overlay_of(
 
     for key, (method, above) in upstream.items():
         run = {"dataset": name, "method": method.name, "seeds": above.seeds, "input": artifact(above.start(size))}
-        overlay[SECTIONS[above.kind]][f"{name}-{key}"] = {**run, "override": above.override(size)}
+        overlay[SECTIONS[above.kind]][f"{name}-{key}"] = {**run, "override": above.override(sizes.get(key, size))}
     for method, default in offers.defaults(chosen):
         run = {"dataset": name, "method": method.name, "setting": "auto", "seeds": 1}
-        run["input"], override = artifact(default.upstream), default.override(size)
+        run["input"] = artifact(default.upstream)
+        override = default.override(sizes.get(default.upstream or method.name, size))
         overlay["runs"][f"{name}-{method.name}"] = {**run, **({"override": override} if override else {})}
     return {section: entries for section, entries in overlay.items() if entries}

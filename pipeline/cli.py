@@ -245,7 +245,9 @@ def study(file: Path, max_concurrent: int | None, resume: bool) -> int:
 @SEED
 @click.option("--level", type=float, metavar="P", help="Level of conformal sets or intervals (0.9).")
 @PAPER
-def predict(run: str, source: Path, output: Path, split: int, seed: int, level: float | None, paper: str | None) -> int:
+def predict(
+    run: str, source: Path, output: Path, split: int, seed: int, level: float | None, paper: str | None
+) -> None:
     """Predict new rows with a fitted posterior.
 
     RUN: a key of runs.
@@ -253,7 +255,6 @@ def predict(run: str, source: Path, output: Path, split: int, seed: int, level: 
     from .export.model import predict
 
     predict(run, source, output, split, seed, level, paper)
-    return 0
 
 
 @verbs.group(no_args_is_help=False)
@@ -266,7 +267,7 @@ def export() -> None:
 @TO
 @SPLIT
 @SEED
-def export_coreset(run: str, to: Path, split: int, seed: int) -> int:
+def export_coreset(run: str, to: Path, split: int, seed: int) -> None:
     """Write a coreset.
 
     RUN: a key of coresets, or of runs that are made from one.
@@ -274,7 +275,6 @@ def export_coreset(run: str, to: Path, split: int, seed: int) -> int:
     from .export.coreset import export
 
     export(run, to, split, seed)
-    return 0
 
 
 @export.command("model")

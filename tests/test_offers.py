@@ -51,14 +51,53 @@ def test_upstream_runs_are_the_ones_that_are_needed() -> None:
     assert keys(IMAGES, *names(IMAGES)) == ["sgd", "iterates", "sgmcmc", "vbpc", "random_coreset"]
 
 
-def test_seconds_grow_with_what_is_chosen_and_shrink_with_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_grow_with_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offers, "step_seconds", lambda size: 1e-3)
     swag, gp = METHODS["swag"], METHODS["gp"]
-    # 1,000 steps of 1 ms in each of 5 splits, at cost 0.5 + 0.2; three stages of 3 s
-    assert offers.seconds([swag], SMALL) == pytest.approx(0.7 * 1_000 * 1e-3 * 5 + 3 * 3)
-    assert offers.seconds([swag, gp], SMALL) == pytest.approx(3.7 * 1_000 * 1e-3 * 5 + 5 * 3)
+    # 1,000 steps of 1 ms in each of 5 splits, 1.6 times where validation rows end a fit, at cost 0.5 + 0.2; 3 stages
+    assert offers.timing([swag], SMALL).seconds == pytest.approx(0.7 * 8 + 3 * 1.5)
+    assert offers.timing([swag, gp], SMALL).seconds == pytest.approx(3.7 * 8 + 5 * 1.5)
+    assert offers.timing([swag], SMALL, splits=2).seconds == pytest.approx(0.7 * 8 * 2 / 5 + 3 * 1.5)
+    large = 0.2 + 0.5 + 3.0  # the iterates of many rows start at the end of sgd; 4,000 steps of one split, at once
+    assert offers.timing([swag], LARGE).seconds == pytest.approx(large * 4 + 4 * 1.5)
     monkeypatch.undo()
     assert 0 < offers.step_seconds(SMALL) < 10
+
+
+def test_only_those_are_slowed_that_need_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 8 s a unit of cost; 1.6 (vbll), 6 (ffg_u), 3.2 (sgd and its two methods), 3 (gp, no steps) units."""
+    monkeypatch.setattr(offers, "step_seconds", lambda size: 1e-3)
+    chosen = [METHODS[name] for name in ("deterministic", "ensemble", "vbll", "gp", "ffg_u")]
+    whole = offers.timing(chosen, SMALL)
+    fixed = 1.5 * (1 + 2 * 5) + 8 * 3.0
+    assert whole.paces == dict.fromkeys(("sgd", "vbll", "gp", "ffg_u"), 1.0)
+    assert whole.seconds == pytest.approx(fixed + 8 * (3.2 + 1.6 + 6.0))
+    assert offers.timing(chosen, SMALL, whole.seconds).paces["ffg_u"] == pytest.approx(1)
+
+    some = offers.timing(chosen, SMALL, fixed + 62.4)  # 12.8 s of vbll, 25.6 s of sgd for two methods; 24 s are left
+    assert some.seconds == pytest.approx(fixed + 62.4)
+    assert some.paces == {"sgd": 1.0, "vbll": 1.0, "gp": 1.0, "ffg_u": pytest.approx(24 / 48)}
+    few = offers.timing(chosen, SMALL, fixed + 25.6)  # 6.4 s a method
+    assert few.paces == {k: pytest.approx(p) for k, p in {"sgd": 0.5, "vbll": 0.5, "gp": 1, "ffg_u": 6.4 / 48}.items()}
+    assert few.seconds == pytest.approx(fixed + 25.6)
+    none = offers.timing(chosen, SMALL, 0)
+    assert {key for key, pace in none.paces.items() if pace == offers.LEAST} == {"sgd", "vbll", "ffg_u"}
+    assert none.seconds == pytest.approx(fixed + offers.LEAST * 8 * (3.2 + 1.6 + 6.0))
+
+
+@pytest.mark.parametrize("size", [SMALL, MIDDLE, LARGE, IMAGES])
+@pytest.mark.parametrize("minutes", [1, 3, 7])
+def test_the_estimate_is_within_the_budget_unless_every_pace_is_the_least(
+    size: Size, minutes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offers, "step_seconds", lambda size: 2e-3)
+    found, chosen = offers.timing(offers.offered(size), size, 60 * minutes), offers.offered(size)
+    slowed = {key: pace for key, pace in found.paces.items() if pace < 1}
+    assert found.seconds <= 60 * minutes * (1 + 1e-9) or offers.LEAST in slowed.values()
+    closed = {"gp", "boosting", "linear", "constant"} & found.paces.keys()
+    assert all(found.paces[name] == 1 for name in closed)
+    keys = {method.default.upstream or method.name for method in chosen if method.default}
+    assert keys <= found.paces.keys()
 
 
 @dataclass(frozen=True)

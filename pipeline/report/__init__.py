@@ -74,7 +74,7 @@ def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> 
         for line in lines:
             _print(line, console, style="dim")
         if in_report and grid.verdict:
-            _print(" ".join(grid.verdict), console)
+            _print("\n".join(grid.verdict), console)
         if in_report and grid.remarks:
             _print(f"warnings: {len(grid.remarks)}, in report/comparison.md", console, style="yellow")
         console.print()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final
 
+from bdl_pipe.evaluation.verdict import verdict
 from bdl_pipe.metrics import COSTS, METRICS, Metric, metric_of
-from bdl_pipe.metrics.standings import sentences, standings
 from bdl_pipe.metrics.written import writer
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity
 
@@ -173,7 +173,7 @@ def headline(table: Table) -> Grid:
         {column.title: column.metric.about for column in shown} | {"Network": "the architecture that predicts"},
         sources=sorted({source for key, (_, source) in paper_figures().items() if key[:3] in keys}),
         remarks=[text for _, text in table.remarks()],
-        verdict=sentences(standings(table.candidates())),
+        verdict=verdict(table.candidates()),
     )
 
 

@@ -46,7 +46,7 @@ def headline(table: Table) -> Data:
     """Return the table of all runs."""
     whole = columns.headline(table)
     grid = _by_run(table, whole.head[2:], [row[2:] for row in whole.rows], hints=whole.hints)
-    return {"grid": grid, "sources": whole.sources}
+    return {"grid": grid, "sources": whole.sources, "verdict": whole.verdict}
 
 
 def which_one(table: Table) -> Data:
@@ -98,10 +98,8 @@ def reliability(table: Table) -> Data:
 
 def severity(table: Table) -> Data:
     """Return the figures of scores, means over corruptions, against severity 0 (clean) to 5."""
-    levels, drawn = (
-        sorted({of.severity for of in table.quantities() if of.severity is not None}),
-        list[Mapping[str, Any]](),
-    )
+    levels = sorted({of.severity for of in table.quantities() if of.severity is not None})
+    drawn = list[Mapping[str, Any]]()
     for metric in SHIFTED if levels else ():
         at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
         curves = []
@@ -207,10 +205,8 @@ def ranks(table: Table) -> Data:
     found = which.ranks([(run.method, of[run.key].mean) for run in table.runs if run.key in of] for of in nll)
     if found is None:
         return None
-    first, *rest = found.means
-    tied = [name for name in rest if found.means[name] - found.means[first] <= found.critical]
     grid = Grid(["Method", "Mean rank"], [[Cell(m), Cell(f"{r:.2f}", value=r)] for m, r in found.means.items()])
-    return {"first": first, "tied": tied, "ranks": found, "grid": grid}
+    return {"ranks": found, "grid": grid}
 
 
 def _name(table: Table, run: RunInfo) -> Cell:

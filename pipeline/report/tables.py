@@ -19,7 +19,6 @@ from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
 ABSENT: Final = "no result: the evaluation is absent"
-BASELINE: Final = "deterministic"
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ class RunInfo:
         chains: the chains that the run predicts from, by the key of the entry that made them.
         imitates: the run whose posterior the run imitates; empty: it imitates a posterior that no run has; None: it
             imitates none.
+        ended: what ended each fit, where that is recorded, as :class:`bdl_pipe.metrics.standings.Candidate` has it.
     """
 
     key: str
@@ -95,6 +95,7 @@ class RunInfo:
     network: str = ""
     chains: Mapping[str, ChainsInfo] = field(default_factory=dict)
     imitates: str | None = None
+    ended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,7 @@ class Table:
     def by_dataset(self) -> dict[str, "Table"]:
         """Return the results of the runs on each data set."""
         names = dict.fromkeys(run.dataset for run in self.runs)
-        parts = {name: self.only(run for run in self.runs if run.dataset == name) for name in names}
-        return {name: replace(part, dataset=name) for name, part in parts.items()}
+        return {n: replace(self.only(run for run in self.runs if run.dataset == n), dataset=n) for n in names}
 
     def only(self, runs: Iterable[RunInfo]) -> "Table":
         """Return the results of some of the runs."""
@@ -172,13 +172,11 @@ class Table:
         return {key: e for key, e in known.items() if e is not None and math.isfinite(e.mean)}
 
     def candidates(self) -> list[Candidate]:
-        """Return the runs with a finite NLL, for :func:`bdl_pipe.metrics.standings.standings`."""
-        finite = self.finite(Quantity("nll"))
-        runs = [run for run in self.runs if run.key in finite]
-        names = labels(runs)
+        """Return the runs with scores, for the verdict and for :func:`bdl_pipe.metrics.standings.standings`."""
+        known, names = self.scores, labels(self.done.runs)
         return [
-            Candidate(run.key, names[run.key], self.scores[run.key], run.evaluate, run.network, run.method == BASELINE)
-            for run in runs
+            Candidate(r.key, names[r.key], known[r.key], r.evaluate, r.network, r.method, r.ended)
+            for r in self.done.runs
         ]
 
 
@@ -225,16 +223,13 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) ->
 
 
 @cache
-def paper_figures() -> dict[tuple[str, str, str, str], tuple[str, str]]:
+def paper_figures() -> dict[tuple[str, ...], tuple[str, str]]:
     """Read the papers' figures: (dataset, method, setting, metric) -> the figure as printed there, and its source."""
     with open(Path(__file__).with_name("paper.csv"), newline="") as file:
-        return {
-            (r["dataset"], r["method"], r["setting"], r["metric"]): (
-                f"{r['value']} ± {r['error']}",
-                f"{r['paper']}, {r['table']}",
-            )
-            for r in csv.DictReader(file)
-        }
+        rows = list(csv.DictReader(file))
+    keys = ("dataset", "method", "setting", "metric")
+    texts = ((f"{row['value']} ± {row['error']}", f"{row['paper']}, {row['table']}") for row in rows)
+    return {tuple(row[key] for key in keys): text for row, text in zip(rows, texts, strict=True)}
 
 
 def labels(runs: Sequence[RunInfo], space: str = "_") -> dict[str, str]:

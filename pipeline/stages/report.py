@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.evaluation.choice import LONGER, ends
+from bdl_pipe.networks.described import described
 from bdl_pipe.scores import average
 
 from .. import report
@@ -19,8 +21,7 @@ from ..work.executor import Executor
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of every run that has been evaluated."""
-    about = facts(params, settings)
-    report.build(infos(params), places.REPORT, provenance=about, dpi=params.report.figures_dpi)
+    report.build(infos(params), places.REPORT, provenance=facts(params, settings), dpi=params.report.figures_dpi)
 
 
 def infos(params: Params) -> list[report.RunInfo]:
@@ -53,7 +54,18 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
         network=_network(run, params),
         chains=chains,
         imitates=_imitated(run, params),
+        ended=_ended(run, params, warnings),
     )
+
+
+def _ended(run: Run, params: Params, warnings: Sequence[str]) -> tuple[str, ...]:
+    """Say what ended the fits of a run, or else of the networks that it is made from."""
+    if any(warning.endswith(LONGER) for warning in warnings):
+        return ("chains",)
+    validated = params.datasets[run.spec.dataset].validation > 0
+    made = [run, *(params.run(kind, key) for kind, key in run.sources.items() if kind == "trajectory")]
+    found = (ends(places.artifact(one.kind, one.key), one.kind, one.config, validated) for one in made)
+    return next(filter(None, found), ())
 
 
 def _imitated(run: Run, params: Params) -> str | None:
@@ -82,17 +94,8 @@ def _network(run: Run, params: Params) -> str:
     for row in (*(row for row in above if row.method.name == run.method.name), run, *above):
         holder = getattr(row.config, "target", row.config)
         if hasattr(holder, "network"):
-            return _brief(config.to_mapping(holder.network))
+            return described(config.to_mapping(holder.network))
     return ""
-
-
-def _brief(network: Mapping[str, Any]) -> str:
-    """Write ``mlp 64-64``, ``convnet 16, instance``: the sizes that differ from run to run."""
-    hidden = "-".join(map(str, network.get("hidden", ())))
-    width = f"{network['width']}" if "width" in network else ""
-    blocks = f"{network['blocks']} blocks" if "blocks" in network else ""
-    norm = str(network["norm"]) if network.get("norm", "none") != "none" else ""
-    return " ".join([network["name"], ", ".join(filter(None, (hidden, width, blocks, norm)))]).strip()
 
 
 def _step(dataset: DatasetConfig) -> report.Step | None:
@@ -114,8 +117,7 @@ def _coreset(run: Run) -> report.CoresetInfo:
 
 def facts(params: Params, settings: Settings) -> dict[str, Any]:
     """Collect where the figures come from."""
-    made = [records.read(run.kind, run.key) for run in params.runs.values()]
-    fitted = sum(sum(record.get("seconds", {}).values()) for record in made)
+    fitted = sum(sum(records.read(run.kind, run.key).get("seconds", {}).values()) for run in params.runs.values())
     return {
         "commit": provenance.commit(),
         "seed": params.seed,

@@ -3,8 +3,11 @@
 Every registered method with a ``default`` is offered, a plugin's as well.
 """
 
+import math
 import time
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -18,7 +21,9 @@ from .registry import METHODS
 from .seeds import Seed
 
 _BLOCKS, _TIMED = 8, 5  # blocks of steps that are timed, and the steps of each
-_PER_STAGE: Final = 3.0  # seconds to start a stage, read its data and write its result
+LEAST: Final = 0.05  # No method is slowed further: fits of fewer steps would say nothing of it.
+_PER_STAGE: Final = 1.5  # seconds to start a stage, read its data and write its result
+_SEARCHED: Final = 1.6  # the time of a fit that validation rows end, a search and a fit, over that of its steps at most
 
 
 def offered(size: Size) -> list[Method]:
@@ -45,13 +50,49 @@ def upstream(methods: Iterable[Method], size: Size) -> dict[str, tuple[Method, U
     return {key: run for key, run in known.items() if key in keys}
 
 
-def seconds(methods: Iterable[Method], size: Size) -> float:
-    """Return the seconds of a comparison of ``methods`` on this machine, by the time of plain steps and their costs."""
+@dataclass(frozen=True)
+class Timing:
+    """How long a comparison takes.
+
+    Attributes:
+        seconds: of the whole comparison at these paces, on this machine.
+        paces: key of an upstream run, or of a method that is made from the data alone -> the factor of its steps.
+    """
+
+    seconds: float
+    paces: Mapping[str, float]
+
+
+def timing(methods: Iterable[Method], size: Size, budget: float = math.inf, splits: int | None = None) -> Timing:
+    """Share ``budget`` seconds among the methods, by the time of plain steps on this machine and their costs.
+
+    Each method may take the same time, so that only those are slowed that need more. A method and the run that it is
+    made from have one pace, and a run may take the time of all methods that are made from it. What takes no steps, such
+    as a closed form or trees, runs at full length. No pace is below :data:`LEAST`, whatever the budget.
+
+    Args:
+        splits: of the data set; None: as many as its size asks for.
+    """
     chosen = defaults(methods)
     above = upstream([method for method, _ in chosen], size)
-    cost = sum(run.cost for _, run in above.values()) + sum(default.cost for _, default in chosen)
-    stages = len(above) + 2 * len(chosen)  # Each chosen method is fitted and evaluated.
-    return cost * size.steps(2_000) * step_seconds(size) * size.splits + _PER_STAGE * stages
+    step = size.steps(2_000) * step_seconds(size) * (splits or size.splits) * (_SEARCHED if size.small else 1.0)
+    fixed = _PER_STAGE * (len(above) + 2 * len(chosen))  # Each chosen method is fitted and evaluated.
+    slow = replace(size, pace=size.pace / 2)
+    parts: list[tuple[str, Default | Upstream]] = [(key, run) for key, (_, run) in above.items()]
+    parts += [(default.upstream or method.name, default) for method, default in chosen]
+    cost, count, stepped = defaultdict[str, float](float), Counter[str](), set[str]()
+    for key, part in parts:
+        cost[key] += part.cost * step
+        count[key] += isinstance(part, Default)
+        stepped |= {key} if part.override(size) != part.override(slow) else set()
+    many = {key: max(1, count[key]) for key in cost}  # the methods that share its time
+    fixed += sum(cost[key] for key in cost if key not in stepped)
+    left, sharing, paces = budget - fixed, sum(many[key] for key in stepped), dict.fromkeys(cost, 1.0)
+    for key in sorted(stepped, key=lambda key: cost[key] / many[key]):
+        own = left * many[key] / sharing
+        paces[key] = min(1.0, max(LEAST, own / max(cost[key], 1e-9)))
+        left, sharing = left - paces[key] * cost[key], sharing - many[key]
+    return Timing(fixed + sum(paces[key] * cost[key] for key in stepped), paces)
 
 
 def step_seconds(size: Size) -> float:

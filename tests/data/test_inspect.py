@@ -54,6 +54,8 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
     assert not profile.classes
     raw = profile.source.read()
     assert len(raw.train) == 290 and raw.features == tuple(profile.columns)
+    np.testing.assert_array_equal(profile.raw.train.inputs, raw.train.inputs)
+    np.testing.assert_array_equal(profile.raw.train.targets, raw.train.targets)
     size = profile.size(calibration=0.1)
     assert (size.task, size.rows, size.width, size.calibration, size.image) == ("regression", 290, 13, 0.1, None)
     own = profile.dataset()

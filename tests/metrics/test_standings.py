@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from bdl_pipe import scores
-from bdl_pipe.metrics.standings import Candidate, ranks, sentences, standings
+from bdl_pipe.metrics.standings import Candidate, difference, losses, ranks, sentences, standings
 from bdl_pipe.scores import Quantity, RunScores, Score
 
 
@@ -22,7 +22,7 @@ def stored(folder: Path, name: str, nll: list[float], rows: np.ndarray | None = 
         frame = pd.DataFrame({"split": 0, "seed": 0, "row": np.arange(len(rows)), "log_prob": rows})
         frame.to_parquet(place / "predictions.parquet")
     of = RunScores(scores.table("d", name, "", figures))
-    return Candidate(name, name, of, place, "mlp 64" if name == "sgld" else "mlp 8", name == "deterministic")
+    return Candidate(name, name, of, place, "mlp 64" if name == "sgld" else "mlp 8", name)
 
 
 def test_sentences_over_splits(tmp_path: Path) -> None:
@@ -74,6 +74,44 @@ def test_what_cannot_be_paired_has_no_interval_and_one_alone_no_standing(tmp_pat
     assert without_rows.to_best is not None and not without_rows.to_best.apart and without_rows.to_best.mean == 1
     assert other_splits.to_best is None
     assert standings(some[:1]) == [] == sentences([])
+
+
+def test_rows_of_one_split_give_differences_of_rmse_and_of_accuracy(tmp_path: Path) -> None:
+    """Against the scores themselves, the paired test of SciPy, and for the RMSE the delta method by hand."""
+    g, some = np.random.default_rng(3), {}
+    y = g.normal(size=300)
+    labels = g.integers(0, 3, 300)
+    for name, noise in (("a", 0.3), ("b", 0.5)):
+        means, p = y + noise * g.normal(size=(2, 300)), g.dirichlet(np.ones(3), (2, 300)) + noise * np.eye(3)[labels]
+        rmse = [float(np.sqrt(((y - m) ** 2).mean())) for m in means]
+        accuracy = [float((each.argmax(1) == labels).mean()) for each in p]
+        for metric, values in (("rmse", rmse), ("accuracy", accuracy)):
+            figures = [Score(0, seed, Quantity(metric), value, 300) for seed, value in enumerate(values)]
+            place = tmp_path / f"{name}-{metric}"
+            place.mkdir()
+            own = {"target": y} if metric == "rmse" else {"target": labels}
+            frames = [
+                pd.DataFrame({"split": 0, "seed": k, "row": range(300), **own})
+                .assign(**({"mean": means[k]} if metric == "rmse" else {f"p_{c}": p[k][:, c] for c in range(3)}))
+                .assign(entropy=0.5, log_prob=-1.0)
+                for k in (0, 1)
+            ]
+            pd.concat(frames).to_parquet(place / "predictions.parquet")
+            of = RunScores(scores.table("d", name, "", figures))
+            some[name, metric] = Candidate(name, name, of, place)
+        some[name] = (means, p)
+    hits = [-(some[n][1].argmax(2) == labels).mean(0) for n in ("a", "b")]
+    found = difference(some["a", "accuracy"], some["b", "accuracy"], metric="accuracy")
+    assert found is not None and found.mean == pytest.approx(float(np.mean(hits[0] - hits[1])))
+    assert found.mean / found.error == pytest.approx(stats.ttest_rel(*hits).statistic)
+    assert losses(some["a", "accuracy"].folder / "predictions.parquet", "accuracy").tolist() == hits[0].tolist()
+    squares = [((y - some[n][0]) ** 2).mean(0) for n in ("a", "b")]
+    found = difference(some["a", "rmse"], some["b", "rmse"], metric="rmse")
+    rmse_a, rmse_b = (np.sqrt(s.mean()) for s in squares)
+    assert found is not None and found.mean == pytest.approx(rmse_a - rmse_b)
+    by_hand = squares[0] / (rmse_a + rmse_b) - squares[1] / (rmse_a + rmse_b)
+    assert found.error == pytest.approx(by_hand.std(ddof=1) / np.sqrt(300))
+    assert losses(tmp_path / "absent.parquet", "rmse") is None
 
 
 def test_ranks_over_data_sets() -> None:

@@ -13,10 +13,10 @@ import yaml
 from PIL import Image
 from ruamel.yaml import YAML
 
-from bdl_pipe import plugins
+from bdl_pipe import offers, plugins
 from bdl_pipe.data import sources
 from bdl_pipe.data.size import Size
-from bdl_pipe.offers import offered
+from bdl_pipe.offers import offered, timing
 from bdl_pipe.registry import METHODS
 from bdl_pipe.yaml_files import read_yaml
 from pipeline import cli
@@ -100,12 +100,33 @@ def test_the_numbers_are_valid_for_every_size(project: Path, task: str, rows: in
         source = {"name": "table", "path": "data/houses.csv", "target": [target], "task": task}
         own = {"source": source, "normalise": "robust", "targets": "standardise" if task == "regression" else "none"}
     chosen = offered(size)
-    overlay = overlay_of("houses", own, size, chosen)
-    raw = dict(read_yaml(Path("params.yaml")))
-    for section, entries in overlay.items():
-        raw[section] = {**raw[section], **entries}
-    read = typed(raw)
-    assert len([run for run in read.of("student") if run.spec.dataset == "houses"]) == len(chosen)
+    for paces in (None, timing(chosen, size, 0).paces):
+        overlay = overlay_of("houses", own, size, chosen, None, paces)
+        raw = dict(read_yaml(Path("params.yaml")))
+        for section, entries in overlay.items():
+            raw[section] = {**raw[section], **entries}
+        read = typed(raw)
+        assert len([run for run in read.of("student") if run.spec.dataset == "houses"]) == len(chosen)
+
+
+def test_each_method_has_its_own_pace_and_is_named_if_it_is_slowed(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is slowed has fewer steps; a method that is made from slowed iterates may differ with them, and no other."""
+    size = Size("regression", 300, 13)
+    chosen = [METHODS[name] for name in ("deterministic", "swag", "vbll", "ffg_u", "boosting")]
+    full, slow = (overlay_of("h", {}, size, chosen, 2, paces) for paces in (None, {"ffg_u": 0.5, "iterates": 0.5}))
+    epochs = [one["runs"]["h-ffg_u"]["override"]["training"]["epochs"] for one in (full, slow)]
+    assert epochs[1] == pytest.approx(epochs[0] / 2, abs=1)
+    assert slow["trajectories"]["h-sgd"] == full["trajectories"]["h-sgd"]
+    assert slow["trajectories"]["h-iterates"] != full["trajectories"]["h-iterates"]
+    assert {key for key, run in slow["runs"].items() if run != full["runs"][key]} <= {"h-ffg_u", "h-swag"}
+    monkeypatch.setattr(offers, "step_seconds", lambda size: 3e-2)  # 240 s a unit of cost
+    assert add("--target", "price", "--methods", "vbll", "ffg_u", "gp", "--minutes", "30", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "  about 30 min with every method" in said
+    assert said.splitlines()[-2] == "  steps that are cut to be done in time: ffg_u 48 %"  # (1800 - 729 - 384) / 1440
+    assert add("--target", "price", "--methods", "gp", "--dry-run") == 0 and "in time" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("splits", [1, 4])

@@ -214,7 +214,7 @@ def test_a_warning_of_several_runs_is_one_line_with_its_runs(tmp_path):
     report.build([chains, student], tmp_path / "out", provenance={}, dpi=80)
     lines = [f"{said}. Runs: b-sgmcmc-s, b-dark_knowledge-s", f"{own}. Runs: b-dark_knowledge-s"]
     written = (tmp_path / "out/comparison.md").read_text().splitlines()
-    assert [line for line in written if line.startswith("- ")] == [f"- {line}" for line in lines]
+    assert [line for line in written if "Runs:" in line] == [f"- {line}" for line in lines]
     text = (tmp_path / "out/index.html").read_text()
     assert text.count(said) == 1 and all(f'<p class="warn">{line}</p>' in text for line in lines)
 
@@ -418,11 +418,15 @@ def test_the_metric_of_a_plugin_is_a_column(tmp_path, monkeypatch):
 def test_the_page_concludes_which_method_to_take(built):
     """The runs on boston have five splits; two data sets have four methods in common."""
     table = tables.gather(built[1])
-    text = (built[0] / "report/index.html").read_text()
+    text, written = ((built[0] / "report" / name).read_text() for name in ("index.html", "comparison.md"))
     for part in table.by_dataset().values():
-        said = " ".join(columns.headline(part).verdict)
-        assert said and said.replace("'", "&#39;") in text
+        said = columns.headline(part).verdict
+        assert f"## {part.dataset}\n\n" + "".join(f"- {sentence}\n" for sentence in said) + "\n| Method" in written
+        for head, rest in (sentence.split(":", 1) for sentence in said):
+            assert f"<li><b>{head}:</b>{rest}</li>" in text
+        which = page.which_one(part)
+        assert which is not None and " ".join(which["sentences"]) in text
     assert text.count("<h3>Which one?</h3>") == 2
     ranked = page.ranks(table)
     assert ranked["ranks"].datasets == 2 and {cell.text for cell, _ in ranked["grid"].rows} == {r[0] for r in ROWS}
-    assert f"{ranked['first']} ranks first; not told apart from it: " in text
+    assert f"{ranked['ranks'].first} ranks first; not told apart from it: " in text

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from report_cases import ROWS, row_scores
 from rich.console import Console
 
 from bdl_pipe import artifacts, scores
+from bdl_pipe.evaluation.choice import LONGER
 from bdl_pipe.yaml_files import read_yaml
 from pipeline import report
 from pipeline.core import places
@@ -154,6 +156,22 @@ def test_a_run_has_the_warnings_of_what_it_is_made_from(project: Params) -> None
         places.record(*at).parent.mkdir(parents=True, exist_ok=True)
         places.record(*at).write_text(json.dumps(record))
     assert run_info(run, project).warnings == ("own", f"{key}: R-hat 1.3")
+
+
+def test_a_run_says_what_ended_its_fits_or_those_that_it_is_made_from(project: Params) -> None:
+    """By the epochs of its own states, else of its trajectory; by its warning, where its chains are too short."""
+    for kind, key, count in (("student", "boston-vbll", 1), ("trajectory", "boston-sgd", 3)):
+        with artifacts.publish(places.artifact(kind, key), kind) as folder:
+            for seed in range(count):
+                artifacts.write_state(folder / f"0-{seed}", artifacts.State({"w": torch.zeros(1)}, {"epochs": 3}))
+            artifacts.write_state(folder / "transform-0", artifacts.State({"w": torch.zeros(1)}, {}))
+    ended = {key: run_info(project.run("student", key), project).ended for key in ("boston-vbll", "boston-ensemble")}
+    assert ended == {"boston-vbll": ("schedule",), "boston-ensemble": ("schedule",) * 3}
+    chains = project.run("student", "boston-sghmc")
+    assert run_info(chains, project).ended == ()
+    record = {"seconds": {}, "peak_bytes": {}, "total_seconds": {}, "warnings": [f"chains disagree: {LONGER}"]}
+    places.record("student", chains.key).write_text(json.dumps(record))
+    assert run_info(chains, project).ended == ("chains",)
 
 
 def test_mlflows_description_of_a_run_has_its_warnings_alone(project: Params) -> None:

@@ -25,10 +25,12 @@ class Difference:
 
     Attributes:
         mean, half: the mean and the half-width of its interval, which is infinite if the error is unknown.
+        error: the standard error of the mean; infinite if it is unknown.
     """
 
     mean: float
     half: float
+    error: float = math.inf
 
     @property
     def apart(self) -> bool:
@@ -38,8 +40,8 @@ class Difference:
 
 def over_rows(differences: Float[np.ndarray, " row"], *, comparisons: int = 1, level: float = 0.95) -> Difference:
     """Return the mean of differences over independent rows, with its normal interval."""
-    half = _quantile(comparisons, level, math.inf) * float(differences.std(ddof=1)) / math.sqrt(len(differences))
-    return Difference(float(differences.mean()), half)
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    return Difference(float(differences.mean()), _quantile(comparisons, level, math.inf) * error, error)
 
 
 def over_splits(
@@ -56,9 +58,8 @@ def over_splits(
         comparisons: how many intervals hold together.
     """
     count = len(differences)
-    variance = (1 / count + test_over_train) * float(np.var(differences, ddof=1))
-    half = _quantile(comparisons, level, count - 1) * math.sqrt(variance)
-    return Difference(float(np.mean(differences)), half)
+    error = math.sqrt((1 / count + test_over_train) * float(np.var(differences, ddof=1)))
+    return Difference(float(np.mean(differences)), _quantile(comparisons, level, count - 1) * error, error)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,17 @@ class Ranks:
     datasets: int
     p_value: float
     critical: float
+
+    @property
+    def first(self) -> str:
+        """Return the method that ranks first."""
+        return next(iter(self.means))
+
+    @property
+    def tied(self) -> list[str]:
+        """List the others whose ranks cannot be told apart from the first one's."""
+        near = self.means[self.first] + self.critical
+        return [method for method, mean in self.means.items() if method != self.first and mean <= near]
 
 
 def mean_ranks(methods: Sequence[str], scores: Float[np.ndarray, "dataset method"], level: float = 0.95) -> Ranks:

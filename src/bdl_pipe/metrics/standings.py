@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from ..scores import Quantity, RunScores, log_likelihoods
+from ..scores import Quantity, RunScores
 from . import comparison
 from .comparison import Difference, Ranks
+from .registered import metric_of
 
+BASELINE: Final = "deterministic"
 METRIC: Final = Quantity("nll")
 COST: Final = Quantity("seconds_per_1000", "cost")
 
@@ -35,7 +38,9 @@ class Candidate:
         scores: the candidate's scores on the data set that all candidates have in common.
         folder: the folder of ``predictions.parquet``, if the candidate's predictions are stored.
         network: the architecture that predicts. It is empty if the architecture has no name.
-        is_baseline: whether the candidate is the deterministic network of its architecture.
+        method: the method that was fitted.
+        ended: what ended each fit, where that is recorded: :func:`bdl_pipe.evaluation.choice.ended`, or ``chains`` of
+            Markov chains that are too short.
     """
 
     key: str
@@ -43,7 +48,8 @@ class Candidate:
     scores: RunScores
     folder: Path
     network: str = ""
-    is_baseline: bool = False
+    method: str = ""
+    ended: Sequence[str] = ()
 
     @property
     def nll(self) -> float:
@@ -85,7 +91,7 @@ def standings(candidates: Sequence[Candidate]) -> list[Standing]:
     best, comparisons, cost = ordered[0], len(ordered) - 1, {one.key: one.cost for one in ordered}
     compared = []
     for one in ordered:
-        baseline = next((other for other in ordered if other.is_baseline and other.network == one.network), None)
+        baseline = next((other for other in ordered if other.method == BASELINE and other.network == one.network), None)
         to_best = None if one is best else difference(one, best, comparisons)
         to_baseline = None if baseline is None or baseline is one else difference(one, baseline, comparisons)
         others = (other.key for other in ordered if other is not one)
@@ -94,21 +100,49 @@ def standings(candidates: Sequence[Candidate]) -> list[Standing]:
     return compared
 
 
-def difference(one: Candidate, other: Candidate, comparisons: int = 1) -> Difference | None:
-    """Return the NLL of one candidate minus another's. None: the candidates have different numbers of splits.
+def difference(one: Candidate, other: Candidate, comparisons: int = 1, metric: str = "nll") -> Difference | None:
+    """Return the loss of one candidate minus another's. None: the candidates have different numbers of splits.
 
     Args:
         comparisons: the number of intervals that hold together.
+        metric: the NLL, the RMSE, or the accuracy, whose loss is its negative. On one split a difference of RMSEs is a
+            difference of mean squared errors over the sum of the two RMSEs; the error of that sum is left out.
     """
     if one.scores.splits != other.scores.splits:
         return None
-    nll, others_nll = one.scores.values(METRIC), other.scores.values(METRIC)
-    if one.scores.splits > 1:
-        return comparison.over_splits(np.subtract(nll, others_nll), comparisons=comparisons)
-    rows, others_rows = (log_likelihoods(each.folder / "predictions.parquet") for each in (one, other))
-    if rows is None or others_rows is None or len(rows) != len(others_rows):
-        return Difference(float(np.mean(nll) - np.mean(others_nll)), math.inf)
-    return comparison.over_rows(others_rows - rows, comparisons=comparisons)  # NLL is minus log-likelihood.
+    sign = -metric_of(metric).better
+    own, others = (each.scores.values(Quantity(metric), sign) for each in (one, other))
+    if one.scores.splits > 1 and len(own) == len(others):
+        return comparison.over_splits(np.subtract(own, others), comparisons=comparisons)
+    rows, others_rows = (losses(each.folder / "predictions.parquet", metric) for each in (one, other))
+    if one.scores.splits > 1 or rows is None or others_rows is None or len(rows) != len(others_rows):
+        return Difference(float(np.mean(own) - np.mean(others)), math.inf)
+    scale = float(np.sqrt(rows.mean()) + np.sqrt(others_rows.mean())) or 1.0 if metric == "rmse" else 1.0
+    return comparison.over_rows((rows - others_rows) / scale, comparisons=comparisons)
+
+
+def losses(path: Path, metric: str) -> np.ndarray | None:
+    """Read each test row's loss from the ``predictions.parquet`` of a run on one split: means over its seeds.
+
+    Args:
+        metric: ``nll``: −log p(y | x); ``rmse``: the squared error of the mean; ``accuracy``: minus 1 where the most
+            probable class is the target, else 0.
+
+    Returns:
+        None if there is no such file.
+    """
+    if not path.is_file():
+        return None
+    rows = pq.read_table(path, columns=["row", "log_prob"] if metric == "nll" else None).to_pandas()
+    if metric == "nll":
+        found = -rows["log_prob"].to_numpy()
+    elif metric == "rmse":
+        targets, means = (rows.filter(regex=rf"^{name}(_\d+)?$").to_numpy() for name in ("target", "mean"))
+        found = ((targets - means) ** 2).mean(1)
+    else:
+        found = -1.0 * (rows["target"].to_numpy() == rows.filter(regex=r"^p_\d+$").to_numpy().argmax(1))
+    of_row: np.ndarray = rows.assign(loss=found).groupby("row")["loss"].mean().to_numpy(np.float64)
+    return of_row
 
 
 def sentences(standings: Sequence[Standing]) -> list[str]:

@@ -42,7 +42,7 @@ def inspect_images(path: Path, size: int | None = None, skip_broken: bool = Fals
     _require_enough(path, classes)
     remarks += _copies(raw)
     tests = 0 if raw.test is None else len(raw.test)
-    return Profile(source, len(raw.train), raw.train.inputs.shape[1:], classes, remarks, tests, images=raw)
+    return Profile(source, raw, len(raw.train), raw.train.inputs.shape[1:], classes, remarks, tests)
 
 
 def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolder | Npz, list[str]]:

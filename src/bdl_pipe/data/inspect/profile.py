@@ -23,6 +23,7 @@ class Profile:
 
     Attributes:
         source: reads the rows as they were inspected.
+        raw: the rows, as the source reads them.
         rows: training rows; of a table all rows that have a target.
         shape: of a row as a network sees it: (number,) or (channel, height, width).
         classes: class -> training rows, the largest first; empty for regression.
@@ -30,10 +31,10 @@ class Profile:
         test_rows: images that the data set brings itself as test rows; 0: none.
         left_out: column of a table that is no feature -> why.
         without_target: rows of a table that lack a target and are left out.
-        images: the rows of images as they were read; None for a table, of which an inspection reads columns.
     """
 
     source: Table | ImageFolder | Npz
+    raw: Raw = field(repr=False, compare=False)
     rows: int
     shape: tuple[int, ...]
     classes: Mapping[str, int]
@@ -41,7 +42,6 @@ class Profile:
     test_rows: int = 0
     left_out: Mapping[str, str] = field(default_factory=dict)
     without_target: int = 0
-    images: Raw | None = field(default=None, repr=False, compare=False)
 
     @property
     def columns(self) -> Mapping[str, ColumnKind]:

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from ...errors import DataError, brief, short
 from ..encoding import ColumnKind
-from ..raw import Task, encode_labels
+from ..raw import Task, checked, encode_labels
 from ..sources.cells import Cells, is_index
 from ..sources.columns import codes_of, describe, labels_of
-from ..sources.table import Table, open_table, sniffed, with_targets
+from ..sources.table import Table, open_table, sniffed, table_rows, with_targets
 from . import leaks
 from .cells import refusal
 from .cells import remarks as cell_remarks
@@ -94,8 +94,10 @@ def inspect_table(
         csv=form,
         skip_without_target=table.num_rows < all_rows,
     )
+    del codes, ranks  # The rows take their memory.
     return Profile(
         source,
+        checked(table_rows(table, source)),
         table.num_rows,
         (sum(widths[name] for name in columns),),
         classes,

@@ -1,0 +1,152 @@
+"""Choose among runs by their stored scores, by a metric and by cost.
+
+The runs to choose from are :class:`~bdl_pipe.metrics.standings.Candidate`; losses are scores of which lower is better.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from scipy import stats
+
+from .. import artifacts
+from ..metrics import comparison, metric_of
+from ..metrics.comparison import Difference
+from ..metrics.standings import Candidate, difference
+from ..scores import Quantity, average
+
+LONGER: Final = "run them longer"  # The warning of chains that are too short ends so.
+LEVEL: Final = 0.9  # of the intervals whose coverage is stored
+TEST_OVER_TRAIN: Final = 1 / 9  # of standard splits
+_FIT: Final = Quantity("fit_seconds", "cost")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The run to take by a metric.
+
+    Attributes:
+        ordered: the runs with a finite score, the best first; equal ones by the seconds of their fits.
+        gaps: key of another run -> its loss minus the best one's, where that has a standard error.
+        near: the best run, and the runs within one standard error of it.
+        tied: the best run, and the runs whose 95 % interval of the gap has 0 in it.
+    """
+
+    metric: str
+    ordered: Sequence[Candidate]
+    gaps: dict[str, Difference]
+    near: Sequence[Candidate]
+    tied: Sequence[Candidate]
+
+    @property
+    def best(self) -> Candidate:
+        """Return the run with the best score."""
+        return self.ordered[0]
+
+    @property
+    def taken(self) -> Candidate:
+        """Return the cheapest to fit of ``near`` (Breiman et al. 1984, section 3.4.3; here with errors in pairs)."""
+        return min(self.near, key=fit_seconds)
+
+    def faster(self, than: Candidate) -> list[Candidate]:
+        """List the runs that are cheaper to fit than a run."""
+        return [one for one in self.ordered if fit_seconds(one) < fit_seconds(than)]
+
+
+def choose(candidates: Iterable[Candidate], metric: str) -> Choice | None:
+    """Choose by ``accuracy``, ``rmse`` or ``nll``. None: no run has a finite score."""
+    ordered = sorted(finite(candidates, metric), key=lambda one: (loss(one, metric), fit_seconds(one)))
+    if not ordered:
+        return None
+    best, *others = ordered
+    found = {one.key: difference(one, best, metric=metric) for one in others}
+    gaps = {key: gap for key, gap in found.items() if gap is not None and math.isfinite(gap.error)}
+    near = [one for one in others if one.key in gaps and gaps[one.key].mean <= gaps[one.key].error]
+    tied = [one for one in others if one.key in gaps and not gaps[one.key].apart]
+    return Choice(metric, ordered, gaps, [best, *near], [best, *tied])
+
+
+def coverage(one: Candidate) -> Difference | None:
+    """Return the share of test rows in the 90 % intervals minus 90 %, with its 95 % interval. None: there is none.
+
+    On one split the error is binomial, with seeds averaged first.
+    """
+    of = Quantity("coverage_90")
+    found = np.array(one.scores.values(of))
+    if not len(found) or not np.isfinite(found).all():
+        return None
+    if one.scores.splits > 1:
+        return comparison.over_splits(found - LEVEL, TEST_OVER_TRAIN)
+    table = one.scores.stored
+    rows = table.filter(np.array(table["metric"].to_pylist()) == of.metric)["n"][0].as_py()
+    error = math.sqrt(LEVEL * (1 - LEVEL) / rows)
+    return Difference(average(found.tolist()) - LEVEL, float(stats.norm.ppf(0.975)) * error, error)
+
+
+def half_width(splits: int) -> float:
+    """Return the half-width of an interval over splits whose differences have variance 1."""
+    return float(stats.t.ppf(0.975, splits - 1)) * math.sqrt(1 / splits + TEST_OVER_TRAIN)
+
+
+def ended(config: Any, epochs: int, validated: bool) -> Literal["validation", "steps", "schedule", ""]:
+    """Say what ended a fit of so many epochs.
+
+    Args:
+        config: of a method, with the fields of ``training.learner.TrainingConfig`` or with such a field ``training``.
+        validated: whether there were validation rows.
+
+    Returns:
+        ``validation``: the scores of validation rows, which later epochs did not improve. ``steps``: the most epochs
+        there may be, so soon after the best score that more could improve it. ``schedule``: all epochs were to be run.
+        Empty: the config has no such fields.
+    """
+    how = getattr(config, "training", config)
+    if not hasattr(how, "early_stopping"):
+        return ""
+    if how.early_stopping is None or not validated:
+        return "schedule"
+    chosen = epochs - getattr(how, "extra_epochs", 0)
+    return "validation" if chosen + (how.early_stopping.patience or how.early_stopping.every) <= how.epochs else "steps"
+
+
+def ends(folder: Path, kind: str, config: Any, validated: bool) -> tuple[str, ...]:
+    """Say what ended each fit of a stored artifact that recorded its epochs, as :func:`ended` does; empty: none did.
+
+    Raises:
+        ArtifactError: the artifact is damaged.
+    """
+    if not (folder / artifacts.MANIFEST).is_file():
+        return ()
+    stored = artifacts.load(folder, kind, verify=False)
+    epochs = [state["epochs"] for state in (stored.open(name).config for name in stored.names()) if "epochs" in state]
+    return tuple(how for count in epochs if (how := ended(config, count, validated)))
+
+
+def finite(candidates: Iterable[Candidate], metric: str) -> list[Candidate]:
+    """List the runs with a finite mean score."""
+    return [one for one in candidates if math.isfinite(loss(one, metric))]
+
+
+def loss(one: Candidate, metric: str) -> float:
+    """Return a run's mean loss by a metric. It is NaN if there is none."""
+    known = _losses(one, metric)
+    return average(known) if known else math.nan
+
+
+def fit_seconds(one: Candidate) -> float:
+    """Return the seconds of a fit, with its upstream stages. They are infinite if they are not recorded."""
+    known = one.scores.estimate(_FIT)
+    return known.mean if known and math.isfinite(known.mean) else math.inf
+
+
+def split_seconds(one: Candidate) -> float:
+    """Return the seconds of all fits of a split, of which there is one for each seed; infinite if not recorded."""
+    found = [value for group in one.scores.groups(_FIT) for value in group]
+    return math.fsum(found) / one.scores.splits if found and all(map(math.isfinite, found)) else math.inf
+
+
+def _losses(one: Candidate, metric: str) -> list[float]:
+    return one.scores.values(Quantity(metric), -metric_of(metric).better)

@@ -1,0 +1,306 @@
+"""The verdict: the choice of runs against hand computation, and each sentence in each of its cases."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from bdl_pipe import scores
+from bdl_pipe.evaluation.choice import LONGER, Choice, choose, coverage, ended, half_width, split_seconds
+from bdl_pipe.evaluation.verdict import calibration, cheapest, hour, taking, verdict, worth
+from bdl_pipe.metrics.standings import Candidate
+from bdl_pipe.scores import Quantity, RunScores, Score
+from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, judge
+
+BASE = np.array([2.0, 2.2, 1.9, 2.1, 2.3])
+UNIT = np.array([-1.0, 1.0, 0.0, -1.0, 1.0])  # of mean 0 and variance 1
+ERROR = math.sqrt(1 / 5 + 1 / 9)  # the standard error of the mean of five differences of variance 1
+
+
+def run(
+    name: str,
+    nll: Sequence[float] = (),
+    fit: float | None = 1.0,
+    network: str = "",
+    method: str = "",
+    ended: Sequence[str] = (),
+    folder: Path = Path("absent"),
+    **others: Sequence[float],
+) -> Candidate:
+    """A run with values of metrics, one a split; ``fit``: the seconds of each fit, None: no cost is recorded."""
+    figures = [Score(s, 0, Quantity(m), v, 50) for m, vs in {"nll": nll, **others}.items() for s, v in enumerate(vs)]
+    costs = {} if fit is None else {"fit_seconds": fit, "seconds_per_1000": 0.5}
+    for s in range(max(1, *map(len, (nll, *others.values())))):
+        figures += [Score(s, 0, Quantity(cost, "cost"), value, 1) for cost, value in costs.items()]
+    of = RunScores(scores.table("d", name, "", figures))
+    return Candidate(name, name, of, folder, network, method or name, ended)
+
+
+def off(mean: float, spread: float = 0.01) -> list[float]:
+    """Return the scores of a run whose differences to BASE have that mean and that standard deviation."""
+    found: list[float] = (BASE + mean + spread * UNIT).tolist()
+    return found
+
+
+def chosen(*runs: Candidate, metric: str = "nll") -> Choice:
+    found = choose(runs, metric)
+    assert found is not None
+    return found
+
+
+def test_the_cheapest_within_one_standard_error_is_taken() -> None:
+    best, rest = run("best", off(0, 0), fit=9), run("rest", off(5), fit=0.1)
+    near, far = (run("cheap", off(share * ERROR * 0.01), fit=2) for share in (0.99, 1.01))
+    assert chosen(rest, near, best).taken is near and chosen(rest, far, best).taken is best
+    assert chosen(near, best).gaps["cheap"].error == pytest.approx(0.01 * ERROR)
+    assert taking(chosen(rest, near, best)) == (
+        "take cheap, the cheapest to fit (2 s) of 2 runs within one standard error of the best NLL: "
+        "2.106 beside 2.100 of best (NLL +0.0055 ± 0.0056)."
+    )
+    alone = "and none that is cheaper to fit is within one standard error of it."
+    assert taking(chosen(rest, far, best)) == f"take best: no run has a lower NLL than 2.100, {alone}"
+    dear = run("cheap", off(0.001), fit=20)
+    assert (
+        taking(chosen(dear, best)) == "take best: no run has a lower NLL than 2.100, and none is cheaper to fit (9 s)."
+    )
+
+
+def test_equal_scores_go_to_the_cheaper_run() -> None:
+    a, b = run("a", off(0), fit=2), run("b", off(0), fit=1)
+    found = chosen(a, b)
+    assert found.best is b and found.taken is b and found.near == [b, a] == found.tied
+    unpaired = chosen(run("a", [2.0], fit=2), run("b", [2.0], fit=1))
+    assert unpaired.taken.name == "b" and unpaired.gaps == {}
+
+
+def test_what_is_missing_is_said_and_never_chosen() -> None:
+    good = run("good", off(0), fit=3)
+    lost = [run("nan", [math.nan] * 5), run("inf", [math.inf] * 5), run("none")]
+    assert choose(lost, "nll") is None and verdict([]) == []
+    assert verdict(lost) == ["Verdict: no run has a finite NLL, and nothing can be concluded."]
+    assert taking(chosen(*lost, good)) == "good is the only run with a finite NLL, 2.100."
+    unpriced = chosen(run("a", off(0), fit=None), run("b", off(0.001), fit=None))
+    assert taking(unpriced) == "take a: no run has a lower NLL than 2.100; the time of its fit is not recorded."
+    assert cheapest(unpriced) == "the times of the fits are not recorded."
+    other_splits = chosen(good, run("two", [2.2, 2.2], fit=1), run("three", [2.3] * 3, fit=2))
+    assert other_splits.gaps == {} and other_splits.near == [good]
+    said = "take good: no run has a lower NLL than 2.100; 2 cheaper runs cannot be compared with it in pairs."
+    assert taking(other_splits) == said
+    assert cheapest(other_splits) == (
+        "good fits in 3 s and predicts 1,000 rows in 0.5 s; 2 cheaper runs cannot be compared in pairs."
+    )
+    wide = chosen(run("a", accuracy=[0.9] * 5), run("b", accuracy=[0.8] * 5, fit=0.1), metric="accuracy")
+    assert taking(wide).startswith("take a: no run has a higher accuracy than 90.00 %")
+
+
+def test_cost_is_the_cheapest_that_cannot_be_told_apart() -> None:
+    """The 95 % interval of five splits is 2.776 standard errors, that of Student's t on 4 degrees of freedom."""
+    best, edge = run("best", off(0, 0), fit=9), 0.01 * ERROR * float(stats.t.ppf(0.975, 4))
+    inside, outside = (run(name, off(share * edge), fit=2) for name, share in (("in", 0.99), ("out", 1.01)))
+    fast = "fits in 2 s and predicts 1,000 rows in 0.5 s"
+    told = "over 5 splits its NLL cannot be told apart from the best (NLL +0.0153 ± 0.0056)"
+    assert cheapest(chosen(best, inside)) == f"in {fast}; {told}."
+    assert (
+        cheapest(chosen(best, outside))
+        == "best fits in 9 s and predicts 1,000 rows in 0.5 s; 1 cheaper run can be told apart from the best."
+    )
+    constant = run("constant", off(0.5 * edge), fit=1)
+    assert cheapest(chosen(best, constant)).endswith(
+        "No run is shown to be better than constant: over 5 splits the inputs are not shown to help."
+    )
+    assert "inputs" not in cheapest(chosen(best, run("constant", off(2 * edge), fit=1)))
+    assert "inputs" in cheapest(chosen(run("worse", off(2)), run("constant", off(0))))
+    assert "inputs" not in cheapest(chosen(run("constant", off(0))))
+    assert cheapest(chosen(best, *(run(f"out{k}", off(1), fit=1) for k in (0, 1)))).endswith(
+        "; 2 cheaper runs can be told apart from the best."
+    )
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "said"),
+    [(0.0, 0.01, "as many as they should, within the error"), (-0.1, 0.01, "too few"), (0.09, 0.001, "too many")],
+)
+def test_coverage_over_splits(mean: float, spread: float, said: str) -> None:
+    one = run("a", off(0), coverage_90=(0.9 + mean + spread * UNIT).tolist())
+    assert calibration(one) == (
+        f" Its 90 % intervals hold {90 + 100 * mean:.1f} ± {100 * spread * ERROR:.1f} % of test rows: {said}."
+    )
+
+
+def test_coverage_of_one_split_has_a_binomial_error_and_classes_have_an_ece() -> None:
+    found = coverage(run("a", [2.0], coverage_90=[0.8]))
+    assert found is not None and found.mean == pytest.approx(-0.1)
+    assert found.error == pytest.approx(stats.binom(50, 0.9).std() / 50) and found.apart
+    assert not coverage(run("a", [2.0], coverage_90=[0.82])).apart  # type: ignore[union-attr]
+    assert calibration(run("a", [2.0], coverage_90=[math.nan])) == "" == calibration(run("a", [2.0], ece=[math.nan]))
+    assert calibration(run("a", [2.0], ece=[0.0123])) == " Its ECE is 1.23 %." and calibration(run("a", [2.0])) == ""
+
+
+def network(name: str, nll: Sequence[float], **more: object) -> Candidate:
+    return run(name, nll, network="mlp 8", **more)  # type: ignore[arg-type]
+
+
+def test_a_bayesian_network_is_worth_it_where_it_beats_every_rival() -> None:
+    """With two networks an interval is of Student's t at 1 − 0.05/2: the choice of the best one is paid for."""
+    bayes = [network("vbll", off(0, 0)), network("swag", off(0.3))]
+    edge = 0.01 * ERROR * float(stats.t.ppf(1 - 0.05 / 4, 4))
+    better, tied = run("boosting", off(1.01 * edge)), run("linear", off(0.99 * edge))
+    worse = run("constant", off(-1.01 * edge))
+    assert worth([*bayes, better], "nll") == (
+        "yes; vbll, the best of 2, is better than boosting (NLL −0.0197 ± 0.0056)."
+    )
+    assert worth([*bayes, better, tied], "nll") == (
+        "not shown; vbll, the best of 2, cannot be told apart from linear (NLL −0.0193 ± 0.0056)"
+        " and is better than boosting (NLL −0.0197 ± 0.0056)."
+    )
+    assert worth([*bayes, tied, worse], "nll") == (
+        "no; vbll, the best of 2, is worse than constant (NLL +0.0197 ± 0.0056)"
+        " and cannot be told apart from linear (NLL −0.0193 ± 0.0056)."
+    )
+    assert worth([bayes[0], tied], "nll").startswith("yes; vbll is better than linear"), "one network is no choice"
+    assert worth([*bayes, run("linear", [2.0] * 3)], "nll") == (
+        "not shown; vbll, the best of 2, cannot be told apart from linear (not comparable)."
+    )
+    plain = [network("deterministic", off(0)), network("swa", off(0)), run("gp", off(0)), tied]
+    assert worth(plain, "nll") == "no run of one has a finite score."
+    assert worth([*bayes, run("linear", [math.nan] * 5)], "nll") == "there is nothing to compare it with."
+
+
+def test_without_rivals_the_plain_network_of_the_same_architecture_is_one() -> None:
+    missing, bayes = "There is no run of boosting, linear or constant.", network("vbll", off(0, 0))
+    other = run("deterministic", off(1), network="mlp 64")
+    assert worth([bayes, network("deterministic", off(1))], "nll") == (
+        f"against a plain network, yes; vbll is better than deterministic (NLL −1.0000 ± 0.0056). {missing}"
+    )
+    assert worth([bayes, other], "nll") == f"there is nothing to compare it with. {missing}"
+
+
+def test_the_choice_of_the_best_network_does_not_raise_false_alarms() -> None:
+    """Ten networks and a rival of equal means, 2,000 times; scores correlate as those of splits that share rows do.
+
+    At most 5 % of the answers may be ``yes``: the bound is 5 standard errors above it, a false alarm of the test in
+    3 million. Without the count of networks, the control, it is more than that.
+    """
+    g, shared = np.random.default_rng(0), 0.1
+    alarms = {1: 0, 10: 0}
+    for _ in range(2_000):
+        draws = math.sqrt(shared) * g.normal(size=(11, 1)) + math.sqrt(1 - shared) * g.normal(size=(11, 5))
+        *nets, rival = draws
+        best = min(nets, key=lambda values: values.mean())
+        gap = best - rival
+        for count in alarms:
+            half = float(stats.t.ppf(1 - 0.05 / 2 / count, 4)) * ERROR * gap.std(ddof=1)
+            alarms[count] += gap.mean() < -half
+        if _ < 50:
+            said = worth(
+                [*(network(f"n{k}", v.tolist()) for k, v in enumerate(nets)), run("linear", rival.tolist())], "nll"
+            )
+            assert said.startswith("yes") == (gap.mean() < -half)
+    limit = 0.05 + 5 * math.sqrt(0.05 * 0.95 / 2_000)
+    assert alarms[10] / 2_000 < limit < alarms[1] / 2_000
+
+
+@pytest.mark.parametrize(
+    ("method", "ends", "said"),
+    [
+        ("linear", (), "the fits of it end at an optimum, so more time buys nothing."),
+        ("vbll", ("validation", "validation"), "validation rows stopped the fits of it, so more steps buy nothing."),
+        (
+            "vbll",
+            ("validation", "steps"),
+            "1 of 2 fits of it were still improving on validation rows as their steps ended: more steps may help.",
+        ),
+        ("sgmcmc", ("chains",), "the chains behind it are too short, and longer ones may change its figures."),
+        ("vbll", ("schedule",), "it ran the steps of its schedule, and no record says whether more would help."),
+        ("gp", (), "no record says whether longer fits of it would help."),
+    ],
+)
+def test_what_longer_fits_buy(method: str, ends: tuple[str, ...], said: str) -> None:
+    taken = run("it", [2.0], method=method, ended=ends)
+    assert hour([taken], taken) == said
+    others = [run("late", [2.0], ended=("steps", "validation")), run("short", [2.0], ended=("chains",))]
+    more = "Still improving as their steps ended: late. From chains that are too short: short."
+    assert hour([taken, *others], taken) == f"{said} {more}"
+
+
+def test_what_more_splits_buy() -> None:
+    """The half-width against the interval of 20 splits, whose differences have the variance of those of five."""
+    a, b = run("a", off(0), fit=100), run("b", off(1), fit=400)
+    fifteen = "15 more splits would take 125 min of fits and shorten the intervals of differences by about 46 %."
+    assert "more split" not in hour([a, run("c", off(1), fit=None)], a), "a time is not recorded"
+    assert "more split" not in hour([a, run("b", off(1), fit=4_000)], a), "not one in an hour"
+    seven = "7 more splits would take 58 min of fits and shorten the intervals of differences by about 37 %."
+    assert hour([a, b], a).endswith(seven)
+    quick = run("a", off(0), fit=1)
+    assert hour([quick], quick).endswith(fifteen.replace("125 min", "15 s"))
+    figures = [Score(s, seed, Quantity("fit_seconds", "cost"), 10.0, 1) for s in range(5) for seed in range(3)]
+    seeds = Candidate("s", "s", RunScores(scores.table("d", "s", "", figures)), Path("absent"))
+    assert split_seconds(seeds) == 30 and split_seconds(run("c", off(0), fit=None)) == math.inf
+    ratio = stats.t.ppf(0.975, 19) * math.sqrt(1 / 20 + 1 / 9) / (stats.t.ppf(0.975, 4) * math.sqrt(1 / 5 + 1 / 9))
+    assert half_width(20) / half_width(5) == pytest.approx(ratio)
+    one = run("a", [2.0], fit=1)
+    assert "more split" not in hour([one], one)
+    many = run("a", [2.0] * 20, fit=1)
+    assert "more split" not in hour([many], many)
+
+
+def test_what_ended_a_fit() -> None:
+    def how(chosen: int, patience: int | None = 10, **more: object) -> str:
+        stopping = SimpleNamespace(every=2, patience=patience)
+        own = SimpleNamespace(**{"epochs": 100, "early_stopping": stopping, **more})
+        assert ended(own, chosen, True) == ended(SimpleNamespace(training=own), chosen, True)
+        return ended(own, chosen, True)
+
+    assert how(90) == "validation" and how(91) == "steps"
+    assert how(98, None) == "validation" and how(100, None) == "steps"
+    assert how(95, extra_epochs=5) == "validation" and how(96, extra_epochs=5) == "steps"
+    assert how(50, early_stopping=None) == "schedule"
+    stopped = SimpleNamespace(epochs=100, early_stopping=SimpleNamespace(every=2, patience=10))
+    assert ended(stopped, 100, False) == "schedule" and ended(SimpleNamespace(rounds=3), 3, True) == ""
+
+
+def test_the_warning_of_short_chains_ends_as_the_verdict_expects() -> None:
+    metrics = {"rhat_prediction": 2.0, "rhat_log_likelihood": 2.0, "ess_prediction": 5.0, "ess_log_likelihood": 5.0}
+    (said,) = judge({**metrics, "ess_tail_prediction": 5.0}, DiagnosticsConfig(10, 1.05, 100))
+    assert said.endswith(LONGER)
+
+
+def test_the_whole_verdict_of_a_table_and_of_classes(tmp_path: Path) -> None:
+    table = [
+        network("vbll", off(0), rmse=off(1), coverage_90=[0.9] * 5, ended=("validation",)),
+        run("linear", off(1), fit=0.01, rmse=off(2)),
+    ]
+    heads = ["Accuracy", "Intervals", "Cost", "Bayesian network by NLL", "Bayesian network by RMSE", "One more hour"]
+    assert [said.partition(":")[0] for said in verdict(table)] == [*heads, "Beware"]
+    assert verdict(table)[-1] == "Beware: the best of 2 runs is chosen on the rows that score it, which flatters it."
+    assert [said.partition(":")[0] for said in verdict(table[:1])] == heads, "one run is no choice"
+    assert "split" not in verdict(table)[-1]
+    g, some = np.random.default_rng(0), []
+    rows = g.normal(size=400)
+    for name, gain, fit in (("vbll", 0.5, 2.0), ("deterministic", 0.0, 1.0)):
+        log_prob = rows + gain + 0.1 * g.normal(size=400)
+        (tmp_path / name).mkdir()
+        frame = pd.DataFrame({"seed": 0, "row": range(400), "log_prob": log_prob, "target": 0, "p_0": 0.9, "p_1": 0.1})
+        frame.to_parquet(tmp_path / name / "predictions.parquet")
+        of = {"accuracy": [0.9], "ece": [0.02], "network": "mlp 8", "folder": tmp_path / name}
+        some.append(run(name, [-log_prob.mean()], fit, **of))  # type: ignore[arg-type]
+    said = dict(sentence.split(": ", 1) for sentence in verdict(some))
+    assert list(said) == [
+        *heads[:1],
+        "Probabilities",
+        *heads[2:4],
+        "Bayesian network by accuracy",
+        *heads[5:],
+        "Beware",
+    ]
+    assert said["Accuracy"].startswith(
+        "take deterministic: no run has a higher accuracy than 90.00 %, and none is cheaper"
+    )
+    assert said["Bayesian network by NLL"].startswith("against a plain network, yes; vbll is better than deterministic")
+    assert "cannot be told apart from deterministic" in said["Bayesian network by accuracy"]
+    assert said["Beware"].endswith("There is one split: another draw of training rows could order the runs otherwise.")
