@@ -11,13 +11,16 @@ from bdl_pipe.seeds import Seed
 RNG = Seed(5)
 
 
-def spec(activation: str = "relu", dropout: float = 0.0) -> NetworkSpec:
-    return NetworkSpec(MlpConfig("mlp", (7, 5), activation, dropout), (1, 2, 3), 4, "categorical", 1.0)  # type: ignore[arg-type]
+def spec(activation: str = "relu", dropout: float = 0.0, frequencies: tuple[float, ...] = ()) -> NetworkSpec:
+    network = MlpConfig("mlp", (7, 5), activation, dropout, frequencies)  # type: ignore[arg-type]
+    return NetworkSpec(network, (1, 2, 3), 4, "categorical", 1.0)
 
 
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh"])
-def test_perceptrons_at_once_are_the_networks_one_by_one(activation: str) -> None:
-    network = FlatNetwork(spec(activation).build(Seed(0)).double())
+@pytest.mark.parametrize("frequencies", [(), (0.2, 0.7)])
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh", "mish"])
+def test_perceptrons_at_once_are_the_networks_one_by_one(activation: str, frequencies: tuple[float, ...]) -> None:
+    network = FlatNetwork(spec(activation, frequencies=frequencies).build(Seed(0)).double())
+    assert network.is_perceptron
     generator = RNG.fold(activation).generator()
     weights = torch.randn(3, network.size, generator=generator, dtype=torch.float64)
     inputs = torch.randn(3, 6, 1, 2, 3, generator=generator, dtype=torch.float64)
@@ -32,8 +35,9 @@ def test_perceptrons_at_once_are_the_networks_one_by_one(activation: str) -> Non
         torch.testing.assert_close(slopes[k], slope, rtol=0, atol=1e-9)
 
 
-def test_perceptrons_at_once_have_the_bits_of_vmap() -> None:
-    fast, general = (FlatNetwork(spec().build(Seed(0))) for _ in range(2))
+@pytest.mark.parametrize("frequencies", [(), (0.2, 0.7)])
+def test_perceptrons_at_once_have_the_bits_of_vmap(frequencies: tuple[float, ...]) -> None:
+    fast, general = (FlatNetwork(spec(frequencies=frequencies).build(Seed(0))) for _ in range(2))
     general._layers = None
     generator = RNG.generator()
     weights, inputs = torch.randn(4, fast.size, generator=generator), torch.randn(4, 50, 1, 2, 3, generator=generator)

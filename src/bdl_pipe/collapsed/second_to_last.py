@@ -15,7 +15,7 @@ Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, final
 
 import torch
@@ -227,5 +227,5 @@ CIBER_SECOND = Method(
     config=CiberSecondConfig,
     tasks=("regression",),
     stages={"student": StageSpec(fit_second, needs={"trajectory": "one_to_one"}, in_driver=True)},
-    default=DEFAULT,
+    default=replace(DEFAULT, suits=lambda size: size.small),  # perceptrons of many rows have another activation
 )

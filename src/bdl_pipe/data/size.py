@@ -13,6 +13,8 @@ from .examples import Task
 
 _TRAIN_SHARE: Final = 0.9  # Standard splits train on this share of the rows.
 _FEATURE_SIDE: Final = 4  # A ConvNet's features are at most this many pixels a side.
+_FEW_ROWS: Final = [0.1, 0.2]  # frequencies of a perceptron's inputs; few rows cannot tell steep functions from noise
+_MANY_ROWS: Final = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
 
 Section = dict[str, Any]
 
@@ -62,7 +64,7 @@ class Size:
     @property
     def hidden(self) -> list[int]:
         """Return the widths of the hidden layers."""
-        return [64] if self.train < 1_000 else [64, 64] if self.train < 10_000 else [128, 128]
+        return [64] if self.train < 1_000 else [64, 64] if self.small else [256, 256, 256]
 
     def steps(self, usual: int) -> int:
         """Return the number of steps at this pace; ``usual`` is right for 1,000 to 10,000 rows."""
@@ -81,7 +83,11 @@ class Size:
     @property
     def network(self) -> Section:
         """Return the network of all methods. It has no batch norm, which chains and some weights cannot have."""
-        return {"name": "mlp", "hidden": self.hidden} if self.image is None else self.convnet(_FEATURE_SIDE)
+        if self.image is not None:
+            return self.convnet(_FEATURE_SIDE)
+        if self.small:
+            return {"name": "mlp", "hidden": self.hidden, "frequencies": _FEW_ROWS}
+        return {"name": "mlp", "hidden": self.hidden, "activation": "mish", "frequencies": _MANY_ROWS}
 
     def convnet(self, side: int, width: int | None = None) -> Section:
         """Return a ConvNet with features of at most ``side`` pixels a side."""

@@ -11,6 +11,7 @@ from torch.func import functional_call, vmap
 from ..errors import ConfigError, require
 from . import NetworkConfig
 from .base import Network
+from .periodic import Periodic
 
 _RULE: Final = "must be of a network without running statistics (norm: instance, group or none)"
 _AT_ONCE: Final = 32  # a CPU computes all draws of a convolutional network at once up to this many images
@@ -136,6 +137,7 @@ def _perceptron(network: nn.Module) -> dict[str, nn.Module] | None:
         return None
     flatten, *trunk = network.trunk
     layers = [*((f"trunk.{i}", layer) for i, layer in enumerate(trunk, 1)), ("head", network.head)]
-    linear = all(type(layer) is nn.Linear and layer.bias is not None for _, layer in layers[::2])
-    elementwise = all(isinstance(layer, (nn.ReLU, nn.LeakyReLU, nn.Tanh)) for _, layer in layers[1::2])
+    after = layers[1:] if isinstance(layers[0][1], Periodic) else layers
+    linear = all(type(layer) is nn.Linear and layer.bias is not None for _, layer in after[::2])
+    elementwise = all(isinstance(layer, (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Mish)) for _, layer in after[1::2])
     return dict(layers) if type(flatten) is nn.Flatten and linear and elementwise else None

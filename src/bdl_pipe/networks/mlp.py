@@ -1,14 +1,18 @@
-"""A multilayer perceptron trunk: (linear → activation → dropout) for each hidden width."""
+"""A multilayer perceptron trunk: (linear → activation → dropout) for each hidden width, on rows or their encoding."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import torch
 from torch import nn
 
+from ..config import LATER
 from ..errors import require
 from .base import he_normal
+from .periodic import Periodic
+
+_OTHERS: Final = {"relu": nn.ReLU, "tanh": nn.Tanh, "mish": nn.Mish}
 
 
 @dataclass(frozen=True)
@@ -17,18 +21,24 @@ class MlpConfig:
 
     Attributes:
         hidden: the width of each hidden layer.
-        activation: ``relu``, ``leaky_relu`` of slope 0.01 below zero (torch's default), or ``tanh``.
+        activation: ``relu``, ``leaky_relu`` of slope 0.01 below zero (torch's default), ``tanh``, or ``mish``,
+            x·tanh(log(1 + exp x)) (Misra 2020), a smooth one.
         dropout: probability of each hidden unit, after its activation, in training.
+        frequencies: of the periodic encoding of each number of a row, for tables (:mod:`.periodic`), in cycles a unit;
+            none: rows as they are.
     """
 
     name: Literal["mlp"]
     hidden: tuple[int, ...]
-    activation: Literal["relu", "leaky_relu", "tanh"] = "relu"
+    activation: Literal["relu", "leaky_relu", "tanh", "mish"] = "relu"
     dropout: float = 0.0
+    frequencies: tuple[float, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
         require(bool(self.hidden) and min(self.hidden) > 0, "hidden", "must list widths > 0", list(self.hidden))
         require(0 <= self.dropout < 1, "dropout", "must be in [0, 1)", self.dropout)
+        positive = all(frequency > 0 for frequency in self.frequencies)
+        require(positive, "frequencies", "must be > 0", list(self.frequencies))
 
 
 def mlp_trunk(config: MlpConfig, input_shape: tuple[int, ...], generator: torch.Generator) -> tuple[nn.Module, int]:
@@ -39,6 +49,9 @@ def mlp_trunk(config: MlpConfig, input_shape: tuple[int, ...], generator: torch.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)
+    if config.frequencies:
+        layers.append(Periodic(config.frequencies))
+        width *= Periodic.width(config.frequencies)
     for hidden in config.hidden:
         layers += [he_normal(nn.Linear(width, hidden), generator)]
         layers.append(_activation(config))
@@ -48,6 +61,4 @@ def mlp_trunk(config: MlpConfig, input_shape: tuple[int, ...], generator: torch.
 
 
 def _activation(config: MlpConfig) -> nn.Module:
-    if config.activation == "tanh":
-        return nn.Tanh()
-    return nn.ReLU() if config.activation == "relu" else nn.LeakyReLU(0.01)
+    return nn.LeakyReLU(0.01) if config.activation == "leaky_relu" else _OTHERS[config.activation]()
