@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from bdl_pipe.data import sources
+from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.new_inputs import frame_inputs, unseen
 from bdl_pipe.data.normalise import fit_transform
 from bdl_pipe.errors import DataError
@@ -52,16 +53,16 @@ def test_a_column_is_scaled_whatever_its_unit(scale: float, tmp_path: Path) -> N
     assert seen[:, 1].std() > 0.3
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1e149])
-def test_a_target_whose_squares_no_float64_holds_is_refused(scale: float, tmp_path: Path) -> None:
+def test_a_target_whose_squares_no_float64_holds_is_refused(tmp_path: Path) -> None:
     """scikit-learn/scikit-learn#19726, of a target: its deviation was 0."""
-    path = stored(tmp_path, "csv", {"x": X.tolist(), "y": (scale * Y).tolist()})
-    profile = added(path)[0] if scale < 1 else None
-    if profile is None:
-        assert sources.load(added(path)[0].source).train.targets.std() > 0, "the largest that is taken"
-        return
+    path = stored(tmp_path, "csv", {"x": X.tolist(), "y": (1e-200 * Y).tolist()})
     with pytest.raises(DataError, match=r"'y' must vary by more than 1e-150 .*; write it in other units, got"):
-        sources.load(profile.source)
+        inspect_table(path, ["y"])
+
+
+def test_a_target_whose_squares_a_float64_holds_is_taken(tmp_path: Path) -> None:
+    path = stored(tmp_path, "csv", {"x": X.tolist(), "y": (1e149 * Y).tolist()})
+    assert sources.load(added(path)[0].source).train.targets.std() > 0
 
 
 # --- rows and targets -------------------------------------------------------------------------------------------------

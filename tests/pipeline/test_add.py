@@ -161,7 +161,7 @@ def test_columns_and_files_have_any_name(project: Path) -> None:
     command = ["add", "data/no.csv", "--methods", "gp", "--target", "yes", "--leave-out", "two\nlines"]
     assert cli.main(command) == 0
     source = load().datasets["no"].source
-    assert list(source.columns or ()) == names[:-1] and source.target == ("yes",)
+    assert list(source.columns or ()) == [name.strip() for name in names[:-1]] and source.target == ("yes",)
     overlay = Path("params/data/no.yaml")
     assert yaml.safe_load(overlay.read_text()) == YAML(typ="safe").load(overlay) == read_yaml(overlay)
     assert YAML(typ="safe").load(Path("params.yaml")) == read_yaml(Path("params.yaml"))
