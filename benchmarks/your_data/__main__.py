@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(BY_NAME), help="only these tables")
     parser.add_argument("--seen", action="store_true", help="only tables that a rule of add has met")
     parser.add_argument(
-        "--minutes", type=int, default=project.MINUTES, metavar="M", help="what add is told (its default, 10)"
+        "--minutes", type=int, default=project.MINUTES, metavar="M", help="minutes of each table, for add (10)"
     )
     parser.add_argument("--jobs", type=int, default=3, metavar="N", help="stages at once (default 3)")
     parser.add_argument("--folder", type=Path, default=project.ROOT / ".state" / "your_data", help="the project folder")

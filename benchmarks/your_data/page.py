@@ -1,4 +1,4 @@
-"""The page results/your_data, of the scores that are stored beside it; it computes no score anew.
+"""The page results/your_data. It is made from the stored scores beside it, and computes no score.
 
 A pair is a table and a method; its figure is the mean over splits. Differences between two methods are paired by split,
 with the standard error of Nadeau and Bengio (2003), √((1/J + test rows / training rows) s²) of J splits.
@@ -29,7 +29,7 @@ PROTOCOL: Final = {  # ScoringBench's scores of regression beside coverage
     "interval_score_90": "Interval score",
     "rmse": "RMSE",
 }
-_TEST_OVER_TRAIN: Final = 1 / 9  # of the standard splits, which test on a tenth
+_TEST_OVER_TRAIN: Final = 1 / 9  # test rows over training rows: a standard split tests on a tenth of the rows
 
 
 def write(place: Path) -> str:

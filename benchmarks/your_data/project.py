@@ -40,7 +40,7 @@ TEST: Final = (
 COST: Final = ("fit_seconds", "seconds_per_1000")
 COLUMNS: Final = ("table", "method", "split", "rows", *TEST, *COST)
 _MADE_AT: Final = "commit.txt"
-_LINKED: Final = ("src", "pipeline", "stages")  # what dvc.yaml's stages depend on
+_LINKED: Final = ("src", "pipeline", "stages")  # the stages of dvc.yaml depend on these folders
 
 
 def make(folder: Path) -> None:

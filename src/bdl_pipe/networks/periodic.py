@@ -4,7 +4,8 @@ Gorishniy, Rubachev & Babenko 2022, "On Embeddings for Numerical Features in Tab
 itself beside it (Holzmüller, Grinsztajn & Steinwart 2024, "Better by Default", section 3). Our deviation: frequencies
 are fixed and the same for all numbers, where those papers learn them, and the first layer of the network takes the
 place of a linear map of each number. Nothing of the encoding is trained, so that it is a part of the network that every
-family can have, like an activation; with two to six frequencies it reached what learned ones did.
+family can have, like an activation. On one split of diamonds six fixed frequencies had a test NLL of 6.698, and sixteen
+learned ones 6.697 (one perceptron of three layers, one seed).
 """
 
 import math
