@@ -1,0 +1,351 @@
+"""A user's model as a trunk of the library: its head taken off, its inputs packed in rows.
+
+The head is the last linear layer: the model without it, followed by it, must give the model's own outputs. A model may
+do with the head's output what commutes with a linear layer, such as taking one token's. Weights that the user has
+frozen (``requires_grad`` False) become buffers of the copy: no method moves or draws them.
+
+A module cannot be written into a config. So it is registered in this process, under a digest of the names and shapes of
+its weights, its settings, its frozen values and its code; a config names the digest.
+"""
+
+import copy
+import hashlib
+import inspect
+import json
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..config import to_mapping
+from ..errors import UserError, brief, require, short
+from ..networks import register_network
+from .layout import Layout
+
+_CLOSE: Final = 1e-4  # of the largest output: what the order of float32 sums may change
+_TRIED: Final = 4  # linear layers, from the last call on, that are tried as the head
+_PLAIN: Final = (bool, int, float, str)  # settings of a module that the digest has
+_STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")  # fitted: a posterior has its own
+
+
+@final
+@dataclass(frozen=True)
+class ModuleConfig:
+    """A network that is a module of this process.
+
+    Attributes:
+        digest: the module's.
+        dropout: whether training has the module's dropout; chains have none.
+    """
+
+    name: Literal["module"]
+    digest: str
+    dropout: bool = True
+
+
+@final
+class PlainOrder(nn.GroupNorm):
+    """A mark, never called: a norm of each channel, for which ``fastest_order`` keeps the plain memory order.
+
+    A model that reshapes images by ``view`` fails in another order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, affine=False)
+
+
+@final
+class ModuleTrunk(nn.Module):
+    """A user's model without its head: packed rows [row, 1, 1, width] -> features [row, feature].
+
+    Attributes:
+        module: the model, an identity in the head's place.
+        layout: of its inputs.
+        width: the number of features.
+        head: the head's name.
+        order: a mark of the memory order of filters.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, width: int, head: str) -> None:
+        super().__init__()
+        self.module, self.layout, self.width, self.head = module, layout, width, head
+        self.order: nn.Module = nn.Identity()
+        self._dropout = True
+
+    def forward(self, rows: Float[Tensor, "row 1 1 width"]) -> Float[Tensor, "row feature"]:
+        return logits(called(self.module, self.layout.unpack(rows)))
+
+    def train(self, mode: bool = True) -> "ModuleTrunk":
+        """Set the mode; without dropout the model stays in evaluation."""
+        super().train(mode)
+        if not self._dropout:
+            self.module.eval()
+        return self
+
+    @property
+    def plain_order(self) -> bool:
+        """Say whether filters keep the plain memory order."""
+        return isinstance(self.order, PlainOrder)
+
+    def without_dropout(self) -> "ModuleTrunk":
+        """Switch the dropout off for good, also that of functions which read the model's mode."""
+        self._dropout = False
+        for layer in self.module.modules():
+            if isinstance(layer, nn.modules.dropout._DropoutNd):
+                layer.p = 0.0
+        return self.train(self.training)
+
+
+@final
+@dataclass(frozen=True)
+class Registered:
+    """A user's model that this process knows; it stays known as long as this lives.
+
+    Attributes:
+        config: the network's, for any method.
+        trunk: the model without its head, on the CPU in float32.
+        head: its head, the same.
+    """
+
+    config: ModuleConfig
+    trunk: ModuleTrunk
+    head: nn.Linear
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """Return the section ``network``."""
+        return to_mapping(self.config)
+
+    @property
+    def without_dropout(self) -> "Registered":
+        """Return the model whose training has no dropout."""
+        return replace(self, config=replace(self.config, dropout=False))
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights under the library's names; a head without a bias has zeros."""
+        bias = torch.zeros(self.head.out_features) if self.head.bias is None else self.head.bias
+        named = {f"trunk.{name}": value for name, value in self.trunk.state_dict().items()}
+        named |= {"head.weight": self.head.weight, "head.bias": bias}
+        return {name: value.detach().clone() for name, value in named.items()}
+
+
+_known: Final[weakref.WeakValueDictionary[str, ModuleTrunk]] = weakref.WeakValueDictionary()
+
+
+def register(
+    model: nn.Module,
+    layout: Layout,
+    probe: Float[Tensor, "row 1 1 width"],
+    head: str | None,
+    *,
+    frozen_trunk: bool = False,
+) -> Registered:
+    """Make a model known to this process; the model itself is not touched.
+
+    Args:
+        probe: a few packed rows, which the model is asked about.
+        head: dotted name of the last linear layer; None: it is looked for.
+        frozen_trunk: freeze all but the head.
+
+    Raises:
+        UserError: the model cannot be copied, does not take the rows, gives no outputs [row, output], or does not end
+            in a linear layer; two names are one weight; equal rows get other outputs in evaluation.
+    """
+    own = _copied(model)
+    with torch.no_grad():
+        trunk, last = _cut(own, layout, probe.cpu(), head)
+    if not _runs_channels_last(trunk, probe.cpu()):
+        trunk.order = PlainOrder()
+    return _registered(trunk, last, frozen_trunk)
+
+
+def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: bool, frozen_trunk: bool) -> Registered:
+    """Make a model known that was registered before, elsewhere, with what was found then; it is not called.
+
+    Raises:
+        UserError: it cannot be copied, or has no such head.
+    """
+    own = _copied(model)
+    layer = dict(own.named_modules()).get(head)
+    if not isinstance(layer, nn.Linear):
+        raise UserError(f"model must have the linear layer {head}, got {type(layer).__name__}")
+    own.set_submodule(head, nn.Identity())
+    trunk = ModuleTrunk(own, layout, layer.in_features, head)
+    if plain_order:
+        trunk.order = PlainOrder()
+    return _registered(trunk, layer, frozen_trunk)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Return a copy on the CPU in float32, in evaluation mode, each of whose weights has one name."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model must be a torch.nn.Module, got {short(model)}")
+    own = _asked("can be copied (parametrizations.weight_norm, not utils.weight_norm)", lambda: copy.deepcopy(model))
+    names: dict[int, str] = {}
+    for name, weight in own.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(weight), name)
+        require(first == name, "model", "must have one name for each weight", f"{first} and {name}, which are one")
+    copied: nn.Module = own.cpu().float().eval()
+    return copied
+
+
+def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
+    _freeze(trunk, whole=frozen_trunk)
+    digest = _digest(trunk, head)
+    _known[digest] = trunk
+    return Registered(ModuleConfig("module", digest), trunk, head)
+
+
+def module_trunk(
+    config: ModuleConfig, input_shape: tuple[int, ...], generator: torch.Generator
+) -> tuple[nn.Module, int]:
+    """Return a copy of a registered model without its head, its weights the user's, and its number of features.
+
+    Raises:
+        UserError: no model of this digest is registered in this process.
+    """
+    known = _known.get(config.digest)
+    if known is None:
+        raise UserError(
+            f"network: the module {config.digest} is not known in this process: call bdl_pipe.bayesianise with the "
+            "model, or ModulePosterior.load(path, model), first"
+        )
+    trunk = copy.deepcopy(known)
+    return trunk if config.dropout else trunk.without_dropout(), trunk.width
+
+
+register_network(ModuleConfig, module_trunk)
+
+
+def called(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
+    """Call a model as its user does: with a tensor, or with names."""
+    return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
+
+
+def logits(answer: Any) -> Tensor:
+    """Return the outputs in a model's answer: a tensor, or ``logits`` of an object or a dictionary.
+
+    Raises:
+        UserError: there are none.
+    """
+    found = answer if isinstance(answer, Tensor) else getattr(answer, "logits", None)
+    if found is None and isinstance(answer, Mapping):
+        found = answer.get("logits")
+    if not isinstance(found, Tensor):
+        raise UserError(
+            f"model must give a tensor, or logits of an object or a dictionary, got {type(answer).__name__}"
+        )
+    return found
+
+
+def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> tuple[ModuleTrunk, nn.Linear]:
+    """Take the head off ``model``, in place."""
+    inputs = layout.unpack(probe)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and name}
+    calls = list[str]()
+    hooks = [layer.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, layer in layers.items()]
+    shown = {part.name or "inputs": list(part.shape) for part in layout.parts}
+    takes = f"takes rows of {', '.join(f'{name} {shape}' for name, shape in shown.items())}"
+    try:
+        before = logits(_asked(takes, lambda: called(model, inputs)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    again = logits(_asked(takes, lambda: called(model, inputs)))
+    require(_close(before, again), "model", "must give equal rows the same outputs in evaluation")
+    fits = before.ndim in (1, 2) and len(before) == len(probe)
+    require(fits, "model", f"must give outputs [row, output] of {len(probe)} rows", list(before.shape))
+    before = before.reshape(len(probe), -1)
+    found = ", ".join(list(layers)[-_TRIED:]) or "none"
+    rule = "must be a linear layer (nn.Linear) that the model has as an attribute"
+    require(bool(layers), "model", "must have a linear layer (nn.Linear) as its last", "none")
+    require(head is None or head in layers, "head", rule, f"{head} (it has {found})")
+    latest = [name for name in dict.fromkeys(reversed(calls)) if layers[name].out_features == before.shape[1]]
+    for name in [head] if head is not None else latest[:_TRIED]:
+        layer = layers[name]
+        model.set_submodule(name, nn.Identity())
+        trunk = ModuleTrunk(model, layout, layer.in_features, name).eval()
+        if _is_trunk(trunk, layer, probe, before):
+            return trunk, layer
+        model.set_submodule(name, layer)
+    rule = "must be the last layer of the model, a linear one: nothing may follow it, such as a softmax"
+    tried = head or (latest[0] if latest else found)
+    raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)})")
+
+
+def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tensor) -> bool:
+    """Say whether the head after the trunk gives the outputs."""
+    try:
+        features = trunk(probe)
+    except Exception:  # the user's code, without its head
+        return False
+    return list(features.shape) == [len(probe), head.in_features] and _close(head(features), outputs)
+
+
+def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:
+    """Make buffers of the weights that need no gradient, or of all; states leave them out, the digest has them."""
+    for layer in trunk.module.modules():
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            if whole or not weight.requires_grad:
+                del layer._parameters[name]
+                layer.register_buffer(name, weight.detach(), persistent=False)
+
+
+def frozen(trunk: ModuleTrunk, model: nn.Module) -> list[str]:
+    """Name the weights of ``model`` that the trunk holds as buffers."""
+    buffers = dict(trunk.module.named_buffers())
+    return [name for name, _ in model.named_parameters() if name in buffers]
+
+
+def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
+    """Say whether the model runs with its filters in the order in which most images are fastest."""
+    if not any(weight.ndim in (4, 5) for weight in trunk.parameters()):
+        return True
+    try:
+        features = copy.deepcopy(trunk).to(memory_format=torch.channels_last)(probe)  # type: ignore[call-overload]
+        features.sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _digest(trunk: ModuleTrunk, head: nn.Linear) -> str:
+    """Return a digest of all that a posterior of the model needs and that its state does not hold."""
+    whole = hashlib.sha256(json.dumps([to_mapping(trunk.layout), trunk.head, head.in_features]).encode())
+    for name, weight in trunk.module.named_parameters():
+        whole.update(f"{name} {tuple(weight.shape)}".encode())
+    for name, values in trunk.module.named_buffers():
+        whole.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
+        if name.rpartition(".")[2] not in _STATISTICS:
+            whole.update(values.detach().contiguous().view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+    for name, layer in trunk.module.named_modules():
+        settings = {k: v for k, v in vars(layer).items() if isinstance(v, _PLAIN) and k != "training"}
+        whole.update(f"{name} {type(layer).__qualname__} {sorted(settings.items())}".encode())
+    for kind in sorted({type(layer) for layer in trunk.module.modules()}, key=lambda kind: kind.__qualname__):
+        if not kind.__module__.startswith("torch."):
+            whole.update(_source(kind).encode())
+    return whole.hexdigest()[:16]
+
+
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # of a prompt
+        return ""
+
+
+def _asked(rule: str, of: Callable[[], Any]) -> Any:
+    """Return what the user's code gives; whatever it raises is one line."""
+    try:
+        return of()
+    except Exception as error:
+        raise UserError(f"model must be one that {rule}: {type(error).__name__}: {brief(error)}") from None
+
+
+def _close(found: Tensor, meant: Tensor) -> bool:
+    same = found.shape == meant.shape
+    return same and bool((found - meant).abs().max() <= _CLOSE * (1e-12 + meant.abs().max()))
