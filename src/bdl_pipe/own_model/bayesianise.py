@@ -17,6 +17,8 @@ from torch import nn
 
 from ..artifacts import State
 from ..config import merge, read, to_mapping
+from ..dark_knowledge.distil import Distillation, PlainStudent
+from ..dark_knowledge.teachers import stored
 from ..data.examples import Task
 from ..data.fitdata import FitData
 from ..errors import UserError, require, short
@@ -24,9 +26,11 @@ from ..method import Inputs, Method, StageSpec
 from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed
+from ..training.loop import run_steps
 from ..training.retry import retried
+from ..training.snapshots import snapshot
 from . import methods, start
-from .methods import CHAINS, INDUCING, STUDENT, Setting
+from .methods import CHAINS, INDUCING, Setting
 from .module import Registered, frozen, register
 from .posterior import About, ModulePosterior, device_of
 from .rows import own_randomness
@@ -93,11 +97,11 @@ def bayesianise(
         data = start.fit_data(rows, known.head.out_features, transform, device_of(model))
         setting = Setting(known.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
         fit = _Fit(found, known, data, setting, dict(config or {}), dict(trajectory or {}), rng, told)
-        state, about = fit.student(teacher, chains)
+        state, used = fit.fitted(teacher, chains)
+        inner = posterior_of(state, data.device)
     notes = [*_frozen_notes(model, known, last_alone), *fit.notes]
     trunk, digest = known.trunk, known.config.digest
-    said = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(about), tuple(notes))
-    inner = posterior_of(state, data.device)
+    said = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), tuple(notes))
     return ModulePosterior(inner, transform, said, trunk, data.device)
 
 
@@ -123,60 +127,58 @@ class _Fit:
         self._config, self._of_sgd, self._rng, self._report = config, trajectory, rng, report
         self.notes: list[str] = []
 
-    def student(self, teacher: ModulePosterior | None, chains: int) -> tuple[State, Any]:
+    def fitted(self, teacher: ModulePosterior | None, chains: int) -> tuple[State, Any]:
         """Return the posterior's state and the config that it was fitted by."""
-        name, data = self._method.name, self._data
-        if name == STUDENT:
-            assert teacher is not None
-            config: Any = self._read(self._setting)
-            same = teacher.about.digest == self._setting.network["digest"] and "start" not in self._config
-            if same and teacher.inner.state().config["posterior"] == "network_draws":
-                config = replace(config, start="draw")
-            return self._fitted("student", {"student": [teacher.inner.state()]}, config, "student"), config
-        first = start.trajectory(self._model, data)
-        if name == CHAINS:
+        if teacher is not None:
+            return self._distilled(teacher)
+        first = start.trajectory(self._model, self._data)
+        if self._method.name == CHAINS:
             return self._sampled(first, chains)
-        sgd = name in methods.SNAPSHOTS or (self._setting.epochs is not None and name not in _TRAINED)
-        if sgd:
+        if self._setting.epochs is not None and self._method.name not in methods.TRAINED:
             first = self._further(first)
-        setting = (
-            replace(self._setting, points=_points(self._model, name, self.notes)) if name in INDUCING else self._setting
-        )
-        config = self._read(setting, len(first.tensors["head.weight"]))
-        takes = "trajectory" in self._method.stages["student"].needs
-        return self._fitted("student", {"trajectory": [first]} if takes else {}, config, "student"), config
+        setting = self._setting
+        if self._method.name in INDUCING:
+            setting = replace(setting, points=_points(self._model, self._method.name, self.notes))
+        config, stage = self._read(setting, len(first.tensors["head.weight"])), self._method.stages["student"]
+        if stage.validate_sources is not None:
+            stage.validate_sources(config, {})
+        takes = "trajectory" in stage.needs  # inducing weights start afresh, and the rest of the network as it is
+        state = self._run(stage, {"trajectory": [first]} if takes else {}, config, self._rng.fold("student"))
+        self._note(stage, [state], config)
+        return state, config
 
     def _further(self, first: State) -> State:
         """Return the trajectory of more epochs of SGD from the model on."""
         sgd = METHODS["sgd"]
-        section = merge(methods.trajectory_section(self._setting), self._of_sgd)
-        config = read(sgd.config, section, "trajectory")
-        stage = sgd.stages["trajectory"]
-        return self._run(stage, {"trajectory": [first]}, config, self._rng.fold("trajectory"))
+        config: Any = read(sgd.config, merge(methods.trajectory_section(self._setting), self._of_sgd), "trajectory")
+        return self._run(sgd.stages["trajectory"], {"trajectory": [first]}, config, self._rng.fold("trajectory"))
 
     def _sampled(self, first: State, chains: int) -> tuple[State, Any]:
         """Return the average over chains that begin at the model."""
         begin, precision = start.chain_start(first, self._model, self._data)
-        setting = replace(self._setting, network=self._model.without_dropout.network, precision=precision)
-        config, stage = self._read(setting), self._method.stages["teacher"]
-        rngs = [self._rng.fold("teacher", chain) for chain in range(chains)]
-        states = [self._run(stage, {"trajectory": [begin]}, config, rng) for rng in rngs]
-        self._note(stage, states, config)
-        return self._fitted("student", {"teacher": states}, config, "student"), config
+        config = self._read(replace(self._setting, network=self._model.without_dropout.network, precision=precision))
+        stages, rngs = self._method.stages, [self._rng.fold("teacher", chain) for chain in range(chains)]
+        states = [self._run(stages["teacher"], {"trajectory": [begin]}, config, rng) for rng in rngs]
+        self._note(stages["teacher"], states, config)
+        return self._run(stages["student"], {"teacher": states}, config, self._rng.fold("student")), config
+
+    def _distilled(self, teacher: ModulePosterior) -> tuple[State, Any]:
+        """Return a student that imitates ``teacher``; a plain one begins at the model, unless the config says where."""
+        inputs, config = {"student": [teacher.inner.state()]}, self._read(self._setting)
+        stage, rng = self._method.stages["student"], self._rng.fold("student")
+        if config.student.name != "plain" or config.start != "fresh":
+            return self._run(stage, inputs, config, rng), config
+        source = stored(teacher.inner, self._data, rng.fold("teacher"))
+        learner = PlainStudent(self._data, config.network, source, rng.fold("start"))
+        learner.network.load_state_dict(snapshot(start.trajectory(self._model, self._data), -1))
+        task = Distillation(self._data, source, learner, config, rng)
+        run_steps(task, config.optimiser, config.steps, self._report)
+        return task.posterior().state(), config
 
     def _read(self, setting: Setting, snapshots: int = 1) -> Any:
         layers = str(self._config.get("layers", "last"))
         section = merge(methods.section(self._method.name, setting, snapshots, layers), self._config)
         return read(self._method.config, section, "config")
-
-    def _fitted(self, kind: Any, inputs: Inputs, config: Any, place: str) -> State:
-        stage = self._method.stages[kind]
-        if stage.validate_sources is not None and self._method.name in INDUCING:
-            stage.validate_sources(config, {})
-        state = self._run(stage, inputs, config, self._rng.fold(place))
-        if self._method.name != CHAINS:
-            self._note(stage, [state], config)
-        return state
 
     def _run(self, stage: StageSpec, inputs: Inputs, config: Any, rng: Seed) -> State:
         def fit(slower: Any, attempt: Report) -> list[State]:
@@ -188,9 +190,6 @@ class _Fit:
     def _note(self, stage: StageSpec, states: Sequence[State], config: Any) -> None:
         if stage.summarise is not None:
             self.notes += stage.summarise([states], [self._data], config).warnings
-
-
-_TRAINED: Final = (*methods.LAST_LAYERS, *INDUCING, CHAINS, STUDENT)
 
 
 def _points(model: Registered, kind: str, notes: list[str]) -> dict[str, None]:

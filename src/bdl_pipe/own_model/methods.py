@@ -20,6 +20,7 @@ INDUCING: Final = ("ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w")
 LAST_LAYERS: Final = ("vbll", "d_vbll", "g_vbll")
 CHAINS: Final = "sgmcmc"
 STUDENT: Final = "dark_knowledge"
+TRAINED: Final = (*LAST_LAYERS, *INDUCING, CHAINS, STUDENT)  # by themselves, without SGD before
 OWN: Final = ("deterministic", "kfac_laplace", *SNAPSHOTS, *LAST_LAYERS, *INDUCING, CHAINS, STUDENT)
 _WHY: Final = {  # what those that train need ``epochs`` for
     **dict.fromkeys(SNAPSHOTS, "the epochs of SGD from the model on whose snapshots it is made from"),

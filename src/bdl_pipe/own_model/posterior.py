@@ -180,7 +180,8 @@ class ModulePosterior:
         targets = under(_TARGETS, state.tensors)
         plain = Transform("table", torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
         transform = replace(plain, shift=targets.get("shift"), scale=targets.get("scale"))
-        inner = posterior_of(State(under(_INNER, state.tensors), state.config["inner"]), device)
+        with loaders.own_randomness(Seed(0)):  # torch draws weights for each layer that is made
+            inner = posterior_of(State(under(_INNER, state.tensors), state.config["inner"]), device)
         learnt = None
         if "recalibration" in state.config:
             learnt = Recalibration(float(state.config["recalibration"]), state.tensors[_SCORES])
