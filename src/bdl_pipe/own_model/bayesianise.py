@@ -221,7 +221,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _check(train_loader: Any, lr: float | None, chains: int, random_state: int, method: str) -> None:
+def _check(train_loader: Any, lr: float | None, chains: object, random_state: object, method: str) -> None:
     if train_loader is None:
         raise UserError(f"{method} needs train_loader: batches (inputs, targets), or dictionaries with labels")
     require(lr is None or lr > 0, "lr", "must be > 0", lr)

@@ -88,7 +88,8 @@ class Layout:
             raise DataError(f"{where}: inputs must be {_listed(names)}, got {_listed(sorted(named))}")
         for part in self.parts:
             part.check(named[part.name], where)
-        flat = [named[name].flatten(1).to(torch.float32) for name in names]
+        pairs = [(named[part.name], prod(part.shape)) for part in self.parts]
+        flat = [values.reshape(len(values), size).to(torch.float32) for values, size in pairs]
         if len({len(values) for values in flat}) > 1:
             counts = [len(values) for values in flat]
             raise DataError(f"{where}: {_listed(names)} must have equally many rows, got {counts}")

@@ -93,7 +93,7 @@ def method_of(name: str, task: Task) -> Method:
     return method
 
 
-def check_needs(name: str, epochs: int | None, teacher: object) -> None:
+def check_needs(name: str, epochs: object, teacher: object) -> None:
     """Raise UserError where a method needs something that was not given."""
     if name == STUDENT and teacher is None:
         raise UserError("dark_knowledge needs teacher: the posterior that the model is to imitate, of an earlier call")

@@ -133,11 +133,11 @@ class Registered:
         return {name: value.detach().clone() for name, value in named.items()}
 
 
-_known: Final[weakref.WeakValueDictionary[str, ModuleTrunk]] = weakref.WeakValueDictionary()
+_known: Final[dict[str, list[weakref.ref[ModuleTrunk]]]] = {}  # by digest, the latest last
 
 
 def register(
-    model: nn.Module,
+    model: Any,
     layout: Layout,
     probe: Float[Tensor, "row 1 1 width"],
     head: str | None,
@@ -180,7 +180,7 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
     return _registered(trunk, layer, frozen_trunk)
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def _copied(model: object) -> nn.Module:
     """Return a copy on the CPU in float32, in evaluation mode, each of whose weights has one name."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be a torch.nn.Module, got {short(model)}")
@@ -196,8 +196,17 @@ def _copied(model: nn.Module) -> nn.Module:
 def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
     _freeze(trunk, whole=frozen_trunk)
     digest = _digest(trunk, head)
-    _known[digest] = trunk
+    _known[digest] = [*_alive(digest), weakref.ref(trunk)]
     return Registered(ModuleConfig("module", digest), trunk, head)
+
+
+def _alive(digest: str) -> list[weakref.ref[ModuleTrunk]]:
+    """Return the models of a digest that are still in use, and forget the others of all digests."""
+    for key, references in list(_known.items()):
+        _known[key] = [reference for reference in references if reference() is not None]
+        if not _known[key]:
+            del _known[key]
+    return _known.get(digest, [])
 
 
 def module_trunk(
@@ -208,13 +217,13 @@ def module_trunk(
     Raises:
         UserError: no model of this digest is registered in this process.
     """
-    known = _known.get(config.digest)
-    if known is None:
+    known = [trunk for reference in _alive(config.digest) if (trunk := reference()) is not None]
+    if not known:
         raise UserError(
             f"network: the module {config.digest} is not known in this process: call bdl_pipe.bayesianise with the "
             "model, or ModulePosterior.load(path, model), first"
         )
-    trunk = copy.deepcopy(known)
+    trunk = copy.deepcopy(known[-1])
     return trunk if config.dropout else trunk.without_dropout(), trunk.width
 
 
@@ -315,7 +324,9 @@ def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
 
 def _digest(trunk: ModuleTrunk, head: nn.Linear) -> str:
     """Return a digest of all that a posterior of the model needs and that its state does not hold."""
-    whole = hashlib.sha256(json.dumps([to_mapping(trunk.layout), trunk.head, head.in_features]).encode())
+    whole = hashlib.sha256(
+        json.dumps([to_mapping(trunk.layout), trunk.head, head.in_features, head.out_features]).encode()
+    )
     for name, weight in trunk.module.named_parameters():
         whole.update(f"{name} {tuple(weight.shape)}".encode())
     for name, values in trunk.module.named_buffers():

@@ -215,7 +215,7 @@ class ModulePosterior:
             )
         return cls.from_state(state, device_of(model))
 
-    def _rows(self, inputs: ModelInputs) -> Tensor:
+    def _rows(self, inputs: Any) -> Tensor:
         return self.about.layout.pack(inputs, "predict").to(self.device)
 
     def _transformed(self, rows: Tensor, rng: Seed) -> Predictive:
