@@ -126,6 +126,12 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
     ),
     "an ensemble": (net(), [(X, Y)], {"method": "ensemble"}, "got ensemble: it is made from several trajectories"),
     "a coreset": (net(), [(X, Y)], {"method": "vbpc"}, "got vbpc: it is made from a coreset"),
+    "ciber_second": (
+        net(1),
+        [(X, X[:, 0])],
+        {"method": "ciber_second", "epochs": 1},
+        "layers of a perceptron of",
+    ),
     "a trajectory": (net(), [(X, Y)], {"method": "sgd", "epochs": 1}, "got sgd: it is no posterior"),
     "another task": (
         net(),

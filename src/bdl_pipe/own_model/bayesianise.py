@@ -27,7 +27,7 @@ from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed
 from ..training.loop import run_steps
-from ..training.retry import retried
+from ..training.retry import RATE_SHARE, retried
 from ..training.snapshots import snapshot
 from . import methods, start
 from .methods import CHAINS, INDUCING, Setting
@@ -82,16 +82,17 @@ def bayesianise(
         UserError: the model, the loader or a hyperparameter is not what it must be, in one line.
         Diverged: a fit diverged at the smallest rates, too.
     """
+    found = methods.method_of(method)
     methods.check_needs(method, epochs, teacher)
     _check(train_loader, lr, chains, random_state, method)
     rng, told = Seed(random_state).fold("bayesianise"), report or Silent()
     layout = None if teacher is None else teacher.about.layout
     rows = read_rows(train_loader, "train_loader", rng=rng.fold("loader"), task=task, layout=layout)
-    found = methods.method_of(method, rows.task)
+    methods.check_task(found, rows.task)
     # of a last layer alone the trunk is not drawn: one copy of it, which is the model's, will do
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
-    with own_randomness(rng.fold("model")):
+    with own_randomness(rng.fold("model")), torch.enable_grad():
         known = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
         transform = start.transform_of(rows) if teacher is None else teacher.transform
         data = start.fit_data(rows, known.head.out_features, transform, device_of(model))
@@ -185,6 +186,9 @@ class _Fit:
             return [stage.fit_one(self._data, inputs, slower, rng=rng, report=attempt)]
 
         (state,) = retried(fit, config, self._report)
+        if RATE_SHARE in state.config:
+            share = state.config[RATE_SHARE]
+            self.notes.append(f"the fit diverged and was made again at {share:.2g} of the learning rates: lower lr")
         return state
 
     def _note(self, stage: StageSpec, states: Sequence[State], config: Any) -> None:

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..method import Method
 from ..registry import METHODS
 
-SNAPSHOTS: Final = ("swa", "swag", "pca_ess", "pca_vi", "ciber", "ciber_last", "ciber_second")
+SNAPSHOTS: Final = ("swa", "swag", "pca_ess", "pca_vi", "ciber", "ciber_last")
 INDUCING: Final = ("ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w")
 LAST_LAYERS: Final = ("vbll", "d_vbll", "g_vbll")
 CHAINS: Final = "sgmcmc"
@@ -73,11 +73,11 @@ class Setting:
         return {"epochs": self.epochs or 1, "batch": self.batch, "optimiser": {**rule, **optimiser}}
 
 
-def method_of(name: str, task: Task) -> Method:
+def method_of(name: str) -> Method:
     """Return a method that can be had from a user's model.
 
     Raises:
-        UserError: there is none of this name, it cannot be had from a model, or it does not predict the task.
+        UserError: there is none of this name, or it cannot be had from a model.
     """
     if name not in METHODS:
         raise UserError(f"method must be one of {', '.join(OWN)}, got {name!r}{nearest(name, METHODS)}")
@@ -87,10 +87,14 @@ def method_of(name: str, task: Task) -> Method:
     if name not in OWN and not (plugin and student is not None and dict(student.needs) == {"trajectory": "one_to_one"}):
         needs = "it is no posterior" if student is None else f"it is made from {_sources(method)}"
         raise UserError(f"method must be one that can be had from a model ({', '.join(OWN)}), got {name}: {needs}")
+    return method
+
+
+def check_task(method: Method, task: Task) -> None:
+    """Raise UserError where a method does not predict the task."""
     if task not in method.tasks:
         others = [other for other in OWN if task in METHODS[other].tasks]
-        raise UserError(f"method must be one for {task} ({', '.join(others)}), got {name}")
-    return method
+        raise UserError(f"method must be one for {task} ({', '.join(others)}), got {method.name}")
 
 
 def check_needs(name: str, epochs: object, teacher: object) -> None:
@@ -106,6 +110,8 @@ def check_needs(name: str, epochs: object, teacher: object) -> None:
 
 
 def _sources(method: Method) -> str:
+    if method.name == "ciber_second":
+        return "the layers of a perceptron of the library"
     needs = method.stages["student"].needs
     plural = {"trajectory": "several trajectories", "coreset": "a coreset"}
     named = [plural.get(kind, kind) for kind, rule in needs.items() if rule == "all" or kind == "coreset"]
@@ -118,10 +124,8 @@ def trajectory_section(setting: Setting) -> Section:
     per_epoch = min(setting.steps_per_epoch, -(-_SNAPSHOTS // setting.epochs))
     snapshots = min(_SNAPSHOTS, setting.epochs * per_epoch)
     training = setting.training(1e-3, schedule="constant")
-    return {"network": setting.network, "snapshots": snapshots, "snapshots_per_epoch": per_epoch, **training} | {
-        "augmentation": None,
-        "early_stopping": None,
-    }
+    kept = {"snapshots": snapshots, "snapshots_per_epoch": per_epoch}
+    return {"network": setting.network, "augmentation": None, "early_stopping": None, **kept, **training}
 
 
 def section(name: str, setting: Setting, snapshots: int, layers: str = "last") -> Section:
@@ -151,7 +155,6 @@ def section(name: str, setting: Setting, snapshots: int, layers: str = "last") -
         },
         "ciber": {"form": {"name": "exact", "weights": 1}},
         "ciber_last": {"weights": 3, "radius": "variance", "tail": 0.01},
-        "ciber_second": {"weights": 3, "radius": "variance", "tail": 0.01},
         "pca_ess": {"temperature": 1000.0, "rows": 1000, "burn_in": 5, "every": 3, "batch": 500, **subspace},
         "pca_vi": {
             "temperature": 100.0,

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import json
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, final
 
@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from ..config import to_mapping
 from ..errors import UserError, brief, require, short
-from ..networks import register_network
+from ..networks import NETWORKS, register_network
 from .layout import Layout
+from .trunk import ModuleTrunk, PlainOrder, called, logits
 
 _CLOSE: Final = 1e-4  # of the largest output: what the order of float32 sums may change
 _TRIED: Final = 4  # linear layers, from the last call on, that are tried as the head
@@ -45,59 +46,6 @@ class ModuleConfig:
     name: Literal["module"]
     digest: str
     dropout: bool = True
-
-
-@final
-class PlainOrder(nn.GroupNorm):
-    """A mark, never called: a norm of each channel, for which ``fastest_order`` keeps the plain memory order.
-
-    A model that reshapes images by ``view`` fails in another order.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(1, 1, affine=False)
-
-
-@final
-class ModuleTrunk(nn.Module):
-    """A user's model without its head: packed rows [row, 1, 1, width] -> features [row, feature].
-
-    Attributes:
-        module: the model, an identity in the head's place.
-        layout: of its inputs.
-        width: the number of features.
-        head: the head's name.
-        order: a mark of the memory order of filters.
-    """
-
-    def __init__(self, module: nn.Module, layout: Layout, width: int, head: str) -> None:
-        super().__init__()
-        self.module, self.layout, self.width, self.head = module, layout, width, head
-        self.order: nn.Module = nn.Identity()
-        self._dropout = True
-
-    def forward(self, rows: Float[Tensor, "row 1 1 width"]) -> Float[Tensor, "row feature"]:
-        return logits(called(self.module, self.layout.unpack(rows)))
-
-    def train(self, mode: bool = True) -> "ModuleTrunk":
-        """Set the mode; without dropout the model stays in evaluation."""
-        super().train(mode)
-        if not self._dropout:
-            self.module.eval()
-        return self
-
-    @property
-    def plain_order(self) -> bool:
-        """Say whether filters keep the plain memory order."""
-        return isinstance(self.order, PlainOrder)
-
-    def without_dropout(self) -> "ModuleTrunk":
-        """Switch the dropout off for good, also that of functions which read the model's mode."""
-        self._dropout = False
-        for layer in self.module.modules():
-            if isinstance(layer, nn.modules.dropout._DropoutNd):
-                layer.p = 0.0
-        return self.train(self.training)
 
 
 @final
@@ -195,6 +143,8 @@ def _copied(model: object) -> nn.Module:
 
 def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
     _freeze(trunk, whole=frozen_trunk)
+    if "module" not in NETWORKS:
+        register_network(ModuleConfig, module_trunk)
     digest = _digest(trunk, head)
     _known[digest] = [*_alive(digest), weakref.ref(trunk)]
     return Registered(ModuleConfig("module", digest), trunk, head)
@@ -225,30 +175,6 @@ def module_trunk(
         )
     trunk = copy.deepcopy(known[-1])
     return trunk if config.dropout else trunk.without_dropout(), trunk.width
-
-
-register_network(ModuleConfig, module_trunk)
-
-
-def called(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
-    """Call a model as its user does: with a tensor, or with names."""
-    return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
-
-
-def logits(answer: Any) -> Tensor:
-    """Return the outputs in a model's answer: a tensor, or ``logits`` of an object or a dictionary.
-
-    Raises:
-        UserError: there are none.
-    """
-    found = answer if isinstance(answer, Tensor) else getattr(answer, "logits", None)
-    if found is None and isinstance(answer, Mapping):
-        found = answer.get("logits")
-    if not isinstance(found, Tensor):
-        raise UserError(
-            f"model must give a tensor, or logits of an object or a dictionary, got {type(answer).__name__}"
-        )
-    return found
 
 
 def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> tuple[ModuleTrunk, nn.Linear]:
