@@ -72,11 +72,8 @@ METHODS = {
     "g_vbll": {"epochs": 20},
     "ffg_u": {"epochs": 2},
     "ffg_w": {"epochs": 2},
-    "ensemble_u": {"epochs": 2},
-    "swa": {"epochs": 2},
-    "pca_ess": {"epochs": 2},
 }
-ONE_DRAW = ("d_vbll", "g_vbll", "swa")
+ONE_DRAW = ("d_vbll", "g_vbll")
 
 
 @pytest.mark.slow
@@ -90,8 +87,9 @@ def test_a_method_predicts_a_proper_distribution_of_draws_that_differ(case: Case
     assert nll < np.log(CLASSES)  # it has learnt something of 400 rows that it has not seen
     if method not in ONE_DRAW:
         assert float(predictive.draw_log_probs.exp().std(0).mean()) > 1e-5
-    again = fitted(case, method, **METHODS[method])
-    assert torch.equal(predicted(again, case.inputs).draw_log_probs, predictive.draw_log_probs)
+    if method == "swag":  # with dropout, and a loader that shuffles
+        again = fitted(case, method, **METHODS[method])
+        assert torch.equal(predicted(again, case.inputs).draw_log_probs, predictive.draw_log_probs)
 
 
 @pytest.mark.slow
