@@ -102,6 +102,7 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
     "labels as a list": (net(), [(X, [0, 1])], {}, r"targets must be a tensor .* got \[0, 1\]"),
     "labels of two columns": (net(), [(X, Y[:, None])], {}, r"labels must be \[row\], got the shape \[6, 1\]"),
     "labels outside": (net(), [(X, Y + 1)], {}, "labels must be 0 … 2, for 3 outputs, got 3 in row 2"),
+    "one output": (net(1), [(X, Y % 2)], {}, "model must have an output for each class, two or more, got 1"),
     "ignored labels": (net(), [(X, Y - 100)], {}, "labels must be 0 … 2, for 3 outputs, got -100 in row 0"),
     "NaN targets": (
         net(1),

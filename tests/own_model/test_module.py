@@ -203,6 +203,41 @@ def test_a_state_without_its_model_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         posterior_of(state)
 
 
+def test_a_pass_without_gradients_has_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    posterior = bayesianise(small(), "kfac_laplace", table(300))
+    x = torch.randn(300, 4)
+    monkeypatch.setattr(nn.Tanh, "forward", lambda _, h: seen.append(len(h)) or torch.tanh(h))
+    found = posterior.predict(x).mean
+    assert seen == [128, 128, 44]  # once for all draws
+    torch.testing.assert_close(found[200:], posterior.predict(x[200:]).mean)
+
+
+def test_a_posterior_that_was_read_keeps_its_model_known(tmp_path: Path) -> None:
+    model = small()
+    bayesianise(model, "deterministic", table()).save(tmp_path / "mine")
+    again = ModulePosterior.load(tmp_path / "mine", model)
+    twice = ModulePosterior.from_state(again.state())
+    assert torch.equal(twice.predict(torch.ones(1, 4)).mean, again.predict(torch.ones(1, 4)).mean)
+
+
+def test_progress_is_told_and_checkpoints_are_not_kept() -> None:
+    told: list[tuple[int, int]] = []
+
+    class Told(bdl_pipe.Report):
+        def __call__(self, step: int, total: int, metrics: Any = None) -> None:
+            told.append((step, total))
+
+        def due(self) -> bool:
+            return True
+
+        def save(self, state: bdl_pipe.State) -> None:
+            raise AssertionError
+
+    bayesianise(small(), "swag", table(), epochs=2, report=Told())
+    assert told[0] == (1, 6) and told[-1][0] == told[-1][1]
+
+
 def test_a_model_is_forgotten_with_its_posterior() -> None:
     posterior = bayesianise(small(), "deterministic", table())
     second = bayesianise(small(), "deterministic", table())

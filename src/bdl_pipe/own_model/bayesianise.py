@@ -10,7 +10,7 @@ of one snapshot (``trajectory.pretrained`` makes the same of a file); and the me
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
 from torch import nn
@@ -76,7 +76,7 @@ def bayesianise(
         teacher: the posterior that ``dark_knowledge`` imitates; ``model`` is the student.
         chains: of ``sgmcmc``.
         random_state: the root of all random numbers; the global generators are left as they were.
-        report: told of the fit's progress.
+        report: told of the progress of each stage of the fit; checkpoints are not kept.
 
     Raises:
         UserError: the model, the loader or a hyperparameter is not what it must be, in one line.
@@ -85,7 +85,7 @@ def bayesianise(
     found = methods.method_of(method)
     methods.check_needs(method, epochs, teacher)
     _check(train_loader, lr, chains, random_state, method)
-    rng, told = Seed(random_state).fold("bayesianise"), report or Silent()
+    rng = Seed(random_state).fold("bayesianise")
     layout = None if teacher is None else teacher.about.layout
     rows = read_rows(train_loader, "train_loader", rng=rng.fold("loader"), task=task, layout=layout)
     methods.check_task(found, rows.task)
@@ -97,13 +97,24 @@ def bayesianise(
         transform = start.transform_of(rows) if teacher is None else teacher.transform
         data = start.fit_data(rows, known.head.out_features, transform, device_of(model))
         setting = Setting(known.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
-        fit = _Fit(found, known, data, setting, dict(config or {}), dict(trajectory or {}), rng, told)
+        fit = _Fit(found, known, data, setting, dict(config or {}), dict(trajectory or {}), rng, report or Silent())
         state, used = fit.fitted(teacher, chains)
         inner = posterior_of(state, data.device)
     notes = [*_frozen_notes(model, known, last_alone), *fit.notes]
     trunk, digest = known.trunk, known.config.digest
     said = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), tuple(notes))
     return ModulePosterior(inner, transform, said, trunk, data.device)
+
+
+@final
+class _Progress(Report):
+    """A report that passes progress on, and no checkpoints: those of one stage are of no use to another."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._report(step, total, metrics)
 
 
 class _Fit:
@@ -125,7 +136,7 @@ class _Fit:
         report: Report,
     ) -> None:
         self._method, self._model, self._data, self._setting = method, model, data, setting
-        self._config, self._of_sgd, self._rng, self._report = config, trajectory, rng, report
+        self._config, self._of_sgd, self._rng, self._report = config, trajectory, rng, _Progress(report)
         self.notes: list[str] = []
 
     def fitted(self, teacher: ModulePosterior | None, chains: int) -> tuple[State, Any]:

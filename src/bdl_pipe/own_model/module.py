@@ -167,14 +167,23 @@ def module_trunk(
     Raises:
         UserError: no model of this digest is registered in this process.
     """
-    known = [trunk for reference in _alive(config.digest) if (trunk := reference()) is not None]
-    if not known:
+    trunk = copy.deepcopy(known(config.digest))
+    return trunk if config.dropout else trunk.without_dropout(), trunk.width
+
+
+def known(digest: str) -> ModuleTrunk:
+    """Return the model of a digest that was registered last.
+
+    Raises:
+        UserError: none is in use in this process.
+    """
+    found = [trunk for reference in _alive(digest) if (trunk := reference()) is not None]
+    if not found:
         raise UserError(
-            f"network: the module {config.digest} is not known in this process: call bdl_pipe.bayesianise with the "
+            f"network: the module {digest} is not known in this process: call bdl_pipe.bayesianise with the "
             "model, or ModulePosterior.load(path, model), first"
         )
-    trunk = copy.deepcopy(known[-1])
-    return trunk if config.dropout else trunk.without_dropout(), trunk.width
+    return found[-1]
 
 
 def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> tuple[ModuleTrunk, nn.Linear]:

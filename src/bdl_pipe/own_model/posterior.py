@@ -29,7 +29,7 @@ from ..registry import posterior_of
 from ..seeds import Seed
 from . import rows as loaders
 from .layout import Layout, ModelInputs
-from .module import ModuleConfig, module_trunk, register_again
+from .module import known, register_again
 
 _KIND: Final = "module"
 _STEM: Final = "posterior"
@@ -175,8 +175,7 @@ class ModulePosterior:
             UserError: it does not: no :func:`~.bayesianise.bayesianise` or :meth:`load` had it.
         """
         about = _about(state)
-        shape = about.layout.row
-        trunk, _ = module_trunk(ModuleConfig("module", about.digest), shape, torch.Generator())
+        trunk = known(about.digest)
         targets = under(_TARGETS, state.tensors)
         plain = Transform("table", torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
         transform = replace(plain, shift=targets.get("shift"), scale=targets.get("scale"))
@@ -204,14 +203,14 @@ class ModulePosterior:
         """
         state = artifacts.load(Path(path), _KIND).state(_STEM)
         about = _about(state)
-        known = [
+        registered = [
             register_again(model, about.layout, about.head, plain_order=about.plain_order, frozen_trunk=whole)
             for whole in (False, True)
         ]
-        if about.digest not in {each.config.digest for each in known}:
+        if about.digest not in {each.config.digest for each in registered}:
             raise ArtifactError(
                 f"{path}: model must be the one of the posterior ({about.digest}): its weights' names or shapes, its "
-                f"settings, its frozen weights or its code differ, got {known[0].config.digest}"
+                f"settings, its frozen weights or its code differ, got {registered[0].config.digest}"
             )
         return cls.from_state(state, device_of(model))
 

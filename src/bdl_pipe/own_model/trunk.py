@@ -1,13 +1,16 @@
 """A user's model without its head, as a trunk of the library, and how a model is called."""
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Final, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UserError
 from .layout import Layout
+
+AT_ONCE: Final = 128  # rows of a pass in evaluation
 
 
 @final
@@ -40,6 +43,12 @@ class ModuleTrunk(nn.Module):
         self._dropout = True
 
     def forward(self, rows: Float[Tensor, "row 1 1 width"]) -> Float[Tensor, "row feature"]:
+        """Return the features; of many rows, in evaluation without gradients, a part at a time: memory is for few."""
+        if self.training or torch.is_grad_enabled() or len(rows) <= AT_ONCE:
+            return self._features(rows)
+        return torch.cat([self._features(part) for part in rows.split(AT_ONCE)])
+
+    def _features(self, rows: Tensor) -> Tensor:
         return logits(called(self.module, self.layout.unpack(rows)))
 
     def train(self, mode: bool = True) -> "ModuleTrunk":
