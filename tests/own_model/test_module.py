@@ -157,6 +157,25 @@ class Viewed(nn.Module):
         return self.fc(F.relu(self.conv2(F.relu(self.conv1(x)))).view(len(x), -1))
 
 
+class Looking(nn.Module):
+    """A model that reads the weight of one of its layers, as transformers' patch embedding does for its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.fc = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.two(self.one(x.to(self.one.weight.dtype)).relu()).tanh())
+
+
+@pytest.mark.slow
+def test_weights_that_a_model_looks_at_stay_points() -> None:
+    posterior = bayesianise(Looking(), "ffg_w", table(), epochs=1)
+    assert posterior.about.config["layers"] == {"trunk.module.one": None}
+    assert posterior.notes == ("ffg_w: the weights of one stay points: it cannot convert these layers",)
+    assert bayesianise(Looking(), "ffg_u", table(), epochs=1).notes == ()
+
+
 @pytest.mark.slow
 def test_a_model_that_views_its_filters_outputs_keeps_the_plain_order(monkeypatch: pytest.MonkeyPatch) -> None:
     posterior = bayesianise(Viewed(), "swag", image_loader(100), epochs=1)

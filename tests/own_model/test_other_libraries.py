@@ -22,6 +22,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "swag": {"epochs": 1},
     "d_vbll": {"epochs": 1},
     "ffg_u": {"epochs": 1},
+    "ffg_w": {"epochs": 1},
 }
 SIZE = {"vocab_size": 32, "num_labels": 3}
 

@@ -7,7 +7,6 @@ The model is copied and not touched. Its copy, without the head, is a trunk of t
 of one snapshot (``trajectory.pretrained`` makes the same of a file); and the method's own fit does the rest.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, final
@@ -29,7 +28,7 @@ from ..seeds import Seed
 from ..training.loop import run_steps
 from ..training.retry import RATE_SHARE, retried
 from ..training.snapshots import snapshot
-from . import methods, start
+from . import methods, points, start
 from .methods import CHAINS, INDUCING, Setting
 from .module import Registered, frozen, register
 from .posterior import About, ModulePosterior, device_of
@@ -37,7 +36,6 @@ from .rows import own_randomness
 from .rows import read as read_rows
 
 _PROBED: Final = 2  # rows that the model is asked about
-_CONVERTED: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that inducing weights are made of
 _SHOWN: Final = 3
 
 
@@ -150,7 +148,7 @@ class _Fit:
             first = self._further(first)
         setting = self._setting
         if self._method.name in INDUCING:
-            setting = replace(setting, points=_points(self._model, self._method.name, self.notes))
+            setting = replace(setting, points=self._points())
         config, stage = self._read(setting, len(first.tensors["head.weight"])), self._method.stages["student"]
         if stage.validate_sources is not None:
             stage.validate_sources(config, {})
@@ -158,6 +156,15 @@ class _Fit:
         state = self._run(stage, {"trajectory": [first]} if takes else {}, config, self._rng.fold("student"))
         self._note(stage, [state], config)
         return state, config
+
+    def _points(self) -> dict[str, None]:
+        """Return patterns of the layers that stay as they are where others get random weights."""
+        kind, probe = self._method.name, torch.from_numpy(self._data.train.inputs[:_PROBED])
+        names = points.points(self._model.trunk, kind, probe)
+        if names:
+            shown = _few([name or "the model itself" for name in names])
+            self.notes.append(f"{kind}: the weights of {shown} stay points: it cannot convert these layers")
+        return {points.pattern(name): None for name in names}
 
     def _further(self, first: State) -> State:
         """Return the trajectory of more epochs of SGD from the model on."""
@@ -205,26 +212,6 @@ class _Fit:
     def _note(self, stage: StageSpec, states: Sequence[State], config: Any) -> None:
         if stage.summarise is not None:
             self.notes += stage.summarise([states], [self._data], config).warnings
-
-
-def _points(model: Registered, kind: str, notes: list[str]) -> dict[str, None]:
-    """Return patterns of the layers whose weights are matrices, but which random weights cannot be made of."""
-    names, unasked = [], set[nn.Module]()
-    for name, layer in model.trunk.module.named_modules():
-        if kind == "ffg_w" and isinstance(layer, nn.TransformerEncoderLayer):  # it reads the weights of its own layers
-            unasked |= {layer.linear1, layer.linear2}
-        matrix = any(weight.ndim > 1 for weight in layer.parameters(recurse=False))
-        if matrix and (type(layer) not in _CONVERTED or layer in unasked):
-            names.append(name)
-    if names:
-        shown = _few([name or "the model itself" for name in names])
-        notes.append(f"{kind}: the weights of {shown} stay points: they are not of layers that it can convert")
-    return {_exactly(".".join(filter(None, ("trunk.module", name)))): None for name in names}
-
-
-def _exactly(name: str) -> str:
-    """Return a pattern of this name alone."""
-    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _frozen_notes(model: nn.Module, known: Registered, last_alone: bool) -> list[str]:
