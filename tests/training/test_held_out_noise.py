@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from statistics import median
 
 import numpy as np
 import pytest
@@ -144,7 +145,10 @@ def test_a_residual_that_is_no_number_has_a_score_that_is_none() -> None:
 
 
 def test_a_network_that_learns_noise_by_heart_is_left_with_one_variance() -> None:
-    """The loss of new rows, whose least is 1.42: 1.66 to 1.73 under four seeds, 1.77 to 1.85 with slope 1."""
+    """The loss of new rows, whose least is 1.42: of 24 seeds two are above 1.74, with a shift alone 21.
+
+    A median of five other seeds would be above once in 120 times.
+    """
     data, training = noisy(), CONFIG.training
     config = SgdConfig(MlpConfig("mlp", (64,)), 60, 3, 20, training.optimiser, early_stopping=HELD, variance_floor=0.01)
     trained = dataclasses.replace(config, early_stopping=EarlyStopping(20, None))
@@ -158,7 +162,7 @@ def test_a_network_that_learns_noise_by_heart_is_left_with_one_variance() -> Non
         last = NetworkDraws(spec, {name: of[-1:] for name, of in state.tensors.items()})
         return -float(last.predict(inputs).log_prob(targets).mean())
 
-    assert sum(loss(config, seed) for seed in range(4)) / 4 < 1.75
+    assert median(loss(config, seed) for seed in range(5)) < 1.74
     assert loss(trained, 1) > 5
 
 

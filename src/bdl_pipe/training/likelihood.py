@@ -110,11 +110,11 @@ def least_head_nll(
 ) -> tuple[float, float, float]:
     """Return the least mean −log N(y | mean, v) over lines (shift, slope) that variances move along, and the line.
 
-    With g what a network's head says, the variance is exp g, or floor + log(1 + exp g); g becomes shift + slope·g,
-    0 ≤ slope ≤ 1, the same for all outputs. Slope 1 moves log-variances alike; slope 0 leaves one variance for all
-    rows. The score is NaN where a number is not finite.
-    Without a floor the loss is convex in the line; with one, the better of two descents is taken, from one
-    variance and from variances about it that differ as the network's.
+    A network's head has an output g for each variance, which is exp g, or floor + log(1 + exp g); the line puts
+    shift + slope·g in its place, 0 ≤ slope ≤ 1, for all rows and outputs alike. Slope 1 moves log-variances by one
+    number; slope 0 leaves one variance for all rows. Without a floor the loss is convex in the line; with one, the
+    better of two descents is taken: from one variance, and from variances about it that differ as the network's do.
+    The score is NaN where a number is not finite.
     """
     from scipy.optimize import minimize
     from scipy.special import expit
@@ -129,9 +129,9 @@ def least_head_nll(
     def nll(line: np.ndarray) -> tuple[float, np.ndarray]:
         g = line[0] + line[1] * about
         v = np.exp(g) if floor is None else floor + np.logaddexp(0, g)
-        slope = (v if floor is None else expit(g)) * (1 - square / v) / (2 * v)  # of the loss, by g
         loss = 0.5 * (np.log(2 * math.pi * v) + square / v)
-        return float(loss.sum()) / rows, np.array([slope.sum(), (slope * about).sum()]) / rows
+        by_g = (v if floor is None else expit(g)) * (1 - square / v) / (2 * v)  # the loss's derivative
+        return float(loss.sum()) / rows, np.array([by_g.sum(), (by_g * about).sum()]) / rows
 
     level = _to_head(np.clip(square.mean() + (floor or 0.0), _LEAST, _MOST), floor)
     ends = [(_to_head(np.float64(_LEAST), floor), _to_head(np.float64(_MOST), floor)), (0.0, 1.0)]

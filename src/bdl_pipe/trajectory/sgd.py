@@ -124,10 +124,10 @@ class _Network(Learner):
         return self.spec.predictive(self.network(inputs)[None])
 
     def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score, and the line that what becomes each variance is moved along: :func:`least_head_nll`.
+        """Return the score, and the shift and slope of the head's outputs for variances, by :func:`least_head_nll`.
 
-        Few rows hardly tell which inputs have more noise: a network learns small variances for rows that it knows by
-        heart, and a new row with one of these is a heavy loss.
+        Few rows hardly tell which inputs have more noise. A network learns small variances for rows that it knows by
+        heart, and gives some new rows variances as small: a shift alone cannot mend these and spare the others.
         """
         if self.spec.likelihood != "gaussian_head" or _BIAS not in dict(self.named_parameters()):
             return super().held_out(predicted)
