@@ -37,6 +37,7 @@ SHARED = (
     "g_vbll_bnn",
     "bnn",
     "dropout",
+    "tabm",
     "sngp",
     "ffg_u",
     "fcg_u",

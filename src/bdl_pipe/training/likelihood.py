@@ -16,6 +16,8 @@ from ..seeds import Seed
 from .learner import Learner
 
 _BOUNDS: Final = (math.log(1e-8), math.log(1e4))  # of a variance that validation rows choose, in transformed units
+_LEAST: Final = 1e-12  # of a variance above its floor
+_SHIFTS: Final = (-2.0, 8.0)  # of log-variances
 
 
 @final
@@ -96,6 +98,34 @@ def least_nll(draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "r
         return -float(Gaussian(draws, torch.full_like(draws, math.exp(log_variance))).log_prob(targets).mean())
 
     return least(nll, _BOUNDS)
+
+
+def least_shift(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, float]:
+    """Return the least mean −log p(y) over one number added to every log-variance before its floor, and the number.
+
+    Variances stay in their order; those that training made too small for rows that it knows by heart grow. All draws
+    of a row stay apart.
+
+    Args:
+        predicted: Gaussians with a variance of each row, and the targets of the rows.
+        floor: as ``NetworkSpec.variance_floor``.
+    """
+    known = [of for of, _ in predicted if isinstance(of, Gaussian)]
+    mean = torch.cat([of.draw_mean for of in known], 1).double()  # [draw, row, output]
+    variance = torch.cat([of.draw_variance for of in known], 1).double()
+    targets = torch.cat([held for _, held in predicted]).double()
+    free = variance.log() if floor is None else _inverse_softplus((variance - floor).clamp_min(_LEAST))
+
+    def nll(shift: float) -> float:
+        grown = (free + shift).exp() if floor is None else floor + F.softplus(free + shift)
+        return -float(Gaussian(mean, grown).log_prob(targets).mean())
+
+    return least(nll, _SHIFTS)
+
+
+def _inverse_softplus(values: Tensor) -> Tensor:
+    """Return x of log(1 + exp(x)) = value > 0."""
+    return values + torch.log(-torch.expm1(-values))
 
 
 def least(score: Callable[[float], float], bounds: tuple[float, float]) -> tuple[float, float]:
