@@ -48,7 +48,7 @@ def shaken(spec: NetworkSpec) -> Tabm:
     learner, generator = Tabm(spec, K, Seed(5)).double(), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in learner.parameters():
-            parameter += 0.25 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.25 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return learner
 
 
@@ -192,6 +192,7 @@ def test_it_fits_what_can_be_fitted() -> None:
     (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
     inputs, targets = data.tensors("validation")
     predictive = posterior_of(state).predict(inputs, rng=Seed(0))
+    assert isinstance(predictive, Gaussian)
     assert (predictive.mean - targets).square().mean() < 0.3 * targets.var()
     assert (predictive.epistemic_variance > 0).all()
 

@@ -65,7 +65,7 @@ class TabmConfig:
     variance_floor: float | None = None
 
     def __post_init__(self) -> None:
-        rule = "must be mlp: layers of members that share a weight are those of a perceptron"
+        rule = "must be mlp: members share the weights of linear layers alone"
         require(isinstance(self.network, MlpConfig), "network.name", rule, self.network.name)
         require(self.members > 0, "members", "must be > 0", self.members)
         bounded = self.variance_floor is None or self.variance_floor > 0
