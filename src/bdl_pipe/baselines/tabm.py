@@ -203,5 +203,6 @@ TABM = Method(
         "training.optimiser.weight_decay": (1e-6, 1e-1, "log"),
         "members": (4, 64, "integer"),
     },
+    # the cost: 2 below 1,000 rows, where members are cheaper than the overhead of a step, 6 below 10,000, 9 beyond
     default=Default(6.0, override=default, suits=lambda size: size.image is None),
 )
