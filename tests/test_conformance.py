@@ -31,7 +31,7 @@ from tests.resuming import Killed, Watched, same_bits
 ROOT = 7
 # Networks with a head of log-variances; all other methods have one noise variance.
 NOISE_OF_EACH_INPUT = {
-    *("deterministic", "ensemble", "swa", "swag", "pca_ess", "pca_vi", "kfac_laplace"),
+    *("deterministic", "ensemble", "tabm", "swa", "swag", "pca_ess", "pca_vi", "kfac_laplace"),
     *("ciber_last", "ciber_second", "dark_knowledge"),
 }
 

@@ -17,6 +17,7 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
+from bdl_pipe.predictive import Gaussian
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.fit import fit_epochs
@@ -118,7 +119,7 @@ def test_no_line_of_a_grid_fits_better(floor: float | None) -> None:
         free = torch.randn(60, 2, generator=random).double() * (0.3 + case % 4) + (case % 5 - 3)
         mean, unit = (torch.randn(60, 2, generator=random).double() for _ in range(2))
         targets = mean + unit * (free * (case % 3) / 4 + case % 7 - 4).exp()
-        score, shift, slope = least_head_nll(mean, variances(free, floor), targets, floor)
+        score, shift, slope = least_head_nll([(Gaussian(mean[None], variances(free, floor)[None]), targets)], floor)
         shifts, slopes = torch.linspace(-14, 14, 141).double(), torch.linspace(0, 1, 21).double()
         lines = shifts[:, None, None, None] + slopes[:, None, None] * (free - free.mean())  # of each row
         grid = -torch.distributions.Normal(mean, variances(lines, floor).sqrt()).log_prob(targets).sum(-1).mean(-1)
@@ -133,7 +134,9 @@ def test_differences_that_are_there_keep_their_size() -> None:
     random = torch.Generator().manual_seed(0)
     true, unit = (torch.randn(2000, 1, generator=random).double() for _ in range(2))
     free = 2 * true - 3
-    _, shift, slope = least_head_nll(torch.zeros_like(unit), free.exp(), unit * (true / 2).exp(), None)
+    _, shift, slope = least_head_nll(
+        [(Gaussian(torch.zeros_like(unit)[None], free.exp()[None]), unit * (true / 2).exp())], None
+    )
     assert slope == pytest.approx(0.5, abs=0.08)
     assert shift == pytest.approx(1.5, abs=0.25)
 
@@ -141,7 +144,7 @@ def test_differences_that_are_there_keep_their_size() -> None:
 def test_a_residual_that_is_no_number_has_a_score_that_is_none() -> None:
     ones = torch.ones(5, 1, dtype=torch.float64)
     for bad in (math.nan, math.inf):
-        assert not math.isfinite(least_head_nll(bad * ones, ones, ones, 0.01)[0])
+        assert not math.isfinite(least_head_nll([(Gaussian(bad * ones[None], ones[None]), ones)], 0.01)[0])
 
 
 def test_a_network_that_learns_noise_by_heart_is_left_with_one_variance() -> None:

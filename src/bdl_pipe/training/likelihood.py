@@ -102,26 +102,29 @@ def least_nll(draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "r
     return float(found.fun), float(found.x)
 
 
-def least_head_nll(
-    mean: Float[Tensor, "row output"],
-    variance: Float[Tensor, "row output"],
-    targets: Float[Tensor, "row output"],
-    floor: float | None,
-) -> tuple[float, float, float]:
-    """Return the least mean −log N(y | mean, v) over lines (shift, slope) that variances move along, and the line.
+def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, float, float]:
+    """Return the least mean −log p(y) over lines (shift, slope) that variances move along, and the line.
 
     A network's head has an output g for each variance, which is exp g, or floor + log(1 + exp g); the line puts
-    shift + slope·g in its place, 0 ≤ slope ≤ 1, for all rows and outputs alike. Slope 1 moves log-variances by one
-    number; slope 0 leaves one variance for all rows. Without a floor the loss is convex in the line; with one, the
-    better of two descents is taken: from one variance, and from variances about it that differ as the network's do.
-    The score is NaN where a number is not finite.
+    shift + slope·g in its place, 0 ≤ slope ≤ 1, for all draws, rows and outputs alike. Slope 1 moves log-variances by
+    one number; slope 0 leaves one variance for all. Of one draw without a floor the loss is convex in the line; else
+    the better of two descents is taken: from one variance, and from variances about it that differ as the network's
+    do. The score is NaN where a number is not finite.
+
+    Args:
+        predicted: Gaussians with a variance of each row, and the targets of the rows.
+        floor: as ``NetworkSpec.variance_floor``.
     """
     from scipy.optimize import minimize
-    from scipy.special import expit
+    from scipy.special import expit, logsumexp
 
-    above = variance.double().numpy(force=True) - (floor or 0.0)
-    free, square = _to_head(above.clip(_LEAST), floor), (targets - mean).double().square().numpy(force=True)
-    centre, rows = float(free.mean()), len(free)
+    known = [of for of, _ in predicted if isinstance(of, Gaussian)]
+    mean = torch.cat([of.draw_mean for of in known], 1).double()  # [draw, row, output]
+    variance = torch.cat([of.draw_variance for of in known], 1).double().numpy(force=True)
+    targets = torch.cat([held for _, held in predicted]).double()
+    free = _to_head((variance - (floor or 0.0)).clip(_LEAST), floor)
+    square = (targets - mean).square().numpy(force=True)
+    centre, (draws, rows) = float(free.mean()), free.shape[:2]
     about = free - centre
     if not math.isfinite(centre + float(square.mean())):
         return math.nan, 0.0, 1.0
@@ -129,13 +132,15 @@ def least_head_nll(
     def nll(line: np.ndarray) -> tuple[float, np.ndarray]:
         g = line[0] + line[1] * about
         v = np.exp(g) if floor is None else floor + np.logaddexp(0, g)
-        loss = 0.5 * (np.log(2 * math.pi * v) + square / v)
-        by_g = (v if floor is None else expit(g)) * (1 - square / v) / (2 * v)  # the loss's derivative
-        return float(loss.sum()) / rows, np.array([by_g.sum(), (by_g * about).sum()]) / rows
+        each = -0.5 * (np.log(2 * math.pi * v) + square / v).sum(-1)  # [draw, row]
+        of_row = logsumexp(each, 0)
+        share = np.exp(each - of_row)[..., None]  # each draw's part in the mixture's derivative
+        by_g = share * (v if floor is None else expit(g)) * (1 - square / v) / (2 * v)
+        return math.log(draws) - float(of_row.mean()), np.array([by_g.sum(), (by_g * about).sum()]) / rows
 
     level = _to_head(np.clip(square.mean() + (floor or 0.0), _LEAST, _MOST), floor)
     ends = [(_to_head(np.float64(_LEAST), floor), _to_head(np.float64(_MOST), floor)), (0.0, 1.0)]
-    starts = [0.0] if floor is None else [0.0, 1.0]
+    starts = [0.0] if floor is None and draws == 1 else [0.0, 1.0]
     found = min((minimize(nll, [level, slope], jac=True, bounds=ends) for slope in starts), key=lambda f: float(f.fun))
     level, slope = found.x.tolist()
     return float(found.fun), level - slope * centre, slope

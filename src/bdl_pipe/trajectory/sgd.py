@@ -40,7 +40,7 @@ from ..errors import require
 from ..method import Inputs, Method, StageSpec, Upstream
 from ..networks import NetworkConfig
 from ..posterior import Likelihood, NetworkSpec
-from ..predictive import Gaussian, Predictive
+from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
@@ -53,7 +53,6 @@ from ..training.warm_start import Weights, begin, last_network
 _PREFIX: Final = "network."  # of the learner's names
 _WEIGHT: Final = f"{_PREFIX}head.weight"
 _BIAS: Final = f"{_PREFIX}head.bias"
-_MOMENTS: Final = ("draw_mean", "draw_variance")
 _SNAPSHOTS: Final = 20  # of the default iterates
 _EXTRA_EPOCHS: Final = 4  # In more epochs after the chosen one a network memorises few rows.
 
@@ -131,10 +130,7 @@ class _Network(Learner):
         """
         if self.spec.likelihood != "gaussian_head" or _BIAS not in dict(self.named_parameters()):
             return super().held_out(predicted)
-        known = [of for of, _ in predicted if isinstance(of, Gaussian)]
-        mean, variance = (torch.cat([getattr(of, name)[0] for of in known]) for name in _MOMENTS)
-        targets = torch.cat([held for _, held in predicted])
-        score, shift, slope = least_head_nll(mean, variance, targets, self.spec.variance_floor)
+        score, shift, slope = least_head_nll(predicted, self.spec.variance_floor)
         return score, {"shift": torch.tensor(shift), "slope": torch.tensor(slope)}
 
     def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -208,8 +204,7 @@ def _start(inputs: Inputs, spec: NetworkSpec, how: TrainingConfig, data: FitData
 
 def default(size: Size) -> Section:
     """Return the hyperparameters of the networks that other methods start from."""
-    floor = {"variance_floor": 1.0e-2 if size.train < 1_000 else 1.0e-3} if size.task == "regression" else {}
-    return {"network": size.network, "snapshots": 1, "augmentation": None, **size.training(), **floor}
+    return {"network": size.network, "snapshots": 1, "augmentation": None, **size.training(), **size.floor}
 
 
 def default_iterates(size: Size) -> Section:
