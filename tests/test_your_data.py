@@ -20,7 +20,7 @@ from benchmarks.your_data.tables import BY_NAME, INSTALL, TABLES, Table
 
 PLACE = Path(__file__).resolve().parents[1] / "results" / "your_data"
 FORMER = {
-    *("breast_cancer", "iris", "pima_tr", "airquality", "diabetes", "diamonds", "mpg", "digits", "penguins"),
+    *("breast_cancer", "iris", "pima_tr", "airquality", "diabetes", "diamonds", "mpg", "digits_8x8", "penguins"),
     *("titanicsurvival", "wine", "flights", "houseprices", "salaries", "wage"),
 }
 MET = re.compile(
