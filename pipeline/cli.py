@@ -293,6 +293,21 @@ def export_model(run: str, to: Path, split: int, seed: int, paper: str | None) -
     export(run, to, split, seed, paper)
 
 
+@export.command("program")
+@click.argument("run")
+@TO
+@SPLIT
+@SEED
+def export_program(run: str, to: Path, split: int, seed: int) -> None:
+    """Write a fitted posterior for torch or onnxruntime alone.
+
+    RUN: a key of runs.
+    """
+    from .export.program import export
+
+    export(run, to, split, seed)
+
+
 @verbs.command
 @click.argument("overlay", type=PATH, metavar="FILE.yaml")
 def apply(overlay: Path) -> None:
