@@ -37,7 +37,7 @@ PROGRAMS = {
 }
 # Networks with a head of log-variances; all other methods have one noise variance.
 NOISE_OF_EACH_INPUT = {
-    *("deterministic", "ensemble", "swa", "swag", "pca_ess", "pca_vi", "kfac_laplace"),
+    *("deterministic", "ensemble", "tabm", "swa", "swag", "pca_ess", "pca_vi", "kfac_laplace"),
     *("ciber_last", "ciber_second", "dark_knowledge"),
 }
 
