@@ -25,14 +25,14 @@ from bdl_pipe.predictive import Categorical
 from bdl_pipe.recalibration import Recalibration
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
-from tests.cases import fit
+from tests.cases import GAUSSIAN, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 
 pytestmark = pytest.mark.slow
 FACTS = {"Run": "one", "Licence of the data": "none"}
 CLASSES = ("cat", "dog", "owl")
 CELLS = {
-    "size": [3.0, None, 2.5, 7.25, 1e9],
+    "size": [3.0, None, 2.5, 7.25, 1e4],
     "colour": ["red", "blue", None, "green", "purple"],
     "day": ["2024-01-31", "1969-12-31T06:30", "2020-02-29", "2000-01-01T00:00:30", "2024-12-31"],
     "moment": [
@@ -121,6 +121,15 @@ def test_onnx_gives_the_same_answers_for_any_batch(tmp_path: Path) -> None:
         assert np.allclose(found, fitted.predict(rows[:count], rng=Seed(0)).mean, atol=1e-5)
 
 
+def test_quadrature_of_the_softmax_is_a_program_for_more_rows_than_it_takes_at_once() -> None:
+    data = make_tiny_images()
+    layer = {**GAUSSIAN, "covariance": "dense", "predictive": "quadrature"}
+    fitted = Predictor(posterior_of(fit("d_vbll", "student", data, layer=layer)), data.transform, data.classes)
+    rows = torch.from_numpy(np.concatenate([data.train.inputs] * 4)[:300])
+    (found,) = traced(fitted, data.train.inputs[:20]).traced.module()(rows)
+    torch.testing.assert_close(found, fitted.predict(rows, rng=Seed(0)).mean, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["vbll", "vbpc"])
 def test_triangular_systems_of_closed_forms_become_products(method: str, tmp_path: Path) -> None:
     data = make_tiny_table() if method == "vbll" else make_tiny_images()
@@ -142,7 +151,7 @@ def test_a_posterior_that_draws_is_refused() -> None:
 def test_a_posterior_that_branches_on_its_values_is_refused_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     data = make_tiny_table()
     fitted = Predictor(posterior_of(fit("gp", "student", data)), data.transform)
-    with pytest.raises(UserError, match="cannot be traced by torch.export") as refused:
+    with pytest.raises(UserError, match=r"cannot be traced by torch\.export") as refused:
         traced(fitted, data.train.inputs[:8])
     assert "\n" not in str(refused.value)
     assert capfd.readouterr() == ("", "")
@@ -151,7 +160,7 @@ def test_a_posterior_that_branches_on_its_values_is_refused_in_one_line(capfd: p
 def test_a_program_that_differs_is_refused() -> None:
     fitted, rows = images()
     program = traced(fitted, rows)
-    with pytest.raises(UserError, match="must give the posterior.s answers to 1e-05"):
+    with pytest.raises(UserError, match=r"must give the posterior's answers to 1e-05"):
         portable.difference(program.traced.module(), program.rows, tuple(1.0001 * m for m in program.meant))
 
 

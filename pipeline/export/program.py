@@ -25,24 +25,21 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
     Raises:
         UserError: the run is not fitted, has no such fit or cannot be traced, or the folder is not empty.
     """
-    student = student_of(run)
-    fitted, params = load_predictor(student, split, seed), load()
-    about, spec = artifacts.load(student, "student", verify=False).manifest["about"], params.run("student", run)
-    schema = artifacts.load(student, "student", verify=False).json("schema.json")
+    student, params = student_of(run), load()
+    artifact, fitted = artifacts.load(student, "student", verify=False), load_predictor(student, split, seed)
+    about, schema = artifact.manifest["about"], artifact.json("schema.json")
+    source = params.datasets[about["dataset"]].source.name
     data = load_fit(places.artifact("prepare", about["dataset"]), split, final=True)
-    rows = torch.from_numpy(data.train.inputs[:_ROWS])
     with whole(target) as folder:
+        rows = torch.from_numpy(data.train.inputs[:_ROWS])
         program = portable.trace(fitted, rows, rng=stored_address(student, split, seed))
-        source = params.datasets[spec.spec.dataset].source.name
-        record = records.read("student", run)
-        found = scores_of(run, split, [seed], _SCORES[schema["task"]])
         facts = {
             "Run": run,
             "Method": f"`{about['method']}`",
             "Data": f"{source}, split {split}, seed {seed}",
             "Licence of the data": licence_of(source),
-            **{f"Test {name}": value for name, value in found.items()},
-            "Made at commit": record.get("commit") or "unknown",
+            **{f"Test {name}": value for name, value in scores_of(run, split, [seed], _SCORES[schema["task"]]).items()},
+            "Made at commit": records.read("student", run).get("commit") or "unknown",
             "SHA-256 of the artifact": artifacts.sha256(student / artifacts.MANIFEST),
         }
         made = portable_folder.write(folder, program, schema, facts)
