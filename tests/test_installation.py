@@ -118,8 +118,10 @@ def test_the_command_says_that_the_pipeline_is_a_clone(python: Path) -> None:
     assert "must be a clone of the project" in line and "git clone" in line
 
 
-def test_the_documented_example_runs(python: Path) -> None:
-    page = (ROOT / "docs/api.md").read_text()
-    done = run(python, "-c", page.split("```python\n")[1].split("```")[0])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip().endswith("methods")
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
+def test_documented_examples_run(python: Path, page: str) -> None:
+    blocks = (ROOT / page).read_text().split("```python\n")[1:]
+    assert blocks
+    for block in blocks:
+        done = run(python, "-c", block.split("```")[0])
+        assert done.returncode == 0, done.stderr
