@@ -54,6 +54,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
         NetworkConfig as NetworkConfig,
         register_network as register_network,
     )
+    from .own_model.bayesianise import bayesianise as bayesianise
+    from .own_model.posterior import ModulePosterior as ModulePosterior
     from .plugins import PluginError as PluginError
     from .posterior import (
         NetworkDraws as NetworkDraws,
@@ -121,6 +123,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "LearnerSpec": "training.posterior",
     "METHODS": "registry",
     "Method": "method",
+    "ModulePosterior": "own_model.posterior",
     "Network": "networks",
     "NetworkConfig": "networks",
     "NetworkDraws": "posterior",
@@ -142,6 +145,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "Trees": "baselines.trees",
     "Upstream": "method",
     "UserError": "errors",
+    "bayesianise": "own_model.bayesianise",
     "build_network": "networks:build",
     "fit_epochs": "training.fit",
     "inspect_images": "data.inspect.images",

@@ -137,6 +137,7 @@ POSTERIORS: Final[Lazy[type["Posterior"]]] = Lazy(
         "ciber": "collapsed.classes:CiberPosterior",
         "ciber_last": "collapsed.regression:CiberLastPosterior",
         "ciber_second": "collapsed.second_to_last:CiberSecondPosterior",
+        "module": "own_model.posterior:ModulePosterior",
     },
 )
 
