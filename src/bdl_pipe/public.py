@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
         UserError as UserError,
         require as require,
     )
+    from .estimators.classifier import BayesianClassifier as BayesianClassifier
+    from .estimators.regressor import BayesianRegressor as BayesianRegressor
     from .evaluation import EvaluateConfig as EvaluateConfig, register_ood_score as register_ood_score
     from .joint_predictive import (
         GaussianFunctions as GaussianFunctions,
@@ -96,6 +98,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
 PLACES: Final = {  # name -> the module that it is in, and what it is called there where that is another name
     "Architecture": "networks",
     "ArtifactError": "errors",
+    "BayesianClassifier": "estimators.classifier",
+    "BayesianRegressor": "estimators.regressor",
     "Categorical": "predictive",
     "CheckpointFiles": "checkpoint_files",
     "CheckpointFolder": "checkpoint_files",

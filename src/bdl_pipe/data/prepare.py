@@ -94,8 +94,7 @@ def prepare(
         held.append({"rows": len(test), "sha256": rows_sha256(test)})
         first = test if first is None else first
     assert first is not None
-    schema = _schema(raw, config)
-    write_bytes(folder_fit / SCHEMA_FILE, json.dumps(schema, sort_keys=True, indent=1).encode())
+    write_bytes(folder_fit / SCHEMA_FILE, json.dumps(schema(raw, config), sort_keys=True, indent=1).encode())
     for key, source in zip(config.ood, ood, strict=True):
         _write_ood(folder_holdout / "ood" / f"{key}.arrow", source, raw, rng)
     _write_transfer(folder_holdout / "transfer", transfer, raw, config, path, seen)
@@ -363,7 +362,8 @@ def _write_corrupted(folder: Path, config: DatasetConfig, test: Examples, rng: S
         store.write(folder / f"{job.key}.arrow", Examples(images, first.targets))
 
 
-def _schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
+def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
+    """Return what new rows must look like, as ``schema.json`` has it."""
     return {
         "task": raw.task,
         "kind": raw.kind,

@@ -1,0 +1,380 @@
+"""What both estimators have in common: their parameters, a fit from rows in memory, and predictives of new rows."""
+
+import copy
+import json
+import numbers
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal, Self, cast
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from .. import config, offers, recalibration
+from ..config import nearest
+from ..data.config import DatasetConfig
+from ..data.encoding import KINDS
+from ..data.inspect.profile import Profile
+from ..data.prepare import fit_data, schema
+from ..data.raw import FEWEST_ROWS, Raw
+from ..data.size import Size
+from ..errors import ArtifactError, require, short
+from ..joint_predictive import DRAWS, Joint
+from ..plugins import plugin_of
+from ..posterior import Predictor
+from ..predictive import Predictive
+from ..seeds import Seed
+from . import conformal, fitting, given
+from .fitted import Fitted, Part
+from .given import Targets
+from .plan import DATASET, Run, plan
+
+_SPLIT_SHARE: Final = 0.2  # of the rows, that split conformal takes
+_MOST: Final = 10_000_000  # numbers of cross-conformal in memory at once
+
+
+class BayesianEstimator(BaseEstimator):
+    """A method of the registry behind ``fit`` and ``predict``.
+
+    Parameters
+    ----------
+    method:
+        A name of ``bdl_pipe.METHODS``, a plugin's too.
+    override:
+        Hyperparameters in place of the method's, as in ``override`` of a run in ``params.yaml``. scikit-learn's searches
+        reach one as ``override__training__epochs``.
+    made_from:
+        What the method is made from: the key of a run (``sgd``, ``iterates``, ``sgmcmc``, ``vbpc``, …), another method,
+        or ``data`` for the data alone. None: what ``python -m pipeline add`` makes it from.
+    upstream:
+        Such a key -> hyperparameters of that run in place of its own.
+    columns:
+        What columns of a frame are, where the inspection errs: name -> ``number``, ``category`` or ``date``.
+    conformal:
+        ``split``: a fifth of the rows calibrate intervals or sets, and no fit sees them. ``cross``: five further fits
+        calibrate them on all rows. None: neither.
+    pace:
+        A factor of all steps.
+    minutes:
+        How long the fit may take, at the pace of this machine: results then depend on the machine. None: no limit.
+    random_state:
+        The root of all random addresses. None: 0. Of a generator of NumPy a whole number is drawn.
+    device:
+        Where torch computes.
+    threads:
+        Of torch while it fits and predicts; another number may change the last bits. None: torch's own setting.
+    """
+
+    _task: Literal["classification", "regression"]
+
+    def __init__(
+        self,
+        method: str,
+        *,
+        override: Mapping[str, Any] | None = None,
+        made_from: str | None = None,
+        upstream: Mapping[str, Mapping[str, Any]] | None = None,
+        columns: Mapping[str, str] | None = None,
+        conformal: str | None = None,
+        pace: float = 1.0,
+        minutes: float | None = None,
+        random_state: Any = None,
+        device: str = "cpu",
+        threads: int | None = 1,
+    ) -> None:
+        self.method = method
+        self.override = override
+        self.made_from = made_from
+        self.upstream = upstream
+        self.columns = columns
+        self.conformal = conformal
+        self.pace = pace
+        self.minutes = minutes
+        self.random_state = random_state
+        self.device = device
+        self.threads = threads
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; ``override__training__epochs`` sets one hyperparameter, and leaves the others."""
+        changes = copy.deepcopy(dict(self.override or {}))
+        nested = {key: params.pop(key) for key in list(params) if key.startswith("override__")}
+        if nested:
+            changes = copy.deepcopy(dict(params.pop("override", changes) or {}))
+            for key, value in nested.items():
+                *path, last = key.split("__")[1:]
+                section = changes
+                for name in path:
+                    section = section.setdefault(name, {})
+                section[last] = value
+            params["override"] = changes
+        super().set_params(**params)
+        return self
+
+    def _fit(self, x: Any, y: Any, made: dict[int, fitting.Made] | None = None) -> Self:
+        """Fit; ``made``: split -> runs that were fitted on the same rows."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        self._check_parameters()
+        profile, names = self._profile(x, y)
+        seed = self._seed()
+        share = _SPLIT_SHARE if self.conformal == "split" else 0.0
+        size = cast(Size, given.with_calibration(profile, share, float(self.pace)))
+        if self.minutes is not None:
+            size = self._paced(size)
+        runs = plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
+        entry = offers.dataset(profile.dataset(), size, splits=1)
+        typed = config.read(DatasetConfig, entry, "data")
+        made = {} if made is None else made
+        with fitting.threads(self.threads):
+            parts = [self._part(profile.raw, typed, runs, seed, 0, made)]
+            if self.conformal == "cross":
+                parts += self._cross(profile.raw, typed, runs, seed, made)
+        plugin = plugin_of(runs[-1].method.config.__module__)
+        about = {
+            "dataset": DATASET,
+            "method": self.method,
+            "run": runs[-1].key,
+            "seed": seed,
+            "seeds": 1,
+            "config": json.loads(json.dumps(config.to_mapping(runs[-1].config))),
+            **({"plugins": [plugin.name]} if plugin else {}),
+        }
+        self.fitted_ = Fitted(parts, about, {**schema(profile.raw, typed), "names": names}, self.device)
+        self.left_out_ = dict(profile.left_out)
+        self.remarks_ = list(profile.remarks)
+        return self
+
+    def _check_parameters(self) -> None:
+        rule = "must be split, cross or None"
+        require(self.conformal in (None, "split", "cross"), "conformal", rule, self.conformal)
+        require(isinstance(self.pace, numbers.Real) and self.pace > 0, "pace", "must be > 0", self.pace)
+        require(self.minutes is None or self.minutes > 0, "minutes", "must be > 0 or None", self.minutes)
+        require(self.threads is None or self.threads > 0, "threads", "must be > 0 or None", self.threads)
+        for name in ("override", "upstream", "columns"):
+            value = getattr(self, name)
+            require(value is None or isinstance(value, Mapping), name, "must be a mapping or None", value)
+        for name, kind in (self.columns or {}).items():
+            require(kind in KINDS, f"columns.{name}", f"must be one of {', '.join(KINDS)}", kind)
+
+    def _seed(self) -> int:
+        state = self.random_state
+        if state is None:
+            return 0
+        if isinstance(state, np.random.RandomState):
+            return int(state.randint(2**31 - 1))
+        if isinstance(state, np.random.Generator):
+            return int(state.integers(2**31 - 1))
+        good = isinstance(state, numbers.Integral) and not isinstance(state, bool) and state >= 0
+        require(good, "random_state", "must be a whole number >= 0, a generator of NumPy or None", state)
+        return int(state)
+
+    def _paced(self, size: Size) -> Size:
+        from .plan import known
+
+        paces = offers.timing([known(self.method, size.task)], size, 60 * float(self.minutes or 0), splits=1).paces
+        return replace(size, pace=size.pace * min(paces.values(), default=1.0))
+
+    def _profile(self, x: Any, y: Any) -> tuple[Profile, list[str]]:
+        """Return the description of the rows, and the names of all columns of a table."""
+        if given.is_frame(x):
+            x = given.as_table(x)
+            validate_data(self, x, reset=True, skip_check_array=True)
+            table = given.table_of(x)
+            if table.num_rows < FEWEST_ROWS:
+                raise ValueError(f"X: must have at least {FEWEST_ROWS} samples, got {table.num_rows} sample(s)")
+            targets = self._targets(y, table.num_rows)
+            return given.table_profile(table, targets, self._kinds, numbers=False), table.column_names
+        x = validate_data(
+            self, x, reset=True, dtype=None, ensure_all_finite=False, allow_nd=True, ensure_min_samples=FEWEST_ROWS
+        )
+        if x.ndim > 2:
+            return given.image_profile(given.images_of(x), self._image_targets(y, len(x))), []
+        table, plain = given.table_of(x), x.dtype.kind in "biuf"
+        targets = self._targets(y, len(x))
+        return given.table_profile(table, targets, self._kinds, numbers=plain), table.column_names
+
+    @property
+    def _kinds(self) -> Any:
+        return None if self.columns is None else {given.clean(str(name)): kind for name, kind in self.columns.items()}
+
+    def _targets(self, y: Any, rows: int) -> Targets:
+        raise NotImplementedError
+
+    def _image_targets(self, y: Any, rows: int) -> Targets:
+        return self._targets(y, rows)
+
+    def _part(
+        self, raw: Raw, typed: DatasetConfig, runs: list[Run], seed: int, split: int, made: dict[int, fitting.Made]
+    ) -> Part:
+        """Fit one split, and recalibrate it on the rows that its fit does not see."""
+        data, apart = fit_data(raw, typed, rng=Seed(seed).fold("prepare", DATASET), split=split)
+        state = fitting.fit(runs, data.on(self.device), seed, split, made.setdefault(split, {}))
+        part = Part(split, state, data.transform.state())
+        return part if apart is None else _recalibrated(part, apart, runs[-1].key, seed, self.device)
+
+    def _cross(
+        self, raw: Raw, typed: DatasetConfig, runs: list[Run], seed: int, made: dict[int, fitting.Made]
+    ) -> Iterator[Part]:
+        """Fit on all rows but those of each part, which then calibrate that fit."""
+        rule = f"must be split or None with fewer than {conformal.PARTS * FEWEST_ROWS} rows"
+        require(len(raw.train) >= conformal.PARTS * FEWEST_ROWS, "conformal", rule, self.conformal)
+        drawn = conformal.parts(len(raw.train), Seed(seed).fold("prepare", DATASET, "conformal"))
+        for number, held in enumerate(drawn, 1):
+            rest = np.setdiff1d(np.arange(len(raw.train)), held)
+            part = self._part(replace(raw, train=_take(raw, rest)), typed, runs, seed, number, made)
+            yield _recalibrated(part, _take(raw, held), runs[-1].key, seed, self.device)
+
+    def _rows(self, x: Any) -> np.ndarray:
+        """Return new rows as the fit has seen its own."""
+        check_is_fitted(self, "fitted_")
+        schema = self.fitted_.schema
+        if given.is_frame(x):
+            x = given.as_table(x)
+            validate_data(self, x, reset=False, skip_check_array=True)
+        else:
+            x = validate_data(self, x, reset=False, dtype=None, ensure_all_finite=False, allow_nd=True)
+            if (x.ndim > 2) != (schema["kind"] == "image"):
+                raise ValueError(f"X: must be {_what(schema)}, as in fit, got an array {list(x.shape)}")
+            if x.ndim > 2:
+                return given.images_of(x, schema["input_shape"])
+        if schema["kind"] == "image":
+            raise ValueError(f"X: must be {_what(schema)}, as in fit, got {short(type(x).__name__)}")
+        return given.rows_of(given.table_of(x, schema["names"]), self.fitted_.columns)
+
+    def _batches(self, x: Any) -> Iterator[tuple[slice, Predictive]]:
+        """Yield the predictive of each batch of new rows, in the targets' own units."""
+        rows = self._rows(x)
+        with fitting.threads(self.threads), torch.no_grad():
+            for at, predictive in self.fitted_.batches(rows):
+                yield at, self.fitted_.predictor().own_units(predictive)
+
+    def predict_dist(self, X: Any) -> Predictive:  # noqa: N803 — scikit-learn's name
+        """Return the predictive of all rows of ``X``, with its draws, in the targets' own units.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+            ValueError: the rows are not like those of fit.
+        """
+        rows = self._rows(X)
+        with fitting.threads(self.threads), torch.no_grad():
+            fitted, address = self.fitted_.predictor(), self.fitted_.address().fold("predict")
+            return fitted.own_units(fitted.transformed(rows, rng=address, device=self.device))
+
+    def joint(self, X: Any, rows: int | None = None, *, draws: int = DRAWS) -> Joint:  # noqa: N803
+        """Return the joint distribution of the targets of several rows, which share a function.
+
+        Args:
+            rows: so many rows after one another are a group with a joint of its own; None: all are one group.
+            draws: functions that are drawn where the posterior has no draws of its own.
+
+        Returns:
+            Targets for its ``log_prob`` are tensors of shape ``target_shape``: labels' places in ``classes_`` [group,
+            row], or [group, row, output].
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`; or the rows are not whole groups.
+        """
+        raw = self._rows(X)
+        many = len(raw) if rows is None else rows
+        require(many > 0 and len(raw) % many == 0, "rows", f"must divide the {len(raw)} rows of X", many)
+        grouped = raw.reshape(len(raw) // many, many, *raw.shape[1:])
+        with fitting.threads(self.threads), torch.no_grad():
+            return self.fitted_.predictor().joint(grouped, rng=self.fitted_.address(), device=self.device, draws=draws)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted estimator to the folder ``path``, which ``bdl_pipe.load_predictor`` reads, too.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+            TypeError: a parameter is nothing that JSON can hold.
+        """
+        check_is_fitted(self, "fitted_")
+        params = {**self.get_params(deep=False), "random_state": self.fitted_.about["seed"]}
+        own = {"estimator": type(self).__name__, "params": params, "fitted": self._own_facts()}
+        self.fitted_.save(Path(path), json.loads(json.dumps(own)))
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str = "cpu") -> Self:
+        """Read what :meth:`save` wrote; nothing is unpickled.
+
+        Raises:
+            ArtifactError: the folder is no whole artifact of such an estimator.
+        """
+        fitted, own = Fitted.load(Path(path), device)
+        if own.get("estimator") != cls.__name__:
+            raise ArtifactError(f"{path}: must be of a {cls.__name__}, got {short(own.get('estimator'))}")
+        made = cls(**{**own["params"], "device": device})
+        made.fitted_ = fitted
+        made._set_facts(own["fitted"])
+        return made
+
+    def _own_facts(self) -> dict[str, Any]:
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "n_features_in_": int(self.n_features_in_),
+            "feature_names_in_": None if names is None else [str(name) for name in names],
+            "left_out_": self.left_out_,
+            "remarks_": self.remarks_,
+        }
+
+    def _set_facts(self, facts: Mapping[str, Any]) -> None:
+        self.n_features_in_ = facts["n_features_in_"]
+        self.left_out_, self.remarks_ = facts["left_out_"], facts["remarks_"]
+        if facts["feature_names_in_"] is not None:
+            self.feature_names_in_ = np.array(facts["feature_names_in_"], dtype=object)
+
+    def _conformal_parts(self) -> tuple[list[int], list[Predictor]]:
+        """Return the fits whose left-out rows calibrate: that of all rows, or those of cross-conformal.
+
+        Raises:
+            ValueError: the fit has no such rows.
+        """
+        check_is_fitted(self, "fitted_")
+        numbers = [i for i, part in enumerate(self.fitted_.parts) if part.recalibration is not None]
+        if not numbers:
+            name = type(self).__name__
+            raise ValueError(f"conformal must be asked for before fit: {name}(…, conformal='split') or 'cross'")
+        return numbers, [self.fitted_.predictor(i) for i in numbers]
+
+    def _each_part(self, rows: np.ndarray, numbers: list[int]) -> Iterator[tuple[slice, list[Predictive]]]:
+        """Yield batches of raw rows with their predictive by each of these parts, in transformed units."""
+        of_row = sum(len(self._recalibration(i).scores) for i in numbers)
+        batch = max(1, min(1000, _MOST // max(1, of_row)))
+        with fitting.threads(self.threads), torch.no_grad():
+            for many in zip(*(self.fitted_.batches(rows, i, batch) for i in numbers), strict=True):
+                yield many[0][0], [predictive for _, predictive in many]
+
+    def _recalibration(self, number: int) -> recalibration.Recalibration:
+        found = self.fitted_.predictor(number).recalibration
+        assert found is not None
+        return found
+
+    def _sampling(self) -> Seed:
+        """Return the address of drawn targets."""
+        check_is_fitted(self, "fitted_")
+        return self.fitted_.address().fold("sample")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        tags.target_tags.required = True
+        return tags
+
+
+def _recalibrated(part: Part, rows: Any, run: str, seed: int, device: str) -> Part:
+    alone = Fitted([part], {"seed": seed, "run": run}, {"classes": ()}, device)
+    learnt = recalibration.fit(alone.batches(rows.inputs), rows, alone.predictor().transform)
+    return replace(part, recalibration=learnt.state())
+
+
+def _take(raw: Raw, index: np.ndarray) -> Any:
+    return replace(raw.train, inputs=raw.train.inputs[index], targets=raw.train.targets[index])
+
+
+def _what(schema: Mapping[str, Any]) -> str:
+    return "images" if schema["kind"] == "image" else "rows of columns"
