@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
         require as require,
     )
     from .estimators.classifier import BayesianClassifier as BayesianClassifier
+    from .estimators.compare import compare as compare
+    from .estimators.comparison import Comparison as Comparison
     from .estimators.regressor import BayesianRegressor as BayesianRegressor
     from .evaluation import EvaluateConfig as EvaluateConfig, register_ood_score as register_ood_score
     from .joint_predictive import (
@@ -104,6 +106,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "CheckpointFiles": "checkpoint_files",
     "CheckpointFolder": "checkpoint_files",
     "Checkpointed": "checkpoints",
+    "Comparison": "estimators.comparison",
     "ConfigError": "errors",
     "Continuous": "predictive",
     "DataError": "errors",
@@ -147,6 +150,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "Upstream": "method",
     "UserError": "errors",
     "build_network": "networks:build",
+    "compare": "estimators.compare",
     "fit_epochs": "training.fit",
     "inspect_images": "data.inspect.images",
     "inspect_table": "data.inspect.table",

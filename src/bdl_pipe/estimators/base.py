@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .. import config, offers, recalibration
-from ..config import nearest
 from ..data.config import DatasetConfig
 from ..data.encoding import KINDS
 from ..data.inspect.profile import Profile
@@ -32,6 +31,7 @@ from .fitted import Fitted, Part
 from .given import Targets
 from .plan import DATASET, Run, plan
 
+T = TypeVar("T", bound="BayesianEstimator")
 _SPLIT_SHARE: Final = 0.2  # of the rows, that split conformal takes
 _MOST: Final = 10_000_000  # numbers of cross-conformal in memory at once
 
@@ -39,33 +39,22 @@ _MOST: Final = 10_000_000  # numbers of cross-conformal in memory at once
 class BayesianEstimator(BaseEstimator):
     """A method of the registry behind ``fit`` and ``predict``.
 
-    Parameters
-    ----------
-    method:
-        A name of ``bdl_pipe.METHODS``, a plugin's too.
-    override:
-        Hyperparameters in place of the method's, as in ``override`` of a run in ``params.yaml``. scikit-learn's searches
-        reach one as ``override__training__epochs``.
-    made_from:
-        What the method is made from: the key of a run (``sgd``, ``iterates``, ``sgmcmc``, ``vbpc``, …), another method,
-        or ``data`` for the data alone. None: what ``python -m pipeline add`` makes it from.
-    upstream:
-        Such a key -> hyperparameters of that run in place of its own.
-    columns:
-        What columns of a frame are, where the inspection errs: name -> ``number``, ``category`` or ``date``.
-    conformal:
-        ``split``: a fifth of the rows calibrate intervals or sets, and no fit sees them. ``cross``: five further fits
-        calibrate them on all rows. None: neither.
-    pace:
-        A factor of all steps.
-    minutes:
-        How long the fit may take, at the pace of this machine: results then depend on the machine. None: no limit.
-    random_state:
-        The root of all random addresses. None: 0. Of a generator of NumPy a whole number is drawn.
-    device:
-        Where torch computes.
-    threads:
-        Of torch while it fits and predicts; another number may change the last bits. None: torch's own setting.
+    Args:
+        method: a name of ``bdl_pipe.METHODS``, a plugin's too.
+        override: hyperparameters in place of the method's, as in ``override`` of a run in ``params.yaml``.
+            scikit-learn's searches reach one as ``override__training__epochs``.
+        made_from: what the method is made from: the key of a run (``sgd``, ``iterates``, ``sgmcmc``, ``vbpc``, …),
+            another method, or ``data`` for the data alone. None: what ``python -m pipeline add`` makes it from.
+        upstream: such a key or method -> hyperparameters of that run in place of its own.
+        columns: what columns of a frame are, where the inspection errs: name -> ``number``, ``category`` or ``date``.
+        conformal: ``split``: a fifth of the rows calibrate intervals or sets, and no fit sees them. ``cross``: five
+            further fits calibrate them, on all rows. None: neither.
+        pace: a factor of all steps.
+        minutes: how long the fit may take, at the pace of this machine: the result then depends on the machine. None:
+            no limit.
+        random_state: the root of all random addresses. None: 0. Of a generator of NumPy a whole number is drawn.
+        device: where torch computes.
+        threads: of torch while it fits and predicts; another number may change the last bits. None: torch's setting.
     """
 
     _task: Literal["classification", "regression"]
@@ -97,12 +86,11 @@ class BayesianEstimator(BaseEstimator):
         self.device = device
         self.threads = threads
 
-    def set_params(self, **params: Any) -> Self:
+    def set_params(self: T, **params: Any) -> T:
         """Set parameters; ``override__training__epochs`` sets one hyperparameter, and leaves the others."""
-        changes = copy.deepcopy(dict(self.override or {}))
         nested = {key: params.pop(key) for key in list(params) if key.startswith("override__")}
         if nested:
-            changes = copy.deepcopy(dict(params.pop("override", changes) or {}))
+            changes = copy.deepcopy(dict(params.pop("override", self.override) or {}))
             for key, value in nested.items():
                 *path, last = key.split("__")[1:]
                 section = changes
@@ -113,7 +101,7 @@ class BayesianEstimator(BaseEstimator):
         super().set_params(**params)
         return self
 
-    def _fit(self, x: Any, y: Any, made: dict[int, fitting.Made] | None = None) -> Self:
+    def _fit(self, x: Any, y: Any, made: dict[int, fitting.Made] | None = None) -> None:
         """Fit; ``made``: split -> runs that were fitted on the same rows."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
@@ -128,6 +116,7 @@ class BayesianEstimator(BaseEstimator):
         entry = offers.dataset(profile.dataset(), size, splits=1)
         typed = config.read(DatasetConfig, entry, "data")
         made = {} if made is None else made
+        self.fit_seconds_ = 0.0
         with fitting.threads(self.threads):
             parts = [self._part(profile.raw, typed, runs, seed, 0, made)]
             if self.conformal == "cross":
@@ -145,7 +134,6 @@ class BayesianEstimator(BaseEstimator):
         self.fitted_ = Fitted(parts, about, {**schema(profile.raw, typed), "names": names}, self.device)
         self.left_out_ = dict(profile.left_out)
         self.remarks_ = list(profile.remarks)
-        return self
 
     def _check_parameters(self) -> None:
         rule = "must be split, cross or None"
@@ -211,7 +199,8 @@ class BayesianEstimator(BaseEstimator):
     ) -> Part:
         """Fit one split, and recalibrate it on the rows that its fit does not see."""
         data, apart = fit_data(raw, typed, rng=Seed(seed).fold("prepare", DATASET), split=split)
-        state = fitting.fit(runs, data.on(self.device), seed, split, made.setdefault(split, {}))
+        state, seconds = fitting.fit(runs, data.on(self.device), seed, split, made.setdefault(split, {}))
+        self.fit_seconds_ += seconds
         part = Part(split, state, data.transform.state())
         return part if apart is None else _recalibrated(part, apart, runs[-1].key, seed, self.device)
 
@@ -251,7 +240,7 @@ class BayesianEstimator(BaseEstimator):
             for at, predictive in self.fitted_.batches(rows):
                 yield at, self.fitted_.predictor().own_units(predictive)
 
-    def predict_dist(self, X: Any) -> Predictive:  # noqa: N803 — scikit-learn's name
+    def predict_dist(self, X: Any) -> Predictive:
         """Return the predictive of all rows of ``X``, with its draws, in the targets' own units.
 
         Raises:
@@ -263,7 +252,7 @@ class BayesianEstimator(BaseEstimator):
             fitted, address = self.fitted_.predictor(), self.fitted_.address().fold("predict")
             return fitted.own_units(fitted.transformed(rows, rng=address, device=self.device))
 
-    def joint(self, X: Any, rows: int | None = None, *, draws: int = DRAWS) -> Joint:  # noqa: N803
+    def joint(self, X: Any, rows: int | None = None, *, draws: int = DRAWS) -> Joint:
         """Return the joint distribution of the targets of several rows, which share a function.
 
         Args:
@@ -297,7 +286,7 @@ class BayesianEstimator(BaseEstimator):
         self.fitted_.save(Path(path), json.loads(json.dumps(own)))
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "cpu") -> Self:
+    def load(cls: type[T], path: str | Path, *, device: str = "cpu") -> T:
         """Read what :meth:`save` wrote; nothing is unpickled.
 
         Raises:

@@ -5,7 +5,7 @@ model.predict(X_new), model.predict_proba(X_new), model.predict_set(X_new, level
 """
 
 from collections.abc import Mapping
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -23,38 +23,38 @@ from .sampling import sample
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """A Bayesian classifier: a method of the registry, with its defaults for data of this size.
 
-    ``X`` is an array [n, column], a frame (pandas, polars, Arrow) with numbers, categories, dates and gaps, or images of
-    whole numbers from 0 to 255, [n, height, width], [n, height, width, channel] or [n, channel, height, width] with 1 or
-    3 channels; ``y`` are labels [n]. The parameters are those of :class:`.base.BayesianEstimator`.
+    ``X`` is an array [n, column], a frame (pandas, polars, Arrow) with numbers, categories, dates and gaps, or images
+    of whole numbers from 0 to 255: [n, height, width], [n, height, width, channel] or [n, channel, height, width] with
+    1 or 3 channels. ``y`` are labels [n]. The parameters are those of :class:`.base.BayesianEstimator`.
 
-    Attributes
-    ----------
-    classes_:
-        The labels in order, as they came; probabilities have this order.
-    n_features_in_, feature_names_in_, left_out_, remarks_, fitted_:
-        As :class:`.regressor.BayesianRegressor` has them.
+    Attributes:
+        classes_: the labels in order, as they came; probabilities have this order.
+        n_features_in_, feature_names_in_, left_out_, remarks_, fit_seconds_, fitted_: as
+            :class:`.regressor.BayesianRegressor` has them.
     """
 
     _task = "classification"
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+    def fit(self, X: Any, y: Any) -> "BayesianClassifier":
         """Fit the method to all rows; a fifth of them say when training ends, and then it is fitted to all.
 
         Raises:
             ValueError: the rows, the labels or a parameter break a rule; the message has the rule and the value.
             TypeError: ``X`` is sparse.
         """
-        return self._fit(X, y)
+        self._fit(X, y)
+        return self
 
-    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+    def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each row [n].
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`.
         """
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        places = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[places]
 
-    def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+    def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probabilities of the classes, float64 [n, class], each row's sum 1.
 
         Raises:
@@ -65,7 +65,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     def predict_set(
         self,
-        X: Any,  # noqa: N803
+        X: Any,
         level: float = 0.9,
         *,
         conformal: bool = False,
@@ -99,7 +99,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
                 sets.append(conformal.class_sets(predictives, learnt, level).numpy())
         return np.concatenate(sets)
 
-    def sample(self, X: Any, draws: int = 1) -> np.ndarray:  # noqa: N803
+    def sample(self, X: Any, draws: int = 1) -> np.ndarray:
         """Draw a class of each row by itself [draw, n]; the same at every call.
 
         Raises:
@@ -110,7 +110,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         parts = [sample(p, draws, rng.fold(at.start)).numpy() for at, p in self._batches(X)]
         return self.classes_[np.concatenate(parts, axis=1)]
 
-    def log_prob(self, X: Any, y: Any) -> np.ndarray:  # noqa: N803
+    def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Return log p(y | x) of each row, natural logarithm, float64 [n].
 
         Raises:

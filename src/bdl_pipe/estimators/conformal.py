@@ -9,9 +9,9 @@ interval of output j is
 
 (Barber, Candès, Ramdas & Tibshirani 2021, "Predictive inference with the jackknife+", equation 11 in its K-fold form;
 their scores are |y − μ|, ours are over the deviation and the largest of outputs), and the set of classes is
-{y: #{i: r_i < 1 − p_k(i)(y | x)} < (n + 1) level} (Romano, Sesia & Candès 2020, section 2.3, with the scores of Sadinle,
-Lei & Wasserman 2019). A new target is inside with a probability of at least 1 − 2(1 − level) − √(2/n), and in practice
-close to the level.
+{y: #{i: r_i < 1 − p_k(i)(y | x)} < (n + 1) level} (Romano, Sesia & Candès 2020, section 2.3, with the scores of
+Sadinle, Lei & Wasserman 2019). A new target is inside with a probability of at least 1 − 2(1 − level) − √(2/n), and in
+practice close to the level.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The hyperparameters of every method where nothing overrides them: ``defaults.json`` beside this module.
 
-A clone's ``params.yaml`` is the user's to change; these are the values it had when the library was released, which an
-installation has without it; JSON, since YAML takes a tenth of a second. tests/estimators/test_defaults.py holds the two equal.
+A clone's ``params.yaml`` is the user's to change; these are the values that the project has there, which an
+installation has without it. tests/estimators/test_defaults.py holds the two equal. JSON is read at once; YAML is not.
 """
 
 import json

@@ -53,7 +53,7 @@ def is_frame(given: Any) -> bool:
 
 
 def as_table(given: Any) -> Any:
-    """Return a frame of pandas as it is, and any other as a table of Arrow, which scikit-learn can ask for its shape."""
+    """Return a frame of pandas as it is, and any other as a table of Arrow."""
     return given if hasattr(given, "iloc") or isinstance(given, pa.Table) else pa.table(given)
 
 
@@ -78,6 +78,19 @@ def table_of(given: Any, names: Sequence[str] | None = None) -> pa.Table:
     if doubled is not None:
         raise DataError(f"{ORIGIN}: column names must differ, got {short(doubled)} twice")
     return pa.table(columns, names=list(names or own))
+
+
+def taken(given: Any, index: np.ndarray) -> Any:
+    """Return some rows of an array, of a frame, of a column of one or of a table of Arrow."""
+    if hasattr(given, "iloc"):
+        return given.iloc[index]
+    if isinstance(given, pa.Table | pa.Array | pa.ChunkedArray):
+        return given.take(pa.array(index))
+    return (
+        as_table(given).take(pa.array(index))
+        if is_frame(given) and hasattr(given, "columns")
+        else np.asarray(given)[index]
+    )
 
 
 def table_profile(

@@ -5,7 +5,7 @@ model.predict(X_new), model.predict_interval(X_new, level=0.9)
 """
 
 from collections.abc import Mapping
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -24,32 +24,29 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """A Bayesian regressor: a method of the registry, with its defaults for data of this size.
 
     ``X`` is an array [n, column] or a frame (pandas, polars, Arrow) with numbers, categories, dates and gaps; ``y`` are
-    numbers [n] or [n, output]. The methods' parameters are those of :class:`.base.BayesianEstimator`.
+    numbers [n] or [n, output]. The parameters are those of :class:`.base.BayesianEstimator`.
 
-    Attributes
-    ----------
-    n_features_in_, feature_names_in_:
-        Of ``X``, as scikit-learn has them.
-    left_out_:
-        Column -> why it is no feature.
-    remarks_:
-        What a reader should know of the columns, a line each.
-    fitted_:
-        The posterior's state: :class:`.fitted.Fitted`.
+    Attributes:
+        n_features_in_, feature_names_in_: of ``X``, as scikit-learn has them.
+        left_out_: column -> why it is no feature.
+        remarks_: what a reader should know of the columns, a line each.
+        fit_seconds_: of all fits, with those that the method is made from.
+        fitted_: the posterior's state, a :class:`.fitted.Fitted`.
     """
 
     _task = "regression"
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+    def fit(self, X: Any, y: Any) -> "BayesianRegressor":
         """Fit the method to all rows; a fifth of them say when training ends, and then it is fitted to all.
 
         Raises:
             ValueError: the rows, the targets or a parameter break a rule; the message has the rule and the value.
             TypeError: ``X`` is sparse.
         """
-        return self._fit(X, y)
+        self._fit(X, y)
+        return self
 
-    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+    def predict(self, X: Any) -> np.ndarray:
         """Return the predictive's mean [n], or [n, output] where ``y`` had two dimensions, float64.
 
         Raises:
@@ -59,7 +56,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def predict_interval(
         self,
-        X: Any,  # noqa: N803
+        X: Any,
         level: float = 0.9,
         *,
         conformal: bool = False,
@@ -97,7 +94,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
                 ends.append(conformal.intervals(predictives, learnt, [fit.transform for fit in fits], level))
         return ends
 
-    def sample(self, X: Any, draws: int = 1) -> np.ndarray:  # noqa: N803
+    def sample(self, X: Any, draws: int = 1) -> np.ndarray:
         """Draw targets of each row by itself, float64 [draw, n] or [draw, n, output]; the same at every call.
 
         Raises:
@@ -109,7 +106,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         found = np.concatenate(parts, axis=1)
         return found[:, :, 0] if self._flat else found
 
-    def log_prob(self, X: Any, y: Any) -> np.ndarray:  # noqa: N803
+    def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Return log p(y | x) of each row, natural logarithm of a density in the targets' own units, float64 [n].
 
         Raises:

@@ -57,7 +57,7 @@ def inspect_table(
     answers = [Cells.of(table, name, str(path)) for name in targets]
     for cells in answers:
         _require_target(cells)
-    task = task or _task(answers)
+    task = task or task_of(answers)
     remarks = [remark for cells in answers for remark in (*cell_remarks(cells), *doubts(cells))]
     if task == "classification":
         labels, classes = _classes(answers, table.num_rows)
@@ -172,7 +172,7 @@ def _require_target(cells: Cells) -> None:
         raise DataError(f"{cells.origin}: column {short(cells.name)} {rule}, got {what}; {cure}")
 
 
-def _task(answers: Sequence[Cells]) -> Task:
+def task_of(answers: Sequence[Cells]) -> Task:
     """Return the task: several targets, fractions and many different whole numbers are quantities, others classes."""
     if len(answers) > 1:
         return "regression"
