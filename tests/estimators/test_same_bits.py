@@ -1,4 +1,4 @@
-"""An estimator's fit and the pipeline's run of the same rows, split, hyperparameters and addresses have the same bits."""
+"""A fit of an estimator and the pipeline's run of the same rows, hyperparameters and addresses have the same bits."""
 
 import shutil
 from pathlib import Path

@@ -6,32 +6,35 @@ import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from .. import config, offers, recalibration
 from ..data.config import DatasetConfig
 from ..data.encoding import KINDS
 from ..data.inspect.profile import Profile
-from ..data.prepare import fit_data, schema
-from ..data.raw import FEWEST_ROWS, Raw
+from ..data.prepare import schema
+from ..data.raw import FEWEST_ROWS
 from ..data.size import Size
+from ..data.sources.forms import clean
 from ..errors import ArtifactError, require, short
 from ..joint_predictive import DRAWS, Joint
 from ..plugins import plugin_of
 from ..posterior import Predictor
 from ..predictive import Predictive
 from ..seeds import Seed
-from . import conformal, fitting, given
-from .fitted import Fitted, Part
+from . import fitting, given
+from .fitted import Fitted
 from .given import Targets
-from .plan import DATASET, Run, plan
+from .parts import fit_parts
+from .plan import DATASET, known, plan, root_of
 
 T = TypeVar("T", bound="BayesianEstimator")
+_AS_IT_IS: Final[dict[str, Any]] = {"dtype": None, "ensure_all_finite": False, "allow_nd": True}
 _SPLIT_SHARE: Final = 0.2  # of the rows, that split conformal takes
 _MOST: Final = 10_000_000  # numbers of cross-conformal in memory at once
 
@@ -57,23 +60,22 @@ class BayesianEstimator(BaseEstimator):
         threads: of torch while it fits and predicts; another number may change the last bits. None: torch's setting.
     """
 
-    _task: Literal["classification", "regression"]
-
     def __init__(
         self,
-        method: str,
+        method: Any,
         *,
-        override: Mapping[str, Any] | None = None,
-        made_from: str | None = None,
-        upstream: Mapping[str, Mapping[str, Any]] | None = None,
-        columns: Mapping[str, str] | None = None,
-        conformal: str | None = None,
-        pace: float = 1.0,
-        minutes: float | None = None,
+        override: Any = None,
+        made_from: Any = None,
+        upstream: Any = None,
+        columns: Any = None,
+        conformal: Any = None,
+        pace: Any = 1.0,
+        minutes: Any = None,
         random_state: Any = None,
-        device: str = "cpu",
-        threads: int | None = 1,
+        device: Any = "cpu",
+        threads: Any = 1,
     ) -> None:
+        """Take the parameters as they are; ``fit`` checks them, as scikit-learn's estimators do."""
         self.method = method
         self.override = override
         self.made_from = made_from
@@ -107,7 +109,7 @@ class BayesianEstimator(BaseEstimator):
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         self._check_parameters()
         profile, names = self._profile(x, y)
-        seed = self._seed()
+        seed = root_of(self.random_state)
         share = _SPLIT_SHARE if self.conformal == "split" else 0.0
         size = cast(Size, given.with_calibration(profile, share, float(self.pace)))
         if self.minutes is not None:
@@ -115,12 +117,10 @@ class BayesianEstimator(BaseEstimator):
         runs = plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
         entry = offers.dataset(profile.dataset(), size, splits=1)
         typed = config.read(DatasetConfig, entry, "data")
-        made = {} if made is None else made
-        self.fit_seconds_ = 0.0
         with fitting.threads(self.threads):
-            parts = [self._part(profile.raw, typed, runs, seed, 0, made)]
-            if self.conformal == "cross":
-                parts += self._cross(profile.raw, typed, runs, seed, made)
+            parts, self.fit_seconds_ = fit_parts(
+                profile.raw, typed, runs, seed, cross=self.conformal == "cross", device=self.device, made=made
+            )
         plugin = plugin_of(runs[-1].method.config.__module__)
         about = {
             "dataset": DATASET,
@@ -136,6 +136,8 @@ class BayesianEstimator(BaseEstimator):
         self.remarks_ = list(profile.remarks)
 
     def _check_parameters(self) -> None:
+        for name, what in (("method", "a name of bdl_pipe.METHODS"), ("device", "a device of torch")):
+            require(isinstance(getattr(self, name), str), name, f"must be {what}", getattr(self, name))
         rule = "must be split, cross or None"
         require(self.conformal in (None, "split", "cross"), "conformal", rule, self.conformal)
         require(isinstance(self.pace, numbers.Real) and self.pace > 0, "pace", "must be > 0", self.pace)
@@ -147,21 +149,7 @@ class BayesianEstimator(BaseEstimator):
         for name, kind in (self.columns or {}).items():
             require(kind in KINDS, f"columns.{name}", f"must be one of {', '.join(KINDS)}", kind)
 
-    def _seed(self) -> int:
-        state = self.random_state
-        if state is None:
-            return 0
-        if isinstance(state, np.random.RandomState):
-            return int(state.randint(2**31 - 1))
-        if isinstance(state, np.random.Generator):
-            return int(state.integers(2**31 - 1))
-        good = isinstance(state, numbers.Integral) and not isinstance(state, bool) and state >= 0
-        require(good, "random_state", "must be a whole number >= 0, a generator of NumPy or None", state)
-        return int(state)
-
     def _paced(self, size: Size) -> Size:
-        from .plan import known
-
         paces = offers.timing([known(self.method, size.task)], size, 60 * float(self.minutes or 0), splits=1).paces
         return replace(size, pace=size.pace * min(paces.values(), default=1.0))
 
@@ -175,9 +163,7 @@ class BayesianEstimator(BaseEstimator):
                 raise ValueError(f"X: must have at least {FEWEST_ROWS} samples, got {table.num_rows} sample(s)")
             targets = self._targets(y, table.num_rows)
             return given.table_profile(table, targets, self._kinds, numbers=False), table.column_names
-        x = validate_data(
-            self, x, reset=True, dtype=None, ensure_all_finite=False, allow_nd=True, ensure_min_samples=FEWEST_ROWS
-        )
+        x = validate_data(self, x, reset=True, ensure_min_samples=FEWEST_ROWS, **_AS_IT_IS)
         if x.ndim > 2:
             return given.image_profile(given.images_of(x), self._image_targets(y, len(x))), []
         table, plain = given.table_of(x), x.dtype.kind in "biuf"
@@ -186,7 +172,7 @@ class BayesianEstimator(BaseEstimator):
 
     @property
     def _kinds(self) -> Any:
-        return None if self.columns is None else {given.clean(str(name)): kind for name, kind in self.columns.items()}
+        return None if self.columns is None else {clean(str(name)): kind for name, kind in self.columns.items()}
 
     def _targets(self, y: Any, rows: int) -> Targets:
         raise NotImplementedError
@@ -194,43 +180,21 @@ class BayesianEstimator(BaseEstimator):
     def _image_targets(self, y: Any, rows: int) -> Targets:
         return self._targets(y, rows)
 
-    def _part(
-        self, raw: Raw, typed: DatasetConfig, runs: list[Run], seed: int, split: int, made: dict[int, fitting.Made]
-    ) -> Part:
-        """Fit one split, and recalibrate it on the rows that its fit does not see."""
-        data, apart = fit_data(raw, typed, rng=Seed(seed).fold("prepare", DATASET), split=split)
-        state, seconds = fitting.fit(runs, data.on(self.device), seed, split, made.setdefault(split, {}))
-        self.fit_seconds_ += seconds
-        part = Part(split, state, data.transform.state())
-        return part if apart is None else _recalibrated(part, apart, runs[-1].key, seed, self.device)
-
-    def _cross(
-        self, raw: Raw, typed: DatasetConfig, runs: list[Run], seed: int, made: dict[int, fitting.Made]
-    ) -> Iterator[Part]:
-        """Fit on all rows but those of each part, which then calibrate that fit."""
-        rule = f"must be split or None with fewer than {conformal.PARTS * FEWEST_ROWS} rows"
-        require(len(raw.train) >= conformal.PARTS * FEWEST_ROWS, "conformal", rule, self.conformal)
-        drawn = conformal.parts(len(raw.train), Seed(seed).fold("prepare", DATASET, "conformal"))
-        for number, held in enumerate(drawn, 1):
-            rest = np.setdiff1d(np.arange(len(raw.train)), held)
-            part = self._part(replace(raw, train=_take(raw, rest)), typed, runs, seed, number, made)
-            yield _recalibrated(part, _take(raw, held), runs[-1].key, seed, self.device)
-
     def _rows(self, x: Any) -> np.ndarray:
         """Return new rows as the fit has seen its own."""
         check_is_fitted(self, "fitted_")
         schema = self.fitted_.schema
+        if schema["kind"] == "image":
+            if given.is_frame(x) or np.ndim(x) < 3:
+                raise ValueError(f"X: must be images, as in fit, got {short(type(x).__name__)} {list(np.shape(x))}")
+            return given.images_of(check_array(x, **_AS_IT_IS), schema["input_shape"])
         if given.is_frame(x):
             x = given.as_table(x)
             validate_data(self, x, reset=False, skip_check_array=True)
         else:
-            x = validate_data(self, x, reset=False, dtype=None, ensure_all_finite=False, allow_nd=True)
-            if (x.ndim > 2) != (schema["kind"] == "image"):
-                raise ValueError(f"X: must be {_what(schema)}, as in fit, got an array {list(x.shape)}")
+            x = validate_data(self, x, reset=False, **_AS_IT_IS)
             if x.ndim > 2:
-                return given.images_of(x, schema["input_shape"])
-        if schema["kind"] == "image":
-            raise ValueError(f"X: must be {_what(schema)}, as in fit, got {short(type(x).__name__)}")
+                raise ValueError(f"X: must be rows of columns, as in fit, got an array {list(x.shape)}")
         return given.rows_of(given.table_of(x, schema["names"]), self.fitted_.columns)
 
     def _batches(self, x: Any) -> Iterator[tuple[slice, Predictive]]:
@@ -353,17 +317,3 @@ class BayesianEstimator(BaseEstimator):
         tags.input_tags.categorical = True
         tags.target_tags.required = True
         return tags
-
-
-def _recalibrated(part: Part, rows: Any, run: str, seed: int, device: str) -> Part:
-    alone = Fitted([part], {"seed": seed, "run": run}, {"classes": ()}, device)
-    learnt = recalibration.fit(alone.batches(rows.inputs), rows, alone.predictor().transform)
-    return replace(part, recalibration=learnt.state())
-
-
-def _take(raw: Raw, index: np.ndarray) -> Any:
-    return replace(raw.train, inputs=raw.train.inputs[index], targets=raw.train.targets[index])
-
-
-def _what(schema: Mapping[str, Any]) -> str:
-    return "images" if schema["kind"] == "image" else "rows of columns"

@@ -33,8 +33,6 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             :class:`.regressor.BayesianRegressor` has them.
     """
 
-    _task = "classification"
-
     def fit(self, X: Any, y: Any) -> "BayesianClassifier":
         """Fit the method to all rows; a fifth of them say when training ends, and then it is fitted to all.
 

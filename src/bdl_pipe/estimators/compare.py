@@ -1,7 +1,7 @@
 """Fit and score several methods on the same folds, in this process."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from sklearn.base import clone
@@ -19,7 +19,7 @@ from . import defaults, fitting, given
 from .base import BayesianEstimator
 from .classifier import BayesianClassifier
 from .comparison import Comparison, Line
-from .plan import DATASET
+from .plan import DATASET, root_of
 from .regressor import BayesianRegressor
 
 Estimator = BayesianClassifier | BayesianRegressor
@@ -32,7 +32,7 @@ def compare(
     methods: "Sequence[str | Estimator] | Mapping[str, str | Estimator]",
     *,
     cv: Any = 5,
-    task: Task | None = None,
+    task: str | None = None,
     random_state: Any = None,
     **params: Any,
 ) -> Comparison:
@@ -53,7 +53,7 @@ def compare(
     """
     named = _named(methods)
     require(task in (None, "classification", "regression"), "task", "must be classification, regression or None", task)
-    chosen = task or _task(y)
+    chosen = cast(Task, task) if task else _task(y)
     kind = BayesianClassifier if chosen == "classification" else BayesianRegressor
     made = {
         name: kind(of, random_state=random_state, **params) if isinstance(of, str) else clone(of)
@@ -107,8 +107,7 @@ def _task(y: Any) -> Task:
 def _folds(x: Any, y: Any, cv: Any, task: Task, random_state: Any) -> Any:
     if isinstance(cv, int) and not isinstance(cv, bool):
         require(cv > 1, "cv", "must be at least 2 folds", cv)
-        seed = BayesianRegressor("linear", random_state=random_state)._seed()
-        state = Seed(seed).fold("folds").integer() % 2**32
+        state = Seed(root_of(random_state)).fold("folds").integer() % 2**32
         kind = StratifiedKFold if task == "classification" else KFold
         cv = kind(cv, shuffle=True, random_state=state)
     rows = x.shape[0]

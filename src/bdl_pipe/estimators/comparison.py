@@ -161,7 +161,7 @@ class Comparison:
         return [mark(number, number) for number in range(len(self.scores))]
 
     def _cell(self, name: str, metric: str) -> str:
-        mean, error = self.table.loc[name, metric], self.errors.loc[name, metric]
+        mean, error = (float(of.at[name, metric]) for of in (self.table, self.errors))  # type: ignore[arg-type]
         return f"{mean:.4g}" if metric in _COSTS or not math.isfinite(error) else f"{mean:.4g} ± {error:.2g}"
 
     def _frame(self, value: Any) -> pd.DataFrame:
@@ -177,8 +177,7 @@ class Comparison:
 
 
 def _value(of: RunScores, metric: str, value: Any) -> float:
-    where = "cost" if metric in _ALL_COSTS else "test"
-    known: Estimate | None = of.estimate(Quantity(metric, where))
+    known: Estimate | None = of.estimate(Quantity(metric, "cost" if metric in _ALL_COSTS else "test"))
     return math.nan if known is None else value(known)
 
 

@@ -16,9 +16,7 @@ practice close to the level.
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,15 +24,6 @@ from ..data.transform import Transform
 from ..errors import require
 from ..predictive import Categorical, Continuous, Predictive
 from ..recalibration import Recalibration
-from ..seeds import Seed
-
-PARTS: Final = 5  # of cross-conformal
-
-
-def parts(rows: int, rng: Seed, count: int = PARTS) -> list[np.ndarray]:
-    """Draw the rows of each part, in order; their sizes differ by at most one."""
-    order = rng.numpy().permutation(rows)
-    return [np.sort(part) for part in np.array_split(order, count)]
 
 
 def _scores(recalibrations: Sequence[Recalibration], level: float) -> tuple[int, int]:

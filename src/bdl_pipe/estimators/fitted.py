@@ -85,9 +85,9 @@ class Fitted:
         """Return the address of a part's draws: the one of the pipeline's scores."""
         return prediction_address(self.about["seed"], self.about["run"], self.parts[part].split, 0)
 
-    def batches(self, rows: np.ndarray, part: int = 0) -> Iterator[tuple[slice, Predictive]]:
+    def batches(self, rows: np.ndarray, part: int = 0, batch: int = 1000) -> Iterator[tuple[slice, Predictive]]:
         """Yield the predictive of each batch of raw rows, in transformed units."""
-        return self.predictor(part).transformed_batches(rows, rng=self.address(part), device=self.device)
+        return self.predictor(part).transformed_batches(rows, batch, rng=self.address(part), device=self.device)
 
     def save(self, path: Path, own: Mapping[str, Any]) -> None:
         """Write the artifact.

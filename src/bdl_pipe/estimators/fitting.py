@@ -11,7 +11,7 @@ import torch
 from .. import config
 from ..artifacts import State
 from ..data.fitdata import FitData
-from ..method import Kind, fan_in
+from ..method import Inputs, fan_in
 from ..progress import Report, Silent
 from ..seeds import Seed
 from ..training.retry import retried
@@ -66,7 +66,7 @@ def _fit_run(run: Run, data: FitData, above: Mapping[str, list[State]], root: Se
     return states
 
 
-def _inputs(run: Run, above: Mapping[str, list[State]], seed: int) -> dict[Kind, list[State]]:
+def _inputs(run: Run, above: Mapping[str, list[State]], seed: int) -> Inputs:
     taken = {kind: (above[key], run.stage.needs[kind]) for kind, key in run.sources.items()}
     return {kind: [states[i] for i in fan_in(rule, seed, len(states))] for kind, (states, rule) in taken.items()}
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..data.encoding import Column, ColumnKind
-from ..data.examples import Examples, Task
+from ..data.examples import Examples, Task, native
 from ..data.inspect.profile import Profile, listed
 from ..data.inspect.table import CATEGORIES, inspect_features
 from ..data.new_inputs import typed_cells
@@ -206,7 +206,7 @@ def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
     values = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
     if values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1):
-        gaps = [row for row, label in enumerate(values.ravel().tolist(), 1) if label is None or label != label]
+        gaps = [row for row, label in enumerate(values.ravel().tolist(), 1) if _is_gap(label)]
         if gaps:
             raise DataError(f"y: must have a class in every row, got {values.ravel()[gaps[0] - 1]} in row {gaps[0]}")
     check_classification_targets(values)
@@ -226,11 +226,18 @@ def with_calibration(profile: Profile, share: float, pace: float) -> Any:
 def _column(values: np.ndarray) -> pa.Array:
     """Return a column of an array with one type, or the texts of values of several."""
     if values.dtype.kind != "O":
-        return pa.array(values.astype(str) if values.dtype.kind in "ST" else values)
+        return pa.array(values.astype(str) if values.dtype.kind in "ST" else native(values))
     try:
         return pa.array(values, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return pa.array([None if v is None or v != v else str(v) for v in values.tolist()])
+        return pa.array([None if _is_gap(v) else str(v) for v in values.tolist()])
+
+
+def _is_gap(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # of pandas.NA
+        return True
 
 
 def _counts(targets: Targets) -> dict[str, int]:

@@ -6,9 +6,12 @@ data set that is called :data:`DATASET`.
 
 import dataclasses
 import difflib
+import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args
+
+import numpy as np
 
 from .. import config
 from ..data.examples import Task
@@ -22,6 +25,7 @@ DATASET: Final = "data"
 DATA: Final = "data"  # of ``made_from``: the data alone
 _USUAL: Final[Mapping[Kind, str]] = {"trajectory": "iterates", "teacher": "sgmcmc", "coreset": "vbpc"}
 _KINDS: Final = get_args(Kind)
+_ROOTS: Final = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,24 @@ def known(name: str, task: Task) -> Method:
     return method
 
 
+def root_of(random_state: Any) -> int:
+    """Return the root of all addresses that ``random_state`` says; see :class:`.base.BayesianEstimator`.
+
+    Raises:
+        ConfigError: it is neither a whole number >= 0, nor a generator of NumPy, nor None.
+    """
+    if random_state is None:
+        return 0
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(_ROOTS))
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(_ROOTS))
+    is_whole = isinstance(random_state, numbers.Integral) and not isinstance(random_state, bool)
+    rule = "must be a whole number >= 0, a generator of NumPy or None"
+    require(is_whole and int(random_state) >= 0, "random_state", rule, random_state)
+    return int(random_state)
+
+
 def _runs(
     method: Method, kind: Kind, size: Size, override: Section, made_from: str | None, changes: dict[str, Any]
 ) -> Iterator[Run]:
@@ -148,7 +170,7 @@ def _known_run(
     yield _run(above.kind, key, method, merged, above.seeds, sources, {} if last is None else {last.kind: last})
 
 
-def _require_kind(name: str, kind: Kind, stage: StageSpec) -> None:
+def _require_kind(name: str, kind: str, stage: StageSpec) -> None:
     rule = f"must make a {' or a '.join(stage.needs)}" if stage.needs else "must be data"
     require(kind in stage.needs, "made_from", rule, f"{name}, which makes a {kind}")
 

@@ -12,7 +12,7 @@ import torch
 from sklearn.base import RegressorMixin
 
 from ..errors import require
-from ..predictive import Continuous
+from ..predictive import Continuous, Predictive
 from . import conformal, given
 from .base import BayesianEstimator
 from .given import Targets
@@ -33,8 +33,6 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         fit_seconds_: of all fits, with those that the method is made from.
         fitted_: the posterior's state, a :class:`.fitted.Fitted`.
     """
-
-    _task = "regression"
 
     def fit(self, X: Any, y: Any) -> "BayesianRegressor":
         """Fit the method to all rows; a fifth of them say when training ends, and then it is fitted to all.
@@ -76,14 +74,13 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         if conformal:
             ends = self._conformal_ends(X, level)
         else:
-            quantiles = ((1 - level) / 2, (1 + level) / 2)
-            ends = [tuple(p.quantile(at).cpu() for at in quantiles) for _, p in self._batches(X)]
+            ends = [_central(predictive, level) for _, predictive in self._batches(X)]
         low, high = (np.concatenate([pair[i].double().numpy() for pair in ends]) for i in (0, 1))
         return self._shaped(low), self._shaped(high)
 
-    def _conformal_ends(self, x: Any, level: float) -> list[tuple[torch.Tensor, ...]]:
+    def _conformal_ends(self, x: Any, level: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
         numbers, fits = self._conformal_parts()
-        learnt, ends = [self._recalibration(i) for i in numbers], list[tuple[torch.Tensor, ...]]()
+        learnt, ends = [self._recalibration(i) for i in numbers], list[tuple[torch.Tensor, torch.Tensor]]()
         for _, predictives in self._each_part(self._rows(x), numbers):
             if len(fits) == 1:
                 (only,) = predictives
@@ -140,3 +137,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _central(predictive: Predictive, level: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the quantiles between which the middle ``level`` of a predictive lies, each [batch, output]."""
+    assert isinstance(predictive, Continuous)
+    return predictive.quantile((1 - level) / 2).cpu(), predictive.quantile((1 + level) / 2).cpu()

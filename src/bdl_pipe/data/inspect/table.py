@@ -78,7 +78,7 @@ def inspect_table(
         str(path),
         tuple(targets),
         task,
-        columns=columns,
+        columns=dict(columns),
         categories=CATEGORIES,
         csv=form,
         skip_without_target=table.num_rows < all_rows,
