@@ -82,6 +82,14 @@ def test_a_protocol_has_the_network_of_its_coreset() -> None:
     assert student.config.rho == coreset.config.rho == 3.0 and student.config.gamma == coreset.config.gamma
 
 
+def test_a_method_without_a_default_keeps_a_network_that_suits() -> None:
+    (gbll,) = plan("gbll", SIZES["few"])
+    assert gbll.config.network.hidden == (50,)  # of its section
+    (fcg,) = plan("fcg_u", SIZES["few"])  # whose section has a ConvNet
+    assert fcg.config.network.hidden == tuple(SIZES["few"].hidden)
+    assert fcg.config.training.epochs == SIZES["few"].epochs(2_000)
+
+
 def test_hyperparameters_of_every_run_can_be_changed() -> None:
     change = {"iterates": {"batch": 7}, "sgd": {"batch": 9}}
     first, second, last = plan("swag", SIZES["many"], override={"draws": 3}, upstream=change)

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from ..data.size import Size
 from ..data.sources.forms import clean
 from ..errors import ArtifactError, require, short
 from ..joint_predictive import DRAWS, Joint
-from ..plugins import plugin_of
 from ..posterior import Predictor
 from ..predictive import Predictive
 from ..seeds import Seed
@@ -31,7 +30,7 @@ from . import fitting, given
 from .fitted import Fitted
 from .given import Targets
 from .parts import fit_parts
-from .plan import DATASET, known, plan, root_of
+from .plan import DATASET, known, plan, plugins_of, root_of
 
 T = TypeVar("T", bound="BayesianEstimator")
 _AS_IT_IS: Final[dict[str, Any]] = {"dtype": None, "ensure_all_finite": False, "allow_nd": True}
@@ -111,7 +110,7 @@ class BayesianEstimator(BaseEstimator):
         profile, names = self._profile(x, y)
         seed = root_of(self.random_state)
         share = _SPLIT_SHARE if self.conformal == "split" else 0.0
-        size = cast(Size, given.with_calibration(profile, share, float(self.pace)))
+        size = given.size_of(profile, share, float(self.pace))
         if self.minutes is not None:
             size = self._paced(size)
         runs = plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
@@ -121,7 +120,7 @@ class BayesianEstimator(BaseEstimator):
             parts, self.fit_seconds_ = fit_parts(
                 profile.raw, typed, runs, seed, cross=self.conformal == "cross", device=self.device, made=made
             )
-        plugin = plugin_of(runs[-1].method.config.__module__)
+        plugins = plugins_of(runs)
         about = {
             "dataset": DATASET,
             "method": self.method,
@@ -129,7 +128,7 @@ class BayesianEstimator(BaseEstimator):
             "seed": seed,
             "seeds": 1,
             "config": json.loads(json.dumps(config.to_mapping(runs[-1].config))),
-            **({"plugins": [plugin.name]} if plugin else {}),
+            **({"plugins": plugins} if plugins else {}),
         }
         self.fitted_ = Fitted(parts, about, {**schema(profile.raw, typed), "names": names}, self.device)
         self.left_out_ = dict(profile.left_out)
@@ -140,9 +139,10 @@ class BayesianEstimator(BaseEstimator):
             require(isinstance(getattr(self, name), str), name, f"must be {what}", getattr(self, name))
         rule = "must be split, cross or None"
         require(self.conformal in (None, "split", "cross"), "conformal", rule, self.conformal)
-        require(isinstance(self.pace, numbers.Real) and self.pace > 0, "pace", "must be > 0", self.pace)
-        require(self.minutes is None or self.minutes > 0, "minutes", "must be > 0 or None", self.minutes)
-        require(self.threads is None or self.threads > 0, "threads", "must be > 0 or None", self.threads)
+        for name in ("pace", "minutes", "threads"):
+            value, kind = getattr(self, name), numbers.Integral if name == "threads" else numbers.Real
+            good = float(value) > 0 if isinstance(value, kind) else value is None and name != "pace"
+            require(good, name, "must be > 0" if name == "pace" else "must be > 0 or None", value)
         for name in ("override", "upstream", "columns"):
             value = getattr(self, name)
             require(value is None or isinstance(value, Mapping), name, "must be a mapping or None", value)

@@ -18,6 +18,7 @@ from ..data.inspect.profile import Profile, listed
 from ..data.inspect.table import CATEGORIES, inspect_features
 from ..data.new_inputs import typed_cells
 from ..data.raw import Raw, checked
+from ..data.size import Size
 from ..data.sources.cells import Cells
 from ..data.sources.columns import codes_of, described_matrix, unseen
 from ..data.sources.forms import clean
@@ -218,8 +219,12 @@ def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return classes, labels.astype(np.int64)
 
 
-def with_calibration(profile: Profile, share: float, pace: float) -> Any:
-    """Return the size from which hyperparameters follow, of rows that all train."""
+def size_of(profile: Profile, share: float, pace: float) -> Size:
+    """Return the size from which hyperparameters follow, of rows that all train.
+
+    Args:
+        share: of the rows, that no fit sees.
+    """
     return replace(profile.size(share), has_test=True, pace=pace)
 
 

@@ -7,7 +7,7 @@ data set that is called :data:`DATASET`.
 import dataclasses
 import difflib
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -18,6 +18,7 @@ from ..data.examples import Task
 from ..data.size import Section, Size
 from ..errors import ConfigError, UserError, require
 from ..method import Default, Kind, Method, StageSpec, Upstream
+from ..plugins import loaded
 from ..registry import METHODS
 from .defaults import section
 
@@ -95,6 +96,19 @@ def known(name: str, task: Task) -> Method:
         hint = f" (did you mean {' or '.join(near)}?)" if near else f" (those that do: {', '.join(others)})"
         raise UserError(f"method must support {task}{hint}, got {name}")
     return method
+
+
+def plugins_of(runs: Sequence[Run]) -> list[str]:
+    """List the plugins that define the methods of the runs, or a config in theirs, such as a network's."""
+    modules = dict.fromkeys(module for run in runs for module in _modules(run.config))
+    return [plugin.name for plugin in loaded() if any(plugin.owns(module) for module in modules)]
+
+
+def _modules(value: Any) -> Iterator[str]:
+    if dataclasses.is_dataclass(value):
+        yield type(value).__module__
+        for field in dataclasses.fields(value):
+            yield from _modules(getattr(value, field.name))
 
 
 def root_of(random_state: Any) -> int:
@@ -179,7 +193,8 @@ def _own(method: Method, default: Default | None, size: Size, above: Run | None)
     """Return a run's hyperparameters: its section, and over it what follows from the data.
 
     A method without a ``default`` has the keys that it shares with the run that it is made from, such as the network
-    that a coreset was distilled for, or the network and the training of the size.
+    that a coreset was distilled for. Without such a run it has the network and the training of the size, unless its
+    section has a network for rows of this kind.
     """
     base = section(method.name)
     if default is not None:
@@ -188,6 +203,8 @@ def _own(method: Method, default: Default | None, size: Size, above: Run | None)
     if above is not None:
         theirs = config.to_mapping(above.config)
         return {**base, **{key: value for key, value in theirs.items() if key in fields and key in _SHARED}}
+    if "network" in base and (base["network"]["name"] == "mlp") == (size.image is None):
+        return base
     found: Section = {"network": size.network, "training": size.training()}
     return {**base, **{key: value for key, value in found.items() if key in fields}}
 
