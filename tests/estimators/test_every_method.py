@@ -54,10 +54,11 @@ def test_a_regressor(name: str) -> None:
     x = random.normal(size=(60, 3))
     y = 20 + x[:, 0] + 0.3 * random.normal(size=60)
     model = BayesianRegressor(name, override=override(name), pace=PACE).fit(x, y)
-    low, high = model.predict_interval(x)
-    assert model.predict(x).shape == low.shape == high.shape == (60,)
-    assert np.isfinite([model.predict(x), low, high, model.log_prob(x, y)]).all() and (low < high).all()
-    assert np.isfinite(model.sample(x, 2)).all() and np.abs(model.predict(x) - 20).max() < 15
+    x, y = x[:5], y[:5]
+    means, (low, high) = model.predict(x), model.predict_interval(x)
+    assert means.shape == low.shape == high.shape == (5,)
+    assert np.isfinite([means, low, high, model.log_prob(x, y)]).all() and (low < high).all()
+    assert np.isfinite(model.sample(x, 2)).all() and np.abs(means - 20).max() < 15
 
 
 @pytest.mark.slow

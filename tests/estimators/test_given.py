@@ -145,6 +145,7 @@ def test_generators_and_numbers_are_addresses() -> None:
     assert roots(np.random.default_rng(1)) == roots(np.random.default_rng(1)) > 0
 
 
+@pytest.mark.slow
 def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*args: Any, **options: Any) -> None:
         raise AssertionError("a process")
