@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
+import torch
 from sklearn.base import clone
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 
@@ -146,8 +147,6 @@ def _said(model: Any, rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
             parts.append(np.stack([confidence.max(1), right], axis=1))
         else:
             assert isinstance(predictive, Continuous)
-            import torch
-
             below = predictive.cdf(torch.tensor(targets[at], device=predictive.mean.device)).cpu().numpy()
             parts.append(np.abs(2 * below - 1).reshape(-1))
     return np.concatenate(parts)
