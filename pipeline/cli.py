@@ -257,40 +257,26 @@ def predict(
     predict(run, source, output, split, seed, level, paper)
 
 
-@verbs.group(no_args_is_help=False)
-def export() -> None:
-    """Write a coreset or a model as a folder that others can use without this project."""
-
-
-@export.command("coreset")
-@click.argument("run")
-@TO
-@SPLIT
-@SEED
-def export_coreset(run: str, to: Path, split: int, seed: int) -> None:
-    """Write a coreset.
-
-    RUN: a key of coresets, or of runs that are made from one.
-    """
-    from .export.coreset import export
-
-    export(run, to, split, seed)
-
-
-@export.command("model")
+@verbs.command
+@click.argument("what", type=click.Choice(("coreset", "model", "program")))
 @click.argument("run")
 @TO
 @SPLIT
 @SEED
 @PAPER
-def export_model(run: str, to: Path, split: int, seed: int, paper: str | None) -> None:
-    """Write a fitted posterior.
+def export(what: str, run: str, to: Path, split: int, seed: int, paper: str | None) -> None:
+    """Write a coreset or a fitted posterior as a folder that others can use.
 
-    RUN: a key of runs.
+    WHAT: coreset; model: a posterior for MLflow; program: a posterior for torch or onnxruntime alone. RUN: a key of
+    runs or, of a coreset, of coresets.
     """
-    from .export.model import export
+    from .export import coreset, model, program
 
-    export(run, to, split, seed, paper)
+    if what == "model":
+        return model.export(run, to, split, seed, paper)
+    if paper:
+        raise UserError(f"export: {what} takes no --paper")
+    return (coreset if what == "coreset" else program).export(run, to, split, seed)
 
 
 @verbs.command

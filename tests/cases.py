@@ -141,6 +141,8 @@ FEATURES = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws"
 BY_DRAWS = {"network": MLP, "training": WHOLE, "draws": 3, "validation_draws": 2}
 BNN = {**BY_DRAWS, "stochastic": "all", "initial_sd": 0.05}
 DROPOUT = {**BY_DRAWS, "rate": 0.2}
+HELD_OUT = {**LEARN, "early_stopping": {"every": 2, "patience": None, "noise": "validation"}}
+TABM = {"network": MLP, "members": 3}
 
 GBLL = {
     "network": MLP,
@@ -191,6 +193,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("bnn", "regression"): BNN,
     ("dropout", "classification"): {**DROPOUT, "network": CONVNET},
     ("dropout", "regression"): DROPOUT,
+    ("tabm", "classification"): {**TABM, "training": WHOLE},
+    ("tabm", "regression"): {**TABM, "training": HELD_OUT, "variance_floor": 1.0e-3},
     ("sgmcmc", "classification"): SGMCMC,
     ("sgmcmc", "regression"): SGMCMC,
     ("dark_knowledge", "classification"): DARK_KNOWLEDGE,

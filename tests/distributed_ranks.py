@@ -37,6 +37,7 @@ SHARED = (
     "g_vbll_bnn",
     "bnn",
     "dropout",
+    "tabm",
     "sngp",
     "ffg_u",
     "fcg_u",
@@ -85,10 +86,8 @@ def trajectory(data: FitData, report: Report, **changes: object) -> State:
 def student(name: str, data: FitData) -> State:
     """A fit of the method ``name``; by plain SGD, since Adam blows up the rounding of a gradient that is almost 0."""
     section = CONFIGS[name, "classification"]
-    section = section | {
-        "training": LEARN,
-        "network": {**section["network"], "norm": "instance"},
-    }  # batch norm would differ
+    norm = {"norm": "instance"} if section["network"]["name"] == "convnet" else {}  # batch norm would differ
+    section = section | {"training": LEARN, "network": section["network"] | norm}
     config = read(METHODS[name].config, section, f"methods.{name}")
     return METHODS[name].stages["student"].fit_one(data, {}, config, rng=Seed(0).fold("member", 0), report=Listening())
 

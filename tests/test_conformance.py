@@ -18,6 +18,7 @@ from bdl_pipe.joint_predictive import JointCategorical
 from bdl_pipe.method import Method, fan_in
 from bdl_pipe.metrics import metric_of
 from bdl_pipe.metrics.written import writer
+from bdl_pipe.portable import CLOSE, trace
 from bdl_pipe.posterior import Predictor, joint
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.progress import Report
@@ -29,9 +30,14 @@ from tests.conftest import make_tiny_images, make_tiny_table
 from tests.resuming import Killed, Watched, same_bits
 
 ROOT = 7
+# Methods whose posteriors become programs of torch.export; the others draw when they predict, or branch on values.
+PROGRAMS = {
+    *("deterministic", "ensemble", "swa", "swag", "ciber_last", "vbll", "g_vbll", "sngp", "map_blr", "vbpc"),
+    "dark_knowledge",
+}
 # Networks with a head of log-variances; all other methods have one noise variance.
 NOISE_OF_EACH_INPUT = {
-    *("deterministic", "ensemble", "swa", "swag", "pca_ess", "pca_vi", "kfac_laplace"),
+    *("deterministic", "ensemble", "tabm", "swa", "swag", "pca_ess", "pca_vi", "kfac_laplace"),
     *("ciber_last", "ciber_second", "dark_knowledge"),
 }
 
@@ -280,3 +286,15 @@ def test_members_are_taken_by_number_in_turn_or_all() -> None:
 @pytest.mark.parametrize("method", ["vbpc", "random_coreset"])
 def test_students_share_out_the_coresets_evenly(method: str) -> None:
     assert METHODS[method].stages["student"].needs == {"coreset": "cyclic"}
+
+
+@pytest.mark.slow
+@parametrize([c for c in CASES if c.kind == "student" and c.method in PROGRAMS and c.variant not in STUDENTS])
+def test_a_posterior_that_predicts_in_one_pass_is_a_program(case: Case) -> None:
+    data = data_of(case.task)
+    fitted, rows = Predictor(posterior_of(made(case)), data.transform, data.classes), data.train.inputs[:40]
+    program = trace(fitted, torch.from_numpy(rows), rng=Seed(0))
+    assert program.error <= CLOSE
+    for count in (1, 7):  # other batches than it was traced with
+        (found, *_), meant = program.traced.module()(torch.from_numpy(rows[:count])), fitted.predict(rows, rng=Seed(0))
+        torch.testing.assert_close(found, meant.mean[:count], rtol=1e-4, atol=1e-5)

@@ -32,7 +32,7 @@ def test_methods_suit_a_task_and_a_size() -> None:
         "gp",
         "sgmcmc",
     ]
-    assert names(SMALL) == [*first, "dark_knowledge", "ffg_u", "ensemble_u", "ffg_w", "bnn", "dropout", *RIVALS]
+    assert names(SMALL) == [*first, "dark_knowledge", "ffg_u", "ensemble_u", "ffg_w", "bnn", "dropout", "tabm", *RIVALS]
     assert [name for name in names(SMALL) if name not in names(MIDDLE)] == ["gp"]
     assert [name for name in names(MIDDLE) if name not in names(SMALL)] == ["svgp"]
     assert {name for name in names(MIDDLE) if name not in names(LARGE)} == {"ciber_last", "ciber_second", "map_blr"}

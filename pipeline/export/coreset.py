@@ -5,7 +5,7 @@ plain torch that trains on it. The card and the script are the templates beside 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from bdl_pipe import scores as stored_scores
 from bdl_pipe.config import nearest
 from bdl_pipe.coresets.shared.folder import write
 from bdl_pipe.coresets.shared.init import Coreset
+from bdl_pipe.data.catalog import licence_of
 from bdl_pipe.data.prepared import load_fit
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.method import fan_in
@@ -97,6 +98,7 @@ def card(
         run=run.key,
         about=about,
         source=source,
+        licence=licence_of(source),
         split=split,
         seed=seed,
         record={"commit": "", "device": "", **record},
@@ -119,14 +121,21 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Itera
         count: the coresets of the split; the seeds of a run take turns with them.
     """
     for student in params.of("student"):
-        place = places.artifact("evaluate", student.key)
-        if student.sources.get("coreset") != run.key or not (place / artifacts.MANIFEST).is_file():
+        if student.sources.get("coreset") != run.key:
             continue
-        rows = stored_scores.read(artifacts.load(place, "evaluate").path / "scores.parquet")
         rule = student.stage.needs["coreset"]
         used = [number for number in range(student.spec.seeds) if seed in fan_in(rule, number, count)]
-        found = RunScores(rows.filter((pc.field("split") == split) & pc.field("seed").isin(used)))
-        known = {metric: found.estimate(Quantity(metric)) for metric in SCORES}
-        if fits := max((score.n for score in known.values() if score), default=0):
-            figures = [figure(score, Column("", Quantity(metric))).figure for metric, score in known.items()]
-            yield {"run": student.key, "protocol": student.method.name, "figures": figures, "fits": fits}
+        if found := scores_of(student.key, split, used, SCORES):
+            yield {"run": student.key, "protocol": student.method.name, "figures": found.values(), "fits": len(used)}
+
+
+def scores_of(run: str, split: int, seeds: list[int], metrics: Iterable[str]) -> dict[str, str]:
+    """Return the test scores of a run's fits, as the report writes them; empty where it is not evaluated."""
+    place = places.artifact("evaluate", run)
+    if not (place / artifacts.MANIFEST).is_file():
+        return {}
+    rows = stored_scores.read(artifacts.load(place, "evaluate").path / "scores.parquet")
+    found = RunScores(rows.filter((pc.field("split") == split) & pc.field("seed").isin(seeds)))
+    columns = [Column(metric, Quantity(metric)) for metric in metrics]
+    known = {column.title: found.estimate(column.of) for column in columns}
+    return {c.title: figure(known[c.title], c).figure for c in columns} if any(known.values()) else {}

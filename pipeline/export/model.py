@@ -48,7 +48,7 @@ def predict(
 
     device = Settings.read().device
     require_device(device)
-    student = _student(run, paper)
+    student = student_of(run, paper)
     fitted = load_predictor(student, split, seed, device)
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
     inputs = new_inputs(given, schema)
@@ -70,7 +70,7 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | N
     Raises:
         UserError: the run is not fitted, has no such fit, or the folder is not empty.
     """
-    student = _student(run, paper)
+    student = student_of(run, paper)
     load_predictor(student, split, seed)
     tracking.quieten()
     import mlflow
@@ -90,7 +90,7 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | N
     print(f"{target}: a model of {run}; mlflow models serve -m {target} --env-manager local")
 
 
-def _student(run: str, paper: str | None) -> Path:
+def student_of(run: str, paper: str | None = None) -> Path:
     """Find the artifact of a fitted run of params.yaml, or of a paper's table."""
     root = places.WORK / "paper" / papers.load(paper).source if paper else places.WORK
     with places.rooted(root):

@@ -106,6 +106,7 @@ METHODS: Final[Lazy["Method"]] = Lazy(
         "fcg_w": "inducing.methods:FCG_W",
         "bnn": "baselines.bnn:BNN",
         "dropout": "baselines.dropout:DROPOUT",
+        "tabm": "baselines.tabm:TABM",
         "boosting": "baselines.boosting:BOOSTING",
         "linear": "baselines.linear_model:LINEAR",
         "constant": "baselines.constant:CONSTANT",

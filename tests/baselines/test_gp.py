@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.baselines.exact_gp import ExactGp
+from bdl_pipe.baselines.gaussian_processes import ExactGp
 from bdl_pipe.baselines.gp import GP, GpConfig, GpPosterior
 from bdl_pipe.baselines.sparse_gp import SparseGp, SvgpConfig, SvgpPosterior
 from bdl_pipe.data.examples import Examples

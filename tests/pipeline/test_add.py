@@ -75,7 +75,7 @@ def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsy
         "left out: column kind, as you said",
         "note: feet has the order of area",
         "targets: they or their logarithms are fitted",
-        "19 methods, 5 splits; a network sees 14 numbers a row",
+        "20 methods, 5 splits; a network sees 14 numbers a row",
     ):
         assert line in said
     read = load()

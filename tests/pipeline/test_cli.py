@@ -30,7 +30,7 @@ WRONG = {
         "tune: Invalid value for '--scheduler': 'bo' is not one of 'asha', 'pbt'.",
     ),
     "an option without a value": (["add", "a.csv", "--target"], "add: Option '--target' requires an argument."),
-    "an unknown export": (["export", "figure"], "export: No such command 'figure'."),
+    "an unknown export": (["export", "figure"], "export: Invalid value for '{coreset|model|program}': 'figure'"),
 }
 
 

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from bdl_pipe import artifacts
 from bdl_pipe.data.prepared import load_fit
+from bdl_pipe.registry import load_predictor
+from bdl_pipe.seeds import Seed
 from pipeline import cli
 from tests.pipeline import walk
 
@@ -189,3 +191,19 @@ def test_a_coreset_of_other_data_than_there_are_now_is_refused(
     assert cli.main(["export", "coreset", KEY, "--to", "out"]) == 2
     assert "whose images went through the transform of the data at hand); make repro" in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+def test_a_fitted_posterior_is_exported_as_a_program(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["export", "program", f"{KEY}-student", "--to", "program"]) == 0
+    assert f"program.pt2 and model.onnx of {KEY}-student" in capsys.readouterr().out
+    data = load_fit(Path("work/prepare/digits"), 0, final=True)
+    fitted = load_predictor(Path(f"work/student/{KEY}-student"))
+    rows = torch.from_numpy(data.train.inputs[100:130])
+    (found,) = torch.export.load("program/program.pt2").module()(rows)
+    torch.testing.assert_close(found, fitted.predict(rows, rng=Seed(0)).mean, rtol=1e-5, atol=1e-6)
+    card = (project / "program/README.md").read_text()
+    rows_of = pq.read_table(f"work/evaluate/{KEY}-student/scores.parquet").to_pylist()
+    (nll,) = (r["value"] for r in rows_of if (r["set"], r["metric"], r["seed"]) == ("test", "nll", 0))
+    assert f"| Test nll | {nll:.3f} |" in card and "CC BY 4.0 (Alpaydin and Kaynak 1998" in card
+    assert cli.main(["export", "program", f"{KEY}-student", "--to", "program"]) == 2
+    assert "program: exists already" in capsys.readouterr().err

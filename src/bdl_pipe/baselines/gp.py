@@ -1,14 +1,15 @@
 """The method ``gp``: an exact Gaussian process with an RBF kernel, its hyperparameters by evidence maximisation.
 
-Adam descends minus the log marginal likelihood of the training rows, per row and output; each step
-factors an n×n matrix, O(on³), so it is for tables of a few thousand rows. See ``exact_gp`` for the model, which
-is fitted to targets over their deviation in the training rows, whatever unit the transform leaves them in: Adam starts
-at, and walks in steps of, hyperparameters of about 1.
+Adam descends minus the log marginal likelihood of the training rows, per row and output; each step factors an n×n
+matrix, O(on³), so it is for tables of a few thousand rows. See ``gaussian_processes`` for the model. It is fitted to
+targets over their deviation in the training rows, whatever unit the transform leaves them in: Adam starts at, and walks
+in steps of, hyperparameters of about 1.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, final
 
 import torch
 from jaxtyping import Float
@@ -16,16 +17,33 @@ from torch import Tensor
 
 from ..artifacts import State, under
 from ..data.fitdata import FitData
-from ..errors import DataError, require
+from ..errors import DataError, UserError, require
 from ..joint_predictive import GaussianFunctions
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
 from ..training.loop import Objective, OptimiserConfig, run_steps
-from .exact_gp import AFFORDABLE, ExactGp
 
+if TYPE_CHECKING:
+    from .gaussian_processes import ExactGp
+
+AFFORDABLE: Final = 3_000  # The exact process is affordable up to this many training rows.
 _MOST: Final = 10_000  # rows: 0.8 GB for each n×n matrix, of which a step holds several
+
+
+def processes() -> ModuleType:
+    """Import gpytorch's processes, here alone, so that the method is known where gpytorch is not installed.
+
+    Raises:
+        UserError: gpytorch is not installed.
+    """
+    try:
+        from . import gaussian_processes
+    except ImportError as error:
+        ways = "pip install 'bdl-pipe[gp]'"
+        raise UserError(f"Gaussian processes need the package gpytorch ({error}): {ways}") from None
+    return gaussian_processes
 
 
 @dataclass(frozen=True)
@@ -52,7 +70,7 @@ class Evidence(Objective):
     """An objective that is minus the log marginal likelihood of all training rows."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, ard: bool) -> None:
-        self.process, self._count = ExactGp(inputs, targets / _unit(targets), ard), targets.numel()
+        self.process, self._count = processes().ExactGp(inputs, targets / _unit(targets), ard), targets.numel()
 
     def parameters(self) -> list[Tensor]:
         return list(self.process.parameters())
@@ -80,7 +98,7 @@ class GpPosterior:
         """Take transformed inputs [n, d], targets [n, o], and the parameters of ``ExactGp`` by name."""
         self.inputs, self.targets, self.ard = inputs, targets, ard
         self._unit = _unit(targets)
-        self.process = ExactGp(inputs, targets / self._unit, ard)
+        self.process = processes().ExactGp(inputs, targets / self._unit, ard)
         _set_hyperparameters(self.process, hyperparameters)
 
     @torch.no_grad()
@@ -129,7 +147,7 @@ def _unit(targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _set_hyperparameters(process: ExactGp, hyperparameters: Mapping[str, Tensor]) -> None:
+def _set_hyperparameters(process: "ExactGp", hyperparameters: Mapping[str, Tensor]) -> None:
     own = dict(process.named_parameters())
     assert own.keys() == hyperparameters.keys(), "hyperparameters of another process"
     for name, parameter in own.items():

@@ -8,15 +8,9 @@ kernel and Gaussian noise, as ``gp`` has them. Z starts at training rows drawn w
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, final
+from typing import final
 
-import gpytorch
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.means import ConstantMean
-from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from jaxtyping import Float
 from torch import Tensor
 
@@ -32,9 +26,7 @@ from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import Learner, TrainingConfig
-from .exact_gp import AFFORDABLE, dense, group_moments
-
-_NOISE: Final = 0.1  # σ² before the first step, in standardised units
+from .gp import AFFORDABLE, processes
 
 
 @dataclass(frozen=True)
@@ -58,33 +50,16 @@ class SvgpConfig:
 
 
 @final
-class _Process(gpytorch.models.ApproximateGP):
-    """A batch of o independent processes with inducing inputs [o, m, d]."""
-
-    def __init__(self, inducing: Tensor, ard: bool) -> None:
-        outputs, count, columns = inducing.shape
-        batch = torch.Size([outputs])
-        posterior = CholeskyVariationalDistribution(count, batch_shape=batch, mean_init_std=0.0)
-        super().__init__(VariationalStrategy(self, inducing, posterior, learn_inducing_locations=True))
-        kernel = RBFKernel(ard_num_dims=columns if ard else None, batch_shape=batch)
-        self.mean_module = ConstantMean(batch_shape=batch)
-        self.covar_module = ScaleKernel(kernel, batch_shape=batch)
-        kernel.lengthscale = math.sqrt(columns)
-
-    def forward(self, inputs: Tensor) -> MultivariateNormal:
-        return MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
-
-
-@final
 class SparseGp(Learner):
     """A learner whose loss is minus the ELBO per row."""
 
     def __init__(self, inducing: Tensor, ard: bool) -> None:
         """Start q(u) at the prior, with inducing inputs [o, m, d]."""
         super().__init__()
-        self.process = _Process(inducing.double(), ard)
-        self.likelihood = GaussianLikelihood(batch_shape=torch.Size([len(inducing)]))
-        self.likelihood.noise = _NOISE
+        gpytorch = processes()
+        self.process = gpytorch.SparseProcess(inducing.double(), ard)
+        self.likelihood = gpytorch.GaussianLikelihood(batch_shape=torch.Size([len(inducing)]))
+        self.likelihood.noise = gpytorch.NOISE
         self.double()
         self.process.variational_strategy.variational_params_initialized.fill_(1)  # without a global draw
 
@@ -106,7 +81,7 @@ class SparseGp(Learner):
 
     def _latent(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of f [batch, output]."""
-        with dense():
+        with processes().dense():
             latent = self.process(inputs.double())
             return latent.mean.T, latent.variance.T
 
@@ -128,7 +103,7 @@ class SvgpPosterior:
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row d"], *, rng: Seed) -> GaussianFunctions:
         """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
-        mean, covariance = group_moments(self.learner.process, inputs)
+        mean, covariance = processes().group_moments(self.learner.process, inputs)
         noise = self.learner.likelihood.noise[:, 0]
         return GaussianFunctions(mean[None], covariance[None], noise[None], classes=False)
 

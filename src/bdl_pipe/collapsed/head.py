@@ -97,7 +97,7 @@ def _chosen(features: Tensor, peaks: Tensor, half: Tensor, offset: Tensor, count
         offset: m − w [class, group, GROUP].
     """
     groups = _top(peaks, min(count, peaks.shape[-1]))[1]  # [row, class, chosen]
-    each = torch.arange(len(features), device=features.device)[:, None, None]
+    each = torch.arange(features.shape[0], device=features.device)[:, None, None]  # len() would fix a traced batch
     own = torch.arange(len(half), device=half.device)[:, None]
     inputs = features[each, groups].flatten(-2)  # [row, class, candidate]
     largest, place = _top(half[own, groups].flatten(-2) * inputs.abs(), count)

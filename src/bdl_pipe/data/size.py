@@ -104,6 +104,12 @@ class Size:
         return {"noise_variance": 0.1} if self.task == "regression" else {}
 
     @property
+    def floor(self) -> Section:
+        """Return the key of the floor of a network's own variances: few rows cannot say that there is no noise."""
+        least = 1.0e-2 if self.train < 1_000 else 1.0e-3
+        return {"variance_floor": least} if self.task == "regression" else {}
+
+    @property
     def small(self) -> bool:
         """Return True if a network could memorise the rows in these steps, so that validation rows must end its fit."""
         return self.train < 10_000

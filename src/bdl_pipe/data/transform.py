@@ -72,7 +72,7 @@ class Transform:
             standard = standard / (1 + (standard / 3).square()).sqrt()
         if self.whitening is None:
             return standard.to(torch.float32)
-        flat = standard.reshape(len(standard), -1) - self.whitening.centre.to(standard)
+        flat = standard.flatten(1) - self.whitening.centre.to(standard)
         return (flat @ self.whitening.matrix.to(standard)).reshape(standard.shape).to(torch.float32)
 
     def inverse_inputs(self, values: Tensor) -> Tensor:

@@ -94,7 +94,8 @@ class EarlyStopping:
         patience: epochs without a better score after which the search ends; null: none.
         noise: of regression: ``trained``; or ``validation``, as the validation rows of the best epoch say, which no
             step was trained for: one learned variance (``bnn``, ``dropout``, inducing weights) is the one of their
-            largest likelihood, and the log-variances of a network's head (``sgd``) are moved by the number that is.
+            largest likelihood, and a network's own of each row (``sgd``) are moved along a line:
+            made larger, and alike as far as these rows do not show that they differ.
     """
 
     every: int

@@ -2,9 +2,10 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from collections.abc import Sequence
+from typing import Any, final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -15,7 +16,7 @@ from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from .learner import Learner
 
-_BOUNDS: Final = (math.log(1e-8), math.log(1e4))  # of a variance that validation rows choose, in transformed units
+_LEAST, _MOST = 1e-8, 1e4  # of a variance that validation rows choose, or of one above its floor; transformed units
 
 
 @final
@@ -91,16 +92,60 @@ class MixtureLearner(Learner):
 
 def least_nll(draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "row output"]) -> tuple[float, float]:
     """Return the least mean −log (1/S) Σ_s N(y | f_s, v) over one variance v of all outputs, and log v."""
+    from scipy.optimize import minimize_scalar  # half a second, which every process of every method would pay
 
     def nll(log_variance: float) -> float:
         return -float(Gaussian(draws, torch.full_like(draws, math.exp(log_variance))).log_prob(targets).mean())
 
-    return least(nll, _BOUNDS)
-
-
-def least(score: Callable[[float], float], bounds: tuple[float, float]) -> tuple[float, float]:
-    """Return the least value of ``score`` between two ends, and where it is."""
-    from scipy.optimize import minimize_scalar  # half a second, which every process of every method would pay
-
-    found = minimize_scalar(score, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    bounds = (math.log(_LEAST), math.log(_MOST))
+    found = minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-4})
     return float(found.fun), float(found.x)
+
+
+def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, float, float]:
+    """Return the least mean −log p(y) over lines (shift, slope) that variances move along, and the line.
+
+    A network's head has an output g for each variance, which is exp g, or floor + log(1 + exp g); the line puts
+    shift + slope·g in its place, 0 ≤ slope ≤ 1, for all draws, rows and outputs alike. Slope 1 moves log-variances by
+    one number; slope 0 leaves one variance for all. Of one draw without a floor the loss is convex in the line; else
+    the better of two descents is taken: from one variance, and from variances about it that differ as the network's
+    do. The score is NaN where a number is not finite.
+
+    Args:
+        predicted: Gaussians with a variance of each row, and the targets of the rows.
+        floor: as ``NetworkSpec.variance_floor``.
+    """
+    from scipy.optimize import minimize
+    from scipy.special import expit, logsumexp
+
+    known = [of for of, _ in predicted if isinstance(of, Gaussian)]
+    mean = torch.cat([of.draw_mean for of in known], 1).double()  # [draw, row, output]
+    variance = torch.cat([of.draw_variance for of in known], 1).double().numpy(force=True)
+    targets = torch.cat([held for _, held in predicted]).double()
+    free = _to_head((variance - (floor or 0.0)).clip(_LEAST), floor)
+    square = (targets - mean).square().numpy(force=True)
+    centre, (draws, rows) = float(free.mean()), free.shape[:2]
+    about = free - centre
+    if not math.isfinite(centre + float(square.mean())):
+        return math.nan, 0.0, 1.0
+
+    def nll(line: np.ndarray) -> tuple[float, np.ndarray]:
+        g = line[0] + line[1] * about
+        v = np.exp(g) if floor is None else floor + np.logaddexp(0, g)
+        each = -0.5 * (np.log(2 * math.pi * v) + square / v).sum(-1)  # [draw, row]
+        of_row = logsumexp(each, 0)
+        share = np.exp(each - of_row)[..., None]  # each draw's part in the mixture's derivative
+        by_g = share * (v if floor is None else expit(g)) * (1 - square / v) / (2 * v)
+        return math.log(draws) - float(of_row.mean()), np.array([by_g.sum(), (by_g * about).sum()]) / rows
+
+    level = _to_head(np.clip(square.mean() + (floor or 0.0), _LEAST, _MOST), floor)
+    ends = [(_to_head(np.float64(_LEAST), floor), _to_head(np.float64(_MOST), floor)), (0.0, 1.0)]
+    starts = [0.0] if floor is None and draws == 1 else [0.0, 1.0]
+    found = min((minimize(nll, [level, slope], jac=True, bounds=ends) for slope in starts), key=lambda f: float(f.fun))
+    level, slope = found.x.tolist()
+    return float(found.fun), level - slope * centre, slope
+
+
+def _to_head(variance: Any, floor: float | None) -> Any:
+    """Return g of exp g, or of log(1 + exp g), which is the variance above its floor."""
+    return np.log(variance) if floor is None else variance + np.log(-np.expm1(-variance))

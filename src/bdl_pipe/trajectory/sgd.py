@@ -29,7 +29,6 @@ from functools import partial
 from typing import Final, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..artifacts import State, stack
@@ -41,21 +40,19 @@ from ..errors import require
 from ..method import Inputs, Method, StageSpec, Upstream
 from ..networks import NetworkConfig
 from ..posterior import Likelihood, NetworkSpec
-from ..predictive import Gaussian, Predictive
+from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import EarlyStopping, Learner, TrainingConfig, require_constant_lr
-from ..training.likelihood import least
+from ..training.likelihood import least_head_nll
 from ..training.loop import OptimiserConfig
 from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_epochs, with_moments
 from ..training.warm_start import Weights, begin, last_network
 
 _PREFIX: Final = "network."  # of the learner's names
+_WEIGHT: Final = f"{_PREFIX}head.weight"
 _BIAS: Final = f"{_PREFIX}head.bias"
-_MOMENTS: Final = ("draw_mean", "draw_variance")
-_LEAST: Final = 1e-12  # of a variance above its floor
-_SHIFTS: Final = (-2.0, 8.0)  # of log-variances
 _SNAPSHOTS: Final = 20  # of the default iterates
 _EXTRA_EPOCHS: Final = 4  # In more epochs after the chosen one a network memorises few rows.
 
@@ -126,35 +123,23 @@ class _Network(Learner):
         return self.spec.predictive(self.network(inputs)[None])
 
     def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score, and one number added to every log-variance before its floor, of the largest likelihood.
+        """Return the score, and the shift and slope of the head's outputs for variances, by :func:`least_head_nll`.
 
-        Variances stay in their order; those that training made too small for rows that it knows by heart grow.
+        Few rows hardly tell which inputs have more noise. A network learns small variances for rows that it knows by
+        heart, and gives some new rows variances as small: a shift alone cannot mend these and spare the others.
         """
         if self.spec.likelihood != "gaussian_head" or _BIAS not in dict(self.named_parameters()):
             return super().held_out(predicted)
-        known = [of for of, _ in predicted if isinstance(of, Gaussian)]
-        mean, variance = (torch.cat([getattr(of, name)[0] for of in known]).double() for name in _MOMENTS)
-        targets, floor = torch.cat([held for _, held in predicted]).double(), self.spec.variance_floor
-        free = variance.log() if floor is None else _inverse_softplus((variance - floor).clamp_min(_LEAST))
-
-        def nll(shift: float) -> float:
-            grown = (free + shift).exp() if floor is None else floor + F.softplus(free + shift)
-            return -float(Gaussian(mean[None], grown[None]).log_prob(targets).mean())
-
-        score, shift = least(nll, _SHIFTS)
-        return score, {"shift": torch.tensor(shift)}
+        score, shift, slope = least_head_nll(predicted, self.spec.variance_floor)
+        return score, {"shift": torch.tensor(shift), "slope": torch.tensor(slope)}
 
     def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not found:
             return dict(weights)
-        bias = weights[_BIAS].clone()
-        bias[self.spec.outputs :] += found["shift"].to(bias)
-        return {**weights, _BIAS: bias}
-
-
-def _inverse_softplus(values: Tensor) -> Tensor:
-    """Return x of log(1 + exp(x)) = value > 0."""
-    return values + torch.log(-torch.expm1(-values))
+        weight, bias, own = weights[_WEIGHT].clone(), weights[_BIAS].clone(), slice(self.spec.outputs, None)
+        weight[own] *= found["slope"].to(weight)
+        bias[own] = bias[own] * found["slope"].to(bias) + found["shift"].to(bias)
+        return {**weights, _WEIGHT: weight, _BIAS: bias}
 
 
 def fit(
@@ -219,8 +204,7 @@ def _start(inputs: Inputs, spec: NetworkSpec, how: TrainingConfig, data: FitData
 
 def default(size: Size) -> Section:
     """Return the hyperparameters of the networks that other methods start from."""
-    floor = {"variance_floor": 1.0e-2 if size.train < 1_000 else 1.0e-3} if size.task == "regression" else {}
-    return {"network": size.network, "snapshots": 1, "augmentation": None, **size.training(), **floor}
+    return {"network": size.network, "snapshots": 1, "augmentation": None, **size.training(), **size.floor}
 
 
 def default_iterates(size: Size) -> Section:

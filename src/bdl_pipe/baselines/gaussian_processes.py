@@ -1,10 +1,11 @@
-"""The exact Gaussian process of gpytorch, one per output: constant mean, scaled RBF kernel, Gaussian noise.
+"""The Gaussian processes of gpytorch, one per output: constant mean, scaled RBF kernel, Gaussian noise.
 
     y_k = f_k(x) + ε,  f_k ~ GP(c_k, a_k exp(−½ Σ_j (x_j − x′_j)²/ℓ²_kj)),  ε ~ N(0, σ²_k)
 
-(Rasmussen and Williams 2006, eqs 2.9, 2.30 and 5.1.) Always by a Cholesky factor of the n×n covariance:
-beyond 800 rows gpytorch would turn to conjugate gradients with probes from the global generator, and
-equal seeds would no longer give equal bits. float64 throughout.
+(Rasmussen and Williams 2006, eqs 2.9, 2.30 and 5.1.) The exact process always takes a Cholesky factor of the n×n
+covariance: beyond 800 rows gpytorch would turn to conjugate gradients with probes from the global generator, and
+equal seeds would no longer give equal bits. float64 throughout. This module alone imports gpytorch, which an
+installation of the library by itself does not bring: ``gp.processes`` imports the module.
 """
 
 import math
@@ -18,12 +19,12 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
+from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from jaxtyping import Float
 from torch import Tensor
 
-AFFORDABLE: Final = 3_000  # The exact process is affordable up to this many training rows.
 _ROWS: Final = 250  # rows whose covariance is computed at once
-_NOISE: Final = 0.1  # σ² before the first step, in standardised units; gpytorch keeps it above 1e-4
+NOISE: Final = 0.1  # σ² before the first step, in standardised units; gpytorch keeps it above 1e-4
 
 
 @final
@@ -41,7 +42,7 @@ class ExactGp(gpytorch.models.ExactGP):
         self.covar_module = ScaleKernel(kernel, batch_shape=batch)
         self.to(inputs.device, torch.float64)
         kernel.lengthscale = math.sqrt(columns)
-        noise.noise = _NOISE
+        noise.noise = NOISE
 
     def forward(self, inputs: Tensor) -> MultivariateNormal:
         return MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
@@ -67,6 +68,24 @@ class ExactGp(gpytorch.models.ExactGP):
         """Return the mean and the covariance of f at the rows of each group."""
         self.eval()
         return group_moments(lambda rows: self(rows.expand(len(self.train_targets), -1, -1)), inputs)
+
+
+@final
+class SparseProcess(gpytorch.models.ApproximateGP):
+    """A batch of o independent processes with inducing inputs [o, m, d]."""
+
+    def __init__(self, inducing: Tensor, ard: bool) -> None:
+        outputs, count, columns = inducing.shape
+        batch = torch.Size([outputs])
+        posterior = CholeskyVariationalDistribution(count, batch_shape=batch, mean_init_std=0.0)
+        super().__init__(VariationalStrategy(self, inducing, posterior, learn_inducing_locations=True))
+        kernel = RBFKernel(ard_num_dims=columns if ard else None, batch_shape=batch)
+        self.mean_module = ConstantMean(batch_shape=batch)
+        self.covar_module = ScaleKernel(kernel, batch_shape=batch)
+        kernel.lengthscale = math.sqrt(columns)
+
+    def forward(self, inputs: Tensor) -> MultivariateNormal:
+        return MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
 
 
 def group_moments(

@@ -1,0 +1,46 @@
+"""A fitted posterior as a program for others: ``python -m pipeline export program RUN --to DIR``."""
+
+from pathlib import Path
+
+import torch
+
+from bdl_pipe import artifacts, portable, portable_folder
+from bdl_pipe.data.catalog import licence_of
+from bdl_pipe.data.prepared import load_fit
+from bdl_pipe.registry import load_predictor, stored_address
+
+from ..core import places, records
+from ..core.load import load
+from . import whole
+from .coreset import scores_of
+from .model import student_of
+
+_ROWS = 64  # that the program is compared with the posterior on
+_SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "coverage_90")}
+
+
+def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
+    """Write the folder ``target``, whose program answers as one fit of the run does.
+
+    Raises:
+        UserError: the run is not fitted, has no such fit or cannot be traced, or the folder is not empty.
+    """
+    student, params = student_of(run), load()
+    artifact, fitted = artifacts.load(student, "student", verify=False), load_predictor(student, split, seed)
+    about, schema = artifact.manifest["about"], artifact.json("schema.json")
+    source = params.datasets[about["dataset"]].source.name
+    data = load_fit(places.artifact("prepare", about["dataset"]), split, final=True)
+    with whole(target) as folder:
+        rows = torch.from_numpy(data.train.inputs[:_ROWS])
+        program = portable.trace(fitted, rows, rng=stored_address(student, split, seed))
+        facts = {
+            "Run": run,
+            "Method": f"`{about['method']}`",
+            "Data": f"{source}, split {split}, seed {seed}",
+            "Licence of the data": licence_of(source),
+            **{f"Test {name}": value for name, value in scores_of(run, split, [seed], _SCORES[schema["task"]]).items()},
+            "Made at commit": records.read("student", run).get("commit") or "unknown",
+            "SHA-256 of the artifact": artifacts.sha256(student / artifacts.MANIFEST),
+        }
+        made = portable_folder.write(folder, program, schema, facts)
+    print(f"{target}: {' and '.join(made)} of {run}; {target / portable_folder.CARD} says how to run it")

@@ -1,0 +1,209 @@
+"""TabM: an ensemble of k perceptrons that share their weight matrices, trained as one (Gorishniy et al. 2024).
+
+Gorishniy, Kotelnikov & Babenko 2024, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling"; the
+layer is that of BatchEnsemble (Wen, Tran & Ba 2020, equation 1). Of each hidden layer all members have the matrix W in
+common, [output, input]; member m has its own scalings of inputs and outputs, r_m and s_m, and its own bias b_m:
+
+    l_m(x) = s_m ∘ (W (r_m ∘ x)) + b_m.
+
+It is an ordinary linear layer of the weight W ∘ (s_m r_mᵀ). The last layer of each member is its own. The loss is the
+mean of the members' negative log-likelihoods, each that of ``sgd``, on one batch for all members: no member is trained
+to mend the errors of others, as under the negative log-likelihood of the mixture. The predictive is the mixture of the
+members, and its negative log-likelihood on validation rows ends the fit where ``early_stopping`` says so.
+
+Start, as theirs: r of the first layer is ±1 at random; each other r and each s is 1. Last layers are drawn for each
+member. Our deviations: weights start as those of other networks here (He's normal), biases at 0, inputs have fixed
+frequencies in place of learned encodings, and r and s are not decayed, since a decay of W is one of all members'
+weights already.
+
+State: that of ``NetworkDraws``, k whole networks of the weights W ∘ (s_m r_mᵀ); they take more place than what they
+share, and no other family needs to know of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .. import networks
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..data.size import Section, Size
+from ..errors import require
+from ..method import Default, Inputs, Method, StageSpec
+from ..networks import MlpConfig, NetworkConfig
+from ..networks.base import lecun_normal
+from ..posterior import Likelihood, NetworkDraws, NetworkSpec
+from ..predictive import Predictive
+from ..progress import Report
+from ..seeds import Seed
+from ..training.fit import fit_epochs
+from ..training.learner import Learner, TrainingConfig
+from ..training.likelihood import least_head_nll
+
+_SCALINGS: Final = ("r", "s")
+
+
+@dataclass(frozen=True)
+class TabmConfig:
+    """The section ``methods.tabm`` of params.yaml.
+
+    Attributes:
+        network: the architecture of each member, an ``mlp``.
+        training: how all of them are fitted, at once.
+        members: k.
+        variance_floor: of regression, as in ``methods.sgd``.
+    """
+
+    network: NetworkConfig
+    training: TrainingConfig
+    members: int
+    variance_floor: float | None = None
+
+    def __post_init__(self) -> None:
+        rule = "must be mlp: members share the weights of linear layers alone"
+        require(isinstance(self.network, MlpConfig), "network.name", rule, self.network.name)
+        require(self.members > 0, "members", "must be > 0", self.members)
+        bounded = self.variance_floor is None or self.variance_floor > 0
+        require(bounded, "variance_floor", "must be > 0 or null", self.variance_floor)
+
+
+@final
+class SharedLinear(nn.Module):
+    """Linear layers of k members: one weight [output, input], with each member's scalings and bias.
+
+    Attributes:
+        weight: W [output, input].
+        r, s: of inputs [member, input] and of outputs [member, output], 1 at the start.
+        bias: [member, output], 0 at the start.
+    """
+
+    def __init__(self, layer: nn.Linear, members: int) -> None:
+        """Take the weight of ``layer``."""
+        super().__init__()
+        self.weight = layer.weight
+        self.r = nn.Parameter(torch.ones(members, layer.in_features))
+        self.s = nn.Parameter(torch.ones(members, layer.out_features))
+        self.bias = nn.Parameter(torch.zeros(members, layer.out_features))
+
+    def forward(self, inputs: Float[Tensor, "*member batch input"]) -> Float[Tensor, "member batch output"]:
+        """Map inputs of each member, or inputs that all have in common."""
+        scaled = inputs * self.r[:, None]
+        # one product for all members: it stays one where several models are trained as one
+        mapped = F.linear(scaled.flatten(0, 1), self.weight).unflatten(0, scaled.shape[:2])
+        return mapped * self.s[:, None] + self.bias[:, None]
+
+    def weights(self) -> Float[Tensor, "member output input"]:
+        """Return the weight of each member as an ordinary linear layer, W ∘ (s rᵀ)."""
+        return self.weight * self.s[:, :, None] * self.r[:, None, :]
+
+
+@final
+class Tabm(Learner):
+    """The k networks; its loss is the mean of their losses."""
+
+    def __init__(self, spec: NetworkSpec, members: int, rng: Seed) -> None:
+        """Build the members of ``spec``, whose shared weights are those of a network at ``rng``."""
+        super().__init__()
+        self.spec = spec
+        network = networks.build(spec.network, spec.input_shape, 0, rng=rng)
+        layers = [SharedLinear(of, members) if isinstance(of, nn.Linear) else of for of in network.trunk.children()]
+        self.trunk = nn.Sequential(*layers)
+        generator, outputs = rng.fold("members").generator(), spec.outputs
+        first = self.shared()[0][1]
+        with torch.no_grad():
+            first.r.copy_(2 * torch.randint(2, first.r.shape, generator=generator) - 1)
+        width = 2 * outputs if spec.likelihood == "gaussian_head" else outputs
+        heads = [lecun_normal(nn.Linear(network.width, width), generator) for _ in range(members)]
+        self.head_weight = nn.Parameter(torch.stack([head.weight.detach() for head in heads]))
+        self.head_bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))
+
+    def shared(self) -> list[tuple[str, SharedLinear]]:
+        """Return the layers whose weights are shared, each with its place in the trunk."""
+        return [(place, of) for place, of in self.trunk.named_children() if isinstance(of, SharedLinear)]
+
+    def outputs(self, inputs: Tensor) -> Float[Tensor, "member batch output"]:
+        """Return the outputs of each member."""
+        return torch.baddbmm(self.head_bias[:, None], self.trunk(inputs), self.head_weight.mT)
+
+    def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
+        return -self.spec.predictive(self.outputs(inputs)).draw_log_prob(targets).mean()
+
+    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
+        return self.spec.predictive(self.outputs(inputs))
+
+    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+        """Return the score of the mixture, and the shift and slope of all heads' outputs for variances, as ``sgd``."""
+        if self.spec.likelihood != "gaussian_head":
+            return super().held_out(predicted)
+        score, shift, slope = least_head_nll(predicted, self.spec.variance_floor)
+        return score, {"shift": torch.tensor(shift), "slope": torch.tensor(slope)}
+
+    def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not found:
+            return dict(weights)
+        weight, bias = weights["head_weight"].clone(), weights["head_bias"].clone()
+        weight[:, self.spec.outputs :] *= found["slope"].to(weight)
+        bias[:, self.spec.outputs :] = bias[:, self.spec.outputs :] * found["slope"].to(bias) + found["shift"].to(bias)
+        return {**weights, "head_weight": weight, "head_bias": bias}
+
+    def undecayed(self) -> set[str]:
+        """Return the scalings."""
+        return {f"trunk.{place}.{name}" for place, _ in self.shared() for name in _SCALINGS}
+
+    @torch.no_grad()
+    def draws(self) -> dict[str, Tensor]:
+        """Return the members as ordinary networks: each entry of a ``state_dict`` of ``spec``, [member, ...]."""
+        layers = {f"trunk.{place}.weight": of.weights() for place, of in self.shared()}
+        layers |= {f"trunk.{place}.bias": of.bias.clone() for place, of in self.shared()}
+        return layers | {"head.weight": self.head_weight.clone(), "head.bias": self.head_bias.clone()}
+
+
+def fit(
+    data: Sequence[FitData], inputs: Sequence[Inputs], config: TabmConfig, *, rngs: Sequence[Seed], report: Report
+) -> list[State]:
+    """Fit an ensemble to each of ``data``; ``inputs`` are not used.
+
+    Raises:
+        ConfigError: a variance of classes.
+        Diverged: a loss became NaN or infinite.
+    """
+    classes, floor = data[0].task == "classification", config.variance_floor
+    require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)
+    likelihood: Likelihood = "categorical" if classes else "gaussian_head"
+    spec = NetworkSpec(config.network, data[0].input_shape, data[0].outputs, likelihood, variance_floor=floor)
+
+    def build(rows: FitData, rng: Seed) -> Learner:
+        return Tabm(spec, config.members, rng)
+
+    states = []
+    for fitted in fit_epochs(build, data, config.training, rngs=rngs, report=report):
+        learner = Tabm(spec, config.members, Seed(0))
+        learner.load_state_dict(fitted.state)
+        states.append(NetworkDraws(spec, learner.draws()).state())
+    return states
+
+
+def default(size: Size) -> Section:
+    """Return members of the network of all methods; fewer of a large one, and half the rate where rows are few."""
+    members, lr = (16, 2.5e-3) if size.small else (8, 5.0e-3)
+    return {"network": size.network, "members": members, "training": size.training(lr), **size.floor}
+
+
+TABM = Method(
+    name="tabm",
+    config=TabmConfig,
+    tasks=("classification", "regression"),
+    stages={"student": StageSpec(fit_many=fit, data_parallel=True)},
+    search={
+        "training.optimiser.lr": (1e-4, 3e-2, "log"),
+        "training.optimiser.weight_decay": (1e-6, 1e-1, "log"),
+        "members": (4, 64, "integer"),
+    },
+    # the cost: 2 below 1,000 rows, where members are cheaper than the overhead of a step, 6 below 10,000, 9 beyond
+    default=Default(6.0, override=default, suits=lambda size: size.image is None),
+)

@@ -1,0 +1,226 @@
+"""A fitted posterior as a program that runs with torch alone, or with onnxruntime alone.
+
+The program holds what the fitted posterior holds and nothing of this package: raw rows in, class probabilities or mean
+and variance in the targets' own units out, with the recalibration where there was one. It is traced by
+``torch.export`` from the same code that predicts, so there is no second form of any method; what it answers is compared
+with the posterior before it is written.
+
+Only a posterior can be traced whose predictions draw nothing: a network, an average or a set of networks, last layers
+in closed form, a coreset's posterior, a distilled student. Others are distilled first.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .errors import UserError, brief
+from .posterior import Predictor
+from .predictive import Categorical, Gaussian, Predictive
+from .recalibration import Widened
+from .seeds import Seed
+
+CLOSE: Final = 1e-5  # of the largest answer: how far a program may be from the posterior
+_SPLITS: Final = (Tensor.split, torch.split)
+_ANY_BATCH: Final = ({0: torch.export.Dim("batch", min=1)},)
+_TRIANGULAR: Final = torch.ops.aten.linalg_solve_triangular.default
+
+
+@final
+class Answers(nn.Module):
+    """A module that gives a fitted posterior's answers: probabilities [row, class], or means and variances."""
+
+    def __init__(self, fitted: Predictor, rng: Seed) -> None:
+        super().__init__()
+        self._fitted, self._rng = fitted, rng
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
+        found = self._fitted.transformed(rows, rng=self._rng)
+        if self._fitted.recalibration is not None:
+            found = _one_mixture(self._fitted.recalibration.apply(found))
+        found = self._fitted.own_units(found)
+        return (found.mean,) if isinstance(found, Categorical) else (found.mean, found.variance)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced posterior.
+
+    Attributes:
+        traced: what ``torch.export.save`` writes.
+        outputs: the names of the answers.
+        rows: raw rows that it was compared on.
+        meant: the posterior's answers for these rows.
+        error: the largest difference from these answers, over the largest of them.
+    """
+
+    traced: torch.export.ExportedProgram
+    outputs: tuple[str, ...]
+    rows: Tensor
+    meant: tuple[Tensor, ...]
+    error: float
+
+
+def trace(fitted: Predictor, rows: Tensor, *, rng: Seed) -> Program:
+    """Trace a fitted posterior and compare the program with it.
+
+    Args:
+        rows: at least three raw rows: images uint8 [n, channel, height, width], or columns float64 [n, column] as the
+            schema codes them.
+        rng: the address of the posterior's predictions.
+
+    Raises:
+        UserError: the posterior draws when it predicts, or its code cannot be traced, or the program's answers are not
+            the posterior's.
+    """
+    answers = Answers(fitted, rng).eval()
+    with torch.no_grad():
+        meant, others = answers(rows), Answers(fitted, rng.fold("other")).eval()(rows)
+    if not all(torch.equal(one, other) for one, other in zip(meant, others, strict=True)):
+        raise UserError("the posterior draws when it predicts; distil it with dark_knowledge and export the student")
+    try:
+        with _quiet(), _WholeBatches(), torch.no_grad():
+            traced = torch.export.export(answers, (rows[:3],), dynamic_shapes=_ANY_BATCH, strict=False)
+    except Exception as error:  # torch.export raises a dozen kinds
+        kind = type(error).__name__
+        raise UserError(f"the posterior's code cannot be traced by torch.export: {kind}: {brief(error)}") from None
+    names = ("probabilities",) if len(meant) == 1 else ("mean", "variance")
+    return Program(traced, names, rows, meant, difference(traced.module(), rows, meant))
+
+
+def difference(program: Callable[[Tensor], Any], rows: Tensor, meant: tuple[Tensor, ...]) -> float:
+    """Return the largest difference of a program's answers from ``meant``, over the largest of them.
+
+    Raises:
+        UserError: it is above :data:`CLOSE`.
+    """
+    with torch.no_grad():
+        found = program(rows)
+    pairs = list(zip(found, meant, strict=True))
+    worst = max(float((one.double() - other.double()).abs().max() / other.abs().max()) for one, other in pairs)
+    if not worst <= CLOSE:
+        raise UserError(f"the program must give the posterior's answers to {CLOSE:g} of the largest, got {worst:.2g}")
+    return worst
+
+
+def write_onnx(program: Program, path: Path) -> float:
+    """Write the program for onnxruntime, and return its difference from the posterior's answers.
+
+    Triangular systems with a constant matrix, of last layers in closed form, become products with its inverse, as ONNX
+    has no such operation.
+
+    Raises:
+        UserError: the packages are not installed, ONNX lacks an operation, or the answers are not the posterior's.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"ONNX needs onnxscript and onnxruntime ({error}): pip install 'bdl-pipe[onnx]'") from None
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                _without_triangles(program.traced),
+                input_names=["rows"],
+                output_names=list(program.outputs),
+                dynamo=True,
+                verbose=False,
+            )
+        assert made is not None
+        made.save(str(path))
+    except Exception as error:  # torch.onnx's are private
+        raise UserError(f"{path.name}: ONNX cannot hold it: {type(error).__name__}: {_lacking(error)}") from None
+    session = onnxruntime.InferenceSession(str(path))
+    return difference(
+        lambda rows: map(torch.from_numpy, session.run(None, {"rows": rows.numpy()})), program.rows, program.meant
+    )
+
+
+@final
+class _WholeBatches(TorchFunctionMode):
+    """Inside, a batch of unknown size is not split: a program holds one pass, and its user chooses the batch."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _SPLITS:
+            values, dim = args[0], (kwargs or {}).get("dim", args[2] if len(args) > 2 else 0)
+            if isinstance(values.shape[dim], torch.SymInt):
+                return (values,)
+        return func(*args, **(kwargs or {}))
+
+
+def _one_mixture(predictive: Predictive) -> Predictive:
+    """Return a widened mixture of Gaussians as the mixture that it is: its log-normal moments have a closed form."""
+    if not isinstance(predictive, Widened) or not isinstance(predictive.base, Gaussian):
+        return predictive
+    base, factor = predictive.base, predictive.factor
+    return Gaussian(base.mean + factor * (base.draw_mean - base.mean), factor**2 * base.draw_variance)
+
+
+def _without_triangles(traced: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a program that has the product with the inverse of L in place of L⁻¹B, where L depends on no input."""
+    module = traced.run_decompositions().module()
+    assert isinstance(module, torch.fx.GraphModule)
+    systems = [node for node in module.graph.nodes if node.target is _TRIANGULAR and _constant(node.args[0])]
+    if not systems:
+        return traced
+    for number, node in enumerate(systems):
+        matrix, options = _value(module, node.args[0]), {"left": True, "unitriangular": False, **node.kwargs}
+        eye = torch.eye(matrix.shape[-1], dtype=torch.float64)
+        inverse = torch.linalg.solve_triangular(matrix.double(), eye, **(options | {"left": True}))
+        name = f"inverse_{number}"
+        module.register_buffer(name, inverse.to(matrix.dtype))
+        with module.graph.inserting_before(node):
+            constant = module.graph.get_attr(name)
+            pair = (constant, node.args[1]) if options["left"] else (node.args[1], constant)
+            product = module.graph.call_function(torch.ops.aten.matmul.default, pair)
+        node.replace_all_uses_with(product)
+        module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    assert traced.example_inputs is not None
+    with torch.no_grad():
+        return torch.export.export(module, traced.example_inputs[0], dynamic_shapes=_ANY_BATCH, strict=False)
+
+
+def _constant(node: torch.fx.Node) -> bool:
+    """Say whether a value of the graph depends on no input."""
+    return node.op != "placeholder" and all(map(_constant, node.all_input_nodes))
+
+
+def _value(module: nn.Module, node: torch.fx.Node) -> Any:
+    """Compute a constant of the graph."""
+    if node.op == "get_attr":
+        place, _, name = str(node.target).rpartition(".")
+        return getattr(module.get_submodule(place), name).detach()
+    assert callable(node.target)
+    arguments, options = torch.fx.map_arg((node.args, node.kwargs), lambda below: _value(module, below))
+    return node.target(*arguments, **options)
+
+
+def _lacking(error: Exception) -> str:
+    """Return the line of torch.onnx's report that says what is lacking."""
+    text = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in text if "No ONNX function" in line), brief(error))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, torch.export and torch.onnx do not advise, nor print the graph that they could not trace."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,153 @@
+"""The folder of an exported program: the program, how rows are coded, a script that runs it, and a card.
+
+The script needs torch, or onnxruntime and numpy; nothing of this package.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from .errors import UserError
+from .files import write_bytes
+from .portable import Program, write_onnx
+
+PROGRAM, ONNX, SCHEMA, CARD = "program.pt2", "model.onnx", "schema.json", "README.md"
+
+_TORCH: Final = """import torch
+
+program = torch.export.load("program.pt2").module()
+
+
+def answers(rows):
+    with torch.no_grad():
+        return [answer.numpy() for answer in program(torch.from_numpy(rows))]
+"""
+_ONNX: Final = """import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+
+
+def answers(rows):
+    return session.run(None, {"rows": rows})
+"""
+_IMAGES: Final = """
+# python {script} images.npy: uint8 {shape}
+rows = np.load(sys.argv[1])
+"""
+_TABLE: Final = """
+# python {script} rows.csv: columns by name, as in the file that was fitted; an empty cell is a gap where one was then
+def code(column, cell):
+    if not cell.strip():
+        return float("nan")
+    if column["kind"] == "category":  # its place in the list, or -1 for a category that is not in it
+        return column["values"].index(cell) if cell in column["values"] else -1
+    if column["kind"] == "date":  # days since 1970, UTC where there is a zone
+        date = datetime.fromisoformat(cell)
+        return (date - datetime(1970, 1, 1, tzinfo=date.tzinfo and timezone.utc)).total_seconds() / 86400
+    return float(cell)
+
+
+schema = json.load(open("schema.json"))
+columns = schema.get("columns") or [{"name": name, "kind": "number"} for name in schema["features"]]
+with open(sys.argv[1], newline="") as file:
+    rows = np.array([[code(column, row[column["name"]]) for column in columns] for row in csv.DictReader(file)])
+"""
+_PRINTED: Final = """
+for row in zip(*answers(rows)):
+    print(*(dict(zip({names}, values.tolist())) for values in row))
+"""
+
+
+def write(
+    folder: Path, program: Program, schema: Mapping[str, Any], facts: Mapping[str, Any], limits: Sequence[str] = ()
+) -> list[str]:
+    """Write the folder's files.
+
+    Args:
+        folder: exists and is empty.
+        schema: ``schema.json`` of the fitted data.
+        facts: what the card's table says, in order: the method, the data and its licence, scores, the commit, …
+        limits: sentences for the card, beside those that every card has.
+
+    Returns:
+        The names of the programs that were written.
+    """
+    torch.export.save(program.traced, folder / PROGRAM)
+    made, lines = [PROGRAM], list(limits)
+    try:
+        error = write_onnx(program, folder / ONNX)
+        made.append(ONNX)
+    except UserError as failed:
+        (folder / ONNX).unlink(missing_ok=True)
+        lines.append(f"There is no `{ONNX}`: {failed}.")
+        error = 0.0
+    names = schema["classes"] or schema["targets"]
+    for file, head in (("run_torch.py", _TORCH), ("run_onnx.py", _ONNX)):
+        if file == "run_torch.py" or ONNX in made:
+            write_bytes(folder / file, _script(file, head, schema, names).encode())
+    write_bytes(folder / SCHEMA, (json.dumps(schema, indent=1, sort_keys=True) + "\n").encode())
+    write_bytes(folder / CARD, card(program, schema, facts, lines, made, max(program.error, error)).encode())
+    return made
+
+
+def card(
+    program: Program,
+    schema: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    limits: Sequence[str],
+    made: Sequence[str],
+    error: float,
+) -> str:
+    """Return the card: what the program is, what goes in and comes out, where it comes from, what it is not for."""
+    if schema["kind"] == "image":
+        taken = f"images uint8 [n, {', '.join(map(str, schema['input_shape']))}], as they are: 0 is black, 255 white"
+    else:
+        taken = f"float64 [n, {len(schema['features'])}], one number a cell as `{SCHEMA}` codes it; a script takes CSV"
+    given = (
+        "probabilities [n, class]"
+        if len(program.outputs) == 1
+        else "mean and variance [n, target], in the targets' units"
+    )
+    rows = [f"| {key} | {value} |" for key, value in facts.items()]
+    scripts = "`run_torch.py` (needs torch and numpy)" + (
+        ", `run_onnx.py` (onnxruntime and numpy)" if ONNX in made else ""
+    )
+    fixed = (
+        "It answers for rows like those that it was fitted on. Its variance grows, and its probabilities flatten, away "
+        "from them as far as the method's do: see the scores.",
+        "A category that the fitted file did not have is one of the rare ones, or none.",
+    )
+    return "\n".join(
+        [
+            f"# {facts['Run']}",
+            "",
+            f"- In: {taken}.",
+            f"- Out: {given}; in this order: {', '.join(schema['classes'] or schema['targets'])}.",
+            f"- How: {scripts}. Call it with up to a few thousand rows at a time.",
+            f"- Checked: {', '.join(f'`{name}`' for name in made)}; from the fitted posterior they differ by at "
+            f"most {error:.1g} of the largest answer.",
+            "",
+            "| | |",
+            "| --- | --- |",
+            *rows,
+            "",
+            "## Limits",
+            "",
+            *(f"- {line}" for line in (*(fixed[:1] if schema["kind"] == "image" else fixed), *limits)),
+            "",
+        ]
+    )
+
+
+def _script(file: str, head: str, schema: Mapping[str, Any], names: Sequence[str]) -> str:
+    image = schema["kind"] == "image"
+    modules = ["sys"] if image else ["csv", "json", "sys"]
+    first = "".join(f"import {module}\n" for module in modules)
+    first += "" if image else "from datetime import datetime, timezone\n"
+    reads = (
+        _IMAGES.format(script=file, shape=["n", *schema["input_shape"]]) if image else _TABLE.replace("{script}", file)
+    )
+    return f"{first}\nimport numpy as np\n{head}\n{reads}\n{_PRINTED.format(names=list(names))}"

@@ -1,0 +1,264 @@
+"""TabM against its formula written out, against separate networks, and against the loss of the mixture."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+from torch.distributions import Categorical, Normal
+from torch.func import functional_call
+
+from bdl_pipe.artifacts import unstack
+from bdl_pipe.baselines.tabm import SharedLinear, Tabm, TabmConfig, fit
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import ConvNetConfig, MlpConfig
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec
+from bdl_pipe.predictive import Gaussian
+from bdl_pipe.progress import Silent
+from bdl_pipe.registry import posterior_of
+from bdl_pipe.seeds import Seed
+from bdl_pipe.training.likelihood import least_head_nll
+from bdl_pipe.training.loop import OptimiserConfig
+from tests.baselines.cases import DECAYED, LEARN, fitted, table
+from tests.conftest import make_tiny_images, make_tiny_table
+from tests.resuming import same_bits
+
+CONFIG = TabmConfig(MlpConfig("mlp", (6, 5)), LEARN, members=3)
+NETWORKS = {
+    "relu": MlpConfig("mlp", (6, 5)),
+    "leaky": MlpConfig("mlp", (6,), "leaky_relu"),
+    "tanh": MlpConfig("mlp", (4, 6, 5), "tanh"),
+    "frequencies": MlpConfig("mlp", (6, 5), "mish", frequencies=(0.1, 0.4)),
+}
+K = 3
+
+
+def spec_of(network: MlpConfig, task: str = "regression") -> NetworkSpec:
+    """Two outputs of five numbers with a floor, or three classes of 8×8 images."""
+    if task == "regression":
+        return NetworkSpec(network, (5,), 2, "gaussian_head", variance_floor=0.01)
+    return NetworkSpec(network, (1, 8, 8), 3, "categorical")
+
+
+def shaken(spec: NetworkSpec) -> Tabm:
+    """A learner in float64, none of whose scalings and biases is at its start."""
+    learner, generator = Tabm(spec, K, Seed(5)).double(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            parameter.add_(0.25 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return learner
+
+
+def rows(spec: NetworkSpec) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(7, *spec.input_shape, generator=generator, dtype=torch.float64)
+    if spec.likelihood == "categorical":
+        return inputs, torch.arange(7) % 3
+    return inputs, torch.randn(7, spec.outputs, generator=generator, dtype=torch.float64)
+
+
+def nlls(spec: NetworkSpec, outputs: Tensor, targets: Tensor) -> Tensor:
+    """−log p of each member and row by torch's distributions, [member, row]."""
+    if spec.likelihood == "categorical":
+        return -Categorical(logits=outputs).log_prob(targets)
+    mean, free = outputs.chunk(2, -1)
+    return -Normal(mean, (0.01 + torch.log1p(free.exp())).sqrt()).log_prob(targets).sum(-1)
+
+
+cases = pytest.mark.parametrize(
+    "spec",
+    [*(spec_of(network) for network in NETWORKS.values()), spec_of(NETWORKS["relu"], "classification")],
+    ids=[*NETWORKS, "images"],
+)
+
+
+def test_a_layer_is_its_formula() -> None:
+    layer = SharedLinear(torch.nn.Linear(4, 6), K).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    common, own = (torch.randn(*shape, 7, 4, generator=generator, dtype=torch.float64) for shape in ((), (K,)))
+    for inputs in (common, own):
+        found = layer(inputs)
+        assert found.shape == (K, 7, 6)
+        for m, x in enumerate(inputs.expand(K, 7, 4)):
+            by_row = [layer.s[m] * (layer.weight @ (layer.r[m] * row)) + layer.bias[m] for row in x]
+            torch.testing.assert_close(found[m], torch.stack(by_row), atol=1e-12, rtol=0)
+
+
+@cases
+def test_each_member_is_an_ordinary_network(spec: NetworkSpec) -> None:
+    """With the scalings left out of one exported weight it is another one."""
+    learner, (inputs, _) = shaken(spec), rows(spec)
+    plain, found = spec.build(Seed(0)).double(), learner.outputs(inputs)
+    members = unstack(learner.draws())
+    assert members[0].keys() == plain.state_dict().keys()
+    for m, weights in enumerate(members):
+        torch.testing.assert_close(found[m], functional_call(plain, weights, (inputs,)), atol=1e-12, rtol=0)
+    unscaled = members[0] | {"trunk." + learner.shared()[0][0] + ".weight": learner.shared()[0][1].weight}
+    assert (found[0] - functional_call(plain, unscaled, (inputs,))).abs().max() > 1e-3
+    posterior = NetworkDraws(spec, learner.draws())
+    assert torch.equal(posterior.predict(inputs).mean, spec.predictive(posterior_outputs(plain, members, inputs)).mean)
+
+
+def posterior_outputs(plain: torch.nn.Module, members: list[dict[str, Tensor]], inputs: Tensor) -> Tensor:
+    return torch.stack([functional_call(plain, weights, (inputs,)) for weights in members])
+
+
+@cases
+def test_the_gradient_is_that_of_separate_networks(spec: NetworkSpec) -> None:
+    """By the chain rule from the gradients of k networks, each of its own loss over k."""
+    learner, (inputs, targets) = shaken(spec), rows(spec)
+    learner(inputs, targets, 7, {}).backward()
+    plain, weights = spec.build(Seed(0)).double(), unstack(learner.draws())
+    separate = [{name: w.clone().requires_grad_() for name, w in member.items()} for member in weights]
+    for member in separate:
+        outputs = functional_call(plain, member, (inputs,))
+        (nlls(spec, outputs[None], targets).mean() / K).backward()
+
+    def gradients(name: str) -> Tensor:
+        return torch.stack([member[name].grad for member in separate])  # type: ignore[misc]
+
+    close: dict[str, Any] = {"atol": 1e-12, "rtol": 1e-10}
+    for place, layer in learner.shared():
+        of_weight = gradients(f"trunk.{place}.weight")
+        expected = {
+            "weight": torch.einsum("koi,ko,ki->oi", of_weight, layer.s, layer.r),
+            "r": torch.einsum("koi,oi,ko->ki", of_weight, layer.weight, layer.s),
+            "s": torch.einsum("koi,oi,ki->ko", of_weight, layer.weight, layer.r),
+            "bias": gradients(f"trunk.{place}.bias"),
+        }
+        for name, parameter in layer.named_parameters():
+            torch.testing.assert_close(parameter.grad, expected[name], **close)
+    torch.testing.assert_close(learner.head_weight.grad, gradients("head.weight"), **close)
+    torch.testing.assert_close(learner.head_bias.grad, gradients("head.bias"), **close)
+
+
+@cases
+def test_the_loss_is_the_mean_of_losses_and_the_score_is_of_the_mixture(spec: NetworkSpec) -> None:
+    learner, (inputs, targets) = shaken(spec), rows(spec)
+    each = nlls(spec, learner.outputs(inputs), targets)
+    mixture = -(torch.logsumexp(-each, 0) - math.log(K)).mean()
+    torch.testing.assert_close(learner(inputs, targets, 7, {}), each.mean(), atol=1e-12, rtol=0)
+    predictive = learner.predict(inputs, rng=Seed(0))
+    torch.testing.assert_close(-predictive.log_prob(targets).mean(), mixture, atol=1e-12, rtol=0)
+    assert each.mean() - mixture > 1e-2, "one would pass for the other"
+
+
+def test_members_start_apart_by_signs_and_last_layers_alone() -> None:
+    learner = Tabm(spec_of(NETWORKS["tanh"]), K, Seed(5))
+    layers = [layer for _, layer in learner.shared()]
+    assert len(layers) == 3
+    assert set(layers[0].r.unique().tolist()) == {-1.0, 1.0}
+    assert all((layer.r == 1).all() for layer in layers[1:])
+    assert all((layer.s == 1).all() and (layer.bias == 0).all() for layer in layers)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(layers[0].r[one], layers[0].r[other])
+        assert not torch.equal(learner.head_weight[one], learner.head_weight[other])
+    same, another = (Tabm(learner.spec, K, Seed(seed)).state_dict() for seed in (5, 6))
+    assert all(torch.equal(value, same[name]) for name, value in learner.state_dict().items())
+    for name in ("trunk.1.weight", "trunk.1.r", "head_weight"):
+        assert not torch.equal(same[name], another[name])
+
+
+@pytest.mark.parametrize(("share", "right"), [(0.5, True), (0.45, False)])
+def test_signs_are_even(share: float, right: bool) -> None:
+    """An exact two-sided binomial test of 10,000 signs at level 1e-6; the control must be rejected."""
+    learner = Tabm(NetworkSpec(MlpConfig("mlp", (2,)), (100,), 1, "gaussian_head"), 100, Seed(0))
+    signs = learner.shared()[0][1].r
+    assert (binomtest(int((signs > 0).sum()), signs.numel(), share).pvalue > 1e-6) == right
+
+
+def test_scalings_are_not_decayed() -> None:
+    spec = NetworkSpec(CONFIG.network, (4,), 1, "gaussian_head")
+    start = Tabm(spec, K, Seed(1).fold(0, "weights"))
+    state = fitted(fit, dataclasses.replace(CONFIG, training=DECAYED)).tensors
+    before = start.draws()
+    shrunk = state["trunk.1.weight"] / before["trunk.1.weight"]
+    assert shrunk.max() < 1 - 1e-3, "the shared weight decays"
+    torch.testing.assert_close(shrunk, shrunk.flatten()[0].expand_as(shrunk), atol=1e-5, rtol=0)
+    factor = state["head.weight"] / before["head.weight"]
+    torch.testing.assert_close(factor, shrunk.flatten()[0].expand_as(factor), atol=1e-5, rtol=0)  # not twice in a trunk
+
+
+def test_it_fits_what_can_be_fitted() -> None:
+    how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
+    data = make_tiny_table()
+    config = dataclasses.replace(CONFIG, network=MlpConfig("mlp", (20,)), training=how)
+    (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
+    inputs, targets = data.tensors("validation")
+    predictive = posterior_of(state).predict(inputs, rng=Seed(0))
+    assert isinstance(predictive, Gaussian)
+    assert (predictive.mean - targets).square().mean() < 0.3 * targets.var()
+    assert (predictive.epistemic_variance > 0).all()
+
+
+def test_units_are_left_out_of_each_member_for_itself() -> None:
+    """With p = 0.9 and members that are equal but for their masks, outputs of members differ."""
+    learner = Tabm(spec_of(MlpConfig("mlp", (50,), dropout=0.5)), K, Seed(5)).train()
+    with torch.no_grad():
+        learner.shared()[0][1].r.fill_(1)
+        learner.head_weight.copy_(learner.head_weight[:1].expand_as(learner.head_weight))
+    inputs = rows(learner.spec)[0].float()
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        found = learner.outputs(inputs)
+    assert not torch.allclose(found[0], found[1])
+    steady = learner.eval().outputs(inputs)
+    torch.testing.assert_close(steady[0], steady[1])
+    config = dataclasses.replace(CONFIG, network=MlpConfig("mlp", (6,), dropout=0.5))
+    assert same_bits(fitted(fit, config), fitted(fit, config))
+    with pytest.raises(ConfigError, match=r"^network\.dropout must be 0 where several members are trained as one"):
+        fit([table(0), table(1)], [{}] * 2, config, rngs=[Seed(0), Seed(1)], report=Silent())
+
+
+@pytest.mark.parametrize("floor", [None, 0.01])
+def test_the_noise_of_held_out_rows_is_the_best_of_a_grid(floor: float | None) -> None:
+    """Of a mixture of three Gaussians, by torch's own mixture; in two parts of the rows."""
+    generator = torch.Generator().manual_seed(3)
+    mean, free, targets = (
+        torch.randn(*shape, generator=generator).double() for shape in ((K, 40, 1),) * 2 + ((40, 1),)
+    )
+
+    def variance(shift: float, slope: float) -> Tensor:
+        moved = shift + slope * (free - 1.5)
+        return moved.exp() if floor is None else floor + torch.log1p(moved.exp())
+
+    def nll(shift: float, slope: float) -> float:
+        each = Normal(mean, variance(shift, slope).sqrt()).log_prob(targets).sum(-1)
+        return -float((torch.logsumexp(each, 0) - math.log(K)).mean())
+
+    parts, trained = [slice(0, 25), slice(25, 40)], variance(0, 1)
+    score, shift, slope = least_head_nll([(Gaussian(mean[:, p], trained[:, p]), targets[p]) for p in parts], floor)
+    best = min(nll(s, k) for s in torch.linspace(-2, 4, 301).tolist() for k in torch.linspace(0, 1, 51).tolist())
+    assert score == pytest.approx(nll(shift, slope), abs=1e-9) and abs(shift) > 0.05
+    assert best - 1e-3 < score <= best + 1e-6
+
+
+@torch.no_grad()
+def test_held_out_noise_moves_the_variances_of_all_members_along_one_line() -> None:
+    spec = spec_of(NETWORKS["relu"])
+    learner, (inputs, targets) = shaken(spec), rows(spec)
+    before = learner.outputs(inputs)
+    score, found = learner.held_out([(learner.predict(inputs, rng=Seed(0)), targets)])
+    learner.load_state_dict(learner.with_held_out(learner.state_dict(), found))
+    after, line = learner.outputs(inputs), found["shift"].double() + found["slope"].double() * before[..., 2:]
+    torch.testing.assert_close(after[..., :2], before[..., :2], atol=1e-12, rtol=0)
+    torch.testing.assert_close(after[..., 2:], line, atol=1e-6, rtol=0)
+    assert -float(learner.predict(inputs, rng=Seed(0)).log_prob(targets).mean()) == pytest.approx(score, abs=1e-6)
+
+
+def test_what_it_cannot_be_made_of_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^network\.name must be mlp: .*, got 'convnet'"):
+        dataclasses.replace(CONFIG, network=ConvNetConfig("convnet", 4, 2))
+    with pytest.raises(ConfigError, match=r"^members must be > 0, got 0"):
+        dataclasses.replace(CONFIG, members=0)
+    with pytest.raises(ConfigError, match=r"^variance_floor must be > 0 or null, got 0"):
+        dataclasses.replace(CONFIG, variance_floor=0.0)
+    floored = dataclasses.replace(CONFIG, variance_floor=0.1)
+    with pytest.raises(ConfigError, match=r"^variance_floor must be null: classes have no variance, got 0.1"):
+        fit([make_tiny_images()], [{}], floored, rngs=[Seed(0)], report=Silent())

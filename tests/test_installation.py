@@ -1,0 +1,125 @@
+"""The library by itself: its wheel in an environment that holds its declared dependencies and nothing else.
+
+The environment is made of links to this one's packages: to what pyproject.toml declares without an extra, and to what
+these packages declare in their turn. It needs no network, and an import of anything else fails as it would for a user.
+"""
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def needed(requirements: list[str], seen: set[str]) -> Iterator[metadata.Distribution]:
+    """Yield the distributions that are installed for ``requirements``, each once, and those for theirs."""
+    for requirement in map(Requirement, requirements):
+        name = requirement.name.lower().replace("_", "-")
+        if name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # such as the CUDA libraries of a torch that was built without
+        yield found
+        yield from needed(found.requires or [], seen)
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the interpreter of an environment with the wheel and the declared dependencies."""
+    folder = tmp_path_factory.mktemp("installation")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("src", "pyproject.toml", "README.md", "LICENSE"):
+        subprocess.run(["cp", "-r", ROOT / name, source], check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", folder, source],
+        check=True,
+        timeout=300,
+    )
+    (wheel,) = folder.glob("*.whl")
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    (site,) = (folder / "venv/lib").glob("python3*/site-packages")
+    for distribution in needed(PROJECT["dependencies"], set()):
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            place = Path(str(distribution.locate_file(top)))
+            if not (site / top).exists():
+                (site / top).symlink_to(place, target_is_directory=place.is_dir())
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True, timeout=300)
+    return folder / "venv/bin/python"
+
+
+def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    return subprocess.run(
+        [python, *arguments], capture_output=True, text=True, env=environment, cwd=python.parent, timeout=500
+    )
+
+
+def test_no_more_than_ten_packages_are_declared() -> None:
+    assert len(PROJECT["dependencies"]) <= 10
+
+
+def test_a_version_that_is_known_to_break_us_is_excluded() -> None:
+    (arviz,) = (r for r in map(Requirement, PROJECT["optional-dependencies"]["pipeline"]) if r.name == "arviz")
+    assert "0.23.4" in arviz.specifier and "1.0.0" not in arviz.specifier
+
+
+def test_the_pipeline_s_packages_are_not_there(python: Path) -> None:
+    text = "import importlib.util as u; print(*[n for n in ('ray', 'mlflow', 'dvc', 'pandas', 'tensorflow_datasets',"
+    text += " 'matplotlib', 'gpytorch', 'optuna', 'arviz', 'pipeline', 'stages') if u.find_spec(n)])"
+    done = run(python, "-c", text)
+    assert done.returncode == 0 and not done.stdout.strip(), done.stdout + done.stderr
+
+
+def test_every_module_and_every_method_is_there_but_for_the_extras(python: Path) -> None:
+    text = """
+import importlib, pkgutil, bdl_pipe
+absent = {}
+for module in pkgutil.walk_packages(bdl_pipe.__path__, "bdl_pipe."):
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        absent[module.name] = error.name
+assert absent == {"bdl_pipe.baselines.gaussian_processes": "gpytorch", "bdl_pipe.figures": "matplotlib"}, absent
+assert len(list(bdl_pipe.METHODS.values())) == len(bdl_pipe.METHODS) > 40
+for name in bdl_pipe.__all__:
+    getattr(bdl_pipe, name)
+"""
+    done = run(python, "-c", text)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_extra_that_is_absent_is_one_line_that_names_it(python: Path) -> None:
+    done = run(python, "-c", "from bdl_pipe.baselines.gp import processes; processes()")
+    assert "UserError" in done.stderr and "pip install 'bdl-pipe[gp]'" in done.stderr.splitlines()[-1]
+
+
+def test_the_command_says_that_the_pipeline_is_a_clone(python: Path) -> None:
+    command = python.parent / "bdl-pipe"
+    if not command.exists():  # pip puts the scripts of --target beside the packages
+        (command,) = python.parents[1].rglob("bin/bdl-pipe")
+    done = run(python, str(command), "repro")
+    assert done.returncode == 2 and not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "must be a clone of the project" in line and "git clone" in line
+
+
+def test_the_documented_example_runs(python: Path) -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    done = run(python, "-c", page.split("```python\n")[1].split("```")[0])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("methods")

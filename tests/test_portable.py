@@ -1,0 +1,231 @@
+"""A fitted posterior as a program: its answers, and that it needs nothing of this package."""
+
+import ast
+import csv
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pyarrow as pa
+import pytest
+import torch
+
+from bdl_pipe import portable, portable_folder
+from bdl_pipe.data.encoding import Encoding
+from bdl_pipe.data.sources.columns import coded_matrix, described_matrix
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import UserError
+from bdl_pipe.networks import MlpConfig
+from bdl_pipe.posterior import NetworkDraws, NetworkSpec, Predictor
+from bdl_pipe.predictive import Categorical
+from bdl_pipe.recalibration import Recalibration
+from bdl_pipe.registry import posterior_of
+from bdl_pipe.seeds import Seed
+from tests.cases import GAUSSIAN, fit
+from tests.conftest import make_tiny_images, make_tiny_table
+
+pytestmark = pytest.mark.slow
+FACTS = {"Run": "one", "Licence of the data": "none"}
+CLASSES = ("cat", "dog", "owl")
+CELLS = {
+    "size": [3.0, None, 2.5, 7.25, 1e4],
+    "colour": ["red", "blue", None, "green", "purple"],
+    "day": ["2024-01-31", "1969-12-31T06:30", "2020-02-29", "2000-01-01T00:00:30", "2024-12-31"],
+    "moment": [
+        "2024-01-31T10:00+02:00",
+        "2024-01-31T10:00Z",
+        "2023-06-01T00:00-05:00",
+        "1970-01-01T00:00Z",
+        "2024-02-01T00:00Z",
+    ],
+}
+KINDS = {"size": "number", "colour": "category", "day": "date", "moment": "date"}
+
+
+def draws(shape: tuple[int, ...], classes: bool, count: int = 3) -> NetworkDraws:
+    likelihood = "categorical" if classes else "gaussian_head"
+    spec = NetworkSpec(MlpConfig("mlp", (5,)), shape, len(CLASSES) if classes else 1, likelihood)
+    return NetworkDraws.of(spec, [dict(spec.build(Seed(7).fold(i)).state_dict()) for i in range(count)])
+
+
+def images() -> tuple[Predictor, np.ndarray]:
+    transform = Transform("image", torch.tensor([0.5]), torch.tensor([0.25]))
+    rows = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4), dtype=np.uint8)
+    return Predictor(draws((1, 4, 4), True), transform, CLASSES), rows
+
+
+def prices(log: bool = False, recalibrated: Recalibration | None = None) -> tuple[Predictor, np.ndarray]:
+    transform = Transform("table", torch.tensor([40.0, 6.0]), torch.tensor([10.0, 2.0]))
+    transform = replace(transform, shift=torch.tensor([2.0]), scale=torch.tensor([0.5]), log=log)
+    rows = np.random.default_rng(0).normal((40, 6), (10, 2), (30, 2))
+    return Predictor(draws((2,), False), transform, (), recalibrated), rows
+
+
+def traced(fitted: Predictor, rows: np.ndarray) -> portable.Program:
+    return portable.trace(fitted, torch.from_numpy(rows), rng=Seed(0))
+
+
+def schema(fitted: Predictor, rows: np.ndarray, **more: object) -> dict[str, object]:
+    image = fitted.transform.kind == "image"
+    names = [] if image else [f"c{i}" for i in range(rows.shape[1])]
+    return {
+        "task": "classification" if fitted.classes else "regression",
+        "kind": fitted.transform.kind,
+        "classes": list(fitted.classes),
+        "targets": ["price"],
+        "features": names,
+        "input_shape": list(rows.shape[1:]),
+        **more,
+    }
+
+
+def test_a_temperature_is_part_of_the_program() -> None:
+    fitted, rows = images()
+    fitted.recalibration = Recalibration(3.0, torch.zeros(1))
+    (found,) = traced(fitted, rows).traced.module()(torch.from_numpy(rows))
+    plain = fitted.predict(rows, rng=Seed(0))
+    assert isinstance(plain, Categorical)
+    torch.testing.assert_close(found, torch.softmax(plain.log_probs / 3, -1), rtol=1e-5, atol=1e-6)
+    assert (found - plain.mean).abs().max() > 0.01, "the temperature changes the answers"
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_width_and_logarithms_are_part_of_the_program(log: bool) -> None:
+    """Against the moments of a large sample in closed form: draws of the widened mixture, in the targets' own units."""
+    fitted, rows = prices(log, Recalibration(1.5, torch.zeros(1)))
+    mean, variance = traced(fitted, rows).traced.module()(torch.from_numpy(rows))
+    inner = fitted.posterior.predict(fitted.transform.inputs(rows))
+    centre, sd = inner.mean.double(), 1.5 * inner.draw_variance.double().sqrt()
+    means = centre + 1.5 * (inner.draw_mean.double() - centre)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    z = means[..., None] + sd[..., None] * torch.tensor(nodes)
+    y = 2.0 + 0.5 * z
+    y = y.exp() if log else y
+    weight = torch.tensor(weights / weights.sum())
+    first = (y * weight).sum(-1).mean(0)
+    second = (y.square() * weight).sum(-1).mean(0)
+    torch.testing.assert_close(mean, first, rtol=1e-6, atol=0)
+    torch.testing.assert_close(variance, second - first.square(), rtol=1e-5, atol=0)
+
+
+def test_onnx_gives_the_same_answers_for_any_batch(tmp_path: Path) -> None:
+    fitted, rows = images()
+    assert portable.write_onnx(traced(fitted, rows), tmp_path / "m.onnx") <= portable.CLOSE
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    for count in (1, 13):
+        (found,) = session.run(None, {"rows": rows[:count]})
+        assert np.allclose(found, fitted.predict(rows[:count], rng=Seed(0)).mean, atol=1e-5)
+
+
+def test_quadrature_of_the_softmax_is_a_program_for_more_rows_than_it_takes_at_once() -> None:
+    data = make_tiny_images()
+    layer = {**GAUSSIAN, "covariance": "dense", "predictive": "quadrature"}
+    fitted = Predictor(posterior_of(fit("d_vbll", "student", data, layer=layer)), data.transform, data.classes)
+    rows = torch.from_numpy(np.concatenate([data.train.inputs] * 4)[:300])
+    (found,) = traced(fitted, data.train.inputs[:20]).traced.module()(rows)
+    torch.testing.assert_close(found, fitted.predict(rows, rng=Seed(0)).mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["vbll", "vbpc"])
+def test_triangular_systems_of_closed_forms_become_products(method: str, tmp_path: Path) -> None:
+    data = make_tiny_table() if method == "vbll" else make_tiny_images()
+    coreset = {"coreset": [fit(method, "coreset", data)]} if method == "vbpc" else {}
+    fitted = Predictor(posterior_of(fit(method, "student", data, coreset)), data.transform, data.classes)
+    program = traced(fitted, data.train.inputs[:30])
+    graph = str(program.traced.run_decompositions().graph)
+    assert "linalg_solve_triangular" in graph or "cholesky" in graph, "there is something to replace"
+    assert portable.write_onnx(program, tmp_path / "m.onnx") <= portable.CLOSE
+
+
+def test_a_posterior_that_draws_is_refused() -> None:
+    data = make_tiny_table()
+    fitted = Predictor(posterior_of(fit("dropout", "student", data)), data.transform)
+    with pytest.raises(UserError, match="draws when it predicts; distil it with dark_knowledge"):
+        traced(fitted, data.train.inputs[:8])
+
+
+def test_a_posterior_that_branches_on_its_values_is_refused_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    data = make_tiny_table()
+    fitted = Predictor(posterior_of(fit("gp", "student", data)), data.transform)
+    with pytest.raises(UserError, match=r"cannot be traced by torch\.export") as refused:
+        traced(fitted, data.train.inputs[:8])
+    assert "\n" not in str(refused.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_program_that_differs_is_refused() -> None:
+    fitted, rows = images()
+    program = traced(fitted, rows)
+    with pytest.raises(UserError, match=r"must give the posterior's answers to 1e-05"):
+        portable.difference(program.traced.module(), program.rows, tuple(1.0001 * m for m in program.meant))
+
+
+def blocked(folder: Path, script: str, rows: str, *names: str) -> list[dict[str, float]]:
+    """Run a script of an exported folder where importing ``names`` fails, and read what it prints."""
+    hook = f"import sys, runpy; sys.modules.update(dict.fromkeys({names!r})); sys.argv = [{script!r}, {rows!r}]\n"
+    hook += f"runpy.run_path({script!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", hook], cwd=folder, capture_output=True, text=True, check=True)
+    lines = (line.replace("} {", "}|{").split("|") for line in done.stdout.splitlines())
+    return [dict(zip(("first", "second"), map(ast.literal_eval, line), strict=False)) for line in lines]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("script", "names"), [("run_torch.py", ()), ("run_onnx.py", ("torch",))])
+def test_the_scripts_run_on_images_without_this_package(script: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    fitted, rows = images()
+    made = portable_folder.write(tmp_path, traced(fitted, rows), schema(fitted, rows), FACTS)
+    assert made == ["program.pt2", "model.onnx"]
+    np.save(tmp_path / "new.npy", rows)
+    found = blocked(tmp_path, script, "new.npy", "bdl_pipe", *names)
+    meant = fitted.predict(rows, rng=Seed(0)).mean.numpy()
+    assert [list(row["first"]) for row in found] == [list(CLASSES)] * len(rows)
+    assert np.allclose([list(row["first"].values()) for row in found], meant, atol=1e-5)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("script", "names"), [("run_torch.py", ()), ("run_onnx.py", ("torch",))])
+def test_a_script_codes_a_table_as_the_pipeline_does(script: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    """Gaps, categories that the file had and did not have, dates with and without a zone, hours."""
+    table = pa.table({name: pa.array(cells) for name, cells in CELLS.items()})
+    columns, matrix = described_matrix(table, KINDS, 20, "the table")  # type: ignore[arg-type]
+    encoding = Encoding.fit(columns, matrix)
+    width = encoding.width
+    transform = Transform("table", torch.zeros(width), torch.full((width,), 1e4), encoding=encoding)
+    transform = replace(transform, shift=torch.tensor([2.0]), scale=torch.tensor([0.5]))
+    fitted = Predictor(draws((width,), False), transform)
+    about = schema(fitted, matrix, features=list(CELLS), columns=[column.mapping() for column in columns])
+    portable_folder.write(tmp_path, traced(fitted, matrix), about, FACTS)
+    new = {**CELLS, "colour": ["blue", "unheard", None, "green", "red"]}
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["other", *reversed(new)])
+        writer.writerows(
+            ["x", *("" if cell is None else cell for cell in row)] for row in zip(*reversed(new.values()), strict=True)
+        )
+    found = blocked(tmp_path, script, "new.csv", "bdl_pipe", *names)
+    coded = coded_matrix(pa.table({name: pa.array(cells) for name, cells in new.items()}), columns, "new")
+    meant = fitted.predict(coded, rng=Seed(0))
+    assert np.allclose([row["first"]["price"] for row in found], meant.mean[:, 0], rtol=1e-5)
+    assert np.allclose([row["second"]["price"] for row in found], meant.variance[:, 0], rtol=1e-5)
+
+
+def test_the_card_says_what_goes_in_what_comes_out_and_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted, rows = prices()
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    made = portable_folder.write(tmp_path, traced(fitted, rows), schema(fitted, rows), FACTS | {"Test nll": "1.2"})
+    assert made == ["program.pt2"] and not (tmp_path / "run_onnx.py").exists()
+    text = (tmp_path / "README.md").read_text()
+    for part in (
+        "float64 [n, 2]",
+        "mean and variance [n, target]",
+        "| Test nll | 1.2 |",
+        "pip install 'bdl-pipe[onnx]'",
+    ):
+        assert part in text
+    assert json.loads((tmp_path / "schema.json").read_text())["features"] == ["c0", "c1"]
