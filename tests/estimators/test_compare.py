@@ -118,5 +118,5 @@ def test_without_matplotlib_the_error_names_what_to_install(
         return own(name, globals, locals, fromlist, level)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"plots need matplotlib: pip install 'bdl-pipe\[plots\]'"):
+    with pytest.raises(ImportError, match=r"plots need matplotlib: pip install 'bdl-pipe\[figures\]'"):
         regression.plot_cost()

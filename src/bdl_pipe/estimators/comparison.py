@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
-import pandas as pd
 
 from ..metrics import COSTS, METRICS, metric_of
 from ..metrics.comparison import Difference
@@ -20,6 +19,8 @@ from ..metrics.standings import Candidate, difference, sentences, standings
 from ..scores import Estimate, Quantity, RunScores
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..figures import Drawing, Mark
 
 _COSTS: Final = ("fit_seconds", "seconds_per_1000")
@@ -64,23 +65,23 @@ class Comparison:
         self._candidates = {name: Candidate(name, name, of, Path(), method=name) for name, of in scores.items()}
 
     @cached_property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """Every score of every method, means over folds: a row a method, the lowest NLL first."""
         return self._frame(lambda of: of.mean)
 
     @cached_property
-    def errors(self) -> pd.DataFrame:
+    def errors(self) -> "pd.DataFrame":
         """Their standard errors over folds, which share training rows: for differences see :attr:`differences`."""
         return self._frame(lambda of: math.nan if of.error is None else of.error)
 
     @cached_property
-    def differences(self) -> pd.DataFrame:
+    def differences(self) -> "pd.DataFrame":
         """Each method's losses less those of the method with the lowest NLL, in pairs over folds.
 
         Columns: metric, method, to, mean, error, low, high, apart. Losses are the NLL, and the RMSE or minus the
         accuracy. Errors are Nadeau and Bengio's; the 95 % intervals from low to high hold together for all methods.
         """
-        best, *others = self.table.index
+        pd, (best, *others) = _pandas(), self.table.index
         rows = []
         for metric in ("nll", self._accuracy):
             for name in others:
@@ -150,7 +151,9 @@ class Comparison:
             for metric in self.table.columns
             if metric in METRICS or metric in _COSTS
         }
-        frame = pd.DataFrame(cells, index=self.table.index).rename(columns=lambda metric: metric_of(metric).label)
+        frame = (
+            _pandas().DataFrame(cells, index=self.table.index).rename(columns=lambda metric: metric_of(metric).label)
+        )
         return f"{frame.to_html(escape=True)}<p>{self.verdict}</p>"
 
     @property
@@ -164,11 +167,11 @@ class Comparison:
         mean, error = (float(of.at[name, metric]) for of in (self.table, self.errors))  # type: ignore[arg-type]
         return f"{mean:.4g}" if metric in _COSTS or not math.isfinite(error) else f"{mean:.4g} ± {error:.2g}"
 
-    def _frame(self, value: Any) -> pd.DataFrame:
+    def _frame(self, value: Any) -> "pd.DataFrame":
         known = {of.metric for each in self.scores.values() for of in each.quantities}
         names = [name for name in (*METRICS, *_ALL_COSTS) if name in known]
         rows = {name: {metric: _value(of, metric, value) for metric in names} for name, of in self.scores.items()}
-        frame = pd.DataFrame.from_dict(rows, orient="index", columns=names)
+        frame: pd.DataFrame = _pandas().DataFrame.from_dict(rows, orient="index", columns=names)
         order: Sequence[str] = sorted(
             rows, key=lambda name: (_value(self.scores[name], "nll", lambda of: of.mean), name)
         )
@@ -181,11 +184,19 @@ def _value(of: RunScores, metric: str, value: Any) -> float:
     return math.nan if known is None else value(known)
 
 
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise ImportError("tables of a comparison need pandas: pip install 'bdl-pipe[figures]'") from None
+    return pandas
+
+
 def _figures() -> Any:
     try:
         from .. import figures
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("matplotlib"):
             raise
-        raise ImportError("plots need matplotlib: pip install 'bdl-pipe[plots]'") from None
+        raise ImportError("plots need matplotlib: pip install 'bdl-pipe[figures]'") from None
     return figures
