@@ -33,6 +33,10 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
         UserError as UserError,
         require as require,
     )
+    from .estimators.classifier import BayesianClassifier as BayesianClassifier
+    from .estimators.compare import compare as compare
+    from .estimators.comparison import Comparison as Comparison
+    from .estimators.regressor import BayesianRegressor as BayesianRegressor
     from .evaluation import EvaluateConfig as EvaluateConfig, register_ood_score as register_ood_score
     from .joint_predictive import (
         GaussianFunctions as GaussianFunctions,
@@ -98,10 +102,13 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
 PLACES: Final = {  # name -> the module that it is in, and what it is called there where that is another name
     "Architecture": "networks",
     "ArtifactError": "errors",
+    "BayesianClassifier": "estimators.classifier",
+    "BayesianRegressor": "estimators.regressor",
     "Categorical": "predictive",
     "CheckpointFiles": "checkpoint_files",
     "CheckpointFolder": "checkpoint_files",
     "Checkpointed": "checkpoints",
+    "Comparison": "estimators.comparison",
     "ConfigError": "errors",
     "Continuous": "predictive",
     "DataError": "errors",
@@ -147,6 +154,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "UserError": "errors",
     "bayesianise": "own_model.bayesianise",
     "build_network": "networks:build",
+    "compare": "estimators.compare",
     "fit_epochs": "training.fit",
     "inspect_images": "data.inspect.images",
     "inspect_table": "data.inspect.table",
