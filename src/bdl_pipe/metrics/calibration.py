@@ -27,7 +27,7 @@ Measure = Callable[[Probs, Labels], Float[np.ndarray, " draw"]]
 
 BINS: Final = 15
 _NODES: Final = 2048  # intervals of the grid on [0, 1] of the smooth error
-_HALVINGS: Final = 22
+_TOLERANCES: Final = {"xatol": 1e-7, "xrtol": 1e-6}  # of the smooth error
 
 
 def stated(probs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -95,6 +95,7 @@ def smooth_error(at: Float[np.ndarray, " row"], residuals: Float[np.ndarray, "dr
     σ within 0.001).
     """
     from scipy.fft import dct
+    from scipy.optimize.elementwise import find_root
 
     left = np.minimum((at * _NODES).astype(np.int64), _NODES - 1)
     share = at * _NODES - left
@@ -104,14 +105,15 @@ def smooth_error(at: Float[np.ndarray, " row"], residuals: Float[np.ndarray, "dr
         mass[row] += np.bincount(left + 1, values * share, _NODES + 1)
     mass[:, 1:-1] /= 2  # this type of transform doubles what is inside
     waves = dct(mass / len(at), type=1, axis=1)
-    low, high = np.zeros(len(residuals)), np.ones(len(residuals))
     squares = (np.pi * np.arange(_NODES + 1)) ** 2 / 2
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        density = np.abs(dct(waves * np.exp(-squares * middle[:, None] ** 2), type=1, axis=1))
-        above = (density[:, 1:-1].sum(1) + (density[:, 0] + density[:, -1]) / 2) / _NODES > middle
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
-    return np.where(low > 0, (low + high) / 2, 0.0)
+
+    def excess(sigma: np.ndarray, which: np.ndarray) -> np.ndarray:
+        density = np.abs(dct(waves[which] * np.exp(-squares * sigma[:, None] ** 2), type=1, axis=1))
+        integral: np.ndarray = (density.sum(1) - (density[:, 0] + density[:, -1]) / 2) / _NODES
+        return integral - sigma
+
+    rows = np.arange(len(residuals))
+    return find_root(excess, (np.zeros(len(rows)), np.full(len(rows), 2.0)), args=(rows,), tolerances=_TOLERANCES).x
 
 
 def _largest(probs: Probs, labels: Labels) -> tuple[np.ndarray, np.ndarray]:

@@ -28,7 +28,11 @@ OfPredictions = Callable[[Any], float | None]  # the argument is of the metric's
 Task = Literal["classes", "regression", "both"]
 
 LEVEL: Final = 0.9
-_KINDS: Final = {"classes": StoredClasses, "regression": StoredValues, "both": Stored}
+_KINDS: Final[dict[Task, tuple[type, ...]]] = {
+    "classes": (StoredClasses,),
+    "regression": (StoredValues,),
+    "both": (StoredClasses, StoredValues),
+}
 
 
 @dataclass(frozen=True)
