@@ -11,7 +11,7 @@ from torchmetrics.functional.classification import binary_calibration_error
 
 from bdl_pipe.errors import DataError
 from bdl_pipe.metrics import calibration
-from bdl_pipe.metrics.calibration import MEASURES, adaptive, class_wise, equal_mass, smooth, smooth_error, stated
+from bdl_pipe.metrics.calibration import MEASURES, adaptive, class_wise, equal_mass, smooth_error, stated
 from bdl_pipe.seeds import Seed
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from ..errors import DataError
 from ..seeds import Seed
@@ -31,13 +31,13 @@ class StoredClasses:
     """The predictions of classes of one fit.
 
     Attributes:
-        probs: of the mixture, in float64; each row sums to 1.
-        labels: the true classes.
+        probs: of the mixture [row, class], in float64; each row sums to 1.
+        labels: the true classes [row].
         rng: the address of whatever a metric draws.
     """
 
-    probs: Float[np.ndarray, "row class"]
-    labels: Int[np.ndarray, " row"]
+    probs: np.ndarray
+    labels: np.ndarray
     rng: Seed
 
     def __post_init__(self) -> None:
@@ -72,15 +72,15 @@ class StoredValues:
     """The predictions of regression of one fit, in original units.
 
     Attributes:
-        targets, means, variances: of each output.
-        log_prob: the log density of each row's targets.
+        targets, means, variances: of each output [row, output].
+        log_prob: the log density of each row's targets [row].
         rng: the address of whatever a metric draws.
     """
 
-    targets: Float[np.ndarray, "row output"]
-    means: Float[np.ndarray, "row output"]
-    variances: Float[np.ndarray, "row output"]
-    log_prob: Float[np.ndarray, " row"]
+    targets: np.ndarray
+    means: np.ndarray
+    variances: np.ndarray
+    log_prob: np.ndarray
     rng: Seed
 
     def __post_init__(self) -> None:
