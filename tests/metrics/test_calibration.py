@@ -31,6 +31,12 @@ def test_bins_of_equal_mass_hold_as_many_values_each_and_equal_values_share_a_bi
     assert equal_mass(np.array([0.7]), 15).tolist() == [0]
 
 
+def test_bins_of_equal_width_hold_their_upper_end_and_the_first_one_holds_zero() -> None:
+    edges = np.linspace(0, 1, 6)
+    assert calibration.equal_width(edges, 5).tolist() == [0, 0, 1, 2, 3, 4]
+    assert calibration.equal_width(np.nextafter(edges[:-1], 1), 5).tolist() == [0, 1, 2, 3, 4]
+
+
 def test_the_adaptive_error_is_the_sum_over_a_sorted_list() -> None:
     """240 different confidences in 12 bins of 20; bins of equal width, the wrong variant, are elsewhere."""
     probs, labels = random_rows()

@@ -180,6 +180,8 @@ def test_widths_at_equal_coverage_forget_a_scale_and_infinite_ones_say_so() -> N
     factor = np.sort(np.abs(noise[known]))[90]  # ⌈101·.9⌉ = 91st
     np.testing.assert_allclose((narrow.high - narrow.low)[others], 2 * factor * sd[others], rtol=1e-9)
     assert narrow.width == pytest.approx((narrow.high - narrow.low).mean())
+    skewed = halves.widened(centre - sd, centre, centre + 3 * sd, targets, 0.9, Seed(0))
+    np.testing.assert_allclose(skewed.high - centre, 3 * (centre - skewed.low), rtol=1e-9)  # arms keep their ratio
     same = halves.moved(centre - sd, centre + sd, targets, 0.9, Seed(0))
     assert binom.ppf(ALARM, 200, 0.85) <= same.holds(targets).sum()
     few = halves.widened(centre[:6] - 1, centre[:6], centre[:6] + 1, targets[:6], 0.9, Seed(0))

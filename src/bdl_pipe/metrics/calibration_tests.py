@@ -10,7 +10,8 @@ The interval is the basic bootstrap's, [2θ − q_high, 2θ − q_low], cut off 
 with replacement. An error is a sum of absolute gaps, and no bootstrap knows its bias where gaps are near 0. With 15
 bins whose normal gaps are g standard errors each, the interval of 90 % held the true error in 79, 78, 82, 87 and 89 %
 of 1,500 samples at g = 1, 1.5, 2, 3 and 5, and the percentile interval [q_low, q_high] in 35, 79, 89, 91 and 90 %; at
-g = 0.5 in 80 % and never. Where an error is near its value under perfect calibration, the p-value is what to read.
+g = 0.5 in 80 % and never. At g = 0 it held 0 in 24 %: where an error is near its value under perfect calibration, read
+the p-value and no interval.
 """
 
 from collections.abc import Iterator

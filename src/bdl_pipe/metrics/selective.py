@@ -64,12 +64,12 @@ class RiskCoverage:
         return float(self.coverage[held[-1]]) if len(held) else 0.0
 
 
-def risk_coverage(losses: Float[np.ndarray, " row"], uncertainty: Float[np.ndarray, " row"]) -> RiskCoverage:
+def risk_coverage(losses: np.ndarray, uncertainty: np.ndarray) -> RiskCoverage:
     """Return the curve of accepting the least uncertain rows first.
 
     Args:
-        losses: of the answers: whether it is wrong, or its squared error.
-        uncertainty: higher where an answer should be refused.
+        losses: of the answers [row]: whether it is wrong, or its squared error.
+        uncertainty: higher where an answer should be refused [row].
 
     Raises:
         DataError: there is no row, the lengths differ, or a number is not finite.
@@ -84,17 +84,17 @@ def risk_coverage(losses: Float[np.ndarray, " row"], uncertainty: Float[np.ndarr
     return RiskCoverage(np.repeat(shared, count).cumsum())
 
 
-def oracle(losses: Float[np.ndarray, " row"]) -> RiskCoverage:
+def oracle(losses: np.ndarray) -> RiskCoverage:
     """Return the curve of refusing the largest losses first: no order is better."""
     return risk_coverage(losses, losses)
 
 
-def by_chance(losses: Float[np.ndarray, " row"]) -> RiskCoverage:
+def by_chance(losses: np.ndarray) -> RiskCoverage:
     """Return the expected curve of the order by chance: the mean loss at every coverage."""
     return risk_coverage(losses, np.zeros(len(losses)))
 
 
-def gain(losses: Float[np.ndarray, " row"], uncertainty: Float[np.ndarray, " row"]) -> float | None:
+def gain(losses: np.ndarray, uncertainty: np.ndarray) -> float | None:
     """Return which share of what an oracle saves of the AUGRC is saved: 1 for the oracle, 0 by chance, or below.
 
     Returns:
