@@ -1,0 +1,96 @@
+"""Brier's score as reliability − resolution + uncertainty, of every class.
+
+With n_b rows in bin b of a class's probability, their mean probability p_b, their share of the class o_b and the share
+o of all n rows (Murphy 1973),
+
+    reliability Σ_b (n_b/n) (p_b − o_b)²,   resolution Σ_b (n_b/n) (o_b − o)²,   uncertainty o (1 − o).
+
+Low reliability is good: what is said is what happens. High resolution is good: bins differ in what happens. The
+uncertainty is the labels' own. Reliability and resolution are both biased upwards by shares that vary, by
+V = Σ_b (n_b/n) o_b(1 − o_b)/(n_b − 1) on average. The corrected parts are the ones of Ferro & Fricker (2012):
+reliability − V, resolution − V + o(1 − o)/(n − 1), and uncertainty + o(1 − o)/(n − 1). Reliability is then unbiased
+where the bins of the rows are fixed, the sum of the parts is unchanged, and a part may be below 0.
+
+Inside a bin probabilities differ, and the score of p_b is not that of them (Stephenson et al. 2008). The rest is
+``within`` = Σ_i [(p_i − y_i)² − (p_b − y_i)²] / n, so that the four parts add up to Brier's score exactly.
+All parts are sums over classes, as :func:`bdl_pipe.metrics.brier` is.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .calibration import BINS, equal_mass, stated
+
+
+@dataclass(frozen=True)
+class BrierParts:
+    """The parts of Brier's score, summed over classes; see the module."""
+
+    reliability: float
+    resolution: float
+    uncertainty: float
+    within: float
+
+    @property
+    def brier(self) -> float:
+        """Return Brier's score, the sum over classes."""
+        return self.reliability - self.resolution + self.uncertainty + self.within
+
+
+def brier_parts(
+    probs: np.ndarray, labels: np.ndarray, bins: int = BINS, *, corrected: bool = True
+) -> BrierParts | None:
+    """Compute the parts over bins of equal mass of each class's probability.
+
+    Args:
+        probs: [row, class].
+        labels: [row].
+        corrected: by Ferro & Fricker (2012). A bin of one row shows no variance, and joins its neighbour.
+
+    Returns:
+        None: there is one row, and the parts should be corrected.
+
+    Raises:
+        DataError: see :func:`.calibration.stated`.
+    """
+    probs, observed = stated(probs, labels)
+    if corrected and len(probs) < 2:
+        return None
+    truth = observed[0][:, None] == np.arange(probs.shape[1])
+    parts = [_of_event(p, y, bins, corrected=corrected) for p, y in zip(probs.T, truth.T.astype(float), strict=True)]
+    return BrierParts(*np.sum(parts, axis=0).tolist())
+
+
+def _of_event(probs: np.ndarray, happened: np.ndarray, bins: int, *, corrected: bool) -> tuple[float, ...]:
+    place = _without_single(equal_mass(probs, bins)) if corrected else equal_mass(probs, bins)
+    _, place, count = np.unique(place, return_inverse=True, return_counts=True)
+    rows = len(probs)
+    said, share = np.bincount(place, probs) / count, np.bincount(place, happened) / count
+    overall = happened.mean()
+    reliability = count @ (said - share) ** 2 / rows
+    resolution = count @ (share - overall) ** 2 / rows
+    uncertainty = overall * (1 - overall)
+    within = np.mean((probs - happened) ** 2 - (said[place] - happened) ** 2)
+    if corrected:
+        varying = float(np.sum(count / rows * share * (1 - share) / (count - 1)))
+        of_all = uncertainty / (rows - 1)
+        reliability -= varying
+        resolution += of_all - varying
+        uncertainty += of_all
+    return float(reliability), float(resolution), float(uncertainty), float(within)
+
+
+def _without_single(place: np.ndarray) -> np.ndarray:
+    """Join each bin of one row with the bin before it, and the first one with the next."""
+    found = place.copy()
+    before = -1
+    for one, count in zip(*np.unique(place, return_counts=True), strict=True):
+        if count == 1 and before >= 0:
+            found[place == one] = before
+        else:
+            before = one
+    numbers, counts = np.unique(found, return_counts=True)
+    if counts[0] == 1 and len(numbers) > 1:
+        found[found == numbers[0]] = numbers[1]
+    return found

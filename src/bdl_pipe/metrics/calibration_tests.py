@@ -1,0 +1,106 @@
+"""Is a calibration error more than chance? Its value under perfect calibration, a p-value, and an interval.
+
+An estimated calibration error is above 0 even where every probability is right, since shares in a bin vary. Labels that
+are drawn from the stated probabilities show by how much (consistency resampling: Bröcker & Smith 2007; Vaicenavicius
+et al. 2019). With R such draws the p-value is (1 + number of draws whose error is at least the observed
+one) / (R + 1). Where the probabilities are right, the observed labels are one more such draw, so that the p-value is at
+most α with a probability of at most α, exactly and for every number of rows: α is the rate of false alarms.
+
+The interval is the basic bootstrap's, [2θ − q_high, 2θ − q_low], cut off at 0 (Davison & Hinkley 1997), over rows drawn
+with replacement. An error is a sum of absolute gaps, and no bootstrap knows its bias where gaps are near 0. With 15
+bins whose normal gaps are g standard errors each, the interval of 90 % held the true error in 79, 78, 82, 87 and 89 %
+of 1,500 samples at g = 1, 1.5, 2, 3 and 5, and the percentile interval [q_low, q_high] in 35, 79, 89, 91 and 90 %; at
+g = 0.5 in 80 % and never. At g = 0 it held 0 in 24 %: where an error is near its value under perfect calibration, read
+the p-value and no interval.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import require
+from ..seeds import Seed
+from .calibration import Labels, Measure, Probs, stated
+
+_NUMBERS = 2**22  # labels drawn at a time
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A calibration error beside its values under perfect calibration.
+
+    Attributes:
+        value: the error.
+        expected: its mean where the stated probabilities are right, on as many rows.
+        p_value: how often an error at least as large arises where they are right.
+        draws: how many columns of labels were drawn for both; the p-value is at least 1/(draws + 1).
+    """
+
+    value: float
+    expected: float
+    p_value: float
+    draws: int
+
+    @property
+    def excess(self) -> float:
+        """Return the error beyond its mean under perfect calibration, which may be below 0."""
+        return self.value - self.expected
+
+    def miscalibrated(self, false_alarms: float = 0.05) -> bool:
+        """Say whether the probabilities are wrong, with a rate of false alarms of at most ``false_alarms``."""
+        require(1 / (self.draws + 1) <= false_alarms < 1, "false_alarms", "must be in [1/(draws + 1), 1)", false_alarms)
+        return self.p_value <= false_alarms
+
+
+def check(measure: Measure, probs: np.ndarray, labels: np.ndarray, rng: Seed, draws: int = 199) -> Checked:
+    """Compute a calibration error and compare it with errors of labels drawn from the stated probabilities.
+
+    Args:
+        probs: [row, class].
+        labels: [row].
+        rng: the address of the drawn labels.
+
+    Raises:
+        ConfigError: ``draws`` is below 1.
+        DataError: see :func:`.calibration.stated`.
+    """
+    require(draws >= 1, "draws", "must be at least 1", draws)
+    probs, observed = stated(probs, labels)
+    value = float(measure(probs, observed)[0])
+    errors = np.concatenate([measure(probs, columns) for columns in drawn_labels(probs, rng, draws)])
+    as_large = int((errors >= value - 1e-12).sum())  # sums in another order may differ in the last digit
+    return Checked(value, float(errors.mean()), (1 + as_large) / (draws + 1), draws)
+
+
+def drawn_labels(probs: Probs, rng: Seed, draws: int) -> Iterator[Labels]:
+    """Yield columns of labels [draw, row] drawn from the stated probabilities, some at a time, ``draws`` in all."""
+    generator, until = rng.fold("labels").numpy(), probs.cumsum(1)[:, :-1]
+    together = max(1, min(draws, _NUMBERS // len(probs)))
+    for start in range(0, draws, together):
+        columns = np.empty((min(together, draws - start), len(probs)), np.int64)
+        for column in columns:
+            column[:] = (until <= generator.random((len(probs), 1))).sum(1)
+        yield columns
+
+
+def interval(
+    measure: Measure, probs: np.ndarray, labels: np.ndarray, rng: Seed, level: float = 0.9, draws: int = 199
+) -> tuple[float, float]:
+    """Return the ends of the basic bootstrap's interval of a calibration error, over rows.
+
+    Args:
+        rng: the address of the drawn rows.
+
+    Raises:
+        ConfigError: ``level`` is not in (0, 1), or ``draws`` are too few for it.
+        DataError: see :func:`.calibration.stated`.
+    """
+    require(0 < level < 1, "level", "must be in (0, 1)", level)
+    require((draws + 1) * (1 - level) / 2 >= 1 - 1e-9, "draws", f"must be more at the level {level}", draws)
+    probs, observed = stated(probs, labels)
+    value, generator, rows = float(measure(probs, observed)[0]), rng.fold("rows").numpy(), len(probs)
+    picked = (generator.integers(rows, size=rows) for _ in range(draws))
+    errors = np.array([measure(probs[rows_], observed[:, rows_])[0] for rows_ in picked])
+    low, high = np.quantile(errors, [(1 - level) / 2, (1 + level) / 2], method="weibull")
+    return max(0.0, 2 * value - float(high)), max(0.0, 2 * value - float(low))

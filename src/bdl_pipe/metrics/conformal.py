@@ -1,0 +1,172 @@
+"""Conformal sets of classes and intervals, from calibration rows; and how often they hold in groups of rows.
+
+With scores r_1 … r_n of calibration rows and q their ⌈(n + 1)·level⌉-th smallest, the set {y: r(x, y) ≤ q} holds a new
+target with a probability between ``level`` and, where no scores are equal, ``level`` + 1/(n + 1) (Vovk, Gammerman &
+Shafer 2005). It holds on average over calibration and new rows, whatever the posterior is. Scores of class k:
+
+- LAC: 1 − p_k (Sadinle, Lei & Wasserman 2019). The smallest sets on average; hard rows are held less often.
+- APS: the probability of all likelier classes + u p_k, with u uniform on [0, 1] (Romano, Sesia & Candès 2020). The sets
+  grow where a row is hard.
+- RAPS: APS + weight · max(0, rank of k − beyond) (Angelopoulos et al. 2021). Improbable classes are left out of sets.
+
+Of regression CQR takes max(low(x) − y, y − high(x)), so that an interval from quantiles low and high moves both of its
+ends by q (Romano, Patterson & Candès 2019); q may be below 0.
+Sets of APS and RAPS may be empty, which the exact probability needs.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from ..errors import DataError, require
+
+_WEIGHT: Final = 0.01
+_BEYOND: Final = 5
+
+
+def threshold(scores: Float[np.ndarray, " n"], level: float) -> float:
+    """Return the ⌈(n + 1)·level⌉-th smallest score; ∞ where there are fewer, so that a set holds everything.
+
+    Raises:
+        ConfigError: the level is not in (0, 1).
+        DataError: a score is not a number.
+    """
+    require(0 < level < 1, "level", "must be in (0, 1)", level)
+    if np.isnan(scores).any():
+        raise DataError("conformal scores must be numbers, got NaN")
+    place = math.ceil((len(scores) + 1) * level - 1e-9)  # 100·0.55 is 55 and not 56
+    return float(np.partition(scores, place - 1)[place - 1]) if place <= len(scores) else math.inf
+
+
+def lac(probs: Float[np.ndarray, "row class"]) -> Float[np.ndarray, "row class"]:
+    """Return 1 − p of each class."""
+    return 1 - np.asarray(probs, np.float64)
+
+
+def aps(
+    probs: Float[np.ndarray, "row class"], uniform: Float[np.ndarray, " row"] | float
+) -> Float[np.ndarray, "row class"]:
+    """Return the probability of all likelier classes + u p of each class.
+
+    Args:
+        uniform: u of each row, drawn from [0, 1]; 1 for all rows is the score without chance, whose sets hold too much.
+    """
+    return raps(probs, uniform, weight=0.0)
+
+
+def raps(
+    probs: Float[np.ndarray, "row class"],
+    uniform: Float[np.ndarray, " row"] | float,
+    weight: float = _WEIGHT,
+    beyond: int = _BEYOND,
+) -> Float[np.ndarray, "row class"]:
+    """Return APS's score + ``weight`` · max(0, rank − ``beyond``) of each class; the likeliest class has the rank 1.
+
+    Of equally likely classes the first counts as the likelier one.
+
+    Raises:
+        ConfigError: ``weight`` or ``beyond`` is below 0.
+    """
+    require(weight >= 0, "weight", "must be at least 0", weight)
+    require(beyond >= 0, "beyond", "must be at least 0", beyond)
+    probs = np.asarray(probs, np.float64)
+    order = np.argsort(-probs, axis=1, kind="stable")
+    ordered = np.take_along_axis(probs, order, axis=1)
+    share = np.broadcast_to(np.asarray(uniform, np.float64), len(probs))[:, None]
+    rank = np.arange(1, probs.shape[1] + 1)
+    found = ordered.cumsum(1) - (1 - share) * ordered + weight * np.maximum(0, rank - beyond)
+    scores = np.empty_like(found)
+    np.put_along_axis(scores, order, found, axis=1)
+    return scores
+
+
+def class_sets(
+    scores: Float[np.ndarray, "row class"],
+    calibration: Float[np.ndarray, "n class"],
+    labels: Int[np.ndarray, " n"],
+    level: float,
+) -> Bool[np.ndarray, "row class"]:
+    """Return which classes are in the conformal set of each row.
+
+    Args:
+        scores: of the rows, by the function that scored the calibration rows.
+        calibration: of the calibration rows.
+        labels: of the calibration rows.
+    """
+    own = calibration[np.arange(len(labels)), labels]
+    return scores <= threshold(own, level)
+
+
+def cqr(
+    low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"], targets: Float[np.ndarray, " n"], level: float
+) -> float:
+    """Return by how much both ends of an interval move outwards, from the quantiles and targets of calibration rows."""
+    return threshold(np.maximum(low - targets, targets - high), level)
+
+
+def widening(
+    low: Float[np.ndarray, " n"],
+    centre: Float[np.ndarray, " n"],
+    high: Float[np.ndarray, " n"],
+    targets: Float[np.ndarray, " n"],
+    level: float,
+) -> float:
+    """Return the factor of both arms, centre − low and high − centre, with which an interval holds new targets.
+
+    Args:
+        low, centre, high: low < centre < high of the calibration rows, such as the 5 %, 50 % and 95 % quantiles.
+    """
+    below, above = (centre - targets) / (centre - low), (targets - centre) / (high - centre)
+    return threshold(np.maximum(below, above), level)
+
+
+@dataclass(frozen=True)
+class Held:
+    """How often sets held the target in one group of rows.
+
+    Attributes:
+        group: the group's value.
+        count: its rows.
+        share: of them, in which the set held the target.
+        low, high: the exact interval of the probability (Clopper & Pearson 1934).
+    """
+
+    group: object
+    count: int
+    share: float
+    low: float
+    high: float
+
+    def differs(self, level: float) -> bool:
+        """Say whether the interval excludes ``level``."""
+        return not self.low <= level <= self.high
+
+
+def clopper_pearson(held: int, count: int, level: float = 0.95) -> tuple[float, float]:
+    """Return the exact interval of a probability, whose rate of missing it is at most 1 − ``level``."""
+    from scipy.stats import beta
+
+    outside = (1 - level) / 2
+    low = float(beta.ppf(outside, held, count - held + 1)) if held else 0.0
+    high = float(beta.ppf(1 - outside, held + 1, count - held)) if held < count else 1.0
+    return low, high
+
+
+def held_by_group(held: Bool[np.ndarray, " row"], groups: np.ndarray, confidence: float = 0.95) -> list[Held]:
+    """Count in each group of rows how often sets held the target, the least often first.
+
+    Args:
+        groups: [row], such as the predicted class, the true class, or a column of the inputs.
+        confidence: of all intervals together: each is at 1 − (1 − confidence)/(number of groups) (Bonferroni).
+    """
+    values, which, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    sums = np.bincount(which, np.asarray(held, np.float64), len(values)).astype(int)
+    each = 1 - (1 - confidence) / max(1, len(values))
+    found = [
+        Held(value, count, happened / count, *clopper_pearson(happened, count, each))
+        for value, count, happened in zip(values.tolist(), counts.tolist(), sums.tolist(), strict=True)
+    ]
+    return sorted(found, key=lambda one: one.share)

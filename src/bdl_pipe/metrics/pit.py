@@ -1,0 +1,107 @@
+"""Calibration of regression: the probability integral transform of the targets.
+
+F(y) of the target y under its own predictive distribution function F is uniform on [0, 1] where the predictives are
+right (Dawid 1984). Too many values at both ends: intervals are too narrow; too many in the middle: they are too wide;
+a slope: the mean is off to one side. :func:`pit` is exact for a mixture of draws, as ``cdf`` is. Targets are
+continuous, so that nothing is randomised.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import DataError, require
+from ..predictive import Continuous
+
+LEVELS: Final = 19  # 5 %, 10 %, … 95 %
+
+
+def pit(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Float[np.ndarray, "batch output"]:
+    """Return F(y) of each output by itself, in float64."""
+    return predictive.cdf(targets.double()).cpu().numpy()
+
+
+@dataclass(frozen=True)
+class PitHistogram:
+    """Counts of values in equal-width bins of [0, 1], and the band of all counts together under perfect calibration.
+
+    Attributes:
+        low, high: the counts that a bin may have. With a probability of at least the level, all bins lie inside.
+    """
+
+    count: Int[np.ndarray, " bin"]
+    low: int
+    high: int
+
+    @property
+    def outside(self) -> Int[np.ndarray, " some"]:
+        """Return the numbers of the bins whose count lies outside of the band."""
+        return np.flatnonzero((self.count < self.low) | (self.count > self.high))
+
+
+def pit_histogram(values: Float[np.ndarray, " row"], bins: int = 10, level: float = 0.95) -> PitHistogram:
+    """Count values of F(y) in bins, with the band of the binomial distribution (Bonferroni over bins).
+
+    Raises:
+        ConfigError: ``bins`` is below 1, or ``level`` is not in (0, 1).
+        DataError: see :func:`quantile_error`.
+    """
+    from scipy.stats import binom
+
+    require(bins >= 1, "bins", "must be at least 1", bins)
+    require(0 < level < 1, "level", "must be in (0, 1)", level)
+    values = _checked(values)
+    outside, rows = (1 - level) / bins / 2, len(values)
+    count = np.bincount(np.minimum((values * bins).astype(int), bins - 1), minlength=bins)
+    return PitHistogram(count, int(binom.ppf(outside, rows, 1 / bins)), int(binom.isf(outside, rows, 1 / bins)))
+
+
+@dataclass(frozen=True)
+class QuantileError:
+    """The calibration error of quantiles.
+
+    Attributes:
+        value: the mean over levels p of (share of targets below their quantile at p − p)².
+        expected: its exact mean where the predictives are right, p(1 − p)/n averaged over levels.
+        p_value: how often the largest gap over all levels in [0, 1] is at least the observed one where they are right
+            (the exact test of Kolmogorov and Smirnov).
+        levels, shares: the curve of the reliability diagram.
+    """
+
+    value: float
+    expected: float
+    p_value: float
+    levels: Float[np.ndarray, " level"]
+    shares: Float[np.ndarray, " level"]
+
+
+def quantile_error(values: Float[np.ndarray, " row"], levels: int = LEVELS) -> QuantileError:
+    """Compute the calibration error of quantiles (Kuleshov, Fenner & Ermon 2018, eq. 9) at j/(levels + 1).
+
+    Deviation: a mean over levels, not a sum, so that it does not grow with their number.
+
+    Args:
+        values: F(y) of each row.
+
+    Raises:
+        ConfigError: ``levels`` is below 1.
+        DataError: there is no row, or a value is not in [0, 1].
+    """
+    from scipy.stats import kstest
+
+    require(levels >= 1, "levels", "must be at least 1", levels)
+    values = _checked(values)
+    at = np.arange(1, levels + 1) / (levels + 1)
+    shares = np.searchsorted(np.sort(values), at, side="right") / len(values)
+    found, expected = np.mean((shares - at) ** 2), np.mean(at * (1 - at)) / len(values)
+    return QuantileError(float(found), float(expected), float(kstest(values, "uniform").pvalue), at, shares)
+
+
+def _checked(values: np.ndarray) -> np.ndarray:
+    found = np.asarray(values, np.float64)
+    if found.ndim != 1 or not len(found) or not ((found >= 0) & (found <= 1)).all():
+        raise DataError("values of a distribution function must be [row] and in [0, 1]")
+    return found

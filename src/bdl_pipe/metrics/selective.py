@@ -1,0 +1,106 @@
+"""Selective prediction: how much less is lost where the least certain answers are refused.
+
+Rows are accepted from the most to the least certain. With losses ℓ_(1) … ℓ_(n) in that order, the first k cost
+C_k = Σ_{i ≤ k} ℓ_(i): the risk at coverage k/n is C_k/k, the generalised risk C_k/n.
+
+- AURC: the mean over k of C_k/k (Geifman, Uziel & El-Yaniv 2019).
+- AUGRC: the area below the generalised risk, by trapezoids from (0, 0) (Traub et al. 2024). Of wrong answers,
+  ℓ ∈ {0, 1}, it is (1 − AUROC)·acc·(1 − acc) + (1 − acc)²/2 for the accuracy acc and the AUROC of detecting them.
+
+Rows that are equally certain are in random order, and everything here is the expectation over that order: each of them
+has the mean loss of its group, as C_k is linear in the losses.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from ..errors import DataError, require
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """The risk at each coverage 1/n, 2/n, … 1.
+
+    Attributes:
+        cost: C_k, the expected sum of the losses of the k most certain rows.
+    """
+
+    cost: Float[np.ndarray, " row"]
+
+    @property
+    def coverage(self) -> Float[np.ndarray, " row"]:
+        """Return k/n."""
+        return np.arange(1, len(self.cost) + 1) / len(self.cost)
+
+    @property
+    def risk(self) -> Float[np.ndarray, " row"]:
+        """Return C_k/k, the mean loss of what is accepted."""
+        return self.cost / np.arange(1, len(self.cost) + 1)
+
+    @property
+    def aurc(self) -> float:
+        """Return the mean risk over all coverages. For the order by chance it is the mean loss."""
+        return float(self.risk.mean())
+
+    @property
+    def augrc(self) -> float:
+        """Return the area below the generalised risk. For the order by chance it is half of the mean loss."""
+        return float((self.cost.sum() - self.cost[-1] / 2) / len(self.cost) ** 2)
+
+    def risk_at(self, coverage: float) -> float:
+        """Return the risk where at least the share ``coverage`` is accepted.
+
+        Raises:
+            ConfigError: ``coverage`` is not in (0, 1].
+        """
+        require(0 < coverage <= 1, "coverage", "must be in (0, 1]", coverage)
+        return float(self.risk[int(np.ceil(coverage * len(self.cost) - 1e-9)) - 1])
+
+    def coverage_at(self, risk: float) -> float:
+        """Return the largest coverage whose risk is at most ``risk``; 0 if there is none."""
+        held = np.flatnonzero(self.risk <= risk + 1e-12)  # the sum of .01s is not .01 exactly
+        return float(self.coverage[held[-1]]) if len(held) else 0.0
+
+
+def risk_coverage(losses: np.ndarray, uncertainty: np.ndarray) -> RiskCoverage:
+    """Return the curve of accepting the least uncertain rows first.
+
+    Args:
+        losses: of the answers [row]: whether it is wrong, or its squared error.
+        uncertainty: higher where an answer should be refused [row].
+
+    Raises:
+        DataError: there is no row, the lengths differ, or a number is not finite.
+    """
+    losses, uncertainty = np.asarray(losses, np.float64), np.asarray(uncertainty, np.float64)
+    if losses.ndim != 1 or not len(losses) or losses.shape != uncertainty.shape:
+        raise DataError(f"losses and uncertainties must be [row], got {losses.shape} and {uncertainty.shape}")
+    if not (np.isfinite(losses).all() and np.isfinite(uncertainty).all()):
+        raise DataError("losses and uncertainties must be finite")
+    _, group, count = np.unique(uncertainty, return_inverse=True, return_counts=True)
+    shared = np.bincount(group, losses) / count
+    return RiskCoverage(np.repeat(shared, count).cumsum())
+
+
+def oracle(losses: np.ndarray) -> RiskCoverage:
+    """Return the curve of refusing the largest losses first: no order is better."""
+    return risk_coverage(losses, losses)
+
+
+def by_chance(losses: np.ndarray) -> RiskCoverage:
+    """Return the expected curve of the order by chance: the mean loss at every coverage."""
+    return risk_coverage(losses, np.zeros(len(losses)))
+
+
+def gain(losses: np.ndarray, uncertainty: np.ndarray) -> float | None:
+    """Return which share of what an oracle saves of the AUGRC is saved: 1 for the oracle, 0 by chance, or below.
+
+    Returns:
+        None: all losses are equal, so that no order saves anything.
+    """
+    chance, best = by_chance(losses).augrc, oracle(losses).augrc
+    if chance - best <= 1e-12 * abs(chance):
+        return None
+    return (chance - risk_coverage(losses, uncertainty).augrc) / (chance - best)

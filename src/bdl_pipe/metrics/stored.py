@@ -1,0 +1,172 @@
+"""Stored predictions of one fit, as the metrics of :mod:`bdl_pipe.metrics.of_predictions` take them.
+
+for (split, seed), fit in stored.read(Path("work/evaluate/houses-vbll/predictions.parquet")):
+    print(split, seed, of_predictions.scores(fit))
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from jaxtyping import Float
+
+from ..errors import DataError
+from ..seeds import Seed
+from .calibration import MEASURES, stated
+from .calibration_tests import Checked, check
+
+DRAWS: Final = 199  # columns of labels drawn where the probabilities are taken to be right
+_NEARLY: Final = 1e-3  # of a log density that was stored in float32
+
+
+@dataclass(frozen=True, eq=False)
+class StoredClasses:
+    """The predictions of classes of one fit.
+
+    Attributes:
+        probs: of the mixture [row, class], in float64; each row sums to 1.
+        labels: the true classes [row].
+        rng: the address of whatever a metric draws.
+    """
+
+    probs: np.ndarray
+    labels: np.ndarray
+    rng: Seed
+
+    def __post_init__(self) -> None:
+        probs, labels = stated(self.probs, self.labels)
+        object.__setattr__(self, "probs", probs)
+        object.__setattr__(self, "labels", labels[0])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def losses(self) -> Float[np.ndarray, " row"]:
+        """Say of each row whether the most probable class is not the label: 1, else 0."""
+        return (self.probs.argmax(1) != self.labels).astype(np.float64)
+
+    @cached_property
+    def uncertainty(self) -> Float[np.ndarray, " row"]:
+        """Return 1 − the largest probability of each row."""
+        return 1 - self.probs.max(1)
+
+    @cached_property
+    def calibration(self) -> dict[str, Checked]:
+        """Return the calibration errors with their values under perfect calibration: measure -> result."""
+        return {
+            name: check(measure, self.probs, self.labels, self.rng.fold(name), DRAWS)
+            for name, measure in MEASURES.items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class StoredValues:
+    """The predictions of regression of one fit, in original units.
+
+    Attributes:
+        targets, means, variances: of each output [row, output].
+        log_prob: the log density of each row's targets [row].
+        rng: the address of whatever a metric draws.
+    """
+
+    targets: np.ndarray
+    means: np.ndarray
+    variances: np.ndarray
+    log_prob: np.ndarray
+    rng: Seed
+
+    def __post_init__(self) -> None:
+        shapes = {part.shape for part in (self.targets, self.means, self.variances)}
+        if len(shapes) != 1 or self.targets.ndim != 2 or self.log_prob.shape != self.targets.shape[:1]:
+            raise DataError(f"predictions must have targets, means and variances [row, output], got {sorted(shapes)}")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @cached_property
+    def losses(self) -> Float[np.ndarray, " row"]:
+        """Return the squared error of the mean, averaged over outputs."""
+        return ((self.targets - self.means) ** 2).mean(1)
+
+    @cached_property
+    def uncertainty(self) -> Float[np.ndarray, " row"]:
+        """Return the predicted variance, averaged over outputs."""
+        return self.variances.mean(1)
+
+    @cached_property
+    def gaussian(self) -> bool:
+        """Say whether the predictive is one Gaussian of one output: its log densities are the stored ones.
+
+        A mixture of Gaussians is none, and its quantiles do not follow from what is stored.
+        """
+        from scipy.stats import norm
+
+        if self.targets.shape[1] != 1:
+            return False
+        density = norm.logpdf(self.targets, self.means, np.sqrt(self.variances))[:, 0]
+        return bool(np.allclose(density, self.log_prob, rtol=_NEARLY, atol=_NEARLY))
+
+    @cached_property
+    def pit(self) -> Float[np.ndarray, " row"] | None:
+        """Return F(y) of each row; None where the predictive is not one Gaussian."""
+        from scipy.stats import norm
+
+        if not self.gaussian:
+            return None
+        return norm.cdf(self.targets, self.means, np.sqrt(self.variances))[:, 0]
+
+    def quantile(self, level: float) -> Float[np.ndarray, " row"] | None:
+        """Return the quantile of each row; None where the predictive is not one Gaussian."""
+        from scipy.stats import norm
+
+        return norm.ppf(level, self.means, np.sqrt(self.variances))[:, 0] if self.gaussian else None
+
+
+Stored = StoredClasses | StoredValues
+
+
+def read(path: Path, rng: Seed = Seed(0)) -> Iterator[tuple[tuple[int, int], Stored]]:
+    """Yield ((split, seed), predictions) of each fit in a ``predictions.parquet``.
+
+    Raises:
+        DataError: the file is no table of predictions.
+    """
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path} must be a table of predictions: {error}") from error
+    missing = {"split", "seed", "log_prob"} - {*table.column_names}
+    if missing:
+        raise DataError(f"{path} must have the columns split, seed and log_prob, got no {sorted(missing)}")
+    fits = table.select(["split", "seed"]).group_by(["split", "seed"]).aggregate([]).to_pylist()
+    for split, seed in sorted((one["split"], one["seed"]) for one in fits):
+        rows = table.filter(pc.and_(pc.equal(table["split"], split), pc.equal(table["seed"], seed)))
+        yield (split, seed), of_table(rows, rng.fold(split, seed))
+
+
+def of_table(rows: pa.Table, rng: Seed = Seed(0)) -> Stored:
+    """Return the predictions of one fit from its table, as :func:`bdl_pipe.evaluation.score_clean` makes it.
+
+    Raises:
+        DataError: columns are missing, or see the classes of this module.
+    """
+    if "p_0" in rows.column_names:
+        return StoredClasses(_columns(rows, "p", several=True), _columns(rows, "target")[:, 0], rng)
+    targets, means, variances = (_columns(rows, name) for name in ("target", "mean", "variance"))
+    return StoredValues(targets, means, variances, _columns(rows, "log_prob")[:, 0], rng)
+
+
+def _columns(rows: pa.Table, name: str, *, several: bool = False) -> np.ndarray:
+    pattern = re.compile(rf"{name}_\d+" if several else rf"{name}(_\d+)?")
+    names = [column for column in rows.column_names if pattern.fullmatch(column)]
+    if not names:
+        raise DataError(f"predictions must have a column {name}, got {', '.join(rows.column_names)}")
+    return np.stack([rows[column].to_numpy().astype(np.float64) for column in names], axis=1)

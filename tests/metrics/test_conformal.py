@@ -1,0 +1,188 @@
+"""Conformal scores by loops, their exact distribution, and coverage within binomial bands."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from scipy.stats import binom
+
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.metrics import halves
+from bdl_pipe.metrics.conformal import (
+    aps,
+    class_sets,
+    clopper_pearson,
+    cqr,
+    held_by_group,
+    lac,
+    raps,
+    threshold,
+    widening,
+)
+from bdl_pipe.seeds import Seed
+
+ALARM = 1e-6  # of each statistical test below; seeds are fixed
+
+
+def drawn(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of six classes, and labels drawn from them."""
+    random = Seed(seed).fold("conformal").numpy()
+    probs = random.dirichlet(np.full(6, 0.5), size=rows)
+    return probs, (probs.cumsum(1)[:, :-1] <= random.random((rows, 1))).sum(1)
+
+
+def test_the_threshold_is_the_smallest_score_with_its_rank() -> None:
+    scores = np.array([5.0, 1, 4, 2, 3, 9, 8, 7, 6])
+    assert [threshold(scores, level) for level in (0.05, 0.1, 0.11, 0.55, 0.9)] == [1, 1, 2, 6, 9]
+    assert threshold(scores, 0.91) == math.inf == threshold(np.zeros(0), 0.5)
+    assert threshold(np.arange(1, 100.0), 0.55) == 55  # 100·0.55 is above 55 in floating point
+    with pytest.raises(ConfigError, match=r"level must be in \(0, 1\), got 1"):
+        threshold(scores, 1)
+    with pytest.raises(DataError, match="got NaN"):
+        threshold(np.array([np.nan]), 0.5)
+
+
+@pytest.mark.parametrize(("rows", "level"), [(14, 0.9), (19, 0.9), (30, 0.5)])
+def test_a_new_score_is_held_with_the_exact_probability(rows: int, level: float) -> None:
+    """⌈(n + 1)·level⌉/(n + 1) in 4,000 samples; the ⌈n·level⌉-th smallest of 14, a wrong variant, holds too few."""
+    scores = Seed(rows).numpy().random((4000, rows + 1))
+    held = sum(one[-1] <= threshold(one[:-1], level) for one in scores)
+    exact = math.ceil((rows + 1) * level) / (rows + 1)
+    assert binom.ppf(ALARM, 4000, exact) <= held <= binom.isf(ALARM, 4000, exact)
+    if rows == 14:
+        wrong = (scores[:, -1] <= np.sort(scores[:, :-1], axis=1)[:, math.ceil(rows * level) - 1]).sum()
+        assert wrong < binom.ppf(ALARM, 4000, level)
+
+
+@pytest.mark.parametrize(("weight", "beyond"), [(0.0, 5), (0.01, 5), (0.2, 1), (0.5, 0)])
+def test_raps_is_a_loop_over_sorted_classes(weight: float, beyond: int) -> None:
+    probs, _ = drawn(40)
+    probs[0] = [0.3, 0.1, 0.3, 0.1, 0.1, 0.1]  # ties: the first class is the likelier one
+    uniform = Seed(5).numpy().random(40)
+    found = raps(probs, uniform, weight, beyond)
+    for row, p in enumerate(probs):
+        before = 0.0
+        for rank, k in enumerate(sorted(range(6), key=lambda k: (-p[k], k)), start=1):
+            expected = before + uniform[row] * p[k] + weight * max(0, rank - beyond)
+            assert found[row, k] == pytest.approx(expected, abs=1e-12)
+            before += p[k]
+    if weight == 0:
+        assert (found == aps(probs, uniform)).all()
+
+
+def test_the_score_of_aps_is_uniform_where_the_probabilities_are_right() -> None:
+    """Hence it holds in every group of rows; without chance, the wrong variant, it is far from uniform."""
+    probs, labels = drawn(3000)
+    rows = np.arange(3000)
+    scores = aps(probs, Seed(1).numpy().random(3000))[rows, labels]
+    assert scipy.stats.kstest(scores, "uniform").pvalue > ALARM
+    assert scipy.stats.kstest(scores[probs.max(1) > 0.8], "uniform").pvalue > ALARM
+    assert scipy.stats.kstest(aps(probs, 1.0)[rows, labels], "uniform").pvalue < ALARM
+
+
+@pytest.mark.parametrize("name", ["lac", "aps", "raps"])
+def test_sets_hold_what_they_say_although_the_probabilities_are_wrong(name: str) -> None:
+    """400 samples of 19 calibration rows and one other; sets that trust the probabilities hold too few."""
+    score = {"lac": lambda p, _: lac(p), "aps": aps, "raps": raps}[name]
+    probs, labels = drawn(400 * 20)
+    wrong = probs**3 / (probs**3).sum(1, keepdims=True)
+    scores = score(wrong, Seed(2).numpy().random(len(wrong))).reshape(400, 20, 6)
+    labels = labels.reshape(400, 20)
+    held = trusted = 0
+    for one, truth in zip(scores, labels, strict=True):
+        held += class_sets(one[19:], one[:19], truth[:19], 0.9)[0, truth[19]]
+        trusted += one[19, truth[19]] <= (0.9 if name != "lac" else 0.1)
+    assert binom.ppf(ALARM, 400, 0.9) <= held <= binom.isf(ALARM, 400, 0.9)
+    assert trusted < binom.ppf(ALARM, 400, 0.9)
+
+
+def test_intervals_hold_what_they_say() -> None:
+    """400 samples of 19 calibration rows and one other, whose deviation is twice the predicted one."""
+    random = Seed(3).numpy()
+    centre, sd = random.normal(size=(400, 20)), random.uniform(0.2, 1, (400, 20))
+    targets = centre + 2 * sd * random.normal(size=(400, 20))
+    low, high = centre - 1.645 * sd, centre + 1.645 * sd
+    moved = widened = trusted = 0
+    for l, c, h, y in zip(low, centre, high, targets, strict=True):  # noqa: E741
+        out = cqr(l[:19], h[:19], y[:19], 0.9)
+        factor = widening(l[:19], c[:19], h[:19], y[:19], 0.9)
+        moved += l[19] - out <= y[19] <= h[19] + out
+        widened += c[19] - factor * (c[19] - l[19]) <= y[19] <= c[19] + factor * (h[19] - c[19])
+        trusted += l[19] <= y[19] <= h[19]
+    for held in (moved, widened):
+        assert binom.ppf(ALARM, 400, 0.9) <= held <= binom.isf(ALARM, 400, 0.9)
+    assert trusted < binom.ppf(ALARM, 400, 0.9)
+
+
+def test_cqr_and_widening_by_hand() -> None:
+    """Nine rows of [−1, 1]: the target 3 has the largest score, and 0 the smallest."""
+    low, centre, high = -np.ones(9), np.zeros(9), np.ones(9)
+    targets = np.array([0, 0.1, 0.2, 0.3, -0.4, 0.5, -0.6, 0.8, 3.0])
+    assert cqr(low, high, targets, 0.9) == 2
+    assert cqr(low, high, targets, 0.8) == pytest.approx(-0.2)  # intervals that were too wide become narrower
+    assert widening(low, centre, high, targets, 0.9) == 3
+    assert widening(low, centre, 3 * high, targets, 0.9) == 1
+
+
+@pytest.mark.parametrize(("held", "count"), [(0, 5), (5, 5), (3, 10), (1, 1), (0, 1)])
+def test_the_interval_of_a_share_is_scipys(held: int, count: int) -> None:
+    oracle = scipy.stats.binomtest(held, count).proportion_ci(0.95, method="exact")
+    assert clopper_pearson(held, count) == pytest.approx((oracle.low, oracle.high))
+
+
+def test_groups_are_counted_and_the_worst_is_first() -> None:
+    held = np.array([True, True, False, False, True, False])
+    first, second, third = held_by_group(held, np.array(["a", "a", "b", "b", "c", "c"]), confidence=0.97)
+    assert [(one.group, one.count, one.share) for one in (first, second, third)] == [
+        ("b", 2, 0),
+        ("c", 2, 0.5),
+        ("a", 2, 1),
+    ]
+    assert (first.low, first.high) == clopper_pearson(0, 2, 0.99)
+    assert held_by_group(np.zeros(0, bool), np.zeros(0)) == []
+
+
+def test_a_group_that_differs_is_found_and_others_are_not() -> None:
+    """Sets of LAC hold hard rows less often, although the probabilities are right. APS holds every group as often."""
+    kinds = np.array([[0.97, 0.006, 0.006, 0.006, 0.006, 0.006], [0.5, 0.3, 0.08, 0.05, 0.04, 0.03]])
+    random = Seed(4).numpy()
+    hard = (random.random(4000) < 0.3).astype(int)
+    probs = kinds[hard]
+    labels = (probs.cumsum(1)[:, :-1] <= random.random((4000, 1))).sum(1)
+    found = {}
+    for name, score in (("lac", lambda p, _: lac(p)), ("aps", aps)):
+        members = halves.class_sets(score, probs, labels, 0.9, Seed(0))
+        held = members[np.arange(4000), labels]
+        assert held.sum() >= binom.ppf(ALARM, 4000, 0.89)  # the thresholds vary by the rows of the halves, too
+        found[name] = held_by_group(held, hard, confidence=1 - ALARM)
+    assert found["lac"][0].group == 1 and found["lac"][0].differs(0.9)
+    assert found["lac"][0].low <= 0.8 <= found["lac"][0].high  # the two likeliest classes
+    assert not any(one.differs(0.9) for one in found["aps"])
+
+
+def test_halves_are_the_rows_and_calibrate_each_other() -> None:
+    first, second = halves.halves(7, Seed(0))
+    assert sorted([*first[0], *first[1]]) == list(range(7))
+    assert (first[0] == second[1]).all() and (first[1] == second[0]).all()
+    with pytest.raises(DataError, match="at least 2 rows, got 1"):
+        list(halves.halves(1, Seed(0)))
+
+
+def test_widths_at_equal_coverage_forget_a_scale_and_infinite_ones_say_so() -> None:
+    """Intervals that were stated three times as wide come out the same; of too few rows they are infinite."""
+    random = Seed(6).numpy()
+    centre, sd, noise = random.normal(size=200), random.uniform(0.5, 1, 200), random.normal(size=200)
+    targets = centre + sd * noise
+    narrow, wide = (halves.widened(centre - k * sd, centre, centre + k * sd, targets, 0.9, Seed(0)) for k in (1.0, 3.0))
+    np.testing.assert_allclose(narrow.high, wide.high, rtol=1e-9)
+    known, others = next(halves.halves(200, Seed(0)))
+    factor = np.sort(np.abs(noise[known]))[90]  # ⌈101·.9⌉ = 91st
+    np.testing.assert_allclose((narrow.high - narrow.low)[others], 2 * factor * sd[others], rtol=1e-9)
+    assert narrow.width == pytest.approx((narrow.high - narrow.low).mean())
+    skewed = halves.widened(centre - sd, centre, centre + 3 * sd, targets, 0.9, Seed(0))
+    np.testing.assert_allclose(skewed.high - centre, 3 * (centre - skewed.low), rtol=1e-9)  # arms keep their ratio
+    same = halves.moved(centre - sd, centre + sd, targets, 0.9, Seed(0))
+    assert binom.ppf(ALARM, 200, 0.85) <= same.holds(targets).sum()
+    few = halves.widened(centre[:6] - 1, centre[:6], centre[:6] + 1, targets[:6], 0.9, Seed(0))
+    assert few.width == math.inf and few.holds(targets[:6]).all()

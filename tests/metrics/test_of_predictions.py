@@ -1,0 +1,175 @@
+"""The table of metrics of stored predictions, on files as evaluation writes them and on a metric that is added."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import scipy.stats
+import torch
+
+from bdl_pipe import metrics
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.errors import DataError
+from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.evaluation.gathered import Gathered
+from bdl_pipe.metrics import calibration_tests, halves, stored
+from bdl_pipe.metrics.calibration import MEASURES
+from bdl_pipe.metrics.of_predictions import METRICS_OF_PREDICTIONS, register_metric_of_predictions, scores
+from bdl_pipe.metrics.stored import StoredClasses, StoredValues, of_table, read
+from bdl_pipe.plugins import PluginError
+from bdl_pipe.predictive import Categorical, Continuous, Gaussian, Predictive
+from bdl_pipe.seeds import Seed
+
+
+def table_of(predictive: Predictive, targets: torch.Tensor) -> pa.Table:
+    """The table that evaluation stores."""
+    gathered = Gathered()
+    if isinstance(predictive, Categorical):
+        gathered.add_classes(predictive, targets, EvaluateConfig(calibration_bins=15, batch=100, joint_pairs=0))
+    else:
+        assert isinstance(predictive, Continuous)
+        gathered.add_regression(predictive, targets)
+    return gathered.table(Examples(np.zeros((len(targets), 1)), targets.numpy()))
+
+
+def classes(rows: int = 300, seed: int = 0) -> tuple[Categorical, torch.Tensor]:
+    logits = 3 * torch.randn(2, rows, 12, generator=Seed(seed).generator(), dtype=torch.float64)
+    predictive = Categorical(logits.log_softmax(-1).float())
+    return predictive, torch.multinomial(predictive.mean, 1, generator=Seed(seed).generator())[:, 0]
+
+
+def values(draws: int, outputs: int = 1, rows: int = 80) -> tuple[Gaussian, torch.Tensor]:
+    random = Seed(1).generator()
+    mean = torch.randn(draws, rows, outputs, generator=random, dtype=torch.float64)
+    variance = 0.5 + torch.rand(draws, rows, outputs, generator=random, dtype=torch.float64)
+    return Gaussian(mean, variance), mean[0] + torch.randn(rows, outputs, generator=random, dtype=torch.float64)
+
+
+def test_predictions_are_read_by_split_and_seed_as_they_were_stored(tmp_path: Path) -> None:
+    """Twelve classes: the column p_10 does not come before p_2."""
+    parts = []
+    for split, seed in ((1, 0), (0, 1), (0, 0)):
+        table = table_of(*classes(seed=10 * split + seed))
+        ids = {
+            name: pa.array(np.full(len(table), value, np.int32)) for name, value in (("split", split), ("seed", seed))
+        }
+        parts.append(pa.table({**ids, **{name: table[name] for name in table.column_names}}))
+    pq.write_table(pa.concat_tables(parts), tmp_path / "predictions.parquet")
+    fits = dict(read(tmp_path / "predictions.parquet"))
+    assert list(fits) == [(0, 0), (0, 1), (1, 0)]
+    for (split, seed), fit in fits.items():
+        predictive, targets = classes(seed=10 * split + seed)
+        assert isinstance(fit, StoredClasses)
+        np.testing.assert_allclose(fit.probs, predictive.mean, rtol=2e-6)
+        assert (fit.labels == targets.numpy()).all() and fit.rng == Seed(0).fold(split, seed)
+        assert fit.losses.mean() == pytest.approx(1 - metrics.accuracy(predictive, targets).value)
+
+
+def test_a_file_that_is_no_table_of_predictions_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.parquet"
+    path.write_text("no table")
+    with pytest.raises(DataError, match=r"predictions\.parquet must be a table of predictions"):
+        list(read(path))
+    with pytest.raises(DataError, match="must be a table of predictions"):
+        list(read(tmp_path / "missing.parquet"))
+    pq.write_table(pa.table({"split": [0], "seed": [0]}), path)
+    with pytest.raises(DataError, match=r"got no \['log_prob'\]"):
+        list(read(path))
+    with pytest.raises(DataError, match="must have a column target, got mean"):
+        of_table(pa.table({"mean": [0.0]}))
+
+
+def test_one_gaussian_has_quantiles_and_a_mixture_or_several_outputs_have_none() -> None:
+    predictive, targets = values(draws=1)
+    fit = of_table(table_of(predictive, targets))
+    assert isinstance(fit, StoredValues) and fit.pit is not None
+    np.testing.assert_allclose(fit.pit, predictive.cdf(targets)[:, 0], rtol=1e-9)
+    np.testing.assert_allclose(fit.quantile(0.3), predictive.quantile(0.3)[:, 0], rtol=1e-9)
+    for draws, outputs in ((3, 1), (1, 2)):
+        other = of_table(table_of(*values(draws, outputs)))
+        assert isinstance(other, StoredValues)
+        assert not other.gaussian and other.pit is None and other.quantile(0.5) is None
+        assert {"quantile_error", "pit_p", "width_at_90"} & scores(other).keys() == set()
+        assert {"aurc", "augrc", "risk_at_80", "refusal_gain"} <= scores(other).keys()
+
+
+def test_scores_of_classes_are_their_functions() -> None:
+    fit = of_table(table_of(*classes()))
+    assert isinstance(fit, StoredClasses)
+    found = scores(fit)
+    assert list(found) == [name for name, one in METRICS_OF_PREDICTIONS.items() if one.task != "regression"]
+    assert {count for _, count in found.values()} == {300}
+    for name, measure in MEASURES.items():
+        checked = calibration_tests.check(measure, fit.probs, fit.labels, fit.rng.fold(name), stored.DRAWS)
+        assert found[f"ece_{name}"][0] == checked.value
+        assert found[f"ece_{name}_expected"][0] == checked.expected
+        assert found[f"ece_{name}_p"][0] == checked.p_value
+    parts = [found[f"brier_{part}"][0] for part in ("reliability", "resolution", "uncertainty")]
+    predictive, targets = classes()
+    assert parts[0] - parts[1] + parts[2] == pytest.approx(metrics.brier(predictive, targets).value, abs=0.01)
+    assert found["set_size_raps"][0] <= found["set_size_aps"][0] + 0.2
+    assert scores(fit) == found  # whatever is drawn is drawn at an address
+
+
+def test_widths_of_a_gaussian_are_the_halves() -> None:
+    predictive, targets = values(draws=1)
+    fit = of_table(table_of(predictive, targets))
+    assert isinstance(fit, StoredValues)
+    mean, sd = fit.means[:, 0], np.sqrt(fit.variances[:, 0])
+    z = scipy.stats.norm.ppf(0.95)
+    expected = halves.widened(mean - z * sd, mean, mean + z * sd, fit.targets[:, 0], 0.9, fit.rng)
+    assert scores(fit)["width_at_90"][0] == pytest.approx(expected.width, rel=1e-9)
+    moved = halves.moved(mean - z * sd, mean + z * sd, fit.targets[:, 0], 0.9, fit.rng)
+    assert scores(fit)["width_cqr_90"][0] == pytest.approx(moved.width, rel=1e-9)
+
+
+def test_one_row_and_one_class_have_the_scores_that_exist() -> None:
+    one = scores(StoredClasses(np.array([[0.7, 0.3]]), np.array([0]), Seed(0)))
+    assert {"brier_reliability", "set_size_lac", "worst_class_coverage", "refusal_gain"} & one.keys() == set()
+    assert one["ece_adaptive"] == (pytest.approx(0.3), 1)
+    assert one["aurc"] == (0, 1)
+    certain = scores(StoredClasses(np.ones((5, 1)), np.zeros(5, int), Seed(0)))
+    assert (certain["ece_smooth"][0], certain["ece_smooth_p"][0], certain["set_size_lac"][0]) == (0, 1, 1)
+    row = StoredValues(
+        np.zeros((1, 1)), np.ones((1, 1)), np.ones((1, 1)), np.array([scipy.stats.norm.logpdf(1)]), Seed(0)
+    )
+    found = scores(row)
+    assert {"width_at_90", "refusal_gain"} & found.keys() == set()
+    assert found["quantile_error"][1] == 1 and found["risk_at_80"] == (1, 1)
+
+
+def test_shapes_that_do_not_fit_are_an_error() -> None:
+    with pytest.raises(DataError, match=r"must have targets, means and variances \[row, output\]"):
+        StoredValues(np.zeros((2, 1)), np.zeros((3, 1)), np.ones((2, 1)), np.zeros(2), Seed(0))
+
+
+def test_every_metric_has_a_name_of_its_own_and_says_what_it_is() -> None:
+    for name, one in METRICS_OF_PREDICTIONS.items():
+        assert one.metric.name == name and name not in metrics.METRICS
+        assert one.metric.label and one.metric.about
+    labels = [one.metric.label for one in METRICS_OF_PREDICTIONS.values()]
+    assert len({*labels}) == len(labels)
+
+
+def test_a_metric_is_added_and_a_bad_one_is_refused(forgotten_plugins: None) -> None:
+    register_metric_of_predictions("spread", lambda fit: float(fit.uncertainty.std()), label="Spread", better=0)
+    register_metric_of_predictions("none", lambda fit: None, label="None", better=0)
+    fit = of_table(table_of(*classes()))
+    assert scores(fit)["spread"] == (pytest.approx(fit.uncertainty.std()), 300)
+    assert "none" not in scores(fit)
+    register: Any = inspect.unwrap(register_metric_of_predictions)  # without the tests' own checks of types
+    for name, function, task, said in (
+        ("nll", lambda fit: 0.0, "both", "nll is taken"),
+        ("aurc", lambda fit: 0.0, "both", "aurc is taken: the library"),
+        ("number", 3, "both", "must be a function of stored predictions, got 3"),
+        ("task", lambda fit: 0.0, "images", "must be classes, regression or both, got 'images'"),
+    ):
+        with pytest.raises(PluginError, match=said):
+            register(name, function, label="x", better=0, task=task)
+    register_metric_of_predictions("bad", lambda fit: float("nan"), label="Bad", better=0)
+    with pytest.raises(PluginError, match="the metric bad must be a finite number or None, got nan"):
+        scores(fit)
