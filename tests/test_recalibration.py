@@ -128,6 +128,8 @@ def test_a_level_beyond_the_calibration_rows_is_refused() -> None:
     learnt = Recalibration(1.0, torch.arange(19).double())
     assert learnt.threshold(0.95) == 18.0
     assert learnt.threshold(0.5) == 9.0
+    hundred = Recalibration(1.0, torch.arange(1.0, 100.0))
+    assert hundred.threshold(0.55) == 55.0, "100·0.55 is a little more than 55 in float64"
     with pytest.raises(ConfigError, match=r"level must be at most 0\.95 with 19 calibration rows, got 0\.96"):
         learnt.threshold(0.96)
     with pytest.raises(ConfigError, match=r"level must be in \(0, 1\), got 1\.0"):

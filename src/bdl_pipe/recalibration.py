@@ -56,7 +56,7 @@ class Recalibration:
             ConfigError: the level is not in (0, 1), or there are too few calibration rows for it.
         """
         require(0 < level < 1, "level", "must be in (0, 1)", level)
-        place, count = math.ceil((len(self.scores) + 1) * level), len(self.scores)
+        place, count = math.ceil((len(self.scores) + 1) * level - 1e-9), len(self.scores)  # 100·0.55 is 55 and not 56
         rule = f"must be at most {count / (count + 1):.4g} with {count} calibration rows"
         require(place <= count, "level", rule, level)
         return float(self.scores[place - 1])
