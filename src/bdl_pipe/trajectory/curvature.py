@@ -13,6 +13,7 @@ A batch of rows costs one forward pass and, for each output of the network, one 
 outputs: no gradient by a weight is formed.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -85,8 +86,7 @@ def kronecker_factors(
             rows = _input_rows(chosen[name], entered)
             _add(a, name, _gram(rows).div_(len(inputs) * (len(rows) // len(part))))
         left = {name: leaving for name, (_, leaving) in seen.items()}
-        roots = _roots(outputs.detach(), spec)
-        for column in roots.unbind(-1):
+        for column in _roots(outputs.detach(), spec).movedim(-1, 0).contiguous():
             slopes = torch.autograd.grad(outputs, list(left.values()), column, retain_graph=True)
             for name, slope in zip(left, slopes, strict=True):
                 _add(g, name, _gram(_output_rows(chosen[name], slope)))
@@ -148,11 +148,12 @@ def _roots(outputs: Float[Tensor, "row output"], spec: NetworkSpec) -> Float[Ten
     if spec.likelihood == "categorical":
         p = outputs.softmax(-1)
         return p.sqrt().diag_embed() - p[:, :, None] * p.sqrt()[:, None]
+    two = torch.full_like(outputs, math.sqrt(2))  # divided, not reduced: the bits of stored results
     if spec.likelihood == "gaussian":
-        return torch.full_like(outputs, spec.noise_variance).rsqrt().diag_embed()
-    _, free = outputs.chunk(2, dim=-1)
+        return (two / math.sqrt(2 * spec.noise_variance)).diag_embed()
+    (mean_two, free_two), (_, free) = two.chunk(2, dim=-1), outputs.chunk(2, dim=-1)
     variance, slope = _variance(free, spec.variance_floor)
-    return torch.cat([variance.rsqrt(), slope / 2**0.5], dim=-1).diag_embed()
+    return torch.cat([mean_two / (2 * variance).sqrt(), free_two / 2 * slope], dim=-1).diag_embed()
 
 
 def _variance(free: Tensor, floor: float | None) -> tuple[Tensor, Tensor]:
