@@ -160,7 +160,7 @@ def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Metho
 
 def overlay_of(
     name: str,
-    own: Mapping[str, Any],
+    own: dict[str, Any],
     size: Size,
     chosen: Sequence[Method],
     splits: int | None = None,
@@ -172,17 +172,7 @@ def overlay_of(
         own: the keys of the data set's entry that depend on the data: ``source``, ``normalise`` and ``targets``.
         paces: as :class:`bdl_pipe.offers.Timing` has them.
     """
-    dataset: dict[str, Any] = {
-        **own,
-        "whiten": False,
-        "validation": 0.2 if size.rows < 50_000 else 0.1,
-        "fit_rows": "train_and_validation",
-        "splits": splits or size.splits,
-        "ood": [],
-        "corrupted_images": 0,
-        "corruptions": "made",
-        **({"calibration": size.calibration} if size.calibration else {}),
-    }
+    dataset = offers.dataset(own, size, splits)
     overlay: dict[str, Any] = {"datasets": {name: dataset}, **{section: {} for section in SECTIONS.values()}}
     upstream = offers.upstream(chosen, size)
     sizes = {key: dataclasses.replace(size, pace=pace) for key, pace in (paces or {}).items()}

@@ -35,6 +35,15 @@ def test_reliability_shows_the_bins_and_says_their_mean_gap() -> None:
     assert drawing.alt == "Reliability of gp: mean gap between confidence and accuracy 12.50 percentage points"
 
 
+def test_calibration_has_a_line_for_each_method_and_says_its_mean_gap() -> None:
+    lines = {"gp": [(0.5, 0.4), (0.9, 0.8)], "vbll": [(0.5, 0.5), (0.9, 0.9)]}
+    drawing = figures.calibration(lines, [Mark(0, 0), Mark(1, 1)], "level", "share inside")
+    drawn = [[*map(float, line.get_ydata())] for line in drawing.figure.axes[0].lines]
+    assert drawn == [[0, 1], [0.4, 0.8], [0.5, 0.9]]
+    assert drawing.alt == "share inside against level; mean gap: gp 0.1, vbll 0"
+    assert drawing._repr_html_() == drawing.svg("figure")
+
+
 def test_same_class_has_a_plot_for_each_method_and_numbers_below_each_column() -> None:
     points = pd.DataFrame({"joint": [0.9, 0.6, 0.2], "product": [0.8, 0.45, 0.22]}, index=[0, 0.5, 1])
     drawing = figures.same_class([figures.Segment(f"method {k}", Mark(k), points) for k in range(9)])

@@ -118,8 +118,26 @@ def test_the_command_says_that_the_pipeline_is_a_clone(python: Path) -> None:
     assert "must be a clone of the project" in line and "git clone" in line
 
 
-def test_the_documented_example_runs(python: Path) -> None:
-    page = (ROOT / "docs/api.md").read_text()
-    done = run(python, "-c", page.split("```python\n")[1].split("```")[0])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip().endswith("methods")
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
+def test_documented_examples_run(python: Path, page: str) -> None:
+    blocks = (ROOT / page).read_text().split("```python\n")[1:]
+    assert blocks
+    for block in blocks:
+        done = run(python, "-c", block.split("```")[0])
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_estimators_run_and_a_table_names_its_extra(python: Path) -> None:
+    text = """
+import numpy as np
+from bdl_pipe import BayesianClassifier, BayesianRegressor, compare
+x = np.random.default_rng(0).normal(size=(60, 2))
+print(BayesianRegressor("vbll", pace=0.02).fit(x, x[:, 0]).predict_interval(x[:2]))
+print(BayesianClassifier("linear").fit(x, x[:, 0] > 0).predict_proba(x[:2]))
+found = compare(x, x[:, 0] + x[:, 1] ** 2, ["linear", "constant"], cv=2)
+print(found.verdict)
+found.table
+"""
+    done = run(python, "-c", text)
+    assert "has the lowest NLL." in done.stdout
+    assert "ImportError: tables of a comparison need pandas: pip install 'bdl-pipe[figures]'" in done.stderr

@@ -200,7 +200,7 @@ def test_what_is_registered_is_checked() -> None:
 
 
 def test_a_network_is_chosen_by_its_name_like_any_other() -> None:
-    with pytest.raises(ConfigError, match=r"spec\.network\.name must be one of mlp, convnet, .*python, got 'wave'"):
+    with pytest.raises(ConfigError, match=r"spec\.network\.name must be one of mlp, convnet, .*python.*, got 'wave'"):
         read(NetworkSpec, spec("wave"), "spec")
     load([write("wave.py", plugin_files()["plugins/wave.py"])])
     found = read(NetworkSpec, spec("wave"), "spec")

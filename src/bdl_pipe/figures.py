@@ -17,6 +17,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
@@ -108,6 +109,10 @@ class Drawing:
     def inches(self) -> float:
         """Return the figure's width."""
         return float(self.figure.get_size_inches()[0])
+
+    def _repr_html_(self) -> str:
+        """Show the figure in a notebook."""
+        return self.svg("figure")
 
     @_styled
     def svg(self, name: str, colours: Mapping[str, str] | None = None) -> str:
@@ -298,6 +303,28 @@ def against_costs(priced: Sequence[Priced], costs: Iterable[str]) -> Drawing | N
     figure.legend(loc="outside right center")
     means = _listed([(one.name, one.nll.mean) for one in priced])
     return Drawing(figure, f"NLL against cost: {means}; {'; '.join(texts)}")
+
+
+@_styled
+def calibration(
+    lines: Mapping[str, Sequence[tuple[float, float]]], marks: Sequence[Mark], xlabel: str, ylabel: str
+) -> Drawing:
+    """Draw what happened against what was said, a line for each method; on the diagonal both are equal.
+
+    Args:
+        lines: method -> pairs of a said and a counted share, from left to right.
+        marks: how each is drawn.
+    """
+    figure = Figure(figsize=(4.4, 3.2))
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (3, 2)))
+    for (name, points), mark in zip(lines.items(), marks, strict=True):
+        look = {key: value for key, value in mark.look().items() if key != "elinewidth"}
+        axes.plot(*np.array(points).T, label=name, **look)
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=xlabel, ylabel=ylabel, aspect="equal")
+    figure.legend(loc="outside right center")
+    gaps = [(name, float(np.mean([abs(said - seen) for said, seen in points]))) for name, points in lines.items()]
+    return Drawing(figure, f"{ylabel} against {xlabel}; mean gap: {_listed(gaps)}")
 
 
 def _listed(values: Iterable[tuple[str, float]], write: Callable[[float], str] = "{:.3g}".format) -> str:

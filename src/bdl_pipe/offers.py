@@ -14,7 +14,7 @@ import torch
 
 from . import networks
 from .config import variant
-from .data.size import Size
+from .data.size import Section, Size
 from .errors import require
 from .method import Default, Method, Upstream
 from .registry import METHODS
@@ -48,6 +48,26 @@ def upstream(methods: Iterable[Method], size: Size) -> dict[str, tuple[Method, U
         require(key in known, "default.upstream", f"must be one of {', '.join(known)}", key)
     keys |= {known[key][1].start(size) for key in keys} - {""}
     return {key: run for key, run in known.items() if key in keys}
+
+
+def dataset(own: Section, size: Size, splits: int | None = None) -> Section:
+    """Return an entry of ``datasets``.
+
+    Args:
+        own: its keys that depend on the data: ``source``, ``normalise`` and ``targets``.
+        splits: None: as many as the size asks for.
+    """
+    return {
+        **own,
+        "whiten": False,
+        "validation": 0.2 if size.rows < 50_000 else 0.1,
+        "fit_rows": "train_and_validation",
+        "splits": splits or size.splits,
+        "ood": [],
+        "corrupted_images": 0,
+        "corruptions": "made",
+        **({"calibration": size.calibration} if size.calibration else {}),
+    }
 
 
 @dataclass(frozen=True)

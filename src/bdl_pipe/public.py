@@ -33,6 +33,10 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
         UserError as UserError,
         require as require,
     )
+    from .estimators.classifier import BayesianClassifier as BayesianClassifier
+    from .estimators.compare import compare as compare
+    from .estimators.comparison import Comparison as Comparison
+    from .estimators.regressor import BayesianRegressor as BayesianRegressor
     from .evaluation import EvaluateConfig as EvaluateConfig, register_ood_score as register_ood_score
     from .joint_predictive import (
         GaussianFunctions as GaussianFunctions,
@@ -54,6 +58,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
         NetworkConfig as NetworkConfig,
         register_network as register_network,
     )
+    from .own_model.bayesianise import bayesianise as bayesianise
+    from .own_model.posterior import ModulePosterior as ModulePosterior
     from .plugins import PluginError as PluginError
     from .posterior import (
         NetworkDraws as NetworkDraws,
@@ -96,10 +102,13 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
 PLACES: Final = {  # name -> the module that it is in, and what it is called there where that is another name
     "Architecture": "networks",
     "ArtifactError": "errors",
+    "BayesianClassifier": "estimators.classifier",
+    "BayesianRegressor": "estimators.regressor",
     "Categorical": "predictive",
     "CheckpointFiles": "checkpoint_files",
     "CheckpointFolder": "checkpoint_files",
     "Checkpointed": "checkpoints",
+    "Comparison": "estimators.comparison",
     "ConfigError": "errors",
     "Continuous": "predictive",
     "DataError": "errors",
@@ -121,6 +130,7 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "LearnerSpec": "training.posterior",
     "METHODS": "registry",
     "Method": "method",
+    "ModulePosterior": "own_model.posterior",
     "Network": "networks",
     "NetworkConfig": "networks",
     "NetworkDraws": "posterior",
@@ -142,7 +152,9 @@ PLACES: Final = {  # name -> the module that it is in, and what it is called the
     "Trees": "baselines.trees",
     "Upstream": "method",
     "UserError": "errors",
+    "bayesianise": "own_model.bayesianise",
     "build_network": "networks:build",
+    "compare": "estimators.compare",
     "fit_epochs": "training.fit",
     "inspect_images": "data.inspect.images",
     "inspect_table": "data.inspect.table",

@@ -137,6 +137,7 @@ POSTERIORS: Final[Lazy[type["Posterior"]]] = Lazy(
         "ciber": "collapsed.classes:CiberPosterior",
         "ciber_last": "collapsed.regression:CiberLastPosterior",
         "ciber_second": "collapsed.second_to_last:CiberSecondPosterior",
+        "module": "own_model.posterior:ModulePosterior",
     },
 )
 
@@ -199,7 +200,7 @@ def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu
     stored = [n for n in artifact.names() if not n.startswith(("transform-", f"{RECALIBRATION}-"))]
     if name not in stored:
         raise ArtifactError(f"{path}: has no seed {seed} of split {split} (it has <split>-<seed> {', '.join(stored)})")
-    _load_plugins(path, artifact.manifest["about"].get("plugins", ()))
+    load_plugins_of(path, artifact.manifest["about"])
     transform = Transform.from_state(artifact.state(f"transform-{split}"))
     classes = tuple(map(str, artifact.json("schema.json").get("classes") or ()))
     of_rows = f"{RECALIBRATION}-{name}"
@@ -207,8 +208,17 @@ def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu
     return Predictor(posterior_of(artifact.state(name), device), transform, classes, recalibration)
 
 
-def _load_plugins(path: Path, names: Any) -> None:
-    """Import the plugins that an artifact was made with; one that is here by another path will do."""
+def load_plugins_of(path: Path, about: Mapping[str, Any]) -> None:
+    """Import the plugins that an artifact was made with; one that is here by another path will do.
+
+    Args:
+        path: names the artifact in errors.
+        about: its manifest's.
+
+    Raises:
+        ArtifactError: one cannot be imported.
+    """
+    names: Any = about.get("plugins", ())
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ArtifactError(f"{path}: plugins must be a list of names, got {short(names)}; make it again")
     for name in names:

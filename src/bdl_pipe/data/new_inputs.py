@@ -87,7 +87,7 @@ def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray
         if len(places) != 1:
             got = f"got it {len(places)} times" if places else f"got {brief(', '.join(map(str, frame.columns)))}"
             raise DataError(f"the input: must have the column {short(name)} once, {got}")
-        made[name] = _cells(frame.iloc[:, places[0]])
+        made[name] = typed_cells(frame.iloc[:, places[0]])
     inputs = _rows(pa.table(made), schema, "the input")
     for line in unseen(inputs, schema):
         logging.getLogger(__name__).warning(line)
@@ -135,8 +135,8 @@ def _rows(table: pa.Table, schema: Mapping[str, Any], origin: str) -> np.ndarray
     return table_columns.feature_matrix(table, tuple(schema["features"]), origin)
 
 
-def _cells(column: "pd.Series[Any]") -> pa.Array | pa.ChunkedArray:
-    """Return a column with one type, or the texts of values of several."""
+def typed_cells(column: "pd.Series[Any]") -> pa.Array | pa.ChunkedArray:
+    """Return a column of pandas with one type, or the texts of values of several."""
     try:
         return pa.Table.from_pandas(column.to_frame("cells"), preserve_index=False).column(0)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, OverflowError):

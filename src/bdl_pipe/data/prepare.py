@@ -33,6 +33,7 @@ from .catalog import HELD_OUT, Noise, published_constants
 from .config import DatasetConfig, ood_source, transfer_source
 from .corrupted import corrupt_one, corruption_jobs
 from .examples import Examples
+from .fitdata import FitData
 from .normalise import Scaling, fit_transform, target_constants
 from .ood import noise, test_rows, to_shape, without_classes
 from .prepared import CALIBRATION_FILE, SCHEMA_FILE, Job
@@ -93,8 +94,7 @@ def prepare(
         held.append({"rows": len(test), "sha256": rows_sha256(test)})
         first = test if first is None else first
     assert first is not None
-    schema = _schema(raw, config)
-    write_bytes(folder_fit / SCHEMA_FILE, json.dumps(schema, sort_keys=True, indent=1).encode())
+    write_bytes(folder_fit / SCHEMA_FILE, json.dumps(schema(raw, config), sort_keys=True, indent=1).encode())
     for key, source in zip(config.ood, ood, strict=True):
         _write_ood(folder_holdout / "ood" / f"{key}.arrow", source, raw, rng)
     _write_transfer(folder_holdout / "transfer", transfer, raw, config, path, seen)
@@ -176,21 +176,71 @@ def _parts(raw: Raw, splits: int) -> Iterator[tuple[int, tuple[Examples, Example
 
 
 def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
+    made = _fit_rows(raw, rows, config, rng)
+    if made.calibration is not None:
+        store.write(folder / CALIBRATION_FILE, made.calibration, features=raw.features, targets=raw.targets)
+    about = {"train": made.train}
+    store.write(folder / "train.arrow", made.rows, features=raw.features, targets=raw.targets, about=about)
+    search, final = made.search.state(), made.final.state() if made.final else None
+    artifacts.write_state(folder / "transform", final or search)
+    if final is not None:
+        artifacts.write_state(folder / "transform-search", search)
+    counts = {"train": made.train, "validation": len(made.rows) - made.train}
+    return {**counts, "sha256": rows_sha256(made.rows)}
+
+
+@dataclass(frozen=True)
+class _FitRows:
+    """What a fit may see of a split.
+
+    Attributes:
+        rows: the training rows, and then the validation rows.
+        train: the number of training rows.
+        search: the transform of the training rows alone.
+        final: the transform of all ``rows``, where a final fit sees them and it differs.
+        joined: whether a final fit sees validation rows.
+    """
+
+    calibration: Examples | None
+    rows: Examples
+    train: int
+    search: Transform
+    final: Transform | None
+    joined: bool
+
+
+def _fit_rows(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> _FitRows:
     apart, ordered, trained = _drawn(raw, rows, config, rng)
-    if apart is not None:
-        store.write(folder / CALIBRATION_FILE, apart, features=raw.features, targets=raw.targets)
     searched, validation = ordered.cut(trained)
     new = config.increment.new(len(raw.classes)) if config.increment else None
     kept, count = _of_classes(ordered, new, raw, "training rows"), len(_of_classes(searched, new, raw, "training rows"))
-    store.write(folder / "train.arrow", kept, features=raw.features, targets=raw.targets, about={"train": count})
     scaling = _scaling(searched, raw, config)  # of both fits: what a search finds is in the units of the final one
-    search = _transform(searched, raw, config, scaling).state()
+    search = _transform(searched, raw, config, scaling)
     joined = config.fit_rows == "train_and_validation" and len(validation) > 0
-    final = _transform(ordered, raw, config, scaling).state() if joined and _fitted(config, raw) else search
-    artifacts.write_state(folder / "transform", final)
-    if final is not search:
-        artifacts.write_state(folder / "transform-search", search)
-    return {"train": count, "validation": len(kept) - count, "sha256": rows_sha256(kept)}
+    final = _transform(ordered, raw, config, scaling) if joined and _fitted(config, raw) else None
+    return _FitRows(apart, kept, count, search, final, joined)
+
+
+def fit_data(raw: Raw, config: DatasetConfig, *, rng: Seed, split: int = 0) -> tuple[FitData, Examples | None]:
+    """Give all training rows of ``raw`` to a final fit, in memory, as ``prepared.load_fit`` gives those of a folder.
+
+    Args:
+        rng: the data set's address, as in :func:`prepare`.
+        split: the number of the split of which ``raw.train`` are the training rows.
+
+    Returns:
+        The data, and the rows that posteriors are recalibrated on; None: there are none.
+
+    Raises:
+        DataError: there are too few rows, or a target is constant.
+    """
+    made = _fit_rows(raw, raw.train, config, rng.fold("validation", split))
+    train, validation = made.rows.cut(made.train)
+    search = FitData(raw.task, train, validation, made.search, raw.classes)
+    if not (made.joined and len(validation)):
+        return search, made.calibration
+    every, none = made.rows.cut(len(made.rows))
+    return FitData(raw.task, every, none, made.final or made.search, raw.classes, search=search), made.calibration
 
 
 def _drawn(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> tuple[Examples | None, Examples, int]:
@@ -312,7 +362,8 @@ def _write_corrupted(folder: Path, config: DatasetConfig, test: Examples, rng: S
         store.write(folder / f"{job.key}.arrow", Examples(images, first.targets))
 
 
-def _schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
+def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
+    """Return what new rows must look like, as ``schema.json`` has it."""
     return {
         "task": raw.task,
         "kind": raw.kind,

@@ -15,12 +15,11 @@ from scipy import stats
 from .. import artifacts
 from ..metrics import comparison, metric_of
 from ..metrics.comparison import Difference
-from ..metrics.standings import Candidate, difference
+from ..metrics.standings import TEST_OVER_TRAIN, Candidate, difference
 from ..scores import Quantity, average
 
 LONGER: Final = "run them longer"  # The warning of chains that are too short ends so.
 LEVEL: Final = 0.9  # of the intervals whose coverage is stored
-TEST_OVER_TRAIN: Final = 1 / 9  # of standard splits
 _FIT: Final = Quantity("fit_seconds", "cost")
 
 

@@ -12,6 +12,7 @@ The best candidate is compared with each other candidate in pairs: over splits o
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from .registered import metric_of
 BASELINE: Final = "deterministic"
 METRIC: Final = Quantity("nll")
 COST: Final = Quantity("seconds_per_1000", "cost")
+TEST_OVER_TRAIN: Final = 1 / 9  # rows of the standard splits
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,13 @@ class Standing:
     efficient: bool
 
 
-def standings(candidates: Sequence[Candidate]) -> list[Standing]:
-    """Compare candidates. The best one is first; the list is empty if fewer than two have a finite NLL."""
+def standings(candidates: Sequence[Candidate], test_over_train: float = TEST_OVER_TRAIN) -> list[Standing]:
+    """Compare candidates. The best one is first; the list is empty if fewer than two have a finite NLL.
+
+    Args:
+        test_over_train: the number of a split's test rows over that of its training rows.
+    """
+    gap = partial(difference, test_over_train=test_over_train)
     nll = {one.key: one.nll for one in candidates}
     ordered = sorted((one for one in candidates if math.isfinite(nll[one.key])), key=lambda one: nll[one.key])
     if len(ordered) < 2:
@@ -92,28 +99,35 @@ def standings(candidates: Sequence[Candidate]) -> list[Standing]:
     compared = []
     for one in ordered:
         baseline = next((other for other in ordered if other.method == BASELINE and other.network == one.network), None)
-        to_best = None if one is best else difference(one, best, comparisons)
-        to_baseline = None if baseline is None or baseline is one else difference(one, baseline, comparisons)
+        to_best = None if one is best else gap(one, best, comparisons)
+        to_baseline = None if baseline is None or baseline is one else gap(one, baseline, comparisons)
         others = (other.key for other in ordered if other is not one)
         beaten = any(nll[key] <= nll[one.key] and cost[key] <= cost[one.key] for key in others)
         compared.append(Standing(one, nll[one.key], to_best, to_baseline, not beaten))
     return compared
 
 
-def difference(one: Candidate, other: Candidate, comparisons: int = 1, metric: str = "nll") -> Difference | None:
+def difference(
+    one: Candidate,
+    other: Candidate,
+    comparisons: int = 1,
+    metric: str = "nll",
+    test_over_train: float = TEST_OVER_TRAIN,
+) -> Difference | None:
     """Return the loss of one candidate minus another's. None: the candidates have different numbers of splits.
 
     Args:
         comparisons: the number of intervals that hold together.
         metric: the NLL, the RMSE, or the accuracy, whose loss is its negative. On one split a difference of RMSEs is a
             difference of mean squared errors over the sum of the two RMSEs; the error of that sum is left out.
+        test_over_train: as :func:`standings`.
     """
     if one.scores.splits != other.scores.splits:
         return None
     sign = -metric_of(metric).better
     own, others = (each.scores.values(Quantity(metric), sign) for each in (one, other))
     if one.scores.splits > 1 and len(own) == len(others):
-        return comparison.over_splits(np.subtract(own, others), comparisons=comparisons)
+        return comparison.over_splits(np.subtract(own, others), test_over_train, comparisons=comparisons)
     rows, others_rows = (losses(each.folder / "predictions.parquet", metric) for each in (one, other))
     if one.scores.splits > 1 or rows is None or others_rows is None or len(rows) != len(others_rows):
         return Difference(float(np.mean(own) - np.mean(others)), math.inf)

@@ -29,6 +29,7 @@ from ..progress import Report
 from ..seeds import Seed
 
 Weights = dict[str, Tensor]
+Units = Literal["own", "transformed"]
 _HEAD: Final = ("head.weight", "head.bias")
 _WRAPPERS: Final = ("module", "_orig_mod")  # of DataParallel and DistributedDataParallel; of torch.compile
 _ROWS: Final = 1000  # of one forward pass
@@ -51,7 +52,7 @@ class PretrainedConfig:
 
     network: NetworkConfig
     weights: str
-    targets: Literal["own", "transformed"] = "own"
+    targets: Units = "own"
     sha256: str | None = field(default=None)
 
     def files(self) -> list[Path]:
@@ -71,19 +72,35 @@ def fit(data: FitData, inputs: Inputs, config: PretrainedConfig, *, rng: Seed, r
     spec = NetworkSpec(config.network, data.input_shape, data.outputs, "categorical" if classes else "gaussian_head")
     network = spec.build(Seed(0))
     saved, wrappers = _unwrapped(network, _read(config))
-    weights = _named(network, saved, config.weights)
+    state = begun(network, spec, _named(network, saved, config.weights), data, config.targets, config.weights)
+    report(1, 1, {"loss": state.config["loss"]})
+    return State(state.tensors, state.config | {"taken_off": wrappers}) if wrappers else state
+
+
+@torch.no_grad()
+def begun(network: Network, spec: NetworkSpec, weights: Weights, data: FitData, targets: Units, origin: str) -> State:
+    """Return weights as a trajectory of one snapshot.
+
+    Args:
+        network: of ``spec``; it is given the weights.
+        weights: every entry of the network's ``state_dict``; of regression the head's rows are means in the units
+            ``targets``, or means and log-variances.
+        origin: what the weights are called in errors.
+
+    Raises:
+        ConfigError: a weight has another shape, or the predictions of the training rows are not finite.
+    """
+    classes = spec.likelihood == "categorical"
     _require_shapes(network, {name: value for name, value in weights.items() if classes or name not in _HEAD})
     if not classes:
-        weights |= _head(network, weights, data, config)
+        weights = weights | _head(network, weights, data, targets, origin)
     network.load_state_dict(weights)
     network.to(data.device).eval()
     scores = [spec.predictive(network(x)[None]).log_prob(y).sum() for x, y in _batches(data)]
     loss = -float(torch.stack(scores).double().sum()) / len(data.train)
-    require(math.isfinite(loss), "weights", "must give finite predictions of the training rows", config.weights)
-    report(1, 1, {"loss": loss})
+    require(math.isfinite(loss), "weights", "must give finite predictions of the training rows", origin)
     stored = {name: value.detach().cpu()[None].contiguous() for name, value in network.state_dict().items()}
-    about = {"spec": to_mapping(spec), "epochs": 0, "loss": loss}
-    return State(stored, about | ({"taken_off": wrappers} if wrappers else {}))
+    return State(stored, {"spec": to_mapping(spec), "epochs": 0, "loss": loss})
 
 
 def _read(config: PretrainedConfig) -> Weights:
@@ -175,7 +192,7 @@ def _batches(data: FitData) -> Iterator[tuple[Tensor, Tensor]]:
         yield inputs, data.transform.targets(data.train.targets[rows], data.device)
 
 
-def _head(network: Network, weights: Weights, data: FitData, config: PretrainedConfig) -> Weights:
+def _head(network: Network, weights: Weights, data: FitData, targets: Units, origin: str) -> Weights:
     """Return the head of a mean and a log-variance of the transformed targets."""
     weight, bias = (weights[name].double() for name in _HEAD)
     outputs, wide = data.outputs, network.width
@@ -183,9 +200,9 @@ def _head(network: Network, weights: Weights, data: FitData, config: PretrainedC
     shape = list(weight.shape)
     require(shape in ([outputs, wide], [2 * outputs, wide]) and list(bias.shape) == shape[:1], "weights", rule, shape)
     transform = data.transform
-    if config.targets == "own" and transform.shift is not None and transform.scale is not None:
+    if targets == "own" and transform.shift is not None and transform.scale is not None:
         rule = "must be transformed where the data set's targets are logarithms"
-        require(not transform.log, "targets", rule, config.targets)
+        require(not transform.log, "targets", rule, targets)
         shift, scale = transform.shift.double().cpu(), transform.scale.double().cpu()
         weight[:outputs] /= scale[:, None]
         bias[:outputs] = (bias[:outputs] - shift) / scale
@@ -194,7 +211,7 @@ def _head(network: Network, weights: Weights, data: FitData, config: PretrainedC
         network.trunk.load_state_dict(under("trunk.", weights))
         variance = _squared_error(network, weight, bias, data)
         rule = "must be of a network that does not fit every training row exactly, for a variance to be learnt"
-        require(bool((variance > 0).all()), "weights", rule, config.weights)
+        require(bool((variance > 0).all()), "weights", rule, origin)
         weight, bias = torch.cat([weight, torch.zeros_like(weight)]), torch.cat([bias, variance.log()])
     return dict(zip(_HEAD, (weight.float(), bias.float()), strict=True))
 

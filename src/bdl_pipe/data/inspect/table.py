@@ -3,7 +3,8 @@
 All rows are read. A fit uses only these results: counts of rows, columns and categories, and the kinds of the columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from .doubts import doubts
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
 _CLASSES: Final = 20  # Whole numbers with more values than this are quantities.
-_CATEGORIES: Final = 20  # A category becomes at most this many columns.
+CATEGORIES: Final = 20  # A category becomes at most this many columns.
 _IDENTIFIER: Final = 0.9  # A column with at least this share of different values names rows.
 _INDEX: Final = "it is the index of a table; give it a name of its own to use it"
 
@@ -56,57 +57,102 @@ def inspect_table(
     answers = [Cells.of(table, name, str(path)) for name in targets]
     for cells in answers:
         _require_target(cells)
-    task = task or _task(answers)
+    task = task or task_of(answers)
     remarks = [remark for cells in answers for remark in (*cell_remarks(cells), *doubts(cells))]
     if task == "classification":
         labels, classes = _classes(answers, table.num_rows)
         values = labels[:, None].astype(np.float64)
     else:
         values, classes = _targets(answers), dict[str, int]()
-    columns, left_out = dict[str, ColumnKind](), dict.fromkeys(leave_out, "as you said")
-    codes, widths = dict[str, np.ndarray](), dict[str, int]()
-    for name in table.column_names:
-        if name in targets or name in left_out:
-            continue
-        cells = Cells.of(table, name, str(path))
-        kind, why = (None, _INDEX) if is_index(table, name) else _kind(cells)
-        if kind is None:
-            left_out[name] = why
-            continue
-        described = describe(cells, kind, _CATEGORIES)
-        columns[name], widths[name], codes[name] = kind, described.width, codes_of(cells, described)
-        remarks += [*cell_remarks(cells), *doubts(cells)]
-    left_out |= leaks.copies(codes)
-    remarks += leaks.repeated_rows([*codes.values(), *values.T])
-    columns = {name: kind for name, kind in columns.items() if name not in left_out}
+    rest = [name for name in table.column_names if name not in targets]
+    features = inspect_features(table, rest, str(path), leave_out=leave_out)
+    columns, codes = features.columns, features.codes
+    remarks += [*features.remarks, *leaks.repeated_rows([*codes.values(), *values.T])]
     ranks = {name: leaks.ranked(codes[name]) for name, kind in columns.items() if kind == "number"}
     remarks += leaks.same_orders(ranks)
     for target, answer in zip(targets, values.T, strict=True):
         for name in columns:
             leaks.require_no_leak(name, codes[name], target, answer, path)
         remarks += leaks.orders_of_target(ranks, target, leaks.ranked(answer))
-    if not columns:
-        raise DataError(f"{path}: must have a column to predict from, got {listed(left_out, 6) or 'none'}")
     source = Table(
         str(path),
         tuple(targets),
         task,
-        columns=columns,
-        categories=_CATEGORIES,
+        columns=dict(columns),
+        categories=CATEGORIES,
         csv=form,
         skip_without_target=table.num_rows < all_rows,
     )
-    del codes, ranks  # The rows take their memory.
+    left_out, width = features.left_out, features.width
+    del codes, ranks, features  # The rows take their memory.
     return Profile(
         source,
         checked(table_rows(table, source)),
         table.num_rows,
-        (sum(widths[name] for name in columns),),
+        (width,),
         classes,
         remarks,
         left_out=left_out,
         without_target=all_rows - table.num_rows,
     )
+
+
+@dataclass(frozen=True)
+class Features:
+    """The columns that a row is predicted from.
+
+    Attributes:
+        columns: name -> what it is.
+        width: how many numbers a network sees.
+        left_out: column -> why it is no feature.
+        codes: column -> its cells as numbers [n], of the features and of their copies.
+        remarks: warnings for the reader, a line each.
+    """
+
+    columns: Mapping[str, ColumnKind]
+    width: int
+    left_out: Mapping[str, str]
+    codes: Mapping[str, np.ndarray]
+    remarks: Sequence[str]
+
+
+def inspect_features(
+    table: pa.Table,
+    names: Iterable[str],
+    origin: str,
+    *,
+    leave_out: Sequence[str] = (),
+    kinds: Mapping[str, ColumnKind] | None = None,
+) -> Features:
+    """Inspect columns of an open table that are no targets.
+
+    Args:
+        origin: names the table in errors.
+        leave_out: columns that are no features.
+        kinds: what some columns are, where the user has said it; such a column is left out only if it is empty or has
+            one value.
+
+    Raises:
+        DataError: no column is left, or a cell is none of the kind that the user has said.
+    """
+    columns, left_out = dict[str, ColumnKind](), dict.fromkeys(leave_out, "as you said")
+    codes, widths, remarks = dict[str, np.ndarray](), dict[str, int](), list[str]()
+    for name in names:
+        if name in left_out:
+            continue
+        cells, said = Cells.of(table, name, origin), (kinds or {}).get(name)
+        kind, why = (None, _INDEX) if said is None and is_index(table, name) else _kind(cells, said)
+        if kind is None:
+            left_out[name] = why
+            continue
+        described = describe(cells, kind, CATEGORIES)
+        columns[name], widths[name], codes[name] = kind, described.width, codes_of(cells, described)
+        remarks += [*cell_remarks(cells), *doubts(cells)]
+    left_out |= leaks.copies(codes)
+    columns = {name: kind for name, kind in columns.items() if name not in left_out}
+    if not columns:
+        raise DataError(f"{origin}: must have a column to predict from, got {listed(left_out, 6) or 'none'}")
+    return Features(columns, sum(widths[name] for name in columns), left_out, codes, remarks)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -126,7 +172,7 @@ def _require_target(cells: Cells) -> None:
         raise DataError(f"{cells.origin}: column {short(cells.name)} {rule}, got {what}; {cure}")
 
 
-def _task(answers: Sequence[Cells]) -> Task:
+def task_of(answers: Sequence[Cells]) -> Task:
     """Return the task: several targets, fractions and many different whole numbers are quantities, others classes."""
     if len(answers) > 1:
         return "regression"
@@ -191,23 +237,26 @@ def _targets(answers: Sequence[Cells]) -> np.ndarray:
     return np.stack(outputs, axis=1)
 
 
-def _kind(cells: Cells) -> tuple[ColumnKind | None, str]:
-    """Return a feature's kind, or None and why it is left out."""
+def _kind(cells: Cells, said: ColumnKind | None = None) -> tuple[ColumnKind | None, str]:
+    """Return a feature's kind, or None and why it is left out; ``said``: what the user says that it is."""
     if cells.kind == "empty":
         return None, "it is empty"
-    if why := refusal(cells):
+    if said is None and (why := refusal(cells)):
         return None, why
-    texts = cells.kind in ("text", "truth")
-    values = cells.texts() if texts else pa.chunked_array([cells.days() if cells.kind == "date" else cells.numbers()])
+    texts = said == "category" or (said is None and cells.kind in ("text", "truth"))
+    dates = said == "date" or (said is None and cells.kind == "date")
+    values = cells.texts() if texts else pa.chunked_array([cells.days() if dates else cells.numbers()])
     filled = values.drop_null() if texts else values.filter(pa.array(~cells.missing()))
     different = len(filled.unique())
     if different == 1 and len(filled) == len(values):
         return None, "it has one value"
+    if said is not None:
+        return said, ""
     if texts:
-        if different > _IDENTIFIER * len(filled) and different > _CATEGORIES:
+        if different > _IDENTIFIER * len(filled) and different > CATEGORIES:
             return None, names_rows(cells)
         return "category", ""
-    if cells.kind == "date":
+    if dates:
         return "date", ""
     if len(filled) == len(values) > 2 and (np.diff(filled.to_numpy()) == 1).all():
         return None, "it counts the rows"

@@ -1,0 +1,319 @@
+"""What both estimators have in common: their parameters, a fit from rows in memory, and predictives of new rows."""
+
+import copy
+import json
+import numbers
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from .. import config, offers, recalibration
+from ..data.config import DatasetConfig
+from ..data.encoding import KINDS
+from ..data.inspect.profile import Profile
+from ..data.prepare import schema
+from ..data.raw import FEWEST_ROWS
+from ..data.size import Size
+from ..data.sources.forms import clean
+from ..errors import ArtifactError, require, short
+from ..joint_predictive import DRAWS, Joint
+from ..posterior import Predictor
+from ..predictive import Predictive
+from ..seeds import Seed
+from . import fitting, given
+from .fitted import Fitted
+from .given import Targets
+from .parts import fit_parts
+from .plan import DATASET, known, plan, plugins_of, root_of
+
+T = TypeVar("T", bound="BayesianEstimator")
+_AS_IT_IS: Final[dict[str, Any]] = {"dtype": None, "ensure_all_finite": False, "allow_nd": True}
+_SPLIT_SHARE: Final = 0.2  # of the rows, that split conformal takes
+_MOST: Final = 10_000_000  # numbers of cross-conformal in memory at once
+
+
+class BayesianEstimator(BaseEstimator):
+    """A method of the registry behind ``fit`` and ``predict``.
+
+    Args:
+        method: a name of ``bdl_pipe.METHODS``, a plugin's too.
+        override: hyperparameters in place of the method's, as in ``override`` of a run in ``params.yaml``.
+            scikit-learn's searches reach one as ``override__training__epochs``.
+        made_from: what the method is made from: the key of a run (``sgd``, ``iterates``, ``sgmcmc``, ``vbpc``, …),
+            another method, or ``data`` for the data alone. None: what ``python -m pipeline add`` makes it from.
+        upstream: such a key or method -> hyperparameters of that run in place of its own.
+        columns: what columns of a frame are, where the inspection errs: name -> ``number``, ``category`` or ``date``.
+        conformal: ``split``: a fifth of the rows calibrate intervals or sets, and no fit sees them. ``cross``: five
+            further fits calibrate them, on all rows. None: neither.
+        pace: a factor of all steps.
+        minutes: how long the fit may take, at the pace of this machine: the result then depends on the machine. None:
+            no limit.
+        random_state: the root of all random addresses. None: 0. Of a generator of NumPy a whole number is drawn.
+        device: where torch computes.
+        threads: of torch while it fits and predicts; another number may change the last bits. None: torch's setting.
+    """
+
+    def __init__(
+        self,
+        method: Any,
+        *,
+        override: Any = None,
+        made_from: Any = None,
+        upstream: Any = None,
+        columns: Any = None,
+        conformal: Any = None,
+        pace: Any = 1.0,
+        minutes: Any = None,
+        random_state: Any = None,
+        device: Any = "cpu",
+        threads: Any = 1,
+    ) -> None:
+        """Take the parameters as they are; ``fit`` checks them, as scikit-learn's estimators do."""
+        self.method = method
+        self.override = override
+        self.made_from = made_from
+        self.upstream = upstream
+        self.columns = columns
+        self.conformal = conformal
+        self.pace = pace
+        self.minutes = minutes
+        self.random_state = random_state
+        self.device = device
+        self.threads = threads
+
+    def set_params(self: T, **params: Any) -> T:
+        """Set parameters; ``override__training__epochs`` sets one hyperparameter, and leaves the others."""
+        nested = {key: params.pop(key) for key in list(params) if key.startswith("override__")}
+        if nested:
+            changes = copy.deepcopy(dict(params.pop("override", self.override) or {}))
+            for key, value in nested.items():
+                *path, last = key.split("__")[1:]
+                section = changes
+                for name in path:
+                    section = section.setdefault(name, {})
+                section[last] = value
+            params["override"] = changes
+        super().set_params(**params)
+        return self
+
+    def _fit(self, x: Any, y: Any, made: dict[int, fitting.Made] | None = None) -> None:
+        """Fit; ``made``: split -> runs that were fitted on the same rows."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        self._check_parameters()
+        profile, names = self._profile(x, y)
+        seed = root_of(self.random_state)
+        share = _SPLIT_SHARE if self.conformal == "split" else 0.0
+        size = given.size_of(profile, share, float(self.pace))
+        if self.minutes is not None:
+            size = self._paced(size)
+        runs = plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
+        entry = offers.dataset(profile.dataset(), size, splits=1)
+        typed = config.read(DatasetConfig, entry, "data")
+        with fitting.threads(self.threads):
+            parts, self.fit_seconds_ = fit_parts(
+                profile.raw, typed, runs, seed, cross=self.conformal == "cross", device=self.device, made=made
+            )
+        plugins = plugins_of(runs)
+        about = {
+            "dataset": DATASET,
+            "method": self.method,
+            "run": runs[-1].key,
+            "seed": seed,
+            "seeds": 1,
+            "config": json.loads(json.dumps(config.to_mapping(runs[-1].config))),
+            **({"plugins": plugins} if plugins else {}),
+        }
+        self.fitted_ = Fitted(parts, about, {**schema(profile.raw, typed), "names": names}, self.device)
+        self.left_out_ = dict(profile.left_out)
+        self.remarks_ = list(profile.remarks)
+
+    def _check_parameters(self) -> None:
+        for name, what in (("method", "a name of bdl_pipe.METHODS"), ("device", "a device of torch")):
+            require(isinstance(getattr(self, name), str), name, f"must be {what}", getattr(self, name))
+        rule = "must be split, cross or None"
+        require(self.conformal in (None, "split", "cross"), "conformal", rule, self.conformal)
+        for name in ("pace", "minutes", "threads"):
+            value, kind = getattr(self, name), numbers.Integral if name == "threads" else numbers.Real
+            good = float(value) > 0 if isinstance(value, kind) else value is None and name != "pace"
+            require(good, name, "must be > 0" if name == "pace" else "must be > 0 or None", value)
+        for name in ("override", "upstream", "columns"):
+            value = getattr(self, name)
+            require(value is None or isinstance(value, Mapping), name, "must be a mapping or None", value)
+        for name, kind in (self.columns or {}).items():
+            require(kind in KINDS, f"columns.{name}", f"must be one of {', '.join(KINDS)}", kind)
+
+    def _paced(self, size: Size) -> Size:
+        paces = offers.timing([known(self.method, size.task)], size, 60 * float(self.minutes or 0), splits=1).paces
+        return replace(size, pace=size.pace * min(paces.values(), default=1.0))
+
+    def _profile(self, x: Any, y: Any) -> tuple[Profile, list[str]]:
+        """Return the description of the rows, and the names of all columns of a table."""
+        if given.is_frame(x):
+            x = given.as_table(x)
+            validate_data(self, x, reset=True, skip_check_array=True)
+            table = given.table_of(x)
+            if table.num_rows < FEWEST_ROWS:
+                raise ValueError(f"X: must have at least {FEWEST_ROWS} samples, got {table.num_rows} sample(s)")
+            targets = self._targets(y, table.num_rows)
+            return given.table_profile(table, targets, self._kinds, numbers=False), table.column_names
+        x = validate_data(self, x, reset=True, ensure_min_samples=FEWEST_ROWS, **_AS_IT_IS)
+        if x.ndim > 2:
+            return given.image_profile(given.images_of(x), self._image_targets(y, len(x))), []
+        table, plain = given.table_of(x), x.dtype.kind in "biuf"
+        targets = self._targets(y, len(x))
+        return given.table_profile(table, targets, self._kinds, numbers=plain), table.column_names
+
+    @property
+    def _kinds(self) -> Any:
+        return None if self.columns is None else {clean(str(name)): kind for name, kind in self.columns.items()}
+
+    def _targets(self, y: Any, rows: int) -> Targets:
+        raise NotImplementedError
+
+    def _image_targets(self, y: Any, rows: int) -> Targets:
+        return self._targets(y, rows)
+
+    def _rows(self, x: Any) -> np.ndarray:
+        """Return new rows as the fit has seen its own."""
+        check_is_fitted(self, "fitted_")
+        schema = self.fitted_.schema
+        if schema["kind"] == "image":
+            if given.is_frame(x) or np.ndim(x) < 3:
+                raise ValueError(f"X: must be images, as in fit, got {short(type(x).__name__)} {list(np.shape(x))}")
+            return given.images_of(check_array(x, **_AS_IT_IS), schema["input_shape"])
+        if given.is_frame(x):
+            x = given.as_table(x)
+            validate_data(self, x, reset=False, skip_check_array=True)
+        else:
+            x = validate_data(self, x, reset=False, **_AS_IT_IS)
+            if x.ndim > 2:
+                raise ValueError(f"X: must be rows of columns, as in fit, got an array {list(x.shape)}")
+        return given.rows_of(given.table_of(x, schema["names"]), self.fitted_.columns)
+
+    def _batches(self, x: Any) -> Iterator[tuple[slice, Predictive]]:
+        """Yield the predictive of each batch of new rows, in the targets' own units."""
+        rows = self._rows(x)
+        with fitting.threads(self.threads), torch.no_grad():
+            for at, predictive in self.fitted_.batches(rows):
+                yield at, self.fitted_.predictor().own_units(predictive)
+
+    def predict_dist(self, X: Any) -> Predictive:
+        """Return the predictive of all rows of ``X``, with its draws, in the targets' own units.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+            ValueError: the rows are not like those of fit.
+        """
+        rows = self._rows(X)
+        with fitting.threads(self.threads), torch.no_grad():
+            fitted, address = self.fitted_.predictor(), self.fitted_.address().fold("predict")
+            return fitted.own_units(fitted.transformed(rows, rng=address, device=self.device))
+
+    def joint(self, X: Any, rows: int | None = None, *, draws: int = DRAWS) -> Joint:
+        """Return the joint distribution of the targets of several rows, which share a function.
+
+        Args:
+            rows: so many rows after one another are a group with a joint of its own; None: all are one group.
+            draws: functions that are drawn where the posterior has no draws of its own.
+
+        Returns:
+            Targets for its ``log_prob`` are tensors of shape ``target_shape``: labels' places in ``classes_`` [group,
+            row], or [group, row, output].
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`; or the rows are not whole groups.
+        """
+        raw = self._rows(X)
+        many = len(raw) if rows is None else rows
+        require(many > 0 and len(raw) % many == 0, "rows", f"must divide the {len(raw)} rows of X", many)
+        grouped = raw.reshape(len(raw) // many, many, *raw.shape[1:])
+        with fitting.threads(self.threads), torch.no_grad():
+            return self.fitted_.predictor().joint(grouped, rng=self.fitted_.address(), device=self.device, draws=draws)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted estimator to the folder ``path``, which ``bdl_pipe.load_predictor`` reads, too.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+            TypeError: a parameter is nothing that JSON can hold.
+        """
+        check_is_fitted(self, "fitted_")
+        params = {**self.get_params(deep=False), "random_state": self.fitted_.about["seed"]}
+        own = {"estimator": type(self).__name__, "params": params, "fitted": self._own_facts()}
+        self.fitted_.save(Path(path), json.loads(json.dumps(own)))
+
+    @classmethod
+    def load(cls: type[T], path: str | Path, *, device: str = "cpu") -> T:
+        """Read what :meth:`save` wrote; nothing is unpickled.
+
+        Raises:
+            ArtifactError: the folder is no whole artifact of such an estimator.
+        """
+        fitted, own = Fitted.load(Path(path), device)
+        if own.get("estimator") != cls.__name__:
+            raise ArtifactError(f"{path}: must be of a {cls.__name__}, got {short(own.get('estimator'))}")
+        made = cls(**{**own["params"], "device": device})
+        made.fitted_ = fitted
+        made._set_facts(own["fitted"])
+        return made
+
+    def _own_facts(self) -> dict[str, Any]:
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "n_features_in_": int(self.n_features_in_),
+            "feature_names_in_": None if names is None else [str(name) for name in names],
+            "left_out_": self.left_out_,
+            "remarks_": self.remarks_,
+        }
+
+    def _set_facts(self, facts: Mapping[str, Any]) -> None:
+        self.n_features_in_ = facts["n_features_in_"]
+        self.left_out_, self.remarks_ = facts["left_out_"], facts["remarks_"]
+        if facts["feature_names_in_"] is not None:
+            self.feature_names_in_ = np.array(facts["feature_names_in_"], dtype=object)
+
+    def _conformal_parts(self) -> tuple[list[int], list[Predictor]]:
+        """Return the fits whose left-out rows calibrate: that of all rows, or those of cross-conformal.
+
+        Raises:
+            ValueError: the fit has no such rows.
+        """
+        check_is_fitted(self, "fitted_")
+        numbers = [i for i, part in enumerate(self.fitted_.parts) if part.recalibration is not None]
+        if not numbers:
+            name = type(self).__name__
+            raise ValueError(f"conformal must be asked for before fit: {name}(…, conformal='split') or 'cross'")
+        return numbers, [self.fitted_.predictor(i) for i in numbers]
+
+    def _each_part(self, rows: np.ndarray, numbers: list[int]) -> Iterator[tuple[slice, list[Predictive]]]:
+        """Yield batches of raw rows with their predictive by each of these parts, in transformed units."""
+        of_row = sum(len(self._recalibration(i).scores) for i in numbers)
+        batch = max(1, min(1000, _MOST // max(1, of_row)))
+        with fitting.threads(self.threads), torch.no_grad():
+            for many in zip(*(self.fitted_.batches(rows, i, batch) for i in numbers), strict=True):
+                yield many[0][0], [predictive for _, predictive in many]
+
+    def _recalibration(self, number: int) -> recalibration.Recalibration:
+        found = self.fitted_.predictor(number).recalibration
+        assert found is not None
+        return found
+
+    def _sampling(self) -> Seed:
+        """Return the address of drawn targets."""
+        check_is_fitted(self, "fitted_")
+        return self.fitted_.address().fold("sample")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        tags.target_tags.required = True
+        return tags

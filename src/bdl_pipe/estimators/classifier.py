@@ -1,0 +1,150 @@
+"""Classification with any method of the registry, as scikit-learn's estimators are used.
+
+model = BayesianClassifier("d_vbll").fit(X, y)
+model.predict(X_new), model.predict_proba(X_new), model.predict_set(X_new, level=0.9)
+"""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+
+from ..errors import DataError, require, short
+from ..predictive import Categorical
+from . import conformal, given
+from .base import BayesianEstimator
+from .given import Targets
+from .sampling import sample
+
+
+@final
+class BayesianClassifier(ClassifierMixin, BayesianEstimator):
+    """A Bayesian classifier: a method of the registry, with its defaults for data of this size.
+
+    ``X`` is an array [n, column], a frame (pandas, polars, Arrow) with numbers, categories, dates and gaps, or images
+    of whole numbers from 0 to 255: [n, height, width], [n, height, width, channel] or [n, channel, height, width] with
+    1 or 3 channels. ``y`` are labels [n]. The parameters are those of :class:`.base.BayesianEstimator`.
+
+    Attributes:
+        classes_: the labels in order, as they came; probabilities have this order.
+        n_features_in_, feature_names_in_, left_out_, remarks_, fit_seconds_, fitted_: as
+            :class:`.regressor.BayesianRegressor` has them.
+    """
+
+    def fit(self, X: Any, y: Any) -> "BayesianClassifier":
+        """Fit the method to all rows; a fifth of them say when training ends, and then it is fitted to all.
+
+        Raises:
+            ValueError: the rows, the labels or a parameter break a rule; the message has the rule and the value.
+            TypeError: ``X`` is sparse.
+        """
+        self._fit(X, y)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable class of each row [n].
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`.
+        """
+        places = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[places]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the probabilities of the classes, float64 [n, class], each row's sum 1.
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`.
+        """
+        found = np.concatenate([p.mean.double().cpu().numpy() for _, p in self._batches(X)])
+        return found / found.sum(axis=1, keepdims=True)
+
+    def predict_set(
+        self,
+        X: Any,
+        level: float = 0.9,
+        *,
+        conformal: bool = False,
+    ) -> np.ndarray:
+        """Return which classes are in the set of each row, bool [n, class].
+
+        Args:
+            level: the fewest classes that have this probability together.
+            conformal: calibrated sets, which hold the class of a new row with this probability whatever the posterior
+                is (:mod:`.conformal`), and may be empty; for them ``fit`` needs the parameter ``conformal``.
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`; or the level is not in (0, 1), or the fit has no
+                calibration rows or too few for the level.
+        """
+        require(0 < level < 1, "level", "must be in (0, 1)", level)
+        if conformal:
+            return self._conformal_sets(X, level)
+        sets = [_likely(p, level) for _, p in self._batches(X)]
+        return np.concatenate(sets)
+
+    def _conformal_sets(self, x: Any, level: float) -> np.ndarray:
+        numbers, fits = self._conformal_parts()
+        learnt, sets = [self._recalibration(i) for i in numbers], list[np.ndarray]()
+        for _, predictives in self._each_part(self._rows(x), numbers):
+            if len(fits) == 1:
+                (only,) = predictives
+                assert isinstance(only, Categorical)
+                sets.append(learnt[0].class_set(only, level).cpu().numpy())
+            else:
+                sets.append(conformal.class_sets(predictives, learnt, level).numpy())
+        return np.concatenate(sets)
+
+    def sample(self, X: Any, draws: int = 1) -> np.ndarray:
+        """Draw a class of each row by itself [draw, n]; the same at every call.
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`; or ``draws`` is not above 0.
+        """
+        require(draws > 0, "draws", "must be > 0", draws)
+        rng = self._sampling()
+        parts = [sample(p, draws, rng.fold(at.start)).numpy() for at, p in self._batches(X)]
+        return self.classes_[np.concatenate(parts, axis=1)]
+
+    def log_prob(self, X: Any, y: Any) -> np.ndarray:
+        """Return log p(y | x) of each row, natural logarithm, float64 [n].
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`; or a label is none of ``classes_``.
+        """
+        predictive = self.predict_dist(X)
+        places = torch.tensor(self._places(y, len(predictive.mean)), device=predictive.mean.device)
+        return predictive.log_prob(places).double().cpu().numpy()
+
+    def _places(self, y: Any, rows: int) -> np.ndarray:
+        """Return the places of labels among the classes.
+
+        Raises:
+            DataError: one is none of them, or there are not as many as rows.
+        """
+        labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y).reshape(-1)
+        require(len(labels) == rows, "y", f"must have as many rows as X ({rows:,})", len(labels))
+        known = {label: place for place, label in enumerate(self.classes_.tolist())}
+        for row, label in enumerate(labels.tolist(), 1):
+            if label not in known:
+                raise DataError(f"y: must be classes of fit, got {short(label)} in row {row}")
+        return np.array([known[label] for label in labels.tolist()], np.int64)
+
+    def _targets(self, y: Any, rows: int) -> Targets:
+        self.classes_, labels = given.classes_of(y, rows)
+        return Targets(labels, tuple(map(str, self.classes_.tolist())))
+
+    def _own_facts(self) -> dict[str, Any]:
+        kind = "O" if self.classes_.dtype.kind == "O" else self.classes_.dtype.str
+        return {**super()._own_facts(), "classes_": self.classes_.tolist(), "classes_dtype": kind}
+
+    def _set_facts(self, facts: Mapping[str, Any]) -> None:
+        super()._set_facts(facts)
+        self.classes_ = np.array(facts["classes_"], dtype=facts["classes_dtype"])
+
+
+def _likely(predictive: Any, level: float) -> np.ndarray:
+    assert isinstance(predictive, Categorical)
+    return conformal.likely_classes(predictive, level).numpy()

@@ -1,0 +1,163 @@
+"""Fit and score several methods on the same folds, in this process."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import KFold, StratifiedKFold, check_cv
+
+from .. import evaluation, scores
+from ..data.examples import Examples, Task
+from ..data.inspect.table import task_of
+from ..data.sources.cells import Cells
+from ..errors import require, short
+from ..predictive import Categorical, Continuous
+from ..scores import Quantity, RunScores, Score
+from ..seeds import Seed
+from . import defaults, fitting, given
+from .base import BayesianEstimator
+from .classifier import BayesianClassifier
+from .comparison import Comparison, Line
+from .plan import DATASET, root_of
+from .regressor import BayesianRegressor
+
+Estimator = BayesianClassifier | BayesianRegressor
+_LEVELS: Final = np.linspace(0.05, 0.95, 19)
+
+
+def compare(
+    X: Any,
+    y: Any,
+    methods: "Sequence[str | Estimator] | Mapping[str, str | Estimator]",
+    *,
+    cv: Any = 5,
+    task: str | None = None,
+    random_state: Any = None,
+    **params: Any,
+) -> Comparison:
+    """Compare methods by cross-validation: each is fitted and scored on the same folds.
+
+    A run that several methods are made from, such as a trajectory, is fitted once a fold.
+
+    Args:
+        X, y: as ``fit`` of :class:`.BayesianRegressor` and :class:`.BayesianClassifier` takes them.
+        methods: names of ``bdl_pipe.METHODS``, or estimators; or a mapping name in the table -> such a method.
+        cv: the number of folds, shuffled, of classes with equal shares; or what scikit-learn's ``cv`` may be.
+        task: ``classification`` or ``regression``; None: as ``add`` decides it, by the targets.
+        random_state: of the folds, and of the methods that are given by name.
+        params: parameters of the methods that are given by name, such as ``pace``.
+
+    Raises:
+        ValueError: the rows, the targets, a method or a parameter break a rule; or there are fewer than two folds.
+    """
+    named = _named(methods)
+    require(task in (None, "classification", "regression"), "task", "must be classification, regression or None", task)
+    chosen = cast(Task, task) if task else _task(y)
+    kind = BayesianClassifier if chosen == "classification" else BayesianRegressor
+    made = {
+        name: kind(of, random_state=random_state, **params) if isinstance(of, str) else clone(of)
+        for name, of in named.items()
+    }
+    for name, estimator in made.items():
+        require(
+            isinstance(estimator, kind), f"methods.{name}", f"must be a name or a {kind.__name__}", short(estimator)
+        )
+    x = given.as_table(X) if given.is_frame(X) else np.asarray(X)
+    folds = list(_folds(x, y, cv, chosen, random_state))
+    require(len(folds) > 1, "cv", "must be at least 2 folds", len(folds))
+    figures = {name: list[Score]() for name in made}
+    said = {name: list[np.ndarray]() for name in made}
+    for number, (train, test) in enumerate(folds):
+        shared = dict[str, dict[int, fitting.Made]]()
+        for name, estimator in made.items():
+            model = clone(estimator)
+            fitted_before = shared.setdefault(_sharing(model), {})
+            model._fit(given.taken(x, train), given.taken(y, train), fitted_before)
+            found, line = _scored(model, given.taken(x, test), given.taken(y, test))
+            figures[name] += [Score(number, 0, of, *value) for of, value in found.items()]
+            said[name].append(line)
+    tables = {name: scores.table(DATASET, name, "", values) for name, values in figures.items()}
+    ratio = float(np.mean([len(test) / len(train) for train, test in folds]))
+    lines = {name: _line(parts, chosen) for name, parts in said.items()}
+    return Comparison(chosen, {name: RunScores(table) for name, table in tables.items()}, lines, ratio)
+
+
+def _named(methods: Any) -> dict[str, Any]:
+    if isinstance(methods, Mapping):
+        found = dict(methods)
+    else:
+        good = isinstance(methods, Iterable) and not isinstance(methods, str)
+        require(good, "methods", "must be names of methods or estimators", methods)
+        names = [of if isinstance(of, str) else getattr(of, "method", short(of)) for of in methods]
+        doubled = [name for name in names if names.count(name) > 1]
+        require(not doubled, "methods", "must not have a method twice; give a mapping name -> estimator", doubled[:1])
+        found = dict(zip(names, methods, strict=True))
+    require(len(found) > 1, "methods", "must be at least 2", list(found))
+    return found
+
+
+def _task(y: Any) -> Task:
+    """Decide by the targets as ``add`` does."""
+    values = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    table = given.table_of(values.reshape(len(values), -1), [f"y{i}" for i in range(values[0].size)])
+    return task_of([Cells.of(table, name, "y") for name in table.column_names])
+
+
+def _folds(x: Any, y: Any, cv: Any, task: Task, random_state: Any) -> Any:
+    if isinstance(cv, int) and not isinstance(cv, bool):
+        require(cv > 1, "cv", "must be at least 2 folds", cv)
+        state = Seed(root_of(random_state)).fold("folds").integer() % 2**32
+        kind = StratifiedKFold if task == "classification" else KFold
+        cv = kind(cv, shuffle=True, random_state=state)
+    rows = x.shape[0]
+    labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((rows, 1)), labels)
+
+
+def _sharing(model: BayesianEstimator) -> str:
+    """Return what the rows and the addresses of a model's runs depend on."""
+    return repr((model.conformal, model.columns, model.random_state, model.device, model.threads))
+
+
+def _scored(model: Any, x: Any, y: Any) -> tuple[dict[Quantity, tuple[float, int]], np.ndarray]:
+    """Score a fitted model on test rows; return what its reliability follows from, too."""
+    rows, fitted = model._rows(x), model.fitted_
+    targets = (
+        model._places(y, len(rows)) if isinstance(model, BayesianClassifier) else given.targets_of(y, len(rows))[0]
+    )
+    with fitting.threads(model.threads):
+        examples, rng = Examples(rows, targets), fitted.address()
+        found, _ = evaluation.score_all(
+            fitted.predictor(), examples, defaults.evaluate(), rng, model.device, ood={}, transfer={}
+        )
+        line = _said(model, rows, targets)
+    return {**found, Quantity("fit_seconds", "cost"): (model.fit_seconds_, 1)}, line
+
+
+def _said(model: Any, rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return confidence and whether it was right [n, 2], or how central the interval is that reaches a target [n]."""
+    parts, predictor = list[np.ndarray](), model.fitted_.predictor()
+    for at, transformed in model.fitted_.batches(rows):
+        predictive = predictor.own_units(transformed)
+        if isinstance(predictive, Categorical):
+            confidence = predictive.mean.double().cpu().numpy()
+            right = confidence.argmax(1) == targets[at]
+            parts.append(np.stack([confidence.max(1), right], axis=1))
+        else:
+            assert isinstance(predictive, Continuous)
+            below = predictive.cdf(torch.tensor(targets[at], device=predictive.mean.device)).cpu().numpy()
+            parts.append(np.abs(2 * below - 1).reshape(-1))
+    return np.concatenate(parts)
+
+
+def _line(parts: Sequence[np.ndarray], task: Task) -> Line:
+    values = np.concatenate(parts)
+    if task == "regression":
+        return Line(_LEVELS, np.array([(values <= level).mean() for level in _LEVELS]))
+    bins = np.minimum(
+        (values[:, 0] * defaults.evaluate().calibration_bins).astype(int), defaults.evaluate().calibration_bins - 1
+    )
+    there = np.unique(bins)
+    return Line(*(np.array([values[bins == each, column].mean() for each in there]) for column in (0, 1)))

@@ -1,0 +1,202 @@
+"""Several methods on the same folds of the same rows: the report's scores, and which differences are more than chance.
+
+found = compare(X, y, ["ensemble", "vbll", "swag", "gp"], cv=5)
+found.table, found.differences, found.plot_reliability(), found.plot_cost()
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ..metrics import COSTS, METRICS, metric_of
+from ..metrics.comparison import Difference
+from ..metrics.standings import Candidate, difference, sentences, standings
+from ..scores import Estimate, Quantity, RunScores
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ..figures import Drawing, Mark
+
+_COSTS: Final = ("fit_seconds", "seconds_per_1000")
+_ALL_COSTS: Final = tuple(cost.name for cost in COSTS)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A reliability line.
+
+    Attributes:
+        said: probabilities that the method said.
+        seen: the share of rows in which what it said came true.
+    """
+
+    said: np.ndarray
+    seen: np.ndarray
+
+
+@final
+class Comparison:
+    """The scores of several methods on the same folds; a table in a notebook.
+
+    Attributes:
+        task: ``classification`` or ``regression``.
+        folds: the number of folds.
+        scores: method -> all of its scores.
+        reliability: method -> its line.
+    """
+
+    def __init__(
+        self, task: str, scores: Mapping[str, RunScores], reliability: Mapping[str, Line], test_over_train: float
+    ) -> None:
+        """Take the scores of each method.
+
+        Args:
+            test_over_train: the number of test rows of a fold over that of its training rows.
+        """
+        self.task, self.scores, self.reliability = task, dict(scores), dict(reliability)
+        self.folds = next(iter(scores.values())).splits
+        self._ratio = test_over_train
+        self._candidates = {name: Candidate(name, name, of, Path(), method=name) for name, of in scores.items()}
+
+    @cached_property
+    def table(self) -> "pd.DataFrame":
+        """Every score of every method, means over folds: a row a method, the lowest NLL first."""
+        return self._frame(lambda of: of.mean)
+
+    @cached_property
+    def errors(self) -> "pd.DataFrame":
+        """Their standard errors over folds, which share training rows: for differences see :attr:`differences`."""
+        return self._frame(lambda of: math.nan if of.error is None else of.error)
+
+    @cached_property
+    def differences(self) -> "pd.DataFrame":
+        """Each method's losses less those of the method with the lowest NLL, in pairs over folds.
+
+        Columns: metric, method, to, mean, error, low, high, apart. Losses are the NLL, and the RMSE or minus the
+        accuracy. Errors are Nadeau and Bengio's; the 95 % intervals from low to high hold together for all methods.
+        """
+        pd, (best, *others) = _pandas(), self.table.index
+        rows = []
+        for metric in ("nll", self._accuracy):
+            for name in others:
+                gap = self.difference(name, best, metric, comparisons=len(others))
+                ends = {"low": gap.mean - gap.half, "high": gap.mean + gap.half, "apart": gap.apart}
+                rows.append(
+                    {"metric": metric, "method": name, "to": best, "mean": gap.mean, "error": gap.error, **ends}
+                )
+        return pd.DataFrame(rows, columns=["metric", "method", "to", "mean", "error", "low", "high", "apart"])
+
+    def difference(self, one: str, other: str, metric: str = "nll", *, comparisons: int = 1) -> Difference:
+        """Return one method's loss less another's, with its standard error (Nadeau & Bengio 2003).
+
+        Args:
+            metric: ``nll``, ``rmse`` or ``accuracy``, whose loss is its negative.
+            comparisons: the number of intervals that hold together.
+
+        Raises:
+            KeyError: there is no such method.
+        """
+        pair = self._candidates[one], self._candidates[other]
+        found = difference(*pair, comparisons, metric, self._ratio)
+        assert found is not None, "all methods have the same folds"
+        return found
+
+    @cached_property
+    def verdict(self) -> str:
+        """What follows: the best method by NLL, and those that cannot be told apart from it."""
+        return " ".join(sentences(standings([*self._candidates.values()], self._ratio)))
+
+    def plot_reliability(self) -> "Drawing":
+        """Draw how often what each method said came true: classes by confidence, or targets in central intervals.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        figures = _figures()
+        classes = self.task == "classification"
+        said, seen = ("confidence", "accuracy") if classes else ("level of the interval", "share of targets inside")
+        lines = {name: [*zip(of.said, of.seen, strict=True)] for name, of in self.reliability.items()}
+        return figures.calibration(lines, self._marks(figures.Mark), said, seen)
+
+    def plot_cost(self) -> "Drawing":
+        """Draw the NLL against the seconds of a fit and those to predict 1,000 rows.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        figures = _figures()
+        priced = []
+        for (name, of), mark in zip(self.scores.items(), self._marks(figures.Mark), strict=True):
+            known = {cost: of.estimate(Quantity(cost, "cost")) for cost in _COSTS}
+            nll = of.estimate(Quantity("nll"))
+            assert nll is not None
+            costs = {cost: each.mean for cost, each in known.items() if each is not None}
+            priced.append(figures.Priced(name, mark, nll, costs))
+        drawing = figures.against_costs(priced, _COSTS)
+        assert drawing is not None, "a fit takes time"
+        return drawing
+
+    def __repr__(self) -> str:
+        return f"{self.table.to_string()}\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        cells = {
+            metric: [self._cell(name, metric) for name in self.table.index]
+            for metric in self.table.columns
+            if metric in METRICS or metric in _COSTS
+        }
+        frame = (
+            _pandas().DataFrame(cells, index=self.table.index).rename(columns=lambda metric: metric_of(metric).label)
+        )
+        return f"{frame.to_html(escape=True)}<p>{self.verdict}</p>"
+
+    @property
+    def _accuracy(self) -> str:
+        return "accuracy" if self.task == "classification" else "rmse"
+
+    def _marks(self, mark: "type[Mark]") -> "list[Mark]":
+        return [mark(number, number) for number in range(len(self.scores))]
+
+    def _cell(self, name: str, metric: str) -> str:
+        mean, error = (float(of.at[name, metric]) for of in (self.table, self.errors))  # type: ignore[arg-type]
+        return f"{mean:.4g}" if metric in _COSTS or not math.isfinite(error) else f"{mean:.4g} ± {error:.2g}"
+
+    def _frame(self, value: Any) -> "pd.DataFrame":
+        known = {of.metric for each in self.scores.values() for of in each.quantities}
+        names = [name for name in (*METRICS, *_ALL_COSTS) if name in known]
+        rows = {name: {metric: _value(of, metric, value) for metric in names} for name, of in self.scores.items()}
+        frame: pd.DataFrame = _pandas().DataFrame.from_dict(rows, orient="index", columns=names)
+        order: Sequence[str] = sorted(
+            rows, key=lambda name: (_value(self.scores[name], "nll", lambda of: of.mean), name)
+        )
+        frame.index.name = "method"
+        return frame.loc[list(order)]
+
+
+def _value(of: RunScores, metric: str, value: Any) -> float:
+    known: Estimate | None = of.estimate(Quantity(metric, "cost" if metric in _ALL_COSTS else "test"))
+    return math.nan if known is None else value(known)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise ImportError("tables of a comparison need pandas: pip install 'bdl-pipe[figures]'") from None
+    return pandas
+
+
+def _figures() -> Any:
+    try:
+        from .. import figures
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("matplotlib"):
+            raise
+        raise ImportError("plots need matplotlib: pip install 'bdl-pipe[figures]'") from None
+    return figures

@@ -1,0 +1,130 @@
+"""What a fit leaves: the posterior's state with its data's transform, of all rows and of each part of cross-conformal.
+
+Its folder is a student artifact, as the pipeline's: ``bdl_pipe.load_predictor`` reads it, too. Nothing is unpickled.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .. import artifacts
+from ..artifacts import State
+from ..data.encoding import Column
+from ..data.transform import Transform
+from ..errors import ArtifactError
+from ..files import write_bytes
+from ..posterior import Predictor, prediction_address
+from ..predictive import Predictive
+from ..recalibration import Recalibration
+from ..registry import RECALIBRATION, load_plugins_of, posterior_of
+from ..seeds import Seed
+
+KIND: Final = "student"
+SCHEMA: Final = "schema.json"
+_OWN: Final = "estimator.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One fitted posterior.
+
+    Attributes:
+        split: the number of the split that it is of, in its addresses: 0 for all rows, 1 … for cross-conformal.
+        recalibration: what was learnt of rows that this fit did not see; None: there were none.
+    """
+
+    split: int
+    posterior: State
+    transform: State
+    recalibration: State | None = None
+
+
+@dataclass(eq=False)
+class Fitted:
+    """The parts of a fit; the first is that of all rows.
+
+    Attributes:
+        about: the manifest's facts: the root seed, the run, the method, its hyperparameters.
+        schema: what new rows must look like.
+    """
+
+    parts: Sequence[Part]
+    about: Mapping[str, Any]
+    schema: Mapping[str, Any]
+    device: str = "cpu"
+    _ready: dict[int, Predictor] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is rebuilt from the states."""
+        return {**{k: v for k, v in self.__dict__.items() if k != "columns"}, "_ready": {}}
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of a table's rows; none for images."""
+        return tuple(map(Column.of, self.schema.get("columns", ())))
+
+    def predictor(self, part: int = 0) -> Predictor:
+        """Return the posterior of a part with its transform."""
+        if part not in self._ready:
+            of = self.parts[part]
+            recalibration = None if of.recalibration is None else Recalibration.from_state(of.recalibration)
+            self._ready[part] = Predictor(
+                posterior_of(of.posterior, self.device),
+                Transform.from_state(of.transform),
+                tuple(self.schema["classes"]),
+                recalibration,
+            )
+        return self._ready[part]
+
+    def address(self, part: int = 0) -> Seed:
+        """Return the address of a part's draws: the one of the pipeline's scores."""
+        return prediction_address(self.about["seed"], self.about["run"], self.parts[part].split, 0)
+
+    def batches(self, rows: np.ndarray, part: int = 0, batch: int = 1000) -> Iterator[tuple[slice, Predictive]]:
+        """Yield the predictive of each batch of raw rows, in transformed units."""
+        return self.predictor(part).transformed_batches(rows, batch, rng=self.address(part), device=self.device)
+
+    def save(self, path: Path, own: Mapping[str, Any]) -> None:
+        """Write the artifact.
+
+        Args:
+            own: what the estimator adds, as JSON can hold it.
+        """
+        with artifacts.publish(path, KIND, about=self.about) as folder:
+            for part in self.parts:
+                name = f"{part.split}-0"
+                artifacts.write_state(folder / name, part.posterior)
+                artifacts.write_state(folder / f"transform-{part.split}", part.transform)
+                if part.recalibration is not None:
+                    artifacts.write_state(folder / f"{RECALIBRATION}-{name}", part.recalibration)
+            write_bytes(folder / SCHEMA, json.dumps(self.schema, sort_keys=True, indent=1).encode())
+            write_bytes(folder / _OWN, json.dumps(own, sort_keys=True, indent=1).encode())
+
+    @classmethod
+    def load(cls, path: Path, device: str) -> "tuple[Fitted, dict[str, Any]]":
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ArtifactError: it is not a whole artifact, or no estimator saved it.
+        """
+        artifact = artifacts.load(path, KIND)
+        if _OWN not in artifact.manifest["files"]:
+            raise ArtifactError(f"{path}: was saved by no estimator; read it with bdl_pipe.load_predictor")
+        about, names = artifact.manifest["about"], artifact.names()
+        load_plugins_of(path, about)
+        splits = sorted(int(name.removeprefix("transform-")) for name in names if name.startswith("transform-"))
+        parts = [
+            Part(
+                split,
+                artifact.state(f"{split}-0"),
+                artifact.state(f"transform-{split}"),
+                artifact.state(of_rows) if (of_rows := f"{RECALIBRATION}-{split}-0") in names else None,
+            )
+            for split in splits
+        ]
+        return cls(parts, about, artifact.json(SCHEMA), device), artifact.json(_OWN)

@@ -1,0 +1,89 @@
+"""Fit the runs of a plan in this process, with the bits of the pipeline."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import config
+from ..artifacts import State
+from ..data.fitdata import FitData
+from ..method import Inputs, fan_in
+from ..progress import Report, Silent
+from ..seeds import Seed
+from ..training.retry import retried
+from .plan import Run
+
+Made = dict[str, tuple[list[State], float]]  # a run and its address -> the states of its seeds, and their seconds
+
+
+def fit(runs: Sequence[Run], data: FitData, seed: int, split: int = 0, made: Made | None = None) -> tuple[State, float]:
+    """Fit the runs one after another; return the posterior's state and the seconds of all of its runs.
+
+    Args:
+        seed: the root of all addresses.
+        split: the number of the split that ``data`` is of.
+        made: runs that were fitted on these data, which are not fitted again; those of this call are added.
+
+    Raises:
+        Diverged: a fit diverged at its smallest rates, too.
+    """
+    made = {} if made is None else made
+    of_run, seconds = dict[str, list[State]](), 0.0
+    alone = data.device == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter  # as the pipeline's records are
+    for run in runs:
+        about = json.dumps([run.kind, run.key, config.to_mapping(run.config), seed, split], sort_keys=True, default=str)
+        if about not in made:
+            start = clock()
+            states = _fit_run(run, data, of_run, Seed(seed).fold(run.kind, run.key), split)
+            made[about] = states, clock() - start
+        of_run[run.key], took = made[about]
+        seconds += took
+    return of_run[runs[-1].key][0], seconds
+
+
+def _fit_run(run: Run, data: FitData, above: Mapping[str, list[State]], root: Seed, split: int) -> list[State]:
+    stage, rngs = run.stage, [root.fold(split, seed) for seed in range(run.seeds)]
+    inputs = [_inputs(run, above, seed) for seed in range(run.seeds)]
+    if stage.fit_many is not None and run.seeds > 1 and len(data.input_shape) == 1 and "student" not in run.sources:
+        many = stage.fit_many  # The pipeline fits a table's seeds together, too.
+
+        def fit_group(typed: Any, report: Report) -> list[State]:
+            return many([data] * run.seeds, inputs, typed, rngs=rngs, report=report)
+
+        return list(map(_stored, retried(fit_group, run.config, Silent())))
+    states = list[State]()
+    for rng, states_above in zip(rngs, inputs, strict=True):
+
+        def fit_one(typed: Any, report: Report, rng: Seed = rng, above: Any = states_above) -> list[State]:
+            return [stage.fit_one(data, above, typed, rng=rng, report=report)]
+
+        states += map(_stored, retried(fit_one, run.config, Silent()))
+    return states
+
+
+def _inputs(run: Run, above: Mapping[str, list[State]], seed: int) -> Inputs:
+    taken = {kind: (above[key], run.stage.needs[kind]) for kind, key in run.sources.items()}
+    return {kind: [states[i] for i in fan_in(rule, seed, len(states))] for kind, (states, rule) in taken.items()}
+
+
+def _stored(state: State) -> State:
+    """Return a state as an artifact would give it back."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}
+    return State(tensors, json.loads(json.dumps(state.config)))
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Let torch compute with so many threads; None: with as many as it has been told."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,271 @@
+"""Rows in memory, as people have them, as the library has them: arrays, frames, Arrow tables and images.
+
+Cells are read by the reader of the files that ``add`` takes (``data.sources.cells``), so that categories, dates, gaps
+and words for gaps mean the same; which columns are features follows from the same inspection.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ..data.encoding import Column, ColumnKind
+from ..data.examples import Examples, Task, native
+from ..data.inspect.profile import Profile, listed
+from ..data.inspect.table import CATEGORIES, inspect_features
+from ..data.new_inputs import typed_cells
+from ..data.raw import Raw, checked
+from ..data.size import Size
+from ..data.sources.cells import Cells
+from ..data.sources.columns import codes_of, described_matrix, unseen
+from ..data.sources.forms import clean
+from ..data.sources.images import Npz, image_array
+from ..data.sources.table import Table
+from ..errors import DataError, short
+
+ORIGIN: Final = "X"
+_TARGET: Final = "y"
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of training rows.
+
+    Attributes:
+        values: labels int64 [n] or targets float64 [n, output].
+        classes: the labels' names in order; empty for regression.
+    """
+
+    values: np.ndarray
+    classes: tuple[str, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """Return what is predicted."""
+        return "classification" if self.values.ndim == 1 else "regression"
+
+
+def is_frame(given: Any) -> bool:
+    """Return True for frames of pandas and polars, tables of Arrow, and what hands over its columns as Arrow does."""
+    return hasattr(given, "iloc") or hasattr(given, "__arrow_c_stream__")
+
+
+def as_table(given: Any) -> Any:
+    """Return a frame of pandas as it is, and any other as a table of Arrow."""
+    return given if hasattr(given, "iloc") or isinstance(given, pa.Table) else pa.table(given)
+
+
+def table_of(given: Any, names: Sequence[str] | None = None) -> pa.Table:
+    """Return a frame, or an array [n, column], as an Arrow table of typed columns.
+
+    Args:
+        names: of the columns, by place; None: those of the frame, or ``x0``, ``x1`` … of an array.
+
+    Raises:
+        DataError: two columns have one name.
+    """
+    if isinstance(given, np.ndarray):
+        columns: list[Any] = [_column(values) for values in given.T]
+        own = [f"x{number}" for number in range(len(columns))]
+    elif isinstance(given, pa.Table):
+        columns, own = given.columns, [clean(name) for name in given.column_names]
+    else:
+        columns = [typed_cells(given.iloc[:, place]) for place in range(given.shape[1])]
+        own = [clean(str(name)) for name in given.columns]
+    doubled = next((name for name in own if own.count(name) > 1), None) if len({*own}) < len(own) else None
+    if doubled is not None:
+        raise DataError(f"{ORIGIN}: column names must differ, got {short(doubled)} twice")
+    return pa.table(columns, names=list(names or own))
+
+
+def taken(given: Any, index: np.ndarray) -> Any:
+    """Return some rows of an array, of a frame, of a column of one or of a table of Arrow."""
+    if hasattr(given, "iloc"):
+        return given.iloc[index]
+    if isinstance(given, pa.Table | pa.Array | pa.ChunkedArray):
+        return given.take(pa.array(index))
+    return (
+        as_table(given).take(pa.array(index))
+        if is_frame(given) and hasattr(given, "columns")
+        else np.asarray(given)[index]
+    )
+
+
+def table_profile(
+    table: pa.Table, targets: Targets, columns: Mapping[str, ColumnKind] | None, *, numbers: bool
+) -> Profile:
+    """Inspect a table in memory as ``add`` inspects a file.
+
+    Args:
+        columns: what some columns are, where the user says it.
+        numbers: the columns come from an array of numbers, so that each is one: none is left out for counting rows.
+
+    Raises:
+        DataError: the rows cannot be used; the message has the column, the rule and the value.
+    """
+    for name in columns or {}:
+        if name not in table.column_names:
+            raise DataError(
+                f"columns: must name columns of {ORIGIN}, got {short(name)} (it has {listed(table.column_names)})"
+            )
+    kinds: dict[str, ColumnKind] = {
+        **(dict.fromkeys(table.column_names, "number") if numbers else {}),
+        **(columns or {}),
+    }
+    features = inspect_features(table, table.column_names, ORIGIN, kinds=kinds)
+    if features.left_out and not numbers:
+        said = "; ".join(f"column {name or 'without a name'}: {why}" for name, why in features.left_out.items())
+        warnings.warn(f"left out: {said}", stacklevel=4)
+    described, inputs = described_matrix(table, features.columns, CATEGORIES, ORIGIN)
+    outputs = 1 if targets.values.ndim == 1 else targets.values.shape[1]
+    names = (_TARGET,) if outputs == 1 else tuple(f"{_TARGET}_{i}" for i in range(outputs))
+    rows = Examples(inputs, targets.values)
+    kept = tuple(features.columns)
+    raw = checked(Raw(ORIGIN, targets.task, "table", rows, None, targets.classes, kept, names, described))
+    target = tuple(_apart(name, kept) for name in names)
+    source = Table(ORIGIN, target, targets.task, columns=dict(features.columns))
+    return Profile(
+        source, raw, len(rows), (features.width,), _counts(targets), features.remarks, left_out=features.left_out
+    )
+
+
+def image_profile(images: np.ndarray, targets: Targets) -> Profile:
+    """Describe images uint8 [n, channel, height, width]."""
+    raw = checked(Raw(ORIGIN, "classification", "image", Examples(images, targets.values), None, targets.classes))
+    return Profile(Npz(ORIGIN), raw, len(images), images.shape[1:], _counts(targets), ())
+
+
+def images_of(given: np.ndarray, shape: Sequence[int] | None = None) -> np.ndarray:
+    """Return whole numbers from 0 to 255 as uint8 [n, channel, height, width]; channels may come last.
+
+    Args:
+        shape: (channel, height, width) that they must have; None: any.
+
+    Raises:
+        DataError: they are no such images.
+    """
+    if given.dtype.kind in "iu" and given.size and given.min() >= 0 and given.max() <= 255:
+        given = given.astype(np.uint8)
+    images = image_array(given, ORIGIN, ORIGIN)
+    if shape is not None and list(images.shape[1:]) != list(shape):
+        raise DataError(
+            f"{ORIGIN}: images must have shape {list(shape)}, as those of fit, got {list(images.shape[1:])}"
+        )
+    return images
+
+
+def rows_of(table: pa.Table, columns: Sequence[Column]) -> np.ndarray:
+    """Take the fitted columns of a table as numbers, float64 [n, column]; warn of values unlike all of those of fit.
+
+    Raises:
+        DataError: a cell means something else than those of fit.
+    """
+    coded = np.stack([codes_of(Cells.of(table, column.name, ORIGIN), column) for column in columns], axis=1)
+    said = unseen(coded, tuple(columns))
+    for column, values in zip(columns, coded.T, strict=True):
+        if not column.missing and (gaps := np.isnan(values)).any():
+            way = "taken as no category" if column.kind == "category" else "taken as the median of fit"
+            said.append(f"{column.name}: a gap, of which fit had none, in {int(gaps.sum()):,} rows: {way}")
+    for line in said:
+        warnings.warn(line, stacklevel=4)
+    return coded
+
+
+def targets_of(given: Any, rows: int) -> tuple[np.ndarray, int]:
+    """Return targets of regression float64 [n, output], and how many dimensions they came with.
+
+    Raises:
+        DataError: a target is no finite number, or there are not as many as rows.
+    """
+    values = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
+    if values.ndim not in (1, 2) or values.dtype.kind not in "biufOUSTM" or 0 in values.shape:
+        raise DataError(f"y: must be numbers [n] or [n, output], got {values.dtype} {list(values.shape)}")
+    _require_as_many(values, rows)
+    flat = values.reshape(len(values), -1)
+    if values.dtype.kind not in "biuf":
+        flat = np.array([[_number(v, row) for v in one] for row, one in enumerate(flat.tolist(), 1)], np.float64)
+    found = np.ascontiguousarray(flat, np.float64)
+    if not np.isfinite(found).all():
+        row = int(np.argmax(~np.isfinite(found).all(1)))
+        got = found[row][~np.isfinite(found[row])][0]
+        raise DataError(f"y: must be finite in every row, got {got:g} in row {row + 1}")
+    return found, values.ndim
+
+
+def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different classes in order, as they came, and the place of each row's among them, int64 [n].
+
+    Raises:
+        DataError: a label is missing, or there are not as many as rows.
+        ValueError: labels are fractions.
+    """
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import column_or_1d
+
+    values = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
+    if values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1):
+        gaps = [row for row, label in enumerate(values.ravel().tolist(), 1) if _is_gap(label)]
+        if gaps:
+            raise DataError(f"y: must have a class in every row, got {values.ravel()[gaps[0] - 1]} in row {gaps[0]}")
+    check_classification_targets(values)
+    values = column_or_1d(values, warn=True)
+    _require_as_many(values, rows)
+    classes, labels = np.unique(values, return_inverse=True)
+    if len(classes) < 2:
+        raise DataError(f"y: must have at least 2 classes, got 1 class: {short(classes[0].item())}")
+    return classes, labels.astype(np.int64)
+
+
+def size_of(profile: Profile, share: float, pace: float) -> Size:
+    """Return the size from which hyperparameters follow, of rows that all train.
+
+    Args:
+        share: of the rows, that no fit sees.
+    """
+    return replace(profile.size(share), has_test=True, pace=pace)
+
+
+def _column(values: np.ndarray) -> pa.Array:
+    """Return a column of an array with one type, or the texts of values of several."""
+    if values.dtype.kind != "O":
+        return pa.array(values.astype(str) if values.dtype.kind in "ST" else native(values))
+    try:
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return pa.array([None if _is_gap(v) else str(v) for v in values.tolist()])
+
+
+def _is_gap(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # of pandas.NA
+        return True
+
+
+def _counts(targets: Targets) -> dict[str, int]:
+    counts = np.bincount(targets.values, minlength=len(targets.classes)) if targets.classes else ()
+    return dict(zip(targets.classes, map(int, counts), strict=True))
+
+
+def _apart(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _require_as_many(values: np.ndarray, rows: int) -> None:
+    if len(values) != rows:
+        raise DataError(f"y: must have as many rows as X ({rows:,}), got {len(values):,}: inconsistent lengths")
+
+
+def _number(value: Any, row: int) -> float:
+    if isinstance(value, str | bytes):
+        rule = "must be numbers; use BayesianClassifier for classes"
+        raise DataError(f"y: {rule}, got {short(value)} in row {row}")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise DataError(f"y: must be numbers, got {short(value)} in row {row}") from None

@@ -1,0 +1,228 @@
+"""The runs that a method's posterior is made from: its trajectory, teacher or coreset, and the fit itself.
+
+It is what ``python -m pipeline add`` writes for the method: the same runs, hyperparameters and names of addresses, of a
+data set that is called :data:`DATASET`.
+"""
+
+import dataclasses
+import difflib
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+import numpy as np
+
+from .. import config
+from ..data.examples import Task
+from ..data.size import Section, Size
+from ..errors import ConfigError, UserError, require
+from ..method import Default, Kind, Method, StageSpec, Upstream
+from ..plugins import loaded
+from ..registry import METHODS
+from .defaults import section
+
+DATASET: Final = "data"
+DATA: Final = "data"  # of ``made_from``: the data alone
+_USUAL: Final[Mapping[Kind, str]] = {"trajectory": "iterates", "teacher": "sgmcmc", "coreset": "vbpc"}
+_KINDS: Final = get_args(Kind)
+_ROOTS: Final = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A fit of one or more seeds.
+
+    Attributes:
+        config: the typed hyperparameters.
+        sources: stage kind -> key of the run that it is made from, beside the data.
+    """
+
+    kind: Kind
+    key: str
+    method: Method
+    config: Any
+    seeds: int
+    sources: Mapping[Kind, str]
+
+    @property
+    def stage(self) -> StageSpec:
+        """Return what the method does in this stage kind."""
+        return self.method.stages[self.kind]
+
+
+def plan(
+    name: str,
+    size: Size,
+    *,
+    override: Mapping[str, Any] | None = None,
+    made_from: str | None = None,
+    upstream: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Run]:
+    """List the runs of a method in the order in which they are fitted; the last one is the posterior's.
+
+    Args:
+        override: hyperparameters in place of the method's.
+        made_from: the run that it is made from: a key of some method's ``upstream`` (``sgd``, ``iterates``, ``sgmcmc``,
+            ``vbpc``, …), another method, or ``data`` for the data alone; None: the usual one.
+        upstream: such a key or method -> hyperparameters of its run in place of its own.
+
+    Raises:
+        UserError: there is no such method or run, or it cannot predict the task.
+        ConfigError: a hyperparameter is unknown, missing or out of its range.
+    """
+    method = known(name, size.task)
+    changes = dict(upstream or {})
+    runs = list(_runs(method, "student", size, dict(override or {}), made_from, changes))
+    require(not changes, "upstream", "must name runs that the method is made from", ", ".join(changes))
+    return runs
+
+
+def known(name: str, task: Task) -> Method:
+    """Return the method ``name``, which must have a posterior for the task.
+
+    Raises:
+        UserError: it is unknown or has none; the message names similar ones.
+    """
+    if not isinstance(name, str) or name not in METHODS:
+        raise UserError(f"method must be a name of bdl_pipe.METHODS{config.nearest(name, METHODS)}, got {name!r}")
+    method = METHODS[name]
+    if "student" not in method.stages:
+        made = " and ".join(method.stages)
+        raise UserError(f"method must have a posterior, got {name}, which makes a {made} for other methods (made_from)")
+    if task not in method.tasks:
+        others = [n for n in METHODS if task in METHODS[n].tasks and "student" in METHODS[n].stages]
+        near = difflib.get_close_matches(name, others, n=2, cutoff=0.5)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else f" (those that do: {', '.join(others)})"
+        raise UserError(f"method must support {task}{hint}, got {name}")
+    return method
+
+
+def plugins_of(runs: Sequence[Run]) -> list[str]:
+    """List the plugins that define the methods of the runs, or a config in theirs, such as a network's."""
+    modules = dict.fromkeys(module for run in runs for module in _modules(run.config))
+    return [plugin.name for plugin in loaded() if any(plugin.owns(module) for module in modules)]
+
+
+def _modules(value: Any) -> Iterator[str]:
+    if dataclasses.is_dataclass(value):
+        yield type(value).__module__
+        for field in dataclasses.fields(value):
+            yield from _modules(getattr(value, field.name))
+
+
+def root_of(random_state: Any) -> int:
+    """Return the root of all addresses that ``random_state`` says; see :class:`.base.BayesianEstimator`.
+
+    Raises:
+        ConfigError: it is neither a whole number >= 0, nor a generator of NumPy, nor None.
+    """
+    if random_state is None:
+        return 0
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(_ROOTS))
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(_ROOTS))
+    is_whole = isinstance(random_state, numbers.Integral) and not isinstance(random_state, bool)
+    rule = "must be a whole number >= 0, a generator of NumPy or None"
+    require(is_whole and int(random_state) >= 0, "random_state", rule, random_state)
+    return int(random_state)
+
+
+def _runs(
+    method: Method, kind: Kind, size: Size, override: Section, made_from: str | None, changes: dict[str, Any]
+) -> Iterator[Run]:
+    """Yield the runs that a run of ``method`` is made from, and then the run itself."""
+    stage, default = method.stages[kind], method.default
+    if made_from is None:
+        made_from = default.upstream if default is not None and kind == "student" else ""
+        made_from = made_from or next((_USUAL[of] for of in _KINDS if of in stage.required and of in _USUAL), DATA)
+    if made_from == DATA:
+        require(not stage.required, "made_from", f"must be a {' and a '.join(stage.required)}", made_from)
+    sources: dict[Kind, str] = {}
+    last: Run | None = None
+    if made_from != DATA:
+        for last in _upstream(made_from, stage, size, changes):
+            yield last
+        assert last is not None
+        sources = {last.kind: last.key}
+    own = _own(method, default, size, last)
+    yield _run(
+        kind, method.name, method, config.merge(own, override), 1, sources, {} if last is None else {last.kind: last}
+    )
+
+
+def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) -> Iterator[Run]:
+    """Yield the runs up to the upstream run or the method ``name``."""
+    override = changes.pop(name, {})
+    found = next(((m, m.upstream[name]) for m in METHODS.values() if name in m.upstream), None)
+    if found is not None:
+        method, above = found
+        _require_kind(name, above.kind, stage)
+        yield from _known_run(name, method, above, size, override, changes)
+        return
+    if name not in METHODS:
+        keys = [key for m in METHODS.values() for key in m.upstream]
+        raise ConfigError("made_from", f"must be data, a run ({', '.join(keys)}) or a method", name)
+    method = METHODS[name]
+    kind = next((of for of in stage.needs if of in method.stages), None)
+    _require_kind(name, kind or next(iter(method.stages)), stage)
+    assert kind is not None
+    yield from _runs(method, kind, size, override, None, changes)
+
+
+def _known_run(
+    key: str, method: Method, above: Upstream, size: Size, override: Section, changes: dict[str, Any]
+) -> Iterator[Run]:
+    start, sources, last = above.start(size), dict[Kind, str](), None
+    if start:
+        for last in _upstream(start, method.stages[above.kind], size, changes):
+            yield last
+        assert last is not None
+        sources = {last.kind: last.key}
+    merged = config.merge(config.merge(section(method.name), above.override(size)), override)
+    yield _run(above.kind, key, method, merged, above.seeds, sources, {} if last is None else {last.kind: last})
+
+
+def _require_kind(name: str, kind: str, stage: StageSpec) -> None:
+    rule = f"must make a {' or a '.join(stage.needs)}" if stage.needs else "must be data"
+    require(kind in stage.needs, "made_from", rule, f"{name}, which makes a {kind}")
+
+
+def _own(method: Method, default: Default | None, size: Size, above: Run | None) -> Section:
+    """Return a run's hyperparameters: its section, and over it what follows from the data.
+
+    A method without a ``default`` has the keys that it shares with the run that it is made from, such as the network
+    that a coreset was distilled for. Without such a run it has the network and the training of the size, unless its
+    section has a network for rows of this kind.
+    """
+    base = section(method.name)
+    if default is not None:
+        return config.merge(base, default.override(size))
+    fields = {field.name for field in dataclasses.fields(method.config)}
+    if above is not None:
+        theirs = config.to_mapping(above.config)
+        return {**base, **{key: value for key, value in theirs.items() if key in fields and key in _SHARED}}
+    if "network" in base and (base["network"]["name"] == "mlp") == (size.image is None):
+        return base
+    found: Section = {"network": size.network, "training": size.training()}
+    return {**base, **{key: value for key, value in found.items() if key in fields}}
+
+
+_SHARED: Final = frozenset({"network", "rho", "gamma", "feature_scale"})  # what a posterior has of its coreset
+
+
+def _run(
+    kind: Kind,
+    key: str,
+    method: Method,
+    merged: Section,
+    seeds: int,
+    sources: Mapping[Kind, str],
+    above: Mapping[Kind, Run],
+) -> Run:
+    typed: Any = config.read(method.config, merged, f"methods.{method.name}")
+    run = Run(kind, f"{DATASET}-{key}", method, typed, seeds, sources)
+    if run.stage.validate_sources is not None:
+        run.stage.validate_sources(typed, {of: source.config for of, source in above.items()})
+    return run

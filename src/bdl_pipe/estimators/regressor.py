@@ -1,0 +1,145 @@
+"""Regression with any method of the registry, as scikit-learn's estimators are used.
+
+model = BayesianRegressor("vbll").fit(X, y)
+model.predict(X_new), model.predict_interval(X_new, level=0.9)
+"""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+
+from ..errors import require
+from ..predictive import Continuous, Predictive
+from . import conformal, given
+from .base import BayesianEstimator
+from .given import Targets
+from .sampling import sample
+
+
+@final
+class BayesianRegressor(RegressorMixin, BayesianEstimator):
+    """A Bayesian regressor: a method of the registry, with its defaults for data of this size.
+
+    ``X`` is an array [n, column] or a frame (pandas, polars, Arrow) with numbers, categories, dates and gaps; ``y`` are
+    numbers [n] or [n, output]. The parameters are those of :class:`.base.BayesianEstimator`.
+
+    Attributes:
+        n_features_in_, feature_names_in_: of ``X``, as scikit-learn has them.
+        left_out_: column -> why it is no feature.
+        remarks_: what a reader should know of the columns, a line each.
+        fit_seconds_: of all fits, with those that the method is made from.
+        fitted_: the posterior's state, a :class:`.fitted.Fitted`.
+    """
+
+    def fit(self, X: Any, y: Any) -> "BayesianRegressor":
+        """Fit the method to all rows; a fifth of them say when training ends, and then it is fitted to all.
+
+        Raises:
+            ValueError: the rows, the targets or a parameter break a rule; the message has the rule and the value.
+            TypeError: ``X`` is sparse.
+        """
+        self._fit(X, y)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the predictive's mean [n], or [n, output] where ``y`` had two dimensions, float64.
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`.
+        """
+        return self._shaped(np.concatenate([p.mean.double().cpu().numpy() for _, p in self._batches(X)]))
+
+    def predict_interval(
+        self,
+        X: Any,
+        level: float = 0.9,
+        *,
+        conformal: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ends of the central intervals of probability ``level``, each of the shape of :meth:`predict`.
+
+        Args:
+            conformal: calibrated intervals, which hold a new target with this probability whatever the posterior is
+                (:mod:`.conformal`); for them ``fit`` needs the parameter ``conformal``. The box of several outputs
+                holds all of them together.
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`; or the level is not in (0, 1), or the fit has no
+                calibration rows or too few for the level.
+        """
+        require(0 < level < 1, "level", "must be in (0, 1)", level)
+        if conformal:
+            ends = self._conformal_ends(X, level)
+        else:
+            ends = [_central(predictive, level) for _, predictive in self._batches(X)]
+        low, high = (np.concatenate([pair[i].double().numpy() for pair in ends]) for i in (0, 1))
+        return self._shaped(low), self._shaped(high)
+
+    def _conformal_ends(self, x: Any, level: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        numbers, fits = self._conformal_parts()
+        learnt, ends = [self._recalibration(i) for i in numbers], list[tuple[torch.Tensor, torch.Tensor]]()
+        for _, predictives in self._each_part(self._rows(x), numbers):
+            if len(fits) == 1:
+                (only,) = predictives
+                assert isinstance(only, Continuous)
+                low, high = learnt[0].interval(only, fits[0].transform, level)
+                ends.append((low.cpu(), high.cpu()))
+            else:
+                ends.append(conformal.intervals(predictives, learnt, [fit.transform for fit in fits], level))
+        return ends
+
+    def sample(self, X: Any, draws: int = 1) -> np.ndarray:
+        """Draw targets of each row by itself, float64 [draw, n] or [draw, n, output]; the same at every call.
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`; or ``draws`` is not above 0.
+        """
+        require(draws > 0, "draws", "must be > 0", draws)
+        rng = self._sampling()
+        parts = [sample(p, draws, rng.fold(at.start)).double().numpy() for at, p in self._batches(X)]
+        found = np.concatenate(parts, axis=1)
+        return found[:, :, 0] if self._flat else found
+
+    def log_prob(self, X: Any, y: Any) -> np.ndarray:
+        """Return log p(y | x) of each row, natural logarithm of a density in the targets' own units, float64 [n].
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`; or the targets are no such targets.
+        """
+        predictive = self.predict_dist(X)
+        targets, _ = given.targets_of(y, len(predictive.mean))
+        outputs = predictive.mean.shape[1]
+        require(targets.shape[1] == outputs, "y", f"must have {outputs} outputs, as in fit", targets.shape[1])
+        return predictive.log_prob(torch.tensor(targets, device=predictive.mean.device)).double().cpu().numpy()
+
+    def _targets(self, y: Any, rows: int) -> Targets:
+        values, dimensions = given.targets_of(y, rows)
+        self._flat = dimensions == 1
+        return Targets(values)
+
+    def _image_targets(self, y: Any, rows: int) -> Targets:
+        raise ValueError("X: must be rows of columns: images have classes, for BayesianClassifier, got images")
+
+    def _shaped(self, values: np.ndarray) -> np.ndarray:
+        return values[:, 0] if self._flat else values
+
+    def _own_facts(self) -> dict[str, Any]:
+        return {**super()._own_facts(), "flat": self._flat}
+
+    def _set_facts(self, facts: Mapping[str, Any]) -> None:
+        super()._set_facts(facts)
+        self._flat = facts["flat"]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def _central(predictive: Predictive, level: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the quantiles between which the middle ``level`` of a predictive lies, each [batch, output]."""
+    assert isinstance(predictive, Continuous)
+    return predictive.quantile((1 - level) / 2).cpu(), predictive.quantile((1 + level) / 2).cpu()

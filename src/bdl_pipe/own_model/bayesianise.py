@@ -1,0 +1,233 @@
+"""A posterior of a user's own model in one call.
+
+    posterior = bdl_pipe.bayesianise(model, method="kfac_laplace", train_loader=loader)
+    posterior.predict(inputs)
+
+The model is copied and not touched. Its copy, without the head, is a trunk of the library; its weights are a trajectory
+of one snapshot (``trajectory.pretrained`` makes the same of a file); and the method's own fit does the rest.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, final
+
+import torch
+from torch import nn
+
+from ..artifacts import State
+from ..config import merge, read, to_mapping
+from ..dark_knowledge.distil import Distillation, PlainStudent
+from ..dark_knowledge.teachers import stored
+from ..data.examples import Task
+from ..data.fitdata import FitData
+from ..errors import UserError, require, short
+from ..method import Inputs, Method, StageSpec
+from ..progress import Report, Silent
+from ..registry import METHODS, posterior_of
+from ..seeds import Seed
+from ..training.loop import run_steps
+from ..training.retry import RATE_SHARE, retried
+from ..training.snapshots import snapshot
+from . import methods, points, start
+from .methods import CHAINS, INDUCING, Setting
+from .module import Registered, frozen, register
+from .posterior import About, ModulePosterior, device_of
+from .rows import own_randomness
+from .rows import read as read_rows
+
+_PROBED: Final = 2  # rows that the model is asked about
+_SHOWN: Final = 3
+
+
+def bayesianise(
+    model: nn.Module,
+    method: str = "kfac_laplace",
+    train_loader: Any = None,
+    *,
+    task: Task | None = None,
+    head: str | None = None,
+    epochs: int | None = None,
+    lr: float | None = None,
+    config: Mapping[str, Any] | None = None,
+    trajectory: Mapping[str, Any] | None = None,
+    teacher: ModulePosterior | None = None,
+    chains: int = 2,
+    random_state: int = 0,
+    report: Report | None = None,
+) -> ModulePosterior:
+    """Return a posterior of ``model``, by a method of the registry.
+
+    Args:
+        model: it takes a tensor or, by names, a dictionary of tensors, and gives outputs [row, output], as a tensor or
+            as ``logits``; its last layer is linear. Classes: outputs are logits. Regression: means in the targets' own
+            units, or means and log-variances. Weights that need no gradient stay as they are.
+        method: a name of ``bdl_pipe.METHODS``.
+        train_loader: batches (inputs, targets), or dictionaries with ``labels``. It is read once.
+        task: of whole-numbered targets; None: classification, or regression where targets are not whole numbers.
+        head: the dotted name of the last layer; None: it is looked for.
+        epochs: passes over the rows that start from the model: of SGD before ``deterministic`` and ``kfac_laplace``
+            (None: none), and what methods that train cannot do without.
+        lr: the learning rate, or the rate of a chain's steps; None: 1e-3, for inducing weights 1e-2, for chains 3e-3.
+        config: hyperparameters of the method, as under ``methods.<method>`` in params.yaml; those not given follow
+            from the rest.
+        trajectory: the same of the epochs of SGD (``methods.sgd``).
+        teacher: the posterior that ``dark_knowledge`` imitates; ``model`` is the student.
+        chains: of ``sgmcmc``.
+        random_state: the root of all random numbers; the global generators are left as they were.
+        report: told of the progress of each stage of the fit; checkpoints are not kept.
+
+    Raises:
+        UserError: the model, the loader or a hyperparameter is not what it must be, in one line.
+        Diverged: a fit diverged at the smallest rates, too.
+    """
+    found = methods.method_of(method)
+    methods.check_needs(method, epochs, teacher)
+    _check(train_loader, lr, chains, random_state, method)
+    rng = Seed(random_state).fold("bayesianise")
+    layout = None if teacher is None else teacher.about.layout
+    rows = read_rows(train_loader, "train_loader", rng=rng.fold("loader"), task=task, layout=layout)
+    methods.check_task(found, rows.task)
+    # of a last layer alone the trunk is not drawn: one copy of it, which is the model's, will do
+    last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
+    probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
+    with own_randomness(rng.fold("model")), torch.enable_grad():
+        known = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
+        transform = start.transform_of(rows) if teacher is None else teacher.transform
+        data = start.fit_data(rows, known.head.out_features, transform, device_of(model))
+        setting = Setting(known.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
+        fit = _Fit(found, known, data, setting, dict(config or {}), dict(trajectory or {}), rng, report or Silent())
+        state, used = fit.fitted(teacher, chains)
+        inner = posterior_of(state, data.device)
+    notes = [*_frozen_notes(model, known, last_alone), *fit.notes]
+    trunk, digest = known.trunk, known.config.digest
+    said = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), tuple(notes))
+    return ModulePosterior(inner, transform, said, trunk, data.device)
+
+
+@final
+class _Progress(Report):
+    """A report that passes progress on, and no checkpoints: those of one stage are of no use to another."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._report(step, total, metrics)
+
+
+class _Fit:
+    """The stages of a method, on the rows of a loader.
+
+    Attributes:
+        notes: what the stages say of their fits.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model: Registered,
+        data: FitData,
+        setting: Setting,
+        config: dict[str, Any],
+        trajectory: dict[str, Any],
+        rng: Seed,
+        report: Report,
+    ) -> None:
+        self._method, self._model, self._data, self._setting = method, model, data, setting
+        self._config, self._of_sgd, self._rng, self._report = config, trajectory, rng, _Progress(report)
+        self.notes: list[str] = []
+
+    def fitted(self, teacher: ModulePosterior | None, chains: int) -> tuple[State, Any]:
+        """Return the posterior's state and the config that it was fitted by."""
+        if teacher is not None:
+            return self._distilled(teacher)
+        first = start.trajectory(self._model, self._data)
+        if self._method.name == CHAINS:
+            return self._sampled(first, chains)
+        if self._setting.epochs is not None and self._method.name not in methods.TRAINED:
+            first = self._further(first)
+        setting = self._setting
+        if self._method.name in INDUCING:
+            setting = replace(setting, points=self._points())
+        config, stage = self._read(setting, len(first.tensors["head.weight"])), self._method.stages["student"]
+        if stage.validate_sources is not None:
+            stage.validate_sources(config, {})
+        takes = "trajectory" in stage.needs  # inducing weights start afresh, and the rest of the network as it is
+        state = self._run(stage, {"trajectory": [first]} if takes else {}, config, self._rng.fold("student"))
+        self._note(stage, [state], config)
+        return state, config
+
+    def _points(self) -> dict[str, None]:
+        """Return patterns of the layers that stay as they are where others get random weights."""
+        kind, probe = self._method.name, torch.from_numpy(self._data.train.inputs[:_PROBED])
+        names = points.points(self._model.trunk, kind, probe)
+        if names:
+            shown = _few([name or "the model itself" for name in names])
+            self.notes.append(f"{kind}: the weights of {shown} stay points: it cannot convert these layers")
+        return {points.pattern(name): None for name in names}
+
+    def _further(self, first: State) -> State:
+        """Return the trajectory of more epochs of SGD from the model on."""
+        sgd = METHODS["sgd"]
+        config: Any = read(sgd.config, merge(methods.trajectory_section(self._setting), self._of_sgd), "trajectory")
+        return self._run(sgd.stages["trajectory"], {"trajectory": [first]}, config, self._rng.fold("trajectory"))
+
+    def _sampled(self, first: State, chains: int) -> tuple[State, Any]:
+        """Return the average over chains that begin at the model."""
+        begin, precision = start.chain_start(first, self._model, self._data)
+        config = self._read(replace(self._setting, network=self._model.without_dropout.network, precision=precision))
+        stages, rngs = self._method.stages, [self._rng.fold("teacher", chain) for chain in range(chains)]
+        states = [self._run(stages["teacher"], {"trajectory": [begin]}, config, rng) for rng in rngs]
+        self._note(stages["teacher"], states, config)
+        return self._run(stages["student"], {"teacher": states}, config, self._rng.fold("student")), config
+
+    def _distilled(self, teacher: ModulePosterior) -> tuple[State, Any]:
+        """Return a student that imitates ``teacher``; a plain one begins at the model, unless the config says where."""
+        inputs, config = {"student": [teacher.inner.state()]}, self._read(self._setting)
+        stage, rng = self._method.stages["student"], self._rng.fold("student")
+        if config.student.name != "plain" or config.start != "fresh":
+            return self._run(stage, inputs, config, rng), config
+        source = stored(teacher.inner, self._data, rng.fold("teacher"))
+        learner = PlainStudent(self._data, config.network, source, rng.fold("start"))
+        learner.network.load_state_dict(snapshot(start.trajectory(self._model, self._data), -1))
+        task = Distillation(self._data, source, learner, config, rng)
+        run_steps(task, config.optimiser, config.steps, self._report)
+        return task.posterior().state(), config
+
+    def _read(self, setting: Setting, snapshots: int = 1) -> Any:
+        layers = str(self._config.get("layers", "last"))
+        section = merge(methods.section(self._method.name, setting, snapshots, layers), self._config)
+        return read(self._method.config, section, "config")
+
+    def _run(self, stage: StageSpec, inputs: Inputs, config: Any, rng: Seed) -> State:
+        def fit(slower: Any, attempt: Report) -> list[State]:
+            return [stage.fit_one(self._data, inputs, slower, rng=rng, report=attempt)]
+
+        (state,) = retried(fit, config, self._report)
+        if RATE_SHARE in state.config:
+            share = state.config[RATE_SHARE]
+            self.notes.append(f"the fit diverged and was made again at {share:.2g} of the learning rates: lower lr")
+        return state
+
+    def _note(self, stage: StageSpec, states: Sequence[State], config: Any) -> None:
+        if stage.summarise is not None:
+            self.notes += stage.summarise([states], [self._data], config).warnings
+
+
+def _frozen_notes(model: nn.Module, known: Registered, last_alone: bool) -> list[str]:
+    names = [] if last_alone else frozen(known.trunk, model)
+    return [f"the weights {_few(names)} stay as they are: they need no gradient"] if names else []
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _check(train_loader: Any, lr: float | None, chains: object, random_state: object, method: str) -> None:
+    if train_loader is None:
+        raise UserError(f"{method} needs train_loader: batches (inputs, targets), or dictionaries with labels")
+    require(lr is None or lr > 0, "lr", "must be > 0", lr)
+    whole = isinstance(chains, int) and chains > 0
+    require(whole, "chains", "must be a whole number > 0", chains)
+    if isinstance(random_state, bool) or not isinstance(random_state, int):
+        raise UserError(f"random_state must be a whole number, got {short(random_state)}")

@@ -1,0 +1,297 @@
+"""A user's model as a trunk of the library: its head taken off, its inputs packed in rows.
+
+The head is the last linear layer: the model without it, followed by it, must give the model's own outputs. A model may
+do with the head's output what commutes with a linear layer, such as taking one token's. Weights that the user has
+frozen (``requires_grad`` False) become buffers of the copy: no method moves or draws them.
+
+A module cannot be written into a config. So it is registered in this process, under a digest of the names and shapes of
+its weights, its settings, its frozen values and its code; a config names the digest.
+"""
+
+import copy
+import hashlib
+import inspect
+import json
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..config import to_mapping
+from ..errors import UserError, brief, require, short
+from ..networks import NETWORKS, register_network
+from .layout import Layout
+from .trunk import ModuleTrunk, PlainOrder, called, logits
+
+_CLOSE: Final = 1e-4  # of the largest output: what the order of float32 sums may change
+_TRIED: Final = 4  # linear layers, from the last call on, that are tried as the head
+_PLAIN: Final = (bool, int, float, str)  # settings of a module that the digest has
+_STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")  # fitted: a posterior has its own
+
+
+@final
+@dataclass(frozen=True)
+class ModuleConfig:
+    """A network that is a module of this process.
+
+    Attributes:
+        digest: the module's.
+        dropout: whether training has the module's dropout; chains have none.
+    """
+
+    name: Literal["module"]
+    digest: str
+    dropout: bool = True
+
+
+@final
+@dataclass(frozen=True)
+class Registered:
+    """A user's model that this process knows; it stays known as long as this lives.
+
+    Attributes:
+        config: the network's, for any method.
+        trunk: the model without its head, on the CPU in float32.
+        head: its head, the same.
+    """
+
+    config: ModuleConfig
+    trunk: ModuleTrunk
+    head: nn.Linear
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """Return the section ``network``."""
+        return to_mapping(self.config)
+
+    @property
+    def without_dropout(self) -> "Registered":
+        """Return the model whose training has no dropout."""
+        return replace(self, config=replace(self.config, dropout=False))
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights under the library's names; a head without a bias has zeros."""
+        bias = torch.zeros(self.head.out_features) if self.head.bias is None else self.head.bias
+        named = {f"trunk.{name}": value for name, value in self.trunk.state_dict().items()}
+        named |= {"head.weight": self.head.weight, "head.bias": bias}
+        return {name: value.detach().clone() for name, value in named.items()}
+
+
+_known: Final[dict[str, list[weakref.ref[ModuleTrunk]]]] = {}  # by digest, the latest last
+
+
+def register(
+    model: Any,
+    layout: Layout,
+    probe: Float[Tensor, "row 1 1 width"],
+    head: str | None,
+    *,
+    frozen_trunk: bool = False,
+) -> Registered:
+    """Make a model known to this process; the model itself is not touched.
+
+    Args:
+        probe: a few packed rows, which the model is asked about.
+        head: dotted name of the last linear layer; None: it is looked for.
+        frozen_trunk: freeze all but the head.
+
+    Raises:
+        UserError: the model cannot be copied, does not take the rows, gives no outputs [row, output], or does not end
+            in a linear layer; two names are one weight; equal rows get other outputs in evaluation.
+    """
+    own = _copied(model)
+    with torch.no_grad():
+        trunk, last = _cut(own, layout, probe.cpu(), head)
+    if not _runs_channels_last(trunk, probe.cpu()):
+        trunk.order = PlainOrder()
+    return _registered(trunk, last, frozen_trunk)
+
+
+def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: bool, frozen_trunk: bool) -> Registered:
+    """Make a model known that was registered before, elsewhere, with what was found then; it is not called.
+
+    Raises:
+        UserError: it cannot be copied, or has no such head.
+    """
+    own = _copied(model)
+    layer = dict(own.named_modules()).get(head)
+    if not isinstance(layer, nn.Linear):
+        raise UserError(f"model must have the linear layer {head}, got {type(layer).__name__}")
+    own.set_submodule(head, nn.Identity())
+    trunk = ModuleTrunk(own, layout, layer.in_features, head)
+    if plain_order:
+        trunk.order = PlainOrder()
+    return _registered(trunk, layer, frozen_trunk)
+
+
+def _copied(model: object) -> nn.Module:
+    """Return a copy on the CPU in float32, in evaluation mode, each of whose weights has one name."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model must be a torch.nn.Module, got {short(model)}")
+    own = _asked("can be copied (parametrizations.weight_norm, not utils.weight_norm)", lambda: copy.deepcopy(model))
+    names: dict[int, str] = {}
+    for name, weight in own.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(weight), name)
+        require(first == name, "model", "must have one name for each weight", f"{first} and {name}, which are one")
+    copied: nn.Module = own.cpu().float().eval()
+    return copied
+
+
+def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
+    _freeze(trunk, whole=frozen_trunk)
+    if "module" not in NETWORKS:
+        register_network(ModuleConfig, module_trunk)
+    digest = _digest(trunk, head)
+    _known[digest] = [*_alive(digest), weakref.ref(trunk)]
+    return Registered(ModuleConfig("module", digest), trunk, head)
+
+
+def _alive(digest: str) -> list[weakref.ref[ModuleTrunk]]:
+    """Return the models of a digest that are still in use, and forget the others of all digests."""
+    for key, references in list(_known.items()):
+        _known[key] = [reference for reference in references if reference() is not None]
+        if not _known[key]:
+            del _known[key]
+    return _known.get(digest, [])
+
+
+def module_trunk(
+    config: ModuleConfig, input_shape: tuple[int, ...], generator: torch.Generator
+) -> tuple[nn.Module, int]:
+    """Return a copy of a registered model without its head, its weights the user's, and its number of features.
+
+    Raises:
+        UserError: no model of this digest is registered in this process.
+    """
+    trunk = copy.deepcopy(known(config.digest))
+    return trunk if config.dropout else trunk.without_dropout(), trunk.width
+
+
+def known(digest: str) -> ModuleTrunk:
+    """Return the model of a digest that was registered last.
+
+    Raises:
+        UserError: none is in use in this process.
+    """
+    found = [trunk for reference in _alive(digest) if (trunk := reference()) is not None]
+    if not found:
+        raise UserError(
+            f"network: the module {digest} is not known in this process: call bdl_pipe.bayesianise with the "
+            "model, or ModulePosterior.load(path, model), first"
+        )
+    return found[-1]
+
+
+def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> tuple[ModuleTrunk, nn.Linear]:
+    """Take the head off ``model``, in place."""
+    inputs = layout.unpack(probe)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and name}
+    calls = list[str]()
+    hooks = [layer.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, layer in layers.items()]
+    shown = {part.name or "inputs": list(part.shape) for part in layout.parts}
+    takes = f"takes rows of {', '.join(f'{name} {shape}' for name, shape in shown.items())}"
+    try:
+        before = logits(_asked(takes, lambda: called(model, inputs)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    again = logits(_asked(takes, lambda: called(model, inputs)))
+    require(_close(before, again), "model", "must give equal rows the same outputs in evaluation")
+    fits = before.ndim in (1, 2) and len(before) == len(probe)
+    require(fits, "model", f"must give outputs [row, output] of {len(probe)} rows", list(before.shape))
+    before = before.reshape(len(probe), -1)
+    found = ", ".join(list(layers)[-_TRIED:]) or "none"
+    rule = "must be a linear layer (nn.Linear) that the model has as an attribute"
+    require(bool(layers), "model", "must have a linear layer (nn.Linear) as its last", "none")
+    require(head is None or head in layers, "head", rule, f"{head} (it has {found})")
+    latest = [name for name in dict.fromkeys(reversed(calls)) if layers[name].out_features == before.shape[1]]
+    for name in [head] if head is not None else latest[:_TRIED]:
+        layer = layers[name]
+        model.set_submodule(name, nn.Identity())
+        trunk = ModuleTrunk(model, layout, layer.in_features, name).eval()
+        if _is_trunk(trunk, layer, probe, before):
+            return trunk, layer
+        model.set_submodule(name, layer)
+    rule = "must be the last layer of the model, a linear one: nothing may follow it, such as a softmax"
+    tried = head or (latest[0] if latest else found)
+    raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)})")
+
+
+def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tensor) -> bool:
+    """Say whether the head after the trunk gives the outputs."""
+    try:
+        features = trunk(probe)
+    except Exception:  # the user's code, without its head
+        return False
+    return list(features.shape) == [len(probe), head.in_features] and _close(head(features), outputs)
+
+
+def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:
+    """Make buffers of the weights that need no gradient, or of all; states leave them out, the digest has them."""
+    for layer in trunk.module.modules():
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            if whole or not weight.requires_grad:
+                del layer._parameters[name]
+                layer.register_buffer(name, weight.detach(), persistent=False)
+
+
+def frozen(trunk: ModuleTrunk, model: nn.Module) -> list[str]:
+    """Name the weights of ``model`` that the trunk holds as buffers."""
+    buffers = dict(trunk.module.named_buffers())
+    return [name for name, _ in model.named_parameters() if name in buffers]
+
+
+def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
+    """Say whether the model runs with its filters in the order in which most images are fastest."""
+    if not any(weight.ndim in (4, 5) for weight in trunk.parameters()):
+        return True
+    try:
+        features = copy.deepcopy(trunk).to(memory_format=torch.channels_last)(probe)  # type: ignore[call-overload]
+        features.sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _digest(trunk: ModuleTrunk, head: nn.Linear) -> str:
+    """Return a digest of all that a posterior of the model needs and that its state does not hold."""
+    whole = hashlib.sha256(
+        json.dumps([to_mapping(trunk.layout), trunk.head, head.in_features, head.out_features]).encode()
+    )
+    for name, weight in trunk.module.named_parameters():
+        whole.update(f"{name} {tuple(weight.shape)}".encode())
+    for name, values in trunk.module.named_buffers():
+        whole.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
+        if name.rpartition(".")[2] not in _STATISTICS:
+            whole.update(values.detach().contiguous().view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+    for name, layer in trunk.module.named_modules():
+        settings = {k: v for k, v in vars(layer).items() if isinstance(v, _PLAIN) and k != "training"}
+        whole.update(f"{name} {type(layer).__qualname__} {sorted(settings.items())}".encode())
+    for kind in sorted({type(layer) for layer in trunk.module.modules()}, key=lambda kind: kind.__qualname__):
+        if not kind.__module__.startswith("torch."):
+            whole.update(_source(kind).encode())
+    return whole.hexdigest()[:16]
+
+
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # of a prompt
+        return ""
+
+
+def _asked(rule: str, of: Callable[[], Any]) -> Any:
+    """Return what the user's code gives; whatever it raises is one line."""
+    try:
+        return of()
+    except Exception as error:
+        raise UserError(f"model must be one that {rule}: {type(error).__name__}: {brief(error)}") from None
+
+
+def _close(found: Tensor, meant: Tensor) -> bool:
+    same = found.shape == meant.shape
+    return same and bool((found - meant).abs().max() <= _CLOSE * (1e-12 + meant.abs().max()))

@@ -1,0 +1,63 @@
+"""The layers of a user's model whose weights stay points where the method converts layers to random weights."""
+
+import copy
+import re
+from typing import Any, Final, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .trunk import ModuleTrunk
+
+_CONVERTED: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def points(trunk: ModuleTrunk, kind: str, probe: Float[Tensor, "row 1 1 width"]) -> list[str]:
+    """Name the layers with matrices that random weights of a kind cannot be made of; the model itself is the name "".
+
+    They are layers of other types and, for ``ffg_w``, whose layers have no weight that can be looked at, those whose
+    weight the model reads: a torch encoder layer for its fast path, a patch embedding for its type.
+    """
+    seen = _looked_at(trunk, probe) if kind == "ffg_w" else set()
+    return [
+        name
+        for name, layer in trunk.module.named_modules()
+        if any(weight.ndim > 1 for weight in layer.parameters(recurse=False))
+        and (type(layer) not in _CONVERTED or name in seen)
+    ]
+
+
+def pattern(name: str) -> str:
+    """Return the pattern of a layer's name in the network, and of no other name."""
+    return re.sub(r"([*?[])", r"[\1]", ".".join(filter(None, ("trunk.module", name))))
+
+
+@final
+class _Watched(nn.Module):
+    """A layer that remembers whether its tensors were looked at from outside of it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.looked_at = layer, False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layer(inputs)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("weight", "bias"):
+            return super().__getattr__(name)
+        self.looked_at = True
+        return getattr(self.layer, name)
+
+
+@torch.no_grad()
+def _looked_at(trunk: ModuleTrunk, probe: Tensor) -> set[str]:
+    """Name the linear and convolutional layers whose weights the model reads in a pass of evaluation."""
+    trunk = copy.deepcopy(trunk).eval()
+    watched = {name: _Watched(m) for name, m in trunk.module.named_modules() if name and type(m) in _CONVERTED}
+    for name, layer in watched.items():
+        trunk.module.set_submodule(name, layer)
+    trunk(probe.cpu())
+    return {name for name, layer in watched.items() if layer.looked_at}

@@ -1,0 +1,240 @@
+"""The posterior of a user's model: it takes inputs as the model takes them, and answers in the targets' own units.
+
+State: the tensors of the method's posterior, the targets' constants and what recalibration learnt; config ``inner`` (of
+the method's posterior), the layout of the inputs, and what was asked for. The model itself is not stored: it must be
+given to read a state in another process (:meth:`ModulePosterior.load`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from .. import artifacts, recalibration
+from ..artifacts import State, under
+from ..config import read, to_mapping
+from ..data.examples import Task
+from ..data.transform import Transform
+from ..errors import ArtifactError, short
+from ..joint_predictive import DRAWS, Joint, JointInOwnUnits
+from ..posterior import Posterior, Predictor, joint
+from ..predictive import Predictive
+from ..recalibration import Recalibration
+from ..registry import posterior_of
+from ..seeds import Seed
+from . import rows as loaders
+from .layout import Layout, ModelInputs
+from .module import known, register_again
+
+_KIND: Final = "module"
+_STEM: Final = "posterior"
+_INNER: Final = "inner."
+_TARGETS: Final = "targets."
+_SCORES: Final = "recalibration.scores"
+_PREDICTED: Final = 1000  # rows at once, of a loader's
+
+
+@dataclass(frozen=True)
+class About:
+    """What a posterior says of itself.
+
+    Attributes:
+        method: its name.
+        task: what is predicted.
+        digest: of the model.
+        head: the name of the model's last layer.
+        layout: of the model's inputs.
+        plain_order: whether the model's filters keep the plain memory order.
+        config: the method's hyperparameters.
+        notes: what the user should know, one line each.
+    """
+
+    method: str
+    task: Task
+    digest: str
+    head: str
+    layout: Layout
+    plain_order: bool
+    config: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+@final
+class ModulePosterior:
+    """A posterior of a user's model.
+
+    Attributes:
+        about: the method, its hyperparameters, and notes.
+        inner: the method's posterior, of packed rows and standardised targets.
+        transform: of the targets.
+        recalibration: what was learnt of rows that the fit did not see; None: nothing.
+        device: where it predicts.
+    """
+
+    key = "module"
+
+    def __init__(
+        self,
+        inner: Posterior,
+        transform: Transform,
+        about: About,
+        trunk: nn.Module,
+        device: torch.device | str = "cpu",
+        recalibrated: Recalibration | None = None,
+    ) -> None:
+        """Take the parts; ``trunk`` keeps the model known to this process."""
+        self.inner, self.transform, self.about, self.trunk = inner, transform, about, trunk
+        self.device, self.recalibration = torch.device(device), recalibrated
+        self._units = Predictor(inner, transform)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what the user should know, one line each."""
+        return self.about.notes
+
+    @torch.no_grad()
+    def predict(self, inputs: ModelInputs, *, rng: Seed = Seed(0)) -> Predictive:
+        """Return the predictive of inputs as the model takes them, of targets in their own units.
+
+        Raises:
+            DataError: the inputs have other names, shapes or types than the loader's.
+        """
+        predictive = self._transformed(self._rows(inputs), rng)
+        if self.recalibration is not None:
+            predictive = self.recalibration.apply(predictive)
+        return self._units.own_units(predictive)
+
+    def predict_dist(self, inputs: ModelInputs, *, rng: Seed = Seed(0)) -> Predictive:
+        """Do what :meth:`predict` does; the estimators have this name for it."""
+        return self.predict(inputs, rng=rng)
+
+    @torch.no_grad()
+    def joint(
+        self,
+        inputs: ModelInputs,
+        *,
+        places: Int[Tensor, "group place"] | None = None,
+        draws: int = DRAWS,
+        rng: Seed = Seed(0),
+    ) -> Joint:
+        """Return the joint of each group of inputs, without recalibration, which is of single rows.
+
+        Args:
+            inputs: as the model takes them, each tensor [group, row, ...].
+            places, draws: as :func:`bdl_pipe.joint` takes them.
+
+        Raises:
+            DataError: as :meth:`predict`.
+        """
+        if isinstance(inputs, Tensor):
+            flat: ModelInputs = inputs.flatten(0, 1)
+            shape = inputs.shape[:2]
+        else:
+            flat = {name: values.flatten(0, 1) for name, values in inputs.items()}
+            shape = next(iter(inputs.values())).shape[:2]
+        grouped = self._rows(flat).unflatten(0, shape)
+        found = joint(self.inner, grouped, rng=rng.fold("predict"), draws=draws, places=places)
+        if self.transform.shift is None or self.transform.scale is None:
+            return found
+        return JointInOwnUnits(found, self.transform.shift, self.transform.scale, self.transform.log)
+
+    def recalibrated(self, loader: Any, *, rng: Seed = Seed(0)) -> "ModulePosterior":
+        """Return the posterior with the temperature (classes) or width (regression) that fits a loader's rows best.
+
+        They must be rows that neither the model nor the fit has seen. What was learnt before is not used.
+
+        Raises:
+            DataError: the loader yields another thing than the one of the fit.
+        """
+        where = "the loader of recalibrated"
+        found = loaders.read(loader, where, rng=rng, task=self.about.task, layout=self.about.layout)
+        learnt = recalibration.fit(self._batches(found, rng), found.examples, self.transform)
+        return ModulePosterior(self.inner, self.transform, self.about, self.trunk, self.device, learnt)
+
+    def state(self) -> State:
+        inner = self.inner.state()
+        tensors = {f"{_INNER}{name}": value for name, value in inner.tensors.items()}
+        targets = {"shift": self.transform.shift, "scale": self.transform.scale}
+        tensors |= {f"{_TARGETS}{name}": value for name, value in targets.items() if value is not None}
+        config: dict[str, Any] = {"posterior": self.key, "inner": dict(inner.config), "about": to_mapping(self.about)}
+        if self.recalibration is not None:
+            tensors[_SCORES] = self.recalibration.scores
+            config["recalibration"] = self.recalibration.factor
+        return State(tensors, config)
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "ModulePosterior":
+        """Rebuild the posterior of a model that this process knows.
+
+        Raises:
+            UserError: it does not: no :func:`~.bayesianise.bayesianise` or :meth:`load` had it.
+        """
+        about = _about(state)
+        trunk = known(about.digest)
+        targets = under(_TARGETS, state.tensors)
+        plain = Transform("table", torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+        transform = replace(plain, shift=targets.get("shift"), scale=targets.get("scale"))
+        with loaders.own_randomness(Seed(0)):  # torch draws weights for each layer that is made
+            inner = posterior_of(State(under(_INNER, state.tensors), state.config["inner"]), device)
+        learnt = None
+        if "recalibration" in state.config:
+            learnt = Recalibration(float(state.config["recalibration"]), state.tensors[_SCORES])
+        return cls(inner, transform, about, trunk, device, learnt)
+
+    def save(self, path: Path | str) -> None:
+        """Write the posterior to the folder ``path``; nothing of it is pickled, and the model is not stored."""
+        with artifacts.publish(Path(path), _KIND, about={"method": self.about.method}) as folder:
+            artifacts.write_state(folder / _STEM, self.state())
+
+    @classmethod
+    def load(cls, path: Path | str, model: nn.Module) -> "ModulePosterior":
+        """Read what :meth:`save` wrote, on the device of the model.
+
+        Args:
+            model: of the same code, settings, shapes and frozen weights; its other weights are not used.
+
+        Raises:
+            ArtifactError: the folder is not a whole posterior, or the model is another one.
+        """
+        state = artifacts.load(Path(path), _KIND).state(_STEM)
+        about = _about(state)
+        registered = [
+            register_again(model, about.layout, about.head, plain_order=about.plain_order, frozen_trunk=whole)
+            for whole in (False, True)
+        ]
+        if about.digest not in {each.config.digest for each in registered}:
+            raise ArtifactError(
+                f"{path}: model must be the one of the posterior ({about.digest}): its weights' names or shapes, its "
+                f"settings, its frozen weights or its code differ, got {registered[0].config.digest}"
+            )
+        return cls.from_state(state, device_of(model))
+
+    def _rows(self, inputs: Any) -> Tensor:
+        return self.about.layout.pack(inputs, "predict").to(self.device)
+
+    def _transformed(self, rows: Tensor, rng: Seed) -> Predictive:
+        return self.inner.predict(rows, rng=rng.fold("predict"))
+
+    @torch.no_grad()
+    def _batches(self, found: loaders.LoadedRows, rng: Seed) -> Iterator[tuple[slice, Predictive]]:
+        for start in range(0, len(found), _PREDICTED):
+            rows = slice(start, start + _PREDICTED)
+            inputs = torch.from_numpy(np.ascontiguousarray(found.examples.inputs[rows]))
+            yield rows, self._transformed(inputs.to(self.device), rng)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first weight."""
+    return next((weight.device for weight in model.parameters()), torch.device("cpu"))
+
+
+def _about(state: State) -> About:
+    found = state.config.get("about")
+    if not isinstance(found, Mapping):
+        raise ArtifactError(f"about must be what the posterior of a module says of itself, got {short(found)}")
+    return read(About, found, "about")

@@ -1,0 +1,124 @@
+"""The rows of a loader: read once, packed, and held in memory."""
+
+import contextlib
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.examples import Examples, Task
+from ..errors import DataError, short
+from ..seeds import Seed
+from .layout import Layout
+
+LABELS: Final = "labels"  # the key of a dictionary's targets
+
+
+@dataclass(frozen=True)
+class LoadedRows:
+    """All rows of a loader.
+
+    Attributes:
+        layout: of the inputs.
+        examples: packed inputs float32 [row, 1, 1, width], and labels int64 [row] or targets float64 [row, output].
+        task: what the targets are of.
+        batch: rows of the largest batch.
+    """
+
+    layout: Layout
+    examples: Examples
+    task: Task
+    batch: int
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+
+def read(loader: Any, where: str, *, rng: Seed, task: Task | None = None, layout: Layout | None = None) -> LoadedRows:
+    """Read every batch of a loader.
+
+    Args:
+        loader: it yields (inputs, targets), or dictionaries whose key ``labels`` has the targets.
+        where: what the loader is called in errors.
+        rng: the address of the loader's own random numbers, such as an order of rows.
+        task: of whole-numbered targets, ``classification`` unless it says ``regression``.
+        layout: that the inputs must have; None: that of the first batch.
+
+    Raises:
+        DataError: the loader is empty or yields another thing; inputs or targets differ from batch to batch; a number
+            is not finite.
+    """
+    if not isinstance(loader, Iterable) or isinstance(loader, Tensor | Mapping | str):
+        raise DataError(f"{where} must be a loader of batches (inputs, targets), got {short(loader)}")
+    rows, targets = list[Tensor](), list[Tensor]()
+    with own_randomness(rng):
+        for number, batch in enumerate(loader):
+            place = f"{where}, batch {number}"
+            inputs, labels = _split(batch, place)
+            layout = layout or Layout.of(inputs, place)
+            packed = layout.pack(inputs, place).cpu()
+            if not isinstance(labels, Tensor) or labels.ndim == 0:
+                raise DataError(f"{place}: targets must be a tensor [row] or [row, output], got {short(labels)}")
+            if len(labels) != len(packed):
+                raise DataError(f"{place}: targets must be as many as the inputs ({len(packed)}), got {len(labels)}")
+            rows.append(packed)
+            targets.append(labels.detach().cpu())
+    if layout is None or sum(map(len, rows)) == 0:
+        raise DataError(f"{where} must have rows, got none")
+    kinds = {(tuple(labels.shape[1:]), labels.is_floating_point()) for labels in targets}
+    if len(kinds) > 1:
+        shapes = sorted({str(list(shape)) for shape, _ in kinds})
+        raise DataError(f"{where}: targets must be of one shape and type in all batches, got {', '.join(shapes)}")
+    values, found = _targets(torch.cat(targets), where, task)
+    return LoadedRows(layout, Examples(torch.cat(rows).numpy(), values), found, max(map(len, rows)))
+
+
+def _split(batch: Any, place: str) -> tuple[Any, Any]:
+    """Return a batch's inputs and targets."""
+    if isinstance(batch, Mapping):
+        if LABELS not in batch:
+            raise DataError(f"{place}: a dictionary must have the key {LABELS}, got {', '.join(map(str, batch))}")
+        return {name: values for name, values in batch.items() if name != LABELS}, batch[LABELS]
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    got = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+    raise DataError(f"{place}: must be (inputs, targets) or a dictionary with {LABELS}, got {got}")
+
+
+def _targets(targets: Tensor, where: str, task: Task | None) -> tuple[np.ndarray, Task]:
+    """Return labels int64 [row], or targets float64 [row, output], and the task."""
+    found: Task = task or ("regression" if targets.is_floating_point() else "classification")
+    if targets.ndim > 2 or (found == "classification" and targets.ndim > 1):
+        rule = "labels must be [row]" if found == "classification" else "targets must be [row] or [row, output]"
+        raise DataError(f"{where}: {rule}, got the shape {list(targets.shape)}")
+    if found == "classification":
+        if targets.is_floating_point():
+            raise DataError(f"{where}: labels must be whole numbers for classification, got {targets.dtype}")
+        return targets.long().numpy(), found
+    values = targets.double()
+    if not bool(torch.isfinite(values).all()):
+        row = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0, 0])
+        raise DataError(f"{where}: targets must be finite, got {short(values[row].tolist())} in row {row}")
+    return values.reshape(len(values), -1).numpy(), found
+
+
+@contextlib.contextmanager
+def own_randomness(rng: Seed) -> Iterator[None]:
+    """Inside, the global generators of torch, NumPy and Python start at ``rng``; their own states come back after.
+
+    A loader may take its order from them, and a model its dropout.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 — the user's code may read it
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(rng.integer())
+        random.seed(rng.integer())
+        np.random.seed(rng.integer() % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002

@@ -1,0 +1,113 @@
+"""What a method is given in place of the pipeline's artifacts: the data of a loader, and a trajectory of one snapshot.
+
+Inputs are left as they are; regression targets are standardised, as the pipeline does it, and the head with them.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from ..artifacts import State
+from ..config import to_mapping
+from ..data.examples import Examples
+from ..data.fitdata import FitData
+from ..data.normalise import target_constants
+from ..data.transform import Transform
+from ..errors import DataError, UserError, require
+from ..posterior import NetworkSpec
+from ..predictive import Gaussian
+from ..seeds import Seed
+from ..training.snapshots import snapshot
+from ..trajectory.pretrained import begun
+from .module import Registered
+from .rows import LoadedRows
+
+_ROWS: Final = 1000  # of one forward pass
+_MOST_PRECISE: Final = 100.0  # λ_n: a network knows its training rows better than others
+
+
+def transform_of(rows: LoadedRows) -> Transform:
+    """Return the transform that leaves inputs alone and standardises targets.
+
+    Raises:
+        DataError: a target is constant.
+    """
+    leave = Transform("table", torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    if rows.task == "classification":
+        return leave
+    shift, scale = target_constants(rows.examples.targets, "standardise", "train_loader")
+    return replace(leave, shift=torch.from_numpy(shift), scale=torch.from_numpy(scale))
+
+
+def fit_data(rows: LoadedRows, outputs: int, transform: Transform, device: torch.device) -> FitData:
+    """Return the data of a fit, whose rows are all for training.
+
+    Raises:
+        DataError: a label is no number of an output, or the targets are of another number than the outputs.
+    """
+    targets = rows.examples.targets
+    if rows.task == "classification":
+        require(outputs > 1, "model", "must have an output for each class, two or more", outputs)
+        wrong = (targets < 0) | (targets >= outputs)
+        if wrong.any():
+            value = f"got {int(targets[wrong][0])} in row {int(wrong.nonzero()[0][0])}"
+            raise DataError(f"train_loader: labels must be 0 … {outputs - 1}, for {outputs} outputs, {value}")
+    elif outputs not in (targets.shape[1], 2 * targets.shape[1]):
+        columns = targets.shape[1]
+        rule = f"outputs must be {columns} means, or {columns} means and {columns} log-variances"
+        raise DataError(f"model: {rule}, for targets of {columns} columns, got {outputs}")
+    classes = tuple(map(str, range(outputs))) if rows.task == "classification" else ()
+    nothing = Examples(rows.examples.inputs[:0], targets[:0])
+    return FitData(rows.task, rows.examples, nothing, transform, classes, str(device))
+
+
+def trajectory(model: Registered, data: FitData) -> State:
+    """Return the model's weights as a trajectory of one snapshot.
+
+    Raises:
+        ConfigError: its predictions of the training rows are not finite.
+    """
+    classes = data.task == "classification"
+    spec = NetworkSpec(model.config, data.input_shape, data.outputs, "categorical" if classes else "gaussian_head")
+    return begun(spec.build(Seed(0)), spec, model.weights(), data, "own", "model")
+
+
+def chain_start(start: State, model: Registered, data: FitData) -> tuple[State, float | None]:
+    """Return where chains begin, without dropout, and the precision of the targets' noise; None for classes.
+
+    The noise of regression is one variance, the mean square of the model's errors on the training rows.
+
+    Raises:
+        UserError: the model has batch norm, or fits every training row exactly.
+    """
+    layers = model.trunk.module.named_modules()
+    norms = [name for name, layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    if norms:
+        raise UserError(f"sgmcmc needs a model without batch norm, whose rows depend on each other, got {norms[0]}")
+    classes = data.task == "classification"
+    shape, outputs = data.input_shape, data.outputs
+    weights, precision = snapshot(start, -1), None
+    if not classes:
+        error = _squared_error(NetworkSpec(model.config, shape, outputs, "gaussian_head"), weights, data)
+        require(error > 0, "model", "must not fit every training row exactly, for chains to have a noise", error)
+        precision = min(1 / error, _MOST_PRECISE)
+        weights |= {name: weights[name][:outputs] for name in ("head.weight", "head.bias")}
+    config = model.without_dropout.config
+    spec = NetworkSpec(config, shape, outputs, "categorical" if classes else "gaussian", 1 / (precision or 1.0))
+    stored = {name: value[None].contiguous() for name, value in weights.items()}
+    return State(stored, {**start.config, "spec": to_mapping(spec)}), precision
+
+
+@torch.no_grad()
+def _squared_error(spec: NetworkSpec, weights: dict[str, Tensor], data: FitData) -> float:
+    """Return the mean square error of the standardised training targets."""
+    network, total = spec.build(Seed(0)), 0.0
+    network.load_state_dict(weights)
+    network.to(data.device).eval()
+    for inputs, targets in data.rows("train", data.device).batches(_ROWS):
+        predictive = spec.predictive(network(inputs)[None])
+        assert isinstance(predictive, Gaussian)
+        total += float((targets - predictive.mean).double().square().sum())
+    return total / (len(data.train) * data.outputs)

@@ -1,0 +1,93 @@
+"""A user's model without its head, as a trunk of the library, and how a model is called."""
+
+from collections.abc import Mapping
+from typing import Any, Final, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..errors import UserError
+from .layout import Layout
+
+AT_ONCE: Final = 128  # rows of a pass in evaluation
+
+
+@final
+class PlainOrder(nn.GroupNorm):
+    """A mark, never called: a norm of each channel, for which ``fastest_order`` keeps the plain memory order.
+
+    A model that reshapes images by ``view`` fails in another order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, affine=False)
+
+
+@final
+class ModuleTrunk(nn.Module):
+    """A user's model without its head: packed rows [row, 1, 1, width] -> features [row, feature].
+
+    Attributes:
+        module: the model, an identity in the head's place.
+        layout: of its inputs.
+        width: the number of features.
+        head: the head's name.
+        order: a mark of the memory order of filters.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, width: int, head: str) -> None:
+        super().__init__()
+        self.module, self.layout, self.width, self.head = module, layout, width, head
+        self.order: nn.Module = nn.Identity()
+        self._dropout = True
+
+    def forward(self, rows: Float[Tensor, "row 1 1 width"]) -> Float[Tensor, "row feature"]:
+        """Return the features; of many rows, in evaluation without gradients, a part at a time: memory is for few."""
+        if self.training or torch.is_grad_enabled() or len(rows) <= AT_ONCE:
+            return self._features(rows)
+        return torch.cat([self._features(part) for part in rows.split(AT_ONCE)])
+
+    def _features(self, rows: Tensor) -> Tensor:
+        return logits(called(self.module, self.layout.unpack(rows)))
+
+    def train(self, mode: bool = True) -> "ModuleTrunk":
+        """Set the mode; without dropout the model stays in evaluation."""
+        super().train(mode)
+        if not self._dropout:
+            self.module.eval()
+        return self
+
+    @property
+    def plain_order(self) -> bool:
+        """Say whether filters keep the plain memory order."""
+        return isinstance(self.order, PlainOrder)
+
+    def without_dropout(self) -> "ModuleTrunk":
+        """Switch the dropout off for good, also that of functions which read the model's mode."""
+        self._dropout = False
+        for layer in self.module.modules():
+            if isinstance(layer, nn.modules.dropout._DropoutNd):
+                layer.p = 0.0
+        return self.train(self.training)
+
+
+def called(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
+    """Call a model as its user does: with a tensor, or with names."""
+    return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
+
+
+def logits(answer: Any) -> Tensor:
+    """Return the outputs in a model's answer: a tensor, or ``logits`` of an object or a dictionary.
+
+    Raises:
+        UserError: there are none.
+    """
+    found = answer if isinstance(answer, Tensor) else getattr(answer, "logits", None)
+    if found is None and isinstance(answer, Mapping):
+        found = answer.get("logits")
+    if not isinstance(found, Tensor):
+        raise UserError(
+            f"model must give a tensor, or logits of an object or a dictionary, got {type(answer).__name__}"
+        )
+    return found

@@ -1,0 +1,122 @@
+"""A comparison's figures are those of its estimators on its folds; its errors are Nadeau and Bengio's."""
+
+import builtins
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from sklearn.model_selection import KFold, StratifiedKFold
+
+from bdl_pipe import BayesianClassifier, BayesianRegressor, Comparison, compare
+from bdl_pipe.estimators import fitting
+from bdl_pipe.figures import Drawing
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(90, 2))
+Y = X[:, 0] + 0.3 * RANDOM.normal(size=90)
+NAMES = ["constant", "linear"]
+
+
+@pytest.fixture(scope="module")
+def regression() -> Comparison:
+    return compare(X, Y, NAMES, cv=KFold(3))
+
+
+@pytest.fixture(scope="module")
+def classes() -> Comparison:
+    return compare(pd.DataFrame(X, columns=["a", "b"]), np.where(Y > 0, "up", "down"), NAMES, cv=3)
+
+
+def test_figures_are_those_of_each_fold(regression: Comparison) -> None:
+    nll, rmse = {name: [] for name in NAMES}, {name: [] for name in NAMES}
+    for train, test in KFold(3).split(X):
+        for name in NAMES:
+            model = BayesianRegressor(name).fit(X[train], Y[train])
+            nll[name].append(-model.log_prob(X[test], Y[test]).mean())
+            rmse[name].append(math.sqrt(((model.predict(X[test]) - Y[test]) ** 2).mean()))
+    assert regression.table.index.tolist() == ["linear", "constant"]  # the lowest NLL first
+    for name in NAMES:
+        assert regression.table.loc[name, "nll"] == pytest.approx(np.mean(nll[name]), rel=1e-6)
+        assert regression.table.loc[name, "rmse"] == pytest.approx(np.mean(rmse[name]), rel=1e-6)
+        assert regression.errors.loc[name, "nll"] == pytest.approx(np.std(nll[name], ddof=1) / math.sqrt(3), rel=1e-5)
+    gap = np.subtract(nll["constant"], nll["linear"])
+    row = regression.differences.query("metric == 'nll'").iloc[0]
+    error = math.sqrt((1 / 3 + 30 / 60) * np.var(gap, ddof=1))  # of 30 test rows and 60 training rows
+    assert (row["method"], row["to"]) == ("constant", "linear")
+    assert row["mean"] == pytest.approx(gap.mean(), rel=1e-6) and row["error"] == pytest.approx(error, rel=1e-5)
+    assert row["high"] - row["mean"] == pytest.approx(stats.t.ppf(0.975, 2) * error, rel=1e-5)
+    assert row["apart"] == (row["low"] > 0)
+    assert {"fit_seconds", "seconds_per_1000", "coverage_90", "crps"} <= {*regression.table.columns}
+    assert regression.verdict.startswith("linear has the lowest NLL.")
+
+
+def test_reliability_of_regression_is_the_share_of_targets_in_intervals(regression: Comparison) -> None:
+    inside = {level: [] for level in (0.5, 0.9)}
+    for train, test in KFold(3).split(X):
+        model = BayesianRegressor("linear").fit(X[train], Y[train])
+        for level, found in inside.items():
+            low, high = model.predict_interval(X[test], level)
+            found += ((low <= Y[test]) & (Y[test] <= high)).tolist()
+    line = regression.reliability["linear"]
+    for level, found in inside.items():
+        assert line.seen[np.isclose(line.said, level)] == pytest.approx(np.mean(found), abs=1e-9)
+
+
+def test_classes_are_scored_with_their_shares_in_each_fold(classes: Comparison) -> None:
+    assert classes.task == "classification" and classes.folds == 3
+    assert {"accuracy", "nll", "ece", "brier"} <= {*classes.table.columns}
+    assert classes.differences["metric"].unique().tolist() == ["nll", "accuracy"]
+    line = classes.reliability["linear"]
+    assert ((line.seen >= 0) & (line.seen <= 1)).all() and (np.diff(line.said) > 0).all()
+    rows = compare(X, np.where(Y > 0, 1, 0), NAMES, cv=StratifiedKFold(3))
+    assert rows.task == "classification"  # whole numbers of few values are classes, as for ``add``
+
+
+@pytest.mark.slow
+def test_a_trajectory_is_fitted_once_a_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted, own = [], fitting._fit_run
+
+    def counted(run: Any, *rest: Any) -> Any:
+        fitted.append(run.key)
+        return own(run, *rest)
+
+    monkeypatch.setattr(fitting, "_fit_run", counted)
+    found = compare(X, Y, ["swa", "swag"], cv=2, pace=0.05)
+    assert sorted(fitted) == ["data-iterates"] * 2 + ["data-swa"] * 2 + ["data-swag"] * 2
+    alone = compare(X, Y, {"swag": BayesianRegressor("swag", pace=0.05), "linear": "linear"}, cv=2)
+    assert found.table.loc["swag", "nll"] == alone.table.loc["swag", "nll"]  # the same bits
+    assert (found.table["fit_seconds"] > 0).all()
+
+
+def test_estimators_stand_beside_each_other_by_name() -> None:
+    models = {"plain": BayesianClassifier("linear"), "other": BayesianClassifier("constant", random_state=1)}
+    assert {*compare(X, Y > 0, models, cv=2).table.index} == {"plain", "other"}
+
+
+@pytest.mark.parametrize("which", ["regression", "classes"])
+def test_it_draws_and_shows_itself(which: str, request: pytest.FixtureRequest) -> None:
+    found = request.getfixturevalue(which)
+    for drawing in (found.plot_reliability(), found.plot_cost()):
+        assert isinstance(drawing, Drawing) and "linear" in drawing.alt
+        assert drawing._repr_html_().startswith("<svg")
+    html = found._repr_html_()
+    assert html.count("<tr") == 4 and "±" in html and found.verdict in html and "NLL" in html
+    assert "linear" in repr(found)
+
+
+def test_without_matplotlib_the_error_names_what_to_install(
+    regression: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = builtins.__import__
+
+    def without(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        if level and "figures" in (fromlist or ()):
+            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+        return own(name, globals, locals, fromlist, level)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"plots need matplotlib: pip install 'bdl-pipe\[figures\]'"):
+        regression.plot_cost()

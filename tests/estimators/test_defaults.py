@@ -1,0 +1,56 @@
+"""The defaults of an installation are those of params.yaml, and of the overlays for methods that it has no section of.
+
+Where these are changed on purpose, ``python -m tests.estimators.test_defaults`` writes them again.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from bdl_pipe.config import read
+from bdl_pipe.estimators import defaults
+from bdl_pipe.registry import METHODS
+from bdl_pipe.yaml_files import read_yaml
+
+ROOT: Final = Path(__file__).parents[2]
+OTHERS: Final = {  # methods without a section in params.yaml -> the file that has one
+    **dict.fromkeys(
+        ("bpc_rkl", "bpc_w", "bpc_cd", "fbpc", "rcig", "coreset_vi", "coreset_krr"), ROOT / "params/coresets.yaml"
+    ),
+    "fcg_u": ROOT / "params/inducing-convnet.yaml",
+}
+UNSET: Final = {"pretrained", "vbll_bnn", "d_vbll_bnn", "g_vbll_bnn", "fcg_w"}  # Their keys are the user's to say.
+
+
+def expected() -> dict[str, Any]:
+    params = read_yaml(ROOT / "params.yaml")
+    others = {name: read_yaml(path)["methods"][name] for name, path in OTHERS.items()}
+    return {"methods": {**params["methods"], **others}, "evaluate": params["evaluate"]}
+
+
+def written() -> str:
+    return json.dumps(expected(), indent=1) + "\n"
+
+
+def test_defaults_are_those_of_params_yaml() -> None:
+    assert defaults.FILE.read_text() == written()
+
+
+def test_every_method_has_a_section_or_is_known_to_have_none() -> None:
+    assert {*expected()["methods"], *UNSET} == {*METHODS}
+
+
+@pytest.mark.parametrize("name", sorted({*METHODS} - UNSET))
+def test_a_section_is_one_of_its_method(name: str) -> None:
+    read(METHODS[name].config, defaults.section(name), f"methods.{name}")
+
+
+def test_a_method_without_a_section_has_none() -> None:
+    assert defaults.section("fcg_w") == {} == defaults.section("of_a_plugin")
+    assert defaults.evaluate().calibration_bins == 15
+
+
+if __name__ == "__main__":
+    defaults.FILE.write_text(written())

@@ -1,0 +1,79 @@
+"""Every method of the registry that has a posterior fits and predicts behind an estimator, on a table or on images."""
+
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from bdl_pipe import METHODS, BayesianClassifier, BayesianRegressor
+from bdl_pipe.data.size import Size
+
+PACE: Final = 0.01
+LAYER: Final = {"covariance": "dense", "rank": None, "prior_variance": 1.0, "wishart_dof": 1.0, "wishart_scale": 1.0}
+NOISY: Final = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws": 2}
+NEEDED: Final[dict[str, dict[str, Any]]] = {  # the keys of methods without a section
+    "vbll_bnn": {"layer": {**LAYER, "kl_weight": 1.0}, "features": NOISY},
+    "d_vbll_bnn": {"layer": {**LAYER, "kl_weight": 1.0}, "features": NOISY},
+    "g_vbll_bnn": {
+        "layer": {
+            "dirichlet": 1.0,
+            "prior_variance": 1.0,
+            "wishart_dof": 128.0,
+            "wishart_scale": 1.0,
+            "kl_weight": 1.0,
+            "refit": False,
+        },
+        "features": NOISY,
+    },
+    "fcg_w": {"weights": {"kind": "fcg_w", "full_limit": 10_000}, "draws": 3, "validation_draws": 2},
+}
+SHORT: Final[dict[str, dict[str, Any]]] = {  # numbers of steps that the pace does not reach
+    "gp": {"steps": 5},
+    "boosting": {"rounds": 5},
+    "gbll": {"epochs": 3},
+    "ciber_last": {"weights": 1},
+    "ciber_second": {"weights": 1},
+    "ldgbll": {"epochs": 3},
+    **{name: {"student": {"steps": 3}} for name in ("coreset_vi", "coreset_bma", "vbpc", "random_coreset")},
+    "coreset_nn": {"steps": 5},
+    "coreset_krr": {"steps": 5},
+    "coreset_sgmcmc": {"thinning": {"steps": 20, "burn_in": 10, "every": 5}},
+}
+CORESETS: Final = {"vbpc": {"coreset": {"steps": 4, "pool": {"networks": 2, "steps": 2}}}, "random_coreset": {}}
+STUDENTS: Final = [name for name in METHODS if "student" in METHODS[name].stages]
+
+
+def override(name: str) -> dict[str, Any]:
+    return {**SHORT.get(name, {}), **NEEDED.get(name, {})}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in STUDENTS if "regression" in METHODS[name].tasks])
+def test_a_regressor(name: str) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 3))
+    y = 20 + x[:, 0] + 0.3 * random.normal(size=60)
+    model = BayesianRegressor(name, override=override(name), pace=PACE).fit(x, y)
+    x, y = x[:5], y[:5]
+    means, (low, high) = model.predict(x), model.predict_interval(x)
+    assert means.shape == low.shape == high.shape == (5,)
+    assert np.isfinite([means, low, high, model.log_prob(x, y)]).all() and (low < high).all()
+    assert np.isfinite(model.sample(x, 2)).all() and np.abs(means - 20).max() < 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in STUDENTS if "classification" in METHODS[name].tasks])
+def test_a_classifier(name: str) -> None:
+    random = np.random.default_rng(0)
+    labels = np.arange(60) % 2
+    x: np.ndarray = random.normal(size=(60, 3)) + labels[:, None]
+    default = METHODS[name].default
+    images = name.startswith("coreset") or (default and not default.suits(Size("classification", 60, 3, has_test=True)))
+    if images:
+        x = (random.integers(0, 100, (60, 8, 8)) + 100 * labels[:, None, None] * (np.arange(8) % 2)).astype(np.uint8)
+    coreset = "vbpc" if name.startswith("coreset") else name
+    upstream = {coreset: CORESETS[coreset]} if coreset in CORESETS else None
+    model = BayesianClassifier(name, override=override(name), upstream=upstream, pace=PACE).fit(x, labels)
+    probabilities = model.predict_proba(x)
+    assert probabilities.shape == (60, 2) and np.isfinite(probabilities).all()
+    assert np.isfinite(model.log_prob(x, labels)).all() and model.predict_set(x).any(1).all()

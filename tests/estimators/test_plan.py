@@ -1,0 +1,128 @@
+"""The runs that a method is made from are those that ``add`` writes; other methods and runs can be asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import bdl_pipe as bdl
+from bdl_pipe import BayesianClassifier, BayesianRegressor
+from bdl_pipe.config import merge
+from bdl_pipe.data.size import Size
+from bdl_pipe.estimators.plan import Run, plan
+from bdl_pipe.offers import offered
+from bdl_pipe.registry import METHODS
+from bdl_pipe.yaml_files import read_yaml
+from pipeline.add import overlay_of
+from pipeline.core.load import typed
+
+ROOT: Final = Path(__file__).parents[2]
+SIZES: Final = {
+    "few": Size("regression", 300, 8, has_test=True),
+    "many": Size("regression", 30_000, 8, has_test=True),
+    "classes": Size("classification", 3_000, 8, fewest=100, has_test=True),
+    "images": Size("classification", 20_000, 784, image=(1, 28, 28), fewest=1000, has_test=True),
+}
+CASES: Final = [(name, method.name) for name, size in SIZES.items() for method in offered(size)]
+
+
+def own(size: Size) -> dict[str, Any]:
+    if size.image is not None:
+        return {"source": {"name": "npz", "path": "x.npz"}, "normalise": "train", "targets": "none"}
+    source = {"name": "table", "path": "x.csv", "target": ["y"], "task": size.task}
+    return {"source": source, "normalise": "robust", "targets": "standardise" if size.task == "regression" else "none"}
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_the_runs_are_those_of_add(name: str, method: str) -> None:
+    size = SIZES[name]
+    raw = merge(read_yaml(ROOT / "params.yaml"), overlay_of("data", own(size), size, [METHODS[method]], 1))
+    params = typed(raw)
+    written = {key: run for key, run in params.runs.items() if run.spec.dataset == "data"}
+    runs = plan(method, size)
+    assert {(run.kind, run.key) for run in runs} == written.keys()
+    for run in runs:
+        theirs = written[run.kind, run.key]
+        assert run.config == theirs.config and run.method is theirs.method
+        assert dict(run.sources) == dict(theirs.sources) and run.seeds == theirs.spec.seeds
+    assert runs[-1].kind == "student"
+
+
+def named(runs: list[Run]) -> list[str]:
+    return [f"{run.kind}/{run.key.removeprefix('data-')}" for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("method", "size", "made_from", "expected"),
+    [
+        ("swag", "few", None, ["trajectory/iterates", "student/swag"]),
+        ("swag", "many", None, ["trajectory/sgd", "trajectory/iterates", "student/swag"]),
+        ("swag", "few", "sgd", ["trajectory/sgd", "student/swag"]),
+        ("ciber_second", "few", None, ["trajectory/iterates", "student/ciber_second"]),
+        ("vbll", "few", "sgd", ["trajectory/sgd", "student/vbll"]),
+        ("dark_knowledge", "few", None, ["teacher/sgmcmc", "student/dark_knowledge"]),
+        ("dark_knowledge", "few", "gp", ["student/gp", "student/dark_knowledge"]),
+        ("dark_knowledge", "few", "swag", ["trajectory/iterates", "student/swag", "student/dark_knowledge"]),
+        ("coreset_bma", "images", None, ["coreset/vbpc", "student/coreset_bma"]),
+        ("coreset_nn", "images", "frepo", ["coreset/frepo", "student/coreset_nn"]),
+        ("coreset_krr", "images", "rcig", ["coreset/rcig", "student/coreset_krr"]),
+        ("fcg_u", "few", None, ["student/fcg_u"]),
+        ("gbll", "few", None, ["student/gbll"]),
+    ],
+)
+def test_a_run_that_it_is_made_from(method: str, size: str, made_from: str | None, expected: list[str]) -> None:
+    assert named(plan(method, SIZES[size], made_from=made_from)) == expected
+
+
+def test_a_protocol_has_the_network_of_its_coreset() -> None:
+    coreset, student = plan("coreset_bma", SIZES["images"], upstream={"vbpc": {"rho": 3.0}})
+    assert student.config.network == coreset.config.network
+    assert student.config.rho == coreset.config.rho == 3.0 and student.config.gamma == coreset.config.gamma
+
+
+def test_a_method_without_a_default_keeps_a_network_that_suits() -> None:
+    (gbll,) = plan("gbll", SIZES["few"])
+    assert gbll.config.network.hidden == (50,)  # of its section
+    (fcg,) = plan("fcg_u", SIZES["few"])  # whose section has a ConvNet
+    assert fcg.config.network.hidden == tuple(SIZES["few"].hidden)
+    assert fcg.config.training.epochs == SIZES["few"].epochs(2_000)
+
+
+def test_hyperparameters_of_every_run_can_be_changed() -> None:
+    change = {"iterates": {"batch": 7}, "sgd": {"batch": 9}}
+    first, second, last = plan("swag", SIZES["many"], override={"draws": 3}, upstream=change)
+    assert (first.config.batch, second.config.batch, last.config.draws) == (9, 7, 3)
+
+
+@dataclass(frozen=True)
+class SnapshotsConfig:
+    last: int = 3
+
+
+def fit_snapshots(data: Any, inputs: Any, config: Any, *, rng: Any, report: Any) -> bdl.State:
+    (trajectory,) = inputs["trajectory"]
+    spec = bdl.read_config(bdl.NetworkSpec, trajectory.config["spec"], "spec")
+    return bdl.NetworkDraws(spec, {k: v[-config.last :] for k, v in bdl.snapshots(trajectory).items()}).state()
+
+
+def test_a_method_of_a_plugin_makes_its_trajectory(forgotten_plugins: None) -> None:
+    needs = {"student": bdl.StageSpec(fit_snapshots, needs={"trajectory": "one_to_one"})}
+    bdl.register_method(bdl.Method("snapshot_draws", SnapshotsConfig, ("regression", "classification"), needs))
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    model = BayesianRegressor("snapshot_draws", override={"last": 2}, pace=0.05).fit(x, x[:, 0])
+    assert len(model.predict_dist(x).draw_mean) == 2
+    assert (
+        BayesianClassifier("snapshot_draws", pace=0.05).fit(x, x[:, 0] > 0).predict_dist(x).draw_log_probs.shape[0] == 3
+    )
+
+
+@pytest.mark.slow
+def test_a_limit_of_minutes_slows_the_steps() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    model = BayesianRegressor("vbll", minutes=1e-3).fit(x, x[:, 0])
+    whole = plan("vbll", Size("regression", 60, 2, has_test=True))[-1].config.training.epochs
+    assert model.fitted_.about["config"]["training"]["epochs"] == max(1, round(0.05 * whole)) or (
+        model.fitted_.about["config"]["training"]["epochs"] < whole
+    )

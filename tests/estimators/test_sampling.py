@@ -1,0 +1,92 @@
+"""Draws follow their distribution: Kolmogorov's statistic of 1,000 draws, at a false-alarm rate of 1e-6 each."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from bdl_pipe import BayesianClassifier, BayesianRegressor
+from bdl_pipe.estimators.sampling import sample
+from bdl_pipe.predictive import Categorical, Continuous, Exponential, Gaussian
+from bdl_pipe.recalibration import Widened
+from bdl_pipe.seeds import Seed
+
+DRAWS = 1_000
+MEAN = torch.tensor([[[0.0], [5.0]], [[3.0], [5.5]]])  # [draw, batch, output]
+VARIANCE = torch.tensor([[[1.0], [0.01]], [[0.25], [4.0]]])
+MIXTURE = Gaussian(MEAN, VARIANCE)
+CASES: dict[str, Continuous] = {
+    "mixture": MIXTURE,
+    "widened": Widened(MIXTURE, 1.7),
+    "exponential": Exponential(Gaussian(MEAN / 5, VARIANCE / 4)),
+    "exponential-widened": Exponential(Widened(Gaussian(MEAN / 5, VARIANCE / 4), 1.7)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "widened" in name else []) for name in CASES]
+)
+def test_draws_follow_the_distribution_function(name: str) -> None:
+    predictive = CASES[name]
+    drawn = sample(predictive, DRAWS, Seed(0))
+    assert drawn.shape == (DRAWS, 2, 1) and drawn.dtype == torch.float64
+    levels = torch.stack([predictive.cdf(each) for each in drawn])[:, :, 0].numpy()
+    for row in range(2):
+        assert stats.kstest(levels[:, row], "uniform").pvalue > 1e-6
+    one = Gaussian(MEAN.mean(0)[None], MIXTURE.variance[None])  # one Gaussian of the mixture's moments is not it
+    wrong = torch.stack([MIXTURE.cdf(each) for each in sample(one, DRAWS, Seed(0))])[:, 0, 0].numpy()
+    assert stats.kstest(wrong, "uniform").pvalue < 1e-6
+
+
+def test_components_belong_to_one_draw_of_all_outputs() -> None:
+    """Outputs are independent given a draw, so a draw's outputs come from one component."""
+    mean = torch.tensor([[[0.0, 0.0]], [[9.0, 9.0]]])
+    drawn = sample(Gaussian(mean, torch.full_like(mean, 0.01)), 100, Seed(0))[:, 0]
+    assert ((drawn > 4.5).sum(1) != 1).all() and 0 < (drawn > 4.5).all(1).sum() < 100
+
+
+def shares(probabilities: torch.Tensor) -> np.ndarray:
+    return DRAWS * (probabilities.double() / probabilities.double().sum()).numpy()
+
+
+def test_classes_have_their_shares() -> None:
+    probabilities = torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], [[0.5, 0.4, 0.1], [0.3, 0.1, 0.6]]])
+    drawn = sample(Categorical(probabilities.log()), DRAWS, Seed(0)).numpy()
+    for row in range(2):
+        counts = np.bincount(drawn[:, row], minlength=3)
+        assert stats.chisquare(counts, shares(probabilities.mean(0)[row])).pvalue > 1e-6
+        assert stats.chisquare(counts, shares(probabilities[0, row])).pvalue < 1e-6
+
+
+def test_estimators_draw_from_their_predictive_and_the_same_each_time() -> None:
+    x = np.random.default_rng(0).normal(size=(80, 2))
+    y = x[:, 0] + 0.2 * np.random.default_rng(1).normal(size=80)
+    model = BayesianRegressor("linear").fit(x, y)
+    drawn = model.sample(x, 4_000)
+    assert drawn.shape == (4_000, 80)
+    spread = model.predict_dist(x).variance.sqrt().numpy()[:, 0]
+    assert (np.abs(drawn.mean(0) - model.predict(x)) < 6 * spread / 4_000**0.5).all()  # 1e-7 in 80 rows
+    np.testing.assert_array_equal(model.sample(x, 4_000), drawn)
+    classes = BayesianClassifier("linear").fit(x, np.where(y > 0, "up", "down"))
+    assert set(classes.sample(x, 3).ravel()) == {"down", "up"}
+
+
+def test_densities_and_joints_are_those_of_the_predictive() -> None:
+    x = np.random.default_rng(0).normal(size=(80, 2))
+    y = np.exp(x[:, 0] + 0.2 * np.random.default_rng(1).normal(size=80))
+    model = BayesianRegressor("linear").fit(x, y)
+    assert model.fitted_.predictor().transform.log  # logarithms fit better here, as ``add`` finds, too
+    expected = model.predict_dist(x).log_prob(torch.tensor(y[:, None]))
+    np.testing.assert_allclose(model.log_prob(x, y), expected.numpy(), rtol=1e-12)
+    joint = model.joint(x, rows=4)
+    assert joint.target_shape == (20, 4, 1)
+    alone = joint.marginal_log_prob(torch.tensor(y.reshape(20, 4, 1))).sum()
+    np.testing.assert_allclose(float(alone), model.log_prob(x, y).sum(), rtol=1e-5)
+    low, high = model.predict_interval(x, 0.5)
+    inside = torch.stack([model.predict_dist(x).cdf(torch.tensor(ends[:, None])) for ends in (low, high)])[..., 0]
+    np.testing.assert_allclose(inside[0].numpy(), 0.25, atol=1e-6)
+    np.testing.assert_allclose(inside[1].numpy(), 0.75, atol=1e-6)
+    classes = BayesianClassifier("linear").fit(x, y > 1)
+    probabilities = classes.predict_proba(x)
+    np.testing.assert_allclose(classes.log_prob(x, y > 1), np.log(probabilities[np.arange(80), (y > 1) * 1]), rtol=1e-5)
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-12)

@@ -1,0 +1,188 @@
+"""Bad input: one line with the rule and the value, of a kind that is a ``ValueError``."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bdl_pipe import ModulePosterior, UserError, bayesianise
+
+X, Y = torch.ones(6, 4).cumsum(0), torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def net(outputs: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+class Odd(nn.Module):
+    """A model that answers with what a function makes of its last layer's outputs."""
+
+    def __init__(self, of: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.of = net(), of
+
+    def forward(self, x: Tensor) -> Any:
+        return self.of(self.body(x))
+
+
+class Tied(nn.Module):
+    """Two layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.fc = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.two(self.one(x)))
+
+
+def dictionaries(**other: Tensor) -> list[dict[str, Tensor]]:
+    return [{"x": X, "labels": Y}, {"x": X, "labels": Y, **other}]
+
+
+CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
+    "no model": (3, [(X, Y)], {}, "model must be a torch.nn.Module, got 3"),  # type: ignore[dict-item]
+    "no linear layer": (
+        nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()),
+        [(X, Y)],
+        {},
+        r"model must have a linear layer \(nn.Linear\) as its last, got 'none'",
+    ),
+    "softmax after the head": (
+        nn.Sequential(net(), nn.Softmax(-1)),
+        [(X, Y)],
+        {},
+        r"head must be the last layer of the model, .* such as a softmax, got 0.2 \(2 rows give \[2, 3\]\)",
+    ),
+    "a named head is none": (
+        net(),
+        [(X, Y)],
+        {"head": "fc"},
+        r"head must be a linear layer .* got 'fc \(it has 0, 2\)'",
+    ),
+    "a named head is not last": (net(8), [(X, Y)], {"head": "0"}, r"head must be the last layer of the model.* got 0 "),
+    "tied weights": (Tied(), [(X, Y)], {}, "model must have one name for each weight, got 'one.weight and two.weight"),
+    "a tuple as an answer": (Odd(lambda y: (y, y)), [(X, Y)], {}, "model must give a tensor, or logits .* got tuple"),
+    "outputs of tokens": (
+        Odd(lambda y: y[:, None].expand(-1, 2, -1)),
+        [(X, Y)],
+        {},
+        r"model must give outputs \[row, output\] of 2 rows, got \[2, 2, 3\]",
+    ),
+    "random outputs": (Odd(lambda y: y + torch.rand(1)), [(X, Y)], {}, "model must give equal rows the same outputs"),
+    "inputs of another width": (
+        net(),
+        [(X[:, :3], Y)],
+        {},
+        r"model must be one that takes rows of inputs \[3\]: Runtime",
+    ),
+    "no loader": (net(), None, {}, "deterministic needs train_loader: batches"),
+    "a number for a loader": (net(), 5, {}, r"train_loader must be a loader of batches \(inputs, targets\), got 5"),
+    "a batch for a loader": (net(), X, {}, r"train_loader must be a loader of batches \(inputs, targets\), got tensor"),
+    "an empty loader": (net(), [], {}, "train_loader must have rows, got none"),
+    "three in a tuple": (net(), [(X, Y, Y)], {}, "train_loader, batch 0: must be .* got a tuple of 3"),
+    "a tensor alone": (net(), [X], {}, "train_loader, batch 0: must be .* got a Tensor"),
+    "no labels": (net(), [{"x": X}], {}, "train_loader, batch 0: a dictionary must have the key labels, got x"),
+    "a text among inputs": (net(), [{"x": "a", "labels": Y}], {}, "batch 0: x must be a tensor, got 'a'"),
+    "other keys": (net(), dictionaries(z=X), {}, "train_loader, batch 1: inputs must be x, got x, z"),
+    "other lengths": (
+        net(),
+        [(X, Y), (X[:, :3], Y)],
+        {},
+        r"train_loader, batch 1: inputs must have the shape \[4\] in every row \(pad to one length\), got \[3\]",
+    ),
+    "other types": (net(), [(X, Y), (X.long(), Y)], {}, "batch 1: inputs must be of the type float, got int64"),
+    "large numbers": (net(), [(2**24 * X.long(), Y)], {}, r"inputs must be below 2\*\*24, got 100663296"),
+    "NaN inputs": (net(), [(X.log() * float("nan"), Y)], {}, "inputs must be finite, got nan"),
+    "too few labels": (net(), [(X, Y[:5])], {}, r"targets must be as many as the inputs \(6\), got 5"),
+    "labels as a list": (net(), [(X, [0, 1])], {}, r"targets must be a tensor .* got \[0, 1\]"),
+    "labels of two columns": (net(), [(X, Y[:, None])], {}, r"labels must be \[row\], got the shape \[6, 1\]"),
+    "labels outside": (net(), [(X, Y + 1)], {}, "labels must be 0 … 2, for 3 outputs, got 3 in row 2"),
+    "one output": (net(1), [(X, Y % 2)], {}, "model must have an output for each class, two or more, got 1"),
+    "ignored labels": (net(), [(X, Y - 100)], {}, "labels must be 0 … 2, for 3 outputs, got -100 in row 0"),
+    "NaN targets": (
+        net(1),
+        [(X, torch.tensor([1.0, 2, 3, float("nan"), 5, 6]))],
+        {},
+        r"train_loader: targets must be finite, got nan in row 3",
+    ),
+    "constant targets": (net(1), [(X, torch.ones(6))], {}, "train_loader: the target is constant"),
+    "targets and outputs": (net(), [(X, X[:, :2])], {}, "outputs must be 2 means, or 2 means and 2 log-var.* got 3"),
+    "real labels": (net(), [(X, Y.double())], {"task": "classification"}, "labels must be whole numbers .*float64"),
+    "unknown method": (
+        net(),
+        [(X, Y)],
+        {"method": "swagg"},
+        r"method must be one of .* got 'swagg' \(did you mean swag",
+    ),
+    "a Gaussian process": (
+        net(),
+        [(X, Y)],
+        {"method": "gp"},
+        "method must be one that can be had .* got gp: it is made",
+    ),
+    "an ensemble": (net(), [(X, Y)], {"method": "ensemble"}, "got ensemble: it is made from several trajectories"),
+    "a coreset": (net(), [(X, Y)], {"method": "vbpc"}, "got vbpc: it is made from a coreset"),
+    "ciber_second": (
+        net(1),
+        [(X, X[:, 0])],
+        {"method": "ciber_second", "epochs": 1},
+        "layers of a perceptron of",
+    ),
+    "a trajectory": (net(), [(X, Y)], {"method": "sgd", "epochs": 1}, "got sgd: it is no posterior"),
+    "another task": (
+        net(),
+        [(X, Y)],
+        {"method": "vbll", "epochs": 1},
+        "method must be one for classification .* got vbll",
+    ),
+    "swag without epochs": (net(), [(X, Y)], {"method": "swag"}, "swag needs epochs: the epochs of SGD from the model"),
+    "vbll without epochs": (net(), [(X, Y)], {"method": "d_vbll"}, "d_vbll needs epochs: the epochs of its training"),
+    "chains without epochs": (net(), [(X, Y)], {"method": "sgmcmc"}, "sgmcmc needs epochs: the length of each chain"),
+    "a student alone": (net(), [(X, Y)], {"method": "dark_knowledge", "epochs": 1}, "dark_knowledge needs teacher"),
+    "epochs of a half": (net(), [(X, Y)], {"epochs": 0.5}, "epochs must be a whole number > 0, got 0.5"),
+    "a rate below 0": (net(), [(X, Y)], {"lr": -1.0}, "lr must be > 0, got -1.0"),
+    "no chains": (net(), [(X, Y)], {"chains": 0}, "chains must be a whole number > 0, got 0"),
+    "an unknown key": (
+        net(),
+        [(X, Y)],
+        {"method": "swag", "epochs": 1, "config": {"ranks": 3}},
+        r"config.ranks is not a known key \(did you mean rank\?\)",
+    ),
+    "a seed that is none": (net(), [(X, Y)], {"random_state": "a"}, "random_state must be a whole number, got 'a'"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_one_line_with_the_rule_and_the_value(case: str) -> None:
+    model, loader, options, message = CASES[case]
+    with pytest.raises(UserError, match=message) as caught:
+        inspect.unwrap(bayesianise)(model, **{"method": "deterministic", "train_loader": loader, **options})
+    assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"x": X}, "predict: inputs must be one tensor, got x"),
+        (X[:, :2], r"predict: inputs must have the shape \[4\] in every row"),
+        (X.long(), "predict: inputs must be of the type float, got int64"),
+        ([1.0], "predict: inputs must be a tensor or a dictionary of tensors, got list"),
+    ],
+)
+def test_so_are_inputs_of_a_prediction(inputs: Any, message: str) -> None:
+    posterior = bayesianise(net(), "deterministic", [(X, Y)])
+    with pytest.raises(UserError, match=message):
+        inspect.unwrap(ModulePosterior.predict)(posterior, inputs)
+
+
+def test_a_teacher_is_for_a_student_alone_and_of_the_same_inputs() -> None:
+    teacher = bayesianise(net(), "deterministic", [(X, Y)])
+    with pytest.raises(UserError, match="teacher must be given for dark_knowledge alone, got one for swa"):
+        bayesianise(net(), "swa", [(X, Y)], epochs=1, teacher=teacher)
+    with pytest.raises(UserError, match="inputs must be one tensor, got x"):
+        bayesianise(net(), "dark_knowledge", [{"x": X, "labels": Y}], epochs=1, teacher=teacher)

@@ -1,0 +1,204 @@
+"""Methods on a residual network, a vision transformer and a text transformer, each fitted on 300 rows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bdl_pipe
+from bdl_pipe import ModulePosterior, UserError, bayesianise
+from bdl_pipe.predictive import Categorical
+
+from .models import CLASSES, ResNet, Text, ViT, image_loader, images, text_loader, texts, trained
+
+KFAC = {"prior_precision": 1.0, "draws": 200}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trained model, its loader, and rows that it has not seen."""
+
+    model: nn.Module
+    loader: Callable[..., Any]
+    inputs: Any
+    labels: Tensor
+
+    def outputs(self) -> Tensor:
+        with torch.no_grad():
+            answer = self.model(**self.inputs) if isinstance(self.inputs, dict) else self.model(self.inputs)
+        return answer if isinstance(answer, Tensor) else answer.logits
+
+
+@pytest.fixture(scope="module", params=["resnet", "vit", "text"])
+def case(request: pytest.FixtureRequest) -> Case:
+    torch.manual_seed(0)
+    made: dict[str, tuple[type[nn.Module], Any, Any]] = {
+        "resnet": (ResNet, image_loader, images),
+        "vit": (ViT, image_loader, images),
+        "text": (Text, text_loader, texts),
+    }
+    kind, loader, rows = made[request.param]
+    return Case(trained(kind(), loader(), 6), loader, *rows(400, seed=1))
+
+
+def fitted(case: Case, method: str, **options: Any) -> ModulePosterior:
+    return bayesianise(case.model, method, case.loader(), **options)
+
+
+def predicted(posterior: ModulePosterior, inputs: Any) -> Categorical:
+    predictive = posterior.predict(inputs)
+    assert isinstance(predictive, Categorical)
+    return predictive
+
+
+@pytest.mark.slow
+def test_the_point_estimate_is_the_users_model(case: Case) -> None:
+    posterior = fitted(case, "deterministic")
+    assert isinstance(posterior, bdl_pipe.Posterior)
+    meant = F.log_softmax(case.outputs(), -1)
+    torch.testing.assert_close(predicted(posterior, case.inputs).log_probs, meant, rtol=1e-4, atol=1e-5)
+
+
+METHODS = {
+    "kfac_laplace": {},
+    "swag": {"epochs": 2},
+    "ciber": {"epochs": 2},
+    "d_vbll": {"epochs": 2},
+    "g_vbll": {"epochs": 20},
+    "ffg_u": {"epochs": 2},
+    "ffg_w": {"epochs": 2},
+}
+ONE_DRAW = ("d_vbll", "g_vbll")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_predicts_a_proper_distribution_of_draws_that_differ(case: Case, method: str) -> None:
+    posterior = fitted(case, method, **METHODS[method])
+    predictive = predicted(posterior, case.inputs)
+    assert predictive.mean.shape == (400, CLASSES)
+    torch.testing.assert_close(predictive.mean.sum(1), torch.ones(400), rtol=0, atol=1e-4)
+    nll = -float(predictive.log_prob(case.labels).mean())
+    assert nll < np.log(CLASSES)  # it has learnt something of 400 rows that it has not seen
+    if method not in ONE_DRAW:
+        assert float(predictive.draw_log_probs.exp().std(0).mean()) > 1e-5
+    if method == "swag":  # with dropout, and a loader that shuffles
+        again = fitted(case, method, **METHODS[method])
+        assert torch.equal(predicted(again, case.inputs).draw_log_probs, predictive.draw_log_probs)
+
+
+@pytest.mark.slow
+def test_chains_begin_at_the_model_without_its_dropout_or_say_why_not(case: Case) -> None:
+    if isinstance(case.model, ResNet):
+        with pytest.raises(UserError, match=r"sgmcmc needs a model without batch norm, .* got bn1$"):
+            fitted(case, "sgmcmc", epochs=1)
+        return
+    posterior = fitted(case, "sgmcmc", epochs=2, chains=1, config={"sampler": {"step_size": {"rate": 1e-12}}})
+    # steps of no length: every draw is the model as it is, in spite of its dropout
+    meant = F.log_softmax(case.outputs(), -1)
+    draws = predicted(posterior, case.inputs).draw_log_probs
+    torch.testing.assert_close(draws, meant.expand_as(draws), rtol=1e-2, atol=1e-2)
+    moving = predicted(fitted(case, "sgmcmc", epochs=2, chains=1), case.inputs).draw_log_probs
+    assert float((moving - meant).abs().mean()) > 0.02
+
+
+@pytest.mark.slow
+def test_a_student_imitates_a_teacher(case: Case) -> None:
+    teacher = fitted(case, "kfac_laplace", config={"temperature": 4.0})
+    student = fitted(case, "dark_knowledge", epochs=10, teacher=teacher)
+    wanted = predicted(teacher, case.inputs).mean
+    found, start = predicted(student, case.inputs).mean, case.outputs().softmax(-1)
+    assert float((found - wanted).abs().mean()) < float((start - wanted).abs().mean())
+
+
+def dense(case: Case) -> tuple[Tensor, Tensor]:
+    """Return the head's weights with its bias as a vector, and G ⊗ A + I over the training rows, in float64."""
+    head = case.model.get_submodule({ResNet: "fc", ViT: "head", Text: "score"}[type(case.model)])
+    seen: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    rows = texts(300) if isinstance(case.model, Text) else images(300)
+    with torch.no_grad():
+        case.model(**rows[0]) if isinstance(rows[0], dict) else case.model(rows[0])
+    hook.remove()
+    features = seen[0].double()
+    if isinstance(rows[0], dict):  # the head is called on every token, of which one is taken
+        features = features[torch.arange(300), rows[0]["attention_mask"].sum(1) - 1]
+    features = torch.cat([features, torch.ones(300, 1, dtype=torch.float64)], 1)
+    bias = torch.zeros(CLASSES) if head.bias is None else head.bias
+    weights = torch.cat([head.weight, bias[:, None]], 1).detach().double()
+    probs = (features @ weights.T).softmax(-1)
+    fisher = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None]
+    curvature = torch.kron(fisher.sum(0), features.T @ features) / 300
+    return weights.flatten(), curvature
+
+
+@pytest.mark.slow
+def test_a_last_layers_draws_have_the_covariance_of_dense_algebra(case: Case) -> None:
+    """Σ_s (w_s − w)ᵀ P (w_s − w) is χ² of as many degrees as there are numbers drawn; 5 deviations: once in 2e6."""
+    posterior = fitted(case, "kfac_laplace", config=KFAC)
+    tensors = posterior.inner.state().tensors
+    assert sorted(name for name in tensors if not name.startswith("trunk.module.")) == ["head.bias", "head.weight"]
+    drawn = torch.cat([tensors["head.weight"], tensors["head.bias"][..., None]], -1).flatten(1).double()
+    mean, curvature = dense(case)
+    eye = torch.eye(len(mean), dtype=torch.float64)
+
+    def deviations(precision: Tensor) -> float:
+        away, count = drawn - mean, drawn.numel()
+        return float(((away @ precision) * away).sum() - count) / np.sqrt(2 * count)
+
+    assert abs(deviations(curvature + eye)) < 5
+    assert abs(deviations(curvature + 2 * eye)) > 5  # another prior
+    assert abs(deviations(1.3 * curvature + eye)) > 5  # other rows
+    assert sum(v.numel() for v in tensors.values()) < drawn.numel() + 200 * 200  # no copy of the trunk for each draw
+
+
+@pytest.mark.slow
+def test_a_model_and_the_global_generators_are_left_as_they_were(case: Case) -> None:
+    model = case.model.train()
+    loader = case.loader()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    modes = [layer.training for layer in model.modules()]
+    bayesianise(model, "swag", loader, epochs=1)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1] == states[1]).all()  # noqa: NPY002
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert [layer.training for layer in model.modules()] == modes
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules())
+    model.eval()
+
+
+@pytest.mark.slow
+def test_inputs_together_share_their_draws(case: Case) -> None:
+    posterior = fitted(case, "kfac_laplace")
+    grouped: Any = (
+        {name: values[:6].unflatten(0, (3, 2)) for name, values in case.inputs.items()}
+        if isinstance(case.inputs, dict)
+        else case.inputs[:6].unflatten(0, (3, 2))
+    )
+    few: Any = {k: v[:6] for k, v in case.inputs.items()} if isinstance(case.inputs, dict) else case.inputs[:6]
+    labels = case.labels[:6].reshape(3, 2)
+    each = predicted(posterior, few).draw_log_probs.unflatten(1, (3, 2))
+    chosen = each.gather(-1, labels.expand(len(each), 3, 2)[..., None])[..., 0].sum(-1)
+    meant = torch.logsumexp(chosen, 0) - np.log(len(each))
+    torch.testing.assert_close(
+        posterior.joint(grouped).log_prob(labels), meant, check_dtype=False, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_a_temperature_is_learnt_of_rows_that_no_fit_saw(case: Case) -> None:
+    posterior = fitted(case, "swag", epochs=2)
+    held = case.loader(300, seed=2)
+    inputs, labels = (texts if isinstance(case.model, Text) else images)(300, seed=2)
+    found = posterior.recalibrated(held)
+    assert found.recalibration is not None and found.recalibration.factor != 1
+    scores = [float(predicted(p, inputs).log_prob(labels).mean()) for p in (posterior, found)]
+    assert scores[1] > scores[0]
+    assert posterior.recalibration is None

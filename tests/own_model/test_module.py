@@ -1,0 +1,321 @@
+"""What becomes of a model: rows, head, frozen weights, memory order, regression, and a stored posterior."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bdl_pipe
+from bdl_pipe import ArtifactError, Gaussian, ModulePosterior, Seed, UserError, bayesianise, posterior_of
+from bdl_pipe.own_model import module as modules
+from bdl_pipe.own_model.layout import Layout
+
+from .models import ResNet, Text, image_loader, images, text_loader, texts
+
+ROWS = 90
+
+
+def small(outputs: int = 3) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def table(rows: int = ROWS) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 4, generator=generator)
+    return DataLoader(TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0)), 30)
+
+
+def curve(rows: int = ROWS, outputs: int = 1, batch: int = 30) -> tuple[Any, Tensor]:
+    """Return targets near 50 with deviation 5, and the inputs."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 4, generator=generator)
+    y = 50 + 5 * torch.sin(x[:, :outputs]) + 0.5 * torch.randn(rows, outputs, generator=generator)
+    return DataLoader(TensorDataset(x, y), batch), x
+
+
+def test_rows_hold_every_input_and_give_it_back() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = {
+        "ids": torch.randint(-5, 2**24, (3, 2, 2), generator=generator),
+        "mask": torch.tensor([[True, False], [False, True], [True, True]]),
+        "image": torch.randn(3, 1, 4, generator=generator),
+        "one": torch.tensor([1, 2, 3], dtype=torch.int32),
+    }
+    layout = Layout.of(batch, "here")
+    rows = layout.pack(batch, "here")
+    assert rows.shape == (3, *layout.row) == (3, 1, 1, 11) and rows.dtype == torch.float32
+    back = layout.unpack(rows)
+    assert isinstance(back, dict)
+    assert {name: value.dtype for name, value in back.items()} == {k: v.dtype for k, v in batch.items()}
+    assert all(torch.equal(back[name], values) for name, values in batch.items())
+    alone = Layout.of(batch["image"], "here")
+    given = alone.unpack(alone.pack(batch["image"], "here"))
+    assert isinstance(given, Tensor) and torch.equal(given, batch["image"])
+
+
+class Twice(nn.Module):
+    """A model that calls one linear layer twice, another unused, and answers with a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = nn.Linear(8, 3)
+        self.again, self.spare = nn.Linear(4, 4), nn.Linear(8, 3)
+        self.wide = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.answer(self.wide(F.relu(self.again(F.relu(self.again(x))))).tanh())}
+
+
+def test_the_head_is_found_wherever_it_stands_or_named() -> None:
+    posterior = bayesianise(Twice(), "deterministic", table())
+    assert posterior.about.head == "answer"
+    with pytest.raises(UserError, match=r"^head must be the last layer of the model, a linear one"):
+        bayesianise(Twice(), "deterministic", table(), head="spare")
+    assert bayesianise(Twice(), "deterministic", table(), head="answer").about.digest == posterior.about.digest
+
+
+class Squeezed(nn.Module):
+    """A regression that answers [row]."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).squeeze(-1)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_regression_answers_in_own_units_with_the_variance_of_its_errors(outputs: int) -> None:
+    loader, x = curve(outputs=outputs)
+    y = loader.dataset.tensors[1]
+    net = small(outputs)
+    nn.init.constant_(net[-1].bias, 50.0)
+    model = Squeezed(net) if outputs == 1 else net
+    found = bayesianise(model, "deterministic", loader).predict(x)
+    with torch.no_grad():
+        means = net(x)
+    torch.testing.assert_close(found.mean, means.double(), rtol=1e-5, atol=1e-5)
+    errors = (y - means).double().square().mean(0)
+    torch.testing.assert_close(found.variance, errors.expand(ROWS, -1), rtol=1e-4, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["vbll", "swag", "ciber_last", "sgmcmc", "ffg_u", "kfac_laplace"])
+def test_a_regression_has_every_kind_of_method(method: str) -> None:
+    loader, x = curve(200, batch=50)
+    model = small(1)
+    nn.init.constant_(model[-1].bias, 50.0)
+    posterior = bayesianise(model, method, loader, epochs=50, lr=1e-2 if method != "sgmcmc" else 3e-2)
+    found = posterior.predict(x)
+    y = loader.dataset.tensors[1]
+    constant = Gaussian(y.mean().expand(1, 200, 1), y.var().expand(1, 200, 1))
+    assert found.log_prob(y).mean() > constant.log_prob(y).mean() + 0.3
+    joint = posterior.joint(x[:4].reshape(2, 2, 4))
+    assert joint.log_prob(y[:4].reshape(2, 2, 1)).isfinite().all()
+
+
+def test_means_and_log_variances_of_a_model_are_taken_as_they_are() -> None:
+    loader, x = curve()
+    model = small(2)
+    nn.init.constant_(model[-1].bias, 3.0)
+    found = bayesianise(model, "deterministic", loader).predict(x)
+    with torch.no_grad():
+        mean, log_variance = model(x).double().chunk(2, -1)
+    torch.testing.assert_close(found.mean, mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.variance, log_variance.exp(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.slow
+def test_frozen_weights_stay_and_are_said() -> None:
+    model = small()
+    model[0].requires_grad_(False)
+    posterior = bayesianise(model, "swag", table(), epochs=2)
+    stored = posterior.inner.state().tensors
+    assert not any(name.startswith("trunk.module.0.") for name in stored)  # they are the model's
+    assert (stored["trunk.module.2.weight"] != model[2].weight).any()
+    assert posterior.notes == ("the weights 0.weight, 0.bias stay as they are: they need no gradient",)
+    chains = bayesianise(model, "sgmcmc", table(), epochs=1, chains=1)
+    assert not any(name.startswith("trunk.module.0.") for name in chains.inner.state().tensors)
+    assert torch.isfinite(chains.predict(torch.zeros(2, 4)).mean).all()
+
+
+class Viewed(nn.Module):
+    """Convolutions whose output is reshaped by ``view``, which another memory order than the plain one refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2, padding=1)
+        self.fc = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.relu(self.conv2(F.relu(self.conv1(x)))).view(len(x), -1))
+
+
+class Looking(nn.Module):
+    """A model that reads the weight of one of its layers, as transformers' patch embedding does for its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.fc = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.two(self.one(x.to(self.one.weight.dtype)).relu()).tanh())
+
+
+@pytest.mark.slow
+def test_weights_that_a_model_looks_at_stay_points() -> None:
+    posterior = bayesianise(Looking(), "ffg_w", table(), epochs=1)
+    assert posterior.about.config["layers"] == {"trunk.module.one": None}
+    assert posterior.notes == ("ffg_w: the weights of one stay points: it cannot convert these layers",)
+    assert bayesianise(Looking(), "ffg_u", table(), epochs=1).notes == ()
+
+
+@pytest.mark.slow
+def test_a_model_that_views_its_filters_outputs_keeps_the_plain_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = bayesianise(Viewed(), "swag", image_loader(100), epochs=1)
+    assert posterior.about.plain_order
+    assert torch.isfinite(posterior.predict(images(5)[0]).mean).all()
+    monkeypatch.setattr(modules, "_runs_channels_last", lambda *_: True)
+    with pytest.raises(RuntimeError, match="view"):
+        bayesianise(Viewed(), "swag", image_loader(100), epochs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["kfac_laplace", "swag", "d_vbll"])
+@pytest.mark.parametrize("kind", [ResNet, Text])
+def test_a_stored_posterior_comes_back_to_the_bit(tmp_path: Path, method: str, kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    loader = text_loader(100) if kind is Text else image_loader(100)
+    held = (text_loader if kind is Text else image_loader)(60, 2)
+    inputs: Any = (texts if kind is Text else images)(20, 1)[0]
+    posterior = bayesianise(model, method, loader, epochs=None if method == "kfac_laplace" else 1).recalibrated(held)
+    posterior.save(tmp_path / "mine")
+    again = ModulePosterior.load(tmp_path / "mine", model)
+    assert torch.equal(again.predict(inputs).mean, posterior.predict(inputs).mean)
+    assert again.about == posterior.about
+    other = ModulePosterior.from_state(posterior.state())
+    assert torch.equal(other.predict(inputs).mean, posterior.predict(inputs).mean)
+    assert isinstance(posterior_of(posterior.state()), ModulePosterior)
+    fresh = kind()  # other weights: of no matter where the posterior has its own
+    if method == "kfac_laplace":
+        with pytest.raises(ArtifactError, match=r"mine: model must be the one of the posterior"):
+            ModulePosterior.load(tmp_path / "mine", fresh)
+    else:
+        told = ModulePosterior.load(tmp_path / "mine", fresh).predict(inputs).mean
+        assert torch.equal(told, posterior.predict(inputs).mean)
+    with pytest.raises(ArtifactError, match=r"mine: model must be the one of the posterior"):
+        ModulePosterior.load(tmp_path / "mine", kind(4))
+
+
+def test_a_state_without_its_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = bayesianise(small(), "deterministic", table()).state()
+    monkeypatch.setattr(modules, "_known", {})
+    rule = r"^network: the module \w{16} is not known in this process: call bdl_pipe.bayesianise with the model, or"
+    with pytest.raises(UserError, match=rule):
+        posterior_of(state)
+
+
+def test_a_pass_without_gradients_has_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    posterior = bayesianise(small(), "kfac_laplace", table(300))
+    x = torch.randn(300, 4)
+    monkeypatch.setattr(nn.Tanh, "forward", lambda _, h: seen.append(len(h)) or torch.tanh(h))
+    found = posterior.predict(x).mean
+    assert seen == [128, 128, 44]  # once for all draws
+    torch.testing.assert_close(found[200:], posterior.predict(x[200:]).mean)
+
+
+def test_a_posterior_that_was_read_keeps_its_model_known(tmp_path: Path) -> None:
+    model = small()
+    bayesianise(model, "deterministic", table()).save(tmp_path / "mine")
+    again = ModulePosterior.load(tmp_path / "mine", model)
+    twice = ModulePosterior.from_state(again.state())
+    assert torch.equal(twice.predict(torch.ones(1, 4)).mean, again.predict(torch.ones(1, 4)).mean)
+
+
+def test_progress_is_told_and_checkpoints_are_not_kept() -> None:
+    told: list[tuple[int, int]] = []
+
+    class Told(bdl_pipe.Report):
+        def __call__(self, step: int, total: int, metrics: Any = None) -> None:
+            told.append((step, total))
+
+        def due(self) -> bool:
+            return True
+
+        def save(self, state: bdl_pipe.State) -> None:
+            raise AssertionError
+
+    bayesianise(small(), "swag", table(), epochs=2, report=Told())
+    assert told[0] == (1, 6) and told[-1][0] == told[-1][1]
+
+
+def test_a_model_is_forgotten_with_its_posterior() -> None:
+    posterior = bayesianise(small(), "deterministic", table())
+    second = bayesianise(small(), "deterministic", table())
+    digest = posterior.about.digest
+    assert len(modules._alive(digest)) == 2
+    del second
+    assert len(modules._alive(digest)) == 1 and posterior_of(posterior.state()) is not None
+    del posterior
+    assert modules._alive(digest) == [] and digest not in modules._known
+
+
+def test_a_digest_is_of_names_shapes_settings_and_code() -> None:
+    def digest(model: nn.Module) -> str:
+        return modules.register(model, Layout.of(torch.zeros(2, 4), ""), torch.zeros(2, 1, 1, 4), None).config.digest
+
+    other, soft, leaky, steep = small(), small(), small(), small()
+    with torch.no_grad():
+        other[0].weight += 1
+    soft[3], leaky[1], steep[1] = nn.Softsign(), nn.LeakyReLU(0.2), nn.LeakyReLU(0.3)
+    assert digest(other) == digest(small())  # a posterior has weights of its own
+    assert len({digest(model) for model in (small(), soft, leaky, steep, small(4))}) == 5
+    other[0].requires_grad_(False)
+    frozen = small()
+    frozen[0].requires_grad_(False)
+    assert digest(frozen) != digest(other)  # of frozen weights it has not
+
+
+@pytest.mark.slow
+def test_snapshots_and_draws_follow_what_is_asked_for() -> None:
+    posterior = bayesianise(
+        small(), "swag", table(), epochs=4, config={"rank": 2, "draws": 5}, trajectory={"snapshots": 3}
+    )
+    assert posterior.about.config["rank"] == 2
+    assert len(posterior.inner.state().tensors["head.weight"]) == 5
+    seeds = [bayesianise(small(), "swag", table(), epochs=1, random_state=s) for s in (0, 0, 1)]
+    means = [p.predict(torch.ones(3, 4), rng=Seed(0)).mean for p in seeds]
+    assert torch.equal(means[0], means[1]) and not torch.equal(means[0], means[2])
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_trained_is_trained_first() -> None:
+    loader = table(300)
+    x, y = loader.dataset.tensors
+    scores = [bayesianise(small(), "deterministic", loader, epochs=e).predict(x).log_prob(y).mean() for e in (None, 60)]
+    assert scores[1] > scores[0] + 0.5
+
+
+def test_a_plugins_method_that_is_made_from_one_trajectory_is_had() -> None:
+    from dataclasses import replace
+
+    bdl_pipe.register_method(replace(bdl_pipe.METHODS["deterministic"], name="mine"))
+    try:
+        posterior = bayesianise(small(), "mine", table())
+        assert posterior.about.method == "mine" and torch.isfinite(posterior.predict(torch.ones(1, 4)).mean).all()
+    finally:
+        bdl_pipe.METHODS._remove("mine")
+
+
+def test_a_fit_that_diverged_says_so() -> None:
+    options = {"trajectory": {"optimiser": {"weight_decay": 0.0}}}
+    posterior = bayesianise(small(), "deterministic", table(), epochs=1, lr=1e19, **options)
+    assert any("diverged and was made again at" in note for note in posterior.notes)

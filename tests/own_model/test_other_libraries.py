@@ -1,0 +1,120 @@
+"""Models of transformers and timm with random weights, where these packages are installed."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bdl_pipe
+from bdl_pipe import bayesianise
+
+from .models import Dictionaries, texts
+
+PAGE = Path(__file__).parents[2] / "docs/your-own-model.md"
+METHODS: dict[str, dict[str, Any]] = {
+    "deterministic": {},
+    "kfac_laplace": {},
+    "swag": {"epochs": 1},
+    "d_vbll": {"epochs": 1},
+    "ffg_u": {"epochs": 1},
+    "ffg_w": {"epochs": 1},
+}
+SIZE = {"vocab_size": 32, "num_labels": 3}
+
+
+def bert(package: Any) -> nn.Module:
+    config = package.BertConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        **SIZE,
+    )
+    return package.BertForSequenceClassification(config)
+
+
+def distilbert(package: Any) -> nn.Module:
+    config = package.DistilBertConfig(dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=16, **SIZE)
+    return package.DistilBertForSequenceClassification(config)
+
+
+def gpt2(package: Any) -> nn.Module:
+    """A model whose head is called on every token: of each row the last one is taken."""
+    config = package.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=16, pad_token_id=0, **SIZE)
+    return package.GPT2ForSequenceClassification(config)
+
+
+def run(block: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run the block of the page that has ``block`` in it, with ``names`` known."""
+    (text,) = [text for text in re.findall(r"^```text\n(.*?)^```", PAGE.read_text(), re.M | re.S) if block in text]
+    exec(compile(text, str(PAGE), "exec"), names)
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [bert, distilbert, gpt2])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_of_transformers_is_one(make: Any, method: str) -> None:
+    package = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = make(package).eval()
+    inputs, labels = texts(60)
+    loader = DataLoader(Dictionaries(**inputs, labels=labels), 20)
+    predictive = bayesianise(model, method, loader, **METHODS[method]).predict(inputs)
+    assert torch.isfinite(predictive.log_prob(labels)).all()
+    if method == "deterministic":
+        with torch.no_grad():
+            meant = F.softmax(model(**inputs).logits, -1)
+        torch.testing.assert_close(predictive.mean, meant, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_pages_example_of_transformers_runs(tmp_path: Path) -> None:
+    package = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    bert(package).save_pretrained(tmp_path)
+    inputs, labels = texts(60)
+    loader = DataLoader(Dictionaries(**inputs, labels=labels), 20)
+    names = run("AutoModelForSequenceClassification", {"folder": tmp_path, "loader": loader, **inputs})
+    assert isinstance(names["posterior"], bdl_pipe.ModulePosterior)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("resnet10t", {}),
+        ("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 32, "num_heads": 2}),
+        ("convnext_atto", {}),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_of_timm_is_one(name: str, options: dict[str, Any], method: str) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False, num_classes=3, **options).eval()
+    images, labels = torch.randn(16, 3, 32, 32), torch.arange(16) % 3
+    loader = DataLoader(TensorDataset(images, labels), 8)
+    predictive = bayesianise(model, method, loader, **METHODS[method]).predict(images)
+    assert torch.isfinite(predictive.log_prob(labels)).all()
+    if method == "deterministic":
+        with torch.no_grad():
+            meant = model(images).softmax(-1)
+        torch.testing.assert_close(predictive.mean, meant, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_pages_example_of_timm_runs(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    torch.save(timm.create_model("resnet10t", num_classes=3).state_dict(), tmp_path / "weights.pth")
+    images, labels = torch.randn(16, 3, 32, 32), torch.arange(16) % 3
+    loader = DataLoader(TensorDataset(images, labels), 8)
+    names = run("timm.create_model", {"weights": tmp_path / "weights.pth", "loader": loader, "images": images})
+    assert isinstance(names["posterior"], bdl_pipe.ModulePosterior)
