@@ -136,6 +136,16 @@ def test_a_convolution_at_one_location_has_the_dense_block(changes: dict[str, ob
         assert not torch.allclose(found.inputs, kronecker_factors(zeros, row, spec)["conv"].inputs, rtol=0.05)
 
 
+def test_an_activation_in_place_changes_no_factor() -> None:
+    torch.manual_seed(0)
+    spec, rows = spec_of("categorical"), inputs(20, 4)
+    first, last = nn.Linear(4, 5).double(), nn.Linear(5, 2).double()
+    apart, within = (nn.Sequential(first, nn.ReLU(inplace=inplace), last) for inplace in (False, True))
+    found, right = kronecker_factors(within, rows, spec), kronecker_factors(apart, rows, spec)
+    assert all(torch.equal(found[name].inputs, layer.inputs) for name, layer in right.items())
+    assert all(torch.equal(found[name].outputs, layer.outputs) for name, layer in right.items())
+
+
 def by_curvlinops(network: nn.Module, rows: Tensor, batch: int, classes: bool) -> dict[str, Factors]:
     """The package's factors of all layers, of class probabilities or of a squared error."""
     layers = layers_of(network)
@@ -159,7 +169,7 @@ def by_curvlinops(network: nn.Module, rows: Tensor, batch: int, classes: bool) -
 @pytest.mark.parametrize("norm", ["none", "instance"])
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_a_convnet_has_the_factors_of_curvlinops(likelihood: str, norm: str) -> None:
-    """Of 150 rows, two batches; a squared error is a Gaussian of variance 1/2. Without a norm ReLUs work in place."""
+    """Of 150 rows, two batches; a squared error is a Gaussian of variance 1/2."""
     config = ConvNetConfig("convnet", 4, 2, norm=norm)  # type: ignore[arg-type]
     spec = NetworkSpec(config, (1, 8, 8), 3, likelihood, noise_variance=0.5)  # type: ignore[arg-type]
     network, rows = spec.build(Seed(2)).double().eval(), inputs(150, 1, 8, 8)
