@@ -17,7 +17,7 @@ searches it on validation rows, with a factor of the number of rows, to which ou
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import torch
@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..artifacts import State
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
 from ..method import Default, Inputs, Method, StageSpec, Summary
@@ -67,7 +68,7 @@ class KfacLaplaceConfig(BatchNormConfig):
     predictive: Literal["draws", "linearised"]
     max_factor: int
     draws: int
-    dtype: FloatName = "float64"
+    dtype: FloatName = field(default="float64", metadata=LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()

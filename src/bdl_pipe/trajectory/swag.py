@@ -15,13 +15,14 @@ rows for each draw, as in the paper; all other buffers are the last snapshot's.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..artifacts import State
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Default, Inputs, Method, StageSpec
@@ -45,7 +46,7 @@ class SwagConfig(BatchNormConfig):
     rank: int
     scale: float
     draws: int
-    dtype: FloatName = "float64"
+    dtype: FloatName = field(default="float64", metadata=LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
