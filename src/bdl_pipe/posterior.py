@@ -181,12 +181,17 @@ class NetworkDraws:
 
     key = "network_draws"
 
-    def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor]) -> None:
-        """Take every entry of the network's ``state_dict`` as ``weights``, stacked [draw, ...]."""
-        self._skeleton = spec.build(Seed(0)).eval().to(next(iter(weights.values())).device)
+    def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor], network: networks.Network | None = None) -> None:
+        """Take every entry of the network's ``state_dict`` as ``weights``, stacked [draw, ...].
+
+        Args:
+            network: one of ``spec``, whatever its weights, on the device of ``weights``; None: a new one.
+        """
+        device = next(iter(weights.values())).device
+        self._skeleton = (spec.build(Seed(0)).to(device) if network is None else network).eval()
         self.spec, self.weights = spec, networks.in_order(weights, networks.fastest_order(self._skeleton))
         trunks = under("trunk.", self.weights).values()
-        self._one_trunk = all(bool((stacked == stacked[:1]).all()) for stacked in trunks)
+        self._one_trunk = all(stacked.stride(0) == 0 or bool((stacked == stacked[:1]).all()) for stacked in trunks)
 
     @classmethod
     def of(cls, spec: NetworkSpec, draws: list[dict[str, Tensor]]) -> "NetworkDraws":

@@ -81,6 +81,8 @@ def in_order(weights: Mapping[str, Tensor], order: torch.memory_format) -> dict[
 def _filters_in_order(stacked: Tensor, order: torch.memory_format) -> Tensor:
     if stacked[0].is_contiguous(memory_format=order):
         return stacked
+    if len(stacked) > 1 and stacked.stride(0) == 0:  # one and the same in all draws
+        return _filters_in_order(stacked[:1], order).expand_as(stacked)
     if order is torch.channels_last:
         return stacked.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     return stacked.contiguous()

@@ -1,4 +1,4 @@
-"""Kronecker factors of a network's Gauss–Newton matrix, computed by the package curvlinops.
+"""Kronecker factors of a network's Gauss–Newton matrix.
 
 Martens & Grosse 2015; of convolutions Grosse & Martens 2016, "expand" in Eschenhagen et al. 2023. The matrix is that of
 −log p(y | f(x)) summed over rows: Σ_n J_nᵀ H_n J_n with H_n the Fisher information of the outputs, which needs no y_n.
@@ -8,24 +8,26 @@ the Hessian itself need not be positive, H = diag(1/σ²(x), ½); of a variance 
 A layer's factors are exact for one row (of a layer without shared weights), and for all rows where the Jacobian from
 the layer's outputs on and H are the same for each: a linear model of Gaussian noise. Else a mean of Kronecker products
 is replaced with the product of means.
+
+A batch of rows costs one forward pass and, for each output of the network, one backward pass that ends at the layers'
+outputs: no gradient by a weight is formed.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from typing import Final, final
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..errors import UserError
 from ..posterior import NetworkSpec
 from .kronecker import Factors
 
 _BATCH: Final = 128  # rows at once; changes the sums' rounding alone
-
 
 Layers = dict[str, nn.Linear | nn.Conv2d]
 
@@ -65,75 +67,98 @@ def kronecker_factors(
 ) -> dict[str, Factors]:
     """Return the factors of linear and convolutional layers, by their names in ``module``.
 
+    Passes, and the sums over a batch of rows, are of the module's floating type; sums over batches are of float64.
+
     Args:
-        module: inputs to outputs as ``spec`` reads them (a network or its head), of float64, in evaluation mode; each
-            row's outputs depend on that row alone.
+        module: inputs to outputs as ``spec`` reads them (a network or its head), in evaluation mode; each row's outputs
+            depend on that row alone.
         inputs: rows that the curvature is summed over, of any floating type.
         layers: the names of the layers, of :func:`layers_with_factors`; None: all.
-
-    Raises:
-        UserError: curvlinops is not installed.
     """
-    operator = _operator()
-    whole = _Whitened(module, spec)
-    inner = {name: f"module.{name}" if name else "module" for name in (layers_of(module) if layers is None else layers)}
-    weights = [p for name in inner.values() for p in whole.get_submodule(name).parameters(recurse=False)]
-    classes = spec.likelihood == "categorical"
-    parts = inputs.split(_BATCH)
-    # the Fisher information needs no targets, curvlinops their shapes
-    width = spec.outputs * (2 if spec.likelihood == "gaussian_head" else 1)
-    shape = () if classes else (width,)
-    data = [(x, x.new_zeros(len(x), *shape, dtype=torch.long if classes else x.dtype)) for x in parts]
-    kfac = operator(
-        whole,
-        nn.CrossEntropyLoss(reduction="sum") if classes else nn.MSELoss(reduction="sum"),
-        weights,
-        data,
-        check_deterministic=False,
-        fisher_type="type-2",
-        num_data=len(inputs),
-        num_per_example_loss_terms=1,
-        separate_weight_and_bias=False,
-    )
-    kfac.compute_kronecker_factors()
-    found = kfac.state_dict()
-    a, g = found["input_covariances"], found["gradient_covariances"]
-    return {name: Factors(a[inside], g[inside]) for name, inside in inner.items()}
+    every = layers_of(module)
+    chosen = {name: every[name] for name in (every if layers is None else layers)}
+    dtype = next(module.parameters()).dtype
+    a, g = dict[str, Tensor](), dict[str, Tensor]()
+    for part in inputs.split(_BATCH):
+        with torch.enable_grad(), _watched(chosen) as seen:
+            outputs = module(part.to(dtype))  # a batch alone: all rows in float64 may be too many
+        for name, (entered, _) in seen.items():
+            rows = _input_rows(chosen[name], entered)
+            _add(a, name, _gram(rows).div_(len(inputs) * (len(rows) // len(part))))
+        left = {name: leaving for name, (_, leaving) in seen.items()}
+        for column in _roots(outputs.detach(), spec).movedim(-1, 0).contiguous():
+            slopes = torch.autograd.grad(outputs, list(left.values()), column, retain_graph=True)
+            for name, slope in zip(left, slopes, strict=True):
+                _add(g, name, _gram(_output_rows(chosen[name], slope)))
+    return {name: Factors(a[name], g[name]) for name in chosen}
 
 
-@final
-class _Whitened(nn.Module):
-    """A module of outputs whose squared error has the Hessian of the negative log-likelihood.
+@contextmanager
+def _watched(layers: Layers) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Inside, each call of a layer leaves its inputs and its outputs under its name."""
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
 
-    They are Sᵀf/√2, SSᵀ = H with S held fixed.
-    """
+    def keep(name: str, inputs: tuple[Tensor], outputs: Tensor) -> Tensor:
+        seen[name] = inputs[0].detach(), outputs
+        return outputs.clone()  # what follows may change it in place
 
-    def __init__(self, module: nn.Module, spec: NetworkSpec) -> None:
-        super().__init__()
-        self.module, self._spec = module, spec
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.module(inputs.double())  # here, for a batch: all rows may be too many
-        if self._spec.likelihood == "categorical":
-            return outputs  # curvlinops knows the Hessian of the cross-entropy
-        if self._spec.likelihood == "gaussian":
-            return outputs / math.sqrt(2 * self._spec.noise_variance)
-        mean, free = outputs.chunk(2, dim=-1)
-        variance, slope = self._variance(free.detach())
-        return torch.cat([mean / (2 * variance).sqrt(), free * slope / 2], dim=-1)
-
-    def _variance(self, free: Tensor) -> tuple[Tensor, Tensor]:
-        """Return σ² and d log σ² / d output."""
-        if self._spec.variance_floor is None:
-            return free.exp(), torch.ones_like(free)
-        variance = self._spec.variance_floor + F.softplus(free)
-        return variance, free.sigmoid() / variance
-
-
-def _operator() -> type:
+    hooks = [m.register_forward_hook(lambda _, x, y, name=name: keep(name, x, y)) for name, m in layers.items()]
     try:
-        from curvlinops import KFACLinearOperator  # half a second, for this method alone
-    except ImportError as error:
-        ways = "pip install 'bdl-pipe[laplace]' && pip install --no-deps curvlinops-for-pytorch==3.0.1"
-        raise UserError(f"kfac_laplace needs the package curvlinops ({error}): {ways}") from None
-    return KFACLinearOperator
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _input_rows(layer: nn.Linear | nn.Conv2d, inputs: Tensor) -> Float[Tensor, "place fan_in"]:
+    """Return what each use of the weights multiplies them with, and a last entry 1 for a bias."""
+    if isinstance(layer, nn.Conv2d):
+        inputs = _patches(layer, inputs)
+    bias = layer.bias is not None
+    made = inputs.new_ones(*inputs.shape[:-1], inputs.shape[-1] + bias)
+    made[..., : inputs.shape[-1]] = inputs
+    return made.flatten(0, -2)
+
+
+def _patches(layer: nn.Conv2d, inputs: Tensor) -> Float[Tensor, "row place fan_in"]:
+    """Return the inputs of each location; of grouped channels the mean over groups."""
+    sides = layer._reversed_padding_repeated_twice
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    padded = F.pad(inputs, sides, mode=mode) if any(sides) else inputs
+    if layer.groups > 1:
+        padded = padded.unflatten(1, (layer.groups, -1)).mean(1)
+    return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
+
+
+def _output_rows(layer: nn.Linear | nn.Conv2d, slopes: Tensor) -> Float[Tensor, "place fan_out"]:
+    """Return the gradient at each location."""
+    return (slopes.movedim(1, -1) if isinstance(layer, nn.Conv2d) else slopes).flatten(0, -2)
+
+
+def _gram(rows: Float[Tensor, "place side"]) -> Float[Tensor, "side side"]:
+    return torch.einsum("ni,nj->ij", rows, rows).double()
+
+
+def _add(sums: dict[str, Tensor], name: str, term: Tensor) -> None:
+    sums[name] = sums[name].add_(term) if name in sums else term
+
+
+def _roots(outputs: Float[Tensor, "row output"], spec: NetworkSpec) -> Float[Tensor, "row output column"]:
+    """Return S with SSᵀ = H for each row."""
+    if spec.likelihood == "categorical":
+        p = outputs.softmax(-1)
+        return p.sqrt().diag_embed() - p[:, :, None] * p.sqrt()[:, None]
+    two = torch.full_like(outputs, math.sqrt(2))  # divided, not reduced: the bits of stored results
+    if spec.likelihood == "gaussian":
+        return (two / math.sqrt(2 * spec.noise_variance)).diag_embed()
+    (mean_two, free_two), (_, free) = two.chunk(2, dim=-1), outputs.chunk(2, dim=-1)
+    variance, slope = _variance(free, spec.variance_floor)
+    return torch.cat([mean_two / (2 * variance).sqrt(), free_two / 2 * slope], dim=-1).diag_embed()
+
+
+def _variance(free: Tensor, floor: float | None) -> tuple[Tensor, Tensor]:
+    """Return σ² and d log σ² / d output."""
+    if floor is None:
+        return free.exp(), torch.ones_like(free)
+    variance = floor + F.softplus(free)
+    return variance, free.sigmoid() / variance

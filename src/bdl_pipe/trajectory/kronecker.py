@@ -49,11 +49,15 @@ class LayerPosterior:
     curvature: Float[Tensor, "fan_out fan_in"]
 
     def draw(
-        self, z: Float[Tensor, "fan_out fan_in"], prior_precision: float, temperature: float
-    ) -> Float[Tensor, "fan_out fan_in"]:
+        self, z: Float[Tensor, "*draw fan_out fan_in"], prior_precision: float, temperature: float
+    ) -> Float[Tensor, "*draw fan_out fan_in"]:
         """Return the W of the standard normal numbers Z, a linear map."""
         scaled = z * (self.curvature + prior_precision).rsqrt()
         return self.mean + math.sqrt(temperature) * self.output_vectors @ scaled @ self.input_vectors.T
+
+    def to(self, dtype: torch.dtype) -> "LayerPosterior":
+        """Return it in another floating type."""
+        return LayerPosterior(**{name: value.to(dtype) for name, value in vars(self).items()})
 
 
 def decompose(mean: Float[Tensor, "fan_out fan_in"], factors: Factors) -> LayerPosterior:

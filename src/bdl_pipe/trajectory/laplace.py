@@ -17,25 +17,27 @@ searches it on validation rows, with a factor of the number of rows, to which ou
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..artifacts import State
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..errors import ConfigError, require
 from ..method import Default, Inputs, Method, StageSpec, Summary
 from ..networks import Network
 from ..networks.convnet import BatchStatistics
-from ..posterior import NetworkSpec
+from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
 from .curvature import kronecker_factors, layers_with_factors
 from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
 from .linearised import LayerGaussian, LinearisedDraws, LinearisedLaplace
-from .snapshots import BatchNormConfig, Snapshots
+from .snapshots import FLOATS, BatchNormConfig, FloatName, Snapshots
 
 _FIXED: Final = "not_drawn"  # the key of a state's config
 _SHOWN: Final = 4  # names in a warning
@@ -55,6 +57,8 @@ class KfacLaplaceConfig(BatchNormConfig):
             with the running statistics there.
         max_factor: the largest side of a Kronecker factor; a layer of a larger one is refused.
         draws: networks drawn at the fit.
+        dtype: floating type of the network's passes, of sums over a batch of rows, and of the draws; sums over batches
+            and what is found from the factors are of float64.
     """
 
     layers: Literal["last", "all"]
@@ -64,6 +68,7 @@ class KfacLaplaceConfig(BatchNormConfig):
     predictive: Literal["draws", "linearised"]
     max_factor: int
     draws: int
+    dtype: FloatName = field(default="float64", metadata=LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +86,6 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
     Raises:
         ConfigError: a layer is too large for its factors; rows depend on each other (``norm: batch_stats``); or no
             prior precision is best, for weights or curvature that are all zero.
-        UserError: curvlinops is not installed.
     """
     (trajectory,) = inputs["trajectory"]
     refresh = config.layers == "all" and config.predictive == "draws"  # else the trunk is that of the trajectory
@@ -97,14 +101,7 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
         except ValueError as error:
             raise ConfigError("methods.kfac_laplace.prior_precision", f"must be a number: {error}", None) from None
 
-    def draw(number: int) -> dict[str, Tensor]:
-        generator, weights = rng.fold("draw", number).generator(), dict[str, Tensor]()
-        for name, layer in layers.items():
-            z = torch.randn(layer.mean.shape, generator=generator, dtype=torch.float64)
-            weights |= _named(name, layer.draw(z, precision, config.temperature), last)
-        return weights
-
-    drawn = snapshots.draws(draw, config.draws, report=report)
+    drawn = networks(layers, precision, snapshots, config, rng=rng, report=report)
     report(config.draws, config.draws, {"prior_precision": precision})
     if config.predictive == "draws":
         state = drawn.state()
@@ -113,6 +110,29 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
         state = LinearisedLaplace(LinearisedDraws.of(drawn, last), gaussians).state()
     fixed = _fixed(network, layers) if config.layers == "all" else []
     return State(state.tensors, {**state.config, _FIXED: fixed}) if fixed else state
+
+
+def networks(
+    layers: Mapping[str, LayerPosterior],
+    precision: float,
+    snapshots: Snapshots,
+    config: KfacLaplaceConfig,
+    *,
+    rng: Seed,
+    report: Report,
+) -> NetworkDraws:
+    """Return networks drawn from the Gaussians of ``layers``, of the prior precision ``precision``."""
+    dtype = FLOATS[config.dtype]
+    drawn_from = {name: layer.to(dtype) for name, layer in layers.items()}
+
+    def draw(numbers: range) -> dict[str, Tensor]:
+        generators, weights = [rng.fold("draw", number).generator() for number in numbers], dict[str, Tensor]()
+        for name, layer in drawn_from.items():
+            z = torch.stack([torch.randn(layer.mean.shape, generator=one, dtype=dtype) for one in generators])
+            weights |= _named(name, layer.draw(z, precision, config.temperature), snapshots.last)
+        return weights
+
+    return snapshots.draws(draw, config.draws, report=report)
 
 
 def _fixed(network: Network, layers: Mapping[str, LayerPosterior]) -> list[str]:
@@ -134,21 +154,22 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
 def posterior(
     network: Network, spec: NetworkSpec, data: FitData, config: KfacLaplaceConfig, rng: Seed
 ) -> dict[str, LayerPosterior]:
-    """Return each layer's Gaussian by the layer's name, in float64 on the CPU; the network's type becomes float64, too.
+    """Return each layer's Gaussian by the layer's name, in float64 on the CPU; the network's type becomes ``dtype``.
 
     Raises:
         ConfigError: as :func:`fit`.
     """
-    network.eval().double()
+    dtype = FLOATS[config.dtype]
+    network.eval().to(dtype)
     _require_rows_alone(network)
     rows, _ = data.drawn(config.rows, rng.fold("curvature"))
     names: Mapping[str, nn.Module] = {"head": network.head}
     if config.layers == "all":
-        names = layers_with_factors(network, rows[:2].double())
+        names = layers_with_factors(network, rows[:2].to(dtype))
     _require_factors(names, config)
     if config.layers == "last":
         with torch.no_grad():
-            features = torch.cat([network.trunk(part.double()) for part in rows.split(128)])
+            features = torch.cat([network.trunk(part.to(dtype)) for part in rows.split(128)])
         found = {"head": kronecker_factors(network.head, features, spec)[""]}
     else:
         found = kronecker_factors(network, rows, spec, names)
@@ -157,7 +178,7 @@ def posterior(
 
 
 def _decomposed(layer: nn.Module, factors: Factors, scale: float) -> LayerPosterior:
-    return decompose(_matrix(layer).cpu(), Factors(factors.inputs.cpu(), scale * factors.outputs.cpu()))
+    return decompose(_matrix(layer).cpu().double(), Factors(factors.inputs.cpu(), scale * factors.outputs.cpu()))
 
 
 def _gaussian(layer: LayerPosterior, precision: float, temperature: float) -> LayerGaussian:
@@ -186,12 +207,13 @@ def _matrix(layer: nn.Module) -> Tensor:
     return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], dim=1)
 
 
-def _named(layer: str, matrix: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights [out, in] as the layer's entries of the ``state_dict``, of the shapes in ``like``."""
-    weight = f"{layer}.weight"
-    if f"{layer}.bias" not in like:
-        return {weight: matrix.reshape(like[weight].shape)}
-    return {weight: matrix[:, :-1].reshape(like[weight].shape), f"{layer}.bias": matrix[:, -1]}
+def _named(layer: str, matrices: Float[Tensor, "draw fan_out fan_in"], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights as the layer's entries of the ``state_dict``, of the shapes in ``like``, stacked [draw, ...]."""
+    weight, bias = f"{layer}.weight", f"{layer}.bias"
+    shape = (len(matrices), *like[weight].shape)
+    if bias not in like:
+        return {weight: matrices.reshape(shape)}
+    return {weight: matrices[..., :-1].reshape(shape), bias: matrices[..., -1]}
 
 
 KFAC_LAPLACE = Method(

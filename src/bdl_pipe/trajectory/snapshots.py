@@ -6,7 +6,7 @@ running statistics of batch normalisation are recomputed on training rows; all o
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Final, Literal, final
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,10 @@ from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
 from ..training import snapshots
+
+FloatName = Literal["float64", "float32"]
+FLOATS: Final[Mapping[FloatName, torch.dtype]] = {"float64": torch.float64, "float32": torch.float32}
+_ELEMENTS: Final = 2**20  # weights of so many networks are drawn at once, 8 MiB in float64
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class Snapshots:
             refresh: False: running statistics stay those of the last snapshot.
         """
         self.spec = read(NetworkSpec, trajectory.config["spec"], "spec")
-        self.network = self.spec.build(Seed(0)).to(data.device)
+        self._device = torch.device(data.device)
+        self.network = self.spec.build(Seed(0)).to(self._device)
         stored, kept = snapshots.trained(trajectory), snapshots.moments(trajectory)
         self._names = [name for name, _ in self.network.named_parameters()]
         self.flat = torch.cat([stored[name].flatten(1) for name in self._names], dim=1)
@@ -76,11 +81,12 @@ class Snapshots:
         self._rows = data.drawn(config.batch_norm_rows, rng.fold("rows"))[0] if refresh else None
         self._batch = config.batch_norm_batch
 
-    def named(self, point: Float[Tensor, " weight"]) -> dict[str, Tensor]:
+    def named(self, point: Float[Tensor, "*draw weight"]) -> dict[str, Tensor]:
         """Return the parameters at a point, by name, of the shapes and types of the stored ones; differentiable."""
         like = [self.last[name] for name in self._names]
-        parts = point.split([stored.numel() for stored in like])
-        return {n: p.reshape(s.shape).to(s.dtype) for n, p, s in zip(self._names, parts, like, strict=True)}
+        parts = point.split([stored.numel() for stored in like], -1)
+        lead = point.shape[:-1]
+        return {n: p.reshape(*lead, *s.shape).to(s.dtype) for n, p, s in zip(self._names, parts, like, strict=True)}
 
     def state_at(self, point: Float[Tensor, " weight"]) -> dict[str, Tensor]:
         """Return the ``state_dict`` at a point, on the CPU, its running statistics refreshed."""
@@ -97,16 +103,41 @@ class Snapshots:
             refresh_batch_norm(self.network, self._rows, self._batch)
         return {name: value.detach().cpu().clone() for name, value in self.network.state_dict().items()}
 
-    def draws(self, draw: Callable[[int], Mapping[str, Tensor]], count: int, *, report: Report) -> NetworkDraws:
-        """Return ``count`` networks with the weights ``draw(number)``; may be resumed after any of them."""
+    def draws(self, draw: Callable[[range], Mapping[str, Tensor]], count: int, *, report: Report) -> NetworkDraws:
+        """Return ``count`` networks, all other weights those of the last snapshot.
+
+        It may be resumed after any block of draws; blocks are of the same draws whether it is or not.
+
+        Args:
+            draw: gives some of the weights of some draws, stacked [draw, ...], of any floating type.
+        """
+        at_once = 1 if self._rows is not None else max(1, _ELEMENTS // self.flat.shape[1])
         saved = report.load()
-        drawn = unstack(saved.tensors) if saved is not None else []
-        for number in range(len(drawn), count):
-            drawn.append(self.state_with(draw(number)))
-            report(number + 1, count)
+        drawn = dict(saved.tensors) if saved is not None else {}
+        blocks, done = ([drawn], len(next(iter(drawn.values())))) if drawn else ([], 0)
+        while done < count:
+            numbers = range(done, min(done + at_once, count))
+            blocks.append(self._completed(draw(numbers)))
+            done = numbers.stop
+            for number in numbers:
+                report(number + 1, count)
             if report.due():
-                report.save(State(stack(drawn)))
-        return NetworkDraws.of(self.spec, drawn)
+                report.save(State(_joined(blocks)))
+        weights = _joined(blocks)
+        same = {name: value.expand(count, *value.shape) for name, value in self.last.items() if name not in weights}
+        every = {name: (same | weights)[name] for name in self.network.state_dict()}
+        at_hand = self.network if self._device.type == "cpu" else None
+        return NetworkDraws(self.spec, every, at_hand)
+
+    def _completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return drawn weights in the stored types, with all that is recomputed for each draw."""
+        if self._rows is not None:
+            return stack([self.state_with(one) for one in unstack(weights)])
+        return {name: value.to(self.last[name]) for name, value in weights.items()}
 
     def _point(self, named: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([named[name].flatten() for name in self._names])
+
+
+def _joined(blocks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}

@@ -146,11 +146,12 @@ class Target:
         return sum(self.tempered(z, part).item() for part in parts)
 
     def networks(self, coordinates: Float[Tensor, "draw dimension"], report: Report) -> NetworkDraws:
-        """Return the networks at these coordinates; may be resumed after any of them."""
-        points = self._snapshots.named
-        return self._snapshots.draws(
-            lambda k: points(self.plane.point(coordinates[k])), len(coordinates), report=report
-        )
+        """Return the networks at these coordinates; may be resumed as :meth:`Snapshots.draws`."""
+
+        def draw(numbers: range) -> dict[str, Tensor]:
+            return self._snapshots.named(torch.stack([self.plane.point(coordinates[k]) for k in numbers]))
+
+        return self._snapshots.draws(draw, len(coordinates), report=report)
 
     def _placed(self, weight: Tensor) -> Tensor:
         """Move a weight to the rows' device; filters in the order of memory of the images."""

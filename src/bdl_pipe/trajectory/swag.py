@@ -15,20 +15,21 @@ rows for each draw, as in the paper; all other buffers are the last snapshot's.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..artifacts import State
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Default, Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
 from .sgd import default_iterates
-from .snapshots import BatchNormConfig, Snapshots
+from .snapshots import FLOATS, BatchNormConfig, FloatName, Snapshots
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,13 @@ class SwagConfig(BatchNormConfig):
         rank: K, the last deviations in the low-rank part; 0: the diagonal alone.
         scale: factor of the covariance; 1 is the paper's.
         draws: networks drawn at the fit.
+        dtype: floating type of the draws; the moments are found in float64.
     """
 
     rank: int
     scale: float
     draws: int
+    dtype: FloatName = field(default="float64", metadata=LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +57,7 @@ class SwagConfig(BatchNormConfig):
 
 @dataclass(frozen=True)
 class Moments:
-    """The moments of a trajectory's weights, in float64.
+    """The moments of a trajectory's weights, found in float64.
 
     Attributes:
         mean: w̄.
@@ -65,6 +68,10 @@ class Moments:
     mean: Float[Tensor, " weight"]
     sd: Float[Tensor, " weight"]
     columns: Float[Tensor, "rank weight"]
+
+    def to(self, dtype: torch.dtype) -> "Moments":
+        """Return them in another floating type."""
+        return Moments(self.mean.to(dtype), self.sd.to(dtype), self.columns.to(dtype))
 
     def draw(self, z1: Float[Tensor, " weight"], z2: Float[Tensor, " rank"], scale: float) -> Float[Tensor, " weight"]:
         """Return the w of the standard normal numbers z₁ and z₂, a linear map."""
@@ -77,9 +84,8 @@ class Moments:
 
 def moments(past: Float[Tensor, "epoch weight"], rank: int) -> Moments:
     """Return mean, deviations and the last ``rank`` columns of snapshots of any floating type."""
-    exact = past.double()
-    mean = exact.mean(0)
-    centred = exact - mean
+    mean = past.mean(0, dtype=torch.float64)
+    centred = past - mean  # in float64
     return Moments(mean, centred.square().mean(0).sqrt(), centred[len(centred) - rank :])
 
 
@@ -92,13 +98,17 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
     """
     (trajectory,) = inputs["trajectory"]
     snapshots = Snapshots(trajectory, data, config, rng)
-    gaussian = _gaussian(snapshots, config.rank)
+    dtype = FLOATS[config.dtype]
+    gaussian = _gaussian(snapshots, config.rank).to(dtype)
 
-    def draw(number: int) -> dict[str, Tensor]:
-        generator = rng.fold("draw", number).generator()
-        z1 = torch.randn(len(gaussian.mean), generator=generator, dtype=torch.float64)
-        z2 = torch.randn(config.rank, generator=generator, dtype=torch.float64)
-        return snapshots.named(gaussian.draw(z1, z2, config.scale))
+    def draw(numbers: range) -> dict[str, Tensor]:
+        points = torch.empty(len(numbers), len(gaussian.mean), dtype=snapshots.flat.dtype)
+        for point, number in zip(points, numbers, strict=True):
+            generator = rng.fold("draw", number).generator()
+            z1 = torch.randn(len(gaussian.mean), generator=generator, dtype=dtype)
+            z2 = torch.randn(config.rank, generator=generator, dtype=dtype)
+            point.copy_(gaussian.draw(z1, z2, config.scale))
+        return snapshots.named(points)
 
     return snapshots.draws(draw, config.draws, report=report).state()
 

@@ -1,0 +1,234 @@
+"""Laplace's approximation and SWAG: fits and draws over those of other code, and the error of float32.
+
+(a) A K-FAC fit of the last layer and of all layers on 2,000 rows, and 20 draws of each, over laplace-torch's
+    (``pip install --no-deps laplace-torch==0.3 asdfghjkl backpack-for-pytorch unfoldNd opt_einsum``, torch without
+    torchvision; left out, with a line, where it is not installed). Its draws are vectors of the drawn weights; ours are
+    whole networks, ready to predict. It cannot take normalisation's weights, which are frozen for it.
+(b) 30 draws of SWAG over algorithm 1 of Maddox et al. 2019 as its published code arranges it (mean, mean square and
+    deviations by layer, made one vector at each draw), written here anew. Ours begins with the stored snapshots.
+(c) The posterior of float32 passes against that of float64, in units of the float64 posterior's own deviations.
+
+    python benchmarks/laplace_swag.py            # CPU seconds of one thread, so that a busy machine tells little
+    python benchmarks/laplace_swag.py --cases last draws --repeats 9
+
+The network is the default one of Fashion-MNIST, trained here for a few seconds on scikit-learn's digits at its size.
+The forms of a case run in turn in one process. Figures are medians in ms; a ratio is the median, with the quartiles, of
+theirs over ours of the same turn. Goal: all ratios above 1 at equal precision; (c) below 0.01.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import sklearn.datasets
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bdl_pipe.artifacts import State, stack
+from bdl_pipe.config import to_mapping
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.networks import ConvNetConfig, Network
+from bdl_pipe.posterior import NetworkSpec
+from bdl_pipe.progress import Silent
+from bdl_pipe.seeds import Seed
+from bdl_pipe.trajectory import laplace, swag
+from bdl_pipe.trajectory.kronecker import LayerPosterior, evidence_precision
+from bdl_pipe.trajectory.snapshots import FLOATS, FloatName, Snapshots
+
+ROWS, DRAWS, SWAG_DRAWS, RANK, BATCH = 2000, 20, 30, 20, 128
+SPEC = NetworkSpec(ConvNetConfig("convnet", 16, norm="instance", pool="average"), (1, 28, 28), 10, "categorical")
+SWAG = swag.SwagConfig(rank=RANK, scale=1.0, draws=SWAG_DRAWS, batch_norm_rows=2048, batch_norm_batch=64)
+LAPLACE = laplace.KfacLaplaceConfig(
+    layers="last",
+    prior_precision=None,
+    temperature=1.0,
+    rows=None,
+    predictive="draws",
+    max_factor=2048,
+    draws=DRAWS,
+    batch_norm_rows=2048,
+    batch_norm_batch=64,
+)
+Form = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--cases", nargs="+", choices=["last", "all", "draws", "swag", "error"], help="default: every one"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="of fits; draws are repeated six times as often")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    data = digits()
+    trajectory = trained(data)
+    wanted = options.cases or ["last", "all", "draws", "swag", "error"]
+    for layers in ("last", "all"):
+        for dtype in FLOATS:
+            if layers in wanted:
+                compare(f"fit, {layers}, {dtype}", fits(data, trajectory, layers, dtype), options.repeats)
+            if "draws" in wanted:
+                compare(f"draws, {layers}, {dtype}", draws(data, trajectory, layers, dtype), 6 * options.repeats)
+    for dtype in FLOATS:
+        if "swag" in wanted:
+            compare(f"SWAG draws, {dtype}", swag_draws(data, trajectory, dtype), 6 * options.repeats)
+    if "error" in wanted:
+        for layers in ("last", "all"):
+            print(json.dumps({"case": f"float32, {layers}"} | error(data, trajectory, layers)))
+
+
+def digits() -> FitData:
+    """scikit-learn's digits at the size of Fashion-MNIST, the first ones twice: 2,000 rows."""
+    found = sklearn.datasets.load_digits()
+    images = F.interpolate(torch.tensor(found.images)[:, None], size=28, mode="bilinear").mul(15.9).byte().numpy()
+    chosen = np.arange(ROWS) % len(images)
+    rows = Examples(images[chosen], found.target[chosen].astype(np.int64))
+    transform = Transform("image", torch.full((1,), 0.3), torch.full((1,), 0.3))
+    return FitData("classification", rows, rows, transform, tuple("0123456789"))
+
+
+def trained(data: FitData) -> State:
+    """A trajectory of ``RANK`` snapshots at a constant rate, after two epochs."""
+    network, past = SPEC.build(Seed(0)), list[dict[str, Tensor]]()
+    optimiser = torch.optim.Adam(network.parameters(), 1e-3)
+    inputs, labels = data.tensors("train")
+    for step in range(60 + RANK):
+        rows = torch.randperm(ROWS, generator=Seed(1).fold(step).generator())[:64]
+        optimiser.zero_grad()
+        F.cross_entropy(network(inputs[rows]), labels[rows]).backward()
+        optimiser.step()
+        if step >= 60:
+            past.append({name: value.clone() for name, value in network.state_dict().items()})
+    return State(stack(past), {"spec": to_mapping(SPEC)})
+
+
+def at_end(trajectory: State) -> Network:
+    network = SPEC.build(Seed(0))
+    network.load_state_dict({name: past[-1] for name, past in trajectory.tensors.items()})
+    return network
+
+
+def config(layers: str, dtype: FloatName) -> laplace.KfacLaplaceConfig:
+    return dataclasses.replace(LAPLACE, layers=layers, dtype=dtype)  # type: ignore[arg-type]
+
+
+def fitted(data: FitData, trajectory: State, layers: str, dtype: FloatName) -> dict[str, LayerPosterior]:
+    return laplace.posterior(at_end(trajectory), SPEC, data, config(layers, dtype), Seed(3))
+
+
+def package(data: FitData, trajectory: State, layers: str, dtype: FloatName) -> tuple[Any, DataLoader[Any]] | None:
+    """laplace-torch's posterior, not fitted yet, and its rows."""
+    if not importlib.util.find_spec("laplace"):
+        print("the package laplace-torch is not installed: see the first lines of this file")
+        return None
+    from laplace import Laplace
+
+    network, (inputs, labels) = at_end(trajectory).to(FLOATS[dtype]), data.tensors("train")
+    for name, weight in network.named_parameters():
+        owner = network.get_submodule(name.rpartition(".")[0])
+        weight.requires_grad_(isinstance(owner, nn.Linear | nn.Conv2d))
+    loader = DataLoader(TensorDataset(inputs.to(FLOATS[dtype]), labels), batch_size=BATCH)
+    subset = {"last": "last_layer", "all": "all"}[layers]
+    return Laplace(network, "classification", subset_of_weights=subset, hessian_structure="kron"), loader
+
+
+def fits(data: FitData, trajectory: State, layers: str, dtype: FloatName) -> dict[str, Form]:
+    forms: dict[str, Form] = {"ours": lambda: fitted(data, trajectory, layers, dtype)}
+    if (theirs := package(data, trajectory, layers, dtype)) is not None:
+        forms["laplace-torch"] = lambda: theirs[0].fit(theirs[1])
+    return forms
+
+
+def draws(data: FitData, trajectory: State, layers: str, dtype: FloatName) -> dict[str, Form]:
+    found, settings = fitted(data, trajectory, layers, "float64"), config(layers, dtype)
+    snapshots = Snapshots(trajectory, data, settings, Seed(3))
+    forms: dict[str, Form] = {
+        "ours": lambda: laplace.networks(found, 1.0, snapshots, settings, rng=Seed(3), report=Silent())
+    }
+    if (theirs := package(data, trajectory, layers, dtype)) is not None:
+        theirs[0].fit(theirs[1])
+        forms["laplace-torch"] = lambda: theirs[0].sample(DRAWS)
+    return forms
+
+
+def swag_draws(data: FitData, trajectory: State, dtype: FloatName) -> dict[str, Form]:
+    settings, kept = (
+        dataclasses.replace(SWAG, dtype=dtype),
+        PublishedSwag(at_end(trajectory), trajectory, FLOATS[dtype]),
+    )
+    inputs = {"trajectory": [trajectory]}
+    return {
+        "ours": lambda: swag.fit(data, inputs, settings, rng=Seed(3), report=Silent()),
+        "algorithm 1": lambda: [kept.draw() for _ in range(SWAG_DRAWS)],
+    }
+
+
+class PublishedSwag:
+    """What algorithm 1 keeps of the snapshots, layer by layer, and a draw of it, which is put into the network."""
+
+    def __init__(self, network: Network, trajectory: State, dtype: torch.dtype) -> None:
+        self.weights = dict(network.to(dtype).named_parameters())
+        past = {name: trajectory.tensors[name].to(dtype) for name in self.weights}
+        self.mean = [p.mean(0) for p in past.values()]
+        self.square = [p.square().mean(0) for p in past.values()]
+        self.deviations = [(p - p.mean(0)).flatten(1) for p in past.values()]
+
+    @torch.no_grad()
+    def draw(self) -> None:
+        mean, square = (torch.cat([part.flatten() for part in parts]) for parts in (self.mean, self.square))
+        columns = torch.cat(self.deviations, dim=1)
+        diagonal = (square - mean.square()).clamp(1e-30).sqrt() * torch.randn_like(mean)
+        low = columns.T @ torch.randn(len(columns), dtype=mean.dtype) / (len(columns) - 1) ** 0.5
+        drawn = mean + 0.5**0.5 * (diagonal + low)
+        for weight, part in zip(self.weights.values(), drawn.split([p.numel() for p in self.mean]), strict=True):
+            weight.copy_(part.view_as(weight))
+
+
+def compare(case: str, forms: dict[str, Form], repeats: int) -> None:
+    """Time the forms in turn and print one line."""
+    times: dict[str, list[float]] = {form: [] for form in forms}
+    for run in forms.values():
+        run()
+    for _ in range(repeats):
+        for form, run in forms.items():
+            start = time.process_time()
+            run()
+            times[form].append(time.process_time() - start)
+    line: dict[str, object] = {"case": case} | {form: round(1e3 * statistics.median(t), 2) for form, t in times.items()}
+    ours, *others = times.values()
+    for theirs in others:
+        low, middle, high = statistics.quantiles([b / a for a, b in zip(ours, theirs, strict=True)])
+        line |= {"ratio": round(middle, 2), "quartiles": [round(low, 2), round(high, 2)]}
+    print(json.dumps(line), flush=True)
+
+
+def error(data: FitData, trajectory: State, layers: str) -> dict[str, float]:
+    """The largest difference of float32 from float64, over layers.
+
+    Returned are that of the weights' standard deviations along each direction of the float64 posterior, relative, and
+    the prior precision's, relative.
+    """
+    exact, rough = (fitted(data, trajectory, layers, dtype) for dtype in ("float64", "float32"))
+    precision, other_precision = (evidence_precision(list(found.values())) for found in (exact, rough))
+    deviations = 0.0
+    for name, layer in exact.items():
+        other = rough[name]
+        left, right = layer.output_vectors.T @ other.output_vectors, other.input_vectors.T @ layer.input_vectors
+        seen = left.square() @ (1 / (other.curvature + other_precision)) @ right.square()
+        relative = (seen * (layer.curvature + precision)).sqrt() - 1
+        deviations = max(deviations, float(relative.abs().max()))
+    return {"deviations": deviations, "prior precision": abs(other_precision / precision - 1)}
+
+
+if __name__ == "__main__":
+    main()
