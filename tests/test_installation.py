@@ -104,7 +104,7 @@ for name in bdl_pipe.__all__:
 
 
 def test_an_extra_that_is_absent_is_one_line_that_names_it(python: Path) -> None:
-    done = run(python, "-c", "from bdl_pipe.baselines.gp import processes; processes()")
+    done = run(python, "-c", "from bdl_pipe.baselines.of_gpytorch import processes; processes()")
     assert "UserError" in done.stderr and "pip install 'bdl-pipe[gp]'" in done.stderr.splitlines()[-1]
 
 

@@ -5,7 +5,7 @@
 (Rasmussen and Williams 2006, eqs 2.9, 2.30 and 5.1.) The exact process always takes a Cholesky factor of the n×n
 covariance: beyond 800 rows gpytorch would turn to conjugate gradients with probes from the global generator, and
 equal seeds would no longer give equal bits. float64 throughout. This module alone imports gpytorch, which an
-installation of the library by itself does not bring: ``gp.processes`` imports the module.
+installation of the library by itself does not bring: ``of_gpytorch.processes`` imports the module.
 """
 
 import math

@@ -8,7 +8,6 @@ in steps of, hyperparameters of about 1.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Final, final
 
 import torch
@@ -17,33 +16,19 @@ from torch import Tensor
 
 from ..artifacts import State, under
 from ..data.fitdata import FitData
-from ..errors import DataError, UserError, require
+from ..errors import DataError, require
 from ..joint_predictive import GaussianFunctions
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
 from ..training.loop import Objective, OptimiserConfig, run_steps
+from .of_gpytorch import AFFORDABLE, processes
 
 if TYPE_CHECKING:
     from .gaussian_processes import ExactGp
 
-AFFORDABLE: Final = 3_000  # The exact process is affordable up to this many training rows.
 _MOST: Final = 10_000  # rows: 0.8 GB for each n×n matrix, of which a step holds several
-
-
-def processes() -> ModuleType:
-    """Import gpytorch's processes, here alone, so that the method is known where gpytorch is not installed.
-
-    Raises:
-        UserError: gpytorch is not installed.
-    """
-    try:
-        from . import gaussian_processes
-    except ImportError as error:
-        ways = "pip install 'bdl-pipe[gp]'"
-        raise UserError(f"Gaussian processes need the package gpytorch ({error}): {ways}") from None
-    return gaussian_processes
 
 
 @dataclass(frozen=True)

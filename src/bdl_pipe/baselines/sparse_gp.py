@@ -26,7 +26,7 @@ from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import Learner, TrainingConfig
-from .gp import AFFORDABLE, processes
+from .of_gpytorch import AFFORDABLE, processes
 
 
 @dataclass(frozen=True)
