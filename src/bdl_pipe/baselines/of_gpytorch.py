@@ -1,4 +1,4 @@
-"""What both methods of Gaussian processes share without gpytorch: the way to it, and the size up to which to be exact."""
+"""What both methods of Gaussian processes share without gpytorch: the way to it, and where exactness ends."""
 
 from types import ModuleType
 from typing import Final
