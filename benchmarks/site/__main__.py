@@ -1,0 +1,38 @@
+"""Write the generated parts of README.md and docs/: ``python -m benchmarks.site``.
+
+``--check`` writes nothing and fails where a page differs; tests/test_site.py does the same.
+"""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from . import api, command_line, method_pages, parameters, readme
+from .blocks import filled, names
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+def main() -> int:
+    """Write every page that differs, and name it."""
+    changed = {path: text for path, text in pages().items() if not path.exists() or path.read_text() != text}
+    for path, text in changed.items():
+        print(path.relative_to(ROOT))
+        if "--check" not in sys.argv:
+            path.write_text(text)
+    return int(bool(changed) and "--check" in sys.argv)
+
+
+def pages() -> dict[Path, str]:
+    """Return every page with a generated part, as it has to be."""
+    parts = {**parameters.blocks(), **command_line.blocks(), **method_pages.blocks(), **readme.blocks()}
+    found = {ROOT / path: text for path, text in api.pages().items()}
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = path.read_text()
+        if names(text):
+            found[path] = filled(text, parts)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
