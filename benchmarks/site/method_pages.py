@@ -17,6 +17,7 @@ from .keys import in_yaml, keys
 from .parameters import key_table
 
 SECTIONS: Final = "../reference/params-keys.md"
+PICTURES: Final = Path(__file__).parents[2] / "docs/methods/images"
 SETS: Final = {"fashion_mnist": "Fashion-MNIST", "boston": "Boston housing"}
 SHOWN: Final = {
     "fashion_mnist": ("Accuracy %", "NLL", "ECE %", "Corrupted acc. %", "AUROC mnist5k"),
@@ -38,7 +39,22 @@ def blocks() -> dict[str, str]:
             found[f"numbers {name}"] = numbers(name)
             found[f"keys {name}"] = key_table(method.config, SECTIONS)
             found[f"values {name}"] = values(name)
+            found[f"picture {name}"] = picture(name, method)
     return found
+
+
+def picture(name: str, method: Method) -> str:
+    """Return a method's picture with its caption; empty: it has none."""
+    if not (PICTURES / f"{name}.png").exists():
+        return ""
+    if "coreset" in method.stages:
+        caption = "One image of each class of Fashion-MNIST, as the coreset of one image a class has it."
+        return f"![The coreset of {name}](images/{name}.png)\n\n*{caption}*"
+    curve = "100 noisy rows of sin 4x (dotted) with a gap: the mean, and the intervals of 50 and 90 %"
+    moons = "two moons: the probability of the blue class"
+    shown = {("classification", "regression"): f"Left, {curve}. Right, {moons}.", ("classification",): f"{moons.capitalize()}."}
+    caption = shown.get(tuple(sorted(method.tasks)), f"{curve}.")
+    return f"![The predictive of {name}](images/{name}.png)\n\n*{caption} By `{name}` with the defaults of the estimators.*"
 
 
 def facts(name: str, method: Method) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import matplotlib
 import numpy as np
+import torch
 from PIL import Image
 from sklearn.datasets import make_moons
 
@@ -25,6 +26,7 @@ from matplotlib import pyplot as plt
 
 OUT: Final = Path(__file__).parents[2] / "docs/methods/images"
 IMAGES_ALONE: Final = "coresets."  # the module of methods that take images alone
+ROWS: Final = {"random-ipc1": "random_coreset"}  # names of rows that are not the method's
 SIDE: Final = 70  # points a side of the map of probabilities
 
 
@@ -32,6 +34,8 @@ def main() -> None:
     """Draw the pictures that are asked for, or those that are missing."""
     OUT.mkdir(parents=True, exist_ok=True)
     asked = sys.argv[1:]
+    if not asked:
+        cut_coresets()
     for name in asked or [name for name in drawable() if not (OUT / f"{name}.png").exists()]:
         start = time.perf_counter()
         draw(name, OUT / f"{name}.png")
@@ -48,6 +52,20 @@ def drawable() -> list[str]:
     ]
 
 
+def cut_coresets() -> None:
+    """Cut the rows of the stored picture of coresets: one image of each class of Fashion-MNIST, as a method learned it."""
+    stored = Path(__file__).parents[2] / "results/coresets"
+    picture = Image.open(stored / "fashion_mnist-ipc1.png")
+    text = (stored / "README.md").read_text().partition("](fashion_mnist-ipc1.png)")[2]
+    names = text.partition("Rows, from the top: ")[2].partition(".\n")[0].split(", ")
+    for number, name in enumerate(names):
+        if (method := ROWS.get(name, name.removesuffix("-ipc1"))) not in METHODS:
+            continue
+        top, bottom = (round(edge * picture.height / len(names)) for edge in (number, number + 1))
+        row = picture.crop((0, top, picture.width, bottom))
+        row.save(OUT / f"{method}.png", optimize=True)
+
+
 def curve() -> tuple[np.ndarray, np.ndarray]:
     """Return 100 rows of sin(4x) with noise of standard deviation 0.15, none of them in the middle."""
     random = np.random.default_rng(0)
@@ -57,6 +75,7 @@ def curve() -> tuple[np.ndarray, np.ndarray]:
 
 def draw(name: str, path: Path) -> None:
     """Fit the method to its tasks' problems and write the picture."""
+    torch.set_num_threads(1)
     tasks = METHODS[name].tasks
     figure, axes = plt.subplots(1, len(tasks), figsize=(3.6 * len(tasks), 2.5), dpi=110, squeeze=False)
     for task, axis in zip(sorted(tasks, reverse=True), axes[0], strict=True):
@@ -89,8 +108,8 @@ def _moons(name: str, axis: Any) -> None:
     rows = np.stack(np.meshgrid(across, up), -1).reshape(-1, 2)
     probability = model.predict_proba(rows)[:, 1].reshape(SIDE, SIDE)
     shown = axis.imshow(probability, extent=(-3, 4, -2.5, 3), origin="lower", cmap="RdBu", vmin=0, vmax=1, aspect="auto")
-    axis.plot(*x[y == 0].T, ".", color="#67001f", markersize=2)
-    axis.plot(*x[y == 1].T, ".", color="#053061", markersize=2)
+    for label, colour in ((0, "#fddbc7"), (1, "#d1e5f0")):
+        axis.scatter(*x[y == label].T, s=5, color=colour, edgecolors="black", linewidths=0.3)
     axis.figure.colorbar(shown, ax=axis, ticks=[0, 0.5, 1]).ax.tick_params(labelsize=7)
 
 
