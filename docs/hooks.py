@@ -22,6 +22,10 @@ def on_files(files: Any, config: Any) -> Any:
 
     todo = [f"docs/{file.src_uri}" for file in files if file.src_uri.endswith(".md")]
     seen = set(todo)
+    for page in ("CHANGELOG.md", "CONTRIBUTING.md"):  # the site's own pages have no link to them
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / page)))
+        seen.add(page)
+        todo.append(page)
     while todo:
         page = todo.pop()
         for target in links(page):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from . import api, command_line, method_pages, parameters, readme
+from . import api, badges, command_line, house, method_pages, parameters, readme
 from .blocks import filled, names
 
 ROOT: Final = Path(__file__).parents[2]
@@ -19,15 +19,18 @@ def main() -> int:
     for path, text in changed.items():
         print(path.relative_to(ROOT))
         if "--check" not in sys.argv:
+            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
     return int(bool(changed) and "--check" in sys.argv)
 
 
 def pages() -> dict[Path, str]:
     """Return every page with a generated part, as it has to be."""
-    parts = {**parameters.blocks(), **command_line.blocks(), **method_pages.blocks(), **readme.blocks()}
-    found = {ROOT / path: text for path, text in api.pages().items()}
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    modules = (parameters, command_line, method_pages, readme, house)
+    parts = {name: text for module in modules for name, text in module.blocks().items()}
+    found = {ROOT / path: text for path, text in {**api.pages(), **badges.pages()}.items()}
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = path.read_text()
         if names(text):
             found[path] = filled(text, parts)

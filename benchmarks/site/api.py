@@ -3,7 +3,7 @@
 The pages hold directives of mkdocstrings alone; the site's build reads signatures and docstrings from ``src/``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -107,8 +107,10 @@ GROUPS: Final = {
 
 
 def pages() -> dict[Path, str]:
-    """Return the pages by their path."""
-    return {FOLDER / f"api-{name}.md": page(group) for name, group in GROUPS.items()}
+    """Return the pages by their path; a public name of no group stands on the page ``data``."""
+    others = tuple(name for name in PLACES if not any(name in group.names for group in GROUPS.values()))
+    groups = {**GROUPS, "data": replace(GROUPS["data"], names=(*GROUPS["data"].names, *others))}
+    return {FOLDER / f"api-{name}.md": page(group) for name, group in groups.items()}
 
 
 def page(group: Group) -> str:

@@ -49,13 +49,18 @@ ROWS: Final = (
 
 
 def blocks() -> dict[str, str]:
-    """Return README's blocks by name."""
+    """Return the table, for README and for a page in ``docs/start``."""
+    return {"ten runs": ten_runs("docs/methods/"), "ten runs of docs": ten_runs("../methods/")}
+
+
+def ten_runs(pages: str) -> str:
+    """Return the table; ``pages``: where the methods' pages lie, as seen from the page with the table."""
     found = {(run.method, run.setting): run for run in stored.runs() if run.dataset == "fashion_mnist"}
     rows = []
     for row in ROWS:
         run = found[row.method, row.setting]
         paper = f"[{row.authors}]({row.paper})" if row.paper else ""
-        cells = [run.cell(column) if digits is None else run.mean(column, digits) for column, (_, digits) in COLUMNS.items()]
-        rows.append([f"[{row.words}](docs/methods/{row.page}.md)", paper, *cells])
+        figures = (run.cell(of) if digits is None else run.mean(of, digits) for of, (_, digits) in COLUMNS.items())
+        rows.append([f"[{row.words}]({pages}{row.page}.md)", paper, *figures])
     head = ["Fashion-MNIST", "paper", *(name for name, _ in COLUMNS.values())]
-    return {"ten runs": table(head, rows, right=tuple(range(2, len(head)))), "runs": str(len(stored.runs()))}
+    return table(head, rows, right=tuple(range(2, len(head))))
