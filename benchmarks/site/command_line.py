@@ -10,7 +10,10 @@ from .blocks import table
 def blocks() -> dict[str, str]:
     """Return the blocks of the page by name."""
     overview = [[f"[`{name}`](#{name})", command.get_short_help_str(150)] for name, command in _verbs()]
-    return {"verbs": table(["verb", "what it does"], overview), "options": "\n\n".join(_verb(*verb) for verb in _verbs())}
+    return {
+        "verbs": table(["verb", "what it does"], overview),
+        "options": "\n\n".join(_verb(*verb) for verb in _verbs()),
+    }
 
 
 def _verbs() -> list[tuple[str, click.Command]]:
@@ -23,6 +26,8 @@ def _verb(name: str, command: click.Command) -> str:
     text = " ".join((command.help or "").split("\n\n")[0].split())
     more = [" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n")[1:]]
     records = [p.get_help_record(context) for p in command.get_params(context) if isinstance(p, click.Option)]
-    rows = [[f"`{record[0]}`", record[1].replace("|", "\\|")] for record in records if record and "--help" not in record[0]]
+    rows = [
+        [f"`{record[0]}`", record[1].replace("|", "\\|")] for record in records if record and "--help" not in record[0]
+    ]
     options = "\n\n" + table(["option", "meaning"], rows) if rows else ""
     return "\n\n".join([f"## `{name}` {{#{name}}}", text, f"`{usage}`", *more]) + options

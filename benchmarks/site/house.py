@@ -1,4 +1,4 @@
-"""The house in one picture, from the import contracts of pyproject.toml, and what an addition takes, from the docs' examples."""
+"""The house in one picture, from the import contracts, and the lines of an addition, from the examples of the docs."""
 
 import re
 import tomllib
@@ -20,7 +20,7 @@ ADDITIONS: Final = {  # what is added -> the page with the example, the file of 
 
 
 def blocks() -> dict[str, str]:
-    """Return the blocks by name; ``additions`` is for a page at the root, ``additions in docs`` for one in docs/internals."""
+    """Return the blocks by name."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     found = {}
     for name, start in zip(("floors", "floors of the pipeline"), FLOORS, strict=True):

@@ -26,6 +26,32 @@ KEYS_OF_MANY: Final = {  # what a key means wherever a docstring does not say it
     "optimiser": "the optimiser and its learning rate.",
     "early_stopping": "how the number of epochs is chosen on validation rows; null: it is fixed.",
     "augmentation": "random changes of the inputs; null: none.",
+    "ipc": "coreset rows per class.",
+    "rho": "precision of the prior over the last layer.",
+    "gamma": "precision of the coreset's Gaussian likelihood.",
+    "feature_scale": "factor of the features.",
+    "student": "how a trunk is trained on the coreset.",
+    "max_draws": "most draws of all chains, evenly spaced; null: all.",
+    "keep_start": "whether the weights before the first step are a snapshot, too.",
+    "kl_weight": "factor of the KL; 1 is the bound.",
+    "prior_variance": "s of the prior N(0, sI).",
+    "wishart_dof": "ν of the noise covariance's inverse-Wishart prior.",
+    "wishart_scale": "m of the noise covariance's inverse-Wishart prior.",
+    "dirichlet": "prior count of each class.",
+}
+KEYS_OF_ONE: Final = {
+    "ConstantStep.value": "the step size of every step.",
+    "PolynomialDecay.a": "a of the step size a (b + t)^(−c) of step t.",
+    "PolynomialDecay.b": "b of that step size.",
+    "PolynomialDecay.c": "c of that step size, in (1/2, 1] for chains that converge.",
+    "ScaledSteps.rate": "the learning rate that gradient descent on the rows' mean loss would have.",
+    "Thinning.steps": "steps of a chain.",
+    "Thinning.burn_in": "first steps, of which nothing is kept.",
+    "Thinning.every": "steps from one kept draw to the next.",
+    "NoisyConfig.noise": "standard deviation of the noise that is added to training inputs, in standardised units.",
+    "UniformConfig.margin": "share of the box's width that is added on each side.",
+    "AnnealingConfig.start": "epoch up to which the KL has no weight.",
+    "AnnealingConfig.end": "epoch from which the KL has its whole weight.",
 }
 
 
@@ -52,7 +78,9 @@ def keys(section: type) -> list[Key]:
     found = []
     for field in dataclasses.fields(section):
         kind = "section" if "read" in field.metadata else kind_of(hints[field.name])
-        known = meant.get(field.name) or KEYS_OF_MANY.get(field.name, "")
+        known = meant.get(field.name, "")
+        if not known or known.startswith("see `"):
+            known = KEYS_OF_ONE.get(f"{section.__name__}.{field.name}") or KEYS_OF_MANY.get(field.name, known)
         found.append(Key(field.name, kind, ruled.get(field.name, ""), default_of(field), known))
     return found
 

@@ -26,7 +26,12 @@ SHOWN: Final = {
 COSTS: Final = ("Parameters", "Fit", "Per 1,000")
 BESIDE: Final = ("deterministic", "ensemble")
 PROTOCOLS: Final = ("coreset_vi", "coreset_nn", "coreset_krr", "coreset_sgmcmc")
-NEEDS: Final = {"trajectory": "a trajectory of SGD", "teacher": "Markov chains", "coreset": "a coreset", "student": "another run's posterior"}
+NEEDS: Final = {
+    "trajectory": "a trajectory of SGD",
+    "teacher": "Markov chains",
+    "coreset": "a coreset",
+    "student": "another run's posterior",
+}
 
 
 def blocks() -> dict[str, str]:
@@ -52,9 +57,13 @@ def picture(name: str, method: Method) -> str:
         return f"![The coreset of {name}](images/{name}.png)\n\n*{caption}*"
     curve = "100 noisy rows of sin 4x (dotted) with a gap: the mean, and the intervals of 50 and 90 %"
     moons = "two moons: the probability of the blue class"
-    shown = {("classification", "regression"): f"Left, {curve}. Right, {moons}.", ("classification",): f"{moons.capitalize()}."}
+    shown = {
+        ("classification", "regression"): f"Left, {curve}. Right, {moons}.",
+        ("classification",): f"{moons.capitalize()}.",
+    }
     caption = shown.get(tuple(sorted(method.tasks)), f"{curve}.")
-    return f"![The predictive of {name}](images/{name}.png)\n\n*{caption} By `{name}` with the defaults of the estimators.*"
+    caption += f" By `{name}` with the defaults of the estimators."
+    return f"![The predictive of {name}](images/{name}.png)\n\n*{caption}*"
 
 
 def facts(name: str, method: Method) -> str:
@@ -71,7 +80,14 @@ def facts(name: str, method: Method) -> str:
         rows.append(["estimator", ", ".join(f'`{estimators[task]}("{name}")`' for task in sorted(method.tasks))])
     if method.search:
         rows.append(["searched by `tune`", ", ".join(f"`{key}`" for key in method.search)])
-    rows.append(["code", f"`src/{METHODS.module(name).replace('.', '/')}.py`".replace("/coresets/bpc/config", "/coresets/bpc/methods")])
+    rows.append(
+        [
+            "code",
+            f"`src/{METHODS.module(name).replace('.', '/')}.py`".replace(
+                "/coresets/bpc/config", "/coresets/bpc/methods"
+            ),
+        ]
+    )
     return table([f"`{name}`", " "], rows)
 
 
@@ -124,8 +140,8 @@ def _shipped(name: str) -> str:
         return ""
     tables, best, gain = found
     return (
-        f"On {tables} [tables that packages ship](../../results/your_data/README.md), added by `add`, its NLL is below the "
-        f"constant predictor's by {gain:.2f} nats (median), and it has the least NLL of all methods on {best}."
+        f"On {tables} [tables that packages ship](../../results/your_data/README.md), added by `add`, its NLL is "
+        f"below the constant predictor's by {gain:.2f} nats (median), and it has the least NLL of all methods on {best}."
     )
 
 

@@ -7,8 +7,8 @@ import inspect
 from typing import get_args, get_type_hints
 
 from bdl_pipe import config
-from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.catalog import CATALOG
+from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.networks import NetworkConfig
 from bdl_pipe.registry import METHODS

@@ -53,7 +53,7 @@ def drawable() -> list[str]:
 
 
 def cut_coresets() -> None:
-    """Cut the rows of the stored picture of coresets: one image of each class of Fashion-MNIST, as a method learned it."""
+    """Cut the rows of the stored picture of coresets: one image of each class of Fashion-MNIST by each method."""
     stored = Path(__file__).parents[2] / "results/coresets"
     picture = Image.open(stored / "fashion_mnist-ipc1.png")
     text = (stored / "README.md").read_text().partition("](fashion_mnist-ipc1.png)")[2]
@@ -107,7 +107,9 @@ def _moons(name: str, axis: Any) -> None:
     across, up = np.linspace(-3, 4, SIDE), np.linspace(-2.5, 3, SIDE)
     rows = np.stack(np.meshgrid(across, up), -1).reshape(-1, 2)
     probability = model.predict_proba(rows)[:, 1].reshape(SIDE, SIDE)
-    shown = axis.imshow(probability, extent=(-3, 4, -2.5, 3), origin="lower", cmap="RdBu", vmin=0, vmax=1, aspect="auto")
+    shown = axis.imshow(
+        probability, extent=(-3, 4, -2.5, 3), origin="lower", cmap="RdBu", vmin=0, vmax=1, aspect="auto"
+    )
     for label, colour in ((0, "#fddbc7"), (1, "#d1e5f0")):
         axis.scatter(*x[y == label].T, s=5, color=colour, edgecolors="black", linewidths=0.3)
     axis.figure.colorbar(shown, ax=axis, ticks=[0, 0.5, 1]).ax.tick_params(labelsize=7)

@@ -1,4 +1,4 @@
-"""The figures of stored runs, as pages show them: ``results/default_run``, ``results/coresets``, ``results/your_data``."""
+"""The figures of stored runs below ``results/``, as pages show them."""
 
 import csv
 import re
