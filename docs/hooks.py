@@ -10,10 +10,28 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
+from griffe import Extension
+
 ROOT: Final = Path(__file__).parents[1]
 LINK: Final = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)")
 ROLE: Final = re.compile(r":(?:class|func|meth|mod|attr|data|exc):<code>~?\.*([^<]+)</code>")
 CODE: Final = re.compile(r"(^```.*?^```)", re.M | re.S)
+
+
+class OneName(Extension):  # type: ignore[misc]
+    """Split a docstring's entry of several names, ``rows, cols: of U``, which griffe reads as one name and a type."""
+
+    def on_object(self, *, obj: Any, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = "\n".join(map(_split, obj.docstring.value.splitlines()))
+
+
+def _split(line: str) -> str:
+    match = re.fullmatch(r"(    )(\w+(?:, \w+)+): (.*)", line)
+    if match is None:
+        return line
+    *names, last = match[2].split(", ")
+    return "\n".join([*(f"    {name}: as ``{last}``." for name in names), f"    {last}: {match[3]}"])
 
 
 def on_files(files: Any, config: Any) -> Any:

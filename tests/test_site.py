@@ -2,6 +2,7 @@
 
 import html
 import re
+import tomllib
 import unicodedata
 from pathlib import Path
 
@@ -104,6 +105,16 @@ def test_every_page_is_in_the_navigation() -> None:
     yaml.safe_load(text.partition("\nnav:")[2].replace("\n  ", "\n"))
     assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - listed == set()
     assert [name for name in listed if not (DOCS / name).is_file() and not (ROOT / name).is_file()] == []
+
+
+def test_the_version_is_one_and_has_its_changes() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert first and first[1] == version
+    files = [ROOT / "README.md", *(ROOT / "cluster").iterdir()]
+    named = re.findall(r"bdl-pipe:(\d[\w.]*)", "".join(file.read_text() for file in files))
+    assert set(named) == {version}
 
 
 def test_badges_say_what_is_stored() -> None:

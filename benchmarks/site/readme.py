@@ -9,7 +9,7 @@ from .blocks import table
 COLUMNS: Final = {  # a column of the stored comparison -> its name in README and its digits; None: as it is stored
     "Accuracy %": ("accuracy %", 1),
     "NLL": ("NLL", 3),
-    "ECE %": ("ECE %", 1),
+    "ECE %": ("ECE %", 2),
     "Corrupted acc. %": ("corrupted acc. %", 1),
     "AUROC mnist5k": ("AUROC against MNIST", 3),
     "Parameters": ("parameters stored", None),
