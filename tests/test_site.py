@@ -12,7 +12,6 @@ import yaml
 from bdl_pipe.errors import UserError
 from bdl_pipe.public import PLACES
 from bdl_pipe.registry import METHODS
-from benchmarks.pages import method_costs
 from benchmarks.site import __main__ as site
 from benchmarks.site import api, badges, blocks, keys, method_pages, parameters, stored
 
@@ -38,12 +37,6 @@ def test_a_figure_typed_by_hand_is_found() -> None:
     assert blocks.filled(typed, {"ten runs": "new"}) == blocks.filled(page, {"ten runs": "new"})
     with pytest.raises(UserError, match="must have blocks of known names, got generated: no such"):
         blocks.filled("<!-- generated: no such -->\n<!-- end -->", {})
-
-
-def test_costs_in_the_table_of_methods_are_of_the_stored_run() -> None:
-    assert method_costs.with_costs(method_costs.TABLE.read_text(), method_costs.RUN.read_text()) == (
-        method_costs.TABLE.read_text()
-    )
 
 
 def test_a_stored_mean_is_rounded_half_up_and_what_is_no_number_is_left() -> None:

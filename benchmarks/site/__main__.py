@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from . import api, badges, command_line, house, method_pages, parameters, readme
+from benchmarks.pages import method_costs
+
+from . import api, badges, command_line, house, method_pages, parameters, readme, stored
 from .blocks import filled, names
 
 ROOT: Final = Path(__file__).parents[2]
@@ -34,6 +36,8 @@ def pages() -> dict[Path, str]:
         text = path.read_text()
         if names(text):
             found[path] = filled(text, parts)
+    methods = ROOT / method_costs.TABLE
+    found[methods] = method_costs.with_costs(methods.read_text(), stored.DEFAULT_RUN.read_text())
     return found
 
 
