@@ -13,7 +13,7 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.public import PLACES
 from bdl_pipe.registry import METHODS
 from benchmarks.site import __main__ as site
-from benchmarks.site import api, badges, blocks, keys, method_pages, parameters, stored
+from benchmarks.site import api, badges, blocks, keys, method_pages, parameters, pictures, stored
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -56,6 +56,11 @@ def test_every_method_has_a_page_with_its_facts_numbers_and_keys() -> None:
         if f"<!-- generated: {part} {name} -->" not in text
     ]
     assert lacking == []
+
+
+def test_every_method_that_predicts_from_rows_has_a_picture() -> None:
+    shown = {picture.stem for picture in method_pages.PICTURES.glob("*.png")}
+    assert set(pictures.drawable()) - shown == set() and shown <= OWN.keys()
 
 
 def test_every_key_has_a_meaning() -> None:

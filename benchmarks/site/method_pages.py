@@ -141,7 +141,8 @@ def _shipped(name: str) -> str:
     tables, best, gain = found
     return (
         f"On {tables} [tables that packages ship](../../results/your_data/README.md), added by `add`, its NLL is "
-        f"below the constant predictor's by {gain:.2f} nats (median). It has the least NLL of all methods on {best or 'none'}."
+        f"below the constant predictor's by {gain:.2f} nats (median). "
+        f"It has the least NLL of all methods on {best or 'none'}."
     )
 
 
