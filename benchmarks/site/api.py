@@ -116,7 +116,7 @@ def pages() -> dict[Path, str]:
 def page(group: Group) -> str:
     """Return the page of a group."""
     shown = [f"::: bdl_pipe.{module}.{name}" for name in group.names for module, name in [place(name)]]
-    shown += [f"::: {module}" for module in group.modules]
+    shown += [f"::: {module}\n    options:\n      show_root_full_path: true" for module in group.modules]
     return f"# {group.title}\n\n{group.about}\n\n" + "\n\n".join(shown) + "\n"
 
 

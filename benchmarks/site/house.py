@@ -9,7 +9,7 @@ from .blocks import table
 
 ROOT: Final = Path(__file__).parents[2]
 FLOORS: Final = ("floors: stages, pipeline", "floors of the pipeline")
-WIDTH: Final = 100
+WIDTH: Final = 74
 ADDITIONS: Final = {  # what is added -> the page with the example, the file of the example
     "a method": ("your-method.md", "plugins/snapshots.py"),
     "a network": ("your-network.md", "plugins/wave.py"),
