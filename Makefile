@@ -23,7 +23,7 @@ help:
 	@echo "make weather   make test's tests on a busy machine, in the background, twice, in reverse"
 	@echo "make lint      lint, types, import contracts alone"
 	@echo "make ui        the tracking page"
-	@echo "make docs      docs/ as a site, its generated tables written again"
+	@echo "make docs      docs/ as a site"
 	@echo "make bench     speed and memory"
 	@echo "make clean     remove results (DVC's cache keeps them: dvc checkout); distclean: also .venv and cache"
 
