@@ -169,15 +169,16 @@ def add(samples: int | None, dry_run: bool, **options: Any) -> int:
 
 
 @verbs.command
-@click.argument("name")
-def remove(name: str) -> None:
-    """Take a data set and all runs on it out of params.yaml.
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def remove(names: tuple[str, ...]) -> None:
+    """Take data sets and all runs on them out of params.yaml.
 
     NAME: a key of datasets.
     """
     from .verbs import remove
 
-    remove(name)
+    for name in names:
+        remove(name)
 
 
 @verbs.command

@@ -11,7 +11,11 @@ from benchmarks.pages import method_costs, vbpc_ablations
 from benchmarks.pages.coresets import uncommitted
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "results").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "results").rglob("*.md")),
+]
 SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "params").rglob("*.yaml")]
 FOLDERS = "benchmarks|cluster|docs|params|pipeline|results|src|stages|tests"
 NAMED = re.compile(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]*\w\.(?:py|yaml|md|csv|json|svg|png|sh|safetensors))\b")

@@ -11,7 +11,6 @@ has none: it is that of the coreset.
 from pathlib import Path
 
 RUN, TABLE = Path("results/default_run/comparison.md"), Path("docs/methods.md")
-SHOWN = {"sgmcmc": "sgld"}  # a method -> its name in the comparison
 PROTOCOLS = ("coreset_vi", "coreset_nn", "coreset_sgmcmc")
 
 
@@ -25,10 +24,10 @@ def with_costs(page: str, comparison: str) -> str:
     costs = costs_of(comparison)
     lines = page.split("\n")
     for number, line in enumerate(lines):
-        if line.startswith("| `"):
+        if line.startswith("| [`"):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             method = cells[0].split("`")[1]
-            cells[-1] = "" if method in PROTOCOLS else costs.get(SHOWN.get(method, method), "")
+            cells[-1] = "" if method in PROTOCOLS else costs.get(method, "")
             lines[number] = "| " + " | ".join(cells) + " |"
             lines[number] = lines[number].replace("|  |", "| |").replace("|  |", "| |")
     return "\n".join(lines)

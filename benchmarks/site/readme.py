@@ -1,0 +1,80 @@
+"""README's table: ten runs of the stored default run, with their papers and pages."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from . import stored
+from .blocks import table
+
+COLUMNS: Final = {  # a column of the stored comparison -> its name in README and its digits; None: as it is stored
+    "Accuracy %": ("accuracy %", 1),
+    "NLL": ("NLL", 3),
+    "ECE %": ("ECE %", 2),
+    "Corrupted acc. %": ("corrupted acc. %", 1),
+    "AUROC mnist5k": ("AUROC against MNIST", 3),
+    "Parameters": ("parameters stored", None),
+    "Fit": ("fit", None),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        page: the method's page below ``docs/methods``.
+        paper: the address of its paper; empty: none.
+    """
+
+    words: str
+    method: str
+    setting: str
+    page: str
+    authors: str = ""
+    paper: str = ""
+
+
+ROWS: Final = (
+    Row("one network", "deterministic", "small", "deterministic"),
+    Row("ensemble of 3", "ensemble", "small", "ensemble", "Lakshminarayanan 2017", "https://arxiv.org/abs/1612.01474"),
+    Row("SWAG", "swag", "small", "swag", "Maddox 2019", "https://arxiv.org/abs/1902.02476"),
+    Row(
+        "K-FAC Laplace",
+        "kfac_laplace",
+        "small",
+        "kfac_laplace",
+        "Ritter 2018",
+        "https://openreview.net/forum?id=Skdvd2xAZ",
+    ),
+    Row("collapsed inference", "ciber", "small", "ciber", "Zeng 2023", "https://arxiv.org/abs/2306.09686"),
+    Row("Markov chains (SGHMC)", "sgmcmc", "sghmc", "sgmcmc", "Chen 2014", "https://arxiv.org/abs/1402.4102"),
+    Row(
+        "dark knowledge of these chains",
+        "dark_knowledge",
+        "small",
+        "dark_knowledge",
+        "Korattikara 2015",
+        "https://arxiv.org/abs/1506.04416",
+    ),
+    Row("variational last layer", "d_vbll", "small", "d_vbll", "Harrison 2024", "https://arxiv.org/abs/2404.11599"),
+    Row("inducing weights", "ffg_u", "small", "inducing", "Ritter 2021", "https://arxiv.org/abs/2105.14594"),
+    Row("pseudo-coreset, 10 images a class", "vbpc", "ipc10", "vbpc", "Lee 2025", "https://arxiv.org/abs/2502.21143"),
+)
+
+
+def blocks() -> dict[str, str]:
+    """Return the table, for README and for a page in ``docs/start``."""
+    return {"ten runs": ten_runs("docs/methods/"), "ten runs of docs": ten_runs("../methods/")}
+
+
+def ten_runs(pages: str) -> str:
+    """Return the table; ``pages``: where the methods' pages lie, as seen from the page with the table."""
+    found = {(run.method, run.setting): run for run in stored.runs() if run.dataset == "fashion_mnist"}
+    rows = []
+    for row in ROWS:
+        run = found[row.method, row.setting]
+        paper = f"[{row.authors}]({row.paper})" if row.paper else ""
+        figures = (run.cell(of) if digits is None else run.mean(of, digits) for of, (_, digits) in COLUMNS.items())
+        rows.append([f"[{row.words}]({pages}{row.page}.md)", paper, *figures])
+    head = ["Fashion-MNIST", "paper", *(name for name, _ in COLUMNS.values())]
+    return table(head, rows, right=tuple(range(2, len(head))))

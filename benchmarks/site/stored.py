@@ -1,0 +1,93 @@
+"""The figures of stored runs below ``results/``, as pages show them."""
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+RESULTS: Final = Path(__file__).parents[2] / "results"
+DEFAULT_RUN: Final = RESULTS / "default_run/comparison.md"
+FORMER_NAMES: Final = {"sgld": "sgmcmc"}  # in files that an older version stored
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of the stored comparison.
+
+    Attributes:
+        cells: name of a column -> its text, without bold letters and without a paper's figure.
+    """
+
+    dataset: str
+    method: str
+    setting: str
+    cells: dict[str, str]
+
+    def cell(self, column: str) -> str:
+        """Return the text of a column; a dash where there is none."""
+        return self.cells.get(column, "—")
+
+    def mean(self, column: str, digits: int) -> str:
+        """Return the mean of a column without its error, with as many digits as the table of README has."""
+        text = self.cell(column).split(" ±")[0]
+        if not re.fullmatch(r"-?[\d.]+", text):
+            return text
+        return str(Decimal(text).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+
+@cache
+def runs(comparison: Path = DEFAULT_RUN) -> tuple[Run, ...]:
+    """Return the runs of the stored comparison, in its order."""
+    found = []
+    for part in re.split(r"^## ", comparison.read_text(), flags=re.M)[1:]:
+        dataset, _, text = part.partition("\n")
+        rows = list(tables(text))
+        for row in rows:
+            if {"Method", "Setting", "NLL"} <= row.keys():
+                found.append(Run(dataset.strip(), row["Method"], row["Setting"], row))
+    return tuple(found)
+
+
+def tables(text: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of the tables of a page, each as column -> text."""
+    head: list[str] | None = None
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            head = None
+            continue
+        cells = [re.sub(r"\[paper[^]]*\]", "", cell).strip(" *") for cell in line.strip().strip("|").split(" | ")]
+        if head is None:
+            head = cells
+        elif not set("".join(cells)) <= set("-: "):
+            yield dict(zip(head, cells, strict=False))
+
+
+@cache
+def coreset_scores() -> tuple[dict[str, str], ...]:
+    """Return the stored scores of every coreset under each protocol, one figure a row."""
+    with (RESULTS / "coresets/coresets.csv").open() as file:
+        return tuple(csv.DictReader(file))
+
+
+@cache
+def shipped_tables() -> dict[str, dict[str, tuple[float, float]]]:
+    """Return of each table that packages ship: method -> its NLL and the constant's."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    with (RESULTS / "your_data/scores.csv").open() as file:
+        for row in csv.DictReader(file):
+            method = FORMER_NAMES.get(row["method"], row["method"])
+            found.setdefault(row["dataset"], {})[method] = (float(row["nll"]), float(row["constant"]))
+    return found
+
+
+def on_shipped_tables(method: str) -> tuple[int, int, float] | None:
+    """Return of a method: tables, on how many it has the least NLL, the median of the constant's NLL less its own."""
+    sets = shipped_tables().values()
+    gains = [scores[method][1] - scores[method][0] for scores in sets if method in scores]
+    best = sum(min(scores, key=lambda name: scores[name][0]) == method for scores in sets)
+    return (len(gains), best, median(gains)) if gains else None

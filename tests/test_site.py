@@ -1,0 +1,179 @@
+"""Documentation that is written from the code and from stored results is up to date, whole, and leads where it says."""
+
+import html
+import re
+import tomllib
+import unicodedata
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bdl_pipe.errors import UserError
+from bdl_pipe.public import PLACES
+from bdl_pipe.registry import METHODS
+from benchmarks.site import __main__ as site
+from benchmarks.site import api, badges, blocks, keys, method_pages, parameters, pictures, stored
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+OWN = {name: METHODS[name] for name in METHODS if METHODS[name].config.__module__.startswith("bdl_pipe.")}
+
+
+def test_every_generated_page_is_what_its_command_writes() -> None:
+    """``python -m benchmarks.site`` would change nothing."""
+    pages = site.pages()
+    assert len(pages) > 40
+    differing = [str(path.relative_to(ROOT)) for path, text in pages.items() if path.read_text() != text]
+    assert differing == []
+
+
+def test_a_figure_typed_by_hand_is_found() -> None:
+    page = (ROOT / "README.md").read_text()
+    typed = page.replace("| 0.229 |", "| 0.129 |", 1)
+    assert typed != page and site.pages()[ROOT / "README.md"] == page
+    assert blocks.filled(typed, {"ten runs": "new"}) == blocks.filled(page, {"ten runs": "new"})
+    with pytest.raises(UserError, match="must have blocks of known names, got generated: no such"):
+        blocks.filled("<!-- generated: no such -->\n<!-- end -->", {})
+
+
+def test_a_stored_mean_is_rounded_half_up_and_what_is_no_number_is_left() -> None:
+    run = stored.Run("d", "m", "s", {"a": "86.35 ± 0.37", "b": "29.3 k", "c": "92.20"})
+    assert [run.mean(name, 1) for name in "abcd"] == ["86.4", "29.3 k", "92.2", "—"]
+
+
+# ── what has to be in the reference ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_method_has_a_page_with_its_facts_numbers_and_keys() -> None:
+    text = "\n".join(page.read_text() for page in (DOCS / "methods").glob("*.md"))
+    lacking = [
+        f"{part} {name}"
+        for name in OWN
+        for part in ("facts", "numbers", "keys", "values", "picture")
+        if f"<!-- generated: {part} {name} -->" not in text
+    ]
+    assert lacking == []
+
+
+def test_every_method_that_predicts_from_rows_has_a_picture() -> None:
+    shown = {picture.stem for picture in method_pages.PICTURES.glob("*.png")}
+    assert set(pictures.drawable()) - shown == set() and shown <= OWN.keys()
+
+
+def test_every_key_has_a_meaning() -> None:
+    sections = {section for method in OWN.values() for section in (method.config, *keys.parts(method.config))}
+    sections |= {parameters.DatasetConfig, parameters.RunSpec, parameters.EvaluateConfig, parameters.ReportConfig}
+    lacking = [f"{s.__name__}.{key.name}" for s in sections for key in keys.keys(s) if not key.meaning]
+    assert sorted(lacking) == []
+
+
+def test_a_rule_and_a_default_are_those_of_the_dataclass() -> None:
+    of = {key.name: key for key in keys.keys(METHODS["swag"].config)}
+    assert (of["rank"].kind, of["rank"].rule, of["rank"].default) == ("whole number", "must be 0 or > 1", "")
+    assert (of["dtype"].kind, of["dtype"].default) == ("`float64` \\| `float32`", "`float64`")
+    assert of["batch_norm_rows"].kind == "whole number or `null`"  # of the base class
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    shown = re.findall(r"^::: (\S+)", "\n".join(api.pages().values()), re.M)
+    names = [".".join(("bdl_pipe", *api.place(name))) for name in PLACES]
+    assert [name for name in names if shown.count(name) != 1] == []
+    for module in set(shown) - set(names):
+        assert (ROOT / "src" / f"{module.replace('.', '/')}.py").is_file() or (
+            ROOT / "src" / module.replace(".", "/") / "__init__.py"
+        ).is_file(), module
+
+
+def test_every_variable_is_in_the_table() -> None:
+    sources = [
+        path for top in ("src", "pipeline", "stages", "cluster", "benchmarks") for path in (ROOT / top).rglob("*")
+    ]
+    text = "\n".join(path.read_text() for path in sources if path.suffix in (".py", ".yaml", ".sh"))
+    used = set(re.findall(r"\bBDL_[A-Z_]+\b", text + (ROOT / "Makefile").read_text() + (ROOT / "dvc.yaml").read_text()))
+    table = set(re.findall(r"^\| `(BDL_[A-Z_]+)` \|", (DOCS / "reference/environment.md").read_text(), re.M))
+    assert table == used
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    listed = set(re.findall(r"[\w/.-]+\.md$", text, re.M))
+    yaml.safe_load(text.partition("\nnav:")[2].replace("\n  ", "\n"))
+    assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - listed == set()
+    assert [name for name in listed if not (DOCS / name).is_file() and not (ROOT / name).is_file()] == []
+
+
+def test_the_version_is_one_and_has_its_changes() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert first and first[1] == version
+    files = [ROOT / "README.md", *(ROOT / "cluster").iterdir()]
+    named = re.findall(r"bdl-pipe:(\d[\w.]*)", "".join(file.read_text() for file in files))
+    assert set(named) == {version}
+
+
+def test_badges_say_what_is_stored() -> None:
+    found = badges.pages()
+    assert f">{len(METHODS)}<" in found[badges.FOLDER / "methods.svg"]
+    assert re.search(rf">{len(stored.runs())} runs, \d+ min on two cores<", found[badges.FOLDER / "default-run.svg"])
+
+
+# ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as Python-Markdown makes them."""
+    found: set[str] = set()
+    for title in re.findall(r"^#{1,6} (.+)$", FENCE.sub("", page.read_text()), re.M):
+        explicit = re.search(r"\{#([\w.-]+)\}\s*$", title)
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).replace("`", "").replace("*", "")
+        plain = unicodedata.normalize("NFKD", html.unescape(words)).encode("ascii", "ignore").decode()
+        slug = explicit[1] if explicit else re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+        number = 0
+        while (name := f"{slug}_{number}" if number else slug) in found:
+            number += 1
+        found.add(name)
+    return found
+
+
+def broken(page: Path) -> list[str]:
+    """Return the links of a page that lead to no file or to no heading."""
+    lost = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text())):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            lost.append(link)
+    return lost
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_and_every_anchor_leads_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_a_link_to_no_file_or_no_heading_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        "# One `word`\n## One word\n## Set {#own}\n[x](#one-word_1) [y](b.md) [z](#two) [o](a.md#own)"
+    )
+    assert broken(tmp_path / "a.md") == ["b.md", "#two"]
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_of_the_code() -> None:
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "pipeline").rglob("*.py"), ROOT / "Makefile"]
+    code = re.sub(r'"\s*\n?\s*f?"', "", "\n".join(path.read_text() for path in sources))
+    quoted = re.findall(r"^\| `(.+?)` \|", (DOCS / "start/troubleshooting.md").read_text(), re.M)
+    assert len(quoted) > 20
+    lost = [
+        part for quote in quoted for part in quote.split("…") if part.strip(" ()?,;:") and part.strip(" ") not in code
+    ]
+    assert lost == []
+
+
+def test_a_method_without_a_stored_run_says_so() -> None:
+    assert method_pages.numbers("pretrained") == "No stored run has this method."
