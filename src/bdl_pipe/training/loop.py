@@ -166,8 +166,8 @@ class _Watch:
 
     def see(self, step: int, loss: Tensor) -> None:
         if not self._ahead:
-            if not torch.isfinite(loss):
-                raise _diverged(step, loss.item())
+            if not math.isfinite(value := loss.item()):
+                raise _diverged(step, value)
             return
         now = torch.stack((torch.full_like(loss, step), loss))
         self._found = now if self._found is None else torch.where(self._found[1].isfinite(), now, self._found)
