@@ -36,6 +36,15 @@ def needed(requirements: list[str], seen: set[str]) -> Iterator[metadata.Distrib
         yield from needed(found.requires or [], seen)
 
 
+def link(requirements: list[str], site: Path) -> None:
+    """Put links to the packages of ``requirements``, and of what they declare, into an environment."""
+    for distribution in needed(requirements, set()):
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            place = Path(str(distribution.locate_file(top)))
+            if not (site / top).exists():
+                (site / top).symlink_to(place, target_is_directory=place.is_dir())
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of an environment with the wheel and the declared dependencies."""
@@ -53,11 +62,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("*.whl")
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     (site,) = (folder / "venv/lib").glob("python3*/site-packages")
-    for distribution in needed(PROJECT["dependencies"], set()):
-        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
-            place = Path(str(distribution.locate_file(top)))
-            if not (site / top).exists():
-                (site / top).symlink_to(place, target_is_directory=place.is_dir())
+    link(PROJECT["dependencies"], site)
     subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True, timeout=300)
     return folder / "venv/bin/python"
 

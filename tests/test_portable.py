@@ -5,7 +5,9 @@ import csv
 import json
 import subprocess
 import sys
+import venv
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,7 @@ from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from tests.cases import GAUSSIAN, fit
 from tests.conftest import make_tiny_images, make_tiny_table
+from tests.test_installation import link
 
 pytestmark = pytest.mark.slow
 FACTS = {"Run": "one", "Licence of the data": "none"}
@@ -211,6 +214,27 @@ def test_a_script_codes_a_table_as_the_pipeline_does(script: str, names: tuple[s
     meant = fitted.predict(coded, rng=Seed(0))
     assert np.allclose([row["first"]["price"] for row in found], meant.mean[:, 0], rtol=1e-5)
     assert np.allclose([row["second"]["price"] for row in found], meant.variance[:, 0], rtol=1e-5)
+
+
+@pytest.mark.process
+def test_onnxruntime_runs_a_model_in_an_environment_without_torch_and_this_package(tmp_path: Path) -> None:
+    """The environment holds links to onnxruntime, NumPy and what these two declare."""
+    fitted, rows = images()
+    (tmp_path / "model").mkdir()
+    portable_folder.write(tmp_path / "model", traced(fitted, rows), schema(fitted, rows), FACTS)
+    np.save(tmp_path / "model/new.npy", rows)
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
+    link(["onnxruntime", "numpy"], site)
+    python = tmp_path / "venv/bin/python"
+    absent = (
+        "from importlib.util import find_spec; print(*filter(find_spec, ('torch', 'bdl_pipe', 'pipeline', 'onnx')))"
+    )
+    run = partial(subprocess.run, cwd=tmp_path / "model", capture_output=True, text=True, check=True)
+    assert run([python, "-I", "-c", absent]).stdout.strip() == ""
+    lines = run([python, "-I", "run_onnx.py", "new.npy"]).stdout.splitlines()
+    found = np.array([list(ast.literal_eval(line).values()) for line in lines])
+    assert np.allclose(found, fitted.predict(rows, rng=Seed(0)).mean.numpy(), atol=1e-5)
 
 
 def test_the_card_says_what_goes_in_what_comes_out_and_what_is_not_there(

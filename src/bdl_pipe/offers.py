@@ -19,6 +19,7 @@ from .errors import require
 from .method import Default, Method, Upstream
 from .registry import METHODS
 from .seeds import Seed
+from .training.adam import Adam
 
 _BLOCKS, _TIMED = 8, 5  # blocks of steps that are timed, and the steps of each
 LEAST: Final = 0.05  # No method is slowed further: fits of fewer steps would say nothing of it.
@@ -124,7 +125,8 @@ def step_seconds(size: Size) -> float:
     shape = size.image or (size.width,)
     kinds = {name: entry.config for name, entry in networks.NETWORKS.items()}
     network = networks.build(variant(kinds, size.network, "network"), shape, 2, rng=Seed(0))
-    optimiser, rows = torch.optim.AdamW(network.parameters()), torch.randn(size.batch, *shape)
+    optimiser = Adam([{"params": list(network.parameters())}], lr=1e-3, weight_decay=1e-2, decoupled=True, fused=True)
+    rows = torch.randn(size.batch, *shape)
     threads, blocks = torch.get_num_threads(), list[float]()
     torch.set_num_threads(1)
     try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.baselines.gaussian_processes import ExactGp
+from bdl_pipe.baselines.gaussian_processes import ExactGp, LogDensity, dense
 from bdl_pipe.baselines.gp import GP, GpConfig, GpPosterior
 from bdl_pipe.baselines.sparse_gp import SparseGp, SvgpConfig, SvgpPosterior
 from bdl_pipe.data.examples import Examples
@@ -118,6 +118,29 @@ def test_no_approximation_beyond_the_rows_where_gpytorch_starts_one() -> None:
     found = process.log_marginal_likelihood().item()
     named = dict(process.named_parameters())
     assert found == pytest.approx(Dense(GpPosterior(inputs, targets, named, False), 0).evidence(), rel=1e-9)
+
+
+@pytest.mark.parametrize("ard", [False, True])
+def test_closed_derivatives_are_those_of_gpytorch_through_the_factor(ard: bool) -> None:
+    process = ExactGp(*table().tensors("train"), ard)
+    found = torch.autograd.grad(process.log_marginal_likelihood(), list(process.parameters()))
+    with dense():
+        prior = process.likelihood(process(*process.train_inputs))
+        value = prior.log_prob(process.train_targets).sum()
+        expected = torch.autograd.grad(value, list(process.parameters()), retain_graph=True)
+        wrong = torch.autograd.grad(value + 1e-6 * prior.covariance_matrix.sum(), list(process.parameters()))
+    assert float(process.log_marginal_likelihood()) == pytest.approx(float(value), rel=1e-13)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(found, wrong, rtol=1e-10, atol=1e-12)
+
+
+def test_derivatives_of_several_processes_are_finite_differences() -> None:
+    random = torch.Generator().manual_seed(0)
+    root = torch.randn(2, 4, 4, dtype=torch.float64, generator=random).requires_grad_()
+    residual = torch.randn(2, 4, dtype=torch.float64, generator=random).requires_grad_()
+    eye = torch.eye(4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda a, r: LogDensity.apply(a @ a.mT + eye, r), (root, residual))
 
 
 def test_the_fit_climbs_to_a_stationary_point() -> None:

@@ -107,7 +107,7 @@ def test_restored_moments_keep_the_parameters_memory_order(config: OptimiserConf
 def test_updates_are_torchs_under_torchs_own_schedule(config: OptimiserConfig) -> None:
     ours, theirs = Regression(), Regression()
     run_steps(ours, config, STEPS, Silent())
-    optimiser = make_optimiser(theirs.parameters(), config)
+    optimiser = torchs_optimiser(theirs.parameters(), config)
     schedule = torchs_schedule(optimiser, config, STEPS)
     for step in range(STEPS):
         optimiser.zero_grad()
@@ -137,6 +137,18 @@ def test_lamb_is_adams_step_with_the_length_of_the_weights() -> None:
             for p, old in zip(theirs.parameters(), before, strict=True):
                 p.copy_(old + 0.05 * old.norm() * (p - old) / (p - old).norm())
     torch.testing.assert_close(ours.weight, theirs.weight, atol=1e-3, rtol=1e-3)
+
+
+def torchs_optimiser(parameters: list[Tensor], config: OptimiserConfig) -> torch.optim.Optimizer:
+    """Return torch's own class; of LAMB, which torch lacks, the one that the loop makes."""
+    if config.name == "lamb":
+        made = make_optimiser(parameters, config)
+        assert isinstance(made, torch.optim.Optimizer)
+        return made
+    if config.name == "sgd":
+        return torch.optim.SGD(parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    rule: Any = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
+    return rule(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
 
 
 def torchs_schedule(optimiser: torch.optim.Optimizer, config: OptimiserConfig, steps: int):

@@ -11,7 +11,7 @@ installation of the library by itself does not bring: ``of_gpytorch.processes`` 
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Final, final
+from typing import Any, Final, final
 
 import gpytorch
 import torch
@@ -21,10 +21,38 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from jaxtyping import Float
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 _ROWS: Final = 250  # rows whose covariance is computed at once
 NOISE: Final = 0.1  # σ² before the first step, in standardised units; gpytorch keeps it above 1e-4
+
+
+@final
+class LogDensity(torch.autograd.Function):
+    """log N(r; 0, K) of each process [o], with its derivatives in closed form.
+
+    With α = K⁻¹r they are ∂/∂r = −α and ∂/∂K = ½(ααᵀ − K⁻¹) (Rasmussen and Williams 2006, eq. 5.9). Autograd would
+    differentiate the factor of K instead, which takes more than twice the time.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any, covariance: Float[Tensor, "o n n"], residual: Float[Tensor, "o n"]
+    ) -> Float[Tensor, " o"]:
+        factor = psd_safe_cholesky(covariance)
+        white = torch.linalg.solve_triangular(factor, residual[..., None], upper=False)[..., 0]
+        context.save_for_backward(factor, residual)
+        constant = 0.5 * residual.shape[-1] * math.log(2 * math.pi)
+        return -0.5 * white.square().sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - constant
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (gradient,), (factor, residual) = gradients, context.saved_tensors
+        solved = torch.cholesky_solve(residual[..., None], factor)  # α [o, n, 1]
+        inverse = torch.cholesky_inverse(factor)
+        curved = torch.baddbmm(inverse, solved, solved.mT, beta=-0.5, alpha=0.5)
+        return gradient[:, None, None] * curved, -gradient[:, None] * solved[..., 0]
 
 
 @final
@@ -52,7 +80,8 @@ class ExactGp(gpytorch.models.ExactGP):
         self.train()
         with dense():
             prior = self.likelihood(self(*self.train_inputs))
-            return prior.log_prob(self.train_targets).sum()
+            residual = self.train_targets - prior.mean
+            return LogDensity.apply(prior.lazy_covariance_matrix.to_dense(), residual).sum()
 
     @torch.no_grad()
     def predictive(self, inputs: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b o"]]:

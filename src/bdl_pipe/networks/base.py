@@ -44,6 +44,11 @@ class Network(nn.Module):
         self._pass = trunk_pass
 
 
+def has_dropout(network: nn.Module) -> bool:
+    """Say whether a forward pass in training draws masks."""
+    return any(isinstance(module, nn.Dropout) for module in network.modules())
+
+
 @contextlib.contextmanager
 def dropout_masks(network: nn.Module, rng: Seed) -> Iterator[None]:
     """Inside, the masks of ``network``'s dropout layers come from ``rng``, and torch's own state comes back after.
@@ -51,7 +56,7 @@ def dropout_masks(network: nn.Module, rng: Seed) -> Iterator[None]:
     ``nn.Dropout`` takes no generator: it reads torch's global one. Wrap a forward pass in training,
     with the address of its step. Costs nothing for a network without dropout.
     """
-    if not any(isinstance(module, nn.Dropout) for module in network.modules()):
+    if not has_dropout(network):
         yield
         return
     device = next(network.parameters()).device

@@ -121,6 +121,7 @@ class _EpochRun(Objective):
         self._latest = torch.zeros(len(data))  # each model's loss of this step
         self._going = torch.ones(len(data), dtype=torch.bool)  # whose fit has not ended, [model]
         self._epoch, self._done = -1, 0  # the open epoch; how many have ended
+        self._asked, self._finished = -1, False  # after how many epochs the fit was asked to end, and the answer
         self._orders, self._block = torch.zeros(0), -1  # the epoch's row orders; the steps whose noise is there
         self._noise, self._scheduled = dict[str, Tensor](), dict[str, Tensor]()
         self._score: float | None = None  # the models' mean, once there is one
@@ -140,6 +141,8 @@ class _EpochRun(Objective):
         rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [model, batch]
         losses = self._members.losses(rows, self._noise_at(position), step)
         self._latest = distributed.mean(losses.detach())
+        if len(losses) == 1:
+            return losses[0]  # a single fit that has ended is asked for no loss
         return losses.where(self._going, losses.new_zeros(())).sum()  # whose fit has ended stands still
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
@@ -153,7 +156,9 @@ class _EpochRun(Objective):
         return metrics | ({} if self._score is None else {"validation_nll": self._score})
 
     def finished(self) -> bool:
-        return not self._wanted(self._done).any()
+        if self._asked != self._done:  # the answer changes with an epoch's end alone
+            self._asked, self._finished = self._done, not self._wanted(self._done).any()
+        return self._finished
 
     def best_epochs(self) -> list[int]:
         """Return each model's number of epochs with the best validation score; all of them where none was finite."""

@@ -23,6 +23,9 @@ from .. import distributed
 from ..artifacts import State
 from ..errors import Diverged, UserError, require
 from ..progress import Report
+from .adam import Adam
+
+Optimiser = Adam | torch.optim.Optimizer
 
 _LOOK_EVERY: Final = 100  # steps, on a device that works ahead of its driver
 
@@ -99,7 +102,7 @@ class Objective(ABC):
         """Return those of ``parameters()`` that weight decay leaves alone."""
         return []
 
-    def optimiser(self, config: OptimiserConfig) -> torch.optim.Optimizer:
+    def optimiser(self, config: OptimiserConfig) -> Optimiser:
         """Return the optimiser of ``parameters()``."""
         return make_optimiser(self.parameters(), config, self.undecayed())
 
@@ -127,7 +130,7 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
                 break
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate(config, step, steps)
-            optimiser.zero_grad(set_to_none=True)
+            optimiser.zero_grad()
             loss = task.loss(step)
             mean = distributed.mean(loss.detach())  # of all ranks, so that all stop together
             watch.see(step, mean)
@@ -163,8 +166,8 @@ class _Watch:
 
     def see(self, step: int, loss: Tensor) -> None:
         if not self._ahead:
-            if not torch.isfinite(loss):
-                raise _diverged(step, loss.item())
+            if not math.isfinite(value := loss.item()):
+                raise _diverged(step, value)
             return
         now = torch.stack((torch.full_like(loss, step), loss))
         self._found = now if self._found is None else torch.where(self._found[1].isfinite(), now, self._found)
@@ -202,9 +205,7 @@ def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
     return config.lr * 0.5 * (1 + math.cos(math.pi * (step - rising) / (steps - rising)))
 
 
-def make_optimiser(
-    parameters: list[Tensor], config: OptimiserConfig, undecayed: Sequence[Tensor] = ()
-) -> torch.optim.Optimizer:
+def make_optimiser(parameters: list[Tensor], config: OptimiserConfig, undecayed: Sequence[Tensor] = ()) -> Optimiser:
     """Return the optimiser over ``parameters``; those in ``undecayed`` have no weight decay.
 
     Raises:
@@ -218,10 +219,10 @@ def make_optimiser(
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     if config.name == "lamb":
         return _lamb(groups, config)
-    rule = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     # one kernel in place of a dozen for each tensor; it reads a tensor and its gradient straight through
     straight = all(p.is_contiguous() and p.device.type == "cpu" for p in parameters)
-    return rule(groups, lr=config.lr, weight_decay=config.weight_decay, fused=straight)
+    decoupled = config.name == "adamw"
+    return Adam(groups, lr=config.lr, weight_decay=config.weight_decay, decoupled=decoupled, fused=straight)
 
 
 def _lamb(groups: list[dict[str, Any]], config: OptimiserConfig) -> torch.optim.Optimizer:
@@ -236,13 +237,13 @@ def _lamb(groups: list[dict[str, Any]], config: OptimiserConfig) -> torch.optim.
     return optimiser
 
 
-def checkpoint(task: Objective, optimiser: torch.optim.Optimizer, step: int) -> State:
+def checkpoint(task: Objective, optimiser: Optimiser, step: int) -> State:
     """Return everything that the steps from ``step`` on depend on."""
     tensors = {f"task.{k}": v for k, v in task.state().items()}
     return State(tensors | optimiser_tensors(optimiser, "optimiser"), {"step": step})
 
 
-def resume(task: Objective, optimiser: torch.optim.Optimizer, report: Report) -> int:
+def resume(task: Objective, optimiser: Optimiser, report: Report) -> int:
     """Restore the last checkpoint, if any, and return the step to go on from."""
     last = distributed.broadcast_from_rank0(report.load)
     if last is None:
@@ -252,7 +253,7 @@ def resume(task: Objective, optimiser: torch.optim.Optimizer, report: Report) ->
     return int(last.config["step"])
 
 
-def optimiser_tensors(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
+def optimiser_tensors(optimiser: Optimiser, prefix: str) -> dict[str, Tensor]:
     """Return the optimiser's state as named tensors: ``prefix.<parameter number>.<name>``."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     return {
@@ -263,7 +264,7 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer, prefix: str) -> dict[str
     }
 
 
-def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str) -> None:
+def restore_optimiser(optimiser: Optimiser, tensors: Mapping[str, Tensor], prefix: str) -> None:
     """Undo :func:`optimiser_tensors`; what is not named is forgotten."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     optimiser.state.clear()

@@ -1,5 +1,6 @@
 """The learners of one training run: one that is trained as it is, or many stacked and trained as one batched model."""
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from .. import distributed
 from ..data.augment import AugmentConfig, augment
 from ..data.rows import HeldRows, Rows
 from ..errors import require
-from ..networks import dropout_masks, fastest_order
+from ..networks import dropout_masks, fastest_order, has_dropout
 from ..seeds import Seed
 from .learner import Learner, NoisyLearner
 
@@ -61,7 +62,7 @@ class SingleModel(Models):
     def __init__(self, learner: Learner, rows: Rows, augmentation: AugmentConfig | None, rng: Seed) -> None:
         self._learner, self._augmentation, self._rng = learner.train(), augmentation, rng
         self._rows, self._images = rows, len(rows.shape) == 3
-        self._order = fastest_order(learner)
+        self._order, self._masked = fastest_order(learner), has_dropout(learner)
         if self._images:
             learner.to(memory_format=self._order)  # type: ignore[call-overload]
         self.named = dict(learner.named_parameters())
@@ -70,7 +71,8 @@ class SingleModel(Models):
         # the whole batch, then the share: a row is augmented alike on any number of ranks
         whole, targets = self._rows.take(rows[0])
         inputs, targets = distributed.shard(self._pictures(whole, step)), distributed.shard(targets)
-        with dropout_masks(self._learner, self._rng.fold("dropout", step, distributed.world()[0])):
+        masks = dropout_masks(self._learner, self._rng.fold("dropout", step, distributed.world()[0]))
+        with masks if self._masked else contextlib.nullcontext():
             step_noise = {name: values[0] for name, values in noise.items()}
             if isinstance(self._learner, NoisyLearner):
                 step_noise = self._learner.share(step_noise)

@@ -23,6 +23,7 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
 from ... import networks
 from ...errors import ConfigError, Diverged, require
+from ...training.adam import Adam
 
 Tangent = Float[Tensor, " weight"]
 
@@ -261,7 +262,7 @@ class InnerProblem:
     def _adam(self, right: Tangent, steps: int, lr: float) -> Tangent:
         """Descend λ/(n̂k) [½ vᵀ(JᵀAJ + I)v − rightᵀv] from 0."""
         at = torch.zeros_like(right).requires_grad_()
-        optimiser = torch.optim.Adam([at], lr=lr)
+        optimiser = Adam([{"params": [at]}], lr=lr)
         for _ in range(steps):
             with torch.no_grad():
                 at.grad = (self._penalty / self._size) * (self._product(at.detach()) - right)

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from ... import networks
 from ...data.augment import AugmentConfig, augment
 from ...seeds import Seed
 from ...training import loop
+from ...training.adam import Adam
 from .init import Coreset
 
 
@@ -29,12 +29,12 @@ class OptimisedNetwork:
     """A network of a pool, its Adam, and how many steps it has taken."""
 
     network: networks.Network
-    optimiser: torch.optim.Optimizer
+    optimiser: Adam
     steps: int = 0
 
     def step(self, images: Tensor, labels: Tensor, augmentation: AugmentConfig, rng: Seed) -> Tensor:
         """Take one Adam step on the augmented coreset, and return its loss []. ``rng`` is the step's own seed."""
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad()
         loss = coreset_loss(self.network, images, labels, augmentation, rng)
         loss.backward()
         self.optimiser.step()
@@ -53,7 +53,7 @@ class TrunkObjective(loop.Objective):
     def parameters(self) -> list[Tensor]:
         return trained(self._network)
 
-    def optimiser(self, config: loop.OptimiserConfig) -> torch.optim.Optimizer:
+    def optimiser(self, config: loop.OptimiserConfig) -> Adam:
         return adam(self._network, config.lr)
 
     def loss(self, step: int) -> Tensor:
@@ -75,9 +75,9 @@ def trained(network: networks.Network) -> list[Tensor]:
     return [parameter for name, parameter in network.named_parameters() if name != "head.bias"]
 
 
-def adam(network: networks.Network, lr: float) -> torch.optim.Optimizer:
+def adam(network: networks.Network, lr: float) -> Adam:
     """Return Adam with a constant learning rate, in torch's unfused form: the fused form rounds differently."""
-    return torch.optim.Adam(trained(network), lr=lr)
+    return Adam([{"params": trained(network)}], lr=lr)
 
 
 def features(network: networks.Network, images: Tensor, feature_scale: float) -> Tensor:
