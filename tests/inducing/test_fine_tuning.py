@@ -121,11 +121,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"source": None},
         r"prune must be null where no posterior is pruned \(input: student/<run>\)",
     ),
-    "no share": ({"prune": None}, r"prune must be a share in \(0, 1\) where the input is a posterior, got None"),
-    "another network": ({"network": {"name": "mlp", "hidden": [9]}}, "network must be that of the posterior that is"),
-    "other weights": ({"weights": {"kind": "ffg_u", "rows": 5, "cols": 5}}, "weights must be that of the posterior"),
-    "joint weights": ({"shared": [2, 2]}, "shared must be that of the posterior that is pruned"),
-    "other layers": ({"layers": {"head": {"rows": 2}}}, "layers must be that of the posterior that is pruned"),
+    "no share": ({"prune": None}, r"prune must be a share in \(0, 1\) with a posterior as input, got None"),
+    "another network": ({"network": {"name": "mlp", "hidden": [9]}}, "network must equal the pruned posterior"),
+    "other weights": ({"weights": {"kind": "ffg_u", "rows": 5, "cols": 5}}, "weights must equal the pruned posterior"),
+    "joint weights": ({"shared": [2, 2]}, "shared must equal the pruned posterior"),
+    "other layers": ({"layers": {"head": {"rows": 2}}}, "layers must equal the pruned posterior"),
     "epochs are chosen": ({"training": LEARN}, "training.early_stopping must be null where a posterior is the start"),
 }
 
