@@ -80,8 +80,7 @@ class Quantity:
 
     @property
     def title(self) -> str:
-        """Return the metric's name, with the OOD score's name if that is not the default:
-        ``auroc_mutual_information``."""
+        """Return the metric's name with a non-default OOD score's name: ``auroc_mutual_information``."""
         return self.metric if self.score in (None, DEFAULT_SCORE) else f"{self.metric}_{self.score}"
 
 

@@ -68,8 +68,7 @@ class BoostingConfig:
 
 @final
 class BoostingPosterior(StoredPosterior):
-    """Sums of trees: of logits, of means and log-variances, or of quantiles. The trees are a point estimate, so there
-    are no draws."""
+    """Sums of trees: of logits, of means and log-variances, or of quantiles. It is a point estimate without draws."""
 
     key = "boosting"
 

@@ -68,7 +68,7 @@ class LdgbllConfig(GbllConfig):
         derivative_variance: v of the prior N(0, v) on each ∂f/∂x, in transformed targets² per transformed input².
         weight: the weight of the derivatives' mean KL relative to the evidence per row.
         derivative_rows: the number of training rows, drawn at each step, at which derivatives are computed. null: all
-        rows.
+            rows.
     """
 
     derivative_variance: float

@@ -209,8 +209,7 @@ def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piec
 
 
 def _expected(sigmoid: Piecewise, centre: Tensor, half_widths: Tensor) -> Tensor:
-    """Return E[g] [row, class], integrated only if a box is partly between g's outer breakpoints: elsewhere g is 0 or
-    1."""
+    """Return E[g] [row, class], integrated only if a box reaches between g's outer breakpoints."""
     average = (centre > 0).to(centre)
     reached = centre.abs() - half_widths.sum(-1) < sigmoid.breakpoints[-1]  # a sigmoid's breakpoints are symmetric
     average[reached] = few_uniforms.expect(sigmoid, centre[reached], half_widths[reached])

@@ -76,8 +76,7 @@ class Head:
         count: int,
         drawn: Float[Tensor, "draw class input"],
     ) -> Float[Tensor, "draw batch class"]:
-        """Return Σ_{i ∈ C} (W_i − w_i)φ_i for drawn weights W, with C the weights that ``collapse`` selects for an
-        input.
+        """Return Σ_{i ∈ C} (W_i − w_i)φ_i for drawn weights W, C the weights that ``collapse`` selects.
 
         Inputs share W. It needs memory for draws × inputs × classes × count numbers.
         """

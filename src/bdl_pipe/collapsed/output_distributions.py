@@ -49,8 +49,7 @@ class Part(ABC):
         """Return P(Y ≤ y)."""
 
     def series(self, tail: float) -> Series | None:
-        """Return the mixture's distribution function, with a Gaussian's share ``tail``; None if a series is not
-        faster."""
+        """Return the mixture's distribution function, with a Gaussian's share ``tail``, or None if it is slower."""
         return None
 
     @abstractmethod

@@ -205,8 +205,8 @@ def fit_second(data: FitData, inputs: Inputs, config: CiberSecondConfig, *, rng:
     """Return all snapshots of the trajectory in ``inputs``; ``data`` and ``rng`` are not used.
 
     Raises:
-        > ConfigError: the network is not a ReLU perceptron, there are several targets, or ``weights`` is larger than
-    the number of weights.
+        ConfigError: the network is not a ReLU perceptron, there are several targets, or ``weights`` is larger than the
+            number of weights.
     """
     spec, weights = trajectory(inputs)
     relu = isinstance(spec.network, MlpConfig) and spec.network.activation == "relu"

@@ -57,7 +57,7 @@ class OnlineConfig:
             chains finds (1 − 1/C) of the posterior's variance; with one chain it finds no variance.
         chain_steps: the number of steps that each chain takes for one step of the student.
         average: the share of the student's steps, the last ones, over which weights are averaged. null: the student
-        keeps its last weights. The share is average × steps × chain_steps steps of a chain, which should be many
+            keeps its last weights. The share is average × steps × chain_steps steps of a chain, which should be many
             autocorrelation times of the chain.
     """
 

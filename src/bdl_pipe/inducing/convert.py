@@ -45,9 +45,9 @@ def bayesianize(
         rng: the seed address of initial values, and of draws in calls without noise.
         options: fields of :class:`WeightConfig` for all layers.
 
-        Raises:
-            ConfigError: a number or name breaks its rule, or a full covariance would be over too many weights.
-            UserError: a chosen layer cannot be converted, or no layer is left to convert.
+    Raises:
+        ConfigError: a number or name breaks its rule, or a full covariance would be over too many weights.
+        UserError: a chosen layer cannot be converted, or no layer is left to convert.
     """
     for name in options:
         require(name in _OPTIONS, name, f"must be one of {', '.join(sorted(_OPTIONS))}")

@@ -41,10 +41,10 @@ def outputs(
 
     Args:
         rows: the number of rows of a forward pass; it does not change the draws. None: all rows.
-        > together: the number of draws of a forward pass. None: one for a large network or for images on a CPU,
-    otherwise many.
-        > local: whether ``ffg_w`` layers draw their outputs instead of their weights, independently for each row and
-    each place of a convolution. A draw is then not a network, and rows have no joint distribution.
+        together: the number of draws of a forward pass. None: one for a large network or for images on a CPU, otherwise
+            many.
+        local: whether ``ffg_w`` layers draw their outputs instead of their weights, independently for each row and each
+            place of a convolution. A draw is then not a network, and rows have no joint distribution.
 
     Raises:
         ConfigError: ``num_draws`` is not a multiple of the number of members, so that their weights would be unequal.

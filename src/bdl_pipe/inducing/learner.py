@@ -67,7 +67,7 @@ class RandomConfig:
     Attributes:
         network: the architecture.
         training: the settings of training; weight decay applies only to point estimates, such as normalisation's
-        weights.
+            weights.
         weights: the distribution of every layer's weights.
         draws: the number of networks in a prediction.
         validation_draws: the number of networks in a validation score.
@@ -76,7 +76,7 @@ class RandomConfig:
         layers: pattern of layer names (the first match counts) -> fields that replace those of ``weights``. null: the
             weights are point estimates; ``{"trunk.*": null}`` makes only the last layer random.
         shared: the rows and columns of inducing weights that all layers share (appendix H). null: each layer has its
-        own.
+            own.
         function_space: whether R(λ) of a layer with more inputs than rows is multiplied by N/d_in (appendix G). A
             convolution has a row for each place of each image, which equation 43 omits (dense algebra: the rank of its
             patches).
@@ -168,8 +168,7 @@ class RandomWeights(MixtureLearner, NoisyLearner):
 
     @classmethod
     def pruned(cls, fitted: "RandomWeights", config: RandomConfig) -> "RandomWeights":
-        """Return a copy of a fitted learner without the share ``config.prune`` of its entries, to train with
-        ``config``.
+        """Return a copy of a fitted learner without the share ``config.prune`` of its entries.
 
         Raises:
             ConfigError: ``config`` has another network or other weights.

@@ -85,8 +85,8 @@ class Bayesian(nn.Module):
         """Return the network's outputs under one draw of its weights.
 
         Args:
-            > noise: the result of :meth:`draw`. None: new noise, with which ``ffg_w`` layers in training draw their
-        outputs by default (local reparameterisation).
+            noise: the result of :meth:`draw`. None: new noise, with which ``ffg_w`` layers in training draw their
+                outputs by default (local reparameterisation).
         """
         if noise is None:
             noise = self._fresh(inputs)
@@ -180,7 +180,7 @@ class Bayesian(nn.Module):
 
         Args:
             rows: N, the number of training rows, for β_l = min(1, N P_l/d_in) (function space, appendix G). None: β =
-            1.
+                1.
             positions: P_l, from :meth:`positions`. None: 1 each, which is correct if all layers are linear.
         """
         per_row = positions or {}

@@ -15,8 +15,8 @@ class Kept(nn.Module):
     """The pattern of a matrix's kept entries; a call puts values there.
 
     Attributes:
-        > packed: bits [⌈size/8⌉], uint8, with the first entry lowest in the first byte; or, if fewer than one in 32
-    entries is kept, their ascending row-major numbers [count], int32, which need fewer bytes.
+        packed: bits [⌈size/8⌉], uint8, with the first entry lowest in the first byte; or, if fewer than one in 32
+            entries is kept, their ascending row-major numbers [count], int32, which need fewer bytes.
         shape: the shape of the matrix.
         count: the number of kept entries.
     """

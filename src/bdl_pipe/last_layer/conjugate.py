@@ -95,9 +95,9 @@ def condition(layer: Regression, batches: Iterable[tuple[Tensor, Tensor]]) -> Co
     Args:
         batches: (features [batch, h], targets [batch, output]) of the training rows, from the fixed trunk.
 
-        Raises:
-            > DataError: there are no rows, features are not finite or not ``in_features`` wide, or targets have another
-        shape.
+    Raises:
+        DataError: there are no rows, features are not finite or not ``in_features`` wide, or targets have another
+            shape.
     """
     gram = widen(layer.mean.new_zeros(layer.in_features, layer.in_features))
     cross, rows = widen(torch.zeros_like(layer.mean)).mT, 0

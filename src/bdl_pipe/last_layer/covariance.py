@@ -212,8 +212,8 @@ class Covariance(nn.Module):
             N(0, v/2r), since F = 0 has no gradient.
         generator: the generator of the initial F.
 
-        Raises:
-            ConfigError: ``kind`` is unknown, ``rank`` does not fit it, or ``initial_variance`` is not > 0.
+    Raises:
+        ConfigError: ``kind`` is unknown, ``rank`` does not fit it, or ``initial_variance`` is not > 0.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ class Discriminative(LastLayer):
             "quadrature" (accurate, 4,096 exponentials per logit) or "sampled".
         draws: the number of logits that "sampled" draws for each row.
 
-        Raises:
-            ConfigError: an argument is out of range.
+    Raises:
+        ConfigError: an argument is out of range.
     """
 
     def __init__(

@@ -60,8 +60,7 @@ class Generative(nn.Module):
         wishart_scale: float = 1.0,
         rng: Seed = Seed(0),
     ) -> None:
-        """Initialise means and their deviations at √(s/h), so that logits and trace are O(1) at any width h, and Σ at
-        I.
+        """Initialise Σ at I, and means and deviations at √(s/h), so that logits and trace are O(1) at any width h.
 
         Args:
             class_counts: the number of training rows of each class, [class].
@@ -71,8 +70,8 @@ class Generative(nn.Module):
             wishart_scale: M > 0 of Σ's prior.
             rng: the seed address of the initial means.
 
-            Raises:
-                ConfigError: a number is out of range, or ``class_counts`` does not have a count >= 0 for each class.
+        Raises:
+            ConfigError: a number is out of range, or ``class_counts`` does not have a count >= 0 for each class.
         """
         super().__init__()
         counts = torch.as_tensor(class_counts, dtype=torch.get_default_dtype()).detach().clone()
@@ -228,8 +227,8 @@ class Generative(nn.Module):
             batches: (features [batch, feature], labels [batch]) of the training rows, from the fixed trunk.
 
         Raises:
-            > DataError: there are no rows, labels are out of range, or features are not finite or not ``in_features``
-        wide.
+            DataError: there are no rows, labels are out of range, or features are not finite or not ``in_features``
+                wide.
         """
         prior = NoisePrior(self.prior_variance, self.wishart_dof, self.wishart_scale)
         return refit(batches, self.noise_variance.detach(), self.class_log_probs.detach(), prior)

@@ -146,10 +146,10 @@ class LastLayer(nn.Module, ABC):
             num_train: T, the number of rows of the whole training set.
             kl_weight: λ, the weight of the KL; 1 gives the bound.
 
-            Raises:
-                ConfigError: ``num_train`` <= 0 or ``kl_weight`` < 0.
-                > DataError: targets have another shape, features have another width or no row, or labels are not whole
-            numbers or, on a CPU, out of range.
+        Raises:
+            ConfigError: ``num_train`` <= 0 or ``kl_weight`` < 0.
+            DataError: targets have another shape, features have another width or no row, or labels are not whole
+                numbers or, on a CPU, out of range.
         """
         check_rows(features)
         require(num_train > 0, "num_train", "must be > 0", num_train)

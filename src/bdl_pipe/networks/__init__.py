@@ -93,8 +93,8 @@ def register_network(config: type, trunk: Trunk) -> None:
             maps inputs [batch, ...] to features [batch, width]. Batch norm and dropout are found among the trunk's
             modules.
 
-        Raises:
-            PluginError: ``config`` is not such a dataclass, ``trunk`` is not a function, or the name is taken.
+    Raises:
+        PluginError: ``config`` is not such a dataclass, ``trunk`` is not a function, or the name is taken.
     """
     name = variant_name(config, "network")
     if not callable(trunk):

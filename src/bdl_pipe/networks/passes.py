@@ -32,8 +32,8 @@ def trunk_pass(compiled: bool, precision: Precision, device: torch.device | str)
 
     Args:
         compiled: whether to use torch.compile, which takes half a minute for three blocks, once a machine and version.
-        > precision: the precision of the factors of convolutions and products; sums, norms, weights and gradients are
-    float32.
+        precision: the precision of the factors of convolutions and products; sums, norms, weights and gradients are
+            float32.
         device: the device of the pass.
 
     Raises:

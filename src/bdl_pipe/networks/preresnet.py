@@ -63,8 +63,7 @@ class Block(nn.Module):
 def preresnet_trunk(
     config: PreResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """Return the trunk and its width, for images of any size and number of channels; half of an odd side is rounded
-    up."""
+    """Return the trunk and its width, for images of any size and channels; half of an odd side is rounded up."""
 
     def block(before: int, group: int, stride: int) -> Block:
         return Block(before, _STEM * 2**group, stride, generator)

@@ -41,8 +41,9 @@ class VggConfig:
 
 
 def vgg_trunk(config: VggConfig, input_shape: tuple[int, ...], generator: torch.Generator) -> tuple[nn.Module, int]:
-    """Build the trunk for images of 32 pixels or more a side, and return it with its width; a pool drops an odd last
-    row or column.
+    """Build the trunk for images of at least 32 pixels a side, and return it with its width.
+
+    A pool drops an odd last row or column.
 
     Raises:
         ConfigError: the images are smaller, or the rows are not images.

@@ -117,8 +117,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def step_size_of(self, rate: float, rows: float) -> float:
-        """Return the step size equivalent to gradient descent on the mean of ``rows`` losses at the learning rate
-        ``rate``."""
+        """Return the step size that moves like gradient descent on the mean of ``rows`` losses at the rate ``rate``."""
 
     @abstractmethod
     def noise_ratio(self, step_size: float) -> float:

@@ -53,8 +53,7 @@ class SamplerConfig:
         require(plain, "control_variates", f"must be null for the kernel {self.kernel.name}", refresh)
 
     def setting(self, rows: int, precision: float) -> Setting:
-        """Return the setting that determines the step sizes, for ``rows`` rows of noise precision λ_n (1 for
-        classes)."""
+        """Return the setting of the step sizes for ``rows`` rows of noise precision λ_n (1 for classes)."""
         kernel, per_epoch = self.kernel, rows // min(self.batch or rows, rows)
         assert isinstance(kernel, Kernel)
         return Setting.of(

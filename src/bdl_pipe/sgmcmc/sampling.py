@@ -111,8 +111,8 @@ def density_of(log_density: Callable[[Positions], Float[Tensor, " chain"]]) -> D
     """Return a log density of several chains with its gradient, by automatic differentiation.
 
     Args:
-        > log_density: positions [chain, weight] -> log p(θ) [chain], up to a constant. A chain's value must depend on
-    its own position alone.
+        log_density: positions [chain, weight] -> log p(θ) [chain], up to a constant. A chain's value must depend on its
+            own position alone.
     """
 
     def density(positions: Positions) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ def fit_epochs(
 
     Args:
         build: makes a new learner for a data set, given the seed address of its weights; or one function for each
-        model.
+            model.
         rngs: the seed address of each model.
         keep: the snapshots and moments to keep, and the number of epochs to run beyond the chosen one.
 
@@ -202,8 +202,7 @@ class _EpochRun(Objective):
         self._scheduled = {name: values.to(self._device) for name, values in scheduled.items()}
 
     def _wanted(self, epoch: int) -> Tensor:
-        """Return which models train in ``epoch`` [model]: those before their last epoch whose patience has not
-        ended."""
+        """Return which models train in ``epoch`` [model]: before their last epoch and the end of their patience."""
         stopping, wanted = self._config.early_stopping, torch.tensor(self._epochs) > epoch
         if self._held and stopping is not None and stopping.patience is not None:
             wanted &= epoch - self._best_epoch < stopping.patience
@@ -232,8 +231,7 @@ class _EpochRun(Objective):
                 self.snapshots[m].append(self._members.get(m))
 
     def _close(self, done: int) -> None:
-        """End epoch number ``done``, after its last snapshot: update the moments, and compute scores if they are
-        due."""
+        """End epoch number ``done`` after its last snapshot: update the moments, and compute scores if due."""
         mean = (self._sum / self._steps_per_epoch).tolist()
         for m, stop in enumerate(self._epochs):
             if self._keep.counts(stop - done):

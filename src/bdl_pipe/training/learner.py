@@ -46,8 +46,8 @@ class Learner(nn.Module, ABC):
             predicted: :meth:`validate`'s predictive of each part of the rows, with its targets.
 
         Returns:
-            > The mean negative log-likelihood under the estimated parameters, and these parameters by name, for
-        :meth:`with_held_out`: none, or the noise.
+            The mean negative log-likelihood under the estimated parameters, and these parameters by name, for
+                :meth:`with_held_out`: none, or the noise.
         """
         return nll(predicted), {}
 
@@ -132,11 +132,11 @@ class TrainingConfig:
 
     Attributes:
         epochs: the number of passes over the training rows; with ``early_stopping`` the largest number.
-        > batch: the number of rows of a step. A last, partial batch is dropped unless it is the only one, so that all
-    steps have equal weight.
+        batch: the number of rows of a step. A last, partial batch is dropped unless it is the only one, so that all
+            steps have equal weight.
         optimiser: the update rule and its schedule over all ``epochs``.
-        > early_stopping: how the number of epochs is chosen; the learning rate must then be constant. null, or a data
-    set without validation rows: all epochs are run.
+        early_stopping: how the number of epochs is chosen; the learning rate must then be constant. null, or a data set
+            without validation rows: all epochs are run.
         augmentation: the augmentation of training images. null: no augmentation.
     """
 

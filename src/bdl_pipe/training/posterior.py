@@ -107,12 +107,11 @@ class LearnerPosterior(Generic[L]):
         rngs: Sequence[Seed],
         report: Report,
     ) -> list[State]:
-        """Fit a posterior to each of ``data``, starting from the last snapshot of a trajectory in its ``inputs``, if
-        any.
+        """Fit a posterior to each of ``data``, from the last snapshot of a trajectory in its ``inputs``, if any.
 
         Raises:
-            > ConfigError: the trajectory has another network, ``training.early_stopping`` is set together with a
-        trajectory, or the learner cannot be built on this network.
+            ConfigError: the trajectory has another network, ``training.early_stopping`` is set together with a
+                trajectory, or the learner cannot be built on this network.
             Diverged: a loss became NaN or infinite.
         """
         spec = cls.spec(config, data[0])

@@ -30,8 +30,8 @@ def retried(fit: Callable[[Any, Report], list[State]], config: Any, report: Repo
         config: a frozen dataclass.
         report: stores the checkpoints of all attempts.
 
-        Raises:
-            Diverged: the fit diverged at the smallest rates as well, or its config has no rates.
+    Raises:
+        Diverged: the fit diverged at the smallest rates as well, or its config has no rates.
     """
     last = report.load()
     first = int(last.config.get(_ATTEMPT, 0)) if last is not None else 0

@@ -45,7 +45,7 @@ class SnapshotPolicy:
         snapshots: the number of snapshots, the last at the end of the last epoch.
         every: the number of parts of epochs between snapshots.
         extra_epochs: the number of epochs to run beyond the chosen number or, without early stopping, beyond all
-    epochs.
+            epochs.
         moments: the running moments of the weights. null: no moments.
         parts_per_epoch: the number of equal parts of an epoch; a snapshot may be at the end of each.
         start: whether the first snapshot is the weights before the first step.

@@ -38,8 +38,8 @@ def fit_from(
         network: the network of the learners, which must equal the network of the trajectories.
 
     Raises:
-        > ConfigError: the trajectory has another network; or early stopping is set, although the trajectory was trained
-    on the validation rows.
+        ConfigError: the trajectory has another network; or early stopping is set, although the trajectory was trained
+            on the validation rows.
         Diverged: a loss became NaN or infinite.
     """
     starts = [last_snapshot(i, network, config, d) for d, i in zip(data, inputs, strict=True)]

@@ -71,8 +71,8 @@ def kronecker_factors(
     Passes, and sums over a batch of rows, are in the module's floating type; sums over batches are in float64.
 
     Args:
-        > module: a network or its head, in evaluation mode, whose outputs ``spec`` describes. The outputs of a row must
-    depend on that row alone.
+        module: a network or its head, in evaluation mode, whose outputs ``spec`` describes. The outputs of a row must
+            depend on that row alone.
         inputs: the rows to sum the curvature over, of any floating type.
         layers: the names of some of :func:`layers_with_factors`. None: all of them.
     """

@@ -84,8 +84,8 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
     """Return networks drawn around the last snapshot of the trajectory in ``inputs``.
 
     Raises:
-        > ConfigError: a layer is too large for its factors, rows depend on each other (``norm: batch_stats``), or the
-    weights or the curvature are all zero, so that the evidence has no maximum.
+        ConfigError: a layer is too large for its factors, rows depend on each other (``norm: batch_stats``), or the
+            weights or the curvature are all zero, so that the evidence has no maximum.
     """
     (trajectory,) = inputs["trajectory"]
     refresh = config.layers == "all" and config.predictive == "draws"  # otherwise the trunk does not change

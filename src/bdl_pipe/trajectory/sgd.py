@@ -147,9 +147,9 @@ def fit(
     """Fit a trajectory on each of ``data``, from new weights or the last snapshot of its trajectory in ``inputs``.
 
     Raises:
-        > ConfigError: augmentation is set for rows that are not images, ``variance_floor`` is set for classes, an epoch
-    has more parts than steps, the input trajectory has another network or variance, or early stopping is set with an
-    input trajectory, which was trained on the validation rows.
+        ConfigError: augmentation is set for rows that are not images, ``variance_floor`` is set for classes, an epoch
+            has more parts than steps, the input trajectory has another network or variance, or early stopping is set
+            with an input trajectory, which was trained on the validation rows.
         Diverged: a loss became NaN or infinite.
     """
     images = len(data[0].input_shape) == 3

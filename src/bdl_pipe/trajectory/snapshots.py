@@ -109,7 +109,7 @@ class Snapshots:
         It can resume after any block of draws, with the same draws.
 
         Args:
-            > draw: draw numbers -> the drawn weights by name, stacked [draw, ...], of any floating type.
+            draw: draw numbers -> the drawn weights by name, stacked [draw, ...], of any floating type.
         """
         at_once = 1 if self._rows is not None else max(1, _ELEMENTS // self.flat.shape[1])
         saved = report.load()

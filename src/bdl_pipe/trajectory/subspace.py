@@ -49,8 +49,8 @@ class SubspaceConfig(BatchNormConfig):
     Attributes:
         dimension: K, the number of principal components.
         temperature: the likelihood is raised to the power 1/temperature; 1 gives the posterior, infinity the prior.
-        > prior_variance: the prior variance of each coordinate, whose unit is the trajectory's standard deviation along
-    its component.
+        prior_variance: the prior variance of each coordinate, whose unit is the trajectory's standard deviation along
+            its component.
         rows: the number of training rows in the likelihood, which is scaled up to all rows. null: all rows.
         draws: the number of networks in the predictive.
     """
@@ -109,7 +109,7 @@ class Target:
         """Create the target from the trajectory in ``inputs``.
 
         Raises:
-            > ConfigError: the dimension is larger than the number of snapshots minus one, the number of components.
+            ConfigError: the dimension is larger than the number of snapshots minus one, the number of components.
         """
         (trajectory,) = inputs["trajectory"]
         self._snapshots = Snapshots(trajectory, data, config, rng)

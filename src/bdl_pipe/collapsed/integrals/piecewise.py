@@ -22,8 +22,8 @@ class Piecewise:
 
     Attributes:
         breakpoints: b_1 < … < b_K, K ≥ 1; a point at b_k belongs to the piece on its right.
-        > coefficients: the coefficients of K + 1 pieces, by ascending power. The first piece is left of b_1, as a
-    polynomial of z − b_1; piece k ≥ 1 starts at b_k, as a polynomial of z − b_k; the last piece is unbounded.
+        coefficients: the coefficients of K + 1 pieces, by ascending power. The first piece is left of b_1, as a
+            polynomial of z − b_1; piece k ≥ 1 starts at b_k, as a polynomial of z − b_k; the last piece is unbounded.
 
     Raises:
         DataError: shapes do not fit, a value is not finite, or breakpoints do not increase.

@@ -38,9 +38,9 @@ def softmax_one(
         index: the class of the weight.
         feature: the input of the weight.
 
-        Raises:
-            > DataError: a value is not finite, ``low`` > ``high``, ``index`` is not a class, or there are fewer than 2
-        classes.
+    Raises:
+        DataError: a value is not finite, ``low`` > ``high``, ``index`` is not a class, or there are fewer than 2
+            classes.
     """
     ends = [torch.as_tensor(end, dtype=feature.dtype, device=feature.device) for end in (low, high)]
     index = torch.as_tensor(index, device=logits.device).long()

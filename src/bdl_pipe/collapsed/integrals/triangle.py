@@ -39,8 +39,8 @@ def radius(sigma: Scale, match: str) -> Scale:
     Args:
         match: "variance": √6·σ; "density": the nearest in L2, whose variance is 0.88 times the Gaussian's.
 
-        Raises:
-            ConfigError: ``match`` is neither.
+    Raises:
+        ConfigError: ``match`` is neither.
     """
     require(match in ("variance", "density"), "match", 'must be "variance" or "density"', match)
     return sigma * (SQRT_6 if match == "variance" else density_matched())

@@ -50,8 +50,8 @@ def log_expected_softmax(
     is not differentiable. Each input needs classes × (20/STEP + 2·(widest h)/STEP) × points exponentials.
 
     Raises:
-        > DataError: a value is not finite, a half-width is negative, there are more than ``MOST``, or several are so
-    wide that more than ``LARGEST`` points would be needed.
+        DataError: a value is not finite, a half-width is negative, there are more than ``MOST``, or several are so wide
+            that more than ``LARGEST`` points would be needed.
     """
     check(half_widths, MOST, centre=centre)
     classes, count = half_widths.shape[-2:]

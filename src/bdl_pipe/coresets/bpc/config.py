@@ -12,8 +12,8 @@ class BpcConfig:
 
     Attributes:
         ipc: the number of coreset rows per class.
-        > start_epochs: an outer step starts from an expert's weights after 0 … start_epochs − 1 epochs (or parts of
-    epochs), with equal probability (published for CIFAR-10: 2 at ipc 1, 20 at ipc 10).
+        start_epochs: an outer step starts from an expert's weights after 0 … start_epochs − 1 epochs (or parts of
+            epochs), with equal probability (published for CIFAR-10: 2 at ipc 1, 20 at ipc 10).
         outer: the settings of the optimisation of the images.
     """
 
@@ -39,7 +39,7 @@ class InnerConfig:
         steps: the number of gradient-descent steps on the mean cross-entropy (published: 50 at ipc 1, 30 at ipc 10).
         lr: the learning rate of these steps (published: .01 at ipc 1, .03 at ipc 10).
         ahead: the number of epochs, or parts of epochs, from the start to θ_D (published: 1, and 2 for ``bpc_w`` at ipc
-    1).
+            1).
     """
 
     steps: int
@@ -75,7 +75,7 @@ class ForwardKlConfig(MatchedConfig):
         draws: the number of draws of each posterior (published: 30).
         sd: σ of the posteriors (published: .01).
         shared_noise: whether both posteriors use the same noise, which lowers the variance (published: independent
-    noise).
+            noise).
     """
 
     draws: int
@@ -117,8 +117,8 @@ class WassersteinConfig(MatchedConfig):
     """The section ``methods.bpc_w``. The inner learning rate is learned; ``inner.lr`` is its initial value.
 
     Attributes:
-        > lr_step: the largest change of the inner rate's logarithm in an outer step of Adam, or the learning rate of
-    sgd for it (published: sgd on the rate, 1e-5).
+        lr_step: the largest change of the inner rate's logarithm in an outer step of Adam, or the learning rate of sgd
+            for it (published: sgd on the rate, 1e-5).
     """
 
     lr_step: float
@@ -133,8 +133,8 @@ class ContrastiveConfig(BpcConfig):
     """The section ``methods.bpc_cd``.
 
     Attributes:
-        > chains: the number of draws θ⁺ ~ N(θ_D, sd²I), with a chain from each; θ_D is the expert's weights at the
-    start of an outer step.
+        chains: the number of draws θ⁺ ~ N(θ_D, sd²I), with a chain from each; θ_D is the expert's weights at the start
+            of an outer step.
         sd: the standard deviation of θ⁺ (.01).
         steps: K, the number of steps of Langevin dynamics (published script: 10, without noise).
         step_size: α of Langevin dynamics (published script: .01).

@@ -59,8 +59,8 @@ class Experts:
         """Create the experts from trajectories that have a snapshot of their start and every epoch.
 
         Raises:
-            > ConfigError: a trajectory lacks its start or an epoch, or the network is for other images or classes or
-        has batch normalisation with running statistics, which a vector of weights does not include.
+            ConfigError: a trajectory lacks its start or an epoch, or the network is for other images or classes or has
+                batch normalisation with running statistics, which a vector of weights does not include.
         """
         self._states, self._device = states, data.device
         self.spec = read(NetworkSpec, states[0].config["spec"], "spec")

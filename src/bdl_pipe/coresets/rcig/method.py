@@ -42,10 +42,10 @@ class RcigConfig:
         softplus: β of the softplus that replaces each ReLU in the linearisation (published: 60).
         solver: the solver of the two linear problems.
         scale_lr: the peak learning rate of ℓ (published: .03).
-        > network_steps: after its use a network is trained for 1 … network_steps steps, with equal probability
-    (published: 15).
-        > coreset: the settings of the distillation (published: a rate of 3e-3, a pool of 30 at 5e-5, batch 1024,
-    average .99).
+        network_steps: after its use a network is trained for 1 … network_steps steps, with equal probability
+            (published: 15).
+        coreset: the settings of the distillation (published: a rate of 3e-3, a pool of 30 at 5e-5, batch 1024, average
+            .99).
     """
 
     ipc: int

@@ -62,8 +62,8 @@ class Coreset:
         """Read a coreset that replaces the training rows of ``data`` in a fit, on the data's device.
 
         Raises:
-            > ConfigError: the coreset lacks a tensor, has other inputs or classes, has labels that are not finite
-        numbers for each class, or had another transform than ``data``, as ``raw`` shows.
+            ConfigError: the coreset lacks a tensor, has other inputs or classes, has labels that are not finite numbers
+                for each class, or had another transform than ``data``, as ``raw`` shows.
         """
         tensors = state.tensors
         lacks = [name for name in (*(field.name for field in fields(cls)), "raw") if name not in tensors]

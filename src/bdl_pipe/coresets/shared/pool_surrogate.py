@@ -42,19 +42,19 @@ class DistilConfig:
         steps: the number of outer steps.
         batch: the number of training rows of a step.
         lr: the peak learning rate of images, which falls to 0 by a cosine.
-        > label_lr: the peak learning rate of labels, which falls to 0 by a cosine. null: labels are not learned. With
-    ``lamb`` the labels have the images' rate, since a step is proportional to the tensor's norm.
+        label_lr: the peak learning rate of labels, which falls to 0 by a cosine. null: labels are not learned. With
+            ``lamb`` the labels have the images' rate, since a step is proportional to the tensor's norm.
         label_scale: the factor of the initial labels (onehot − 1/k)/√(k/10).
         pool: the settings of the model pool.
         augmentation: the augmentation of the coreset, of the batch and of the networks' training.
         accuracy_every: the number of steps between reports of the batch accuracy.
-        > average: the decay of an unbiased exponential average of images and labels, which is the result. null: the
-    last images and labels are.
-        > start: the initial images: ``random`` rows, rows nearest to ``kmeans`` centres, rows from ``herding``, or
-    ``noise``.
+        average: the decay of an unbiased exponential average of images and labels, which is the result. null: the last
+            images and labels are.
+        start: the initial images: ``random`` rows, rows nearest to ``kmeans`` centres, rows from ``herding``, or
+            ``noise``.
         optimiser: the update rule of images and labels.
-        > increment: whether a step of class-incremental learning distils its coreset from its own rows ``alone`` or
-    ``with_earlier`` coreset. Without an earlier coreset both are the same.
+        increment: whether a step of class-incremental learning distils its coreset from its own rows ``alone`` or
+            ``with_earlier`` coreset. Without an earlier coreset both are the same.
     """
 
     steps: int
@@ -188,8 +188,8 @@ def distil(
         name: the method's name.
         config: the method's config, with ``ipc`` and ``coreset`` (a :class:`DistilConfig`).
 
-        Raises:
-            ConfigError: :meth:`Coreset.for_fit` or :class:`Memory` refuses the earlier coreset.
+    Raises:
+        ConfigError: :meth:`Coreset.for_fit` or :class:`Memory` refuses the earlier coreset.
         Diverged: the loss or an image became NaN or infinite.
     """
     outer: DistilConfig = config.coreset

@@ -146,8 +146,8 @@ def solve(
         gamma: the *precision* of the coreset's Gaussian likelihood, > 0.
         beta: β_S, the temper of the coreset's KL. None: the paper's choice, n.
 
-        No jitter is added: A = I + aΦΦᵀ has no eigenvalue below 1, so its Cholesky factor exists for any rank of Φ, in
-        float32 if a‖Φ‖² is below 1e7.
+    No jitter is added: A = I + aΦΦᵀ has no eigenvalue below 1, so its Cholesky factor exists for any rank of Φ, in
+    float32 if a‖Φ‖² is below 1e7.
 
     Raises:
         ConfigError: rho, gamma or beta is not > 0.

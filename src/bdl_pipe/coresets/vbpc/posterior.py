@@ -39,7 +39,7 @@ class StudentConfig:
         steps: T', the number of Adam steps; with 0 the trunk stays random.
         lr: Adam's constant learning rate.
         augmentation: the augmentation of the coreset at each step; the closed form uses the coreset without
-        augmentation.
+            augmentation.
     """
 
     steps: int
