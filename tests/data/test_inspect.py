@@ -90,13 +90,13 @@ BAD: dict[str, tuple[Callable[[], pd.DataFrame], list[str], Any, str]] = {
         with_columns(cost=houses()["price"]),
         ["price"],
         None,
-        "column 'cost' is the target 'price' once more; leave it out with --leave-out cost",
+        "column 'cost' repeats the target 'price'; leave it out with --leave-out cost",
     ),
     "a class under another name": (
         with_columns(size=(houses()["area"] > 120).astype(int)),
         ["kind"],
         None,
-        "column 'size' is the target 'kind' once more",
+        "column 'size' repeats the target 'kind'",
     ),
     "classes of one row": (
         with_columns(kind=["a", "b", *"cdefgh", *["x"] * 292]),
