@@ -22,7 +22,7 @@ def every(missing: bool) -> int:
         known = survey.sources(Path("params.yaml"), Path("params"))
         print(*survey.report(survey.survey(RESULTS, known), _took()), sep="\n")
         return 0
-    done = places.identity("evaluate", "any").parent.glob("*.json")  # written last, so that unfinished results are excluded
+    done = places.identity("evaluate", "any").parent.glob("*.json")  # written last, by finished stages
     runs = [_scored(path.stem) for path in sorted(done)]
     for path, comparison in stored.of_default_run(runs):
         if stored.poorer(RESULTS / path, comparison):

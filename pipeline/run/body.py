@@ -41,10 +41,10 @@ def ensure(
         made_from = plan.made_from(stage)
         settings = settings.of(stage.kind, params.method_of(stage.kind, stage.key))
         with closing(choose(settings, head, shipped())) as executor:
-            # Import only this stage kind's module, since others may need more packages.
+            # Only this stage kind's module is imported: preparing a data set needs no neural networks.
             store = import_module(BODIES[stage.kind]).run(stage, params, executor, settings)
         plan.record(stage, made_from)
-        if store is not None:  # Only after the result is recorded are the checkpoints no longer needed.
+        if store is not None:  # A kill before the result is recorded must not lose the checkpoints.
             store.clear()
     return True
 

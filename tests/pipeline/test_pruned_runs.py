@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {  # the rules of a sh
         {"b_whole": {"input": "student/b-half", "override": {"prune": 0.5}}},
         "runs.b-whole.input must be a run above (known: none), got 'student/b-half'",
     ),
-    "more seeds": ({"b_half": {"seeds": 3}}, "runs.b-half.seeds must be <= 2, those of its input, got 3"),
+    "more seeds": ({"b_half": {"seeds": 3}}, "runs.b-half.seeds must be <= 2, the seeds of its input, got 3"),
     "inducing weights at a trajectory": (
         {"b_whole": {"input": "trajectory/b-sgd"}},
         "runs.b-whole.input must be student/<run> or prepare/boston, got 'trajectory/b-sgd'",
