@@ -134,7 +134,7 @@ def reason(stage: Stage) -> str | None:
         known = json.loads(place.read_text())
         made, since = known.pop("made"), place.stat().st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
-        return "there is no result yet"
+        return "it has no result yet"
     except (OSError, ValueError, AttributeError, KeyError):
         return f"{place} is damaged"
     changed = _difference(known, made_from(stage))

@@ -89,7 +89,7 @@ class Child:
         code = self.exit_code() or 0
         if code >= 0:
             return list(self.last) or [f"ended with exit code {code}"]
-        return [*self.last, f"ended by {signal.Signals(-code).name}; the same command goes on from its last checkpoint"]
+        return [*self.last, f"ended by {signal.Signals(-code).name}; give the same command again to continue"]
 
     def _texts(self, parts: Sequence[bytes]) -> Iterator[str]:
         for part in parts:

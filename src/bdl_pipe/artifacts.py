@@ -244,12 +244,12 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
     if manifest.get("kind") != kind:
         raise ArtifactError(f"{place}: must be a {kind} artifact, got {short(manifest.get('kind'))}")
     if not isinstance(manifest.get("about"), dict):
-        raise ArtifactError(f"{place}: is damaged: it does not say what it is about")
+        raise ArtifactError(f"{place}: is damaged: it has no section about")
     if not isinstance(manifest.get("files"), dict):
         raise ArtifactError(f"{place}: is damaged: it lists no files")
     for name, facts in manifest["files"].items():
         if not isinstance(facts, dict) or not {"bytes", "sha256"} <= facts.keys():
-            raise ArtifactError(f"{place}: is damaged: it does not say what {brief(name)} is")
+            raise ArtifactError(f"{place}: is damaged: it has no facts of {brief(name)}")
     for name, facts in manifest["files"].items():
         _check(path / name, facts, verify)
     return Artifact(path, manifest)

@@ -179,7 +179,7 @@ def stored_address(path: Path, split: int = 0, seed: int = 0) -> "Seed":
 
     about = artifacts.load(path, "student", verify=False).manifest["about"]
     if not {"seed", "run"} <= about.keys():
-        raise ArtifactError(f"{path}: must say its seed and its run; make it again")
+        raise ArtifactError(f"{path}: must record its seed and its run; make it again")
     return prediction_address(about["seed"], about["run"], split, seed)
 
 

@@ -65,7 +65,7 @@ def changed(**runs: dict[str, Any]) -> dict[str, Any]:
 WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {  # the rules of a share are tested beside the method
     "a share and a trajectory": (
         {"b_half": {"method": "ffg_w", "input": "trajectory/b-sgd"}},
-        "runs.b-half.prune must be null where no posterior is pruned (input: student/<run>), got 0.5",
+        "runs.b-half.prune must be null without a posterior as input (input: student/<run>), got 0.5",
     ),
     "another method": ({"b_half": {"method": "ffg_w"}}, "runs.b-half.input must be a run of ffg_w, got 'ffg_u'"),
     "a pruned run": (

@@ -232,7 +232,7 @@ def start_at_a_draw(teacher: FunctionTeacher, network: Network, architecture: Ne
         ConfigError: the teacher is not a set of networks of that architecture.
     """
     if not isinstance(teacher, StoredDraws) or teacher.spec.network != architecture:
-        rule = "must be fresh where the teacher is not a set of networks of the student's architecture"
+        rule = "must be fresh unless the teacher is a set of networks of the student's architecture"
         raise ConfigError("start", rule, "draw")
     own, drawn = network.state_dict(), teacher.draws[rng.integer() % teacher.count]
     same_head = all(own[f"head.{name}"].shape == value.shape for name, value in under("head.", drawn).items())

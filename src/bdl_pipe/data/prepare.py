@@ -159,9 +159,9 @@ def rows_sha256(examples: Examples) -> str:
 
 def _check_fit(config: DatasetConfig, raw: Raw, path: str) -> None:
     if raw.test is not None and config.splits > 1:
-        raise ConfigError(f"{path}.splits", "must be 1 for a set with test rows of its own", config.splits)
+        raise ConfigError(f"{path}.splits", "must be 1 for a set with its own test rows", config.splits)
     if config.corrupted_images and config.splits > 1:
-        raise ConfigError(f"{path}.corrupted_images", "must be 0 where splits > 1", config.corrupted_images)
+        raise ConfigError(f"{path}.corrupted_images", "must be 0 if splits > 1", config.corrupted_images)
     if raw.kind == "table" and config.normalise == "published":
         raise ConfigError(f"{path}.normalise", "must be train, robust or none for a table", config.normalise)
 

@@ -83,7 +83,7 @@ def validate_sources(kind: Kind, config: RandomConfig, sources: Mapping[StageKin
     require(config.weights.kind == kind, "weights.kind", f"must be {kind}", config.weights.kind)
     source = sources.get("student")
     if source is None:
-        rule = "must be null where no posterior is pruned (input: student/<run>)"
+        rule = "must be null without a posterior as input (input: student/<run>)"
         require(config.prune is None, "prune", rule, config.prune)
         return
     require(len(sources) == 1, "input", "must be a posterior or a trajectory, not both")
@@ -93,7 +93,7 @@ def validate_sources(kind: Kind, config: RandomConfig, sources: Mapping[StageKin
     rule = "must be a posterior that is not pruned itself"
     require(source.prune is None, "input", rule, f"one with prune: {source.prune}")
     require_same_shape(config, source)
-    rule = "must be null where a posterior is the start: it has been fitted on the validation rows"
+    rule = "must be null with a posterior as input, which was fitted to the validation rows"
     require(config.training.early_stopping is None, "training.early_stopping", rule, config.training.early_stopping)
 
 

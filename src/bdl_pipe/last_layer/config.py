@@ -108,7 +108,7 @@ class FeaturesConfig:
 
     def __post_init__(self) -> None:
         linear = self.stochastic == "linear"
-        rule = "must be > 0 where stochastic is linear, and null where it is all"
+        rule = "must be > 0 if stochastic is linear, and null if it is all"
         good = self.prior_variance is not None and self.prior_variance > 0 if linear else self.prior_variance is None
         require(good, "prior_variance", rule, self.prior_variance)
         require(self.initial_sd > 0, "initial_sd", "must be > 0", self.initial_sd)

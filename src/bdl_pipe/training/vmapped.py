@@ -108,7 +108,7 @@ class VmappedModels(Models):
         Raises:
             ConfigError: the learners have dropout layers or batch norm.
         """
-        rule = "must be 0 where several members are trained as one (the method dropout draws its own masks)"
+        rule = "must be 0 if several members are trained as one (the method dropout draws its own masks)"
         for module in learners[0].modules():
             require(not isinstance(module, nn.Dropout), "network.dropout", rule)
             batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)

@@ -203,7 +203,7 @@ def _head(network: Network, weights: Weights, data: FitData, targets: Units, ori
     require(shape in ([outputs, wide], [2 * outputs, wide]) and list(bias.shape) == shape[:1], "weights", rule, shape)
     transform = data.transform
     if targets == "own" and transform.shift is not None and transform.scale is not None:
-        rule = "must be transformed where the data set's targets are logarithms"
+        rule = "must be transformed if the data set's targets are logarithms"
         require(not transform.log, "targets", rule, targets)
         shift, scale = transform.shift.double().cpu(), transform.scale.double().cpu()
         weight[:outputs] /= scale[:, None]

@@ -99,7 +99,7 @@ class SgdConfig:
         require(self.every > 0, "every", "must be > 0", self.every)
         require(self.extra_epochs >= 0, "extra_epochs", "must be >= 0", self.extra_epochs)
         allowed = self.extra_epochs == 0 or self.early_stopping is not None
-        require(allowed, "extra_epochs", "must be 0 where early_stopping is null", self.extra_epochs)
+        require(allowed, "extra_epochs", "must be 0 if early_stopping is null", self.extra_epochs)
         trained = self.moments is None or self.early_stopping is None or self.early_stopping.noise == "trained"
         require(trained, "early_stopping.noise", "must be trained if moments of the weights are kept")
         bounded = self.variance_floor is None or self.variance_floor > 0

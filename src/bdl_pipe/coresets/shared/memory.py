@@ -32,7 +32,7 @@ class Memory:
         """
         self.coreset, self._classes = coreset, coreset.classes.cpu()
         _, place, counts = self._classes.unique(return_inverse=True, return_counts=True)
-        rule = "must be alone where the earlier coreset has one row of a class"
+        rule = "must be alone if the earlier coreset has only one row of a class"
         require(int(counts.min()) > 1, "coreset.increment", rule, "with_earlier")
         out, seen = counts // 2, len(counts) + new
         self.share = new / seen

@@ -37,7 +37,7 @@ def names_rows(cells: Cells) -> str:
     word = short(no_number(cells.filled))
     if share >= MOST:
         return f"{share:.0%} of its cells are numbers but for texts such as {word}: write gaps as empty cells"
-    return f"it names rows: nearly every one has a text of its own, such as {word}"
+    return f"it identifies rows: nearly every row has a different text, such as {word}"
 
 
 def number_share(cells: Cells) -> float:

@@ -205,7 +205,7 @@ def _classes(answers: Sequence[Cells], rows: int) -> tuple[np.ndarray, dict[str,
     if len(counts) < 2:
         raise DataError(f"{column} must have at least 2 classes, got only {listed(counts, 6)}")
     if len(counts) > _IDENTIFIER * rows:
-        rule = "names rows rather than classes: nearly every row has a value of its own; choose another target"
+        rule = "identifies rows: nearly every row has a different value; choose another target"
         raise DataError(f"{column} {rule}")
     rare = [label for label, count in counts.items() if count < FEWEST_OF_CLASS]
     if rare:

@@ -137,7 +137,7 @@ def unseen(inputs: np.ndarray, columns: tuple[Column, ...]) -> list[str]:
         new = values == UNSEEN
         if column.kind == "category" and new.any():
             where = f"{int(new.sum()):,} rows, the first {int(np.argmax(new)) + 1}"
-            way = "taken as one of the rare categories or, where there are none, as no category"
+            way = "taken as one of the rare categories or, if there are none, as no category"
             lines.append(f"{column.name}: a category that the fitted file did not have, in {where}: {way}")
         if column.ends and (far := _is_far(values, *column.ends)).any():
             where = f"{int(far.sum()):,} rows, the first {int(np.argmax(far)) + 1}"

@@ -221,7 +221,7 @@ def _what(path: Path) -> str:
     if b"<svg" in start:
         return "it is SVG; convert it to PNG"
     kind = other_kind(start, path.name)
-    return f"it {kind}" if kind else "its bytes are those of no kind of image"
+    return f"it {kind}" if kind else "its bytes are not an image format's"
 
 
 def _upright(image: Image.Image) -> Image.Image:

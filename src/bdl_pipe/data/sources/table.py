@@ -130,7 +130,7 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
         others = (n for n in table.column_names if n not in answers and not is_index(table, n))
         features = source.features or tuple(others)
         if not features:
-            raise DataError(f"{source.path}: must have a column beside the target, got {names_of(table)}")
+            raise DataError(f"{source.path}: must have a column besides the target, got {names_of(table)}")
         inputs = feature_matrix(table, features, source.path)
     if source.task == "regression":
         targets = feature_matrix(table, source.target, source.path)
@@ -195,7 +195,7 @@ def open_table(path: Path, form: CsvForm = CsvForm()) -> pa.Table:
     try:
         table = _parse(path, form)
     except (pa.ArrowException, OSError, UnicodeError) as error:
-        cure = "; delete what stands above the line of names" if "Row #2: Expected 1 columns" in str(error) else ""
+        cure = "; delete the lines above the column names" if "Row #2: Expected 1 columns" in str(error) else ""
         raise DataError(f"{path}: is not a readable CSV or Parquet file ({brief(error)}){cure}") from None
     about = table.schema.metadata
     table = table.rename_columns([clean(name) for name in table.column_names]).replace_schema_metadata(about)
