@@ -29,8 +29,8 @@ from .hub import RETRIES, HubFile, HubStore, Progress, first_line, get, make_hub
 from .store import Store
 
 _POLL_SECONDS: Final = 0.3
-_FEW_SECONDS: Final = 60.0  # of one core; below, workers are not worth their start of ten seconds and the transfer of data
-_TRY_SECONDS: Final = 10.0  # how long a task with checkpoints is tried in this process
+_FEW_SECONDS: Final = 60.0  # one core's time; shorter work does not pay for ten seconds of start and the transfer of data
+_TRY_SECONDS: Final = 10.0  # a task with checkpoints runs in this process this long; then a worker continues it
 _STORE_BYTES: Final = 2 * 1024**3  # the limit of an embedded object store, which allocates memory as it fills
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _QUIET: Final = {

@@ -23,8 +23,8 @@ _WAIT_SECONDS: Final = 1.0  # between two checks for an expected node
 _LINE_SECONDS: Final = 60.0  # between two messages of a wait
 _ANSWER_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 3.0
-_GRACE_SECONDS: Final = 10.0  # in which Ray usually fails the tasks of a dead node
-_REFUSED_SECONDS: Final = 10.0  # in which a restarted head listens again
+_GRACE_SECONDS: Final = 10.0  # Ray usually fails a dead node's tasks within this time
+_REFUSED_SECONDS: Final = 10.0  # a restarted head listens again within this time
 _SILENT_SECONDS: Final = 45.0  # a network may recover; after 60 s Ray aborts this process
 
 

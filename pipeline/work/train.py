@@ -17,7 +17,7 @@ from .executor import Done, Task, Work, attempt
 from .hub import RETRIES, HubStore, Progress, with_plugins
 from .store import Store
 
-_TIMEOUT_SECONDS: Final = 600  # of a collective operation, after which a hanging peer is an error
+_TIMEOUT_SECONDS: Final = 600  # a collective operation that takes longer is an error: a peer hangs
 
 
 def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Settings, parts: Sequence[Any]) -> Done:
