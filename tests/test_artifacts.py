@@ -98,7 +98,7 @@ def test_a_manifest_that_does_not_say_what_a_file_is(folder: Path, facts: object
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["0-1.safetensors"] = facts
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert refused(folder).endswith("manifest.json: is damaged: it does not say what 0-1.safetensors is")
+    assert refused(folder).endswith("manifest.json: is damaged: it has no facts of 0-1.safetensors")
 
 
 def test_a_truncated_file_and_a_missing_one(folder: Path) -> None:

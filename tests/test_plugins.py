@@ -124,7 +124,7 @@ def test_the_section_is_a_list_of_texts(names: object) -> None:
 def test_what_is_not_there_is_said() -> None:
     with pytest.raises(ConfigError, match="must not name a plugin twice"):
         load(["a.py", "a.py"])
-    with pytest.raises(PluginError, match=r"the plugin my/gone\.py is not there: no such file in "):
+    with pytest.raises(PluginError, match=r"the plugin my/gone\.py is missing: no such file in "):
         load(["my/gone.py"])
     with pytest.raises(PluginError, match="nowhere_to_be_found cannot be imported: there is no such module"):
         load(["nowhere_to_be_found"])

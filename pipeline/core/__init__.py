@@ -1,1 +1,1 @@
-"""What every stage stands on: checked params, machine settings, places of artifacts, executors, the shell."""
+"""The base of all stages: checked params, machine settings, places of artifacts, records."""

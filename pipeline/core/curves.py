@@ -1,7 +1,7 @@
-"""Curves: what a stage measures while it works, in ``.state/curves/<kind>/<key>.jsonl``.
+"""Curves: a stage's metrics by step, in ``.state/curves/<kind>/<key>.jsonl``.
 
-The stage's process appends a line at a time; the process that tracks stages reads them, while the stage works or
-later. No result depends on this file, and DVC does not know it.
+The stage's process appends lines; the process that tracks stages reads them during or after the stage. No result
+depends on this file, and DVC does not track it.
 """
 
 import json
@@ -28,7 +28,7 @@ class Point:
 
 
 class Curve:
-    """The file of one stage's run, which begins here: it replaces the file of the run before."""
+    """The file of a new run of a stage, which replaces the last run's file."""
 
     def __init__(self, kind: str, key: str) -> None:
         self._place = places.curve(kind, key)
@@ -36,7 +36,7 @@ class Curve:
         self._place.write_text(_line({"started": time.time(), "commit": provenance.commit()}))
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Append values of a step."""
+        """Append the values of a step."""
         point = {"time": time.time(), "step": step, "metrics": {name: float(value) for name, value in values.items()}}
         with self._place.open("a") as file:
             file.write(_line(point))
@@ -57,7 +57,7 @@ def _line(facts: Mapping[str, Any]) -> str:
 
 
 def _lines(place: Path) -> list[dict[str, Any]]:
-    """Read the lines of a file; one that its writer has not ended is left out."""
+    """Read the complete lines of a file; an unfinished line is skipped."""
     try:
         text = place.read_bytes()
     except FileNotFoundError:

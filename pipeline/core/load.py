@@ -1,7 +1,7 @@
-"""Reading and checking params.yaml as a whole, before anything else happens.
+"""Reading and checking of the whole params.yaml.
 
-Every command reads the file first, so a wrong value anywhere stops everything in the first second. DVC reads the file
-itself, to know what has changed.
+Every command reads the file first, so a wrong value anywhere stops it in the first second. DVC also reads the file, to
+detect changes.
 """
 
 import re
@@ -29,18 +29,19 @@ def load(path: Path = Path("params.yaml"), registry: Mapping[str, Method] | None
         registry: the known methods; the library's by default.
 
     Raises:
-        ConfigError: the first key that breaks its rule, with its path, the rule and the value.
+        ConfigError: a key breaks its rule; the message has the first such key, the rule and the value.
         DataError: the file is missing or is not YAML.
-        PluginError: a plugin that it names is missing, or cannot be imported.
+        PluginError: a plugin is missing or cannot be imported.
     """
     return typed(read_yaml(path), registry)
 
 
 def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) -> Params:
-    """Check a params file that has been read, as :func:`load` does.
+    """Check the content of a params file, see :func:`load`.
 
     Raises:
-        ConfigError, PluginError: as :func:`load`.
+        ConfigError: see :func:`load`.
+        PluginError: see :func:`load`.
     """
     sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
     _keys(raw, sections, optional=("inputs", "plugins"))
@@ -86,7 +87,7 @@ def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     require(isinstance(section, dict), name, "must be a section (key: value)", section)
     for key in section:
         good = isinstance(key, str) and _KEY.fullmatch(key) is not None
-        require(good, f"{name}.{key}", "must be a key of letters, digits, _ and - alone", key)
+        require(good, f"{name}.{key}", "must have only letters, digits, _ and -", key)
     return section
 
 
@@ -119,7 +120,7 @@ def _run(
     numbers: Any = config.read(method.config, merged, f"methods.{spec.method}")
     run = Run(kind, key, spec, method, numbers, _sources(spec, method.stages[kind], path, bundles))
     for file in files_of(run.config):
-        require(file.is_file(), f"methods.{spec.method}", f"must name files that are there in {Path.cwd()}", str(file))
+        require(file.is_file(), f"methods.{spec.method}", f"must name existing files in {Path.cwd()}", str(file))
     _check_sources(run, path, above, datasets)
     return run
 
@@ -141,7 +142,7 @@ def _check_bundle(
     runs: Mapping[tuple[str, str], Run],
     datasets: Mapping[str, DatasetConfig],
 ) -> None:
-    """Check that the runs of an entry of ``inputs`` exist and have one data set, or it and the step before it."""
+    """Check that the runs of an entry of ``inputs`` exist and share a data set, or are of it and the step before it."""
     datasets_of = {}
     for kind, name in bundle.items():
         known = [k for other, k in runs if other == kind]
@@ -158,7 +159,8 @@ def _check_bundle(
 def _sources(
     spec: RunSpec, stage: StageSpec, path: str, bundles: Mapping[str, Mapping[Kind, str]]
 ) -> Mapping[Kind, str]:
-    """Return the runs that a spec names as its input: every kind that its stage needs, or some where it may choose."""
+    """Return the input runs of a spec: a run of every stage kind that it needs, or of some kinds if they are
+    optional."""
     needs, required, data = stage.needs, stage.required, f"prepare/{spec.dataset}"
     meant = [f"{kind}/<run>" for kind in needs if required <= {kind}]
     meant += [f"inputs/<key> with {' and '.join(needs)}"] * (len(required) > 0 and len(needs) > 1)
@@ -181,7 +183,7 @@ def _sources(
 def _check_sources(
     run: Run, path: str, above: Mapping[tuple[str, str], Run], datasets: Mapping[str, DatasetConfig]
 ) -> None:
-    """Check that a run's sources stand above it, with its data and enough seeds, and that their configs fit its own."""
+    """Check that a run's inputs are above it, have its data and enough seeds, and that their configs fit its own."""
     place, configs, own = f"{path}.input", {}, run.spec.dataset
     for kind, key in run.sources.items():
         known, name = [k for other, k in above if other == kind], f"{kind}/{key}"
@@ -193,7 +195,7 @@ def _check_sources(
             right, rule = source.spec.dataset == own, own
         require(right, place, f"must be of the data set {rule}", f"{name}: {source.spec.dataset}")
         enough = run.stage.needs[kind] != "one_to_one" or run.spec.seeds <= source.spec.seeds
-        require(enough, f"{path}.seeds", f"must be <= {source.spec.seeds}, those of its input", run.spec.seeds)
+        require(enough, f"{path}.seeds", f"must be <= {source.spec.seeds}, the seeds of its input", run.spec.seeds)
         configs[kind] = source.config
     if run.stage.validate_sources is not None:
         try:
@@ -207,7 +209,7 @@ def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
 
 
 def unwatched(params: Params) -> list[str]:
-    """Return a line for each file and data set of which DVC does not notice changes."""
+    """Return a line for each file and data set whose changes DVC does not notice."""
     watched = [Path(name).absolute() for name in ("data", "plugins")]
     lines = []
     for name in params.plugins:

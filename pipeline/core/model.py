@@ -1,4 +1,4 @@
-"""The typed view of params.yaml: runs, and the params file as a whole; checked by :mod:`pipeline.core.load`."""
+"""The typed view of params.yaml, with its runs; :mod:`pipeline.core.load` checks it."""
 
 import dataclasses
 import re
@@ -20,22 +20,22 @@ SECTIONS: Final[Mapping[str, str]] = {
     "coreset": "coresets",
     "student": "runs",
 }
-FIT_KINDS: Final = get_args(Kind)  # A kind may be made from the kinds before it.
-_SETTING: Final = re.compile(r"[\w.=%()+-]+( [\w.=%()+-]+)*|")  # It has no sign of Markdown, HTML or rich markup.
+FIT_KINDS: Final = get_args(Kind)  # a kind may need the kinds before it
+_SETTING: Final = re.compile(r"[\w.=%()+-]+( [\w.=%()+-]+)*|")  # without characters of Markdown, HTML or rich markup
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run as it is written in params.yaml.
+    """A run of params.yaml, as written.
 
     Attributes:
         dataset: a key of ``datasets``.
         method: a key of ``methods``.
-        seeds: how many results are made for each split of the data.
-        input: the run is made from this: ``prepare/<data set>``, ``<stage kind>/<run>`` of a run above, or
-            ``inputs/<key>``, which is several of these.
-        override: hyperparameters of this run in place of the method's.
-        setting: the column of the comparison that distinguishes runs of one method (section ``runs`` only).
+        seeds: the number of results for each split of the data.
+        input: the run's input: ``prepare/<data set>``, ``<stage kind>/<run>`` of a run above, or ``inputs/<key>``,
+            which names several such inputs.
+        override: hyperparameters of this run that replace the method's.
+        setting: a text that distinguishes runs of one method in the comparison (section ``runs`` only).
     """
 
     dataset: str
@@ -56,7 +56,7 @@ class ReportConfig:
     """The section ``report`` of params.yaml.
 
     Attributes:
-        figures_dpi: CSS pixels an inch of figure.
+        figures_dpi: the CSS pixels per inch of a figure.
     """
 
     figures_dpi: int
@@ -70,7 +70,7 @@ class Run:
     """A checked run, with its method, its typed hyperparameters and its inputs.
 
     Attributes:
-        sources: stage kind -> key of the runs that it is made from, beside its data.
+        sources: stage kind -> key of the input run.
     """
 
     kind: Kind
@@ -91,8 +91,8 @@ class Params:
     """A params file, typed and checked as a whole.
 
     Attributes:
-        inputs: common name -> artifacts that are read together: stage kind -> ``<stage kind>/<run>``.
-        raw: the file as it was read.
+        inputs: name -> artifacts that form an input together: stage kind -> ``<stage kind>/<run>``.
+        raw: the content of the file.
     """
 
     seed: int
@@ -114,7 +114,7 @@ class Params:
         return {*self.raw["methods"], *(run.method.name for run in self.runs.values())}
 
     def method_of(self, kind: str, key: str) -> str:
-        """Return the method that a stage runs; empty: the stage runs no method."""
+        """Return the method that a stage runs; empty if it runs none."""
         run = self.runs.get(("student" if kind == "evaluate" else kind, key))
         return run.method.name if run else ""
 
@@ -136,7 +136,7 @@ class Params:
         """Return the run ``key`` of a stage kind.
 
         Raises:
-            ConfigError: there is no such run; with the nearest name.
+            ConfigError: there is no such run; the message suggests the nearest name.
         """
         if (kind, key) not in self.runs:
             known = [k for other, k in self.runs if other == kind]
@@ -152,7 +152,7 @@ class Params:
         return [run for run in self.runs.values() if run.method.name == method]
 
     def lineage(self, run: Run) -> list[Run]:
-        """List a run's upstream runs and then the run itself; each run stands after the runs that it is made from."""
+        """List a run's upstream runs and then the run; each run is after its inputs."""
         above = [self.lineage(self.run(kind, key)) for kind, key in run.sources.items()]
         return [*{(r.kind, r.key): r for runs in above for r in runs}.values(), run]
 

@@ -1,6 +1,6 @@
-"""Changes of params.yaml: an overlay is merged into it, or a data set is taken out. Comments and order stay.
+"""Changes of params.yaml: merging an overlay, or removing a data set. Comments and order are kept.
 
-An overlay names only what it changes. A change is written only if the result is valid as a whole.
+An overlay contains only the keys that it changes. A change is written only if the whole result is valid.
 """
 
 import io
@@ -19,15 +19,16 @@ from .load import load
 from .model import SECTIONS
 
 PARAMS: Final = Path("params.yaml")
-_SHOWN: Final = 4  # A message names this many of a section's new entries.
+_SHOWN: Final = 4  # the most new entries of a section that a message names
 
 
 def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
-    """Merge the file ``overlay`` into ``target``, and return what changed: a line each, new entries a line a section.
+    """Merge the file ``overlay`` into ``target``, and return the changes: a line each, and one for a section's new
+    entries.
 
     Raises:
         DataError: a file is missing or is not YAML.
-        ConfigError: the merged whole would break a rule; ``target`` stays as it was.
+        ConfigError: the merged file would break a rule; ``target`` is not changed.
     """
     changes = read_yaml(overlay)
     lines: list[str] = []
@@ -38,10 +39,10 @@ def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
 
 
 def remove(name: str, target: Path = PARAMS) -> dict[str, int]:
-    """Take a data set and the runs on it out of ``target``, and count the removed entries: section -> count.
+    """Remove a data set and its runs from ``target``, and count the removed entries: section -> count.
 
     Raises:
-        UserError: there is no such data set, or the rest would break a rule; ``target`` stays as it was.
+        UserError: there is no such data set, or the rest would break a rule; ``target`` is not changed.
     """
     counts = {"datasets": 1}
     with _edited(target) as document:
@@ -56,7 +57,7 @@ def remove(name: str, target: Path = PARAMS) -> dict[str, int]:
 
 
 def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
-    """Write an overlay file; ``comments`` at its head say where its values come from."""
+    """Write an overlay file; ``comments`` at the top state the origin of its values."""
     head = "".join(f"# {part}\n" for line in comments for part in line.splitlines())
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, (head + write_yaml(overlay)).encode())
@@ -64,10 +65,10 @@ def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
 
 @contextmanager
 def _edited(target: Path) -> Iterator[Any]:
-    """Yield the document of a params file to be changed in place, then check the changed document and write it.
+    """Yield a params file's document for changes in place, then check the changed document and write it.
 
     Raises:
-        UserError: the file cannot be read, or the changed document breaks a rule; the file stays as it was.
+        UserError: the file cannot be read, or the changed document breaks a rule; the file is not changed.
     """
     from ruamel.yaml import YAML
 
@@ -83,7 +84,7 @@ def _edited(target: Path) -> Iterator[Any]:
 
 
 def _check(text: str, target: Path) -> None:
-    """Read ``text`` as a params file before it replaces ``target``."""
+    """Check ``text`` as a params file before it replaces ``target``."""
     trial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         trial.write_text(text)
@@ -101,7 +102,7 @@ def _merge(
     lines: list[str],
     new: MutableMapping[str, list[str]],
 ) -> None:
-    """Merge in place as ``config.merge`` does: another variant (with another ``name``) replaces the old one whole."""
+    """Merge in place as ``config.merge`` does: a variant with another ``name`` replaces the old section."""
     for key, value in overlay.items():
         old = base.get(key)
         if isinstance(old, MutableMapping) and isinstance(value, Mapping) and same_variant(old, value):
@@ -121,7 +122,7 @@ def _brief(section: str, names: list[str]) -> str:
 
 
 def _delete(document: Any, section: str, keys: list[str]) -> None:
-    """Delete entries of a section. An empty section is written as {}: its comments alone would not be a section."""
+    """Delete entries of a section. An empty section is written as {}, since comments alone are not a section."""
     for key in keys:
         del document[section][key]
     if keys and not document[section]:

@@ -1,4 +1,4 @@
-"""Where artifacts lie, below the working directory."""
+"""The paths of artifacts and state, below the working directory."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,26 +17,26 @@ REPORT_FILES: Final = (
     "coresets.csv",
     "metrics.json",
 )
-_root: Path | None = None  # in place of WORK, see rooted
+_root: Path | None = None  # replaces WORK, see rooted
 
 
 def artifact(kind: str, key: str) -> Path:
-    """Return the place of an artifact, ``work/<kind>/<key>``."""
+    """Return the path of an artifact, ``work/<kind>/<key>``."""
     return (_root or WORK) / kind / key
 
 
 def record(kind: str, key: str) -> Path:
-    """Return the file of what differs between equal runs: seconds, memory, device, commit."""
+    """Return the file of facts that differ between equal runs: seconds, memory, device, commit."""
     return (_root or WORK) / kind / f"{key}.run.json"
 
 
 def identity(kind: str, key: str) -> Path:
-    """Return the file that says what an artifact was made from, see ``plan.plan``."""
+    """Return the file with the parameters, code and inputs of an artifact, see ``plan.plan``."""
     return (_root or WORK) / "identity" / kind / f"{key or kind}.json"
 
 
 def lock(kind: str, key: str) -> Path:
-    """Return the file whose lock is held by the process that is at a stage."""
+    """Return the lock file that the process of a stage holds."""
     return STATE / "locks" / (_root or "") / kind / f"{key or kind}.lock"
 
 
@@ -57,7 +57,7 @@ def curve(kind: str, key: str) -> Path:
 
 @contextmanager
 def rooted(root: Path) -> Iterator[None]:
-    """Place this process's artifacts in ``root/<kind>/<key>`` within the block. Workers never ask for places."""
+    """Place this process's artifacts in ``root/<kind>/<key>`` within the block; workers do not use paths."""
     global _root
     before, _root = _root, root
     try:
@@ -67,7 +67,7 @@ def rooted(root: Path) -> Iterator[None]:
 
 
 def sweep(place: Path) -> None:
-    """Remove what a killed process left beside ``place``: half an artifact, or half a file of facts about it."""
+    """Remove the temporary files that a killed process left beside ``place``."""
     for left in place.parent.glob(f".{place.name}.*.tmp"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Where a result comes from: the commit, and the process that made it."""
+"""The provenance of a result: the commit, and the process that made it."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ from typing import Any
 def commit() -> str:
     """Return the checked-out commit, ``-dirty`` if tracked files differ from it; ``unknown`` without git.
 
-    The files that a run writes itself (``dvc.lock``, ``report/`` and ``results/``) do not make it dirty. Nor does
-    ``params.yaml``, which ``apply`` changes: each artifact has the config that made it, and each page its digest.
+    Files that a run writes (``dvc.lock``, ``report/`` and ``results/``) do not count as changes. Neither does
+    ``params.yaml``, which ``apply`` changes: each artifact has its config, and each page the digest of params.yaml.
     """
     try:
         changed = _git(
@@ -34,12 +34,12 @@ def commit() -> str:
 
 
 def digest(facts: Any) -> str:
-    """Hash anything that JSON can hold, such as the content of a params file, to a short text."""
+    """Hash JSON-able facts, such as the content of a params file, to a short text."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def process(pid: int | None = None) -> str:
-    """Name a process, by default this one, ``host/pid/start time``: the system uses a pid several times."""
+    """Return a process's name ``host/pid/start time``, by default this process's; a pid alone may be reused."""
     import psutil
 
     found = psutil.Process(pid or os.getpid())
@@ -47,7 +47,7 @@ def process(pid: int | None = None) -> str:
 
 
 def is_dead(name: str) -> bool:
-    """Say whether ``name`` (see :func:`process`) was a process of this machine that has ended."""
+    """Return whether ``name`` (see :func:`process`) is a process of this machine that has ended."""
     import psutil
 
     host, _, rest = name.partition("/")

@@ -1,6 +1,6 @@
-"""``<artifact>.run.json``: what differs between equal runs: seconds, memory, device, commit, warnings.
+"""``<artifact>.run.json``: facts that differ between equal runs: seconds, memory, device, commit, warnings.
 
-It lies beside the artifact and not in it, so that equal runs give equal bytes and DVC stops there.
+The file is beside the artifact and not in it, so that equal runs have equal artifacts and DVC runs no later stage.
 """
 
 import json
@@ -19,7 +19,7 @@ from .settings import Settings
 
 
 class Cost(Protocol):
-    """The cost of one fit, such as ``work.executor.Done``: seconds, and bytes at the peak."""
+    """The cost of one fit, such as ``work.executor.Done``: seconds and peak bytes."""
 
     @property
     def seconds(self) -> float: ...
@@ -38,7 +38,7 @@ def write(
     summary: Summary,
     above: Above,
 ) -> None:
-    """Write ``<artifact>.run.json``. What a seed was made from counts into its total seconds, each thing once."""
+    """Write ``<artifact>.run.json``. A seed's total seconds include its upstream fits, each once."""
     import torch
 
     made_from = {name: _made_from(run, name, above) for name in done}
@@ -59,10 +59,10 @@ def write(
 
 
 def read(kind: str, key: str) -> dict[str, Any]:
-    """Read what a run's stage wrote beside its artifact; return {} where there is nothing.
+    """Read the record of a run's stage; {} if there is none.
 
     Raises:
-        ArtifactError: there is something else.
+        ArtifactError: the file is not a record.
     """
     place = places.record(kind, key)
     try:
@@ -75,19 +75,19 @@ def read(kind: str, key: str) -> dict[str, Any]:
 
 
 def above(run: Run) -> Above:
-    """Read the records of what a run is made from, by stage kind; {} where there is none.
+    """Read the records of a run's inputs, by stage kind; {} for an input without a record.
 
-    They are read though they are no dependencies of the stage: no result depends on them.
+    They are not dependencies of the stage, because no result depends on them.
 
     Raises:
-        ArtifactError: as :func:`read`, or one is of an older version.
+        ArtifactError: see :func:`read`; or a record has an older version.
     """
     found = {kind: read(kind, key) for kind, key in run.sources.items()}
     return {kind: record and _with(("made_from",), record, kind, run.sources[kind]) for kind, record in found.items()}
 
 
 def _with(names: Sequence[str], record: Any, kind: str, key: str) -> dict[str, Any]:
-    """Return ``record``; raise ArtifactError unless it has sections of these names."""
+    """Return ``record``; raise ArtifactError unless it has these sections."""
     for name in names:
         if not isinstance(record, dict) or not isinstance(record.get(name), dict):
             place = places.record(kind, key)
@@ -97,7 +97,7 @@ def _with(names: Sequence[str], record: Any, kind: str, key: str) -> dict[str, A
 
 
 def _made_from(run: Run, name: str, above: Above) -> dict[str, float]:
-    """Collect all that a seed was made from, of all stages, ``<stage kind>/<run>/<seed>`` -> its own seconds."""
+    """Collect all upstream fits of a seed, ``<stage kind>/<run>/<seed>`` -> its own seconds."""
     split, _, seed = name.partition("-")
     found: dict[str, float] = {}
     for kind, key in run.sources.items():

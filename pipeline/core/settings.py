@@ -1,8 +1,8 @@
-"""Machine settings: how work is run, never what it computes; they come from the environment alone.
+"""Machine settings: how and where work runs, independent of its results. They come only from the environment.
 
 BDL_EXECUTOR            inline | ray (default: ray)
 RAY_ADDRESS             host:port of the head of a cluster that this machine can reach; http://host:8265 of its
-                        dashboard, which runs the whole command as a job; without it Ray is started inside the process
+                        dashboard, which runs the whole command as a job; if unset, Ray is started in this process
 BDL_DEVICE              cpu | cuda (default: cpu)
 BDL_WAIT_FOR_NODES      seconds to wait for an autoscaler to add a node that a task needs (default: 0)
 BDL_GPUS_PER_TASK       share of a GPU for each task (default: 1 with cuda, else 0)
@@ -29,7 +29,7 @@ BDL_MLFLOW_ARTIFACTS    s3://bucket/path of the artifacts of tracked runs (defau
       student.ciber: {gpus: 0, cpus: 2}           # a method in a stage kind
       evaluate: {memory_gb: 8, resources: {A100: 1}}   # resources of the cluster's own names, as ray start has them
 
-The most specific entry with a value for a key decides. The file lies beside ``params.yaml``, or at BDL_MACHINE.
+The most specific entry with a value for a key decides. The file is beside ``params.yaml``, or at BDL_MACHINE.
 """
 
 import math
@@ -55,11 +55,11 @@ _GB: Final = 10**9
 
 @dataclass(frozen=True)
 class Needs:
-    """The resources that a task takes of its node.
+    """The resources of a task.
 
     Attributes:
         gpus: a share of a GPU, or a whole number.
-        memory_gb: units of 10⁹ bytes, which Ray counts and does not enforce; 0: not counted.
+        memory_gb: units of 10⁹ bytes, which Ray counts but does not enforce. 0: memory is not counted.
         others: amounts of resources with names that the cluster defines.
     """
 
@@ -70,7 +70,7 @@ class Needs:
 
     @property
     def counted(self) -> dict[str, float]:
-        """Return the amounts that are not 0, by Ray's names."""
+        """Return the nonzero amounts, by Ray's names."""
         amounts = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_gb * _GB, **dict(self.others)}
         return {name: amount for name, amount in amounts.items() if amount}
 
@@ -85,14 +85,14 @@ class Needs:
 
 
 def in_words(amounts: Mapping[str, float]) -> str:
-    """Word amounts by Ray's names for a reader."""
+    """Describe amounts, given by Ray's names, in words."""
     each = [f"{v / _GB:g} GB memory" if k == "memory" else f"{v:g} {k}" for k, v in amounts.items()]
     return f"{', '.join(each[:-1])} and {each[-1]}" if len(each) > 1 else each[0]
 
 
 @dataclass(frozen=True)
 class Amounts:
-    """An entry of ``machine.yaml``; it decides what is not None.
+    """An entry of ``machine.yaml``; values of None are not set by it.
 
     Attributes:
         resources: amounts of resources with names that the cluster defines.
@@ -126,7 +126,7 @@ class Machine:
         for name in self.resources or ():
             kind = name.partition(".")[0]
             known = kind in _KINDS or name == _DEFAULT
-            require(known, f"resources.{name}", f"is no stage kind{nearest(kind, (_DEFAULT, *_KINDS))}")
+            require(known, f"resources.{name}", f"is not a stage kind{nearest(kind, (_DEFAULT, *_KINDS))}")
 
     def amounts(self, kind: str, method: str) -> dict[str, Any]:
         """Return the amounts for the tasks of a method in a stage kind, by key."""
@@ -135,16 +135,16 @@ class Machine:
         return {key: amount for items in said for key, amount in items if amount is not None}
 
     def needs(self, kind: str, method: str, usual: Needs) -> Needs:
-        """Return the resources of such a task: ``usual``, with the amounts of the file in place of its own."""
+        """Return the resources of such a task: ``usual``, updated by the amounts of the file."""
         amounts = self.amounts(kind, method)
         others = tuple(sorted(amounts.pop("resources", {}).items())) or usual.others
         return replace(usual, **amounts, others=others)
 
     def check_methods(self, known: Iterable[str]) -> None:
-        """Refuse an entry for an unknown method.
+        """Check that entries name known methods.
 
         Raises:
-            ConfigError: naming the entry.
+            ConfigError: an entry names an unknown method.
         """
         known = sorted(known)
         for name in self.resources or ():
@@ -158,11 +158,11 @@ class Settings:
     """Machine settings, read from the environment and checked.
 
     Attributes:
-        address: host:port of a cluster that this process joins; empty: none.
-        node_seconds: how long to wait for a node that an autoscaler adds.
+        address: host:port of the cluster that this process joins; empty if there is none.
+        node_seconds: the seconds to wait for a node that an autoscaler adds.
         needs: the resources of each task.
         machine: the resources by stage and method; see :meth:`of`.
-        jobs: http(s)://host:port of a dashboard that runs whole commands as jobs; empty: none.
+        jobs: http(s)://host:port of a dashboard that runs whole commands as jobs; empty if there is none.
     """
 
     executor: str = "ray"
@@ -184,7 +184,7 @@ class Settings:
     def of(self, kind: str, method: str) -> "Settings":
         """Return the settings of the tasks of a method in a stage kind.
 
-        A task to which the machine's file gives no GPU computes on the CPU, whatever BDL_DEVICE is.
+        If ``machine.yaml`` gives a task no GPU, it computes on the CPU for any BDL_DEVICE.
         """
         needs = self.machine.needs(kind, method, self.needs)
         on_cpu = self.machine.amounts(kind, method).get("gpus") == 0
@@ -195,7 +195,7 @@ class Settings:
         """Read the environment.
 
         Raises:
-            ConfigError: a value breaks its rule; with the variable, the rule and the value.
+            ConfigError: a value breaks its rule; the message has the variable, the rule and the value.
         """
         env = os.environ if environment is None else environment
         device = _choice(env, "BDL_DEVICE", "cpu", ("cpu", "cuda"))
@@ -228,7 +228,7 @@ def _machine(env: Mapping[str, str]) -> Machine:
 
 
 def read_machine(path: Path) -> Machine:
-    """Read the resources of tasks; a missing file has no entries.
+    """Read ``machine.yaml``; a missing file has no entries.
 
     Raises:
         ConfigError: a key is unknown, or a number breaks its rule.
@@ -253,7 +253,7 @@ def _choice(env: Mapping[str, str], name: str, default: str, options: tuple[str,
 
 
 def _shared(env: Mapping[str, str], name: str, is_here: bool = True) -> str:
-    """Read the address of shared storage; ``is_here``: a folder must exist on this machine."""
+    """Read the address of shared storage; with ``is_here``, a folder must exist on this machine."""
     value = env.get(name, "").strip()
     if "://" in value:
         return _on_s3(env, name)
@@ -263,7 +263,7 @@ def _shared(env: Mapping[str, str], name: str, is_here: bool = True) -> str:
 
 
 def _on_s3(env: Mapping[str, str], name: str) -> str:
-    """Read an address on S3; empty: none is set."""
+    """Read an address on S3; empty if the variable is not set."""
     value = env.get(name, "").strip().rstrip("/")
     if has_userinfo(value):
         rule = "must hold no credential; export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"

@@ -23,7 +23,7 @@ def interruptible() -> None:
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends; a system that is not Linux has no such promise."""
+    """Make the kernel kill this process when its parent ends (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, int(signal.SIGKILL))
 

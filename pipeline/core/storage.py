@@ -1,6 +1,6 @@
 """Storage that several machines share: a folder that all of them mount, or a bucket on S3, through fsspec.
 
-Each fault is one line with the variable, its value, the endpoint and the cause, and no credential.
+An error is one line with the variable, its value, the endpoint and the cause, without credentials.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _SECRET: Final = re.compile(
     "secret|token|passw|(access|account|customer|private|api|oss)_key|credential|connection_string", re.IGNORECASE
 )
 _LOCATION: Final = re.compile("(_file|_path|path)$", re.IGNORECASE)  # the variable holds a path, not a secret
-_KEY_ID: Final = re.compile(r"\bA(?:KI|SI)A[A-Z0-9]{12,}\b")  # an identifier of a pair of AWS keys
+_KEY_ID: Final = re.compile(r"\bA(?:KI|SI)A[A-Z0-9]{12,}\b")  # an AWS access key ID
 _USERINFO: Final = re.compile(r"(?<=://)[^/\s'\"]*@")
 _SHORTEST: Final = 8  # characters of a secret in a variable; a shorter value, such as "false", occurs in any text
 _REFUSED: Final = re.compile(
@@ -45,8 +45,8 @@ class Folder:
 
     Attributes:
         variable: the setting that names the storage, for errors.
-        address: of the storage: a path of this machine, or s3://bucket/path.
-        name: of this folder below the address.
+        address: the storage's address: a path of this machine, or s3://bucket/path.
+        name: the folder's name below the address.
     """
 
     variable: str
@@ -67,7 +67,7 @@ class Folder:
         return self
 
     def save(self, name: str, blob: bytes) -> None:
-        """Write a file, whole or not at all."""
+        """Write a file completely or not at all."""
         with self._explained("written"):
             if "://" not in self.address:
                 write_bytes(Path(self.address, self.name, name), blob)
@@ -103,16 +103,16 @@ class Folder:
             yield
         except UserError:
             raise
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system has its own exceptions
             what = f"{self.variable}={hide(self.address)}"
             raise UserError(f"{what}: cannot be {verb}{_endpoint(self.address)}: {reason(error)}") from None
 
 
 def require(variable: str, address: str) -> None:
-    """Refuse storage that cannot be written, read and cleaned, before any work starts.
+    """Check, before any work starts, that storage can be written, read and cleaned.
 
     Raises:
-        UserError: one line with the variable and the cause, within half a minute.
+        UserError: it cannot; the message, within half a minute, has the variable and the cause.
     """
     folder, name, text = Folder(variable, address), f"probe-{os.urandom(16).hex()}", os.urandom(16)
 
@@ -171,7 +171,7 @@ def hide(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Word a fault of a store as one line, with the cure where there is one, and without credentials."""
+    """Describe a storage error in one line, with a cure if there is one, and without credentials."""
     chain = list(_chain(error))
     names, code = {type(link).__name__ for link in chain}, next(filter(None, map(_code, chain)), "")
     if names & {"NoCredentialsError", "PartialCredentialsError"}:
@@ -204,6 +204,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _code(error: BaseException) -> str:
-    """Return the code of an S3 server's answer; empty for an error that is not one."""
+    """Return the code of an S3 server's answer; empty for other errors."""
     response: Any = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""

@@ -1,7 +1,7 @@
-"""A coreset for others: ``python -m pipeline export coreset RUN --to DIR``; the folder needs nothing of this project.
+"""Export of a coreset: ``python -m pipeline export coreset RUN --to DIR``; the folder does not need this project.
 
-It has the exact training tensors, the images as they look, the transform in words and numbers, a card, and a script of
-plain torch that trains on it. The card and the script are the templates beside this file.
+It has the exact training tensors, PNG images, the transform in words and numbers, a card, and a plain torch script that
+trains on the coreset. The card and the script are templates beside this file.
 """
 
 import json
@@ -42,11 +42,11 @@ def export(key: str, target: Path, split: int = 0, seed: int = 0) -> None:
     """Write the folder ``target``.
 
     Args:
-        key: of an entry of ``coresets``, or of one of ``runs`` that is made from a coreset.
+        key: the key of a run of ``coresets``, or of a run of ``runs`` with a coreset as its input.
 
     Raises:
-        UserError: the run is no coreset, is not made, or has no such seed; its images went through another transform
-            than that of the data that there are now; the folder is not empty.
+        UserError: the run is not a coreset, is not made yet or has no such seed, its transform differs from the present
+            data's, or the folder is not empty.
     """
     params = load()
     run = coreset_of(params, key)
@@ -63,7 +63,7 @@ def export(key: str, target: Path, split: int = 0, seed: int = 0) -> None:
     except ConfigError as error:
         raise UserError(f"{run.key}: does not fit {prepared} ({error}); make repro") from None
     if state.tensors["images"].ndim != 4:
-        raise UserError(f"{run.key}: has rows of features; only coresets of images are exported")
+        raise UserError(f"{run.key}: is a coreset of table rows; only coresets of images can be exported")
     with whole(target) as folder:
         write(folder, state, data.transform, data.classes)
         transform = json.loads((folder / "transform.json").read_text())
@@ -72,11 +72,11 @@ def export(key: str, target: Path, split: int = 0, seed: int = 0) -> None:
         script = _TEMPLATES.get_template("train.py.jinja").render(**shape, whitened=transform["whitening"])
         (folder / "train.py").write_text(script)
         (folder / "README.md").write_text(card(params, run, artifact, split, seed, transform))
-    print(f"{target}: {len(state.tensors['images'])} images of {run.key}; {target / 'README.md'} says how to use them")
+    print(f"{target}: {len(state.tensors['images'])} images of {run.key}; see {target / 'README.md'} for their use")
 
 
 def coreset_of(params: Params, key: str) -> Run:
-    """Return the run of ``coresets`` that ``key`` names, or that the run of ``runs`` is made from."""
+    """Return the run of ``coresets`` that ``key`` names, or the coreset input of a run of ``runs``."""
     if ("student", key) in params.runs and ("coreset", key) not in params.runs:
         source = params.run("student", key).sources.get("coreset")
         if source is None:
@@ -89,7 +89,7 @@ def coreset_of(params: Params, key: str) -> Run:
 def card(
     params: Params, run: Run, artifact: artifacts.Artifact, split: int, seed: int, transform: dict[str, Any]
 ) -> str:
-    """Return the card: what the coreset is, where it comes from, how well it does, how it is used."""
+    """Return the card: a description of the coreset, its origin, its scores and its use."""
     name = f"{split}-{seed}"
     tensors, record, about = artifact.state(name).tensors, records.read("coreset", run.key), artifact.manifest["about"]
     source, labels = params.datasets[run.spec.dataset].source.name, tensors["labels"]
@@ -115,10 +115,10 @@ def card(
 
 
 def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """Yield the test scores of each run that was fitted to this very coreset.
+    """Yield the test scores of each run that was fitted to this coreset.
 
     Args:
-        count: the coresets of the split; the seeds of a run take turns with them.
+        count: the number of coresets of the split, which a run's seeds use in turn.
     """
     for student in params.of("student"):
         if student.sources.get("coreset") != run.key:
@@ -130,7 +130,7 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Itera
 
 
 def scores_of(run: str, split: int, seeds: list[int], metrics: Iterable[str]) -> dict[str, str]:
-    """Return the test scores of a run's fits, as the report writes them; empty where it is not evaluated."""
+    """Return the test scores of a run's fits, formatted like the report's; empty if the run is not evaluated."""
     place = places.artifact("evaluate", run)
     if not (place / artifacts.MANIFEST).is_file():
         return {}

@@ -1,7 +1,7 @@
-"""A fitted posterior for new rows: ``python -m pipeline predict RUN`` and ``python -m pipeline export model RUN``.
+"""Predictions for new rows and export of models: ``python -m pipeline predict RUN`` and ``… export model RUN``.
 
-The exported folder is an MLflow model. It holds a script and the artifact, which is safetensors and JSON; nothing in it
-is pickled.
+The exported folder is an MLflow model. It holds a script and the artifact, which is safetensors and JSON without
+pickles.
 """
 
 import json
@@ -36,13 +36,13 @@ def predict(
     level: float | None = None,
     paper: str | None = None,
 ) -> None:
-    """Write one row of the predictive for each row of the input.
+    """Write a row of predictions for each row of the input.
 
     Args:
-        paper: ``<paper>:<table>`` of the run; None: the run is one of params.yaml.
+        paper: ``<paper>:<table>`` of the run. None: the run is in params.yaml.
 
     Raises:
-        UserError: the run is not fitted, or the input does not fit the data that it was fitted on.
+        UserError: the run is not fitted, or the input does not fit its data.
     """
     from bdl_pipe.data.new_inputs import image_inputs, new_inputs, unseen
 
@@ -76,8 +76,8 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | N
     import mlflow
 
     with whole(target) as folder, warnings.catch_warnings():
-        folder.rmdir()  # MLflow makes it.
-        warnings.simplefilter("ignore")  # MLflow advises type hints, examples and a signature of images.
+        folder.rmdir()  # MLflow creates it
+        warnings.simplefilter("ignore")  # MLflow's advice on type hints, examples and a signature for images
         logging.getLogger("mlflow.pyfunc").setLevel(logging.ERROR)
         mlflow.pyfunc.save_model(
             path=str(folder),
@@ -91,7 +91,7 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | N
 
 
 def student_of(run: str, paper: str | None = None) -> Path:
-    """Find the artifact of a fitted run of params.yaml, or of a paper's table."""
+    """Return the artifact of a fitted run of params.yaml or a paper's table."""
     root = places.WORK / "paper" / papers.load(paper).source if paper else places.WORK
     with places.rooted(root):
         student = places.artifact("student", run)
@@ -102,7 +102,7 @@ def student_of(run: str, paper: str | None = None) -> Path:
 
 
 def _write(path: Path, table: dict[str, Any]) -> None:
-    """Write the table as Parquet, whole or not at all."""
+    """Write the table as Parquet, completely or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -118,7 +118,7 @@ def _write(path: Path, table: dict[str, Any]) -> None:
 
 
 def _signature(schema: dict[str, Any]) -> Any:
-    """Describe the fitted columns by name, whose cells we read; images have none, as MLflow casts 0.9 to 0 by it."""
+    """Return the signature of the fitted columns; None for images, since MLflow would cast 0.9 to 0."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType

@@ -1,4 +1,4 @@
-"""A fitted posterior as a program for others: ``python -m pipeline export program RUN --to DIR``."""
+"""Export of a fitted posterior as a program: ``python -m pipeline export program RUN --to DIR``."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from . import whole
 from .coreset import scores_of
 from .model import student_of
 
-_ROWS = 64  # that the program is compared with the posterior on
+_ROWS = 64  # rows of the comparison between program and posterior
 _SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "coverage_90")}
 
 
 def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
-    """Write the folder ``target``, whose program answers as one fit of the run does.
+    """Write the folder ``target``, whose program predicts like one fit of the run.
 
     Raises:
         UserError: the run is not fitted, has no such fit or cannot be traced, or the folder is not empty.
@@ -43,4 +43,4 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
             "SHA-256 of the artifact": artifacts.sha256(student / artifacts.MANIFEST),
         }
         made = portable_folder.write(folder, program, schema, facts)
-    print(f"{target}: {' and '.join(made)} of {run}; {target / portable_folder.CARD} says how to run it")
+    print(f"{target}: {' and '.join(made)} of {run}; see {target / portable_folder.CARD} for how to run it")

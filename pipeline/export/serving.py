@@ -1,6 +1,6 @@
-"""The script of an exported model, which MLflow runs to load it; nothing is unpickled.
+"""The script of an exported model, which MLflow runs to load it without pickles.
 
-It needs ``bdl_pipe`` and the artifact that lies beside it in the model's folder, and nothing else of the project.
+It needs only ``bdl_pipe`` and the artifact in the model's folder.
 """
 
 import json
@@ -17,7 +17,7 @@ from bdl_pipe.registry import load_predictor, stored_address
 
 
 class FittedPosterior(PythonModel):
-    """A model that gives a row of the predictive for each row of its input.
+    """A model that returns a row of predictions for each row of its input.
 
     The input is rows of features, or uint8 images [n, channel, height, width].
     """
@@ -29,9 +29,9 @@ class FittedPosterior(PythonModel):
         self.fitted, self.rng = load_predictor(*fit), stored_address(*fit)
 
     def predict(self, context: PythonModelContext, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        """Return a row of the predictive for each row or image of the input.
+        """Return a row of predictions for each row or image of the input.
 
-        ``model_input`` is an array for images: MLflow takes no union here, and warns without a hint.
+        For images ``model_input`` is an array; MLflow does not accept a union as its type hint and warns without one.
         """
         inputs = given_inputs(model_input, self.schema)
         names = self.schema["classes"] or self.schema["targets"]

@@ -1,10 +1,10 @@
-"""``python -m pipeline paper PAPER:TABLE``: our methods under a paper's protocol, beside the paper's figures.
+"""``python -m pipeline paper PAPER:TABLE``: our methods under a paper's protocol, compared with the paper's results.
 
-``params/paper/<paper>-<table>.yaml`` is a whole params file of its own, and the artifacts lie in a tree of their own,
-``work/paper/<paper>-<table>``. Tables of the same fits share both. DVC has no part in it. A stage that is up to date is
-not run again (see :mod:`pipeline.plan.plan`), so an interrupted run goes on from where it stopped. A benchmark or a
-study makes the tables of costs and of settings (``commands.yaml``). :mod:`bdl_pipe.papers.comparison` compares.
-``python -m pipeline paper all`` runs nothing: see :mod:`pipeline.papers.every`.
+``params/paper/<paper>-<table>.yaml`` is a complete params file, and its artifacts are in
+``work/paper/<paper>-<table>``. Tables of the same fits share both. DVC is not used. Stages that are up to date are not
+run again (see :mod:`pipeline.plan.plan`), so an interrupted run continues where it stopped. Benchmarks and studies make
+the tables of costs and settings (``commands.yaml``). :mod:`bdl_pipe.papers.comparison` compares.
+``python -m pipeline paper all`` runs no stage: see :mod:`pipeline.papers.every`.
 """
 
 import subprocess
@@ -35,7 +35,7 @@ from ..run import pool
 from .facts import RESULTS, made
 
 PARAMS: Final = Path("params/paper")
-COMMANDS: Final = Path(__file__).parent / "commands.yaml"  # table of costs or settings -> the arguments of python
+COMMANDS: Final = Path(__file__).parent / "commands.yaml"  # table of costs or settings -> python's arguments
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Request:
     """A checked request for a paper's table.
 
     Attributes:
-        datasets: the paper's names.
+        datasets: the data sets, by the paper's names.
         runs: the runs to bring up to date.
-        splits: splits of each data set; None: the params file's number.
+        splits: the number of splits of each data set. None: the params file's number.
         path: the params file.
     """
 
@@ -58,7 +58,7 @@ class Request:
 
     @property
     def suffix(self) -> str:
-        """Return what another number of splits adds to names, so that a quick look overwrites no results."""
+        """Return the suffix of names for another number of splits, so that a quick test overwrites no results."""
         return f"-{self.splits}-splits" if self.splits else ""
 
     @property
@@ -68,19 +68,19 @@ class Request:
 
 
 def paper(table: str, datasets: str | None, methods: str | None, splits: int | None) -> int:
-    """Bring a table's runs up to date, print ours beside the paper's, write it to ``results``, and return 0.
+    """Bring a table's runs up to date, print and write the comparison with the paper, and return 0.
 
-    A benchmark or a study that makes the table is run instead, and its exit code is returned.
+    If a benchmark or a study makes the table, run this instead and return its exit code.
 
     Raises:
-        UserError: a name or a number is wrong (nothing has run then), or a stage fails.
+        UserError: a name or a number is wrong, and nothing was run; or a stage failed.
     """
     from rich.console import Console
 
     if command := read_yaml(COMMANDS).get(table):
         options = {"dataset": datasets, "method": methods, "splits": splits}
         if given := [f"--{name}" for name, value in options.items() if value is not None]:
-            raise UserError(f"{table}: takes no {', '.join(given)}: it is made by python {command}")
+            raise UserError(f"{table}: is made by python {command}; leave out {', '.join(given)}")
         print(f"python {command}", file=sys.stderr, flush=True)
         return subprocess.run([sys.executable, *command.split()]).returncode
     known = papers.load(table)
@@ -102,7 +102,7 @@ def paper(table: str, datasets: str | None, methods: str | None, splits: int | N
 
 
 def ours(params: Params) -> list[Ours]:
-    """Say which data set, method and setting each entry of ``runs`` has."""
+    """Return the data set, method and setting of each entry of ``runs``."""
     return [Ours(run.key, run.spec.dataset, run.method.name, run.spec.setting) for run in params.of("student")]
 
 
@@ -132,7 +132,7 @@ def read(table: PaperTable, datasets: str | None, methods: str | None, splits: i
     path = PARAMS / f"{table.source}.yaml"
     if not path.is_file():
         others = [str(p) for p in sorted(PARAMS.glob(f"{table.paper}-*.yaml"))]
-        raise UserError(f"{table}: there is no {path} to run it with (there are: {', '.join(others) or 'none'})")
+        raise UserError(f"{table}: needs {path}, which does not exist (available: {', '.join(others) or 'none'})")
     try:
         params = load(path)
     except ConfigError as error:
@@ -164,12 +164,12 @@ def _update(request: Request, settings: Settings) -> None:
 
 
 def _stages(params: Params, runs: Sequence[Ours]) -> Plan:
-    """Plan the stages of ``runs`` and of all runs that these are made from."""
+    """Plan the stages of ``runs`` and their upstream runs."""
     return matching([f"evaluate@{run.key}" for run in runs], plan(params))
 
 
 def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> dict[str, Any]:
-    """Collect the origin of a table's figures."""
+    """Collect the provenance of a table's values."""
     command = f"python -m pipeline paper {request.table} --dataset {quote(dataset)}"
     return {
         "command": command + (f" --splits {request.splits}" if request.splits else ""),

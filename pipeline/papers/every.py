@@ -1,6 +1,6 @@
-"""``python -m pipeline paper all``: every page whose scores are there, from the default run or from its own CSV.
+"""``python -m pipeline paper all``: all pages with available scores, from the default run or from stored CSV files.
 
-Nothing is run, and nobody asks what code or params became since: a page says which commit its scores are of.
+No stage is run, and it is not checked whether results are up to date: a page states the commit of its scores.
 """
 
 import json
@@ -17,16 +17,16 @@ from .facts import RESULTS, made
 
 
 def every(missing: bool) -> int:
-    """Write every page that scores or a CSV is there for, or say which cells are missing; return 0."""
+    """Write all pages with available scores or CSV files, or print the missing cells; return 0."""
     if missing:
         known = survey.sources(Path("params.yaml"), Path("params"))
         print(*survey.report(survey.survey(RESULTS, known), _took()), sep="\n")
         return 0
-    done = places.identity("evaluate", "any").parent.glob("*.json")  # written last: the others are half made
+    done = places.identity("evaluate", "any").parent.glob("*.json")  # written last, by finished stages
     runs = [_scored(path.stem) for path in sorted(done)]
     for path, comparison in stored.of_default_run(runs):
         if stored.poorer(RESULTS / path, comparison):
-            print(f"kept as it was, since the runs here make fewer of its cells: {RESULTS / path}")
+            print(f"not changed, since the runs here fill fewer of its cells: {RESULTS / path}")
         else:
             stored.write(RESULTS / path, comparison, _facts(comparison))
     print(*(f"written: {path}" for path in stored.rewrite(RESULTS)), sep="\n")
@@ -34,14 +34,14 @@ def every(missing: bool) -> int:
 
 
 def _scored(key: str) -> Ours:
-    """Return a run with its scores, by what these say of themselves."""
+    """Return a run, as described by its stored scores."""
     table = scores.read(places.artifact("evaluate", key) / "scores.parquet")
     of = table.slice(0, 1).to_pylist()[0]
     return Ours(key, of["dataset"], of["method"], of["setting"], RunScores(table))
 
 
 def _facts(comparison: Comparison) -> dict[str, Any]:
-    """Collect the origin of a page of the default run: only what its own records say."""
+    """Collect the provenance of a page of the default run from its records."""
     keys = list(dict.fromkeys(line.run for line in comparison.lines if line.ran and line.run))
     of = {key: json.loads(places.identity("evaluate", key).read_text())["params"] for key in keys}
     return {
@@ -54,6 +54,6 @@ def _facts(comparison: Comparison) -> dict[str, Any]:
 
 
 def _took() -> dict[str, float]:
-    """Read the seconds of every run that has a record: of its fits, with all that they are made from."""
+    """Read the seconds of the fits of every run with a record, including upstream fits."""
     found = [path.name.removesuffix(".run.json") for path in places.artifact("student", "").glob("*.run.json")]
     return {key: sum(records.read("student", key)["total_seconds"].values()) for key in found}

@@ -1,4 +1,4 @@
-"""Where the figures of a paper's page come from."""
+"""The provenance of the values on a paper's page."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ _UNKNOWN: Final = "—"
 
 
 def made(keys: Sequence[str], dataset: str) -> dict[str, Any]:
-    """Collect what the records of runs say. Equal results have equal facts, whenever the page is written.
+    """Collect facts from the records of runs. Equal results have equal facts, independent of the time of writing.
 
     Args:
-        keys: of the runs that have scores.
-        dataset: our name.
+        keys: the keys of the runs with scores.
+        dataset: the data set's name in params.yaml.
     """
     found = {key: records.read("student", key) for key in keys}
     manifest = places.artifact("prepare", dataset) / artifacts.MANIFEST
@@ -35,5 +35,5 @@ def made(keys: Sequence[str], dataset: str) -> dict[str, Any]:
 
 
 def _all(values: Iterable[str | None]) -> str:
-    """Write the different values of a fact."""
+    """Return the different values of a fact as a text."""
     return ", ".join(sorted({_UNKNOWN if value is None else value for value in values})) or _UNKNOWN

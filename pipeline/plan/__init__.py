@@ -1,1 +1,1 @@
-"""The plan: every stage, what it reads, and whether its result is up to date."""
+"""The plan: all stages, their inputs, and whether their results are up to date."""

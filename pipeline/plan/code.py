@@ -1,11 +1,10 @@
-"""Which code a stage's result depends on: a hash of the files that its bytes follow from.
+"""The digest of the code that a stage's result depends on.
 
-From the module of the stage kind and that of the method, every import is followed, also those inside functions, and
-those of a plugin's own modules. Three kinds of module are not: the registry and the public names, tables of which a
-result depends on its own entry alone; sizes, from which numbers follow that params.yaml then has; and the rest of
-``pipeline``, which carries, shows and tracks, and shapes no byte
-(tests/pipeline/test_code.py holds this against another tool's import graph). Only the standard library is needed: a
-stage that always runs comes here.
+Starting from the modules of the stage kind and the method, every import is followed, including imports inside functions
+and in a plugin's own modules. Three kinds of module are not followed: the registry and the public names, since a result
+depends only on its own entry of these tables; sizes, whose results are in params.yaml; and the rest of ``pipeline``,
+which moves, shows and tracks results without changing a byte. (tests/pipeline/test_code.py compares the closure with
+another tool's import graph.) Only the standard library is needed, because a stage that always runs uses this module.
 """
 
 import ast
@@ -25,7 +24,7 @@ _EXPORTS: Final = {f"bdl_pipe.{name}": f"bdl_pipe.{place.partition(':')[0]}" for
 PUBLIC: Final = "bdl_pipe.public"
 REGISTRY: Final = "bdl_pipe.registry"
 SIZES: Final = "bdl_pipe.data.size"
-RESULTS: Final = (  # what of the pipeline writes artifacts
+RESULTS: Final = (  # the modules of the pipeline that write artifacts
     "pipeline.stages.prepare",
     "pipeline.stages.inputs",
     "pipeline.stages.fit",
@@ -51,10 +50,10 @@ def digest(kind: str, method: str | None = None, more: tuple[str, ...] = ()) -> 
     """Hash all code that a stage's result depends on.
 
     Args:
-        kind: a stage kind.
-        method: a name of the registry, for kinds that a method has a part in. A method that the running program defines
-            in no file of the library or of a plugin adds nothing.
-        more: modules that it depends on beside the method's.
+        kind: the stage kind.
+        method: the method's name in the registry, for kinds that run a method. A method that the running program
+            defines, outside of files of the library or a plugin, adds nothing.
+        more: additional modules.
     """
     known = _methods()
     spec = [known[method]] if method is not None and method in known else []
@@ -62,7 +61,7 @@ def digest(kind: str, method: str | None = None, more: tuple[str, ...] = ()) -> 
 
 
 def digest_of(roots: Iterable[str]) -> str:
-    """Hash the code of ``roots`` and of all that they import."""
+    """Hash the code of ``roots`` and of everything that they import."""
     whole = hashlib.sha256()
     modules = sorted(closure(roots))
     for module in modules:
@@ -73,9 +72,9 @@ def digest_of(roots: Iterable[str]) -> str:
 
 
 def shipped() -> list[Path]:
-    """List the files and packages, beside our own, that a machine without this process's plugins needs.
+    """List the files and packages of plugins that other machines need.
 
-    A plugin that is a file goes with each task.
+    Plugins that are single files are not listed, because they are sent with each task.
     """
     reached = closure(plugin.module for plugin in plugins.loaded())
     tops = {module.partition(".")[0] for module in reached} - _TOPS.keys()
@@ -83,9 +82,9 @@ def shipped() -> list[Path]:
 
 
 def _beside(module: str) -> Iterator[Path]:
-    """List the files of a package that are no modules and that results follow from.
+    """List the files of a package, other than modules, that results depend on.
 
-    They are all files of a package of the pipeline, such as templates of pages, and tensors that the library stores.
+    These are all files of a package of the pipeline, such as templates of pages, and tensors that the library stores.
     """
     path = path_of(module)
     if path.name != "__init__.py" or not _counts(module):
@@ -96,17 +95,17 @@ def _beside(module: str) -> Iterator[Path]:
 
 
 def module_of(method: str) -> str | None:
-    """Return the module of a method of the registry; None where its code is in no file of ours or of a plugin."""
+    """Return the module of a method; None if its code is in no file of the library or a plugin."""
     return _methods().get(method)
 
 
 def methods() -> tuple[str, ...]:
-    """Return the names of the registry."""
+    """Return the names of the registry's methods."""
     return tuple(_methods())
 
 
 def closure(roots: Iterable[str]) -> set[str]:
-    """Return the modules that ``roots`` import, directly or not, and ``roots``, in so far as results depend on them."""
+    """Return ``roots`` and all modules that they import, directly or not, and that results depend on."""
     reached, new = set[str](), set(roots)
     while new:
         reached |= new
@@ -116,7 +115,7 @@ def closure(roots: Iterable[str]) -> set[str]:
 
 @cache
 def path_of(module: str) -> Path:
-    """Return the file of a module of ours, or of a plugin's."""
+    """Return the file of a module of the project or a plugin."""
     stem = _root(module.partition(".")[0]).joinpath(*module.split("."))
     return stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
 
@@ -130,24 +129,24 @@ def _counts(module: str) -> bool:
 def _methods() -> Mapping[str, str]:
     from bdl_pipe.registry import METHODS, Lazy
 
-    if not isinstance(METHODS, Lazy):  # a table of the running program's own
+    if not isinstance(METHODS, Lazy):  # the running program's own table
         return {}
     return {name: METHODS.module(name) for name in METHODS if _is_known(METHODS.module(name))}
 
 
 def _is_known(module: str) -> bool:
-    """Say whether a method's module is ours or a plugin's, and not of the running program itself."""
+    """Return whether a method's module belongs to the project or a plugin, and not to the running program."""
     return module.partition(".")[0] in _TOPS or plugins.plugin_of(module) is not None
 
 
 def _files() -> set[str]:
-    """Return the modules of plugins that are single files; their text is that which was imported."""
+    """Return the modules of single-file plugins, which are hashed by their imported text."""
     return {plugin.module for plugin in plugins.loaded() if plugin.text is not None}
 
 
 @cache
 def _root(top: str) -> Path:
-    """Return the folder that a package of ours or of a plugin lies in; the working directory for what is in none."""
+    """Return the folder that contains a package of the project or a plugin; the working directory for other modules."""
     if top in _TOPS:
         return _TOPS[top]
     spec = find_spec(top) if any(p.text is None and p.owns(top) for p in plugins.loaded()) else None
@@ -164,7 +163,7 @@ def _text(module: str) -> bytes:
 
 @cache
 def _imports(module: str) -> frozenset[str]:
-    """Return the modules of ours that one module imports, and the packages that it lies in."""
+    """Return the project's modules that a module imports, and the packages that contain it."""
     path, tree = path_of(module), ast.parse(_text(module))
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     names = {name for node in _nodes(tree) for name in _named(node, package)}
@@ -179,7 +178,7 @@ def _imports(module: str) -> frozenset[str]:
 
 
 def _attributes(tree: ast.AST) -> Iterator[str]:
-    """List ``bdl_pipe.<name>`` for each attribute of the package that is used, whatever the package is called there."""
+    """List ``bdl_pipe.<name>`` for each attribute of the package that the code uses, under any import name."""
     aliases = {
         alias.asname or "bdl_pipe"
         for node in _nodes(tree)
@@ -193,7 +192,7 @@ def _attributes(tree: ast.AST) -> Iterator[str]:
 
 
 def _nodes(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """List every import but those for type checkers alone."""
+    """List all imports except those for type checkers."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -208,7 +207,7 @@ def _named(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
     above = package.split(".")[: len(package.split(".")) - max(node.level - 1, 0)] if node.level else []
     base = ".".join([*above, *([node.module] if node.module else [])])
     yield base
-    yield from (f"{base}.{alias.name}" for alias in node.names)  # a module, or else no file is there
+    yield from (f"{base}.{alias.name}" for alias in node.names)  # if it is not a module, no file exists
 
 
 def _parents(module: str) -> Iterator[str]:

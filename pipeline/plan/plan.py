@@ -1,11 +1,11 @@
-"""The plan: every stage that params.yaml asks for, with its inputs, outputs, parameters and digests of code.
+"""The plan: all stages of params.yaml, with their inputs, outputs, parameters and digests of code.
 
 ``dvc.yaml`` describes the same graph for DVC (tests/pipeline/test_plan.py compares them stage by stage), so that both
 find the same stages out of date.
 
-Beside the artifacts lies ``work/identity/<kind>/<key>.json``: the parameters, code and inputs that a result was made
-from, and the hashes of the result. The file is written last: after an interrupt it is missing, or belongs to the
-earlier result. It is one of the stage's outputs for DVC, so it travels with the result.
+``work/identity/<kind>/<key>.json`` records the parameters, code and inputs of a result, and the result's hashes. The
+file is written last, so after an interrupt it is missing or belongs to the earlier result. It is one of the stage's
+outputs for DVC, so DVC moves it with the result.
 """
 
 import json
@@ -28,12 +28,12 @@ class Stage:
     """A stage of the plan.
 
     Attributes:
-        kind, key: of ``python -m stages KIND [KEY]``; the report has no key.
-        needs: the names of the stages whose artifacts it reads.
-        reads: these artifacts; a manifest stands for a whole artifact, since it holds the hash of every file.
-        makes: its own artifacts, and the records beside them.
-        params: dotted key of params.yaml -> value, for all keys that it depends on.
-        digests: dotted key of ``work/sources.yaml`` -> value.
+        kind, key: the arguments of ``python -m stages KIND [KEY]``; the report has no key.
+        needs: the names of the stages whose artifacts the stage reads.
+        reads: the files it reads; a manifest represents a whole artifact, since it has the hash of every file.
+        makes: the stage's artifacts and their records.
+        params: dotted key of params.yaml -> value, for all keys that the stage depends on.
+        digests: dotted key of ``work/sources.yaml`` -> value, for all keys that the stage depends on.
     """
 
     kind: str
@@ -46,15 +46,15 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """Return the stage's name, as DVC calls it."""
+        """Return the stage's name in DVC."""
         return f"{self.kind}@{self.key}" if self.key else self.kind
 
 
-Plan = Mapping[str, Stage]  # name -> stage, each after all that it needs
+Plan = Mapping[str, Stage]  # name -> stage, each after its needs
 
 
 def plan(params: Params) -> Plan:
-    """Plan every stage of ``params``, each after all that it needs."""
+    """Return all stages of ``params``, each after its needs."""
     stages = [_prepare(key, params) for key in params.datasets]
     stages += [_fit(run, params) for kind in FIT_KINDS for run in params.of(kind)]
     stages += [_inputs(key, params) for key in params.inputs]
@@ -90,10 +90,10 @@ def one(kind: str, key: str, params: Params) -> Stage:
 
 
 def matching(targets: Collection[str], plan: Plan) -> Plan:
-    """Return the part of a plan that ``targets`` name, with all that they need; without targets all of it.
+    """Return the stages that ``targets`` name and everything that they need; all stages if there are no targets.
 
     Args:
-        targets: names such as ``teacher@boston-sghmc``, or stage kinds, which stand for every stage of the kind.
+        targets: names such as ``teacher@boston-sghmc``, or stage kinds, which mean all stages of the kind.
 
     Raises:
         UserError: a target is neither.
@@ -121,20 +121,20 @@ def ancestors(plan: Plan, names: Iterable[str]) -> set[str]:
 def descendants(plan: Plan, names: Collection[str]) -> set[str]:
     """Return the names of everything that needs one of ``names``, directly or not."""
     reached = set[str]()
-    for name, stage in plan.items():  # each stands after what it needs
+    for name, stage in plan.items():  # each is after its needs
         if any(need in reached or need in names for need in stage.needs):
             reached.add(name)
     return reached
 
 
 def reason(stage: Stage) -> str | None:
-    """Return why a stage is out of date, judged by its own inputs; None where its result is up to date."""
+    """Return why a stage is out of date with respect to its present inputs; None if it is up to date."""
     place = places.identity(stage.kind, stage.key)
     try:
         known = json.loads(place.read_text())
         made, since = known.pop("made"), place.stat().st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
-        return "there is no result yet"
+        return "it has no result yet"
     except (OSError, ValueError, AttributeError, KeyError):
         return f"{place} is damaged"
     changed = _difference(known, made_from(stage))
@@ -150,7 +150,7 @@ def reason(stage: Stage) -> str | None:
 
 
 def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
-    """Write the identity of a stage whose artifacts are in place; ``made_from`` was collected before the work."""
+    """Write the identity of a finished stage; ``made_from`` must have been collected before the work."""
     made = {str(path): _hash(path) for path in stage.makes}
     place = places.identity(stage.kind, stage.key)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -159,14 +159,14 @@ def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
 
 
 def made_from(stage: Stage) -> dict[str, Any]:
-    """Collect the present parameters, digests of code and data, and hashes of inputs of a stage, as JSON has them."""
+    """Collect a stage's present parameters, digests of code and data, and hashes of inputs, as JSON-able values."""
     inputs = {str(path): _hash(path) for path in stage.reads}
     facts = {"params": dict(stage.params), "sources": dict(stage.digests), "inputs": inputs}
     return json.loads(json.dumps(facts))
 
 
 def _difference(known: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Name the first key, digest or input that differs between ``known`` and ``now``; None where all are equal."""
+    """Name the first key, digest or input that differs between ``known`` and ``now``; None if all are equal."""
     for section, what in (("params", "the key"), ("sources", "the code or data"), ("inputs", "the input")):
         before, after = known.get(section, {}), now[section]
         for name in sorted({*before, *after}):
@@ -176,16 +176,16 @@ def _difference(known: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def _hash(path: Path) -> str | None:
-    """Hash a file, or an artifact's manifest, which holds the hash of every file in it; None where it is not there."""
+    """Hash a file or an artifact's manifest, which has the hash of every file; None if it does not exist."""
     path = path / MANIFEST if path.is_dir() else path
     return sha256(path) if path.is_file() else None
 
 
 def _altered(path: Path, since: int) -> str | None:
-    """Find a file of an artifact that is missing, or differs from what the manifest says.
+    """Return a file of an artifact that is missing or differs from the manifest; None if there is none.
 
     Args:
-        since: nanoseconds; a file that was written before this time is trusted if its size is right.
+        since: nanoseconds; for a file that was written before this time only the size is checked.
     """
     if not path.is_dir():
         return None
@@ -263,7 +263,7 @@ def _evaluate(run: Run, params: Params) -> Stage:
 
 
 def _numbers(run: Run, params: Params) -> dict[str, Any]:
-    """Return the numbers that a run's stage depends on, but for its method's section."""
+    """Return the values that a run's stage depends on, except its method's section."""
     section, dataset = SECTIONS[run.kind], run.spec.dataset
     return {
         "seed": params.seed,

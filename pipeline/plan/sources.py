@@ -1,7 +1,7 @@
 """``work/sources.yaml``: hashes of the code and of the users' files that each stage depends on.
 
-DVC reads them as parameters, one for each stage, because its ``foreach`` cannot list other dependencies for each run:
-a change of one method's module makes that method's stages out of date, and no other.
+DVC reads them as parameters, one for each stage, because its ``foreach`` cannot list different dependencies for each
+run. So a change of a method's module makes only that method's stages out of date.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from . import code
 
 
 def write(params: Params) -> None:
-    """Bring ``work/sources.yaml`` up to date; an equal file is left alone."""
+    """Update ``work/sources.yaml``; an equal file is not rewritten."""
     text = write_yaml(digests(params)).encode()
     path = places.sources()
     if not path.is_file() or path.read_bytes() != text:
@@ -31,7 +31,7 @@ def write(params: Params) -> None:
 
 
 def digests(params: Params) -> dict[str, Any]:
-    """Return what the file holds: ``code.<stage kind>``, ``code.{fit,evaluate}.<method>``, ``data.<key>``."""
+    """Return the content of the file: ``code.<stage kind>``, ``code.{fit,evaluate}.<method>``, ``data.<key>``."""
     methods = code.methods()
     return {
         "code": {
@@ -46,10 +46,11 @@ def digests(params: Params) -> dict[str, Any]:
 
 
 def fit_digest(method: str, params: Params) -> str:
-    """Hash the code that artifacts of a method depend on: its own, and the plugins in its runs' configs.
+    """Hash the code that a method's artifacts depend on: the method's, and plugins in its runs' configs.
 
-    A run that is made from another run also depends on the code of that run's method, which defines the posterior that
-    it reads; and a run depends on the users' files that its config names, such as a network's.
+    A run with another run as its input also depends on the code of that run's method, which defines the posterior, and
+    a
+    run depends on the users' files that its config names, such as a network's.
     """
     read = {params.run("student", key).method.name for run in params.of_method(method) if (key := _run_of(run))}
     modules = {module for name in read if (module := code.module_of(name))}
@@ -62,9 +63,9 @@ def fit_digest(method: str, params: Params) -> str:
 
 
 def evaluate_digest(method: str, params: Params) -> str:
-    """Hash the code that a method's scores depend on: as :func:`fit_digest`, and the evaluation's.
+    """Hash the code that a method's scores depend on: the code of :func:`fit_digest` and of the evaluation.
 
-    They also depend on plugins' metrics and, where a run is scored on OOD sets, on plugins' OOD scores.
+    Scores also depend on plugins' metrics and, if a run is scored on OOD sets, on plugins' OOD scores.
     """
     more = _plugins(method, params)
     if params.plugins:
@@ -80,12 +81,12 @@ def evaluate_digest(method: str, params: Params) -> str:
 
 
 def _run_of(run: Run) -> str | None:
-    """Return the key of the run that a run is made from; None where it is made from none."""
+    """Return the key of a run's input run; None if it has none."""
     return run.sources.get("student")
 
 
 def _plugins(method: str, params: Params) -> tuple[str, ...]:
-    """Return the modules of plugins that define configs of a method's runs, or of what these are made from."""
+    """Return the modules of plugins that define configs of a method's runs or of their input runs."""
     if not params.plugins:
         return ()
     modules = {module for run in params.of_method(method) for module in params.modules_of(run)}
@@ -93,7 +94,7 @@ def _plugins(method: str, params: Params) -> tuple[str, ...]:
 
 
 def data_digest(key: str, params: Params) -> str:
-    """Hash what a data set is read from: its source, those of ``ood`` and ``transfer``, and the files behind."""
+    """Hash the sources of a data set, including ``ood`` and ``transfer``, with their files."""
     datasets = dict(params.datasets)
     dataset = datasets[key]
     named: list[Source | Noise] = [dataset.source]
@@ -104,13 +105,13 @@ def data_digest(key: str, params: Params) -> str:
 
 
 def _files(source: Source | Noise) -> dict[str, str]:
-    """Hash the users' files behind a source: path -> SHA-256. ``prepare`` finds out that a file is missing."""
+    """Hash the users' files behind a source: path -> SHA-256. ``prepare`` reports missing files."""
     paths = [path for root in source.files() for path in (sorted(root.rglob("*")) if root.is_dir() else [root])]
     return {str(path): _sha256(path) for path in paths if path.is_file()}
 
 
 def _code(source: Any) -> list[str]:
-    """Hash the plugin that a source is of; return nothing for one of the library."""
+    """Hash the plugin of a source; return nothing for the library's sources."""
     module = CATALOG.module_of(source.name) or type(source).__module__
     return [] if plugins.plugin_of(module) is None else [code.digest_of([module])]
 

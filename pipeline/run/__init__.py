@@ -2,4 +2,4 @@
 
 from typing import Final
 
-ONLY_TAKE: Final = "BDL_ONLY_TAKE"  # set where DVC may take results from its run cache, and must run no stage
+ONLY_TAKE: Final = "BDL_ONLY_TAKE"  # set when DVC may restore results from its run cache but must not run stages

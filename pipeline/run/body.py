@@ -1,4 +1,4 @@
-"""Bring one stage up to date: take its lock, see whether its result is up to date, do the work, record the result."""
+"""Bring one stage up to date: take its lock, check its result, do the work if needed, and record the result."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,14 +25,14 @@ def ensure(
 ) -> bool:
     """Run a stage unless its result is up to date, and return True if it ran.
 
-    A process that already works on the stage is waited for, and its result is taken.
+    If another process already runs the stage, wait for it and use its result.
 
     Args:
-        settings: those of the command; the stage's own follow from its kind and method.
+        settings: the command's settings; the stage's settings follow from its kind and method.
         head: returns the address of a Ray head that stages share.
 
     Raises:
-        UserError: the stage cannot run, and says why.
+        UserError: the stage cannot run; the message has the reason.
     """
     with alone(stage):
         if plan.reason(stage) is None:
@@ -41,17 +41,17 @@ def ensure(
         made_from = plan.made_from(stage)
         settings = settings.of(stage.kind, params.method_of(stage.kind, stage.key))
         with closing(choose(settings, head, shipped())) as executor:
-            # The module of a stage kind is imported only here: preparing a data set needs no network.
+            # Only this stage kind's module is imported: preparing a data set needs no neural networks.
             store = import_module(BODIES[stage.kind]).run(stage, params, executor, settings)
         plan.record(stage, made_from)
-        if store is not None:  # Until the result is recorded, a kill would cost all the work without its checkpoints.
+        if store is not None:  # A kill before the result is recorded must not lose the checkpoints.
             store.clear()
     return True
 
 
 @contextmanager
 def alone(stage: Stage) -> Iterator[None]:
-    """Hold the stage's file lock, and print which process is waited for. A crash releases the lock."""
+    """Hold the stage's file lock, and print which process holds it while waiting. A crash releases the lock."""
     path = places.lock(stage.kind, stage.key)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock, holder = FileLock(path), path.with_suffix(".pid")
@@ -59,7 +59,7 @@ def alone(stage: Stage) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         process = holder.read_text() if holder.is_file() else "unknown"
-        print(f"{stage.name}: waiting for process {process}, which runs it", flush=True)
+        print(f"{stage.name}: waiting for process {process}, which runs this stage", flush=True)
         lock.acquire()
     try:
         holder.write_text(str(os.getpid()))

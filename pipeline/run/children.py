@@ -1,7 +1,7 @@
-"""Processes of stages, forked from one process that has imported what stages need (Python's own forkserver).
+"""Processes of stages, forked from one process that has imported the stages' modules (Python's forkserver).
 
-A stage's process is the leader of a session of its own. A thread of it waits for the end of the command, so that no
-stage outlives a command that was killed.
+A stage's process leads its own session. One of its threads waits for the end of the command, so that no stage outlives
+a killed command.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from bdl_pipe.errors import UserError
 from ..core import signals
 
 PRELOAD: Final = ("pipeline.run.preload",)
-FAILED: Final = 2  # exit code of a stage that said why in one line
+FAILED: Final = 2  # exit code of a stage that failed with an error in one line
 SAME: Final = 3  # exit code of a stage that was up to date
 INTERRUPTED: Final = 130
-_GRACE_SECONDS: Final = 8.0  # between SIGINT and SIGKILL
+_GRACE_SECONDS: Final = 8.0  # seconds between SIGINT and SIGKILL
 _KEPT_LINES: Final = 15
 
 
 class Child:
-    """A process that runs a function, and whose output is read here.
+    """A process that runs a function and sends its output to this process.
 
     Attributes:
-        name: of the stage.
+        name: the stage's name.
         last: the last lines that the process printed.
     """
 
@@ -60,7 +60,7 @@ class Child:
 
     @property
     def waitables(self) -> list[Any]:
-        """Return what ``multiprocessing.connection.wait`` takes: the output and the end of the process."""
+        """Return the handles for ``multiprocessing.connection.wait``: the output and the end of the process."""
         return [self._output, self._process.sentinel]
 
     def lines(self) -> Iterator[str]:
@@ -73,7 +73,7 @@ class Child:
             yield from self._texts(whole)
 
     def exit_code(self) -> int | None:
-        """Return the exit code, minus the signal's number where one ended the process; None while it runs."""
+        """Return the exit code, or minus the number of the signal that ended the process; None while it runs."""
         return self._process.exitcode
 
     def close(self) -> Iterator[str]:
@@ -85,11 +85,11 @@ class Child:
         self._output.close()
 
     def why(self) -> list[str]:
-        """Return the last lines of a process that failed, with its end where it could not say so itself."""
+        """Return the last lines of a failed process, and the signal or exit code if it printed no error."""
         code = self.exit_code() or 0
         if code >= 0:
             return list(self.last) or [f"ended with exit code {code}"]
-        return [*self.last, f"ended by {signal.Signals(-code).name}; the same command goes on from its last checkpoint"]
+        return [*self.last, f"ended by {signal.Signals(-code).name}; give the same command again to continue"]
 
     def _texts(self, parts: Sequence[bytes]) -> Iterator[str]:
         for part in parts:
@@ -98,13 +98,13 @@ class Child:
                 yield text
 
     def interrupt(self) -> None:
-        """Send SIGINT to the process and to what it has started."""
+        """Send SIGINT to the process and to its descendants."""
         if self._process.pid is not None and self.exit_code() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGINT)
 
     def family(self) -> list[Any]:
-        """Return the process and all that it has started, as ``psutil.Process``."""
+        """Return the process and its descendants, as ``psutil.Process``."""
         import psutil
 
         try:
@@ -115,7 +115,7 @@ class Child:
 
 
 def stop(children: Sequence[Child]) -> None:
-    """Interrupt the children, and kill all that is left after a while."""
+    """Interrupt the children, and kill the remaining processes after some seconds."""
     if not children:
         return
     import psutil
@@ -130,7 +130,7 @@ def stop(children: Sequence[Child]) -> None:
 
 
 def _main(name: str, output: Connection, used: Sequence[plugins.Plugin], work: bytes, *sockets: socket) -> None:
-    os.setsid()  # Ctrl-C goes to the command alone, which passes it on.
+    os.setsid()  # so that Ctrl-C reaches only the command, which passes it on
     _end_with_command()
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
@@ -150,9 +150,9 @@ def _main(name: str, output: Connection, used: Sequence[plugins.Plugin], work: b
 
 
 def _end_with_command() -> None:
-    """End this process, and what it has started in its session, when the command has ended.
+    """End this process and its session when the command has ended.
 
-    The process that stages are forked from lives as long as one of them does, so that its end alone comes too late.
+    The forkserver lives as long as one of the stages, so its end would come too late.
     """
     signals.end_with_parent()
     command = multiprocessing.parent_process()

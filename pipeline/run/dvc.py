@@ -1,7 +1,7 @@
-"""DVC's part, by its public commands: record results, share them through a remote, take them from there.
+"""The use of DVC, by its public commands: record results, push them to a remote, and restore them from there.
 
 ``python -m pipeline repro`` runs the stages and then records them with ``dvc commit``. A plain ``dvc repro`` runs
-``python -m stages KIND KEY`` and records each stage. Nothing of DVC is imported.
+``python -m stages KIND KEY`` and records each stage. DVC is not imported.
 """
 
 import hashlib
@@ -28,17 +28,17 @@ from . import ONLY_TAKE
 
 LOCK: Final = Path("dvc.lock")
 _GRAPH: Final = Path("dvc.yaml")
-_RECORDED: Final = places.STATE / "recorded.json"  # hashes at the last record of this clone, by stage and by file
+_RECORDED: Final = places.STATE / "recorded.json"  # hashes by stage and file when this clone last recorded
 _BROKEN: Final = places.STATE / "dvc.lock.broken"
 _SOURCES: Final = "sources"
 _SOURCES_DEPS: Final = ("src/bdl_pipe", "pipeline", "data", "plugins")
-_FEW: Final = 8  # targets, for each of which DVC reads its graph again
+_FEW: Final = 8  # the most targets to name, since DVC reads its graph again for each
 
 
 def record(stages: Plan, fresh: Collection[str]) -> str | None:
-    """Record the stages of ``fresh`` that this clone has not recorded yet, and return what went wrong, if anything.
+    """Record the stages of ``fresh`` that this clone has not recorded yet, and return an error message or None.
 
-    A ``dvc.lock`` that is not as this clone has left it, such as one that a kill has cut, is written again.
+    A ``dvc.lock`` that has changed since this clone wrote it, for example one truncated by a kill, is written again.
 
     Args:
         fresh: the names of all stages whose results are up to date.
@@ -46,7 +46,7 @@ def record(stages: Plan, fresh: Collection[str]) -> str | None:
     if find_spec("dvc") is None:
         return None
     known, left, graph = _recorded(), _md5(LOCK), _md5(_GRAPH)
-    changed = known.get(str(LOCK)) != left  # DVC, git, or a kill in the middle has written it since
+    changed = known.get(str(LOCK)) != left  # written since, by DVC or git, or truncated by a kill
     if changed or known.get(str(_GRAPH)) != graph:
         known = {}
     now = {name: _md5(places.identity(stages[name].kind, stages[name].key)) for name in fresh}
@@ -56,10 +56,10 @@ def record(stages: Plan, fresh: Collection[str]) -> str | None:
         return None
     command = ("commit", "--force", *_targets(names, fresh, stages))
     problem = _dvc(*command)
-    if problem is not None and changed and left is not None:  # DVC refuses every command where a kill has cut it
+    if problem is not None and changed and left is not None:  # DVC refuses all commands if the file is truncated
         places.STATE.mkdir(exist_ok=True)
         os.replace(LOCK, _BROKEN)
-        print(f"DVC cannot read {LOCK} (now {_BROKEN}): it is written again from the results here", file=sys.stderr)
+        print(f"DVC cannot read {LOCK} (moved to {_BROKEN}): writing it again from the results here", file=sys.stderr)
         problem = _dvc(*command)
     if problem is None:
         places.STATE.mkdir(exist_ok=True)
@@ -69,16 +69,16 @@ def record(stages: Plan, fresh: Collection[str]) -> str | None:
 
 
 def take() -> None:
-    """Take results from DVC's default remote that another machine has made from the same parameters, code and data.
+    """Restore results that another machine has made from the same parameters, code and data, from DVC's remote.
 
-    DVC matches each stage with its run cache. Stages that it would have to run end at once, see :data:`ONLY_TAKE`.
+    DVC looks up each stage in its run cache. Stages that it would have to run exit immediately, see :data:`ONLY_TAKE`.
     """
     print("looking for results in the DVC remote", flush=True)
     _dvc("repro", "--pull", "--keep-going", environment={ONLY_TAKE: "1"})
 
 
 def push() -> str | None:
-    """Push all that is recorded to DVC's default remote, and return what went wrong, if anything."""
+    """Push everything recorded to DVC's default remote, and return an error message or None."""
     return _dvc("push", "--run-cache")
 
 
@@ -89,11 +89,11 @@ def require_remote() -> None:
         UserError: there is no default remote, or it cannot be written.
     """
     name = _run("remote", "default").stdout.strip() if find_spec("dvc") else ""
-    if not name or " " in name:  # DVC says in words that there is none.
-        raise UserError("BDL_REMOTE=on: DVC has no default remote (dvc remote default NAME)")
+    if not name or " " in name:  # DVC prints a sentence if there is none
+        raise UserError("BDL_REMOTE=on: DVC has no default remote; set one with dvc remote default NAME")
     with (
         tempfile.TemporaryDirectory() as folder
-    ):  # Another project with the same configuration: this one is left alone.
+    ):  # in another project with the same configuration, so that this one does not change
         (Path(folder) / ".dvc").mkdir()
         for config in Path(".dvc").glob("config*"):
             shutil.copy(config, Path(folder) / ".dvc")
@@ -105,7 +105,7 @@ def require_remote() -> None:
 
 
 def _targets(names: Sequence[str], fresh: Collection[str], stages: Plan) -> list[str]:
-    """Choose what to name to DVC: stages, kinds of which all are up to date, or its whole file.
+    """Return the targets for DVC: stages, kinds whose stages are all up to date, or its whole file.
 
     DVC takes two seconds for each target, and twenty for the whole file.
     """
@@ -118,10 +118,10 @@ def _targets(names: Sequence[str], fresh: Collection[str], stages: Plan) -> list
 
 
 def _only_ours() -> bool:
-    """Return True if DVC's graph has no stages of the user's own, of which nothing is known here."""
+    """Return True if DVC's graph has no stages that the user has added."""
     try:
         return set(yaml.safe_load(_GRAPH.read_text())["stages"]) <= {_SOURCES, *BODIES}
-    except (OSError, yaml.YAMLError, KeyError, TypeError):  # DVC says what is wrong with it
+    except (OSError, yaml.YAMLError, KeyError, TypeError):  # DVC reports the error
         return False
 
 
@@ -144,7 +144,7 @@ def _md5(path: Path) -> str | None:
 
 
 def _dvc(*words: str, folder: str = ".", environment: Mapping[str, str] | None = None) -> str | None:
-    """Run a command of DVC, and return its complaint in one line, or None where it succeeded."""
+    """Run a command of DVC, and return its error in one line, or None if it succeeded."""
     done = _run(*words, folder=folder, environment=environment)
     if done.returncode == 0:
         return None

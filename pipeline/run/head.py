@@ -1,6 +1,6 @@
-"""One Ray head for all stages of a command, in a process of its own that starts the head when a stage asks for it.
+"""One Ray head for all stages of a command, in its own process, which starts the head on the first request.
 
-Several drivers on one head start their workers once; a head in each stage would cost six seconds and 480 MB each.
+Several drivers share the head's workers; a head for each stage would cost six seconds and 480 MB each.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from .children import Child, stop
 
 @contextlib.contextmanager
 def shared(settings: Settings) -> Iterator[str]:
-    """Yield the path of the socket at which a head is asked for during the block; "" where stages start no Ray."""
+    """Yield the path of a socket that returns the head's address during the block; "" if stages do not use Ray."""
     if settings.executor == "inline" or settings.address:
         yield ""
         return
@@ -37,10 +37,10 @@ def shared(settings: Settings) -> Iterator[str]:
 
 
 def address(place: str) -> str:
-    """Ask for the address of the shared head, from the process of a stage.
+    """Return the address of the shared head, in the process of a stage.
 
     Args:
-        place: as :func:`shared` yields it.
+        place: the path that :func:`shared` yields.
 
     Raises:
         UserError: Ray did not start.
@@ -60,7 +60,7 @@ def address(place: str) -> str:
 
 
 def _serve(settings: Settings, listener: socket.socket) -> NoReturn:
-    """Start the head when the first stage asks for it, and send its address to all that ask."""
+    """Start the head on the first request, and send its address to all clients."""
     asking, _ = listener.accept()
     with contextlib.ExitStack() as stack:
         try:

@@ -1,7 +1,7 @@
-"""Run the stages of a plan, several at once, each in a process of its own (see ``children``).
+"""Run the stages of a plan, several at once, each in its own process (see ``children``).
 
-The stage with the longest way to the end of the plan starts first; its length is what it took last time, or a guess
-from its kind. An interrupt stops every process, and all that those have started.
+The stage with the longest path to the end of the plan starts first, by the time that stages took last time, or a guess
+from the stage kind. An interrupt stops all processes and their descendants.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from ..tracking import Tracker
 from . import body, head
 from .children import SAME, Child, stop
 
-JOBS: Final = 3  # stages at once: two cores are busy while one stage waits for its data
+JOBS: Final = 3  # stages at once, so that two cores are busy while one stage waits for its data
 _GUESS: Final = {"prepare": 30.0, "trajectory": 90.0, "teacher": 120.0, "coreset": 120.0, "student": 20.0}
 _LOOK_SECONDS: Final = 0.5
 _HISTORY: Final = places.STATE / "seconds.json"  # the seconds of the last run of each stage
@@ -36,10 +36,10 @@ _HISTORY: Final = places.STATE / "seconds.json"  # the seconds of the last run o
 
 @dataclass
 class Outcome:
-    """The stages of a plan by how they ended.
+    """The outcome of each stage.
 
     Attributes:
-        same: found up to date by their own process, since all that they need came out the same.
+        same: stages that their process found up to date, because their inputs came out unchanged.
         failed: the last lines of each stage that failed.
         skipped: stages that need a failed one.
     """
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def stale(stages: Plan) -> dict[str, str]:
-    """Return the stages that must run, with the reason: its own result is out of date, or something that it needs."""
+    """Return the stages that must run, with the reason: the stage or one of its needs is out of date."""
     why: dict[str, str] = {}
     for name, stage in stages.items():
         reason = plans.reason(stage)
@@ -69,9 +69,9 @@ def stale(stages: Plan) -> dict[str, str]:
 
 
 def priorities(stages: Plan, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return, for each stage, the length of the longest way from its start to the end of the plan."""
+    """Return, for each stage, the length in seconds of the longest path from its start to the end of the plan."""
     longest = dict(seconds)
-    for name in reversed(list(stages)):  # Each stage stands after what it needs.
+    for name in reversed(list(stages)):  # each stage is after its needs
         for need in stages[name].needs:
             longest[need] = max(longest[need], seconds[need] + longest[name])
     return longest
@@ -87,20 +87,20 @@ def run(
     jobs: int,
     root: Path | None = None,
 ) -> Outcome:
-    """Run the stages of ``todo``. A stage that fails stops what needs it, and nothing else.
+    """Run the stages of ``todo``. A failed stage stops only the stages that need it.
 
     Args:
-        stages: the plan, with all that ``todo`` needs.
+        stages: the plan, including everything that ``todo`` needs.
         todo: the stages that must run, see :func:`stale`.
         tracker: shows the stages while they run.
-        jobs: how many run at once.
-        root: in place of ``work``.
+        jobs: the largest number of stages at once.
+        root: a folder that replaces ``work``.
 
     Raises:
-        KeyboardInterrupt: on Ctrl-C or SIGTERM, after all processes have been stopped.
+        KeyboardInterrupt: Ctrl-C or SIGTERM was received; all processes have been stopped.
     """
 
-    with signals.noted(), head.shared(settings) as place:  # an interrupt must not keep the head from being stopped
+    with signals.noted(), head.shared(settings) as place:  # so that the head is stopped after an interrupt, too
 
         def start(name: str) -> Child:
             return Child(name, _stage, (stages[name], params.raw, settings, root, place))
@@ -111,7 +111,7 @@ def run(
 def schedule(
     stages: Plan, todo: Collection[str], start: Callable[[str], Child], tracker: Tracker, *, jobs: int
 ) -> Outcome:
-    """Run the stages of ``todo`` in the order of their needs; :func:`run` says more.
+    """Run the stages of ``todo`` in the order of their needs; see :func:`run`.
 
     Args:
         start: starts the process of a stage.
@@ -142,7 +142,7 @@ def schedule(
             for child in children.values():
                 tracker.ended(stages[child.name], "KILLED")
             stop([*children.values()])
-            with contextlib.suppress(OSError, UserError):  # A full disk must not hide what the stages said.
+            with contextlib.suppress(OSError, UserError):  # A full disk must not hide the stages' messages.
                 places.STATE.mkdir(parents=True, exist_ok=True)
                 write_bytes(_HISTORY, json.dumps(seconds, indent=1, sort_keys=True).encode())
     outcome.seconds = time.monotonic() - began
@@ -153,8 +153,9 @@ def _stage(stage: Stage, raw: Mapping[str, Any], settings: Settings, root: Path 
     """Run one stage in its own process, and return the exit code.
 
     Args:
-        raw: the content of params.yaml; a method may have functions that cannot be sent, so it is looked up here.
-        place: where a Ray head is asked for.
+        raw: the content of params.yaml; methods are looked up here, since they may have functions that cannot be
+        pickled.
+        place: the socket path of :func:`.head.shared`.
     """
     with places.rooted(root) if root else contextlib.nullcontext():
         ran = body.ensure(stage, typed(raw), settings, head=lambda: head.address(place))
@@ -162,7 +163,7 @@ def _stage(stage: Stage, raw: Mapping[str, Any], settings: Settings, root: Path 
 
 
 def _look(children: Mapping[str, Child], lines: "_Lines") -> Iterator[Child]:
-    """Wait a moment for output and ends of processes, print the output, and yield the children that have ended."""
+    """Wait briefly for output and ends of processes, print the output, and yield the children that have ended."""
     wait([waitable for child in children.values() for waitable in child.waitables], timeout=_LOOK_SECONDS)
     for child in list(children.values()):
         has_ended = child.exit_code() is not None
@@ -173,7 +174,7 @@ def _look(children: Mapping[str, Child], lines: "_Lines") -> Iterator[Child]:
 
 
 def _ended(child: Child, stages: Plan, waiting: set[str], outcome: Outcome, tracker: Tracker) -> str:
-    """Note how a stage ended, and say so in words."""
+    """Record the outcome of a stage, and return its description."""
     name, code = child.name, child.exit_code()
     if code == SAME:
         outcome.same.append(name)
@@ -197,7 +198,7 @@ def _seconds() -> dict[str, float]:
 
 
 class _Lines:
-    """The output of several stages at once: a live line for each on a terminal, prefixed lines in a log file."""
+    """The output of concurrent stages: a live line for each on a terminal, prefixed lines in a log file."""
 
     def __init__(self) -> None:
         self._live: Any = None
@@ -215,17 +216,17 @@ class _Lines:
             self._live.stop()
 
     def started(self, name: str) -> None:
-        """Say that a stage has started; on a terminal its live line shows it."""
+        """Print that a stage has started; on a terminal its live line shows it."""
         if self._live is None:
             self.say(f"{name}: started")
 
     def printed(self, name: str, text: str) -> None:
-        """Print a line of a stage; on a terminal a warning alone, since the live line shows the last line."""
+        """Print a line of a stage; on a terminal only warnings, since the live line shows the last line."""
         if self._live is None or text.startswith("warning"):
             self.say(f"{name}: {text}")
 
     def show(self, running: Iterable[Child]) -> None:
-        """Draw the live lines again; without a terminal there are none."""
+        """Redraw the live lines, on a terminal only."""
         if self._live is None:
             return
         from rich.text import Text
@@ -241,5 +242,5 @@ class _Lines:
             return
         try:
             print(text, flush=True)
-        except BrokenPipeError:  # The reader of our output has ended; the work continues without output.
+        except BrokenPipeError:  # the reader of our output has ended; continue without output
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -1,6 +1,6 @@
-"""Import what stages need, once, in the process that stages are forked from (see ``children``).
+"""Import the stages' modules once, in the process that stages are forked from (see ``children``).
 
-A module that cannot be imported is left to the stage that needs it, which says why.
+If a module cannot be imported, the stage that needs it reports the error.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from ..work.cluster import prepare_environment
 _LATER = ("torch._dynamo", "scipy.optimize.elementwise", "bdl_pipe.summary", "pyarrow.pandas_compat")  # imported on use
 
 signals.end_with_parent()
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal goes to the command, which stops its stages.
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the command stops its stages
 prepare_environment()
 gc.disable()
 for _module in (*BODIES.values(), "pipeline.run.body", *_LATER):
@@ -26,5 +26,5 @@ for _module in (*BODIES.values(), "pipeline.run.body", *_LATER):
 for _name in METHODS:
     with contextlib.suppress(ImportError):
         METHODS[_name]
-gc.freeze()  # A fork that looked for garbage among imported modules would copy every page of them.
+gc.freeze()  # so that garbage collection in a fork does not copy the pages of imported modules
 gc.enable()

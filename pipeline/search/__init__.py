@@ -1,11 +1,11 @@
 """Searches by Ray Tune and studies over grids: trials on training rows, scored on validation rows.
 
-A trial fits on the training rows alone. Its inputs must not have seen validation rows either, and a final fit may have
-seen them. So the inputs are fitted here once more, on the training rows.
+A trial is fitted to the training rows alone. Its inputs must not use validation rows either, but a final fit may have
+used them. So a search fits the inputs again, to the training rows.
 
-The folder of a search holds its record (what it is a search of, whether it is finished) and Ray Tune's trials. It is
-``.state/<verb>/<name>`` in the project, or ``<verb>/<name>`` in BDL_SEARCHES. One process at a time works on a search:
-it holds a lock on a file in ``.state``. The lock ends with its process.
+The folder of a search holds its record (its identity, and whether it is finished) and Ray Tune's trials. It is
+``.state/<verb>/<name>`` in the project, or ``<verb>/<name>`` in BDL_SEARCHES. A lock on a file in ``.state`` lets one
+process at a time work on a search; it ends with its process.
 """
 
 import json
@@ -50,7 +50,7 @@ METRICS: Final[Mapping[Task, tuple[str, ...]]] = {  # the scores of every poster
 }
 RECORD: Final = "search.json"
 
-cluster.prepare_environment()  # Ray reads it as it is imported: a head of ours must listen on 127.0.0.1 alone.
+cluster.prepare_environment()  # before Ray is imported, so that our heads listen only on 127.0.0.1
 
 
 def branch_of(
@@ -61,10 +61,10 @@ def branch_of(
     settings: Settings,
     evaluate: EvaluateConfig | None = None,
 ) -> Branch:
-    """Find the runs that make the run ``key``, or the first run on ``dataset`` in which ``method`` takes part.
+    """Return the run ``key`` with its upstream runs, or the first run on ``dataset`` that uses ``method``.
 
     Args:
-        evaluate: how a study scores a trial; None: the trials are of a search.
+        evaluate: the metrics of a study's trials. None: the trials belong to a search.
 
     Raises:
         UserError: the method, the data set or the run does not exist.
@@ -86,7 +86,7 @@ def branch_of(
             chain.append(run)
     if others := sorted({run.spec.dataset for run in lineage} - {dataset}):
         step = f"a search fits all on {dataset}; search on the first step, and use the winner for all"
-        raise UserError(f"{lineage[-1].key}: is made from runs on {', '.join(others)}: {step}")
+        raise UserError(f"{lineage[-1].key}: has inputs on {', '.join(others)}: {step}")
     upstream = tuple(run for run in lineage if run not in chain)
     code = provenance.digest([sources.fit_digest(run.method.name, params) for run in lineage])
     return Branch(tuple(chain), params.seed, upstream, code, settings.threads, evaluate)
@@ -101,7 +101,7 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
     body.ensure(one("prepare", branch.dataset, params), params, replace(Settings.read(), executor="inline"))
     data = prepared.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
     if len(data.validation) == 0:
-        raise UserError(f"datasets.{branch.dataset}.validation: must leave rows to score a search on, got none")
+        raise UserError(f"datasets.{branch.dataset}.validation: must hold out rows to score a search, got none")
     if params.datasets[branch.dataset].splits > 1:
         also = "some validation rows of split 0 are test rows of other splits"
         print(f"warning: {branch.dataset} has several splits: {also}")
@@ -114,7 +114,7 @@ def data_hash(branch: Branch) -> str:
 
 
 def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
-    """Fit the upstream runs to the training rows; finished fits are kept, and reused by the next call."""
+    """Fit the upstream runs to the training rows; finished fits are stored and reused by the next call."""
     executor, made = choose(settings), dict[tuple[str, str], list[State]]()
     for run in branch.upstream:
         states = {
@@ -142,7 +142,7 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
 
 
 def _seeds_needed(branch: Branch, run: Run) -> int:
-    """Count the seeds of an upstream run that one trial, which has one seed, is made from."""
+    """Return the number of seeds of an upstream run that a trial of one seed needs."""
     counts = [1]
     for other in (*branch.upstream, *branch.runs):
         if (run.kind, run.key) in other.sources.items():
@@ -161,7 +161,7 @@ class Folder(storage.Folder):
         return record
 
     def write(self, **record: Any) -> None:
-        """Write the record, whole or not at all."""
+        """Write the record completely or not at all."""
         if "://" not in self.address:
             Path(self.address).mkdir(parents=True, exist_ok=True)
         self.save(RECORD, json.dumps(record).encode())
@@ -172,13 +172,13 @@ class Folder(storage.Folder):
         files.delete_dir_contents(path, missing_dir_ok=True)
 
     def is_unfinished(self) -> bool:
-        """Return whether a search was begun here and has not been finished."""
+        """Return whether the folder holds an unfinished search."""
         record = self.read()
         return bool(record) and not record.get("finished")
 
 
 def folder_of(verb: str, name: str, settings: Settings) -> Folder:
-    """Return the folder of a search; storage that cannot be written is refused.
+    """Return the folder of a search.
 
     Raises:
         UserError: BDL_SEARCHES cannot be written.
@@ -190,11 +190,11 @@ def folder_of(verb: str, name: str, settings: Settings) -> Folder:
 
 @dataclass(frozen=True)
 class Session:
-    """A search or a study while a process works on it.
+    """A running search or study.
 
     Attributes:
-        parts: the parameters of :func:`.trial.trial` besides the sample; all trials share them.
-        tags: the tags of the trials' tracked runs; without a parent they are not tracked.
+        parts: the parameters of :func:`.trial.trial` that all trials share.
+        tags: the tags of the trials' tracked runs; trials without a parent run are not tracked.
         metrics: the scores among what a trial reports.
     """
 
@@ -210,16 +210,17 @@ class Session:
 def opened(
     name: str, branch: Branch, facts: Any, params: Params, settings: Settings, resume: bool
 ) -> Iterator[Session]:
-    """Hold a search within the block: its lock, Ray, its tracked run. At the end of the block it is finished.
+    """Hold a search's lock, Ray and its tracked run within the block, and mark the search as finished at the end.
 
     Args:
-        facts: what scores depend on besides the branch and the data; only the same search is resumed.
-        settings: the settings of the command.
+        facts: other facts that scores depend on, besides the branch and the data; a search resumes only if they are
+            equal.
+        settings: the command's settings.
         resume: continue an unfinished search; otherwise begin a new one.
 
     Raises:
-        UserError: another process holds the search; ``resume`` and the folder do not agree; Ray cannot be used.
-        KeyboardInterrupt: the user stopped the search, by Ctrl-C or SIGTERM.
+        UserError: another process holds the search, ``resume`` does not fit the folder's state, or Ray cannot be used.
+        KeyboardInterrupt: the user stopped the search with Ctrl-C or SIGTERM.
     """
     verb, settings = branch.verb, settings.of(branch.verb, branch.method.name)
     if settings.jobs:
@@ -236,7 +237,7 @@ def opened(
             with tracking.parent(f"{verb} {name}", {**tags, "stage": verb}, parent) as run_id:
                 try:
                     folder.write(**record, parent=run_id)
-                    # Tune's handler of Ctrl-C keeps the trials, while Ray's of SIGTERM ends the process at once.
+                    # Tune's Ctrl-C handler saves the trials; Ray's SIGTERM handler would end the process immediately.
                     signals.interruptible()
                     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
                     upstream = make_upstream(branch, data, params, settings)
@@ -253,10 +254,10 @@ def opened(
 
 
 def begin(folder: Folder, identity: str, resume: bool) -> str | None:
-    """Empty the folder for a new search, or return the id of the tracked run of the search that is resumed.
+    """Empty the folder for a new search, or return the id of the resumed search's tracked run.
 
     Raises:
-        UserError: the folder holds an unfinished search and ``resume`` is false, or it holds none of this identity.
+        UserError: the folder holds an unfinished search and ``resume`` is False, or ``resume`` is True and it does not.
     """
     if not resume:
         if folder.is_unfinished():
@@ -267,16 +268,16 @@ def begin(folder: Folder, identity: str, resume: bool) -> str | None:
     if not folder.is_unfinished():
         raise UserError(f"{folder.address}: holds no unfinished search; leave out --resume")
     if record["identity"] != identity:
-        changed = "params, data, grid, code, --samples or --scheduler differ from those of the stopped search"
+        changed = "params, data, grid, code, --samples or --scheduler differ from the stopped search's"
         raise UserError(f"{folder.address}: {changed}; change them back, or remove the folder and start again")
     return record["parent"]
 
 
 def require_shared(settings: Settings) -> None:
-    """Refuse a cluster of several machines without storage that all of them reach: trials store checkpoints there.
+    """Check that a cluster of several machines has shared storage, where trials store checkpoints.
 
     Raises:
-        UserError: naming the setting.
+        UserError: BDL_SEARCHES is not set.
     """
     import ray
 

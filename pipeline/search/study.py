@@ -3,9 +3,8 @@
 The file has a grid of the method's hyperparameters, as :mod:`bdl_pipe.grids` describes it.
 
 Each seed of each point is fitted on the training rows of split 0 and scored on its validation rows; test rows are not
-read. The results are ``results/<family>/<name>.csv`` (every fit), ``.svg`` (the figure) and ``.md`` (the table, and
-where it comes from). The data are prepared in a folder of the study, ``work/study/<family>-<name>``; DVC has no part
-in it.
+used. The results are ``results/<family>/<name>.csv`` (every fit), ``.svg`` (the figure) and ``.md`` (the table, and its
+provenance). The data are prepared in the study's folder, ``work/study/<family>-<name>``; DVC is not used.
 """
 
 import csv
@@ -34,7 +33,7 @@ from .trial import Branch, Ended
 
 RESULTS: Final = Path("results")
 _FILE: Final = re.compile(r"([A-Za-z0-9_]+)-([A-Za-z0-9_-]+)")
-_TOP: Final = "study"  # It stands for the file in the paths of its keys.
+_TOP: Final = "study"  # prefix of the paths of the file's keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +41,10 @@ class StudyConfig(GridConfig):
     """A file of ``params/study``, checked; it also has the keys of a :class:`bdl_pipe.grids.GridConfig`.
 
     Attributes:
-        method, dataset: as in params.yaml; hyperparameters of the first run of ``method`` vary, and its seeds differ
-            from this run on.
-        overlay: on params.yaml, as ``apply`` takes it.
-        run: the run whose branch is studied; null: the first on the data set in which the method takes part.
+        method: the method of params.yaml; the hyperparameters and seeds of its first run vary.
+        dataset: the data set of params.yaml.
+        overlay: changes of params.yaml, in the format of ``apply``.
+        run: the run to study, with its upstream runs. null: the first run on the data set that uses the method.
     """
 
     method: str
@@ -56,10 +55,10 @@ class StudyConfig(GridConfig):
 
 @dataclass(frozen=True)
 class Study:
-    """A study.
+    """A study, read and checked.
 
     Attributes:
-        config: the file at ``path``, ``<family>-<title>.yaml``.
+        config: the content of ``path``, ``<family>-<title>.yaml``.
         params: params.yaml with the file's overlay.
         metrics: the scores of every fit.
     """
@@ -79,7 +78,7 @@ def study(file: Path, *, max_concurrent: int | None = None, resume: bool = False
         resume: continue a study that was stopped.
 
     Raises:
-        UserError: the file, params.yaml or the stopped study do not allow it.
+        UserError: the file, params.yaml or the state of a stopped study is wrong.
     """
     settings = Settings.read()
     asked = plan(file, settings)
@@ -101,10 +100,10 @@ def plan(path: Path, settings: Settings) -> Study:
     """Read and check the file, params.yaml with its overlay, and every point of the grid.
 
     Raises:
-        UserError: the first key that breaks its rule, with its path, the rule and the value.
+        UserError: a key breaks its rule; the message has its path, the rule and the value.
     """
     if not _FILE.fullmatch(path.stem):
-        raise UserError(f"{path}: must be called <family>-<name>.yaml; the results are called after it")
+        raise UserError(f"{path}: must be named <family>-<name>.yaml, which names the results")
     base, file = load().raw, read_yaml(path)
     try:
         asked = config.read(StudyConfig, file, _TOP)
@@ -124,7 +123,7 @@ def plan(path: Path, settings: Settings) -> Study:
 
 
 def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, Any]:
-    """Collect where the figures come from."""
+    """Collect the provenance of the results."""
     import torch
 
     return {
@@ -142,7 +141,7 @@ def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, 
 
 
 def write(study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> list[Path]:
-    """Write the fits, then the figure, then the page that shows it: a page is never without its figure."""
+    """Write the fits, then the figure, and last the page that shows it."""
     family, _, title = study.path.stem.partition("-")
     place = RESULTS / family / title
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +163,7 @@ def write(study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> list
 
 
 def page(title: str, study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> str:
-    """Return the figure, a table with a row for each point, and where they come from, as Markdown."""
+    """Return the figure, a table with a row for each point, and their provenance, as Markdown."""
     asked = study.config
     head, *rows = grids.rows(asked, fits, study.metrics)
     what = "mean ± standard error over the seeds that did not diverge"

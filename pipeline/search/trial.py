@@ -1,9 +1,9 @@
-"""One trial: the runs from the searched method to the posterior, fitted on training rows, scored on validation rows.
+"""One trial: the runs from the searched method to the posterior, fitted to training rows, scored on validation rows.
 
 A search scores a trial by the mean −log p(y | x) of the validation rows, in the targets' own units. If the first run's
-method can read a checkpoint as a result (``from_checkpoint``), a search also scores the checkpoint at each quarter of
+method can turn a checkpoint into a result (``from_checkpoint``), a search also scores the checkpoint at each quarter of
 that run's steps, so that a scheduler can stop a weak trial. The last quarter is the finished posterior. A study scores
-the finished posterior alone, by the metrics of ``evaluate``, and keeps a checkpoint at each quarter.
+only the finished posterior, with the metrics of ``evaluate``, and stores a checkpoint at each quarter.
 """
 
 import tempfile
@@ -39,11 +39,11 @@ Upstream = Mapping[tuple[str, str], list[State]]  # (stage kind, run) -> the sta
 
 @dataclass(frozen=True)
 class Ended(Result):
-    """A trial that has ended, with its last scores.
+    """A finished or stopped trial, with its last scores.
 
     Attributes:
-        milestone: its last milestone.
-        seconds: its time, in earlier attempts up to their last checkpoint, too.
+        milestone: the trial's last milestone.
+        seconds: the trial's time, including earlier attempts up to their last checkpoint.
     """
 
     milestone: int = MILESTONES
@@ -52,15 +52,15 @@ class Ended(Result):
 
 @dataclass(frozen=True)
 class Branch:
-    """A run that predicts and everything it is made from: what a search fits once, and what every trial fits.
+    """A run that predicts, with its upstream runs, divided into runs of every trial and runs that are fitted once.
 
     Attributes:
-        runs: what every trial fits, one seed of split 0: from the first run of the searched method to the run that
-            predicts.
-        upstream: the runs before these, in order; they are fitted once.
+        runs: the runs of every trial, with one seed of split 0: from the first run of the searched method to the run
+            that predicts.
+        upstream: the runs before these, in order, which are fitted once.
         code: the hash of the code of all these runs.
         threads: the threads of a trial's process.
-        evaluate: how a study scores a trial; None: the trial is of a search.
+        evaluate: the metrics of a study's trial. None: the trial belongs to a search.
         repeat: the number of the trial's seed.
     """
 
@@ -98,7 +98,7 @@ class Branch:
         return [runs, self.seed, self.code, self.evaluate and config.to_mapping(self.evaluate)]
 
     def configs(self, sampled: Sampled) -> list[Any]:
-        """Read each run's config; the sampled hyperparameters go into the configs of the searched method."""
+        """Read each run's config; with the sampled hyperparameters in the configs of the searched method."""
         configs = list[Any]()
         for run in self.runs:
             values = sampled if run.method.name == self.method.name else {}
@@ -119,12 +119,12 @@ class Branch:
         return made
 
     def rng(self, run: Run) -> Seed:
-        """Return a run's random stream, which is the same in every trial: only hyperparameters differ."""
+        """Return a run's seed, which is the same in every trial, so that only hyperparameters differ."""
         return Seed(self.seed).fold(self.verb, run.kind, run.key, 0, self.repeat)
 
     @property
     def predictions(self) -> Seed:
-        """Return the random stream of the predictions."""
+        """Return the seed of the predictions."""
         return prediction_address(self.seed, self.runs[-1].key, 0, self.repeat)
 
 
@@ -138,10 +138,10 @@ def inputs_of(run: Run, made: Upstream) -> dict[str, list[State]]:
 
 
 class Milestones(Report):
-    """A report to Ray Tune at each quarter of a run's steps, with a checkpoint, from which the trial is resumed."""
+    """A report to Ray Tune at each quarter of a run's steps, with a checkpoint from which the trial can resume."""
 
     def __init__(self, score: Callable[[State], Mapping[str, float]]) -> None:
-        """Take the function that scores a checkpoint."""
+        """Create the report; ``score`` scores a checkpoint."""
         self._score, self._at, self._reached = score, 0, 0
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
@@ -158,7 +158,7 @@ class Milestones(Report):
         kept = State(state.tensors, {"state": state.config, TIME: self._reached})
         with tempfile.TemporaryDirectory(prefix="bdl-trial-") as folder:
             (Path(folder) / _CHECKPOINT).write_bytes(to_bytes(kept))
-            # This call does not return if the scheduler stops the trial or replaces it by another.
+            # This call does not return if the scheduler stops or replaces the trial.
             tune.report(scores, checkpoint=tune.Checkpoint.from_directory(folder))
 
     def load(self) -> State | None:
@@ -174,10 +174,10 @@ class Milestones(Report):
 
 
 def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -> None:
-    """Fit and score one sample; this is Ray Tune's trainable.
+    """Fit and score one sample, as Ray Tune's trainable.
 
-    A search scores the sample by its NLL, and scores checkpoints if the method can. A study scores it by the metrics
-    of ``branch.evaluate``; a fit that diverged has none.
+    A search scores the sample by its NLL, and also scores checkpoints if the method supports it. A study uses the
+    metrics of ``branch.evaluate``; a diverged fit has no scores.
     """
     from ray import tune
 
@@ -206,7 +206,7 @@ def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -
     try:
         configs = branch.configs(values)
         scores = score(branch.make(data, upstream, configs, report))
-    except (ConfigError, Diverged) as error:  # A space has no rules between its keys: a ConfigError is a bad sample.
+    except (ConfigError, Diverged) as error:  # the space has no rules between keys, so a ConfigError is a bad sample
         print(error)
         scores = {METRIC: DIVERGED} if evaluate is None else {}
     tune.report({**scores, TIME: MILESTONES})

@@ -1,11 +1,11 @@
 """``python -m pipeline tune METHOD --dataset D --samples N``: search a method's hyperparameters by Ray Tune.
 
-The space is the method's ``search``, the score is the negative log-likelihood of *validation* rows. The hyperparameters
-in force are the first sample, so the winner is never worse than they are, on those rows. With ``--scheduler pbt`` the
-samples are a population, whose hyperparameters change while they train. The best one's last hyperparameters are then
-fitted from the start, and so are those in force. The winner is written as an overlay for the runs that were searched,
-``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it into params.yaml. ``tune all`` searches every method of
-a data set that declares a space, one after the other.
+The space is the method's ``search``, and the score is the negative log-likelihood of *validation* rows. The present
+hyperparameters are the first sample, so the winner is never worse on these rows. With ``--scheduler pbt`` the samples
+are a population, whose hyperparameters change during training; then the best member's last hyperparameters and the
+present ones are fitted from the start. The winner is written as an overlay for the searched runs,
+``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it into params.yaml. ``tune all`` searches all methods of a
+data set that have a space, one after another.
 """
 
 import datetime
@@ -28,7 +28,7 @@ from .trial import METRIC, MILESTONES, Branch, Ended
 OVERLAYS: Final = Path("params/tuned")
 ALL: Final = "all"
 ASHA, PBT = "asha", "pbt"
-LEAST: Final = 4  # A population's worst quarter is replaced, so it has a quarter.
+LEAST: Final = 4  # the least size of a population, whose worst quarter is replaced
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Search:
 
     Attributes:
         scheduler: ``asha`` or ``pbt``.
-        first: the hyperparameters in force, which are tried first; empty if one of them lies outside of the space.
+        first: the present hyperparameters, the first sample; empty if one of them is outside the space.
     """
 
     branch: Branch
@@ -57,17 +57,17 @@ def tune(
     resume: bool = False,
     apply: bool = False,
 ) -> int:
-    """Search a method, or all methods of a data set; write the winners, and with ``apply`` merge them.
+    """Search a method, or all methods of a data set; write the winners and, with ``apply``, merge them.
 
     Args:
         samples: the number of trials.
         scheduler: ``asha`` (the default) or ``pbt``.
-        run: the run whose branch is searched; None: the first in which the method takes part.
+        run: the run to search, with its upstream runs. None: the first run that uses the method.
         max_concurrent: the largest number of trials at once.
         resume: continue a search that was stopped.
 
     Raises:
-        UserError: the arguments, params.yaml or the stopped search do not allow it.
+        UserError: the arguments, params.yaml or the state of a stopped search is wrong.
     """
     if scheduler == PBT and max_concurrent:
         raise UserError("--max-concurrent: is not for pbt: Ray Tune lets its samples take turns")
@@ -83,7 +83,7 @@ def tune(
         if stopped and not resume:
             raise UserError(f"{next(iter(stopped.values()))}: holds an unfinished search; continue with --resume")
         for folder in () if resume else folders.values():
-            folder.clear()  # Finished searches begin again; with --resume they are not repeated.
+            folder.clear()  # without --resume, finished searches are repeated
         methods = [name for name in methods if not (resume and name in finished)]
     for number, name in enumerate(methods, start=1):
         params = load()
@@ -101,7 +101,7 @@ def tune(
 
 
 def searched(params: Params, dataset: str) -> list[str]:
-    """List the methods of a data set's runs that declare a space; the inputs of others come first.
+    """List the methods of a data set's runs that declare a space; methods of inputs come first.
 
     Raises:
         UserError: the data set does not exist, or no method declares a space.
@@ -110,7 +110,7 @@ def searched(params: Params, dataset: str) -> list[str]:
         raise UserError(f"{dataset}: is not a data set{nearest(dataset, params.datasets)}")
     lineages = [params.lineage(run) for run in params.of("student") if run.spec.dataset == dataset]
     wanted = {(run.kind, run.key) for lineage in lineages for run in lineage}
-    runs = [run for name, run in params.runs.items() if name in wanted]  # params.yaml lists inputs first
+    runs = [run for name, run in params.runs.items() if name in wanted]  # inputs come first in params.yaml
     methods = list(dict.fromkeys(run.method.name for run in runs if run.method.search))
     if not methods:
         raise UserError(f"{dataset}: no method of its runs declares a space to search")
@@ -127,13 +127,13 @@ def search_one(search: Search, params: Params, settings: Settings, at_once: int 
     facts = [dict(branch.method.search), search.samples, search.scheduler]
     with opened(branch.name, branch, facts, params, settings, resume) as session:
         path = conclude(search, *_run(search, session, at_once))
-    if path is None:  # The search is finished, too: to resume it would change nothing.
+    if path is None:  # the search is finished as well, since resuming it would change nothing
         raise UserError(f"{branch.name}: no sample of {search.samples} gave a finite likelihood")
     return path
 
 
 def _run(search: Search, session: Session, at_once: int | None) -> tuple[Sequence[Ended], Sequence[Ended]]:
-    """Run the trials; return those whose hyperparameters stayed the same, and those of the population, if any."""
+    """Run the trials; return the trials with constant hyperparameters, and the population's trials, if any."""
     from . import tuner
 
     asked = (search.branch.method.search, search.first, search.samples, search.branch.seed)
@@ -154,7 +154,7 @@ def plan(
     settings: Settings,
     scheduler: str = ASHA,
 ) -> Search:
-    """Plan the search of ``method`` on ``dataset``, by the run ``key`` or by the first in which it takes part.
+    """Plan the search of ``method`` on ``dataset``, in the run ``key`` or the first run that uses the method.
 
     Raises:
         UserError: the method, data set or run does not exist, or has no space, or the scheduler cannot search it.
@@ -173,11 +173,11 @@ def plan(
 
 
 def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended] = ()) -> Path | None:
-    """Write the winner's overlay, and print how it compares with the hyperparameters in force; None: none finished.
+    """Write the winner's overlay and print a comparison with the present hyperparameters; None if no trial finished.
 
     Args:
-        trials: trials whose hyperparameters stayed the same from their start.
-        population: trials whose hyperparameters changed; the first of ``trials`` continues the best of them.
+        trials: trials with constant hyperparameters.
+        population: trials with changing hyperparameters; the first of ``trials`` has the best one's last values.
     """
     branch, finished = search.branch, [trial for trial in trials if _is_finished(trial)]
     if not finished:
@@ -197,7 +197,7 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
         reached = min(map(_nll, filter(_is_finished, population)))
         comments.append(f"a population of {len(population)} with changing hyperparameters reached {reached:.5g}")
     path = OVERLAYS / f"{branch.name}.yaml"
-    overlay = dict[str, Any]()  # Other runs and data sets keep their hyperparameters.
+    overlay = dict[str, Any]()  # only for the searched runs
     for run in branch.runs:
         if run.method.name == branch.method.name:
             overlay.setdefault(SECTIONS[run.kind], {})[run.key] = {"override": nested(winner)}

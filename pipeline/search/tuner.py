@@ -1,7 +1,7 @@
-"""Ray Tune: which hyperparameters are tried, which trials are stopped early, and what the user sees of the trials.
+"""The use of Ray Tune: sampling hyperparameters, stopping trials early, and showing trials to the user.
 
-Tune's storage holds all that is known of the trials. Import this module after ``work.cluster.connected``, which sets
-the variables that Ray reads when it is imported.
+Tune's storage holds the whole state of the trials. Import this module after ``work.cluster.connected``, which sets the
+variables that Ray reads on import.
 """
 
 import os
@@ -26,13 +26,13 @@ from . import Session
 from .trial import METRIC, MILESTONES, TIME, Ended, trial
 
 _REDUCTION: Final = 2  # ASHA keeps the better half at each milestone.
-_RETRIES: Final = 2  # A trial whose worker was lost is retried, from its last milestone.
+_RETRIES: Final = 2  # retries of a trial that lost its worker, from its last milestone
 Space = Mapping[str, tuple[float, float, str]]  # dotted key -> (low, high, scale)
 
 
 @dataclass(frozen=True)
 class Lines(tune.Callback):
-    """A line is printed when a trial of ``count`` ends; ``metrics`` are the scores among what a trial reports."""
+    """A callback that prints a line when a trial of ``count`` ends; ``metrics`` are the reported scores to print."""
 
     count: int
     metrics: tuple[str, ...]
@@ -46,18 +46,20 @@ class Lines(tune.Callback):
 
 
 def run(session: Session, space: Mapping[str, Any], how: tune.TuneConfig, part: str = "") -> list[Ended]:
-    """Run the trials that are not yet finished, and return all of them.
+    """Run the unfinished trials, and return all trials.
 
     Args:
         space, how: Tune's ``param_space`` and ``TuneConfig``; a resumed search keeps its own.
-        part: names the part of a search that has several.
+        part: the name of the part, if a search has several parts.
 
     Raises:
         UserError: trials failed; the message has the reason of the first failure.
-        KeyboardInterrupt: the search was stopped before all trials had ended.
+        KeyboardInterrupt: the search was stopped before all trials ended.
     """
-    os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "2")  # Ctrl-C does not wait for a trial's next milestone.
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # Tune writes no CSV, JSON and TensorBoard files.
+    os.environ.setdefault(
+        "TUNE_FORCE_TRIAL_CLEANUP_S", "2"
+    )  # so that Ctrl-C does not wait for a trial's next milestone
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # no CSV, JSON and TensorBoard files
     name = f"{session.name}-{part}" if part else session.name
     folder = f"{session.folder.address}/{part}" if part else session.folder.address
     parts = {**session.parts, "branch": with_plugins(session.parts["branch"])}
@@ -67,14 +69,14 @@ def run(session: Session, space: Mapping[str, Any], how: tune.TuneConfig, part: 
         # A failed trial keeps its name, so that it tries the same hyperparameters again.
         tuner = tune.Tuner.restore(f"{folder}/trials", trainable, resume_unfinished=True, resume_errored=True)
     else:
-        # The hyperparameters of a population are known at a trial's end alone.
+        # A population's hyperparameters are known only at a trial's end.
         at_end = isinstance(how.scheduler, PopulationBasedTraining)
         tags = {**session.tags, "search": name}
         tracked = [TrialRuns(session.metrics, tags, at_end)] if tags.get(tracking.NEST) else []
         config = tune.RunConfig(
             name="trials",
             storage_path=folder,
-            stop={TIME: MILESTONES},  # Otherwise a population changes a finished trial once more.
+            stop={TIME: MILESTONES},  # otherwise PBT would change a finished trial
             callbacks=[Lines(how.num_samples, session.metrics), *tracked],
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
             verbose=0,
@@ -95,12 +97,12 @@ def run(session: Session, space: Mapping[str, Any], how: tune.TuneConfig, part: 
 
 
 def chosen(names: Sequence[str], result: Mapping[str, Any]) -> dict[str, float]:
-    """Select the scores of these names among what a trial reported."""
+    """Select the scores of these names from a trial's report."""
     return {name: float(result[name]) for name in names if name in result}
 
 
 def points(tried: Sequence[Sampled], at_once: int | None) -> tuple[dict[str, Any], tune.TuneConfig]:
-    """Try each of these samples once, from its start to its end."""
+    """Return the configuration that fits each of these samples once, from start to end."""
     space = {key: tune.choice(list(dict.fromkeys(sample[key] for sample in tried))) for key in tried[0]}
     chosen = BasicVariantGenerator(points_to_evaluate=[dict(sample) for sample in tried], max_concurrent=at_once or 0)
     return space, tune.TuneConfig(num_samples=len(tried), search_alg=chosen, reuse_actors=True)
@@ -109,7 +111,8 @@ def points(tried: Sequence[Sampled], at_once: int | None) -> tuple[dict[str, Any
 def halving(
     space: Space, first: list[dict[str, Any]], samples: int, seed: int, at_once: int | None
 ) -> tuple[dict[str, Any], tune.TuneConfig]:
-    """Sample by Optuna, and stop weak trials by ASHA; ``first`` are the first samples, which are never stopped."""
+    """Return the configuration for Optuna's sampler with ASHA; the samples ``first`` come first and are never
+    stopped."""
     return _domains(space), tune.TuneConfig(
         metric=METRIC,
         mode="min",
@@ -123,10 +126,10 @@ def halving(
 def population(
     space: Space, first: list[dict[str, Any]], samples: int, seed: int
 ) -> tuple[dict[str, Any], tune.TuneConfig]:
-    """Train a population by Ray's PopulationBasedTraining (Jaderberg et al. 2017).
+    """Return the configuration for Ray's PopulationBasedTraining (Jaderberg et al. 2017).
 
-    At each milestone a trial of the worst quarter continues from a checkpoint of one of the best, with changed
-    hyperparameters; whole numbers stay, because they may be shapes.
+    At each milestone a trial of the worst quarter continues from a checkpoint of a best trial, with changed
+    hyperparameters; integers are not changed, because they may be shapes.
     """
     continuous = {key: scale for key, scale in space.items() if scale[2] != "integer"}
     scheduler = PopulationBasedTraining(
@@ -138,7 +141,7 @@ def population(
         num_samples=samples,
         search_alg=BasicVariantGenerator(points_to_evaluate=first or None, random_state=seed),
         scheduler=scheduler,
-        reuse_actors=False,  # Ray 2.60 can wait for ever for a paused trial whose actor was given to another trial.
+        reuse_actors=False,  # Ray 2.60 can hang on a paused trial whose actor was reused
     )
 
 
@@ -149,7 +152,7 @@ def _domains(space: Space) -> dict[str, Any]:
 
 
 class Halving(ASHAScheduler):
-    """ASHA that never stops the hyperparameters in force: the winner is compared with their finished score."""
+    """ASHA that never stops the present hyperparameters, since the winner is compared with their final score."""
 
     def __init__(self, never: Sequence[Sampled], **options: Any) -> None:
         super().__init__(**options)
@@ -161,19 +164,19 @@ class Halving(ASHAScheduler):
 
 
 class TrialRuns(MLflowLoggerCallback):
-    """Ray's own MLflow callback; each trial is a child run of the search. Tracking that fails stops no trial."""
+    """Ray's MLflow callback, with each trial as a child run of the search. A tracking error stops no trial."""
 
     def __init__(self, metrics: tuple[str, ...], tags: Mapping[str, Any], params_at_end: bool) -> None:
         super().__init__(experiment_name=tracking.STAGES, tags=dict(tags), log_params_on_trial_end=params_at_end)
         self._metrics, self._has_failed = metrics, False
 
     def _try(self, action: Callable[[], Any]) -> None:
-        """Call ``action`` unless an earlier call has failed, which was one warning."""
+        """Call ``action`` unless an earlier call has failed; the first failure is a warning."""
         if not self._has_failed:
             self._has_failed = tracking.tolerate(lambda: (action(), True)) is None
 
     def setup(self, *args: Any, **options: Any) -> None:
-        """Take the store from the process that runs the trials now; Tune stores this callback with the search."""
+        """Set the store of the present process, since Tune stores this callback with the search."""
         self.tracking_uri = tracking.store_uri()
         self.tags["process"] = provenance.process()
         self._try(lambda: super(TrialRuns, self).setup(*args, **options))

@@ -1,6 +1,6 @@
-"""Tracking: MLflow shows what the records of stages say. No other package of the pipeline talks to MLflow's store.
+"""Tracking: MLflow shows the records of stages. Only this package accesses MLflow's store.
 
-Nothing here changes a result: a store that fails costs one warning. MLflow is imported when it is first needed.
+Tracking does not affect results: an error of the store is one warning. MLflow is imported on first use.
 """
 
 from .comparison import Compared, Comparison, compare, link, view

@@ -1,11 +1,11 @@
 """The comparison in MLflow: an experiment with one flat run for each data set, method and setting.
 
-A run is replaced when what it says has changed, and removed when params.yaml no longer has it. Where several projects
-share a store, each changes its own runs only, which have its tag ``project``.
+A run is replaced when its content has changed, and removed when params.yaml no longer has it. If several projects share
+a store, each changes only its own runs, which have its tag ``project``.
 
-MLflow has no public interface for what its page shows first: a view is the JSON that its *Share* button stores as a tag
-of the experiment, and that a link names. Where a version of MLflow does not know the tag, the link opens the plain list
-of runs.
+MLflow has no public interface for the initial view of its page. A view is the JSON that its *Share* button stores as a
+tag of the experiment, and that a link names. If a version of MLflow does not support the tag, the link opens the plain
+list of runs.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any, Final
 from ..core import provenance
 from . import store
 
-_CONTENT: Final = "content"  # the tag with the hash of all that a run says
+_CONTENT: Final = "content"  # the tag with the hash of a run's content
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Compared:
     """A run of the comparison.
 
     Attributes:
-        params: what the run is, in short texts.
-        metrics: its scores, under the same names for every method.
-        about: Markdown.
+        params: a description of the run, as short texts.
+        metrics: the run's scores, with the same names for all methods.
+        about: a description in Markdown.
     """
 
     key: str
@@ -40,7 +40,7 @@ class Compared:
 
     @property
     def digest(self) -> str:
-        """Return a hash of all that the run says."""
+        """Return a hash of the run's content."""
         return provenance.digest([self.name, dict(self.params), dict(self.metrics), self.about])
 
 
@@ -59,7 +59,7 @@ class Comparison:
 
 
 def compare(build: Callable[[], Comparison]) -> str | None:
-    """Bring the comparison up to date. Return the experiment's id; None where tracking is off or the store fails."""
+    """Bring the comparison up to date; return the experiment's id, or None if tracking is off or the store fails."""
     return store.attempt(lambda client: publish(client, build()))
 
 
@@ -90,16 +90,16 @@ def publish(client: Any, wanted: Comparison) -> str:
 
 
 def link(experiment: str, view: str) -> str:
-    """Return the part of the address after the server's: the experiment's runs in a view."""
+    """Return the path, after the server's address, of the experiment's runs in a view."""
     return f"#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={view}"
 
 
 def view(filter: str, order: str, columns: Sequence[str], charts: Mapping[str, Mapping[str, str]]) -> str:
-    """Write the state of a view of the comparison: the runs of one data set, or of all.
+    """Return the state of a view of the comparison: the runs of one data set, or of all.
 
     Args:
-        filter: which runs, in MLflow's words; empty: all.
-        order: by what the runs are sorted, smallest first: a param, metric or attribute, such as ``metrics.nll``.
+        filter: the filter of runs, in MLflow's syntax; empty for all runs.
+        order: the param, metric or attribute by which runs are sorted in ascending order, such as ``metrics.nll``.
         columns: params and metrics.
         charts: title of a section -> metric -> title of its bar chart.
     """

@@ -1,7 +1,7 @@
-"""MLflow's store: where it is, how it is opened, and how runs are written to it.
+"""Access to MLflow's store.
 
-The default store is an SQLite file in WAL mode in ``mlruns/``; ``MLFLOW_TRACKING_URI`` names another one. It is made
-under a file lock, since two processes that make it at once can leave it unusable.
+The default store is an SQLite file in WAL mode in ``mlruns/``; ``MLFLOW_TRACKING_URI`` names another store. It is
+created under a file lock, since two processes that create it at the same time can leave it unusable.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ STAGES: Final = "bdl-pipe stages"
 COMPARISON: Final = "bdl-pipe comparison"
 FOLDER: Final = Path("mlruns")
 T = TypeVar("T")
-KIND: Final = {"mlflow.experimentKind": "custom_model_development"}  # otherwise MLflow opens its page of traces
+KIND: Final = {"mlflow.experimentKind": "custom_model_development"}  # otherwise MLflow opens the page of traces
 NEST: Final = "mlflow.parentRunId"  # MLflow's page folds the children of a run under it
 NOTE: Final = "mlflow.note.content"  # MLflow's page shows it as the description, in Markdown
-_LONG: Final = 5000  # characters of a value; MLflow refuses params of more than 6000 and tags of more than 8000
+_LONG: Final = 5000  # the most characters of a value; MLflow's limits are 6000 for params and 8000 for tags
 _QUIET: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -42,7 +42,7 @@ def store_uri() -> str:
 
 @contextlib.contextmanager
 def ending(end: Callable[[str], object]) -> Iterator[None]:
-    """Call ``end`` after the block, with FINISHED, or with FAILED or KILLED by what the block raises."""
+    """Call ``end`` after the block with FINISHED or, depending on the block's exception, FAILED or KILLED."""
     status = "FAILED"
     try:
         yield
@@ -56,10 +56,10 @@ def ending(end: Callable[[str], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def parent(name: str, tags: Mapping[str, Any], resumed: str | None = None) -> Iterator[str | None]:
-    """Hold the run that the trials of a search belong to, a new one or the run ``resumed``, within the block.
+    """Open the parent run of a search's trials, a new run or ``resumed``, within the block.
 
     Yields:
-        The run's id; None where tracking is off or the store fails, which is one warning.
+            The run's id; None if tracking is off or the store fails, which is one warning.
     """
 
     def start(client: Any) -> str:
@@ -75,35 +75,35 @@ def parent(name: str, tags: Mapping[str, Any], resumed: str | None = None) -> It
 
 
 def attempt(action: Callable[[Any], T]) -> T | None:
-    """Return what ``action`` returns for the store's client; None where tracking is off or the store fails."""
+    """Call ``action`` with the store's client and return its result; None if tracking is off or the store fails."""
     return tolerate(lambda: action(connect()))
 
 
 def tolerate(action: Callable[[], T]) -> T | None:
-    """Return what ``action`` returns; None where tracking is off, or where it fails, which is one warning."""
+    """Call ``action`` and return its result; None if tracking is off or it fails, which is one warning."""
     if not Settings.read().tracking:
         return None
     try:
         return action()
-    except Exception as error:  # MLflow, SQL, disks and networks raise what they like, and no result may depend on it
+    except Exception as error:  # MLflow, SQL, disks and networks raise any exception, and no result may depend on it
         warn(error)
         return None
 
 
 def warn(error: Exception) -> None:
-    """Print one line that says why there is no tracking."""
+    """Print a line with the reason why tracking is disabled."""
     reason = hide(next(iter(str(error).splitlines()), ""))[:200]
     print(f"warning: no tracking ({hide(store_uri())}): {type(error).__name__}: {reason}", file=sys.stderr, flush=True)
 
 
 def quieten() -> None:
-    """Set what MLflow reads from the environment: no telemetry, no progress bars, no minutes of retries."""
+    """Set MLflow's environment variables: no telemetry, no progress bars, few retries."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
 
 
 def connect() -> Any:
-    """Return MLflow's client of the store, which is made if it does not exist."""
+    """Return MLflow's client of the store; create the store if it does not exist."""
     quieten()
     for name in ("alembic", "mlflow.store.db.utils"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -115,12 +115,12 @@ def connect() -> Any:
         client = MlflowClient(store_uri())
         client.search_experiments(max_results=1)
         with contextlib.closing(sqlite3.connect(FOLDER / "mlflow.db", timeout=30)) as database:
-            database.execute("PRAGMA journal_mode=WAL")  # readers do not wait for the writer
+            database.execute("PRAGMA journal_mode=WAL")  # so that readers do not wait for the writer
     return client
 
 
 def lock() -> Any:
-    """Return the lock under which a process of this project looks something up in the store and then makes it."""
+    """Return the lock for lookups in the store followed by creation."""
     from filelock import FileLock
 
     FOLDER.mkdir(exist_ok=True)
@@ -128,10 +128,10 @@ def lock() -> Any:
 
 
 def experiment(client: Any, name: str) -> str:
-    """Return the id of an experiment, which is made if it does not exist.
+    """Return the id of an experiment; create it if it does not exist.
 
     Raises:
-        UserError: the experiment keeps its files in another place than ``BDL_MLFLOW_ARTIFACTS``.
+        UserError: the experiment's artifacts are not at ``BDL_MLFLOW_ARTIFACTS``.
     """
     place = Settings.read().artifacts
     if place:
@@ -151,10 +151,10 @@ def experiment(client: Any, name: str) -> str:
 
 
 def create(client: Any, experiment: str, name: str, tags: Mapping[str, Any], started: float | None = None) -> str:
-    """Start a run, which the caller ends, and return its id.
+    """Start a run, which the caller must end, and return its id.
 
     Args:
-        started: seconds since 1970; None: now.
+        started: the start time in seconds since 1970. None: now.
     """
     own = {"process": provenance.process(), "mlflow.source.name": Path(sys.argv[0]).name or "python"}
     since = None if started is None else round(1000 * started)
@@ -169,7 +169,7 @@ def log(
     params: Mapping[str, str] | None = None,
     tags: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write to a run, in as few requests as MLflow's limits allow.
+    """Write to a run, with the fewest requests that MLflow's limits allow.
 
     Args:
         metrics: (name, value, seconds since 1970, step).
@@ -185,12 +185,12 @@ def log(
 
 
 def search(client: Any, experiment: str, query: str) -> list[Any]:
-    """Return the runs of an experiment that a query of MLflow finds."""
+    """Return the runs of an experiment that match an MLflow query."""
     return list(client.search_runs([experiment], query, max_results=50_000))
 
 
 def end_dead(client: Any, experiment: str) -> None:
-    """End the runs whose process, on this machine, was killed."""
+    """End runs whose process on this machine was killed."""
     for run in search(client, experiment, "attributes.status = 'RUNNING'"):
         if provenance.is_dead(run.data.tags.get("process", "")):
             client.set_terminated(run.info.run_id, "KILLED")
@@ -208,5 +208,5 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _texts(tags: Mapping[str, Any]) -> dict[str, str]:
-    """Return tags as texts that MLflow takes."""
+    """Return tags as texts within MLflow's limits."""
     return {name: str(value)[:_LONG] for name, value in tags.items()}

@@ -1,6 +1,6 @@
-"""The tracker of a command: a thread that shows the stages in MLflow's store while they run elsewhere.
+"""The tracker of a command: a thread that writes stages to MLflow's store while their processes run.
 
-What MLflow shows of a stage's run, its params, tags and metrics, is all from the plan and from the files of the stage.
+All params, tags and metrics of a stage's run come from the plan and from the stage's files.
 """
 
 import json
@@ -28,19 +28,19 @@ from . import comparison, store
 from .comparison import Comparison
 
 _TRACKED: Final = (*FIT_KINDS, "evaluate")
-_IDENTITY: Final = "identity"  # the tag with the hash of the identity file, by which the store knows a result
-_FOLLOW_SECONDS: Final = 3.0  # between two looks at the curves of running stages
-_CLOSE_SECONDS: Final = 120.0  # that the end of a command waits for the store at most
+_IDENTITY: Final = "identity"  # the tag with the hash of the identity file, which identifies a result
+_FOLLOW_SECONDS: Final = 3.0  # between two reads of running stages' curves
+_CLOSE_SECONDS: Final = 120.0  # the longest wait for the store at the end of a command
 _STOP_SECONDS: Final = 10.0  # the same after Ctrl-C
 
 
 class StageRun:
-    """A run of a stage, and its place in MLflow's store.
+    """A run of a stage and its run in MLflow's store.
 
     Attributes:
-        identity, record, curve: files of the stage; they are named here once, since ``places`` may change.
-        run_id: of the run in the store; empty: it is not there yet.
-        shown: the time up to which the curve is in the store; a curve of an earlier run is older than this run.
+        identity, record, curve: the stage's files, stored here because ``places`` may change.
+        run_id: the run's id in the store; empty if it does not exist yet.
+        shown: the time up to which the curve is in the store.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -49,11 +49,11 @@ class StageRun:
         self.identity, self.record, self.curve = places.identity(*about), places.record(*about), places.curve(*about)
 
     def digest(self) -> str:
-        """Return the hash of the identity file, which no other result has."""
+        """Return the hash of the identity file, which is unique to a result."""
         return artifacts.sha256(self.identity)
 
     def start(self, client: Any, experiment: str, params: Params, tags: Mapping[str, str], started: float) -> None:
-        """Make the run, with its params and the tags by which runs are filtered."""
+        """Create the run, with its params and with tags for filtering."""
         stage = self.stage
         run = params.run("student" if stage.kind == "evaluate" else stage.kind, stage.key)
         about = {"dataset": run.spec.dataset, "method": run.spec.method, "setting": run.spec.setting}
@@ -72,7 +72,7 @@ class StageRun:
         self.shown = max([self.shown, *(at.time for at in points)])
 
     def end(self, client: Any, status: str, ended: float, lines: Sequence[str] = ()) -> None:
-        """Write the results, or the last lines of a stage that failed, and end the run."""
+        """Write the results, or the last lines of a failed stage, and end the run."""
         self.follow(client)
         if status == "FINISHED":
             record = json.loads(self.record.read_text()) if self.stage.kind != "evaluate" else {}
@@ -90,7 +90,7 @@ class StageRun:
             yield "fit_seconds", sum(record["seconds"].values())
 
     def _results(self, record: Mapping[str, Any]) -> dict[str, str]:
-        """Collect the tags of a result: the link to its artifact, and what its record says."""
+        """Collect the tags of a result: the link to its artifact, and facts of its record."""
         place = self.stage.makes[0]
         tags = {_IDENTITY: self.digest(), "artifact": str(place), "artifact.sha256": _hash(place)}
         if record:
@@ -104,10 +104,10 @@ class StageRun:
 
 
 class Tracker:
-    """Tells MLflow of one command's stages. Its methods return at once; a thread does what they ask for, in order.
+    """Tracks one command's stages in MLflow. Its methods return immediately; a thread executes the requests in order.
 
-    The first failure of the store is one warning, and ends the tracking of this command. :func:`project` shows later
-    what the store has missed.
+    The first error of the store is a warning and ends the tracking of this command. :func:`project` adds missing stages
+    later.
     """
 
     def __init__(self, settings: Settings, params: Params, command: str, tags: Mapping[str, str]) -> None:
@@ -120,19 +120,19 @@ class Tracker:
             self._thread.start()
 
     def started(self, stage: Stage) -> None:
-        """Show that a stage runs."""
+        """Track that a stage runs."""
         if stage.kind in _TRACKED:
             self._todo.put(partial(self._start, StageRun(stage), time.time()))
 
     def ended(self, stage: Stage, status: str, lines: Sequence[str] = ()) -> None:
-        """Show that a stage, whose files are in place, ended as FINISHED, FAILED (with its last lines) or KILLED."""
+        """Track that a stage, whose files are written, ended as FINISHED, FAILED (with its last lines) or KILLED."""
         if stage.kind in _TRACKED:
             self._todo.put(partial(self._end, stage.name, status, time.time(), lines))
         elif stage.kind == "report" and status == "FINISHED":
             self._todo.put(self._keep_report)
 
     def project(self, plan: Plan) -> None:
-        """Show the stages that are up to date and that the store does not know."""
+        """Add the stages that are up to date but missing in the store."""
         runs = [StageRun(stage) for stage in plan.values() if stage.kind in _TRACKED]
         self._todo.put(lambda: self._project(runs))
 
@@ -141,7 +141,7 @@ class Tracker:
         self._todo.put(lambda: comparison.publish(self._client, build()))
 
     def close(self, status: str) -> None:
-        """End the command's run, once the thread has done what it was asked for; a slow store is one warning."""
+        """End the command's run after the thread has executed all requests; a slow store is one warning."""
         if not self._thread.is_alive():
             return
         self._todo.put(partial(self._finish, status))
@@ -165,7 +165,7 @@ class Tracker:
                 if action is None:
                     return
                 action()
-        except Exception as error:  # MLflow, SQL, disks and networks raise what they like; no result depends on it
+        except Exception as error:  # MLflow, SQL, disks and networks raise any exception; no result depends on it
             store.warn(error)
 
     def _start(self, run: StageRun, started: float) -> None:
@@ -183,7 +183,7 @@ class Tracker:
         self._has_failed = self._has_failed or status == "FAILED"
         if (run := self._running.pop(name, None)) is None:
             return
-        if status == "FINISHED" and run.digest() in self._known(run.digest()):  # it came out up to date
+        if status == "FINISHED" and run.digest() in self._known(run.digest()):  # the result did not change
             self._client.delete_run(run.run_id)
         else:
             run.end(self._client, status, ended, lines)
@@ -218,14 +218,15 @@ class Tracker:
 def opened(
     settings: Settings, params: Params, command: str, tags: Mapping[str, str] | None = None
 ) -> Iterator[Tracker]:
-    """Open the tracker of a command, which ends as FINISHED, or as FAILED or KILLED by what the block raises."""
+    """Open the tracker of a command, which ends as FINISHED or, depending on the block's exception, FAILED or
+    KILLED."""
     tracker = Tracker(settings, params, command, tags or {})
     with store.ending(tracker.close):
         yield tracker
 
 
 def final_scores(stored: RunScores) -> dict[str, float]:
-    """Average the scores of a run to its final metrics, named alike for every method.
+    """Average the scores of a run to its final metrics, which have the same names for all methods.
 
     ``test/accuracy``, ``corrupted/accuracy`` (the mean over corruptions and severities), ``ood/<set>/auroc``,
     ``transfer/<set>/accuracy``, ``cost/fit_seconds``: each is the mean over splits and seeds.
@@ -238,11 +239,11 @@ def final_scores(stored: RunScores) -> dict[str, float]:
 
 
 def _commit(name: str) -> dict[str, str]:
-    """Return the tags that name a commit, here and on MLflow's page."""
+    """Return the tags with a commit, ours and MLflow's."""
     return {"git_commit": name, "mlflow.source.git.commit": name.removesuffix("-dirty")} if name else {}
 
 
 def _hash(place: Path) -> str:
-    """Hash the manifest of an artifact, which holds the hash of every file in it; empty where there is none."""
+    """Hash the manifest of an artifact, which has the hash of every file; empty if there is none."""
     manifest = place / artifacts.MANIFEST
     return artifacts.sha256(manifest) if manifest.is_file() else ""

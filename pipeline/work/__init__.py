@@ -14,15 +14,15 @@ from ..core.settings import Settings
 from .nodes import require_head
 
 if TYPE_CHECKING:
-    from .executor import Executor  # it imports torch, which a stage that is up to date does without
+    from .executor import Executor  # it imports torch, which an up-to-date stage does not need
 
 
 def choose(settings: Settings, head: Callable[[], str] | None = None, ships: Sequence[Path] = ()) -> "Executor":
     """Return the executor that the settings name. It connects and starts processes only when there is work.
 
     Args:
-        head: returns host:port of a Ray head on this machine that several stages share, or "" where there is none.
-        ships: files and packages of plugins, which a cluster's nodes receive beside our own code.
+        head: returns host:port of a Ray head on this machine that several stages share, or "" if there is none.
+        ships: files and packages of plugins, which are sent to a cluster's nodes with our own code.
 
     Raises:
         UserError: RAY_ADDRESS is a dashboard's address.
@@ -38,10 +38,10 @@ def choose(settings: Settings, head: Callable[[], str] | None = None, ships: Seq
 
 
 def preflight(settings: Settings) -> None:
-    """Refuse an address where no cluster answers, and storage that cannot be written.
+    """Check that the cluster answers and that storage can be written.
 
     Raises:
-        UserError: naming the variable, its value and the fault.
+        UserError: a check fails; the message has the variable, its value and the cause.
     """
     refuse_dashboard(settings)
     if settings.executor == "inline":
@@ -52,7 +52,7 @@ def preflight(settings: Settings) -> None:
 
 
 def refuse_dashboard(settings: Settings) -> None:
-    """Refuse to run single stages with a dashboard's address, which takes whole commands.
+    """Refuse to run single stages with a dashboard's address, which runs whole commands.
 
     Raises:
         UserError: RAY_ADDRESS is a dashboard's address, and BDL_EXECUTOR is ray.

@@ -1,8 +1,8 @@
-"""The Ray executor: Ray started inside this process, or a cluster that RAY_ADDRESS names.
+"""The Ray executor: Ray started in this process, or the cluster of RAY_ADDRESS.
 
-Shared data reach the workers through the object store; checkpoints and progress return through an actor on the
-driver's node. So no shared disk is assumed, and since our code is sent with the connection, no node needs it either.
-Ray restarts the task of a lost worker, which then continues from the task's last checkpoint.
+Workers get shared data through the object store; checkpoints and progress return through an actor on the driver's node.
+So no shared disk is needed, and our code is sent with the connection, so no node needs an installation. Ray restarts
+the task of a lost worker, which continues from its last checkpoint.
 """
 
 import contextlib
@@ -29,26 +29,26 @@ from .hub import RETRIES, HubFile, HubStore, Progress, first_line, get, make_hub
 from .store import Store
 
 _POLL_SECONDS: Final = 0.3
-_FEW_SECONDS: Final = 60.0  # of one core: two workers need ten to start, and each its share of the data
-_TRY_SECONDS: Final = 10.0  # in which a task with checkpoints shows whether it takes long
-_STORE_BYTES: Final = 2 * 1024**3  # the limit of an embedded object store, which takes memory only as it fills
+_FEW_SECONDS: Final = 60.0  # one core's time; shorter work does not pay for ten seconds of start and the transfer of data
+_TRY_SECONDS: Final = 10.0  # a task with checkpoints runs in this process this long; then a worker continues it
+_STORE_BYTES: Final = 2 * 1024**3  # the limit of an embedded object store, which allocates memory as it fills
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _QUIET: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",  # otherwise Ray may write a token under the home folder, which breaks other clients
+    "RAY_AUTH_MODE": "disabled",  # otherwise Ray may write a token to the home folder, which breaks other clients
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_TQDM": "0",
-    "RAY_worker_niceness": "0",  # Ray's 15 lets its workers wait for the stages that compute in their own processes
+    "RAY_worker_niceness": "0",  # with Ray's 15, workers would wait for stages that compute in their own processes
 }
-_LOOPBACK: Final = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # an embedded head listens on 127.0.0.1 alone
+_LOOPBACK: Final = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # an embedded head listens only on 127.0.0.1
 Head = Callable[[], str]
 
 
 class Cluster(Executor):
-    """An executor that runs tasks as Ray tasks. It connects when there is work for workers."""
+    """An executor that runs tasks as Ray tasks. It connects when a task needs a worker."""
 
     def __init__(self, settings: Settings, head: Head | None = None, ships: Sequence[Path] = ()) -> None:
-        """Take the settings; :func:`connected` describes ``head`` and ``ships``."""
+        """Create the executor; see :func:`connected` for ``head`` and ``ships``."""
         super().__init__(settings)
         self._head, self._ships = head, ships
         self._connection = contextlib.ExitStack()
@@ -73,9 +73,9 @@ class Cluster(Executor):
         return results
 
     def _try(self, batch: Batch, tasks: Sequence[Task]) -> dict[str, Done]:
-        """Run the smallest task here for a limited time, and the others too if all together take little time.
+        """Run the smallest task here for a limited time, and the others as well if all together take little time.
 
-        The rest belongs to workers; a task that was too long for its try has left a checkpoint.
+        Workers run the rest; an interrupted task continues from its checkpoint.
         """
         first = min(tasks, key=lambda task: task.size)
         start = time.monotonic()
@@ -106,7 +106,7 @@ class Cluster(Executor):
                 while waiting and len(pending) < at_once:
                     task = waiting.pop(0)
                     pending[submit(task, [parts[key] for key in task.needs])] = task
-                count = 1 if waiting else len(pending)  # to collect one result at a time is quadratic in their number
+                count = 1 if waiting else len(pending)  # collecting results one by one would take quadratic time
                 ready, _ = ray.wait(list(pending), num_returns=count, timeout=_POLL_SECONDS)
                 for progress in ray.get(hub.poll.remote()):
                     display.step(*progress)
@@ -122,7 +122,7 @@ class Cluster(Executor):
             ray.kill(hub)
 
     def _at_once(self, tasks: Sequence[Task], batch: Batch) -> int:
-        """Count the tasks to submit at once: all of them, but only as many groups of workers as fit the cluster."""
+        """Return the number of tasks to submit together: all, or the number of worker groups that fit the cluster."""
         import ray
 
         workers = self._settings.workers
@@ -132,7 +132,7 @@ class Cluster(Executor):
         return nodes.capacity(ray.nodes(), self._settings.needs) // workers
 
     def _submitter(self, batch: Batch, hub: Any) -> Callable[[Task, list[Any]], Any]:
-        """Return a function that submits a task with its parts. Ray receives each of our functions once."""
+        """Return a function that submits a task with its parts; each function is sent to Ray once."""
         import ray
 
         settings = self._settings
@@ -152,10 +152,10 @@ class Cluster(Executor):
 def connected(
     settings: Settings, say: Callable[[str], None] = print, head: Head | None = None, ships: Sequence[Path] = ()
 ) -> Iterator[None]:
-    """Connect this process to Ray for the block, or keep the connection that exists.
+    """Connect this process to Ray for the block, or keep an existing connection.
 
     Args:
-        settings: their address names a cluster; without one Ray is started inside this process.
+        settings: the settings with the cluster's address; if it is empty, Ray is started in this process.
         say: prints a line while a node is waited for.
         head: returns host:port of a head on this machine that several stages share, or "".
         ships: files and packages of plugins that a named cluster's nodes receive.
@@ -172,7 +172,7 @@ def connected(
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="bdl-ray-", ignore_cleanup_errors=True))
             shared = "" if settings.address or head is None else head()
             stack.callback(ray.shutdown)
-            options: dict[str, Any] = {"address": shared}  # workers of this machine find our code by PYTHONPATH
+            options: dict[str, Any] = {"address": shared}  # workers on this machine find our code by PYTHONPATH
             if settings.address:
                 options = named(settings.address, ships)
             elif not shared:
@@ -191,10 +191,10 @@ def connected(
 
 @contextlib.contextmanager
 def head(settings: Settings) -> Iterator[str]:
-    """Start a head that other processes of this machine may join during the block, and yield its address.
+    """Start a head that other processes of this machine can join during the block, and yield its address.
 
     Raises:
-        UserError: as :func:`connected`.
+        UserError: see :func:`connected`.
     """
     with connected(settings):
         import ray
@@ -203,13 +203,13 @@ def head(settings: Settings) -> Iterator[str]:
 
 
 def named(address: str, ships: Sequence[Path] = ()) -> dict[str, Any]:
-    """Return the options of ``ray.init`` for a cluster whose nodes have no code of ours."""
+    """Return the options of ``ray.init`` for a cluster, whose nodes do not have our code."""
     modules = [*(_ROOT / name for name in ("pipeline", "src/bdl_pipe")), *ships]
     return {"address": address, "runtime_env": {"py_modules": list(map(str, modules)), "excludes": ["__pycache__"]}}
 
 
 def prepare_environment() -> None:
-    """Set the variables that Ray reads when it is imported: switches, and where local workers find our code."""
+    """Set the variables that Ray reads on import: switches, and the path of our code for local workers."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     if not os.environ.get("RAY_ADDRESS"):

@@ -11,10 +11,10 @@ Sink = Callable[[Mapping[str, float], int], None]
 
 
 class Display(display.Display):
-    """A display that sends metrics to a sink every few seconds, and at its end."""
+    """A display that sends metrics to a sink every few seconds and at the end."""
 
     def __init__(self, label: str, sink: Sink | None = None) -> None:
-        """Take the stage's label, and a sink, which receives (metrics by ``<task>/<name>``, step)."""
+        """Create a display with the stage's label; ``sink`` receives (metrics by ``<task>/<name>``, step)."""
         super().__init__(label)
         self._sink, self._sunk = sink, time.monotonic()
         self._latest: dict[str, tuple[dict[str, float], int]] = {}

@@ -1,7 +1,7 @@
-"""What a stage hands to an executor, what the executor returns, and how one task runs in a process.
+"""The interface of executors: tasks, batches of tasks, results, and the run of one task in a process.
 
-A task is a pure function of its payload, of shared read-only data, and of the seeds in them, on one thread: every
-executor gives the same bits.
+A task is a pure function of its payload and of shared read-only data, including their seeds, on one thread, so that all
+executors give the same bits.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any, Literal, final
 import torch
 
 from bdl_pipe import checkpoints
-from bdl_pipe.checkpoints import Done as Done  # stages import it from here; an edit of theirs makes results stale
+from bdl_pipe.checkpoints import Done as Done  # stages import it from here, since an edit of their imports would make results stale
 from bdl_pipe.checkpoints import Kept, Send, measured
 from bdl_pipe.memory import keep_freed_memory
 from bdl_pipe.progress import Report
@@ -32,10 +32,10 @@ class Task:
     """A unit of work.
 
     Attributes:
-        name: unique within a call; it names the task's checkpoint.
-        payload: small, sent with the task.
-        needs: keys of the shared data that it reads.
-        data_parallel: several processes may share its batches.
+        name: the name of the task and its checkpoint, unique within a call.
+        payload: small data that are sent with the task.
+        needs: keys of the shared data that the task reads.
+        data_parallel: whether several processes may share its batches.
         size: the amount of work, relative to the other tasks of the call.
     """
 
@@ -48,13 +48,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Batch:
-    """What the tasks of one call have in common.
+    """The common part of the tasks of one call.
 
     Attributes:
         work: an importable function.
         shared: read-only data; each worker receives it at most once.
-        display: shows every step.
-        store: keeps checkpoints and results, which are then States; None: nothing is kept.
+        display: shows the progress.
+        store: stores checkpoints and results, which must be States. None: nothing is stored.
     """
 
     work: Work
@@ -82,9 +82,9 @@ class Executor(ABC):
         """Run the tasks that have no stored result, and return all results in the order of the tasks.
 
         Args:
-            work, shared, display, store: as in :class:`Batch`.
+            work, shared, display, store: see :class:`Batch`.
             where: "here" runs the tasks in this process, on the CPU; "workers" sends them to workers; "try" runs the
-                smallest task here for up to ten seconds, and sends the rest to workers if it takes long.
+                smallest task here for up to ten seconds, and sends the rest to workers if it takes longer.
 
         Raises:
             UserError: no node can run such a task, or the cluster does not answer.
@@ -112,14 +112,14 @@ class Executor(ABC):
 
 @final
 class Inline(Executor):
-    """An executor that runs all tasks in this process, one after the other. It needs no Ray."""
+    """An executor that runs all tasks in this process, one after another, without Ray."""
 
     def _run(self, batch: Batch, tasks: Sequence[Task], where: Where) -> dict[str, Done]:
         return {task.name: run_here(batch, task, self._settings) for task in tasks}
 
 
 def run_here(batch: Batch, task: Task, settings: Settings, limit: float = math.inf) -> Done:
-    """Run a task in this process; :func:`attempt` describes ``limit``."""
+    """Run a task in this process; see :func:`attempt` for ``limit``."""
     shared = {key: batch.shared[key] for key in task.needs}
     done = attempt(batch.work, task, shared, batch.display.step, batch.store, settings, limit)
     batch.display.done(task.name)
@@ -138,7 +138,7 @@ def attempt(
     """Run one task, from its last checkpoint if there is one, and return its result and cost.
 
     Raises:
-        HandedOver: the task kept a checkpoint after ``limit`` seconds; another attempt continues from it.
+        HandedOver: the task saved a checkpoint after ``limit`` seconds; another attempt continues from it.
     """
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     torch.set_num_threads(settings.threads)

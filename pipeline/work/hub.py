@@ -1,4 +1,4 @@
-"""The connection between workers and driver: an actor on the driver's node, and each worker's end of it."""
+"""The connection between workers and driver: an actor on the driver's node, and its clients in the workers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from bdl_pipe.files import FileBytes
 
 from .store import Store
 
-RETRIES: Final = 3  # of a task whose worker or node was lost; Ray's own retries
+RETRIES: Final = 3  # Ray's retries of a task that lost its worker or node
 
 
 def make_hub(store: Store | None) -> Any:
@@ -24,9 +24,9 @@ def make_hub(store: Store | None) -> Any:
 
 
 class Hub:
-    """An actor on the driver's node: it keeps checkpoints in files, and progress until the driver asks for it.
+    """An actor on the driver's node that stores checkpoints in files, and progress until the driver polls it.
 
-    It also reads files of its node for workers on other nodes. It does without torch.
+    It also reads files of its node for workers on other nodes. It does not import torch.
     """
 
     def __init__(self, store: Store | None) -> None:
@@ -39,7 +39,7 @@ class Hub:
         return getattr(self._store, method)(*arguments)
 
     def begin(self, task: str, node: str) -> None:
-        """Note the node on which the latest attempt of a task runs."""
+        """Record the node of a task's latest attempt."""
         self._nodes[task] = node
 
     def nodes(self) -> dict[str, str]:
@@ -47,7 +47,7 @@ class Hub:
         return self._nodes
 
     def report(self, task: str, step: int, total: int, metrics: dict[str, float]) -> None:
-        """Keep a task's progress until :meth:`poll`; a later metric replaces an earlier one of the same name."""
+        """Store a task's progress until :meth:`poll`; a later metric replaces an earlier one with the same name."""
         earlier = self._reports.get(task, (task, 0, 0, {}))[3]
         self._reports[task] = (task, step, total, {**earlier, **metrics})
 
@@ -62,14 +62,14 @@ class Hub:
 
 
 class Progress:
-    """A worker's way to send progress to the hub."""
+    """Sends a worker's progress to the hub."""
 
     def __init__(self, hub: Any) -> None:
         self._hub, self._last_report = hub, None
         self._unsent = dict[str, float]()
 
     def __call__(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Send progress, unless the hub has not yet read the last report: thousands of tasks would flood it."""
+        """Send progress unless the last report is unread, since thousands of tasks would flood the hub."""
         import ray
 
         self._unsent |= metrics
@@ -80,7 +80,7 @@ class Progress:
 
 
 class HubStore:
-    """A worker's way to the driver's store. With shared storage, checkpoints go there and not through the hub."""
+    """The driver's store for a worker. With shared storage, checkpoints are written there and not through the hub."""
 
     def __init__(self, hub: Any, store: Store) -> None:
         self._hub, self._store = hub, store
@@ -101,9 +101,9 @@ class HubStore:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of the driver's machine. A worker reads it from its own disk if it is there, else through the hub.
+    """A file of the driver's machine. A worker reads it from its own disk if it exists there, else through the hub.
 
-    The object store would hold a copy of the whole file; a worker that reads a few tensors asks for their bytes alone.
+    The object store would hold a copy of the whole file; the hub sends only the bytes of the needed tensors.
     """
 
     file: FileBytes
@@ -120,12 +120,12 @@ class HubFile:
 
 
 def with_plugins(value: Any) -> Any:
-    """Wrap ``value`` so that a worker which unpickles it imports this process's plugins first."""
+    """Wrap ``value`` so that unpickling it in a worker imports this process's plugins first."""
     return _WithPlugins(value) if plugins.loaded() else value
 
 
 class _WithPlugins:
-    """A value whose pickle imports the plugins; unpickling returns the value itself."""
+    """A value whose pickle imports the plugins; unpickling returns the value."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -137,15 +137,15 @@ class _WithPlugins:
 
 
 def ask(method: Any, *arguments: Any) -> Any:
-    """Call a method of the hub from a worker. Ray repeats the call if a cut network interrupts it.
+    """Call a method of the hub from a worker. Ray repeats the call if the network fails.
 
-    The driver must not ask so: without a head Ray would repeat the call for ever.
+    The driver must not use this function: if the head is gone, Ray would repeat the call forever.
     """
     return get(method.options(max_task_retries=-1).remote(*arguments))
 
 
 def get(ref: Any) -> Any:
-    """Call ``ray.get``, and raise a task's error as the task raised it."""
+    """Call ``ray.get``, and raise a task's original error."""
     import ray
 
     try:
@@ -158,9 +158,9 @@ def get(ref: Any) -> Any:
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError) as error:
         raise UserError(f"a worker was lost {RETRIES + 1} times: {first_line(error)}") from None
     except ray.exceptions.RaySystemError as error:  # for example, no worker process starts in time
-        raise UserError(f"Ray could not run it: {first_line(error)}") from None
+        raise UserError(f"Ray could not run the task: {first_line(error)}") from None
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message that is not blank, or else the name of its type."""
+    """Return the first nonblank line of an error's message, or else the name of its type."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

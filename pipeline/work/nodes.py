@@ -1,8 +1,8 @@
-"""The nodes of a Ray cluster: whether the head answers, what the nodes can run, and which tasks are lost with a node.
+"""The nodes of a Ray cluster: whether the head answers, the nodes' capacity, and tasks that are lost with a node.
 
-Ray restarts the tasks of a lost worker itself. Three cases are left to this module, since no public function of Ray
-covers them: Ray lets a task that no node can run wait for ever; without a head Ray waits a minute and then aborts this
-process; and it waits for the tasks of a node that fell silent until their connections end, which takes many minutes.
+Ray restarts the tasks of a lost worker. This module handles three cases that no public function of Ray covers: Ray lets
+a task that no node can run wait forever; without a head Ray waits a minute and then aborts this process; and for tasks
+of a silent node it waits until their connections end, which takes many minutes.
 """
 
 import contextlib
@@ -18,24 +18,24 @@ from ..core.settings import Needs, Settings, in_words
 from .hub import RETRIES, first_line
 
 CONTINUE: Final = "the same command continues from the last checkpoints"
-_LOOK_SECONDS: Final = 5.0  # between two looks at running work
-_WAIT_SECONDS: Final = 1.0  # between two looks for a node that is waited for
-_LINE_SECONDS: Final = 60.0  # between two lines about one wait
+_LOOK_SECONDS: Final = 5.0  # between two checks of running work
+_WAIT_SECONDS: Final = 1.0  # between two checks for an expected node
+_LINE_SECONDS: Final = 60.0  # between two messages of a wait
 _ANSWER_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 3.0
-_GRACE_SECONDS: Final = 10.0  # in which Ray usually fails the tasks of a dead node itself
-_REFUSED_SECONDS: Final = 10.0  # a head that is being restarted listens again by then
+_GRACE_SECONDS: Final = 10.0  # Ray usually fails a dead node's tasks within this time
+_REFUSED_SECONDS: Final = 10.0  # a restarted head listens again within this time
 _SILENT_SECONDS: Final = 45.0  # a network may recover; after 60 s Ray aborts this process
 
 
 class HeadWatch:
-    """Checks that the head of a named cluster accepts connections; a head of this machine always does."""
+    """Checks that the head of a cluster accepts connections; a head of this machine is not checked."""
 
     def __init__(self, address: str) -> None:
         self._address, self._answered = address, time.monotonic()
 
     def answers(self) -> bool:
-        """Return whether the head answers; if it does not, a call of Ray would block.
+        """Return whether the head answers; otherwise a call of Ray would block.
 
         Raises:
             UserError: the head has not answered for too long.
@@ -54,14 +54,14 @@ class TaskWatch:
     """Finds the tasks whose node Ray has declared dead but whose results Ray still waits for."""
 
     def __init__(self, address: str, hub: Any) -> None:
-        """Watch the tasks on the cluster at host:port; an empty address means this machine, which has one node."""
+        """Watch the tasks on the cluster at host:port; an empty address means this machine, a single node."""
         self._address, self._head, self._hub = address, HeadWatch(address), hub
         self._looked = time.monotonic()
         self._since: dict[Any, float] = {}
         self._losses: dict[str, int] = {}
 
     def lost(self, pending: Mapping[Any, Any]) -> list[Any]:
-        """Cancel the pending tasks of dead nodes and return their references, for the caller to submit them again.
+        """Cancel the pending tasks of dead nodes and return their references, so that the caller can submit them again.
 
         Args:
             pending: reference -> task.
@@ -94,7 +94,7 @@ class TaskWatch:
 
 
 def require_head(address: str) -> None:
-    """Refuse an address where nothing answers; Ray itself would wait for minutes.
+    """Check that a head answers at an address, since Ray would wait for minutes.
 
     Raises:
         UserError: the address is not host:port, or nothing listens there.
@@ -123,10 +123,10 @@ def connect_error(address: str, seconds: float = _ANSWER_SECONDS) -> OSError | N
 
 @contextlib.contextmanager
 def explained(address: str) -> Iterator[None]:
-    """Turn an error of Ray in the block into one line that says what to do.
+    """Convert an error of Ray in the block to one line with the cure.
 
     Raises:
-        UserError: in place of any error of Ray.
+        UserError: Ray raised an error.
     """
     from ray import exceptions
 
@@ -150,10 +150,10 @@ def _gone(address: str, error: OSError) -> str:
 
 
 def capacity(nodes: Iterable[Mapping[str, Any]], needs: Needs) -> int:
-    """Count the tasks that the nodes can run at once if they run nothing else.
+    """Return the number of tasks that idle nodes can run at once.
 
     Args:
-        nodes: as ``ray.nodes()`` returns them.
+        nodes: the result of ``ray.nodes()``.
     """
     wanted = needs.counted
     if not wanted:
@@ -162,9 +162,9 @@ def capacity(nodes: Iterable[Mapping[str, Any]], needs: Needs) -> int:
 
 
 def ensure(settings: Settings, workers: int = 1, say: Callable[[str], None] = print) -> None:
-    """Return when the cluster that this process has joined can run ``workers`` tasks at once.
+    """Wait until the cluster that this process has joined can run ``workers`` tasks at once.
 
-    The wait is at most ``settings.node_seconds``, during which an autoscaler sees the request.
+    It waits at most ``settings.node_seconds``, during which an autoscaler can react to the request.
 
     Args:
         say: prints a line each minute of the wait.
@@ -191,7 +191,7 @@ def ensure(settings: Settings, workers: int = 1, say: Callable[[str], None] = pr
 
 @contextlib.contextmanager
 def _requested(needs: Needs, workers: int) -> Iterator[None]:
-    """Hold a placement group, which is a request that an autoscaler adds nodes for."""
+    """Hold a placement group, which makes an autoscaler add nodes."""
     from ray.util import placement_group, remove_placement_group
 
     bundle = {name: int(amount) if name == "memory" else amount for name, amount in needs.counted.items()}
@@ -204,7 +204,7 @@ def _requested(needs: Needs, workers: int) -> Iterator[None]:
 
 
 def _refuse(nodes: Iterable[Mapping[str, Any]], needs: Needs, workers: int, settings: Settings) -> None:
-    """Raise the error that names the request and the most that the nodes have."""
+    """Raise the error, which names the request and the largest available amounts."""
     nodes = list(nodes)
     hint = ""
     if settings.node_seconds:

@@ -1,4 +1,4 @@
-"""The checkpoints of one stage; with ``BDL_CHECKPOINTS`` unfinished work is kept in storage that machines share."""
+"""The checkpoints of one stage; with ``BDL_CHECKPOINTS`` unfinished work is in storage that machines share."""
 
 from pathlib import Path
 from typing import Final
@@ -11,16 +11,16 @@ _VARIABLE: Final = "BDL_CHECKPOINTS"
 
 
 class Store(CheckpointFolder):
-    """The checkpoints of one stage, in ``folder/identity``, so that a stage that was killed repeats no finished task.
+    """The checkpoints of one stage, in ``folder/identity``, so that a killed stage repeats no finished task.
 
     Attributes:
-        shared: the folder of unfinished work in shared storage, which workers write themselves; None: it lies here.
+        shared: the folder of unfinished work in shared storage, which workers write. None: it is in ``folder``.
     """
 
     shared: Folder | None = None
 
     def sharing(self, address: str) -> "Store":
-        """Return this store with unfinished work in the storage at ``address``; an empty address changes nothing.
+        """Return this store with unfinished work in the storage at ``address``, if it is not empty.
 
         Raises:
             UserError: the storage cannot be written.

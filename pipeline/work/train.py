@@ -1,4 +1,4 @@
-"""A task whose batches several processes share: a group of Ray Train workers that run the same work.
+"""Data-parallel tasks: a group of Ray Train workers that run the same work and share each batch.
 
 Each worker calls the work under an initialised ``torch.distributed`` group (gloo on CPUs, nccl on GPUs);
 ``bdl_pipe.distributed`` shares the batches. Only rank 0 sends progress and checkpoints to the hub. Ray Train
@@ -17,11 +17,11 @@ from .executor import Done, Task, Work, attempt
 from .hub import RETRIES, HubStore, Progress, with_plugins
 from .store import Store
 
-_TIMEOUT_SECONDS: Final = 600  # of a collective operation, after which a hung peer is an error
+_TIMEOUT_SECONDS: Final = 600  # a collective operation that takes longer is an error: a peer hangs
 
 
 def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Settings, parts: Sequence[Any]) -> Done:
-    """Run one task in a group of workers. This function is itself a Ray task, which only waits for them.
+    """Run one task in a group of workers. This function runs as a Ray task, which only waits for the group.
 
     Args:
         hub: the driver's actor, which receives progress and checkpoints from rank 0.
@@ -43,11 +43,11 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
         kept = HubStore(hub, store) if first and store else None
         try:
             done = attempt(work, sent, shared, Progress(hub) if first else _send_nothing, kept, settings)
-        except UserError as error:  # every rank has the same error, and a retry would end so again
+        except UserError as error:  # every rank has the same error, and a retry would fail again
             return error
         return done if first else None
 
-    with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:  # the controller of the group runs here
+    with tempfile.TemporaryDirectory(prefix="bdl-train-") as folder:  # for the group's controller, which runs here
         trainer = TorchTrainer(
             rank,
             scaling_config=ScalingConfig(
@@ -67,4 +67,4 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
 
 
 def _send_nothing(*progress: Any) -> None:
-    """Drop the progress of a rank that the driver does not listen to."""
+    """Drop the progress of ranks other than 0."""

@@ -1,6 +1,6 @@
-"""Efficient Bayesian deep learning methods: the mathematics, with no knowledge of who runs it.
+"""Efficient Bayesian deep learning methods: the mathematics, independent of the pipeline that runs it.
 
-What it exports is listed in :mod:`bdl_pipe.public`; a name is imported when it is asked for.
+:mod:`bdl_pipe.public` lists the exported names. Each is imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -33,7 +33,7 @@ MANIFEST: Final = "manifest.json"
 
 @dataclass(frozen=True)
 class State:
-    """A state, which is named tensors and a JSON-able config: all that a posterior, a draw or a checkpoint is."""
+    """Named tensors and a JSON-able config. Posteriors, draws and checkpoints are stored as states."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
@@ -41,9 +41,9 @@ class State:
 
 @final
 class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of a safetensors file, each of which is read whenever it is asked for, and not kept.
+    """The tensors of a safetensors file. Each access reads the tensor from the file; none is cached.
 
-    What is sent to another process is the file's header, and where it lies.
+    A pickled copy holds the file's header and its location, not the tensors.
     """
 
     def __init__(self, source: Source, origin: str) -> None:
@@ -53,7 +53,7 @@ class StoredTensors(Mapping[str, Tensor]):
             origin: the file's name in errors.
 
         Raises:
-            ArtifactError: it is not a whole safetensors file.
+            ArtifactError: the file is not a complete safetensors file.
         """
         try:
             length = int.from_bytes(source.read(0, 8), "little")
@@ -77,7 +77,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self._entries)
 
     def rows(self, name: str, start: int | None, stop: int | None) -> Tensor:
-        """Return ``self[name][start:stop]``, of which no other bytes are read."""
+        """Return ``self[name][start:stop]``; only these bytes are read."""
         entry = self._entries[name]
         count, *shape = entry["shape"]
         first, last, _ = slice(start, stop).indices(count)
@@ -86,7 +86,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return self._read(entry["dtype"], [last - first, *shape], begin + first * size, begin + last * size)
 
     def through(self, way: Callable[[Source], Source]) -> "StoredTensors":
-        """Return the same tensors by another way to their file."""
+        """Return the same tensors, read from the source that ``way`` makes of this one."""
         found = copy.copy(self)
         found._source = way(self._source)
         return found
@@ -98,7 +98,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def rows(tensors: Mapping[str, Tensor], name: str, start: int | None, stop: int | None) -> Tensor:
-    """Return ``tensors[name][start:stop]``; of a stored tensor no other bytes are read."""
+    """Return ``tensors[name][start:stop]``; of a stored tensor only these bytes are read."""
     return tensors.rows(name, start, stop) if isinstance(tensors, StoredTensors) else tensors[name][start:stop]
 
 
@@ -118,7 +118,7 @@ class Artifact:
         return read_state(self.path / name)
 
     def open(self, name: str) -> State:
-        """Return a state whose tensors are read when they are asked for, in whatever process that is.
+        """Return a state whose tensors are read on access, also in another process.
 
         Raises:
             ArtifactError: a file is missing or does not parse.
@@ -142,7 +142,7 @@ def write_state(stem: Path, state: State) -> None:
 
 
 def read_state(stem: Path) -> State:
-    """Read what :func:`write_state` wrote; raise ArtifactError where a file is missing or does not parse."""
+    """Read what :func:`write_state` wrote; raise ArtifactError if a file is missing or does not parse."""
     tensors, config = stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
     try:
         return State(safetensors.torch.load_file(tensors), json.loads(config.read_text()))
@@ -169,7 +169,7 @@ def to_bytes(state: State) -> bytes:
 
 
 def from_bytes(blob: bytes, origin: str = "checkpoint") -> State:
-    """Undo :func:`to_bytes`; raise ArtifactError, which names ``origin``, where the blob is not what it wrote."""
+    """Undo :func:`to_bytes`; raise ArtifactError, naming ``origin``, if the blob is truncated or not a checkpoint."""
     try:
         size = int.from_bytes(blob[:8], "little")
         config = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"]["config"])
@@ -183,9 +183,9 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
     """Yield a temporary folder; on success it becomes ``path``, with its manifest.
 
     Args:
-        path: the artifact's place; an older one there is replaced.
+        path: the artifact's folder; an older artifact there is replaced.
         kind: the stage kind, checked when it is read.
-        about: params, seed and other JSON-able facts that are equal in equal runs.
+        about: params, seed and other JSON-able facts, equal in equal runs.
     """
     with replacing(path) as folder:
         yield folder
@@ -195,7 +195,7 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder; on success it takes the place of ``path``, and otherwise nothing changes there."""
+    """Yield a temporary folder. On success it replaces ``path``; on failure ``path`` stays unchanged."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -210,7 +210,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _swap(new: Path, place: Path) -> None:
-    """Move ``new`` to ``place``; what was there is deleted only once that is done."""
+    """Move ``new`` to ``place``; the old folder is deleted after the move."""
     old = place.with_name(f".{place.name}.{os.getpid()}.old.tmp")
     shutil.rmtree(old, ignore_errors=True)
     if place.exists():
@@ -228,8 +228,8 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
     """Open the artifact at ``path``.
 
     Raises:
-        ArtifactError: naming the file and what is wrong with it: missing, of another kind or
-            schema version, a size or a hash that differs from the manifest.
+        ArtifactError: a file is missing, is of another kind or schema version, or its size or hash differs from the
+            manifest. The message names the file.
     """
     place = path / MANIFEST
     try:
@@ -244,12 +244,12 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
     if manifest.get("kind") != kind:
         raise ArtifactError(f"{place}: must be a {kind} artifact, got {short(manifest.get('kind'))}")
     if not isinstance(manifest.get("about"), dict):
-        raise ArtifactError(f"{place}: is damaged: it does not say what it is about")
+        raise ArtifactError(f"{place}: is damaged: it has no section about")
     if not isinstance(manifest.get("files"), dict):
         raise ArtifactError(f"{place}: is damaged: it lists no files")
     for name, facts in manifest["files"].items():
         if not isinstance(facts, dict) or not {"bytes", "sha256"} <= facts.keys():
-            raise ArtifactError(f"{place}: is damaged: it does not say what {brief(name)} is")
+            raise ArtifactError(f"{place}: is damaged: it has no facts of {brief(name)}")
     for name, facts in manifest["files"].items():
         _check(path / name, facts, verify)
     return Artifact(path, manifest)
@@ -296,12 +296,12 @@ def unstack(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Select the tensors whose names begin with ``prefix``, and take it off."""
+    """Select the tensors whose names begin with ``prefix``, and remove the prefix."""
     return {k.removeprefix(prefix): tensors[k] for k in tensors if k.startswith(prefix)}
 
 
 def pack(states: Sequence[State]) -> State:
-    """Write several states as one."""
+    """Combine several states into one."""
     tensors = {f"{i}.{name}": t for i, state in enumerate(states) for name, t in state.tensors.items()}
     return State(tensors, {"packed": [state.config for state in states]})
 

@@ -64,7 +64,7 @@ class CheckpointFolder(CheckpointFiles):
     """
 
     def __init__(self, folder: Path, identity: str) -> None:
-        """Take the folder of the work, and a hash of everything that the work depends on."""
+        """Name the folder of the work by ``identity``, a hash of everything that the work depends on."""
         self._folder = folder.absolute()
         super().__init__(self._folder / identity)
         self._lock: IO[bytes] | None = None

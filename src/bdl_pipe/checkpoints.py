@@ -1,4 +1,4 @@
-"""Checkpoints of long fits: a report that keeps them, so that a fit that was killed continues with the same bits.
+"""Checkpoints of long fits: a fit that was killed continues from the last one, with the same bits.
 
 ``fit(data, inputs, config, rng=rng, report=Checkpointed("chain", CheckpointFiles(folder)))`` continues from the last
 checkpoint of that name, if there is one. Remove the folder once the result is safe, see ``checkpoint_files``.
@@ -34,7 +34,7 @@ class Keeper(Protocol):
 
 @runtime_checkable
 class Kept(Keeper, Protocol):
-    """A keeper of results, too, such as ``checkpoint_files.CheckpointFiles``."""
+    """A keeper that stores results as well as checkpoints, such as ``checkpoint_files.CheckpointFiles``."""
 
     def finish(self, name: str, blob: bytes) -> None:
         """Keep a result, and remove the checkpoint of this name."""
@@ -46,7 +46,7 @@ class Done:
     """The result of a fit and its cost, over all its attempts.
 
     Attributes:
-        seconds: by ``metrics.cost.clock``: on a CPU the processor time of one thread, else wall time.
+        seconds: the time by ``metrics.cost.clock``: on a CPU the processor time of one thread, else wall time.
         peak_bytes: the largest resident memory of the process that ran it, up to its end.
     """
 
@@ -73,10 +73,11 @@ class Checkpointed(Report):
         limit: float = math.inf,
         cost: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the fit's name, the keeper of its checkpoints, and what receives its progress.
+        """Create the report of the fit ``name``.
 
         Args:
-            keeper: None: no checkpoint is kept.
+            keeper: stores the checkpoints. None: no checkpoint is stored.
+            send: receives (name, step, total, metrics), at most twice a second.
             every: seconds between two checkpoints.
             limit: seconds after which the next checkpoint is the last; once it is kept, HandedOver is raised.
             cost: the clock of :attr:`seconds`; all other times are wall time.
@@ -133,11 +134,11 @@ def measured(
     limit: float = math.inf,
     device: str = "cpu",
 ) -> Done:
-    """Run a fit from its last checkpoint if there is one, give the keeper its result, and return it with its cost.
+    """Run a fit from its last checkpoint if there is one, store its result, and return it with its cost.
 
     Args:
         fit: takes the report; where there is a keeper, it returns a State.
-        device: the one that the fit computes on; :class:`Checkpointed` describes the others.
+        device: the device that the fit computes on; :class:`Checkpointed` describes the other arguments.
 
     Raises:
         HandedOver: the fit kept a checkpoint after ``limit`` seconds; another call continues from it.
@@ -152,7 +153,7 @@ def measured(
 
 
 def kept(blob: bytes | None, name: str) -> Done | None:
-    """Read a result that :func:`measured` gave its keeper; None if there is none, or it is damaged."""
+    """Read a result that :func:`measured` stored; None if there is none or it is damaged."""
     found = facts_of(blob, name)
     return None if found is None else Done(found[0], found[1]["seconds"], found[1]["peak_bytes"])
 
@@ -163,10 +164,10 @@ def with_facts(state: State, **facts: Any) -> bytes:
 
 
 def facts_of(blob: bytes | None, origin: str) -> tuple[State, dict[str, Any]] | None:
-    """Undo :func:`with_facts`; None if there is no blob, or it is damaged: the work then starts over.
+    """Undo :func:`with_facts`; None if there is no blob or it is damaged, so that the work starts over.
 
     Args:
-        origin: names the blob.
+        origin: the blob's name in errors.
     """
     try:
         stored = from_bytes(blob, origin) if blob else None

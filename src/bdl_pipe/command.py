@@ -1,7 +1,7 @@
-"""The command ``bdl-pipe``: ``python -m pipeline`` of the project in whose folder it is typed.
+"""The command ``bdl-pipe``: it runs ``python -m pipeline`` of the project in the current folder.
 
-The pipeline is a project that is cloned, with its graph and its results beside it; an installation of the library does
-not contain it. The library knows nothing of the pipeline, so the command looks for it and runs it as Python would.
+The pipeline is a cloned project, with its graph and its results; an installation of the library does not contain it.
+The library does not import the pipeline, so the command finds it in the current folder and runs it as Python would.
 """
 
 import os
@@ -16,7 +16,7 @@ _LACKS: Final = "bdl-pipe: the pipeline needs the package {name}: pip install -e
 
 
 def main() -> None:
-    """Run the pipeline's command line; exit with its status, and with 2 and one line where there is none."""
+    """Run the pipeline's command line; exit with its status, or with 2 and one line if there is no project here."""
     folder = os.getcwd()
     if not all(Path(folder, name).exists() for name in ("dvc.yaml", "pipeline/__main__.py")):
         sys.exit(_refused(_NONE.format(folder=folder)))

@@ -1,11 +1,10 @@
 """The typed view of ``params.yaml``: a mapping in, a frozen dataclass out, or a clear error.
 
-A config is a frozen dataclass beside its owner. ``read`` refuses unknown keys, missing keys and
-wrong types; ranges are checked by the dataclass in ``__post_init__`` with ``errors.require``.
-There are no implicit conversions but one: an integer may stand where a float is meant.
-A union of dataclasses is chosen by the key ``name``, a ``Literal`` field of each; a kind that others may add to
-(``open_kind``) stands for the union of all its dataclasses. A field whose variants
-are not known beforehand brings a reader of its own, ``(value, path) -> value``, as the metadata ``read``.
+A config is a frozen dataclass beside its owner. ``read`` refuses unknown keys, missing keys and wrong types; ranges are
+checked by the dataclass in ``__post_init__`` with ``errors.require``. The only implicit conversion is from an integer
+to a float. The key ``name``, a ``Literal`` field of each dataclass, selects the member of a union of dataclasses. A
+kind that plugins may extend (``open_kind``) is the union of all its dataclasses. A field whose variants are not known
+in advance has its own reader, ``(value, path) -> value``, as the metadata ``read``.
 """
 
 import dataclasses
@@ -20,20 +19,20 @@ from .errors import ConfigError
 
 T = TypeVar("T")
 
-# metadata of a field that came later: ``to_mapping`` leaves it out where it has its default, so that what was
-# written of a config without the key keeps its bytes
+# Metadata of a field that was added later. ``to_mapping`` omits the field where it has its default, so that configs
+# that were written before keep their bytes.
 LATER: Final = types.MappingProxyType({"later": True})
 
-_kinds: Final[dict[object, Callable[[], Mapping[str, type]]]] = {}  # a hint -> name -> dataclass, of now
+_kinds: Final[dict[object, Callable[[], Mapping[str, type]]]] = {}  # a hint -> name -> dataclass
 
 
 def open_kind(hint: object, variants: Callable[[], Mapping[str, type]]) -> None:
-    """Let ``hint`` stand for one of ``variants()``, chosen by the key ``name``."""
+    """Make ``hint`` the union of the dataclasses of ``variants()``, chosen by the key ``name``."""
     _kinds[hint] = variants
 
 
 def read(cls: type[T], mapping: object, path: str) -> T:
-    """Read ``mapping`` as the dataclass ``cls``; ``path`` is its place in params.yaml.
+    """Read ``mapping`` as the dataclass ``cls``; ``path`` is its key in params.yaml.
 
     Raises:
         ConfigError: a key is unknown or missing, or a value has the wrong type or range.
@@ -59,9 +58,9 @@ def read(cls: type[T], mapping: object, path: str) -> T:
 
 
 def merge(base: Mapping[Any, Any], override: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Overlay ``override`` on ``base``, section by section; a list or a number replaces whole.
+    """Overlay ``override`` on ``base``, section by section; a list or a number is replaced as a whole.
 
-    A section that names another variant (its key ``name`` differs) replaces the old one whole too.
+    A section that names another variant (its key ``name`` differs) also replaces the old one as a whole.
     """
     merged = dict(base)
     for key, value in override.items():
@@ -74,7 +73,7 @@ def merge(base: Mapping[Any, Any], override: Mapping[Any, Any]) -> dict[Any, Any
 
 
 def same_variant(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
-    """Say whether two sections are of one variant: ``new`` has the ``name`` of ``old`` or none."""
+    """Return whether two sections are of one variant: ``new`` has the ``name`` of ``old`` or none."""
     return bool(new.get("name", old.get("name")) == old.get("name"))
 
 
@@ -97,7 +96,7 @@ def _plain(value: Any) -> Any:
 
 
 def nearest(key: object, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown key: the known one that it is like, or all of them."""
+    """Return the end of an error about an unknown key: the most similar known key, or all known keys."""
     names = list(known)
     close = difflib.get_close_matches(str(key), names, n=1)
     return f" (did you mean {close[0]}?)" if close else f" (known: {', '.join(names) or 'none'})"
@@ -154,13 +153,13 @@ def variant(named: Mapping[str, type[T]], value: Any, path: str) -> T:
     """Read ``value`` as the dataclass that its key ``name`` chooses.
 
     Raises:
-        ConfigError: the name is missing or unknown, or the rest of it is wrong.
+        ConfigError: the name is missing or unknown, or the rest of the section is wrong.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(path, "must be a section (key: value)", value)
     if "name" not in value:
         raise ConfigError(f"{path}.name", f"is missing (one of {', '.join(named)})")
-    if value["name"] not in list(named):  # a list, for what is not hashable
+    if value["name"] not in list(named):  # a list, because the name may not be hashable
         raise ConfigError(f"{path}.name", f"must be one of {', '.join(named)}", value["name"])
     return read(named[value["name"]], value, path)
 

@@ -19,7 +19,7 @@ class Display:
     """A display that counts the steps of several tasks; a context manager."""
 
     def __init__(self, label: str) -> None:
-        """Take the label of all lines."""
+        """Create a display whose lines begin with ``label``."""
         self.label, self._metric = label, ""
         self._share: dict[str, float] = {}
         self._total = self._done = 0
@@ -46,7 +46,7 @@ class Display:
         self._total += total
 
     def step(self, task: str, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Show that ``task`` is at ``step`` of ``total``; the first of the metrics is shown, too."""
+        """Show that ``task`` is at ``step`` of ``total``, and the first of the metrics."""
         self._share[task] = step / max(total, 1)
         for name, value in (metrics or {}).items():
             self._metric = f"{name} {value:.4g}"

@@ -1,10 +1,9 @@
 """Data-parallel training: several processes share each batch and average their gradients.
 
-Who starts the processes and their ``torch.distributed`` group is not this module's business; without
-a group there is one process and nothing here does anything. Every rank holds the same parameters and
-the same seed addresses, takes its own share of the rows, and with the mean of the shares' gradients
-makes the same update: that of one process with the whole batch, up to rounding. Batch norm is the
-exception, as in torch's DistributedDataParallel: each rank normalises by its own share.
+The caller starts the processes and their ``torch.distributed`` group; without a group the functions here do nothing.
+Every rank holds the same parameters and seed addresses, takes its own share of the rows, and makes the same update from
+the mean of the shares' gradients. Up to rounding, one process with the whole batch would make this update, too. Batch
+norm is the exception, as in torch's DistributedDataParallel: each rank normalises by its own share.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,17 +18,19 @@ from .errors import require
 
 
 def world() -> tuple[int, int]:
-    """Return (rank, size) of the process group; (0, 1) where there is none."""
+    """Return (rank, size) of the process group; (0, 1) without a group."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def shard(rows: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "share ..."]:
-    """Return this rank's share of a batch, ``rows[rank::size]``. Shares are equal, so their mean is the batch's.
+    """Return this rank's share of a batch, ``rows[rank::size]``.
+
+    All shares are of equal size, so the mean of their means is the batch's mean.
 
     Raises:
-        ConfigError: the ranks do not divide the batch; a smaller batch would be another experiment.
+        ConfigError: the number of ranks does not divide the batch; a smaller batch would be another experiment.
     """
     rank, size = world()
     require(len(rows) % size == 0, "batch", f"must be a multiple of the {size} workers of a task", len(rows))
@@ -74,7 +75,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 
 def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
-    """Return what ``load`` returns on rank 0, on every rank: none may go on from another checkpoint."""
+    """Return rank 0's ``load()`` on every rank, so that all ranks continue from the same checkpoint."""
     rank, size = world()
     if size == 1:
         return load()

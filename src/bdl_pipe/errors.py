@@ -3,14 +3,14 @@
 import reprlib
 from typing import Final
 
-_REPR: Final = reprlib.Repr()  # looks at the beginning alone, so that aliases of aliases cost nothing
+_REPR: Final = reprlib.Repr()  # writes only the beginning, so that nested YAML aliases are not expanded
 _REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict = 3, 12, 12, 6
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 100
-_LONGEST: Final = 200  # characters of a value, of a key's path, of another library's reason
+_LONGEST: Final = 200  # characters of a value, a key's path or another library's message
 
 
 def brief(text: object, most: int = _LONGEST) -> str:
-    """Write ``text`` on one line, its end cut off beyond ``most`` characters."""
+    """Write ``text`` on one line of at most ``most`` characters."""
     line = _one_line(str(text))
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
@@ -21,7 +21,7 @@ def short(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Write line ends as blanks, and what else cannot be printed as its escape."""
+    """Replace line ends by blanks, and other characters that cannot be printed by their escapes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.splitlines()))
 
 
@@ -33,7 +33,7 @@ class UserError(ValueError):
 
 
 class ConfigError(UserError):
-    """The error of a number in ``params.yaml`` that breaks its rule."""
+    """The error of a value in ``params.yaml`` that breaks its rule."""
 
     def __init__(self, path: str, rule: str, value: object = ...) -> None:
         self.path, self.rule, self.value = path, rule, value
@@ -51,7 +51,7 @@ class DataError(UserError):
 class Diverged(UserError):
     """The error of a fit whose loss, weights or predictions became NaN or infinite.
 
-    A search takes it as a bad trial and goes on.
+    A search counts the fit as a bad trial and continues.
     """
 
 

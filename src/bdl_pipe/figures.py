@@ -5,7 +5,7 @@
     drawing.figure.savefig("reliability.pdf")
     Path("part.html").write_text(drawing.svg("gp"))
 
-Each figure comes with a text for readers who do not see it. Text stays text, and equal input gives equal bytes.
+Each figure has an alternative text. Text is stored as text, and equal input gives equal bytes.
 """
 
 import io
@@ -99,7 +99,7 @@ class Drawing:
     """A figure.
 
     Attributes:
-        alt: says what the figure shows, for readers who do not see it.
+        alt: the alternative text, for readers who cannot see the figure.
     """
 
     figure: Figure
@@ -119,8 +119,8 @@ class Drawing:
         """Write the figure as an SVG element for a page.
 
         Args:
-            name: begins the ids of the element's parts, so that those of two figures of one page differ.
-            colours: colour -> what replaces it, such as a variable of the page's style sheet.
+            name: the prefix of the ids in the element; it must be unique on the page.
+            colours: colour -> its replacement, such as a variable of the page's style sheet.
         """
         buffer, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
         self.figure.savefig(buffer, format="svg", metadata=nothing)
@@ -166,7 +166,7 @@ class Priced:
 
 @dataclass(frozen=True)
 class Segment:
-    """A method's P(Y₁ = Y₂) of the middle of a line between two inputs and of each input on the line.
+    """A method's P(Y₁ = Y₂) for the middle of a line between two inputs and each input on the line.
 
     Attributes:
         name: names the method in the title.
@@ -225,7 +225,7 @@ def curves(lines: Iterable[Curve], metric: str, xlabel: str, alt: str) -> Drawin
 
 @_styled
 def traces(functionals: Mapping[str, Sequence[Sequence[float]]], name: str) -> Drawing:
-    """Draw what chains say at each draw, a plot for each functional.
+    """Draw the trace of each chain, a plot for each functional.
 
     Args:
         functionals: title -> values [chain][draw].
@@ -309,11 +309,11 @@ def against_costs(priced: Sequence[Priced], costs: Iterable[str]) -> Drawing | N
 def calibration(
     lines: Mapping[str, Sequence[tuple[float, float]]], marks: Sequence[Mark], xlabel: str, ylabel: str
 ) -> Drawing:
-    """Draw what happened against what was said, a line for each method; on the diagonal both are equal.
+    """Draw observed against predicted shares, a line for each method; on the diagonal both are equal.
 
     Args:
-        lines: method -> pairs of a said and a counted share, from left to right.
-        marks: how each is drawn.
+        lines: method -> pairs of a predicted and an observed share, from left to right.
+        marks: how each method is drawn.
     """
     figure = Figure(figsize=(4.4, 3.2))
     axes = figure.subplots()

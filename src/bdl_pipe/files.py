@@ -1,4 +1,4 @@
-"""Files that are written either wholly or not at all, and text that is read or refused. Imports nothing heavy."""
+"""Files that are written completely or not at all, and checks of text files. Imports nothing heavy."""
 
 import codecs
 import errno
@@ -12,7 +12,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from .errors import ArtifactError, DataError, UserError, brief
 
-_MARKS: Final = (  # byte order marks; that of UTF-32 begins as that of UTF-16 does
+_MARKS: Final = (  # byte order marks; UTF-32's is first, since it begins with UTF-16's
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
     (codecs.BOM_UTF16_LE, "UTF-16"),
@@ -22,29 +22,30 @@ _MARKS: Final = (  # byte order marks; that of UTF-32 begins as that of UTF-16 d
 
 @runtime_checkable
 class Source(Protocol):
-    """A source of bytes that lie somewhere: in a file here, or in one on another machine."""
+    """A file whose bytes can be read, on this machine or another one."""
 
     @property
     def size(self) -> int: ...
 
     def read(self, start: int, count: int) -> bytes:
-        """Read ``count`` of them from ``start`` on.
+        """Read ``count`` bytes from ``start`` on.
 
         Raises:
-            ArtifactError: they are not there any more.
+            ArtifactError: the file no longer exists or has changed.
         """
         ...
 
 
 @dataclass(frozen=True)
 class FileBytes:
-    """A file as it was when it was looked at, which may be asked for parts of it wherever this is sent to.
+    """A file as it was when the object was created. The object can be pickled; reading needs the same file.
 
     Attributes:
-        path: absolute.
-        size: in bytes.
-        inode, changed: with the size they tell it from a file at the same path on another machine, or put there since.
-        sha256: of its bytes, by which a file that was put there since is known to be the same; empty: not known.
+        path: the absolute path.
+        size: the size in bytes.
+        inode, changed: with the size, they identify the file: another machine's file at this path, or a replacement,
+            differs.
+        sha256: the hash of the bytes. A replacement with this hash is accepted. Empty: unknown.
     """
 
     path: Path
@@ -55,7 +56,7 @@ class FileBytes:
 
     @classmethod
     def of(cls, path: Path, sha256: str = "") -> "FileBytes":
-        """Look at a file; raise ArtifactError where there is none."""
+        """Record a file; raise ArtifactError if it does not exist."""
         try:
             found = path.stat()
         except OSError:
@@ -63,7 +64,7 @@ class FileBytes:
         return cls(path.absolute(), found.st_size, found.st_ino, found.st_mtime_ns, sha256)
 
     def is_here(self) -> bool:
-        """Say whether this machine has it, as it was."""
+        """Return whether this machine has the file, unchanged."""
         try:
             return self._is(os.stat(self.path))
         except OSError:
@@ -73,7 +74,7 @@ class FileBytes:
         """Read ``count`` bytes from ``start`` on.
 
         Raises:
-            ArtifactError: the file is not here or has been replaced, or has fewer bytes.
+            ArtifactError: the file is missing, has been replaced, or has fewer bytes.
         """
         try:
             with open(self.path, "rb", buffering=0) as file:
@@ -91,18 +92,18 @@ class FileBytes:
             return True
         if not self.sha256 or found.st_size != self.size:
             return False
-        return _sha256(self.path, found.st_ino, found.st_mtime_ns) == self.sha256  # DVC links what it records anew
+        return _sha256(self.path, found.st_ino, found.st_mtime_ns) == self.sha256  # DVC replaces a file by a link
 
 
 @cache
 def _sha256(path: Path, inode: int, changed: int) -> str:
-    """Hash a file's bytes; ``inode`` and ``changed`` tell it from another one at its path."""
+    """Hash a file's bytes; ``inode`` and ``changed`` are part of the cache's key, since a file may be replaced."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _whole(read: Callable[[int], bytes], count: int) -> bytes:
-    """Read ``count`` bytes, of which Linux reads 2 GiB at once at the most."""
+    """Read ``count`` bytes in several calls, since Linux reads at most 2 GiB in one."""
     parts = []
     while count > 0:
         parts.append(read(count))
@@ -111,7 +112,7 @@ def _whole(read: Callable[[int], bytes], count: int) -> bytes:
 
 
 def write_bytes(path: Path, blob: bytes) -> None:
-    """Write a file so that it is either wholly there or not at all, also after a power cut."""
+    """Write a file completely or not at all, even if the power fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -126,13 +127,13 @@ def write_bytes(path: Path, blob: bytes) -> None:
 
 
 def refuse_full_disk(error: OSError, path: Path) -> None:
-    """Raise a UserError where ``error`` says that the disk is full."""
+    """Raise a UserError if ``error`` means that the disk is full."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         raise UserError(f"{path}: the disk is full; nothing was written") from error
 
 
 def read_error(error: OSError, path: Path) -> DataError:
-    """Make the error that says why a file cannot be opened."""
+    """Return the error that explains why a file cannot be opened."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return DataError(f"{brief(path)}: is missing")
     if isinstance(error, IsADirectoryError):
@@ -141,7 +142,7 @@ def read_error(error: OSError, path: Path) -> DataError:
 
 
 def require_file(path: Path) -> None:
-    """Raise DataError unless there is a file at ``path`` that may be read."""
+    """Raise DataError unless ``path`` is a readable file."""
     try:
         with open(path, "rb"):
             pass
@@ -150,10 +151,11 @@ def require_file(path: Path) -> None:
 
 
 def require_utf8(path: Path) -> None:
-    """Read all of a file in blocks; refuse what is no UTF-8 text.
+    """Read a whole file in blocks, and check that it is UTF-8 text.
 
     Raises:
-        DataError: there is no such file, or it has another encoding: which one or which byte, and how to mend it.
+        DataError: the file does not exist or has another encoding. The message names the encoding or the byte, and how
+            to convert the file.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -180,7 +182,7 @@ def read_text(path: Path) -> str:
     """Read the text of a UTF-8 file.
 
     Raises:
-        DataError: as :func:`require_utf8`.
+        DataError: see :func:`require_utf8`.
     """
     require_utf8(path)
     return path.read_text(encoding="utf-8")
@@ -192,7 +194,7 @@ def _other_encoding(path: Path, found: str, encoding: str | None) -> DataError:
 
 
 def _line(path: Path) -> int:
-    """Find the number of the first line that is no UTF-8 text or holds a zero byte."""
+    """Return the number of the first line that is not UTF-8 text or holds a zero byte."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:

@@ -1,4 +1,4 @@
-"""Scores against hyperparameters: the points of a grid, and the table and the figure of what was fitted at them.
+"""Scores against hyperparameters: the points of a grid, and the table and the figure of the fits' scores.
 
     grid = {"weights.rows+cols": (16, 32, 64), "kl_weight": (0.0, 1.0)}
     config = GridConfig(grid, seeds=3, metrics=("nll",), figure=(Panel("weights.rows+cols", lines="kl_weight"),))
@@ -6,8 +6,8 @@
     draw(config, results).savefig("grid.svg")
 
 The points of a grid are all combinations of its values. With a ``base`` they are the base and the points that differ
-from it in one axis. An *axis* is one dotted key of a method's config, or several keys with ``+`` between that get the
-same value; a key without a section lies in the section of the first: ``weights.rows+cols``.
+from it in one axis. An *axis* is one dotted key of a method's config, or several keys joined by ``+``, which get the
+same value; a key without a section is in the section of the first: ``weights.rows+cols``.
 """
 
 import itertools
@@ -32,9 +32,9 @@ class Panel:
     """A column of the figure.
 
     Attributes:
-        x: the axis from left to right.
-        lines: the axis whose values are lines; null: one line.
-        at: the value of every other axis; left out if the grid has a base.
+        x: the horizontal axis.
+        lines: the axis with a line for each value; null: one line.
+        at: the value of every other axis; omitted if the grid has a base.
     """
 
     x: str
@@ -52,7 +52,7 @@ class GridConfig:
         metrics: the metrics of the figure, from top to bottom.
         figure: its columns, from left to right.
         names: axis -> its name in the figure and the table.
-        base: axis -> the one of its values from which the others depart; empty: every combination is tried.
+        base: axis -> its value at the base point; empty: every combination is fitted.
     """
 
     grid: dict[str, tuple[Scalar, ...]]
@@ -99,7 +99,7 @@ class GridConfig:
         return [base, *(point for point in around if point != base)]
 
     def samples(self) -> list[dict[str, Any]]:
-        """List what is to be fitted: each point with each seed, as dotted keys of the method's config."""
+        """List the fits: each point with each seed, as dotted keys of the method's config."""
         return [{**values_of(point), SEED: seed} for point in self.points() for seed in range(self.seeds)]
 
     def title(self, axis: str) -> str:
@@ -107,7 +107,7 @@ class GridConfig:
         return self.names.get(axis, axis)
 
     def label(self, point: Point) -> str:
-        """Name a point by its values; about a base, by those that differ from it."""
+        """Name a point by its values, or by the values that differ from the base if there is one."""
         changed = {axis: value for axis, value in point.items() if not self.base or value != self.base[axis]}
         return ", ".join(f"{self.title(axis)} {written(value)}" for axis, value in changed.items()) or "base"
 
@@ -121,7 +121,7 @@ class GridConfig:
 
 @dataclass(frozen=True)
 class Result:
-    """A fit that has ended.
+    """The scores of a finished fit.
 
     Attributes:
         sampled: one of :meth:`GridConfig.samples`.
@@ -136,7 +136,7 @@ R = TypeVar("R", bound=Result)
 
 
 def rows(config: GridConfig, results: Sequence[Result], metrics: Sequence[str]) -> list[list[str]]:
-    """Return a table: its head, then a row for each point with the mean and the standard error of each metric."""
+    """Return a table: a header, then a row for each point with the mean and the standard error of each metric."""
     table = [["Point", "fits", *metrics]]
     for point in config.points():
         of_point = results_of(results, point)

@@ -24,8 +24,8 @@ def log_terms(
 ) -> Float[Tensor, "batch class grid"]:
     """Return the log of the integrand of each class on a grid of t, from log F and log f of each logit.
 
-    log F must be finite. It is where the logit has a point at most 4 above t: F is then at least that point's share of
-    e^{−e⁴} > 1e-24.
+    log F must be finite. It is finite where the logit has a point at most 4 above t: F is then at least that point's
+    share times e^{−e⁴} > 1e-24.
     """
     return log_density - log_below + log_below.sum(-2, keepdim=True)
 
@@ -35,11 +35,11 @@ def mixture(
 ) -> tuple[Float[Tensor, "batch class grid"], Float[Tensor, "batch class grid"]]:
     """Return log F and log f of z + g.
 
-    Sums of probabilities, not of their logarithms, for speed. f does underflow far above an unlikely logit: so f·eˢ is
-    summed, s ≥ 0 the smallest gap.
+    For speed, probabilities are summed and not their logarithms. f underflows far above an unlikely logit, so f·eˢ is
+    summed, with s ≥ 0 the smallest gap.
 
     Args:
-        distance: t less a centre of each logit, in rising order.
+        distance: t minus a centre of each logit, in ascending order.
         points: the distances of the logits' points from their centres, and each point's share, alike in all logits.
         highest: the largest of those distances.
     """

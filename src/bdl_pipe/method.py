@@ -1,4 +1,4 @@
-"""What a method is: the protocol that every family fills and the registry lists."""
+"""The interface of a method, which each family implements and the registry lists."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ from .seeds import Seed
 
 Kind = Literal["trajectory", "teacher", "coreset", "student"]
 FanIn = Literal["one_to_one", "cyclic", "all", "earlier"]
-Inputs = Mapping[str, Sequence[State]]  # stage kind -> the states that are taken, in order; tensors are read on demand
+Inputs = Mapping[str, Sequence[State]]  # stage kind -> the input states, in order; tensors are read on demand
 
 
 @runtime_checkable
 class Fit(Protocol):
     """A function that fits one seed of a stage's artifact: a trajectory, a chain, a coreset, a posterior.
 
-    ``config`` is the method's config; ``inputs`` are the states of the artifacts that it needs; ``rng`` is this seed's
-    own address. A student's state is a posterior's (``config["posterior"]`` names its class in
+    ``config`` is the method's config; ``inputs`` are the states of the artifacts that the fit needs; ``rng`` is the
+    address of this seed. A student's state is a posterior's (``config["posterior"]`` names its class in
     ``registry.POSTERIORS``).
     """
 
@@ -34,7 +34,7 @@ class Fit(Protocol):
 class FitMany(Protocol):
     """A function that fits several seeds at once, each as :class:`Fit` would, up to rounding.
 
-    Seed i is fitted from ``data[i]``, ``inputs[i]`` and ``rngs[i]``. All data are of one shape and equally many rows.
+    Seed i is fitted from ``data[i]``, ``inputs[i]`` and ``rngs[i]``. All data have the same shape and number of rows.
     """
 
     def __call__(
@@ -44,18 +44,18 @@ class FitMany(Protocol):
 
 @runtime_checkable
 class FromCheckpoint(Protocol):
-    """A function that reads what a fit saved by ``report.save`` as a result; the arguments are that fit's."""
+    """A function that turns a checkpoint (saved by ``report.save``) into a result, given the arguments of ``fit``."""
 
     def __call__(self, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State: ...
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What all seeds of a fit say together, for tracking, warnings and the report.
+    """Diagnostics over all seeds of a fit, for tracking, warnings and the report.
 
     Attributes:
-        metrics: such as R-hat of chains; of several splits, one figure of all.
-        warnings: one line each.
+        metrics: name -> value, such as the R-hat of chains; one value for all splits together.
+        warnings: lines for the user.
         traces: functional -> its value at each draw of each chain of the first split [chain][draw].
     """
 
@@ -70,21 +70,20 @@ class StageSpec:
 
     Attributes:
         fit: fits one seed.
-        fit_many: fits several small ones at once, where that is much faster; used for tables, where they are not made
-            from posteriors, whose shapes may differ. One alone is fitted by it, too.
-        needs: the stage kinds whose artifacts it is made from, beside the data: all of these; and which states of each
-            a seed takes (:func:`fan_in`). Those with ``earlier`` may be left out, and are of the data set one step
-            before (``data.increment``); all others are of the run's own.
-        input_optional: it may be made from some of ``needs``, or from the data alone: they are places to start from.
-        data_parallel: several processes may fit one seed together, each with a share of every batch
-            (:mod:`bdl_pipe.distributed`); without, each seed is fitted by one.
-        in_driver: a seed takes less time than a worker process takes to start: do not start one.
-        from_checkpoint: a checkpoint of the fit -> what it would return had it stopped there; with it a search can give
-            up a bad trial early.
-        validate_sources: checks a config against those of the artifacts that it is made from, by stage kind; raises
-            ConfigError with the key in its own config, or ``input``.
-        summarise: what all seeds of all splits say together: (states [split][seed], data [split], config) ->
-            :class:`Summary`.
+        fit_many: fits several seeds at once, if that is much faster for small models. It is used for tables whose stage
+            needs no posteriors (their shapes may differ), also for a single seed.
+        needs: the stage kinds of the input artifacts -> which of their states a seed takes (:func:`fan_in`). All are
+            required, except the kinds with ``earlier``: these are optional and come from the data set one step before
+            (``data.increment``). All others come from the run's own data set.
+        input_optional: whether each of ``needs`` may be omitted, because the fit can start from the data alone.
+        data_parallel: whether several processes can fit one seed, each with a share of every batch
+            (:mod:`bdl_pipe.distributed`). Otherwise one process fits a seed.
+        in_driver: whether a fit takes less time than starting a worker process, so that none is started.
+        from_checkpoint: turns a checkpoint into the result that the fit would have returned if it had stopped there.
+            Searches need it to stop bad trials early.
+        validate_sources: checks a config against the configs of the input artifacts, by stage kind; raises ConfigError
+            with a key of its own config, or ``input``.
+        summarise: computes the :class:`Summary` of all seeds from (states [split][seed], data [split], config).
     """
 
     fit: Fit | None = None
@@ -102,12 +101,12 @@ class StageSpec:
 
     @property
     def required(self) -> set[Kind]:
-        """Return the stage kinds without whose artifacts it cannot be made."""
+        """Return the stage kinds whose artifacts the stage requires."""
         return set() if self.input_optional else {kind for kind, rule in self.needs.items() if rule != "earlier"}
 
     @property
     def fit_one(self) -> Fit:
-        """Return the function that fits one seed, whichever of the two there is."""
+        """Return a function that fits one seed, by ``fit`` or ``fit_many``."""
         if self.fit_many is None:
             assert self.fit is not None
             return self.fit
@@ -115,10 +114,10 @@ class StageSpec:
 
 
 def fan_in(rule: FanIn, number: int, count: int) -> Sequence[int]:
-    """Say which of an artifact's ``count`` states seed ``number`` is made from.
+    """Return the numbers of the states, of an artifact's ``count`` states, that seed ``number`` takes.
 
-    ``one_to_one``: the one of its own number; ``cyclic``, ``earlier``: the same, from the first again after the last;
-    ``all``.
+    ``one_to_one``: the state of the same number. ``cyclic`` and ``earlier``: ``number`` modulo ``count``. ``all``: all
+    states.
     """
     if rule == "all":
         return range(count)
@@ -132,14 +131,14 @@ def _one_of_many(fit_many: FitMany, data: FitData, inputs: Inputs, config: Any, 
 
 @dataclass(frozen=True)
 class Default:
-    """A method's part in a comparison of methods on a data set, as it follows from the data set's size.
+    """The settings of a method's run in a comparison on a data set; they follow from the data set's size.
 
     Attributes:
-        cost: its time, in units of 2,000 steps of a plain network; measured.
-        upstream: the key in some method's ``upstream`` of the run that it is made from; empty: it is made from the
+        cost: the measured time of a fit, in units of 2,000 steps of a plain network.
+        upstream: the key, in a method's ``upstream``, of the run that a fit takes as its input. Empty: a fit needs the
             data alone.
-        override: the hyperparameters that differ from ``methods.<name>``.
-        suits: whether it is affordable and defined at a size; tasks that the method cannot predict are left out anyway.
+        override: the hyperparameters that differ from ``methods.<name>``, for a size.
+        suits: whether the method is affordable and defined at a size; its task is checked separately.
     """
 
     cost: float
@@ -150,14 +149,14 @@ class Default:
 
 @dataclass(frozen=True)
 class Upstream:
-    """A run in a comparison that runs of several methods are made from.
+    """A run in a comparison whose artifact the runs of several methods take as input.
 
     Attributes:
-        kind: the stage kind that makes it.
+        kind: the stage kind of the run.
         seeds: the number of seeds.
-        cost: as :attr:`Default.cost`.
-        override: the hyperparameters that differ from ``methods.<name>``.
-        start: the key of the upstream run that it starts from; empty: it starts from the data.
+        cost: see :attr:`Default.cost`.
+        override: the hyperparameters that differ from ``methods.<name>``, for a size.
+        start: the key of the upstream run that this run starts from. Empty: it needs the data alone.
     """
 
     kind: Kind
@@ -169,18 +168,20 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Method:
-    """An entry of the registry.
+    """A method: its name, its config and its stages. The registry lists all methods.
 
     Attributes:
-        name: its key under ``methods`` in params.yaml, and in every table.
-        config: the frozen dataclass that reads ``methods.<name>``.
-        tasks: what it can predict.
-        stages: stage kind -> what it does there.
-        search: dotted config keys that Ray Tune may vary -> (low, high, scale); integers are on a log scale, too.
-        default: its part in a comparison on a data set; None: it is part of none.
-        upstream: key -> a run of it that other methods' runs in a comparison are made from; no two methods share a key.
-        imitates: a run of it imitates a posterior: the run that it is made from, the one that has the same teacher or
-            coreset, or one of its own that is not stored. The report shows what it loses.
+        name: the method's key under ``methods`` in params.yaml, and its name in tables.
+        config: the frozen dataclass of the section ``methods.<name>``.
+        tasks: the tasks that the method supports.
+        stages: stage kind -> the method's stage of this kind.
+        search: dotted config key that Ray Tune may vary -> (low, high, scale). Scales: ``log``, ``linear``, ``integer``
+            (an integer on a log scale).
+        default: the settings of its run in a comparison. None: comparisons omit the method.
+        upstream: key -> a run of this method whose artifact other methods' runs take as input; keys are unique among
+            all methods.
+        imitates: the posterior that a run imitates, whose loss the report shows: the run that it takes as input, the
+            run with the same teacher or coreset, or a posterior of its own that is not stored.
     """
 
     name: str

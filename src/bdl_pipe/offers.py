@@ -1,6 +1,6 @@
-"""The methods that suit a data set's size, the runs that they are made from, and how long all of them take.
+"""The methods that suit a data set's size, their upstream runs, and the time that all of them take.
 
-Every registered method with a ``default`` is offered, a plugin's as well.
+Every registered method with a ``default`` is offered, including those of plugins.
 """
 
 import math
@@ -21,10 +21,10 @@ from .registry import METHODS
 from .seeds import Seed
 from .training.adam import Adam
 
-_BLOCKS, _TIMED = 8, 5  # blocks of steps that are timed, and the steps of each
-LEAST: Final = 0.05  # No method is slowed further: fits of fewer steps would say nothing of it.
+_BLOCKS, _TIMED = 8, 5  # timed blocks of steps, and the steps of each
+LEAST: Final = 0.05  # The smallest pace: fits of fewer steps would not be informative.
 _PER_STAGE: Final = 1.5  # seconds to start a stage, read its data and write its result
-_SEARCHED: Final = 1.6  # the time of a fit that validation rows end, a search and a fit, over that of its steps at most
+_SEARCHED: Final = 1.6  # early stopping's search and fit together take at most this multiple of the fit's time
 
 
 def offered(size: Size) -> list[Method]:
@@ -33,12 +33,12 @@ def offered(size: Size) -> list[Method]:
 
 
 def defaults(methods: Iterable[Method]) -> list[tuple[Method, Default]]:
-    """List the methods that have a default, each with it."""
+    """List the methods that have a default, as pairs (method, default)."""
     return [(method, method.default) for method in methods if method.default is not None]
 
 
 def upstream(methods: Iterable[Method], size: Size) -> dict[str, tuple[Method, Upstream]]:
-    """Return the runs that runs of ``methods`` are made from: key -> (method, run), in the methods' order.
+    """Return the upstream runs of ``methods``: key -> (method, run), in the methods' order.
 
     Raises:
         ConfigError: a default names a key that no method's ``upstream`` has.
@@ -55,8 +55,8 @@ def dataset(own: Section, size: Size, splits: int | None = None) -> Section:
     """Return an entry of ``datasets``.
 
     Args:
-        own: its keys that depend on the data: ``source``, ``normalise`` and ``targets``.
-        splits: None: as many as the size asks for.
+        own: the keys that depend on the data: ``source``, ``normalise`` and ``targets``.
+        splits: the number of splits. None: the default number for the size.
     """
     return {
         **own,
@@ -73,11 +73,11 @@ def dataset(own: Section, size: Size, splits: int | None = None) -> Section:
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a comparison takes.
+    """The time that a comparison takes.
 
     Attributes:
-        seconds: of the whole comparison at these paces, on this machine.
-        paces: key of an upstream run, or of a method that is made from the data alone -> the factor of its steps.
+        seconds: the time of the whole comparison at these paces, on this machine.
+        paces: key of an upstream run, or name of a method without one -> the factor of its number of steps.
     """
 
     seconds: float
@@ -85,14 +85,14 @@ class Timing:
 
 
 def timing(methods: Iterable[Method], size: Size, budget: float = math.inf, splits: int | None = None) -> Timing:
-    """Share ``budget`` seconds among the methods, by the time of plain steps on this machine and their costs.
+    """Divide ``budget`` seconds among the methods, by their costs and the time of a plain step on this machine.
 
-    Each method may take the same time, so that only those are slowed that need more. A method and the run that it is
-    made from have one pace, and a run may take the time of all methods that are made from it. What takes no steps, such
-    as a closed form or trees, runs at full length. No pace is below :data:`LEAST`, whatever the budget.
+    Each method gets the same time; a method that needs more runs fewer steps. A method and its upstream run have the
+    same pace, and an upstream run gets the time of all methods that use it. Methods without steps, such as closed forms
+    and trees, run in full. No pace is below :data:`LEAST`, whatever the budget.
 
     Args:
-        splits: of the data set; None: as many as its size asks for.
+        splits: the number of splits. None: the default number for the size.
     """
     chosen = defaults(methods)
     above = upstream([method for method, _ in chosen], size)
@@ -106,7 +106,7 @@ def timing(methods: Iterable[Method], size: Size, budget: float = math.inf, spli
         cost[key] += part.cost * step
         count[key] += isinstance(part, Default)
         stepped |= {key} if part.override(size) != part.override(slow) else set()
-    many = {key: max(1, count[key]) for key in cost}  # the methods that share its time
+    many = {key: max(1, count[key]) for key in cost}  # methods that share the time of an upstream run
     fixed += sum(cost[key] for key in cost if key not in stepped)
     left, sharing, paces = budget - fixed, sum(many[key] for key in stepped), dict.fromkeys(cost, 1.0)
     for key in sorted(stepped, key=lambda key: cost[key] / many[key]):
@@ -117,10 +117,10 @@ def timing(methods: Iterable[Method], size: Size, budget: float = math.inf, spli
 
 
 def step_seconds(size: Size) -> float:
-    """Time a step of the network that all methods have: forward, backward and AdamW's update.
+    """Time one training step of the default network: forward, backward and AdamW's update.
 
-    It is that of the fastest of several blocks on one thread, as a fit has: other work on the machine while it is timed
-    does not shorten the fits.
+    The fastest of several blocks counts, on one thread as in a fit, so that other work on the machine while the step is
+    timed does not shorten the fits.
     """
     shape = size.image or (size.width,)
     kinds = {name: entry.config for name, entry in networks.NETWORKS.items()}

@@ -1,9 +1,8 @@
-"""Plugins: methods, networks, data sources and scores from outside, and the tables of names that they add to.
+"""Plugins: methods, networks, data sources and scores of users, and the tables that plugins register them in.
 
-A plugin is a Python file or an installed module that calls ``register_…`` functions as it is imported. ``params.yaml``
-names those that it needs, and nothing else is ever imported. A file is imported under a name that follows from its
-path as it is written, the same in every process, so that what it defines can be sent from one to another; a process
-that lacks the file is sent its text.
+A plugin is a Python file or an installed module that calls ``register_…`` functions on import. Only the plugins that
+``params.yaml`` lists are imported. The module name of a file follows from its path as it is written, so it is the same
+in every process and objects can be pickled between processes; a process that lacks the file receives its text.
 """
 
 import hashlib
@@ -21,21 +20,21 @@ from typing import Any, Final, Generic, Literal, TypeVar, get_args, get_origin, 
 from .errors import UserError, brief, require
 
 T = TypeVar("T")
-GROUP: Final = "bdl_pipe.plugins"  # of entry points
+GROUP: Final = "bdl_pipe.plugins"  # the group of entry points
 
 
 class PluginError(UserError):
-    """The error of a plugin that is missing, that cannot be imported, or that registers a name that is taken."""
+    """The error of a plugin that is missing, cannot be imported, or registers a name that is taken."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin that has been imported.
+    """An imported plugin.
 
     Attributes:
-        name: as params.yaml has it: a path that ends in ``.py``, an entry point, or a module.
-        module: its name in ``sys.modules``.
-        text: what a file holds; None: an installed module.
+        name: its name in params.yaml: a path that ends in ``.py``, an entry point, or a module.
+        module: its key in ``sys.modules``.
+        text: the text of a file; None for an installed module.
     """
 
     name: str
@@ -44,27 +43,27 @@ class Plugin:
 
     @property
     def sha256(self) -> str:
-        """Return the hash of a file's text, as it was imported."""
+        """Return the hash of the imported file's text."""
         return hashlib.sha256((self.text or "").encode()).hexdigest()
 
     def owns(self, module: str) -> bool:
-        """Say whether a module is of this plugin: the file, or any of the same top-level package."""
+        """Return whether a module belongs to this plugin: the file, or any module of the same top-level package."""
         if self.text is not None:
             return module == self.module
         return module.partition(".")[0] == self.module.partition(".")[0]
 
 
 _loaded: Final[dict[str, Plugin]] = {}
-_added: Final[list[tuple["Registered[Any]", str]]] = []  # in order, so that a plugin that fails takes back its own
+_added: Final[list[tuple["Registered[Any]", str]]] = []  # in order, to remove the names of a plugin that fails
 
 
 class Registered(Mapping[str, T], Generic[T]):
-    """A table of names and values: those of the library, and those that were added."""
+    """A table of names and values, from the library and from plugins."""
 
     def __init__(self, what: str, values: Mapping[str, T]) -> None:
-        """Take the library's values, and ``what``, the word for a value in errors."""
+        """Create a table of the library's values; ``what`` is the word for a value in errors."""
         self._what, self._values = what, dict(values)
-        self._others: dict[str, tuple[T, str]] = {}  # with the module that defines the value
+        self._others: dict[str, tuple[T, str]] = {}  # name -> value, module that defines it
 
     def __getitem__(self, name: str) -> T:
         return self._others[name][0] if name in self._others else self._values[name]
@@ -83,7 +82,7 @@ class Registered(Mapping[str, T], Generic[T]):
         """Add ``name``, whose value is defined in ``module``.
 
         Raises:
-            PluginError: the name is taken, or is no name.
+            PluginError: the name is taken or not an identifier.
         """
         if not isinstance(name, str) or re.fullmatch(r"[A-Za-z]\w*", name) is None:
             raise PluginError(f"the {self._what} {name!r} must have a name of letters, digits and _")
@@ -93,7 +92,7 @@ class Registered(Mapping[str, T], Generic[T]):
         _added.append((self, name))
 
     def module_of(self, name: str) -> str | None:
-        """Return the module that defines a value that was added; None: it is the library's."""
+        """Return the module that defines an added value; None for the library's values."""
         return self._others[name][1] if name in self._others else None
 
     def _owner(self, name: str) -> str:
@@ -107,11 +106,11 @@ class Registered(Mapping[str, T], Generic[T]):
 
 
 def load(names: object) -> list[Plugin]:
-    """Import the plugins that ``names``, the section ``plugins`` of params.yaml, lists; those that are there stay.
+    """Import the plugins that ``names``, the section ``plugins`` of params.yaml, lists; loaded plugins are kept.
 
     Raises:
-        ConfigError: it is not a list of different texts.
-        PluginError: one is missing or cannot be imported; nothing that it has registered is left.
+        ConfigError: ``names`` is not a list of different texts.
+        PluginError: a plugin is missing or cannot be imported; the names that it registered are removed.
     """
     good = isinstance(names, list | tuple) and all(isinstance(name, str) and name.strip() for name in names)
     require(good, "plugins", "must be a list of Python files (….py), entry points or modules", names)
@@ -121,13 +120,13 @@ def load(names: object) -> list[Plugin]:
 
 
 def load_file(path: str, sha256: str | None = None) -> Plugin:
-    """Import a Python file as a plugin, or return it where it is here.
+    """Import a Python file as a plugin, or return it if it is already imported.
 
     Args:
-        sha256: of the text; a file of another one is not run. None: any.
+        sha256: the required hash of the text; a file with another hash is not run. None: any hash.
 
     Raises:
-        PluginError: it is missing, of another hash, or cannot be imported.
+        PluginError: the file is missing, has another hash, or cannot be imported.
     """
     plugin = _loaded.get(path) or Plugin(path, module_name(path), _text(path))
     if sha256 not in (None, plugin.sha256):
@@ -136,15 +135,15 @@ def load_file(path: str, sha256: str | None = None) -> Plugin:
 
 
 def module_of_file(path: str) -> types.ModuleType:
-    """Return the module of a file that has been imported."""
+    """Return the module of an imported file."""
     return sys.modules[module_name(path)]
 
 
 def install(plugins: Iterable[Plugin]) -> None:
-    """Import, in this process, plugins that another process has imported.
+    """Import, in this process, the plugins of another process.
 
     Raises:
-        PluginError: as :func:`load`.
+        PluginError: see :func:`load`.
     """
     for plugin in plugins:
         if plugin.name not in _loaded:
@@ -152,27 +151,27 @@ def install(plugins: Iterable[Plugin]) -> None:
 
 
 def loaded() -> tuple[Plugin, ...]:
-    """Return every plugin of this process, in the order of import."""
+    """Return the plugins of this process, in the order of import."""
     return tuple(_loaded.values())
 
 
 def plugin_of(module: str) -> Plugin | None:
-    """Return the plugin that a module belongs to; None: it is the library's, or of the running program itself."""
+    """Return the plugin that a module belongs to; None for modules of the library and the running program."""
     return next((plugin for plugin in _loaded.values() if plugin.owns(module)), None)
 
 
 def opened(plugins: Iterable[Plugin], blob: bytes) -> Any:
-    """Return the object whose pickle is ``blob``, which is read once ``plugins`` are here.
+    """Import ``plugins``, then unpickle ``blob``.
 
     Raises:
-        PluginError: as :func:`load`.
+        PluginError: see :func:`load`.
     """
     install(plugins)
     return pickle.loads(blob)
 
 
 def module_name(path: str) -> str:
-    """Return the name that the file ``path`` is imported under."""
+    """Return the module name of the file ``path``."""
     plain = Path(path).as_posix()
     stem = re.sub(r"\W", "_", Path(path).stem)
     return f"bdl_plugin_{stem}_{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
@@ -184,7 +183,7 @@ def _import(name: str, text: str | None = None) -> Plugin:
     module = module_name(name) if file else _installed(name)
     if file and text is None:
         text = _text(name)
-    plugin = _loaded[name] = Plugin(name, module, text)  # there already, for what it registers to be told whose it is
+    plugin = _loaded[name] = Plugin(name, module, text)  # first, so that what it registers finds its owner
     try:
         if text is None:
             importlib.import_module(module)
@@ -205,7 +204,7 @@ def _text(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise PluginError(f"the plugin {name} is not there: no such file in {Path.cwd()}") from None
+        raise PluginError(f"the plugin {name} is missing: no such file in {Path.cwd()}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PluginError(f"the plugin {name} cannot be read: {brief(error)}") from None
 
@@ -226,7 +225,7 @@ def _installed(name: str) -> str:
 
 
 def _cause(error: BaseException, name: str) -> str:
-    """Say what an import stumbled over, and where in the plugin's own file."""
+    """Return the reason why an import failed, and the line in the plugin's own file."""
     said = brief(error) if isinstance(error, UserError) else f"{type(error).__name__}: {brief(error)}"
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__} in line {error.lineno}: {brief(error.msg)}"
@@ -237,7 +236,7 @@ def _cause(error: BaseException, name: str) -> str:
 
 
 def variant_name(cls: type, what: str) -> str:
-    """Return the name of a config that is chosen by ``name``: the one value of that field, a ``Literal``.
+    """Return the name of a config class: the only value of its field ``name``, a ``Literal``.
 
     Raises:
         PluginError: the class is not a frozen dataclass with such a field.

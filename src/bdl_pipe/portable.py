@@ -1,12 +1,11 @@
 """A fitted posterior as a program that runs with torch alone, or with onnxruntime alone.
 
-The program holds what the fitted posterior holds and nothing of this package: raw rows in, class probabilities or mean
-and variance in the targets' own units out, with the recalibration where there was one. It is traced by
-``torch.export`` from the same code that predicts, so there is no second form of any method; what it answers is compared
-with the posterior before it is written.
+The program maps raw rows to class probabilities, or to the mean and variance in the targets' own units, and includes
+the recalibration if there is one. It does not need this package. ``torch.export`` traces it from the code that
+predicts, so no method is implemented twice; its outputs are compared with the posterior's before it is written.
 
-Only a posterior can be traced whose predictions draw nothing: a network, an average or a set of networks, last layers
-in closed form, a coreset's posterior, a distilled student. Others are distilled first.
+A posterior can be traced if its predictions draw no random numbers: a network, an average or a set of networks, last
+layers in closed form, a coreset's posterior, a distilled student. Distil other posteriors first.
 """
 
 import logging
@@ -28,7 +27,7 @@ from .predictive import Categorical, Gaussian, Predictive
 from .recalibration import Widened
 from .seeds import Seed
 
-CLOSE: Final = 1e-5  # of the largest answer: how far a program may be from the posterior
+CLOSE: Final = 1e-5  # the largest allowed difference between program and posterior, relative to the largest output
 _SPLITS: Final = (Tensor.split, torch.split)
 _ANY_BATCH: Final = ({0: torch.export.Dim("batch", min=1)},)
 _TRIANGULAR: Final = torch.ops.aten.linalg_solve_triangular.default
@@ -36,7 +35,7 @@ _TRIANGULAR: Final = torch.ops.aten.linalg_solve_triangular.default
 
 @final
 class Answers(nn.Module):
-    """A module that gives a fitted posterior's answers: probabilities [row, class], or means and variances."""
+    """A module whose outputs are a fitted posterior's probabilities [row, class], or means and variances."""
 
     def __init__(self, fitted: Predictor, rng: Seed) -> None:
         super().__init__()
@@ -55,11 +54,11 @@ class Program:
     """A traced posterior.
 
     Attributes:
-        traced: what ``torch.export.save`` writes.
-        outputs: the names of the answers.
-        rows: raw rows that it was compared on.
-        meant: the posterior's answers for these rows.
-        error: the largest difference from these answers, over the largest of them.
+        traced: the program, for ``torch.export.save``.
+        outputs: the names of the outputs.
+        rows: the raw rows of the comparison.
+        meant: the posterior's outputs for these rows.
+        error: the largest difference from these outputs, relative to the largest output.
     """
 
     traced: torch.export.ExportedProgram
@@ -74,12 +73,12 @@ def trace(fitted: Predictor, rows: Tensor, *, rng: Seed) -> Program:
 
     Args:
         rows: at least three raw rows: images uint8 [n, channel, height, width], or columns float64 [n, column] as the
-            schema codes them.
+            schema encodes them.
         rng: the address of the posterior's predictions.
 
     Raises:
-        UserError: the posterior draws when it predicts, or its code cannot be traced, or the program's answers are not
-            the posterior's.
+        UserError: the posterior's predictions draw random numbers, its code cannot be traced, or the program's outputs
+            differ from the posterior's.
     """
     answers = Answers(fitted, rng).eval()
     with torch.no_grad():
@@ -97,10 +96,10 @@ def trace(fitted: Predictor, rows: Tensor, *, rng: Seed) -> Program:
 
 
 def difference(program: Callable[[Tensor], Any], rows: Tensor, meant: tuple[Tensor, ...]) -> float:
-    """Return the largest difference of a program's answers from ``meant``, over the largest of them.
+    """Return the largest difference of a program's outputs from ``meant``, relative to the largest output.
 
     Raises:
-        UserError: it is above :data:`CLOSE`.
+        UserError: the difference is above :data:`CLOSE`.
     """
     with torch.no_grad():
         found = program(rows)
@@ -112,13 +111,13 @@ def difference(program: Callable[[Tensor], Any], rows: Tensor, meant: tuple[Tens
 
 
 def write_onnx(program: Program, path: Path) -> float:
-    """Write the program for onnxruntime, and return its difference from the posterior's answers.
+    """Write the program for onnxruntime, and return its difference from the posterior's outputs.
 
-    Triangular systems with a constant matrix, of last layers in closed form, become products with its inverse, as ONNX
-    has no such operation.
+    ONNX cannot solve triangular systems. Last layers in closed form have systems with a constant matrix, which become
+    products with its inverse.
 
     Raises:
-        UserError: the packages are not installed, ONNX lacks an operation, or the answers are not the posterior's.
+        UserError: a package is not installed, ONNX lacks an operation, or the outputs differ from the posterior's.
     """
     try:
         import onnxruntime
@@ -136,7 +135,7 @@ def write_onnx(program: Program, path: Path) -> float:
             )
         assert made is not None
         made.save(str(path))
-    except Exception as error:  # torch.onnx's are private
+    except Exception as error:  # torch.onnx's exceptions are private
         raise UserError(f"{path.name}: ONNX cannot hold it: {type(error).__name__}: {_lacking(error)}") from None
     session = onnxruntime.InferenceSession(str(path))
     return difference(
@@ -146,7 +145,7 @@ def write_onnx(program: Program, path: Path) -> float:
 
 @final
 class _WholeBatches(TorchFunctionMode):
-    """Inside, a batch of unknown size is not split: a program holds one pass, and its user chooses the batch."""
+    """Inside, a batch of unknown size is not split: the program is one pass, and its user chooses the batch."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -159,7 +158,7 @@ class _WholeBatches(TorchFunctionMode):
 
 
 def _one_mixture(predictive: Predictive) -> Predictive:
-    """Return a widened mixture of Gaussians as the mixture that it is: its log-normal moments have a closed form."""
+    """Return a widened mixture of Gaussians as a mixture of Gaussians, whose log-normal moments have a closed form."""
     if not isinstance(predictive, Widened) or not isinstance(predictive.base, Gaussian):
         return predictive
     base, factor = predictive.base, predictive.factor
@@ -167,7 +166,7 @@ def _one_mixture(predictive: Predictive) -> Predictive:
 
 
 def _without_triangles(traced: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Return a program that has the product with the inverse of L in place of L⁻¹B, where L depends on no input."""
+    """Replace L⁻¹B by a product with the inverse of L, where L does not depend on an input."""
     module = traced.run_decompositions().module()
     assert isinstance(module, torch.fx.GraphModule)
     systems = [node for node in module.graph.nodes if node.target is _TRIANGULAR and _constant(node.args[0])]
@@ -193,7 +192,7 @@ def _without_triangles(traced: torch.export.ExportedProgram) -> torch.export.Exp
 
 
 def _constant(node: torch.fx.Node) -> bool:
-    """Say whether a value of the graph depends on no input."""
+    """Return whether a value of the graph is independent of the inputs."""
     return node.op != "placeholder" and all(map(_constant, node.all_input_nodes))
 
 
@@ -208,14 +207,14 @@ def _value(module: nn.Module, node: torch.fx.Node) -> Any:
 
 
 def _lacking(error: Exception) -> str:
-    """Return the line of torch.onnx's report that says what is lacking."""
+    """Return the line of torch.onnx's report that names the missing operation."""
     text = [line.strip() for line in str(error).splitlines()]
     return next((line for line in text if "No ONNX function" in line), brief(error))
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, torch.export and torch.onnx do not advise, nor print the graph that they could not trace."""
+    """Inside, torch.export and torch.onnx print neither advice nor the graph that they could not trace."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

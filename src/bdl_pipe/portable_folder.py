@@ -1,6 +1,6 @@
-"""The folder of an exported program: the program, how rows are coded, a script that runs it, and a card.
+"""The folder of an exported program: the program, the encoding of rows, a script that runs it, and a card.
 
-The script needs torch, or onnxruntime and numpy; nothing of this package.
+The script needs torch, or onnxruntime and numpy, but not this package.
 """
 
 import json
@@ -67,13 +67,13 @@ def write(
     """Write the folder's files.
 
     Args:
-        folder: exists and is empty.
+        folder: an existing, empty folder.
         schema: ``schema.json`` of the fitted data.
-        facts: what the card's table says, in order: the method, the data and its licence, scores, the commit, …
-        limits: sentences for the card, beside those that every card has.
+        facts: the rows of the card's table: the method, the data and its licence, scores, the commit, …
+        limits: additional sentences for the card's section on limits.
 
     Returns:
-        The names of the programs that were written.
+        The names of the written programs.
     """
     torch.export.save(program.traced, folder / PROGRAM)
     made, lines = [PROGRAM], list(limits)
@@ -101,7 +101,7 @@ def card(
     made: Sequence[str],
     error: float,
 ) -> str:
-    """Return the card: what the program is, what goes in and comes out, where it comes from, what it is not for."""
+    """Return the card: a description of the program, its inputs and outputs, its origin and its limits."""
     if schema["kind"] == "image":
         taken = f"images uint8 [n, {', '.join(map(str, schema['input_shape']))}], as they are: 0 is black, 255 white"
     else:

@@ -1,7 +1,7 @@
-"""The protocol of a fitted posterior, and the posterior that is a set of networks.
+"""The interface of a fitted posterior, and a posterior that is a set of networks.
 
-A posterior's state is named tensors plus a JSON-able config; it is read back on any device, with no
-training data at hand. Regression posteriors answer in *standardised* units: ``Predictor`` undoes that.
+A posterior's state is named tensors plus a JSON-able config; it can be loaded on any device, without the training data.
+Regression posteriors predict in *standardised* units; ``Predictor`` converts to the targets' own units.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Posterior(Protocol):
     """The posterior that every method fits."""
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Return the predictive of a batch of transformed inputs; ``rng`` is used where it is sampled."""
+        """Return the predictive of a batch of transformed inputs; ``rng`` is used if the predictive is sampled."""
         ...
 
     def state(self) -> State:
@@ -53,7 +53,7 @@ class Posterior(Protocol):
 
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Posterior":
-        """Rebuild the posterior from what :meth:`state` returned, on ``device``."""
+        """Rebuild the posterior from its :meth:`state`, on ``device``."""
         ...
 
 
@@ -77,7 +77,7 @@ class GaussianPosterior(Protocol):
 
 @runtime_checkable
 class JointPosterior(Protocol):
-    """A posterior whose joint of several inputs is neither a Gaussian's nor given by the draws of its predictive."""
+    """A posterior that computes the joint of several inputs neither from a Gaussian nor from its predictive's draws."""
 
     def joint(
         self,
@@ -101,16 +101,15 @@ def joint(
 ) -> Joint:
     """Return the joint distribution of the targets of each group of transformed inputs, in transformed units.
 
-    A posterior of networks, masks or weights gives its predictive, each draw of which is one function for all inputs.
-    A posterior that holds a Gaussian over functions is exact in regression; for classes the softmax is averaged over
-    ``draws`` functions, drawn jointly at the rows of each group. A posterior of one draw without such a Gaussian keeps
-    nothing that inputs share: its joint is the product of the marginals (``Joint.is_product``).
+    A posterior of networks, masks or weights uses its predictive's draws, each of which is one function for all inputs.
+    A posterior with a Gaussian over functions is exact in regression; for classes the softmax is averaged over
+    ``draws`` functions, drawn jointly at the rows of each group. For a posterior of one draw without such a Gaussian
+    the joint is the product of the marginals (``Joint.is_product``), since inputs share no random function.
 
     Args:
-        draws: the number of functions that are drawn where the posterior has no draws of its own.
-        places: the observations of each group, as :func:`~bdl_pipe.joint_predictive.at_places` takes them; None: each
-            input is observed once. An input that is observed often costs one prediction where the posterior holds
-            functions.
+        draws: the number of functions to draw if the posterior has no draws of its own.
+        places: the observations of each group, see :func:`~bdl_pipe.joint_predictive.at_places`. None: each input is
+            observed once. Several observations of one input cost one prediction if the posterior holds functions.
 
     Raises:
         DataError: a place is not the number of a row of its group.
@@ -133,17 +132,19 @@ def joint(
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """The description of a network whose weights are drawn: how it is built, and how its outputs are read.
+    """The description of a network whose weights are drawn: its architecture and its likelihood.
 
     Attributes:
         network: the architecture.
-        input_shape, outputs: the network's interface (outputs counts classes or target columns).
-        likelihood: ``categorical``: softmax; ``gaussian``: outputs are means, of fixed
-            ``noise_variance``; ``gaussian_head``: twice the outputs, means then log-variances, or, with a
-            ``variance_floor``, what the softplus of is the variance above it.
-        noise_variance: in standardised units, for ``gaussian``.
-        variance_floor: in standardised units, for ``gaussian_head``: the variance is floor + log(1 + exp(output)),
-            bounded below and growing linearly (Lakshminarayanan et al. 2017, section 2.2.1); null: exp(output).
+        input_shape: the shape of one input.
+        outputs: the number of classes or target columns.
+        likelihood: ``categorical``: softmax of the outputs; ``gaussian``: the outputs are means, with the fixed
+            ``noise_variance``; ``gaussian_head``: the network has twice as many outputs, means and then one output for
+            each variance (see ``variance_floor``).
+        noise_variance: the variance of ``gaussian``, in standardised units.
+        variance_floor: the least variance of ``gaussian_head``, in standardised units. The variance is floor + log(1 +
+            exp(output)), bounded below and growing linearly (Lakshminarayanan et al. 2017, section 2.2.1). null: the
+            variance is exp(output).
     """
 
     network: networks.NetworkConfig
@@ -154,12 +155,12 @@ class NetworkSpec:
     variance_floor: float | None = field(default=None, metadata=LATER)
 
     def build(self, rng: Seed) -> networks.Network:
-        """Build the network, with the fresh weights of ``rng``."""
+        """Build the network, with weights initialised from ``rng``."""
         width = 2 * self.outputs if self.likelihood == "gaussian_head" else self.outputs
         return networks.build(self.network, self.input_shape, width, rng=rng)
 
     def predictive(self, outputs: Tensor) -> Predictive:
-        """Read network outputs [draw, batch, output] as a predictive."""
+        """Return the predictive of network outputs [draw, batch, output]."""
         if self.likelihood == "categorical":
             return Categorical(F.log_softmax(outputs, dim=-1))
         if self.likelihood == "gaussian":
@@ -175,17 +176,18 @@ class NetworkDraws:
     """A posterior of S networks, equally weighted: a point estimate (S = 1), an ensemble, a Markov chain's draws.
 
     Attributes:
-        weights: every entry of the network's ``state_dict``, stacked [draw, ...], filters in the memory order that the
-            network computes fastest in.
+        weights: every entry of the network's ``state_dict``, stacked [draw, ...]; filters are in the network's fastest
+            memory order.
     """
 
     key = "network_draws"
 
     def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor], network: networks.Network | None = None) -> None:
-        """Take every entry of the network's ``state_dict`` as ``weights``, stacked [draw, ...].
+        """Create the posterior of ``weights``, the entries of the network's ``state_dict`` stacked [draw, ...].
 
         Args:
-            network: one of ``spec``, whatever its weights, on the device of ``weights``; None: a new one.
+            network: a network of ``spec`` on the device of ``weights``; its own weights are not used. None: a new
+                network is built.
         """
         device = next(iter(weights.values())).device
         self._skeleton = (spec.build(Seed(0)).to(device) if network is None else network).eval()
@@ -200,7 +202,7 @@ class NetworkDraws:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
-        """Mix the draws; ``rng`` is not used. A trunk that all draws have in common is computed once."""
+        """Return the mixture of the draws; ``rng`` is not used. A trunk that all draws share is computed once."""
         draws = unstack(self.weights)
         if self._one_trunk:
             features = functional_call(self._skeleton.trunk, under("trunk.", draws[0]), (inputs,))
@@ -221,10 +223,10 @@ class NetworkDraws:
 
 @final
 class Predictor:
-    """A posterior with the transform of its data: raw inputs in, original units out.
+    """A posterior with the transform of its data. It predicts raw inputs in the targets' original units.
 
     Attributes:
-        recalibration: what was learnt from rows that the fit did not see; None where there were none.
+        recalibration: the recalibration on rows that the fit did not use. None: there were no such rows.
     """
 
     def __init__(
@@ -238,7 +240,7 @@ class Predictor:
         self.recalibration = recalibration
 
     def predict(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
-        """Predict raw rows; regression is rescaled to the targets' own units."""
+        """Predict raw rows; for regression, in the targets' own units."""
         return self.own_units(self.transformed(raw, rng=rng, device=device))
 
     def transformed(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
@@ -254,9 +256,9 @@ class Predictor:
         draws: int = DRAWS,
         places: Int[Tensor, "group place"] | None = None,
     ) -> Joint:
-        """Return the joint of each group of raw rows [group, row, ...], of targets in their own units.
+        """Return the joint of each group of raw rows [group, row, ...], for targets in their own units.
 
-        The arguments are those of :func:`joint`; a posterior's own draws are those of :meth:`batches`.
+        See :func:`joint` for the arguments. A posterior's own draws equal the draws of :meth:`batches`.
         """
         inputs = self.transform.inputs(raw.reshape(-1, *raw.shape[2:]), device).unflatten(0, raw.shape[:2])
         found = joint(self.posterior, inputs, rng=rng.fold("predict"), draws=draws, places=places)
@@ -265,7 +267,7 @@ class Predictor:
         return JointInOwnUnits(found, self.transform.shift, self.transform.scale, self.transform.log)
 
     def own_units(self, predictive: Predictive) -> Predictive:
-        """Bring a predictive of transformed targets to their own units."""
+        """Convert a predictive of transformed targets to the targets' own units."""
         if self.transform.shift is None or self.transform.scale is None:
             return predictive
         rescaled = predictive.rescale(self.transform.shift, self.transform.scale)
@@ -277,17 +279,17 @@ class Predictor:
     def batches(
         self, raw: np.ndarray, batch: int = _BATCH, *, rng: Seed, device: torch.device | str = "cpu"
     ) -> Iterator[tuple[slice, Predictive]]:
-        """Yield the predictive of each batch of raw rows in the targets' own units, as :meth:`transformed_batches`."""
+        """Yield the predictive of each batch of raw rows in the targets' own units; see :meth:`transformed_batches`."""
         for rows, predictive in self.transformed_batches(raw, batch, rng=rng, device=device):
             yield rows, self.own_units(predictive)
 
     def transformed_batches(
         self, raw: np.ndarray, batch: int = _BATCH, *, rng: Seed, device: torch.device | str = "cpu"
     ) -> Iterator[tuple[slice, Predictive]]:
-        """Yield the predictive of each batch of raw rows, in order, with the rows that it is of.
+        """Yield the slice of the rows and the predictive of each batch of raw rows, in order.
 
-        Sizes are at most ``batch`` and differ by at most one, so that a posterior that looks at its batch answers the
-        same every time. Every batch has the same address, so that draw s is the same network in all of them.
+        Sizes are at most ``batch`` and differ by at most one, so that predictions that depend on the batch are
+        reproducible. Every batch has the same address, so that draw s is the same network in all batches.
 
         Raises:
             Diverged: a prediction is not finite.
@@ -297,10 +299,10 @@ class Predictor:
             rows = slice(int(start), int(stop))
             predictive = self.transformed(raw[rows], rng=rng.fold("predict"), device=device)
             if not bool(torch.isfinite(predictive.mean).all()):
-                raise Diverged("the posterior's predictions must be finite: its fit diverged, make it again")
+                raise Diverged("the posterior's predictions must be finite: its fit diverged, lower its learning rate")
             yield rows, predictive
 
 
 def prediction_address(seed: int, run: str, split: int, member: int) -> Seed:
-    """Return the address of a posterior's draws: one for its scores, new rows, searches and the served model."""
+    """Return the address of a posterior's draws, the same for scores, new rows, searches and the served model."""
     return Seed(seed).fold("evaluate", run, split, member)

@@ -1,8 +1,8 @@
-"""What every posterior answers: a predictive distribution that keeps its draws.
+"""Predictive distributions, which every posterior returns and which keep their draws.
 
-p(y | x, D) ≈ (1/S) Σ_s p(y | x, θ_s). A predictive from draws keeps each draw's distribution, so
-that mutual information, per-draw disagreement and the joint over several inputs exist; a closed
-form has one draw. Nothing here averages implicitly: ``log_probs`` is the log of the mixture.
+p(y | x, D) ≈ (1/S) Σ_s p(y | x, θ_s). A predictive from draws keeps each draw's distribution, which mutual information,
+per-draw disagreement and the joint over several inputs need; a closed form has one draw. ``log_probs`` is the log of
+the mixture.
 """
 
 import math
@@ -18,16 +18,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_NODES, _FURTHEST = 48, 4.75  # of Gauss and Legendre, in normal scores; 1e-6 lies beyond on each side
-_TOLERANCES: Final = {"xrtol": 1e-13, "fatol": 1e-14}  # of a quantile
+_NODES, _FURTHEST = 48, 4.75  # Gauss-Legendre nodes, and the largest normal score; 1e-6 is beyond on each side
+_TOLERANCES: Final = {"xrtol": 1e-13, "fatol": 1e-14}  # of the root finder for quantiles
 
 
 class Predictive(ABC):
     """A distribution of the target for each of a batch of inputs.
 
     Attributes:
-        scores: the method's own scores of the unfamiliar, by name: [batch] each, high where an input looks like the
-            training data. How well each tells other data is in every comparison.
+        scores: the method's own OOD scores, name -> [batch], high where an input resembles the training data. Every
+            comparison measures how well each score detects other data.
     """
 
     scores: Mapping[str, Tensor] = MappingProxyType({})
@@ -40,19 +40,19 @@ class Predictive(ABC):
     @property
     @abstractmethod
     def variance(self) -> Tensor:
-        """Return Var[y | x], of the shape of ``mean`` (of each class's indicator, for classes)."""
+        """Return Var[y | x], of the shape of ``mean``; for classes, the variance of each class's indicator."""
 
     @abstractmethod
     def log_prob(self, targets: Tensor) -> Float[Tensor, " batch"]:
         """Return log p(y | x) of each example, natural log."""
 
     def draw_log_prob(self, targets: Tensor) -> Float[Tensor, "draw batch"]:
-        """Return log p(y | x, draw) of each draw and example; a predictive that keeps no draws is one draw."""
+        """Return log p(y | x, draw) of each draw and example; a predictive without draws counts as one draw."""
         return self.log_prob(targets)[None]
 
     @abstractmethod
     def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
-        """Return the predictive of shift + scale·y, both [output], in float64; for classes, an error of ours."""
+        """Return the predictive of shift + scale·y, both [output], in float64; raise TypeError for classes."""
 
 
 def mixture(log_terms: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def mean_field(mean: Tensor, variance: Tensor) -> Tensor:
 
     Args:
         mean: μ [..., class].
-        variance: v [..., class], or [..., 1] where it is that of all classes.
+        variance: v [..., class], or [..., 1] if all classes share it.
     """
     return F.log_softmax(mean / (1 + math.pi / 8 * variance).sqrt(), dim=-1)
 
@@ -79,7 +79,7 @@ def gaussian_quantile(mean: Tensor, variance: Tensor, level: float) -> Tensor:
 
 @final
 class Categorical(Predictive):
-    """The class probabilities from S equally weighted draws, with the method's own scores of the unfamiliar, if any."""
+    """The class probabilities from S equally weighted draws, with the method's own OOD scores, if any."""
 
     def __init__(
         self,
@@ -124,25 +124,25 @@ class Continuous(Predictive):
     @property
     @abstractmethod
     def epistemic_variance(self) -> Float[Tensor, "batch output"]:
-        """Return the variance over draws of the mean alone; 0 for one draw."""
+        """Return the variance of the draws' means; 0 for one draw."""
 
     @abstractmethod
     def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
-        """Return P(y ≤ value | x) of each output by itself, in float64."""
+        """Return P(y ≤ value | x) for each output separately, in float64."""
 
     @abstractmethod
     def bracket(self, level: float) -> tuple[Tensor, Tensor]:
-        """Return values [batch, output] in float64 that the quantile at ``level`` lies between."""
+        """Return a lower and an upper bound [batch, output] of the quantile at ``level``, in float64."""
 
     @property
     @abstractmethod
     def reach(self) -> tuple[Tensor, Tensor]:
-        """Say between which values [batch, output] the method's own likelihood is above zero; ±∞ where it always is."""
+        """Return the ends [batch, output] of the support of the method's own likelihood; ±∞ if it is unbounded."""
 
     @final
     def quantile(self, level: float) -> Float[Tensor, "batch output"]:
-        """Solve P(Y ≤ y | x) = ``level`` for y of each output, in float64 (Chandrupatla 1997, by SciPy)."""
-        from scipy.optimize.elementwise import find_root  # half a second, which every process would pay
+        """Solve P(Y ≤ y | x) = ``level`` for y, for each output, in float64 (SciPy's method of Chandrupatla 1997)."""
+        from scipy.optimize.elementwise import find_root  # here, because it takes half a second
 
         low, high = (end.cpu().numpy().ravel() for end in self.bracket(level))
         values, device = torch.tensor((low + high) / 2), self.mean.device
@@ -152,17 +152,17 @@ class Continuous(Predictive):
             below = self.cdf(values.reshape(self.mean.shape).to(device)).cpu().numpy().ravel()
             return below[which] - level
 
-        # the root's distance from the low end, so that tolerances are of the bracket's width and not of large values
+        # Solve for the distance from the low end, so that the relative tolerance applies to the bracket's width.
         rows, zero = np.arange(len(low)), np.zeros_like(low)
         found = find_root(excess, (zero, high - low), args=(rows,), tolerances=_TOLERANCES)
-        # ends that are one point, or already there, are no bracket
+        # find_root fails where both ends are equal or an end is the root
         ended = np.where(found.success, low + found.x, np.where(excess(zero, rows) >= 0, low, high))
         return torch.tensor(ended, device=device).reshape(self.mean.shape)
 
 
 @final
 class Gaussian(Continuous):
-    """An equally weighted mixture of S Gaussians for each output, outputs independent given a draw."""
+    """An equally weighted mixture of S Gaussians for each output; outputs are independent given a draw."""
 
     def __init__(
         self, draw_mean: Float[Tensor, "draw batch output"], draw_variance: Float[Tensor, "draw batch output"]
@@ -187,7 +187,7 @@ class Gaussian(Continuous):
         return torch.special.ndtr((values - mean) / sd).mean(0)
 
     def bracket(self, level: float) -> tuple[Tensor, Tensor]:
-        each = gaussian_quantile(self.draw_mean, self.draw_variance, level)  # the mixture's lies between the draws'
+        each = gaussian_quantile(self.draw_mean, self.draw_variance, level)  # the mixture's quantile lies between
         return each.amin(0), each.amax(0)
 
     @property
@@ -212,10 +212,10 @@ class Gaussian(Continuous):
 
 @final
 class Exponential(Continuous):
-    """The distribution of exp(z), where z has the distribution ``base``: of targets that were fitted as logarithms.
+    """The distribution of exp(z), where z has the distribution ``base``, for targets that were fitted as logarithms.
 
-    Densities, quantiles and distribution functions are exact. Moments are, where ``base`` is a mixture of Gaussians;
-    else they are integrals over its quantiles, 1e-6 of the distribution left out on each side.
+    Densities, quantiles and distribution functions are exact. Moments are exact if ``base`` is a mixture of Gaussians;
+    otherwise they are integrals over its quantiles that omit 1e-6 of the distribution on each side.
     """
 
     def __init__(self, base: Continuous) -> None:
@@ -256,12 +256,12 @@ class Exponential(Continuous):
         return self._own_units(self.base.draw_log_prob, targets)
 
     def _own_units(self, log_density: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
-        """Return the log density of the targets, given that of their logarithms."""
+        """Return the log density of the targets, given the log density of their logarithms."""
         logs = targets.log()
         return torch.where((targets > 0).all(-1), log_density(logs) - logs.sum(-1), -torch.inf)
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
-        raise TypeError("what is exponential has its scale already")
+        raise TypeError("the exponential of a predictive cannot be rescaled")
 
     @cached_property
     def _draw_means(self) -> Tensor:
@@ -270,7 +270,7 @@ class Exponential(Continuous):
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance, in float64."""
+        """Return mean and variance, in float64."""
         if isinstance(self.base, Gaussian):
             within = self._draw_means.square() * torch.expm1(self.base.draw_variance.double())
             return self._draw_means.mean(0), within.mean(0) + self._draw_means.var(0, correction=0)

@@ -1,8 +1,8 @@
-"""The one window out of a long computation: progress, metrics, checkpoints.
+"""Reports of a long computation: progress, metrics, checkpoints.
 
-A fit calls ``report(step, total, metrics)`` and, where it can be resumed, ``report.save`` whenever
-``report.due()``; it starts from ``report.load()``. Who listens (a progress bar, MLflow, Ray Tune, a
-file) is not its business. Checkpoint files are deleted by whoever runs the fit, once its result is safe.
+A fit calls ``report(step, total, metrics)`` after each step. A fit that can be resumed starts from ``report.load()``
+and calls ``report.save`` whenever ``report.due()``. The caller of the fit chooses the report (a progress bar, MLflow,
+Ray Tune, a file), and deletes the checkpoints once the result is safe.
 """
 
 from abc import ABC, abstractmethod
@@ -15,27 +15,27 @@ from .artifacts import State
 
 
 class Report(ABC):
-    """The window of a fit to the outside: what it may tell, and where it may leave a checkpoint."""
+    """Receives a fit's progress and metrics, and stores its checkpoints."""
 
     @abstractmethod
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Tell that step ``step`` of ``total`` is done; ``metrics`` are worth recording."""
+        """Record that step ``step`` of ``total`` is done, with its ``metrics``."""
 
     def due(self) -> bool:
-        """Say whether it is time to save a checkpoint."""
+        """Return whether it is time to save a checkpoint."""
         return False
 
-    def save(self, state: State) -> None:  # noqa: B027 — listening to nothing is a valid report
-        """Keep ``state`` so that a later ``load`` returns it, also after a kill."""
+    def save(self, state: State) -> None:  # noqa: B027 — a report may store nothing
+        """Store ``state`` so that a later ``load`` returns it, even after the process was killed."""
 
     def load(self) -> State | None:
-        """Return the last checkpoint that was saved whole, if any."""
+        """Return the last checkpoint that was saved completely, if any."""
         return None
 
 
 @final
 class Silent(Report):
-    """A report that listens to nothing and keeps nothing."""
+    """A report that records and stores nothing."""
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         pass
@@ -43,7 +43,7 @@ class Silent(Report):
 
 @final
 class Phase(Report):
-    """A report for one of the parts of a fit: its place among all steps, and its checkpoints by name."""
+    """The report of one part of a fit. It counts steps over the whole fit, and names its own checkpoints."""
 
     def __init__(
         self, report: Report, name: str, done: int, total: int, carried: Mapping[str, Tensor] | None = None
@@ -51,8 +51,9 @@ class Phase(Report):
         """Report the part ``name`` of a fit to ``report``.
 
         Args:
-            done: steps of the fit before this part, of ``total`` in all.
-            carried: what earlier parts found, kept in the checkpoints of this one; no names of its own tensors.
+            done: the number of steps before this part.
+            total: the number of steps of the whole fit.
+            carried: tensors of earlier parts to store in this part's checkpoints; their names must differ from its own.
         """
         self._report, self._name, self._done, self._total = report, name, done, total
         self._carried = dict(carried or {})

@@ -1,7 +1,7 @@
-"""The public names: what ``import bdl_pipe`` offers, and what the docs show.
+"""The public names: the exports of ``import bdl_pipe``, which the docs show.
 
-A table of names like the registry: no result depends on it. Each name is imported from its place when it is asked for,
-so that ``import bdl_pipe`` costs nothing and brings no torch.
+Like the registry this is a table of names, and no result depends on it. Each name is imported on first use, so that
+``import bdl_pipe`` is fast and does not import torch.
 """
 
 import importlib
@@ -99,7 +99,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     load_plugins = _plugins.load
     read_config = _config.read
 
-PLACES: Final = {  # name -> the module that it is in, and what it is called there where that is another name
+PLACES: Final = {  # name -> its module, and ":name" if it has another name there
     "Architecture": "networks",
     "ArtifactError": "errors",
     "BayesianClassifier": "estimators.classifier",
@@ -180,7 +180,7 @@ def get(name: str) -> Any:
     """Return the object behind a public name.
 
     Raises:
-        AttributeError: there is none of this name.
+        AttributeError: there is no such name.
     """
     if name == "__all__":
         return sorted(PLACES)

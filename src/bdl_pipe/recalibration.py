@@ -1,4 +1,4 @@
-"""Recalibration of a fitted posterior, on rows that it has not seen: a temperature or a width, and conformal scores.
+"""Recalibration of a fitted posterior on held-out rows: a temperature or a width, and conformal scores.
 
 Classes: p_T(k | x) ∝ p(k | x)^(1/T) of the mixture's probabilities (Guo et al. 2017, section 4.2). Regression: the
 predictive is widened about its mean, z ↦ μ(x) + s (z − μ(x)), in transformed units. T and s minimise the negative
@@ -26,23 +26,23 @@ from .data.transform import Transform
 from .errors import require
 from .predictive import Categorical, Continuous, Predictive
 
-_BOUNDS: Final = (math.log(0.02), math.log(50))  # of the temperature and of the width
+_BOUNDS: Final = (math.log(0.02), math.log(50))  # bounds of log T and log s
 
 
 @dataclass(frozen=True)
 class Recalibration:
-    """What was learnt from the calibration rows.
+    """A temperature or width, and the conformal scores, of the calibration rows.
 
     Attributes:
-        factor: T of classes, s of regression; > 1 where the posterior is over-confident.
-        scores: of the calibration rows, ascending [n].
+        factor: T for classes, s for regression; > 1 if the posterior is over-confident.
+        scores: the conformal scores of the calibration rows, ascending [n].
     """
 
     factor: float
     scores: Float[Tensor, " n"]
 
     def apply(self, predictive: Predictive) -> Predictive:
-        """Return the recalibrated predictive; of regression in transformed units."""
+        """Return the recalibrated predictive; for regression in transformed units."""
         if isinstance(predictive, Categorical):
             tempered = torch.log_softmax(predictive.log_probs / self.factor, dim=-1)
             return Categorical(tempered[None], predictive.scores)
@@ -69,28 +69,28 @@ class Recalibration:
         """Return the ends [batch, output] of the conformal intervals, in the targets' own units.
 
         Args:
-            predictive: before recalibration, in transformed units.
+            predictive: the predictive before recalibration, in transformed units.
         """
         reach = self.threshold(level) * predictive.variance.double().sqrt()
         centre = predictive.mean.double()
         return transform.own_units(centre - reach), transform.own_units(centre + reach)
 
     def state(self) -> State:
-        """Return what :meth:`from_state` reads."""
+        """Return the state, for :meth:`from_state`."""
         return State({"scores": self.scores}, {"factor": self.factor})
 
     @classmethod
     def from_state(cls, state: State) -> "Recalibration":
-        """Read what :meth:`state` returned."""
+        """Rebuild the recalibration from its :meth:`state`."""
         return cls(float(state.config["factor"]), state.tensors["scores"])
 
 
 def fit(batches: Iterator[tuple[slice, Predictive]], rows: Examples, transform: Transform) -> Recalibration:
-    """Learn from calibration rows.
+    """Fit the recalibration to calibration rows.
 
     Args:
-        batches: the posterior's predictives of them, in transformed units, in order.
-        rows: with targets in their own units.
+        batches: the posterior's predictives of the rows, in transformed units, in order.
+        rows: the calibration rows, with targets in their own units.
     """
     from scipy.optimize import minimize_scalar
 

@@ -1,7 +1,7 @@
-"""The registry: where each method and each posterior lives. A module is imported when its entry is asked for.
+"""The registry: the modules of the methods and posteriors. A module is imported when its entry is first used.
 
-An entry is ``name: "module:attribute"``, the module below ``bdl_pipe``. A result depends on the modules that its own
-entry leads to and on no other entry, so a new method makes no result out of date.
+An entry is ``name: "module:attribute"``, with the module's name below ``bdl_pipe``. A result depends on the modules
+that its own entry imports and on no other entry, so that adding a method leaves all results up to date.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from . import plugins
 from .errors import ArtifactError, short
 from .plugins import PluginError, Registered
 
-if TYPE_CHECKING:  # they bring torch, which whoever reads names alone does without
+if TYPE_CHECKING:  # they import torch, which is not needed to list the names
     import torch
 
     from .artifacts import State
@@ -22,14 +22,14 @@ if TYPE_CHECKING:  # they bring torch, which whoever reads names alone does with
     from .seeds import Seed
 
 T = TypeVar("T")
-RECALIBRATION: Final = "recalibration"  # of a student artifact: before the name of the fit
+RECALIBRATION: Final = "recalibration"  # prefix of a student artifact's states: <RECALIBRATION>-<fit>
 
 
 class Lazy(Registered[T], Generic[T]):
-    """A table whose own values are imported on use."""
+    """A table whose values are imported on first use."""
 
     def __init__(self, what: str, places: Mapping[str, str]) -> None:
-        """Take ``places``: name -> ``module:attribute``."""
+        """Create a table from ``places``: name -> ``module:attribute``."""
         super().__init__(what, {})
         self._places = dict(places)
 
@@ -51,7 +51,7 @@ class Lazy(Registered[T], Generic[T]):
         return len(self._places) + super().__len__()
 
     def module(self, name: str) -> str:
-        """Return the module of an entry, in full; nothing is imported."""
+        """Return the full name of an entry's module, without importing it."""
         return self.module_of(name) or f"{__package__}.{self._places[name].partition(':')[0]}"
 
 
@@ -143,10 +143,10 @@ POSTERIORS: Final[Lazy[type["Posterior"]]] = Lazy(
 
 
 def register_method(method: "Method") -> None:
-    """Add a method under its own name.
+    """Register a method under its own name.
 
     Raises:
-        PluginError: it is not a Method, or its name is taken.
+        PluginError: ``method`` is not a Method, or its name is taken.
     """
     from .method import Method
 
@@ -156,10 +156,10 @@ def register_method(method: "Method") -> None:
 
 
 def register_posterior(posterior: type["Posterior"]) -> None:
-    """Add a class of posteriors under its ``key``, which its ``state().config["posterior"]`` has.
+    """Register a class of posteriors under its ``key``, which must equal ``state().config["posterior"]``.
 
     Raises:
-        PluginError: it has no ``key``, ``predict``, ``state`` or ``from_state``, or its key is taken.
+        PluginError: the class lacks ``key``, ``predict``, ``state`` or ``from_state``, or its key is taken.
     """
     lacks = [name for name in ("key", "predict", "state", "from_state") if not hasattr(posterior, name)]
     if lacks:
@@ -169,26 +169,26 @@ def register_posterior(posterior: type["Posterior"]) -> None:
 
 
 def stored_address(path: Path, split: int = 0, seed: int = 0) -> "Seed":
-    """Return the address of the predictions of a seed of a student artifact, the one that its scores are at.
+    """Return the seed address at which a student artifact's predictions were scored.
 
     Raises:
-        ArtifactError: the folder is not a whole student artifact, or does not say which run of which seed it is of.
+        ArtifactError: the folder is not a complete student artifact, or lacks its run or seed.
     """
     from . import artifacts
     from .posterior import prediction_address
 
     about = artifacts.load(path, "student", verify=False).manifest["about"]
     if not {"seed", "run"} <= about.keys():
-        raise ArtifactError(f"{path}: must say its seed and its run; make it again")
+        raise ArtifactError(f"{path}: must record its seed and its run; make it again")
     return prediction_address(about["seed"], about["run"], split, seed)
 
 
 def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu") -> "Predictor":
-    """Load the fitted posterior in a student artifact: raw inputs in, original units out.
+    """Load the fitted posterior of a student artifact, which predicts raw inputs in the targets' original units.
 
     Raises:
-        ArtifactError: the folder is not a whole student artifact, or has no such split or seed, or was made with a
-            plugin that cannot be imported here.
+        ArtifactError: the folder is not a complete student artifact, has no such split or seed, or needs a plugin that
+            cannot be imported here.
     """
     from . import artifacts
     from .data.transform import Transform
@@ -209,14 +209,14 @@ def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu
 
 
 def load_plugins_of(path: Path, about: Mapping[str, Any]) -> None:
-    """Import the plugins that an artifact was made with; one that is here by another path will do.
+    """Import the plugins that an artifact was made with. A plugin that is loaded from another path is accepted.
 
     Args:
-        path: names the artifact in errors.
-        about: its manifest's.
+        path: the artifact's path, for errors.
+        about: the section ``about`` of the artifact's manifest.
 
     Raises:
-        ArtifactError: one cannot be imported.
+        ArtifactError: a plugin cannot be imported.
     """
     names: Any = about.get("plugins", ())
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -231,10 +231,10 @@ def load_plugins_of(path: Path, about: Mapping[str, Any]) -> None:
 
 
 def posterior_of(state: "State", device: "torch.device | str" = "cpu") -> "Posterior":
-    """Return the posterior whose ``state()`` this is, on ``device``.
+    """Rebuild a posterior from its ``state()``, on ``device``.
 
     Raises:
-        ArtifactError: the state is of no registered posterior.
+        ArtifactError: the state's posterior is not registered.
     """
     key = str(state.config.get("posterior"))
     if key not in POSTERIORS:

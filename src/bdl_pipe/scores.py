@@ -1,10 +1,10 @@
-"""The stored evaluation of a run: its scores and their means, its calibration, its rows' log-likelihoods.
+"""The stored evaluation of a run: scores and their means, calibration, and the rows' log-likelihoods.
 
 The table ``scores.parquet`` has one figure a row, and a column for each thing that the figure depends on.
 
-The report, the papers' tables and the studies share this one mean and error. Independent are the data splits of a run
-that has several splits, else its seeds: seeds of one split share their training and test rows, so they are averaged
-first. The error is s / sqrt(n) over those n averages, s with n - 1 in the denominator.
+The report, the papers' tables and the studies use the mean and the standard error from here. The independent values of
+a run are its data splits or, if it has one split, its seeds. Seeds of one split share their training and test rows, so
+they are averaged first. The standard error is s / sqrt(n) over these n averages, s with n - 1 in the denominator.
 """
 
 import math
@@ -52,16 +52,16 @@ SAME_CLASS: Final = ("split", "seed", "share", "joint", "product")
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity that a score measures: a metric, on some rows.
+    """A quantity that a score measures: a metric on some rows.
 
-    With ``name`` or ``severity`` left open it stands for several quantities, which are averaged.
+    With ``name`` or ``severity`` None it is the average of several quantities.
 
     Attributes:
         metric: accuracy, nll, auroc, fit_seconds, …
         set: the test rows, corrupted rows, another data set without or with our labels; or the cost of the run.
-        name: the corruption, or the other data set. None on test rows and for a cost; else None stands for all names.
-        severity: the corruption's severity. None on other sets; on corrupted rows None stands for all severities.
-        score: the score of how unfamiliar a row is: max_prob, mutual_information, …; None for other metrics.
+        name: the corruption, or the other data set. None on test rows and for a cost; otherwise None means all names.
+        severity: the corruption's severity. None on other sets; on corrupted rows None means all severities.
+        score: the OOD score: max_prob, mutual_information, …; None for other metrics.
     """
 
     metric: str
@@ -71,7 +71,7 @@ class Quantity:
     score: str | None = None
 
     def covers(self, other: "Quantity") -> bool:
-        """Say whether ``other`` is one of the quantities that this one stands for."""
+        """Return whether ``other`` is this quantity, or one of the quantities that it averages."""
         return (
             (self.metric, self.set, self.score) == (other.metric, other.set, other.score)
             and self.name in (None, other.name)
@@ -80,7 +80,7 @@ class Quantity:
 
     @property
     def title(self) -> str:
-        """Return the metric's name and, if it is not the default one, the score's: ``auroc_mutual_information``."""
+        """Return the metric's name with a non-default OOD score's name: ``auroc_mutual_information``."""
         return self.metric if self.score in (None, DEFAULT_SCORE) else f"{self.metric}_{self.score}"
 
 
@@ -88,7 +88,7 @@ _QUANTITY: Final = tuple(Quantity.__dataclass_fields__)
 
 
 class Score(NamedTuple):
-    """A figure of one fit."""
+    """A value of one fit."""
 
     split: int
     seed: int
@@ -98,7 +98,7 @@ class Score(NamedTuple):
 
 
 def table(dataset: str, method: str, setting: str, scores: Iterable[Score]) -> pa.Table:
-    """Return the scores of a run as the table that is stored."""
+    """Return the table of a run's scores, as it is stored."""
     run = {"dataset": dataset, "method": method, "setting": setting}
     rows = [
         run | {"split": s.split, "seed": s.seed, **vars(s.of), "value": float(s.value), "n": int(s.n)} for s in scores
@@ -119,7 +119,7 @@ def read(path: Path) -> pa.Table:
     """Read the stored scores of a run.
 
     Raises:
-        ArtifactError: the file is missing, is no Parquet table, or is of another version.
+        ArtifactError: the file is missing, is not a Parquet table, or has another version.
     """
     try:
         stored = pq.read_table(path)
@@ -137,12 +137,12 @@ class RunScores:
     Attributes:
         stored: the table.
         splits: the number of the run's splits.
-        count: the number of independent values, of which there is one for each split or, on one split, for each seed.
-        quantities: what there are scores of.
+        count: the number of independent values: one for each split or, if there is one split, one for each seed.
+        quantities: the quantities that have scores.
     """
 
     def __init__(self, stored: pa.Table) -> None:
-        """Take the columns of :func:`read`."""
+        """Create the scores from the table of :func:`read`."""
         self.stored = stored
         self.splits = len(set(stored.column("split").to_pylist()))
         unit = "split" if self.splits > 1 else "seed"
@@ -153,7 +153,7 @@ class RunScores:
         self.quantities: Sequence[Quantity] = tuple(self._values)
 
     def groups(self, wanted: Quantity) -> list[list[float]]:
-        """List all values of a quantity, in one list for each split, or for each seed where there is one split."""
+        """List all values of a quantity: a list for each split or, if there is one split, for each seed."""
         groups = defaultdict[int, list[float]](list)
         for quantity in [wanted] if wanted in self._values else filter(wanted.covers, self.quantities):
             for unit, value in self._values[quantity]:
@@ -161,17 +161,17 @@ class RunScores:
         return [groups[unit] for unit in sorted(groups)]
 
     def values(self, wanted: Quantity, scale: float = 1.0) -> list[float]:
-        """List the independent values of a quantity, ``scale`` times the stored ones: the mean of each group."""
+        """List the independent values of a quantity, times ``scale``: the mean of each group."""
         return [average([scale * value for value in group]) for group in self.groups(wanted)]
 
     def estimate(self, wanted: Quantity, scale: float = 1.0) -> "Estimate | None":
-        """Estimate a quantity from its :meth:`values`; None where there is no such score."""
+        """Estimate a quantity from its :meth:`values`; None if it has no score."""
         return estimate(self.values(wanted, scale))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over ``n`` values and its standard error: None for one value, NaN where a value is not finite."""
+    """A mean over ``n`` values and its standard error: None for one value, NaN if a value is not finite."""
 
     mean: float
     error: float | None
@@ -179,7 +179,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Estimate the mean of independent values; None without values."""
+    """Estimate the mean of independent values; None if there are none."""
     n = len(values)
     if n == 0:
         return None
@@ -194,7 +194,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def average(values: Sequence[float]) -> float:
-    """Return the mean; it is infinite or NaN where the values make it so."""
+    """Return the mean, which may be infinite or NaN."""
     if all(map(math.isfinite, values)):
         try:
             return math.fsum(values) / len(values)
@@ -207,7 +207,7 @@ def merged_bins(path: Path) -> "pd.DataFrame":
     """Read a run's ``calibration.parquet``, merged over splits and seeds: counts add, means are weighted by count.
 
     Raises:
-        ArtifactError: the file is no table of such bins.
+        ArtifactError: the file is not a table of calibration bins.
     """
     rows = _read(path, CALIBRATION)
     sums = rows[["confidence", "accuracy"]].mul(rows["count"], axis=0).where(rows["count"] > 0, 0.0)
@@ -220,7 +220,7 @@ def mean_same_class(path: Path) -> "pd.DataFrame":
     """Read a run's ``same_class.parquet``: the columns joint and product by share, means over splits and seeds.
 
     Raises:
-        ArtifactError: the file is no table of such a line.
+        ArtifactError: the file is not a table with these columns.
     """
     return _read(path, SAME_CLASS).groupby("share")[["joint", "product"]].mean()
 

@@ -6,7 +6,7 @@
     state = method.stages["student"].fit_one(data, {}, config, rng=rng, report=Silent())
     score = validation_nll(state, data, rng)
 
-``data`` must hold validation rows that no fit has seen. ``python -m pipeline tune`` searches so by Ray Tune.
+``data`` must hold validation rows that no fit has seen. ``python -m pipeline tune`` searches this way, with Ray Tune.
 """
 
 from collections.abc import Mapping
@@ -32,14 +32,14 @@ def sampled_config(method: Method, present: Any, sampled: Sampled) -> Any:
     """Read the config ``present`` of a method with sampled hyperparameters in place of its own.
 
     Raises:
-        ConfigError: the sample breaks a rule of the config: a space has no rules between its keys.
+        ConfigError: the sample breaks a rule of the config. The space itself has no rules between keys.
     """
     merged = config.merge(config.to_mapping(present), nested(sampled))
     return config.read(method.config, merged, f"methods.{method.name}")
 
 
 def hyperparameters(method: Method, present: Any) -> dict[str, Any] | None:
-    """Return the values of the searched keys in a config of the method; None if one lies outside of the space."""
+    """Return the values of the searched keys in a config of the method; None if a value is outside the space."""
     values, found = config.to_mapping(present), dict[str, Any]()
     for key, (low, high, scale) in method.search.items():
         value: Any = reduce(getitem, key.split("."), values)
@@ -53,7 +53,7 @@ def validation_nll(state: State, data: FitData, rng: Seed) -> float:
     """Compute the mean of −log p(y | x) over the validation rows, in nats, in the targets' own units.
 
     Args:
-        state: of a posterior that was fitted to the training rows.
+        state: the state of a posterior that was fitted to the training rows.
 
     Raises:
         Diverged: a prediction is not finite.
@@ -68,7 +68,7 @@ def validation_nll(state: State, data: FitData, rng: Seed) -> float:
 
 
 def rounded(value: float) -> float:
-    """Round to four significant digits, so that a file holds exactly what was tried; integers are kept."""
+    """Round to four significant digits, so that a file holds exactly the sampled value; integers are kept."""
     return value if isinstance(value, int) else float(f"{value:.4g}")
 
 

@@ -24,7 +24,7 @@ class Seed:
     address: tuple[str | int, ...] = ()
 
     def fold(self, *parts: str | int) -> "Seed":
-        """Return the seed at a further address; ("a", 1) and ("a1",) are different places."""
+        """Return the seed at a further address; ("a", 1) and ("a1",) are different addresses."""
         return Seed(self.root, self.address + parts)
 
     def integer(self) -> int:

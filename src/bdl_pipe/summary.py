@@ -1,13 +1,13 @@
-"""A predictive as named columns, one row an input: what is written to files and served.
+"""A predictive as named columns with a row for each input, for files and the served model.
 
-Classes: ``p_<class>``, ``predicted``, ``entropy`` H[y|x] and ``mutual_information`` I[y;θ|x], in nats.
-Regression, in original units: ``mean``, ``variance``, ``sd``, ``epistemic_variance`` (the variance of
-the draws' means) and the central 90 % interval ``lower``, ``upper``, the quantiles of the *mixture*
-of draws, not of one Gaussian of its moments; with several outputs each name ends in ``_<target>``.
+Classes: ``p_<class>``, ``predicted``, ``entropy`` H[y|x] and ``mutual_information`` I[y;θ|x], in nats. Regression, in
+original units: ``mean``, ``variance``, ``sd``, ``epistemic_variance`` (the variance of the draws' means) and the
+central 90 % interval ``lower``, ``upper``, the quantiles of the *mixture* of draws, not of a Gaussian with its moments;
+with several outputs each name ends in ``_<target>``.
 
 A recalibrated posterior adds ``recalibrated_p_<class>`` and ``set``, the classes of the conformal set with ``|``
-between them (in a name ``|`` is written ``\\|`` and ``\\`` is written ``\\\\``), or
-``recalibrated_sd`` and the ends ``conformal_lower``, ``conformal_upper``.
+between them (within a name, ``|`` is written ``\\|`` and ``\\`` is written ``\\\\``), or ``recalibrated_sd`` and the
+ends ``conformal_lower``, ``conformal_upper``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,11 +40,11 @@ def predictions(
     level: float | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, np.ndarray]:
-    """Predict raw rows: the :func:`columns`, and those of the recalibration where there was one.
+    """Predict raw rows: the :func:`columns`, and the columns of the recalibration if there is one.
 
     Args:
         names: the classes, or the target columns.
-        level: of the conformal sets, in (0, 1); None: 0.9.
+        level: the probability of the conformal sets, in (0, 1); None means 0.9.
 
     Raises:
         ConfigError: ``level`` is not in (0, 1), or there are too few calibration rows for it.

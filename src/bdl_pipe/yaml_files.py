@@ -1,7 +1,7 @@
-"""YAML files, read strictly and as YAML 1.2, as DVC and ruamel.yaml read them; written so that 1.1 reads them, too.
+"""YAML files, read strictly as YAML 1.2, like DVC and ruamel.yaml, and written so that YAML 1.1 reads the same.
 
-``no``, ``on`` and ``12:30`` are texts, 1e-3 is a number, 010 is ten. A key that stands twice is an error, and a whole
-number is below 2^63.
+``no``, ``on`` and ``12:30`` are texts, 1e-3 is a number, 010 is ten. A repeated key is an error, and integers must be
+below 2^63.
 """
 
 import os
@@ -20,7 +20,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     """Read a file whose top is a mapping, such as a config for :func:`bdl_pipe.config.read`.
 
     Raises:
-        DataError: the file is missing, cannot be read, is not YAML, or is no mapping.
+        DataError: the file is missing, cannot be read, is not YAML, or is not a mapping.
     """
     if not os.path.lexists(path):
         raise DataError(f"{path}: there is no such file in {Path.cwd()}")
@@ -39,7 +39,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 
 
 def write_yaml(value: Mapping[str, Any]) -> str:
-    """Write a mapping in its order; a text that YAML 1.1 or 1.2 would take for something else is in quotes."""
+    """Write a mapping in its order; a text that YAML 1.1 or 1.2 would read as another type is quoted."""
     return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False)
 
 
@@ -51,7 +51,7 @@ class _Dumper(yaml.SafeDumper):
     pass
 
 
-_SCALARS: Final = {  # YAML 1.2, section 10.3.2, with the binary numbers and the underscores of ruamel.yaml
+_SCALARS: Final = {  # YAML 1.2, section 10.3.2, plus ruamel.yaml's binary numbers and underscores
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
     "float": (
         r"[-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
@@ -77,7 +77,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             raise yaml.MarkedYAMLError(problem="a key must be a text or a number", problem_mark=key_node.start_mark)
         key = loader.construct_object(key_node)
         if key in seen:
-            raise yaml.MarkedYAMLError(problem=f"the key {key} stands twice", problem_mark=key_node.start_mark)
+            raise yaml.MarkedYAMLError(problem=f"the key {key} occurs twice", problem_mark=key_node.start_mark)
         seen.add(key)
     return loader.construct_mapping(node)
 

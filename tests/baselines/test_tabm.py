@@ -212,7 +212,7 @@ def test_units_are_left_out_of_each_member_for_itself() -> None:
     torch.testing.assert_close(steady[0], steady[1])
     config = dataclasses.replace(CONFIG, network=MlpConfig("mlp", (6,), dropout=0.5))
     assert same_bits(fitted(fit, config), fitted(fit, config))
-    with pytest.raises(ConfigError, match=r"^network\.dropout must be 0 where several members are trained as one"):
+    with pytest.raises(ConfigError, match=r"^network\.dropout must be 0 if several members are trained as one"):
         fit([table(0), table(1)], [{}] * 2, config, rngs=[Seed(0), Seed(1)], report=Silent())
 
 

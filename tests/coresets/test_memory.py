@@ -217,7 +217,7 @@ def test_an_earlier_coreset_of_other_inputs_or_without_halves_is_refused() -> No
     fit = vbpc.VBPC.stages["coreset"].fit_one
     for state, message in (
         (earlier(side=4).state(tiny_data(side=4), {}), "input must be of a coreset of inputs of"),
-        (one.state(tiny_data(), {}), r"coreset\.increment must be alone where the earlier coreset has one row"),
+        (one.state(tiny_data(), {}), r"coreset\.increment must be alone if the earlier coreset has only one row"),
     ):
         with pytest.raises(ConfigError, match=message):
             fit(data, {"coreset": [state]}, read("vbpc", increment="with_earlier"), rng=Seed(0), report=Silent())

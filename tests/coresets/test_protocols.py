@@ -169,7 +169,7 @@ def test_the_scale_of_labels_moves_the_choice_alone(name: str) -> None:
 def test_a_scale_needs_rows_to_be_chosen_on() -> None:
     data = tiny_data()
     bare = replace(data, validation=Examples(data.validation.inputs[:0], data.validation.targets[:0]))
-    with pytest.raises(ConfigError, match="logit_scale must be a number where there are no validation rows"):
+    with pytest.raises(ConfigError, match="logit_scale must be a number, because there are no validation rows"):
         fitted("nn", data=bare, logit_scale="validation")
 
 
@@ -276,7 +276,7 @@ UNFIT: dict[str, tuple[Callable[[State], State], str]] = {
     ),
     "whole numbers": (lambda s: with_tensors(s, labels=s.tensors["labels"].long()), r"got 'int64 \(6, 3\)'"),
     "not finite": (lambda s: with_tensors(s, labels=s.tensors["labels"] / 0), "must be of a coreset with finite"),
-    "transform": (other_transform, "input must be of a coreset whose images went through the transform of the data"),
+    "transform": (other_transform, "input must be of a coreset whose images have the transform of this data set"),
     "no coreset": (lambda s: State({"images": s.tensors["images"]}, {}), r"lacks \['labels', 'classes', 'raw'\]"),
 }
 

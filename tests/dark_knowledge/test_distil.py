@@ -225,7 +225,7 @@ def test_a_start_at_a_draw_needs_draws_of_the_students_network():
     with pytest.raises(ConfigError, match=r"start must be fresh in the mode online, which stores no draw, got 'draw'"):
         config("online", start="draw")
     inputs = {"teacher": chains(DATA["classification"], "classification")}
-    rule = "start must be fresh where the teacher is not a set of networks of the student's architecture, got 'draw'"
+    rule = "start must be fresh unless the teacher is a set of networks of the student's architecture, got 'draw'"
     with pytest.raises(ConfigError, match="^" + re.escape(rule)):
         other = config(start="draw", network={"hidden": [7]})
         distil.student(DATA["classification"], inputs, other, rng=Seed(0), report=Silent())

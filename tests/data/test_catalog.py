@@ -154,7 +154,7 @@ def test_a_registered_source_with_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["boston", "npz", "noise", "held_out"])
 def test_a_name_that_is_taken_is_refused(name: str, tmp_path: Path) -> None:
     before = dict(CATALOG)
-    with pytest.raises(ConfigError, match=f"name must not be a source that there is .*, got '{name}'"):
+    with pytest.raises(ConfigError, match=f"name must not be an existing source .*, got '{name}'"):
         register(name, entry(tmp_path))
     assert before == CATALOG
 

@@ -215,7 +215,7 @@ def test_a_column_that_is_something_else_is_named(tmp_path: Path, changes: dict[
         ({"columns": {}}, "columns must name at least one column, or be null"),
         ({"columns": {"price": "number"}}, "must not contain a target column"),
         ({"columns": {"size": "text"}}, "source.columns.*must be one of"),
-        ({"features": ["size"]}, "features must be empty where columns says them"),
+        ({"features": ["size"]}, "features must be empty if columns is given"),
         ({"categories": 1}, "categories must be >= 2"),
         ({"csv": {"separator": ", "}}, "separator must be one character"),
         ({"csv": {"encoding": "klingon"}}, "encoding must be an encoding that Python knows"),

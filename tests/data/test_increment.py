@@ -122,7 +122,7 @@ def test_transfer_rows_are_of_the_classes_so_far(tmp_path: Path) -> None:
     x, y = images[late], labels[late]
     np.savez(tmp_path / "other.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     assert len(prepare_at(tmp_path / "last", at(whole, 2), other=other)) == 2
-    with pytest.raises(ConfigError, match=r"^datasets\.d\.transfer\[0\] must have rows of a class that has come by th"):
+    with pytest.raises(ConfigError, match=r"^datasets\.d\.transfer\[0\] must have rows of a class up to this step"):
         prepare_at(tmp_path / "early", at(whole, 1), other=other)
 
 
@@ -161,7 +161,9 @@ def test_what_is_no_step_is_named(change: dict[str, Any], message: str, tmp_path
 
 def test_steps_that_the_rows_have_not_are_named(tmp_path: Path) -> None:
     whole = npz(tmp_path / "d.npz")
-    with pytest.raises(ConfigError, match=r"^datasets\.d\.increment\.step must be < 3, as 2 of 6 come a step, got 3"):
+    with pytest.raises(
+        ConfigError, match=r"^datasets\.d\.increment\.step must be < 3: each adds 2 of 6 classes, got 3"
+    ):
         prepare_at(tmp_path, at(whole, 3))
     with pytest.raises(ConfigError, match=r"^datasets\.d\.increment\.classes must divide the 6 classes, got 4"):
         prepare_at(tmp_path, at(whole, 0, classes=4))
@@ -172,5 +174,5 @@ def test_steps_that_the_rows_have_not_are_named(tmp_path: Path) -> None:
         prepare_at(tmp_path, at(replace(whole, source=Npz(str(tmp_path / "few.npz"))), 0))
     with pytest.raises(ConfigError, match="increment must be null for regression"):
         replace(whole, source=Named("boston"), whiten=False, ood=(), increment=IncrementConfig(0, 2, 0))
-    with pytest.raises(ConfigError, match="corruptions must be made where classes come in steps"):
+    with pytest.raises(ConfigError, match="corruptions must be made with increment"):
         replace(at(whole, 0), corrupted_images=3, corruptions="published")

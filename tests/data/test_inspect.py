@@ -47,7 +47,7 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
         "kind": "as you said",
         "one": "it has one value",
         "number": "it counts the rows",
-        "note": "it names rows: nearly every one has a text of its own, such as '0 words'",
+        "note": "it identifies rows: nearly every row has a different text, such as '0 words'",
         "copy": "it is equal to area",
     }
     assert (profile.rows, profile.without_target, profile.shape) == (290, 10, (13,))
@@ -90,13 +90,13 @@ BAD: dict[str, tuple[Callable[[], pd.DataFrame], list[str], Any, str]] = {
         with_columns(cost=houses()["price"]),
         ["price"],
         None,
-        "column 'cost' is the target 'price' once more; leave it out with --leave-out cost",
+        "column 'cost' repeats the target 'price'; leave it out with --leave-out cost",
     ),
     "a class under another name": (
         with_columns(size=(houses()["area"] > 120).astype(int)),
         ["kind"],
         None,
-        "column 'size' is the target 'kind' once more",
+        "column 'size' repeats the target 'kind'",
     ),
     "classes of one row": (
         with_columns(kind=["a", "b", *"cdefgh", *["x"] * 292]),
@@ -108,7 +108,7 @@ BAD: dict[str, tuple[Callable[[], pd.DataFrame], list[str], Any, str]] = {
         with_columns(kind=[f"k{i}" for i in range(300)]),
         ["kind"],
         None,
-        "names rows rather than classes",
+        "identifies rows: nearly every row has a different value",
     ),
     "one class": (with_columns(kind="all"), ["kind"], None, "must have at least 2 classes, got only all"),
     "a constant target": (with_columns(price=3.5), ["price"], None, "column 'price' must vary, got 3.5 in every row"),

@@ -265,7 +265,7 @@ def test_a_published_release_that_is_not_there(cifar: Path) -> None:
 
 
 def test_splits_of_a_set_with_its_own_test_rows(cifar: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"datasets\.d\.splits must be 1 for a set with test rows of its own, got 3"):
+    with pytest.raises(ConfigError, match=r"datasets\.d\.splits must be 1 for a set with its own test rows, got 3"):
         prepare_at(tmp_path, replace(IMAGES, splits=3))
 
 

@@ -69,7 +69,7 @@ OTHER_FILES: dict[str, tuple[str, Any, str]] = {
         b"sep=;\n" + PLAIN.encode(),
         r"begins with Excel's line sep=; delete it: tail -n \+2 t\.csv > new\.csv",
     ),
-    "nietras/Sep#274": ("t.csv", b"# created 4/22/2025\n" + PLAIN.encode(), "delete what stands above the line of nam"),
+    "nietras/Sep#274": ("t.csv", b"# created 4/22/2025\n" + PLAIN.encode(), "delete the lines above the column nam"),
     "ludwig-ai/ludwig#3396 (a Parquet file called CSV)": (
         "t.csv",
         lambda path: pd.DataFrame({"x": X, "y": Y}).to_parquet(path),

@@ -153,7 +153,7 @@ def test_one_class_in_two_forms_of_unicode(tmp_path: Path) -> None:
 
 BROKEN = {
     "alexeygrigorev/clothing-dataset#1": (b"", "it is empty"),
-    "python-pillow/Pillow#4678": (b"no image", "its bytes are those of no kind of image"),
+    "python-pillow/Pillow#4678": (b"no image", "its bytes are not an image format's"),
     "mozilla/mozjpeg#439": (
         b"\0\0\0\x18ftypheic" + bytes(99),
         "it is a film or a HEIC image; convert it to PNG",

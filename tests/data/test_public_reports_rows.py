@@ -81,12 +81,12 @@ def test_rows_that_stand_there_twice_are_counted(tmp_path: Path) -> None:
 def test_a_target_that_stands_there_again_with_gaps_is_found(tmp_path: Path) -> None:
     """PriorLabs/TabPFN#1012: over the rows that have the feature."""
     gaps = [None if i % 5 == 0 else value for i, value in enumerate(Y.tolist())]
-    with pytest.raises(DataError, match="column 'f' is the target 'y' once more"):
+    with pytest.raises(DataError, match="column 'f' repeats the target 'y'"):
         feature(tmp_path, gaps)
     orders = [None if value is None else float(np.exp(value)) for value in gaps]
     assert feature(tmp_path, orders)[0].remarks == ["f has the order of the target y: is it known when you predict?"]
     classes = {"x": X.tolist(), "f": [*cycle(7, 9)[:50], *[None] * 10], "y": cycle("a", "b")}
-    with pytest.raises(DataError, match="column 'f' is the target 'y' once more"):
+    with pytest.raises(DataError, match="column 'f' repeats the target 'y'"):
         added(stored(tmp_path, "csv", classes))
 
 

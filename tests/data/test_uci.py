@@ -122,7 +122,7 @@ def test_qualities_out_of_overlapping_sets(tmp_path: Path) -> None:
     keel_files(tmp_path)
     assert uci._qualities(tmp_path)[:, 1].tolist() == [6, 4, 8, 3, 7, 5]
     (tmp_path / "winequality-red-8_vs_6-7.dat").write_text("")
-    with pytest.raises(DataError, match=r"winequality-red-4\.dat: row 5 must stand in another set"):
+    with pytest.raises(DataError, match=r"winequality-red-4\.dat: row 5 must be in another of its files"):
         uci._qualities(tmp_path)
     (tmp_path / "winequality-red-4.dat").write_text("1.0,a,b,negative\n")
     with pytest.raises(DataError, match=r"winequality-red-4\.dat: must be numbers and a class"):

@@ -302,7 +302,7 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "one class": (lambda root: [picture(root / "cat" / f"{i}.png") for i in range(12)], "got only 'cat'"),
     "too few": (lambda root: folder(root, rows=4), "must have at least 10 rows, got 8"),
-    "unknown test class": (another_class_in_test, "a class that no training row has: 'bat'"),
+    "unknown test class": (another_class_in_test, "every class of the test rows must have training rows, got 'bat'"),
 }
 
 

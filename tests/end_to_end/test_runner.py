@@ -164,7 +164,7 @@ def test_a_command_that_is_killed_takes_everything_with_it(tmp_path: Path, finis
     project.env["BDL_TEST"] = str(project.folder)
     with held(project, "student", "boston-deterministic"):
         process = project.start(sys.executable, "-m", "pipeline", "repro")
-        read_until(process, "student@boston-deterministic: waiting for process 12345, which runs it")
+        read_until(process, "student@boston-deterministic: waiting for process 12345, which runs this stage")
         assert len(alive(project)) > 2
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
@@ -182,7 +182,7 @@ def test_a_dvc_that_is_killed_takes_its_stage_with_it(tmp_path: Path, number: si
     project.env["BDL_TEST"] = str(project.folder)
     with held(project, "prepare", "boston"):
         process = project.start(sys.executable, "-m", "dvc", "repro", "prepare@boston")
-        read_until(process, "prepare@boston: waiting for process 12345, which runs it")
+        read_until(process, "prepare@boston: waiting for process 12345, which runs this stage")
         os.kill(process.pid, number)
         process.communicate()
         assert left(project) == []
@@ -193,7 +193,7 @@ def test_of_two_commands_one_runs_a_stage_and_the_other_takes_the_result(tmp_pat
     with held(project, "trajectory", "boston-sgd"):
         both = [project.start(sys.executable, "-m", "pipeline", "repro", "trajectory@boston-sgd") for _ in range(2)]
         for process in both:
-            read_until(process, "trajectory@boston-sgd: waiting for process 12345, which runs it")
+            read_until(process, "trajectory@boston-sgd: waiting for process 12345, which runs this stage")
     said = ""
     for process in both:
         out, error = process.communicate()

@@ -119,14 +119,14 @@ def test_equal_seeds_and_a_resumed_run_give_equal_bits(method: str, task: str) -
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no posterior": (
         {"source": None},
-        r"prune must be null where no posterior is pruned \(input: student/<run>\)",
+        r"prune must be null without a posterior as input \(input: student/<run>\)",
     ),
-    "no share": ({"prune": None}, r"prune must be a share in \(0, 1\) where the input is a posterior, got None"),
-    "another network": ({"network": {"name": "mlp", "hidden": [9]}}, "network must be that of the posterior that is"),
-    "other weights": ({"weights": {"kind": "ffg_u", "rows": 5, "cols": 5}}, "weights must be that of the posterior"),
-    "joint weights": ({"shared": [2, 2]}, "shared must be that of the posterior that is pruned"),
-    "other layers": ({"layers": {"head": {"rows": 2}}}, "layers must be that of the posterior that is pruned"),
-    "epochs are chosen": ({"training": LEARN}, "training.early_stopping must be null where a posterior is the start"),
+    "no share": ({"prune": None}, r"prune must be a share in \(0, 1\) with a posterior as input, got None"),
+    "another network": ({"network": {"name": "mlp", "hidden": [9]}}, "network must equal the pruned posterior"),
+    "other weights": ({"weights": {"kind": "ffg_u", "rows": 5, "cols": 5}}, "weights must equal the pruned posterior"),
+    "joint weights": ({"shared": [2, 2]}, "shared must equal the pruned posterior"),
+    "other layers": ({"layers": {"head": {"rows": 2}}}, "layers must equal the pruned posterior"),
+    "epochs are chosen": ({"training": LEARN}, "training.early_stopping must be null with a posterior as input"),
 }
 
 
@@ -165,7 +165,7 @@ def test_a_make_checks_its_input_too() -> None:
     how, data = {"prune": 0.5, "training": {**LEARN, **FIXED}}, make_tiny_table()
     other = State(fitted("ffg_u", "regression").tensors, {"posterior": "gp"})
     for inputs, message in (
-        ({}, "prune must be null where no posterior is pruned"),
+        ({}, "prune must be null without a posterior as input"),
         ({"student": [other]}, "input must be a posterior random_weights, got 'gp'"),
         ({"student": [fitted("fcg_u", "regression")]}, "input must be a run of ffg_u, got 'fcg_u'"),
     ):

@@ -266,7 +266,7 @@ def test_a_share_beyond_its_limits(share: float) -> None:
 
 
 def test_what_cannot_be_pruned() -> None:
-    with pytest.raises(UserError, match="has been pruned before"):
+    with pytest.raises(UserError, match="is already pruned"):
         prune(prune(network("ffg_u"), 0.5), 0.5)
     with pytest.raises(UserError, match="none of the network's layers can be pruned"):
         prune(bayesianize(mlp(), "fcg_w"), 0.5)

@@ -79,7 +79,7 @@ def test_a_gaussian_linear_layer_after_a_point_trunk() -> None:
 
 @pytest.mark.parametrize("change", [{"prior_variance": None}, {"stochastic": "all"}, {"prior_variance": 0.0}])
 def test_the_prior_of_a_linear_layer_is_there_where_it_is(change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^features\.prior_variance must be > 0 where stochastic is linear"):
+    with pytest.raises(ConfigError, match=r"^features\.prior_variance must be > 0 if stochastic is linear"):
         read(FeaturesConfig, LINEAR | change, "features")
 
 

@@ -309,7 +309,7 @@ BAD = {  # the arguments after data/, and what is said
     "a name that is no key": ("houses.csv --target price --name a.b", "of letters, digits, _ and - alone, got 'a.b'"),
     "no target": ("houses.csv", "--target: is missing; name the column of data/houses.csv"),
     "a table of a size": ("houses.csv --target price --size 8", "--size: is for folders of images, not for data/ho"),
-    "an .npz of a size": ("photos.npz --size 8", "--size is for folders of images; those of an .npz have one size"),
+    "an .npz of a size": ("photos.npz --size 8", "--size is for folders of images; leave it out for an .npz"),
     "a target of images": ("photos --target y", "--target: is for tables; the classes of data/photos are its folders"),
     "a method for tables": ("photos --methods vbll", "'vbll' is not among the methods for classification of 80 images"),
 }

@@ -131,7 +131,7 @@ def test_a_lock_file_that_a_kill_has_cut_is_written_again(
         monkeypatch.setattr(dvc, "_dvc", recorder if reads else refuses)
         assert dvc.record(PLAN, PLAN) is None and dvc.LOCK.read_text() == whole
         assert recorder.asked == [("commit", "--force", "dvc.yaml")] * (1 if reads else 2)
-    assert "DVC cannot read dvc.lock (now .state/dvc.lock.broken)" in capsys.readouterr().err
+    assert "DVC cannot read dvc.lock (moved to .state/dvc.lock.broken)" in capsys.readouterr().err
 
 
 def test_a_record_that_is_damaged_costs_a_record_and_nothing_else(recorder: Recorder) -> None:

@@ -192,7 +192,7 @@ def test_what_ray_cannot_do_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
         raise ray.exceptions.RaySystemError("Failed to startup worker after retrying 5 times.\nThis is most often ...")
 
     monkeypatch.setattr(ray, "get", cannot)
-    with pytest.raises(UserError, match=r"^Ray could not run it: System error: Failed to startup .* 5 times\.$"):
+    with pytest.raises(UserError, match=r"^Ray could not run the task: System error: Failed to startup .* 5 times\.$"):
         hub.get(None)
 
 

@@ -206,4 +206,4 @@ def test_a_fitted_posterior_is_exported_as_a_program(project: Path, capsys: pyte
     (nll,) = (r["value"] for r in rows_of if (r["set"], r["metric"], r["seed"]) == ("test", "nll", 0))
     assert f"| Test nll | {nll:.3f} |" in card and "CC BY 4.0 (Alpaydin and Kaynak 1998" in card
     assert cli.main(["export", "program", f"{KEY}-student", "--to", "program"]) == 2
-    assert "program: exists already" in capsys.readouterr().err
+    assert "program: exists; --to" in capsys.readouterr().err

@@ -51,8 +51,8 @@ def test_without_a_file_nothing_changes(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("resource: {}", r"machine\.yaml\.resource is not a known key \(did you mean resources\?\)"),
         ("resources: [1]", r"machine\.yaml\.resources must be a section \(key: value\), got \[1\]"),
-        ("resources: {studnt: {gpus: 1}}", r"resources\.studnt is no stage kind \(did you mean student\?\)"),
-        ("resources: {default.swag: {gpus: 1}}", r"resources\.default\.swag is no stage kind"),
+        ("resources: {studnt: {gpus: 1}}", r"resources\.studnt is not a stage kind \(did you mean student\?\)"),
+        ("resources: {default.swag: {gpus: 1}}", r"resources\.default\.swag is not a stage kind"),
         ("resources: {student: 1}", r"resources\.student must be a section \(key: value\), got 1"),
         ("resources: {student: {gpu: 1}}", r"resources\.student\.gpu is not a known key \(did you mean gpus\?\)"),
         ("resources: {student: {gpus: -1}}", r"resources\.student\.gpus must be >= 0, got -1"),

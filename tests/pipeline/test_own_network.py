@@ -110,7 +110,7 @@ def test_a_change_makes_stale_what_reads_it(folder: Path, change: dict[str, Any]
 
 def test_a_missing_file_is_named_before_any_work(folder: Path) -> None:
     Path("data/mine.pt").unlink()
-    with pytest.raises(ConfigError, match=r"methods.pretrained must name files that are there in .*'data/mine.pt'"):
+    with pytest.raises(ConfigError, match=r"methods.pretrained must name existing files in .*'data/mine.pt'"):
         typed(own_params())
     Path("plugins/mine.py").unlink()
     plugins._loaded.clear()  # as a new process

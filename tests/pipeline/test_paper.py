@@ -177,7 +177,7 @@ WRONG = {
     "paper": (["vbl:table2"], "paper: vbl: is not a paper (did you mean vbll?)"),
     "no table": (["vbll"], "vbll: must be <paper>:<table>"),
     "table": (["vbll:tabel2"], "vbll has no such table (did you mean table2?)"),
-    "no params file": (["vbll:table1"], "vbll:table1: there is no params/paper/vbll-table1.yaml"),
+    "no params file": (["vbll:table1"], "vbll:table1: needs params/paper/vbll-table1.yaml"),
     "data set": (
         ["vbll:table2", "--dataset", "Bostn"],
         "--dataset Bostn: is not in the table or in params/paper/vbll-table2.yaml (did you mean Boston?)",
@@ -191,7 +191,7 @@ WRONG = {
         "--dataset: must be names with a comma between, got 'Boston,'",
     ),
     "method": (["vbll:table2", "--method", "Ensembel"], "(did you mean Ensemble?)"),
-    "an option of a benchmark": (["vbpc:table5", "--splits", "2"], "vbpc:table5: takes no --splits: it is made by"),
+    "an option of a benchmark": (["vbpc:table5", "--splits", "2"], "vbpc:table5: is made by python"),
     "table without an entry": (["vbpc:table21"], "vbpc:table21: must be <paper>:<table>"),
     "method without a run": (["vbll:table2", "--method", "SWAG"], "(it has: Ensemble, deterministic, ensemble)"),
 }

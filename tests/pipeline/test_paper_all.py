@@ -81,7 +81,7 @@ def test_a_page_keeps_cells_of_runs_that_are_not_here(project: Path, capsys: pyt
     other.write_text(other.read_text().replace("0.32", "0.99"))
     assert cli.main(["paper", "all"]) == 0
     said = capsys.readouterr().out
-    assert f"kept as it was, since the runs here make fewer of its cells: {PAGE.with_suffix('.csv')}\n" in said
+    assert f"not changed, since the runs here fill fewer of its cells: {PAGE.with_suffix('.csv')}\n" in said
     assert said.count("kept") == 1 and PAGE.read_bytes() == first and "0.99" not in other.read_text()
 
 

@@ -83,7 +83,7 @@ WRONG = {
     "more members than its input": (
         "runs.b-run.seeds",
         3,
-        "runs.b-run.seeds must be <= 2, those of its input, got 3",
+        "runs.b-run.seeds must be <= 2, the seeds of its input, got 3",
     ),
     "unknown data set": (
         "runs.b-run.dataset",
@@ -106,7 +106,7 @@ WRONG = {
         {"dataset": "boston", "method": "only_classes", "seeds": 1, "input": "prepare/boston"},
         "teachers.t.method must support regression (the data of boston), got 'only_classes'",
     ),
-    "a dot in a key": ("trajectories", {"b.walk": {}}, "trajectories.b.walk must be a key of letters"),
+    "a dot in a key": ("trajectories", {"b.walk": {}}, "trajectories.b.walk must have only letters"),
     "setting above": ("trajectories.b-walk.setting", "small", "trajectories.b-walk.setting is for runs only"),
     **{
         f"setting {text!r}": ("runs.b-run.setting", text, "runs.b-run.setting must be words of letters, digits and ")
@@ -209,7 +209,7 @@ WRONG_BUNDLES = {
     ),
     "members of each": (
         {"runs": {"b-pair": {**several()["runs"]["b-pair"], "method": "may"}}},
-        "runs.b-pair.seeds must be <= 2, those of its input, got 3",
+        "runs.b-pair.seeds must be <= 2, the seeds of its input, got 3",
     ),
     "other data": (
         OTHER_DATA,

@@ -65,7 +65,7 @@ def changed(**runs: dict[str, Any]) -> dict[str, Any]:
 WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {  # the rules of a share are tested beside the method
     "a share and a trajectory": (
         {"b_half": {"method": "ffg_w", "input": "trajectory/b-sgd"}},
-        "runs.b-half.prune must be null where no posterior is pruned (input: student/<run>), got 0.5",
+        "runs.b-half.prune must be null without a posterior as input (input: student/<run>), got 0.5",
     ),
     "another method": ({"b_half": {"method": "ffg_w"}}, "runs.b-half.input must be a run of ffg_w, got 'ffg_u'"),
     "a pruned run": (
@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {  # the rules of a sh
         {"b_whole": {"input": "student/b-half", "override": {"prune": 0.5}}},
         "runs.b-whole.input must be a run above (known: none), got 'student/b-half'",
     ),
-    "more seeds": ({"b_half": {"seeds": 3}}, "runs.b-half.seeds must be <= 2, those of its input, got 3"),
+    "more seeds": ({"b_half": {"seeds": 3}}, "runs.b-half.seeds must be <= 2, the seeds of its input, got 3"),
     "inducing weights at a trajectory": (
         {"b_whole": {"input": "trajectory/b-sgd"}},
         "runs.b-whole.input must be student/<run> or prepare/boston, got 'trajectory/b-sgd'",

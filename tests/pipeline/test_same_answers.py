@@ -93,7 +93,7 @@ def test_a_row_is_answered_alike_wherever_it_stands(method: str, rows: np.ndarra
 def test_an_artifact_without_an_address_is_refused(tmp_path: Path) -> None:
     with artifacts.publish(tmp_path / "old", "student", about={"seed": 0}):
         pass
-    with pytest.raises(ArtifactError, match=r"old: must say its seed and its run; make it again$"):
+    with pytest.raises(ArtifactError, match=r"old: must record its seed and its run; make it again$"):
         stored_address(tmp_path / "old")
 
 

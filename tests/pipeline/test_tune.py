@@ -141,7 +141,7 @@ def test_a_data_set_without_validation_rows_cannot_be_searched(toy, monkeypatch)
     monkeypatch.setattr("pipeline.run.body.ensure", lambda *_: False)
     whole = prepared.load_fit(toy / "work/prepare/toy", 0, final=True)
     monkeypatch.setattr(prepared, "load_fit", lambda *_, **__: whole)
-    with pytest.raises(UserError, match=r"datasets\.toy\.validation: must leave rows"):
+    with pytest.raises(UserError, match=r"datasets\.toy\.validation: must hold out rows"):
         load_data(search_of().branch, load(), SETTINGS)
 
 

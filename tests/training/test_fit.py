@@ -270,5 +270,5 @@ class Scores(Report):
 
 
 def test_epochs_are_chosen_at_a_constant_rate_alone() -> None:
-    with pytest.raises(ConfigError, match=r"^optimiser\.schedule must be constant where epochs are chosen"):
+    with pytest.raises(ConfigError, match=r"^optimiser\.schedule must be constant with early_stopping"):
         config(early_stopping=CHOOSE, optimiser=OptimiserConfig("adam", 1e-2, schedule="cosine"))

@@ -183,5 +183,5 @@ def test_all_variances_of_a_head_move_along_the_line_and_no_mean_does(floor: flo
 
 def test_moments_of_weights_and_moved_variances_do_not_go_together() -> None:
     moments, network = MomentsConfig(3, 1), MlpConfig("mlp", (4,))
-    with pytest.raises(ConfigError, match=r"early_stopping\.noise must be trained where moments"):
+    with pytest.raises(ConfigError, match=r"early_stopping\.noise must be trained if moments"):
         SgdConfig(network, 60, 3, 20, CONFIG.training.optimiser, early_stopping=HELD, moments=moments)

@@ -63,5 +63,5 @@ def test_what_no_method_starts_from(case: Case) -> None:
     path = trajectory(MlpConfig("mlp", (6,)), data)
     with pytest.raises(ConfigError, match=r"^network must be the trajectory's .*\(6,\).*, got .*\(6, 5\)"):
         make({"name": "mlp", "hidden": [6, 5]}, None)
-    with pytest.raises(ConfigError, match=r"^(training\.)?early_stopping must be null where a trajectory is the start"):
+    with pytest.raises(ConfigError, match=r"^(training\.)?early_stopping must be null with a trajectory as input"):
         make({"name": "mlp", "hidden": [6]}, {"every": 1, "patience": None})

@@ -196,13 +196,13 @@ def spread(data: FitData) -> float:
         ({"weights": "nets.py"}, r"nets.py: must be safetensors or a state_dict"),
         ({"weights": "pickled.pt"}, r"pickled.pt: must be safetensors or a state_dict"),
         ({"weights": "numbers.pt"}, r"numbers.pt: must be a state_dict \(name -> tensor\)"),
-        ({"weights": "mlp.pt"}, r"weights must be the weights of this network.*lacks layer1.conv1.weight"),
+        ({"weights": "mlp.pt"}, r"weights must be exactly the weights of this network.*lacks layer1.conv1.weight"),
         (
             {"weights": "more.pt"},
-            r"weights must be the weights of this network.*has fc.weight, fc.bias, extra.a.weight and 1 more beside",
+            r"weights must be exactly the weights of this network.*has fc.weight, fc.bias, extra.a.weight and 1 more",
         ),
         ({"weights": "wide.pt"}, r"weights must be weights of this network: head.weight must have the shape \[3, 8\]"),
-        ({"sha256": "0" * 64}, r"sha256 must be that of resnet.pt"),
+        ({"sha256": "0" * 64}, r"sha256 must be the hash of resnet.pt"),
         ({"network": RESNET | {"options": {"classes": 3, "width": 6}}}, r"layer1.conv1.weight must have the shape \[6"),
     ],
 )
@@ -274,9 +274,9 @@ def test_names_of_wrapped_modules_are_those_of_the_module(how: str, names: str) 
     )
     summarise = METHODS["pretrained"].stages["trajectory"].summarise
     assert summarise is not None
-    (said,) = [line for line in summarise([[found]], [data], config).warnings if "taken off" in line]
+    (said,) = [line for line in summarise([[found]], [data], config).warnings if "was removed" in line]
     named = " and ".join(f"{part}." for part in parts)
-    assert said == f"pretrained: {named} was taken off the names of the weights in wrapped.pt"
+    assert said == f"pretrained: {named} was removed from the names of the weights in wrapped.pt"
     assert len(summarise([[plain]], [data], config).warnings) == 1
 
 

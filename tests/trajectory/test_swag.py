@@ -160,7 +160,9 @@ def test_running_moments_take_the_place_of_the_snapshots(tiny_table: FitData) ->
 
 
 def test_too_few_snapshots_are_refused(tiny_table: FitData) -> None:
-    with pytest.raises(ConfigError, match=r"^methods\.sgd\.keep must leave two or more snapshots for swag, got 1$"):
+    with pytest.raises(
+        ConfigError, match=r"^methods\.sgd\.snapshots must be at least 2 for swag without moments, got 1$"
+    ):
         made(tiny_table, walk(TABLE, 1), 0)
     with pytest.raises(ConfigError, match=r"^methods\.swag\.rank must be <= the snapshots \(2\), got 3$"):
         made(tiny_table, walk(TABLE, 2), 0)
@@ -242,8 +244,8 @@ def test_the_root_seed_alone_chooses_the_rows_of_the_statistics(tiny_images: Fit
 
 
 def test_one_snapshot_has_no_mean(tiny_table: FitData) -> None:
-    rule = r"must leave two or more snapshots for swa, where there are no moments, got 1$"
-    with pytest.raises(ConfigError, match=r"^methods\.sgd\.keep " + rule):
+    rule = r"must be at least 2 for swa without moments, got 1$"
+    with pytest.raises(ConfigError, match=r"^methods\.sgd\.snapshots " + rule):
         average(tiny_table, trained(tiny_table, snapshots=1))
 
 

@@ -1,1 +1,1 @@
-"""What everything else is compared with: one network, several, cheap posteriors over weights, Gaussian processes."""
+"""Baselines: one network, ensembles, simple posteriors over weights, Gaussian processes, trees."""

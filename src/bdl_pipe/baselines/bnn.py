@@ -1,16 +1,16 @@
-"""Bayes by backprop: a mean-field Gaussian over weights, fitted by one weight sample a step (Blundell et al. 2015).
+"""Bayes by backprop: a mean-field Gaussian over weights, with one weight sample per step (Blundell et al. 2015).
 
-Minimises −mean_{i ∈ batch} log p(y_i | f(x_i; θ)) + κ·KL(q‖p)/N with θ = m + s·ε, ε ~ N(0, I) drawn once a
-step for the whole batch: their variational free energy over N, the number of training rows. Where they sample
-the KL ours is the closed form of two Gaussians, and s is kept by its logarithm, not by softplus. κ = 1 is the
-ELBO; Harrison, Willes & Snoek 2023 (appendix G.3) use other weights.
+The loss is −mean_{i ∈ batch} log p(y_i | f(x_i; θ)) + κ·KL(q‖p)/N with θ = m + s·ε, ε ~ N(0, I) drawn once a step for
+the whole batch: their variational free energy divided by N, the number of training rows. They sample the KL; ours is
+the closed form of two Gaussians. log s is learned, instead of their softplus. κ = 1 gives the ELBO; Harrison, Willes &
+Snoek 2023 (appendix G.3) use other weights.
 
-Two forms, both those of that paper's baseline. ``all``: every weight and bias of linear and convolutional
-layers is Gaussian, prior N(0, c/√n_in) with c = 4 (G.2: UCI). ``head``: the trunk is a point and the linear
-head alone is Gaussian, prior N(0, .01) (G.3: images); all draws share the trunk's features.
+There are two forms, as in the paper's baseline. ``all``: every weight and bias of linear and convolutional layers is
+Gaussian with the prior N(0, c/√n_in), c = 4 (G.2: UCI). ``head``: the trunk is a point estimate, and only the linear
+head is Gaussian, with the prior N(0, .01) (G.3: images); all draws share the trunk's features.
 
-Regression: N(y | f(x; θ), σ²) with one σ² learned as a point, in the units of the transformed targets.
-The predictive is the mixture of K draws of θ; draw k is the same network for every batch.
+Regression: N(y | f(x; θ), σ²) with one σ² learned as a point estimate, in the units of the transformed targets. The
+predictive is the mixture of K draws of θ; draw k is the same network in every batch.
 
 State: the learner's ``state_dict``; config ``spec`` (a :class:`BnnSpec`), ``epochs`` and ``loss``.
 """
@@ -41,15 +41,15 @@ class BnnConfig:
 
     Attributes:
         network: the architecture.
-        training: how it is fitted; weight decay is for point weights alone.
-        stochastic: ``all``: every layer is Gaussian; ``head``: the last one.
-        initial_sd: standard deviation of every Gaussian weight at the start.
-        draws: weight draws of the predictive.
-        validation_draws: weight draws of a validation score.
-        kl_weight: κ, factor of the KL.
-        prior_scale: c of the prior variance c/√n_in (``all``).
-        head_prior_variance: of every weight and bias (``head``).
-        noise_variance: σ² at the start, in the units of the transformed targets (regression).
+        training: the settings of training; weight decay applies only to point estimates.
+        stochastic: ``all``: every layer is Gaussian; ``head``: only the last layer is Gaussian.
+        initial_sd: the initial standard deviation of every Gaussian weight.
+        draws: the number of weight draws of the predictive.
+        validation_draws: the number of weight draws of a validation score.
+        kl_weight: κ, the weight of the KL.
+        prior_scale: c in the prior variance c/√n_in (``all``).
+        head_prior_variance: the prior variance of every weight and bias (``head``).
+        noise_variance: the initial σ², in the units of the transformed targets (regression).
     """
 
     network: NetworkConfig
@@ -71,17 +71,17 @@ class BnnConfig:
 
 @dataclass(frozen=True)
 class BnnSpec(LearnerSpec[BnnConfig]):
-    """The description that a learner is built from."""
+    """The description of a learner, from which it is built."""
 
     config: BnnConfig
 
 
 @final
 class Bnn(MixtureLearner):
-    """A network ``random(fixed(x))``: with ``all`` nothing is fixed, with ``head`` the trunk is."""
+    """A network ``random(fixed(x))``: with ``head`` the trunk is fixed, with ``all`` nothing is."""
 
     def __init__(self, spec: BnnSpec, rng: Seed, start: Weights | None = None) -> None:
-        """Build the network, from the means and points ``start`` in place of fresh weights where they are given."""
+        """Build the network, with new weights or with ``start`` as means and point estimates."""
         super().__init__()
         self.spec = spec
         config = spec.config
@@ -90,7 +90,7 @@ class Bnn(MixtureLearner):
             self.fixed: nn.Module = nn.Identity()
             self.random = MeanField(network, config.initial_sd, config.prior_scale)
         else:
-            scale = config.head_prior_variance * math.sqrt(network.width)  # the prior that MeanField divides by √n_in
+            scale = config.head_prior_variance * math.sqrt(network.width)  # MeanField divides it by √n_in
             self.fixed, self.random = network.trunk, MeanField(network.head, config.initial_sd, scale)
         self.likelihood = HomoscedasticLikelihood(spec.task, config.noise_variance)
 
@@ -102,7 +102,7 @@ class Bnn(MixtureLearner):
         return self.random.draw(steps, generator)
 
     def undecayed(self) -> set[str]:
-        """Return the variational parameters, whose prior is in the loss, and the noise."""
+        """Return the names of the variational parameters, whose prior is in the loss, and of the noise."""
         sds = {f"random.log_sd.{name}" for name in self.random.log_sd}
         means = {f"random.module.{name.replace('/', '.')}" for name in self.random.log_sd}
         return sds | means | super().undecayed()
@@ -121,7 +121,7 @@ class BnnPosterior(LearnerPosterior[Bnn]):
 
 
 def default(size: Size) -> Section:
-    """Return a network that is random in all weights."""
+    """Return the hyperparameters of a network whose weights are all random."""
     first = {"network": size.network, "stochastic": "all", "initial_sd": 0.05, "kl_weight": 0.2, "draws": 30}
     return {**first, "training": size.training(decay=0.0), **size.noise}
 

@@ -1,17 +1,17 @@
-"""The method ``boosting``: gradient-boosted trees with a distribution, what a user of tables would pick instead.
+"""The method ``boosting``: gradient-boosted trees with a predictive distribution, the usual alternative for tables.
 
-The trees are scikit-learn's histogram gradient boosting (Ke et al. 2017), one sum for each target and for each class.
-The number of rounds is the mean of those that the folds of a cross-validation find best; the model is then fitted to
-all rows. The residuals of the left-out rows, which no tree has seen, give the noise of regression:
+The trees are scikit-learn's histogram gradient boosting (Ke et al. 2017), with one sum of trees for each target or
+class. The number of rounds is the mean of the best numbers of the folds of a cross-validation; the model is then fitted
+to all rows. The noise of regression is estimated from the residuals of left-out rows:
 
 - ``constant``: N(f(x), s²), s² the mean of the squared residuals;
-- ``modelled``: N(f(x), s²(x)), s²(x) by boosting the squared residuals under the deviance of a gamma distribution, on
-  the same folds, as Nelder & Lee 1998 model mean and dispersion together;
-- ``best``: of these two the one of the larger log-likelihood of the left-out rows;
-- ``quantiles``: no Gaussian. The quantiles at five levels, each by boosting its pinball loss (Koenker & Bassett 1978)
-  on the same folds, and the distribution that they give (:mod:`.quantiles`). Trees are too sure of the rows that they
-  have seen: each quantile is shifted until its level's share of the left-out rows is below it, as a conformal quantile
-  is (Romano, Patterson & Candès 2019, with folds in place of a split).
+- ``modelled``: N(f(x), s²(x)), where s²(x) is boosted on the squared residuals with the deviance of a gamma
+  distribution, on the same folds (Nelder & Lee 1998 model mean and dispersion in this way);
+- ``best``: the one of these two with the larger log-likelihood of the left-out rows;
+- ``quantiles``: a distribution from quantiles at five levels (:mod:`.quantiles`), each boosted with its pinball loss
+  (Koenker & Bassett 1978) on the same folds. Trees are over-confident on their training rows, so each quantile is
+  shifted until its level's share of the left-out rows is below it, like a conformal quantile (Romano, Patterson &
+  Candès 2019, with folds instead of a split).
 
 Classes: the softmax of the sums. Stored as tensors (:mod:`.trees`).
 """
@@ -36,21 +36,21 @@ from .quantiles import SCORES, Quantiles, levels
 from .stored import StoredPosterior
 from .trees import Trees, of_boosting
 
-_SMALLEST: Final = 1e-6  # of a variance, over that of the targets; a fit without an error has some
-_PATIENCE: Final = 20  # rounds without a better score of the left-out rows
-_ABSENT: Final = -50.0  # log-probability of a class without a training row
+_SMALLEST: Final = 1e-6  # the smallest variance, relative to the targets', since an exact fit has none
+_PATIENCE: Final = 20  # rounds without a better score on the left-out rows
+_ABSENT: Final = -50.0  # log-probability of a class without training rows
 
 
 @dataclass(frozen=True)
 class BoostingConfig:
-    """The section ``methods.boosting`` of params.yaml; what it does not have is scikit-learn's own.
+    """The section ``methods.boosting`` of params.yaml; other settings are scikit-learn's defaults.
 
     Attributes:
-        rounds: trees of each output at most.
+        rounds: the largest number of trees of each output.
         learning_rate: the factor of each tree.
-        leaves: of a tree, at most.
-        folds: K of the cross-validation.
-        noise: how the distribution of a regression is found: the four forms above.
+        leaves: the largest number of leaves of a tree.
+        folds: K, the number of folds of the cross-validation.
+        noise: the distribution of a regression: ``constant``, ``modelled``, ``best`` or ``quantiles``.
     """
 
     rounds: int
@@ -68,7 +68,7 @@ class BoostingConfig:
 
 @final
 class BoostingPosterior(StoredPosterior):
-    """Sums of trees: of logits, of means and log-variances, or of quantiles. It has no draws: the trees are a point."""
+    """Sums of trees: of logits, of means and log-variances, or of quantiles. It is a point estimate without draws."""
 
     key = "boosting"
 
@@ -104,7 +104,7 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     classes = [int(label) for label in np.unique(targets)] if data.task == "classification" else []
     folds = _folds(targets if classes else np.zeros(len(rows)), config.folds, rng)
     about: dict[str, Any] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
-    if len(classes) == 1:  # no tree: its probability is 1
+    if len(classes) == 1:  # its probability is 1, without trees
         report(1, 1)
         return State(_named("sums.0", Trees.constant([0.0])), about)
     parts = 1 if classes else data.outputs * {"constant": 1, "quantiles": len(SCORES)}.get(config.noise, 2)
@@ -122,10 +122,10 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
 
 
 class _Folds:
-    """Boosting by the folds of one set of rows. What is done of a fold is in the checkpoints."""
+    """Cross-validated boosting on one set of rows. Finished folds are in the checkpoints."""
 
     def __init__(self, rows: np.ndarray, folds: np.ndarray, config: BoostingConfig, report: Report, parts: int) -> None:
-        """Take ``folds``, that of each row, and ``parts``, how often :meth:`solve` will be called."""
+        """Create it with the fold of each row; ``parts`` is the number of calls of :meth:`solve`."""
         self._rows, self._folds, self.config, self._report = rows, folds, config, report
         self._count = int(folds.max()) + 1
         self._total, last = parts * self._count, report.load()
@@ -133,10 +133,10 @@ class _Folds:
         self._step = sum(name.endswith("best") for name in self._done)
 
     def solve(self, part: str, loss: str, targets: np.ndarray, level: float | None = None) -> tuple[Trees, np.ndarray]:
-        """Return the trees of all rows, and for each row what the trees of the other folds predict, before any link.
+        """Return trees fitted to all rows, and each row's prediction by the trees of the other folds, before any link.
 
         Args:
-            level: that of the loss ``quantile``.
+            level: the level of the loss ``quantile``.
         """
         models = [self._fold(f"{part}.{fold}.", loss, targets, fold, level) for fold in range(self._count)]
         rounds = max(1, round(float(np.mean([best for _, best in models]))))
@@ -147,10 +147,10 @@ class _Folds:
         return of_boosting(self._model(loss, level, rounds).fit(self._rows, targets), rounds), left_out
 
     def _fold(self, name: str, loss: str, targets: np.ndarray, fold: int, level: float | None) -> tuple[Trees, int]:
-        """Return the trees of all folds but one, and their rounds of the best score on that one."""
+        """Return the trees of all folds but one, and the number of rounds with the best score on that fold."""
         if f"{name}best" not in self._done:
             rest, out = self._folds != fold, self._folds == fold
-            if loss == "classes":  # a class that the rest lacks cannot be scored
+            if loss == "classes":  # a class that the other folds lack cannot be scored
                 out &= np.isin(targets, targets[rest])
             model = self._model(loss, level, self.config.rounds, stop=True)
             model.fit(self._rows[rest], targets[rest], X_val=self._rows[out], y_val=targets[out])
@@ -186,7 +186,7 @@ def _named(name: str, trees: Trees) -> dict[str, Tensor]:
 
 
 def _noise(folded: _Folds, output: int, residuals: np.ndarray, variance: float) -> Trees:
-    """Return the log of the variance of left-out residuals, of the noise that the config asks for."""
+    """Return the log variance of left-out residuals, for the config's noise."""
     squared = np.maximum(residuals**2, _SMALLEST * max(variance, _SMALLEST))
     constant = math.log(float(squared.mean()))
     if folded.config.noise == "constant":
@@ -202,7 +202,7 @@ def _nll(squared: np.ndarray, log_variance: np.ndarray) -> float:
 
 
 def _quantiles(folded: _Folds, targets: np.ndarray) -> dict[str, Tensor]:
-    """Return the trees of each output and level, their shifts [output, level], and the least deviation [output]."""
+    """Return the trees of each output and level, the shifts [output, level], and the least deviation [output]."""
     tensors, shifts = dict[str, Tensor](), np.zeros((targets.shape[1], len(SCORES)))
     for output, column in enumerate(targets.T):
         for number, level in enumerate(levels()):
@@ -214,7 +214,7 @@ def _quantiles(folded: _Folds, targets: np.ndarray) -> dict[str, Tensor]:
 
 
 def _folds(labels: np.ndarray, count: int, rng: Seed) -> np.ndarray:
-    """Return the fold of each row: every class is spread over the folds as evenly as can be, else at random."""
+    """Return the fold of each row, at random but with each class spread evenly over the folds."""
     order = np.lexsort((torch.rand(len(labels), generator=rng.generator(), dtype=torch.float64).numpy(), labels))
     folds = np.empty(len(labels), dtype=int)
     folds[order] = np.arange(len(labels)) % min(count, max(2, len(labels) // 2))

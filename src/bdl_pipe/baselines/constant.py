@@ -1,4 +1,4 @@
-"""The method ``constant``: the distribution of the training targets, whatever the inputs: a model must be better.
+"""The method ``constant``: the distribution of the training targets, which ignores the inputs.
 
 Regression: N(mean, (1 + 1/n) variance) of each transformed target, the variance with n − 1. Classes: Laplace's rule
 (n_k + 1)/(n + K). The state: ``mean`` and ``variance`` [output], or ``log_probs`` [class].
@@ -31,7 +31,7 @@ class ConstantPosterior(StoredPosterior):
     key = "constant"
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
-        """Predict transformed inputs, of which the number alone matters; ``rng`` is not used."""
+        """Predict; only the number of inputs matters, and ``rng`` is not used."""
         rows, known = len(inputs), self.tensors
         if "log_probs" in known:
             return Categorical(known["log_probs"].expand(1, rows, -1))

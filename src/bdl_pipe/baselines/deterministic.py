@@ -14,11 +14,11 @@ from ..training.snapshots import snapshot
 
 @dataclass(frozen=True)
 class DeterministicConfig:
-    """The section ``methods.deterministic``, which leaves nothing to choose: the trajectory's config says it all."""
+    """The section ``methods.deterministic``, which has no keys: the trajectory's config has all settings."""
 
 
 def fit(data: FitData, inputs: Inputs, config: DeterministicConfig, *, rng: Seed, report: Report) -> State:
-    """Return the last snapshot of the one trajectory in ``inputs``; data and rng are not used."""
+    """Return the last snapshot of the trajectory in ``inputs``; ``data`` and ``rng`` are not used."""
     (trajectory,) = inputs["trajectory"]
     spec = read(NetworkSpec, trajectory.config["spec"], "spec")
     state = NetworkDraws.of(spec, [snapshot(trajectory, -1)]).state()

@@ -1,15 +1,15 @@
-"""Monte Carlo dropout: networks with random units left out, in training and in prediction (Gal & Ghahramani 2016).
+"""Monte Carlo dropout: networks with randomly dropped units, in training and in prediction (Gal & Ghahramani 2016).
 
-After every activation of the trunk each unit is multiplied by b/(1 − p), b ~ Bernoulli(1 − p): elementwise for
-an MLP [batch, width], a whole channel for a ConvNet [batch, channel] (as Tompson et al. 2015). The inputs are
-never left out, where the paper leaves them out too. Minimises the mean negative log-likelihood, one mask a row
-and step; the L2 term of the paper is the optimiser's weight decay.
+After every activation of the trunk each unit is multiplied by b/(1 − p), b ~ Bernoulli(1 − p): elementwise for an MLP
+[batch, width], a whole channel for a ConvNet [batch, channel] (as Tompson et al. 2015). Inputs are never dropped,
+unlike in the paper. The loss is the mean negative log-likelihood with one mask for each row and step; the paper's L2
+term is the optimiser's weight decay.
 
-Regression: N(y | f(x), σ²) with one σ² = 1/τ learned as a point, where the paper searches for the precision τ;
-in the units of the transformed targets. Classes: softmax.
+Regression: N(y | f(x), σ²) with one σ² = 1/τ learned as a point estimate, in the units of the transformed targets; the
+paper searches for the precision τ. Classes: softmax.
 
-The predictive is the mixture of S masks. Mask s is the same for all rows of all batches, so that a draw is one
-network and the joint predictive of several rows exists; each row's own predictive is that of the paper.
+The predictive is the mixture of S masks. Mask s is the same for all rows of all batches, so that a draw is one network
+and the joint predictive of several rows exists; the predictive of a single row is the paper's.
 
 State: the learner's ``state_dict``; config ``spec`` (a :class:`DropoutSpec`), ``epochs`` and ``loss``.
 """
@@ -32,7 +32,7 @@ from ..training.likelihood import HomoscedasticLikelihood, MixtureLearner
 from ..training.posterior import LearnerPosterior, LearnerSpec
 from ..training.warm_start import Weights, begin
 
-_ACTIVATIONS = nn.ReLU.__module__  # where torch has all of them
+_ACTIVATIONS = nn.ReLU.__module__  # torch's module of activations
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class DropoutConfig:
 
     Attributes:
         network: the architecture.
-        training: how it is fitted.
-        rate: p, the probability that a unit is left out.
-        draws: masks of the predictive.
-        validation_draws: masks of a validation score.
-        noise_variance: σ² at the start, in the units of the transformed targets (regression).
+        training: the settings of training.
+        rate: p, the probability that a unit is dropped.
+        draws: the number of masks of the predictive.
+        validation_draws: the number of masks of a validation score.
+        noise_variance: the initial σ², in the units of the transformed targets (regression).
     """
 
     network: NetworkConfig
@@ -63,17 +63,17 @@ class DropoutConfig:
 
 @dataclass(frozen=True)
 class DropoutSpec(LearnerSpec[DropoutConfig]):
-    """The description that a learner is built from."""
+    """The description of a learner, from which it is built."""
 
     config: DropoutConfig
 
 
 @final
 class Dropout(MixtureLearner, NoisyLearner):
-    """A network whose activations are masked by masks that the caller draws."""
+    """A network whose activations are multiplied by given masks."""
 
     def __init__(self, spec: DropoutSpec, rng: Seed, start: Weights | None = None) -> None:
-        """Build the network, from the weights ``start`` in place of fresh ones where they are given.
+        """Build the network, with new weights or with the weights ``start``.
 
         Raises:
             ConfigError: the network's activations cannot all be masked.
@@ -86,9 +86,10 @@ class Dropout(MixtureLearner, NoisyLearner):
         self._units = _units(self.network.trunk, spec.input_shape)
 
     def outputs(self, inputs: Tensor, masks: dict[str, Tensor]) -> Tensor:
-        """Return the outputs under given masks [batch, output].
+        """Return the outputs with given masks [batch, output].
 
-        ``masks``: place in the trunk -> bool [batch or 1, unit], false where a unit is left out.
+        Args:
+            masks: place in the trunk -> bool [batch or 1, unit], False for dropped units.
         """
         kept = 1 - self.spec.config.rate
         for place, layer in self.network.trunk.named_children():
@@ -102,12 +103,12 @@ class Dropout(MixtureLearner, NoisyLearner):
         return -self.log_likelihood(self.outputs(inputs, noise), targets)
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return a mask for every row of every step: place -> bool [steps, batch, unit]."""
+        """Draw a mask for every row of every step: place -> bool [steps, batch, unit]."""
         rate = self.spec.config.rate
         return {k: torch.rand(steps, batch, n, generator=generator) >= rate for k, n in self._units.items()}
 
     def share(self, noise: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the masks of this rank's rows: a row has the same one on any number of ranks."""
+        """Return the masks of this rank's rows; a row's mask does not depend on the number of ranks."""
         return {place: distributed.shard(masks) for place, masks in noise.items()}
 
     def drawn_outputs(self, inputs: Tensor, draws: int, rng: Seed) -> Tensor:
@@ -116,10 +117,10 @@ class Dropout(MixtureLearner, NoisyLearner):
 
 
 def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
-    """Return how many units or channels each activation in the trunk has, by its place.
+    """Return the number of units or channels of each activation in the trunk, by its place.
 
     Raises:
-        ConfigError: the trunk has blocks, inside which no mask can be put after an activation, or has no activation.
+        ConfigError: the trunk has blocks, whose inner activations cannot be masked, or has no activation.
     """
     rule = "must be of a network whose trunk is a sequence of layers (nn.Sequential), a mask after each activation"
     require(isinstance(trunk, nn.Sequential), "network.name", rule, type(trunk).__name__)
@@ -129,7 +130,7 @@ def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
     )
     require(not blocks, "network.name", f"{rule}; this one has blocks: {', '.join(blocks[:2])}, …")
     units, rows = {}, torch.zeros(1, *input_shape)
-    with torch.no_grad(), evaluation(trunk):  # the one row leaves running statistics alone
+    with torch.no_grad(), evaluation(trunk):  # so that running statistics do not change
         for place, layer in trunk.named_children():
             rows = layer(rows)
             if type(layer).__module__ == _ACTIVATIONS:
@@ -146,7 +147,7 @@ class DropoutPosterior(LearnerPosterior[Dropout]):
 
 
 def default(size: Size) -> Section:
-    """Return a network of which every tenth unit is dropped."""
+    """Return the hyperparameters of a network with a dropout rate of a tenth."""
     return {"network": size.network, "rate": 0.1, "draws": 30, "training": size.training(), **size.noise}
 
 

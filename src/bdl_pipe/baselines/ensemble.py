@@ -1,7 +1,7 @@
 """A deep ensemble: p(y | x, D) ≈ (1/S) Σ_s p(y | f(x; w_s)) over independently trained networks.
 
-Lakshminarayanan, Pritzel & Blundell 2017, section 2.4, without their adversarial training. For regression
-the mixture of Gaussians is kept whole, where the paper replaces it by one Gaussian of equal moments.
+Lakshminarayanan, Pritzel & Blundell 2017, section 2.4, without their adversarial training. For regression the
+predictive is the mixture of Gaussians, where the paper uses one Gaussian with its moments.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from ..training.snapshots import snapshot
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """The section ``methods.ensemble``, which leaves nothing to choose: the members are those of the trajectory."""
+    """The section ``methods.ensemble``, which has no keys: the members are the seeds of the trajectory."""
 
 
 def fit(data: FitData, inputs: Inputs, config: EnsembleConfig, *, rng: Seed, report: Report) -> State:
-    """Return the last snapshots of all trajectories in ``inputs``; data and rng are not used.
+    """Return the last snapshots of all trajectories in ``inputs``; ``data`` and ``rng`` are not used.
 
     Raises:
-        ConfigError: the trajectories are of different networks.
+        ConfigError: the trajectories have different networks.
     """
     members = inputs["trajectory"]
     specs = [read(NetworkSpec, member.config["spec"], "spec") for member in members]

@@ -1,9 +1,9 @@
 """The prior and noise variance that maximise the evidence of Bayesian linear regression.
 
-With r = s/σ², K = σ²(I + rΦΦᵀ): at a given r the best noise is σ² = tr Yᵀ(I + rΦΦᵀ)⁻¹Y/(no), so what is
-left is a function of r alone, and with Φ's singular values and Y's coordinates along them (one thin
-SVD) it and its slope cost O(ho). The slope's root is found in the best cell of a grid over log r: the
-grid sees every local maximum that a fixed point (MacKay 1992) or a descent from one start may miss.
+With r = s/σ², K = σ²(I + rΦΦᵀ): at a given r the best noise is σ² = tr Yᵀ(I + rΦΦᵀ)⁻¹Y/(no), so the evidence is a
+function of r alone. With Φ's singular values and Y's coordinates along them (one thin SVD), it and its slope cost
+O(ho). The slope's root is searched in the best cell of a grid over log r. The grid finds local maxima that a fixed
+point (MacKay 1992) or a descent from one start may miss.
 """
 
 import math
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from ..errors import DataError
 
-_LOG_RANGE: Final = (math.log(1e-6), math.log(1e12))  # of r times Φ's largest squared singular value
+_LOG_RANGE: Final = (math.log(1e-6), math.log(1e12))  # the range of log r times Φ's largest squared singular value
 _CELLS: Final = 240
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The two numbers that the evidence is maximised over.
+    """The two variances that maximise the evidence.
 
     Attributes:
         prior_variance: s.
@@ -36,9 +36,9 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class _Spectrum:
-    """The sums that the evidence is computed from.
+    """The sums from which the evidence is computed.
 
-    Φ's nonzero squared singular values [m], Y's energy along each [m] and outside them, and n·o, o.
+    They are Φ's nonzero squared singular values [m], Y's energy along each [m] and outside them, n·o, and o.
     """
 
     squared: np.ndarray
@@ -64,10 +64,10 @@ class _Spectrum:
 
 
 def fit_hyperparameters(features: Float[Tensor, "n h"], targets: Float[Tensor, "n o"]) -> Hyperparameters:
-    """Return (s, σ²) of the largest evidence given training rows, one pair for all outputs; no gradient flows.
+    """Return the (s, σ²) of largest evidence given training rows, one pair for all outputs, without a gradient.
 
-    Where the evidence still rises at an end of the range of r (targets that are pure noise, or that the
-    features fit exactly), that end is the answer.
+    If the evidence still rises at an end of the range of r (targets are pure noise, or the features fit them exactly),
+    this end is returned.
 
     Raises:
         DataError: features or targets are not finite, or are all zero.
@@ -79,7 +79,7 @@ def fit_hyperparameters(features: Float[Tensor, "n h"], targets: Float[Tensor, "
     low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, _CELLS)])
     log_ratio = float(grid[best])
     if spectrum.slope(low) > 0 > spectrum.slope(high):
-        from scipy.optimize import brentq  # half a second, which every process of every method would pay
+        from scipy.optimize import brentq  # here, because it takes half a second
 
         log_ratio = float(brentq(spectrum.slope, low, high, xtol=1e-13, rtol=1e-13))
     noise = spectrum.rest(log_ratio) / spectrum.count
@@ -94,7 +94,7 @@ def _spectrum(features: Tensor, targets: Tensor) -> _Spectrum:
     left, singular, _ = torch.linalg.svd(features, full_matrices=False)
     kept = singular > singular[0] * max(features.shape) * torch.finfo(features.dtype).eps
     along = left[:, kept].T @ targets  # [m, o]
-    # the residual itself, not ‖Y‖² − ‖along‖², which cancels; 1e-30 so that an exact fit has a logarithm
+    # the residual, since ‖Y‖² − ‖along‖² cancels; 1e-30 so that an exact fit has a logarithm
     outside = float((targets - left[:, kept] @ along).square().sum()) + 1e-30 * float(targets.square().sum())
     energy = along.square().sum(1).numpy(force=True)
     return _Spectrum(singular[kept].square().numpy(force=True), energy, outside, targets.numel(), targets.shape[1])

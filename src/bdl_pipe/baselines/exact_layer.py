@@ -1,10 +1,10 @@
-"""A posterior whose trunk is a point and whose last layer is exact Bayesian linear regression on its features.
+"""A posterior with a point estimate of the trunk, and exact Bayesian linear regression on its features.
 
-p(y | x, D) = N(φᵀm, φᵀA⁻¹φ + σ²), φ the trunk's features and a one. The features are float32, all after them is
-float64: A's condition number is that of I + (s/σ²)ΦᵀΦ, which float32 does not bear.
+p(y | x, D) = N(φᵀm, φᵀA⁻¹φ + σ²), where φ is the trunk's features and a one. The features are float32 and everything
+after them is float64, because A is as ill-conditioned as I + (s/σ²)ΦᵀΦ, which is too much for float32.
 
-State: ``network.trunk.…``, and m, A's Cholesky factor and σ² as ``mean``, ``factor`` and ``noise_variance``; no
-training row. Config: ``spec`` (a :class:`TrunkSpec`), ``prior_variance``, ``epochs`` and ``loss``.
+State: ``network.trunk.…``, and m, A's Cholesky factor and σ² as ``mean``, ``factor`` and ``noise_variance``, without
+training rows. Config: ``spec`` (a :class:`TrunkSpec`), ``prior_variance``, ``epochs`` and ``loss``.
 """
 
 from abc import abstractmethod
@@ -32,22 +32,22 @@ from . import linear
 from .linear import LinearPosterior, with_bias
 from .stored import StoredPosterior
 
-_MOST: Final = 5_000_000  # numbers in Φ: 40 MB, of which a training step holds several
+_MOST: Final = 5_000_000  # the most numbers in Φ: 40 MB, and a training step holds several such matrices
 
 
 @dataclass(frozen=True)
 class TrunkSpec:
-    """The description that a trunk is built from."""
+    """The description of a trunk, from which it is built."""
 
     network: MlpConfig
     input_shape: tuple[int, ...]
 
     def build(self, rng: Seed) -> Network:
-        """Build the trunk, a network without a head, with the fresh weights of ``rng``."""
+        """Build the trunk, a network without a head, with weights initialised from ``rng``."""
         return networks.build(self.network, self.input_shape, 0, rng=rng)
 
     def check_size(self, method: str, rows: int) -> None:
-        """Refuse more rows than exact regression on these features can hold.
+        """Refuse more rows than fit in memory for exact regression on these features.
 
         Raises:
             DataError: Φ, rows × (width + 1), is too large.
@@ -59,11 +59,11 @@ class TrunkSpec:
 
 
 class ExactLayerLearner(Learner):
-    """A learner whose trunk, ``network.trunk``, gets an exact last layer when it is trained."""
+    """A learner whose trunk, ``network.trunk``, gets an exact last layer after training."""
 
     @abstractmethod
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
-        """Return the last layer's posterior given the training rows, and the prior variance that it has."""
+        """Return the last layer's posterior given the training rows, and its prior variance."""
 
 
 def fit_exact_layers(
@@ -76,10 +76,10 @@ def fit_exact_layers(
     rngs: Sequence[Seed],
     report: Report,
 ) -> list[State]:
-    """Train a learner on each of ``data`` and put the exact layer on its trunk.
+    """Train a learner on each of ``data``, and add the exact layer to its trunk.
 
     Raises:
-        DataError: there are more rows than an exact layer can hold.
+        DataError: there are too many rows for an exact layer.
         Diverged: a loss became NaN or infinite.
     """
     spec = TrunkSpec(network, data[0].input_shape)
@@ -102,7 +102,7 @@ def features(trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Float[
 
 @final
 class ExactLayerPosterior(StoredPosterior):
-    """A posterior of the fitted trunk and its last layer's posterior, which predicts in closed form."""
+    """A posterior with a fitted trunk and an exact last layer, which predicts in closed form."""
 
     key = "exact_layer"
 
@@ -114,7 +114,7 @@ class ExactLayerPosterior(StoredPosterior):
 
     @classmethod
     def of(cls, spec: TrunkSpec, learned: FitResult, layer: LinearPosterior, prior_variance: float) -> State:
-        """Return the state of a learner's trunk (its ``network``) with ``layer`` on it."""
+        """Return the state of a learner's trunk (its ``network``) with ``layer``."""
         trunk = {f"network.{k}": v for k, v in _trunk(learned.state).items()}
         tensors = trunk | {k: v.detach().cpu().clone() for k, v in vars(layer).items()}
         about = {"prior_variance": prior_variance, "epochs": learned.epochs, "loss": learned.loss}
@@ -139,5 +139,5 @@ def predict(layer: LinearPosterior, trunk: torch.nn.Module, inputs: Float[Tensor
 
 
 def _trunk(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries of ``network.trunk``, named as in a network without a head."""
+    """Return the entries of ``network.trunk`` under the names of a network without a head."""
     return {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.trunk.")}

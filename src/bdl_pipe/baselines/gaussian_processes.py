@@ -2,10 +2,10 @@
 
     y_k = f_k(x) + ε,  f_k ~ GP(c_k, a_k exp(−½ Σ_j (x_j − x′_j)²/ℓ²_kj)),  ε ~ N(0, σ²_k)
 
-(Rasmussen and Williams 2006, eqs 2.9, 2.30 and 5.1.) The exact process always takes a Cholesky factor of the n×n
-covariance: beyond 800 rows gpytorch would turn to conjugate gradients with probes from the global generator, and
-equal seeds would no longer give equal bits. float64 throughout. This module alone imports gpytorch, which an
-installation of the library by itself does not bring: ``of_gpytorch.processes`` imports the module.
+(Rasmussen and Williams 2006, eqs 2.9, 2.30 and 5.1.) The exact process always uses a Cholesky factor of the n×n
+covariance: beyond 800 rows gpytorch would use conjugate gradients with probes from the global generator, and equal
+seeds would not give equal bits. All is in float64. Only this module imports gpytorch, an optional dependency; it is
+imported by ``of_gpytorch.processes``.
 """
 
 import math
@@ -24,8 +24,8 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-_ROWS: Final = 250  # rows whose covariance is computed at once
-NOISE: Final = 0.1  # σ² before the first step, in standardised units; gpytorch keeps it above 1e-4
+_ROWS: Final = 250  # rows whose covariance is computed together
+NOISE: Final = 0.1  # initial σ², in standardised units; gpytorch keeps it above 1e-4
 
 
 @final
@@ -57,10 +57,10 @@ class LogDensity(torch.autograd.Function):
 
 @final
 class ExactGp(gpytorch.models.ExactGP):
-    """A batch of gpytorch's processes: o independent ones on the same inputs."""
+    """A batch of o independent gpytorch processes on the same inputs."""
 
     def __init__(self, inputs: Float[Tensor, "n d"], targets: Float[Tensor, "n o"], ard: bool) -> None:
-        """Start at c = 0, a = softplus(0), σ² = .1 and ℓ = √d; standardised rows lie about √(2d) apart."""
+        """Start at c = 0, a = softplus(0), σ² = .1 and ℓ = √d; standardised rows are about √(2d) apart."""
         outputs, columns = targets.shape[1], inputs.shape[1]
         batch = torch.Size([outputs])
         noise = GaussianLikelihood(batch_shape=batch)
@@ -85,7 +85,7 @@ class ExactGp(gpytorch.models.ExactGP):
 
     @torch.no_grad()
     def predictive(self, inputs: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b o"]]:
-        """Return the mean and the variance of y, noise included."""
+        """Return the mean and the variance of y, including noise."""
         self.eval()
         wide = inputs.double().expand(len(self.train_targets), -1, -1)
         with dense():
@@ -120,7 +120,7 @@ class SparseProcess(gpytorch.models.ApproximateGP):
 def group_moments(
     process: Callable[[Tensor], MultivariateNormal], inputs: Float[Tensor, "g r d"]
 ) -> tuple[Float[Tensor, "g r o"], Float[Tensor, "g o r r"]]:
-    """Return the mean and the covariance of f at the rows of each group, some groups at a time in one call.
+    """Return the mean and the covariance of f at the rows of each group; each call takes several groups.
 
     Args:
         process: rows [n, d] in float64 -> f at these rows, a batch of o.
@@ -130,15 +130,15 @@ def group_moments(
         for part in inputs.double().split(max(1, _ROWS // rows)):
             latent, each = process(part.flatten(0, 1)), torch.arange(len(part), device=part.device)
             blocks = latent.covariance_matrix.unflatten(-1, (-1, rows)).unflatten(-3, (-1, rows))
-            covariances.append(blocks[:, each, :, each])  # [group, o, row, row]: of a group with itself
+            covariances.append(blocks[:, each, :, each])  # [group, o, row, row]: the diagonal blocks
             means.append(latent.mean.T.unflatten(0, (-1, rows)))
     return torch.cat(means), torch.cat(covariances)
 
 
 def dense() -> ExitStack:
-    """Return a context in which gpytorch uses Cholesky factors whatever the number of rows."""
+    """Return a context in which gpytorch uses Cholesky factors for any number of rows."""
     stack = ExitStack()
-    stack.enter_context(gpytorch.settings.debug(False))  # it warns where training rows are predicted
+    stack.enter_context(gpytorch.settings.debug(False))  # no warning when training rows are predicted
     stack.enter_context(gpytorch.settings.fast_computations(False, False, False))
     stack.enter_context(gpytorch.settings.max_cholesky_size(2**31))
     return stack

@@ -1,13 +1,13 @@
-"""The methods ``gbll`` and ``ldgbll``: features trained through the exact evidence of the layer on them.
+"""The methods ``gbll`` and ``ldgbll``: features trained by the exact evidence of a Bayesian last layer.
 
 Watson, Lin, Klink, Pajarinen & Peters 2021, "Latent Derivative Bayesian Last Layer Networks", as the baselines of
-Harrison, Willes & Snoek 2023 (table 2, G.2). ``gbll`` descends −log p(Y | Φ)/n over the trunk, the prior variance s
-and the noise variance σ² (by their logarithms); ``ldgbll`` adds a zero-mean prior on the function's derivatives.
-See ``linear`` for both losses. The predictive is the exact one at the last trunk, s and σ².
+Harrison, Willes & Snoek 2023 (table 2, G.2). ``gbll`` minimises −log p(Y | Φ)/n over the trunk, the prior variance s
+and the noise variance σ² (their logarithms); ``ldgbll`` adds a zero-mean prior on the function's derivatives. See
+``linear`` for both losses. The predictive is exact, given the trained trunk, s and σ².
 
-Deviation: every step takes all rows, so an epoch is one step and the evidence that of the data; by Harrison et
-al.'s account Watson et al. take batches of 32, whose evidences do not add up to it. A step costs O(nh² + h³), and
-the derivatives O(bdh²) at b rows of d columns.
+Deviation: every step uses all rows, so an epoch is one step, and the evidence is exact. According to Harrison et al.,
+Watson et al. use batches of 32, whose evidences do not add up to the evidence of all rows. A step costs O(nh² + h³),
+and the derivatives O(bdh²) for b rows of d columns.
 """
 
 import math
@@ -39,11 +39,11 @@ class GbllConfig:
 
     Attributes:
         network: the trunk, without dropout.
-        epochs: steps, each on all rows; with ``early_stopping`` the most there may be.
-        optimiser: the update rule; weight decay leaves s and σ² alone.
-        early_stopping: how the number of epochs is chosen on validation rows; null: all of them.
-        prior_variance: s at the start, of each weight and the bias.
-        noise_variance: σ² at the start, in the units of the transformed targets.
+        epochs: the number of steps, each on all rows; with ``early_stopping`` the largest number.
+        optimiser: the update rule; weight decay does not apply to s and σ².
+        early_stopping: how the number of epochs is chosen on validation rows. null: all epochs are run.
+        prior_variance: the initial s, the prior variance of each weight and the bias.
+        noise_variance: the initial σ², in the units of the transformed targets.
     """
 
     network: MlpConfig
@@ -62,12 +62,13 @@ class GbllConfig:
 
 @dataclass(frozen=True)
 class LdgbllConfig(GbllConfig):
-    """The section ``methods.ldgbll``: also the prior on derivatives; the activation must be leaky_relu.
+    """The section ``methods.ldgbll``, with the prior on derivatives; the activation must be leaky_relu.
 
     Attributes:
         derivative_variance: v of the prior N(0, v) on each ∂f/∂x, in transformed targets² per transformed input².
-        weight: factor of the derivatives' mean KL, beside the evidence per row.
-        derivative_rows: training rows at which derivatives are looked at, drawn anew each step; null: all.
+        weight: the weight of the derivatives' mean KL relative to the evidence per row.
+        derivative_rows: the number of training rows, drawn at each step, at which derivatives are computed. null: all
+            rows.
     """
 
     derivative_variance: float
@@ -76,7 +77,7 @@ class LdgbllConfig(GbllConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # at a row where no rectifier is active a derivative has no variance, and its KL is infinite
+        # with ReLUs, a row without an active unit has derivatives of zero variance, whose KL is infinite
         slope = self.network.activation
         require(slope == "leaky_relu", "network.activation", "must be leaky_relu for ldgbll", slope)
         require(self.derivative_variance > 0, "derivative_variance", "must be > 0", self.derivative_variance)
@@ -86,12 +87,12 @@ class LdgbllConfig(GbllConfig):
 
 
 class Gbll(ExactLayerLearner):
-    """A learner of a trunk, s and σ², with the training rows, which the predictive is conditioned on.
+    """A learner of a trunk, s and σ²; it holds the training rows, on which its predictive is conditioned.
 
     Attributes:
         network: inputs -> features.
         log_prior_variance, log_noise_variance: log s and log σ².
-        rows, targets: the transformed training rows; a posterior's state does not have them.
+        rows, targets: the transformed training rows, which are not part of a posterior's state.
     """
 
     rows: Tensor
@@ -125,7 +126,7 @@ class Gbll(ExactLayerLearner):
         return {"log_prior_variance", "log_noise_variance"}
 
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
-        """Return the layer of the trained prior and noise variance."""
+        """Return the layer with the trained prior and noise variance."""
         return self.posterior(), float(self.variances()[0])
 
 
@@ -144,7 +145,7 @@ class Ldgbll(Gbll):
         return fit + self.config.weight * linear.derivative_kl(jacobian, self.config.derivative_variance).mean()
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the rows of the batch at which derivatives are looked at, [steps, row]."""
+        """Return the rows of the batch at which derivatives are computed, [steps, row]."""
         count = self.config.derivative_rows
         if count is None or count >= batch:
             return {}
@@ -157,7 +158,7 @@ def fit(
     """Fit a posterior to each of ``data``; ``inputs`` are not used.
 
     Raises:
-        DataError: there are more rows than an exact layer can hold.
+        DataError: there are too many rows for an exact layer.
         Diverged: a loss became NaN or infinite.
     """
     name, learner = ("ldgbll", Ldgbll) if isinstance(config, LdgbllConfig) else ("gbll", Gbll)

@@ -1,9 +1,9 @@
 """The method ``gp``: an exact Gaussian process with an RBF kernel, its hyperparameters by evidence maximisation.
 
-Adam descends minus the log marginal likelihood of the training rows, per row and output; each step factors an n×n
-matrix, O(on³), so it is for tables of a few thousand rows. See ``gaussian_processes`` for the model. It is fitted to
-targets over their deviation in the training rows, whatever unit the transform leaves them in: Adam starts at, and walks
-in steps of, hyperparameters of about 1.
+Adam minimises the negative log marginal likelihood of the training rows, per row and output. Each step factors an n×n
+matrix in O(on³), so the method is for tables of a few thousand rows. See ``gaussian_processes`` for the model. Targets
+are divided by their standard deviation over the training rows, since Adam's initial values and steps suit
+hyperparameters of about 1.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from .of_gpytorch import AFFORDABLE, processes
 if TYPE_CHECKING:
     from .gaussian_processes import ExactGp
 
-_MOST: Final = 10_000  # rows: 0.8 GB for each n×n matrix, of which a step holds several
+_MOST: Final = 10_000  # the most rows: 0.8 GB for each n×n matrix, and a step holds several
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class GpConfig:
     """The section ``methods.gp`` of params.yaml.
 
     Attributes:
-        ard: a length scale for each input column, else one for all.
-        steps: Adam steps.
-        lr: Adam's constant rate, on the unconstrained hyperparameters.
+        ard: whether each input column has its own length scale.
+        steps: the number of Adam steps.
+        lr: Adam's constant learning rate for the unconstrained hyperparameters.
     """
 
     ard: bool
@@ -52,7 +52,7 @@ class GpConfig:
 
 @final
 class Evidence(Objective):
-    """An objective that is minus the log marginal likelihood of all training rows."""
+    """The negative log marginal likelihood of all training rows as a training objective."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, ard: bool) -> None:
         self.process, self._count = processes().ExactGp(inputs, targets / _unit(targets), ard), targets.numel()
@@ -75,12 +75,12 @@ class Evidence(Objective):
 
 @final
 class GpPosterior:
-    """A posterior of the training rows and the hyperparameters, which predicts in closed form, deterministically."""
+    """An exact Gaussian process: training rows and hyperparameters. It predicts in closed form."""
 
     key = "gp"
 
     def __init__(self, inputs: Tensor, targets: Tensor, hyperparameters: Mapping[str, Tensor], ard: bool) -> None:
-        """Take transformed inputs [n, d], targets [n, o], and the parameters of ``ExactGp`` by name."""
+        """Create the posterior from transformed inputs [n, d], targets [n, o] and the parameters of ``ExactGp``."""
         self.inputs, self.targets, self.ard = inputs, targets, ard
         self._unit = _unit(targets)
         self.process = processes().ExactGp(inputs, targets / self._unit, ard)
@@ -113,10 +113,10 @@ class GpPosterior:
 
 
 def fit(data: FitData, inputs: Inputs, config: GpConfig, *, rng: Seed, report: Report) -> State:
-    """Return the posterior given the training rows; ``rng`` is not used: every fit starts at the same place.
+    """Return the posterior given the training rows; ``rng`` is not used, because every fit has the same initial values.
 
     Raises:
-        DataError: there are more rows than an exact process can hold.
+        DataError: there are too many rows for an exact process.
     """
     if len(data.train) > _MOST:
         raise DataError(f"gp: the data must have at most {_MOST} training rows, got {len(data.train)}")
@@ -127,7 +127,7 @@ def fit(data: FitData, inputs: Inputs, config: GpConfig, *, rng: Seed, report: R
 
 
 def _unit(targets: Tensor) -> Tensor:
-    """Return the deviation of each output [o], float64."""
+    """Return the standard deviation of each output [o], in float64."""
     return targets.double().std(0, correction=0)
 
 

@@ -1,19 +1,18 @@
-"""Exact Bayesian linear regression on features, and the objectives that train features through it.
+"""Exact Bayesian linear regression on features, and the losses that train features through it.
 
-    Y = ΦW + ε,  w_k ~ N(0, sI),  ε ~ N(0, σ²I),  each output k on its own
+    Y = ΦW + ε,  w_k ~ N(0, sI),  ε ~ N(0, σ²I),  independent outputs k
     A = ΦᵀΦ/σ² + I/s,  W | Y ~ N(A⁻¹ΦᵀY/σ², A⁻¹)      (Bishop 2006, eqs 3.53–3.54)
 
-s is ``prior_variance`` and σ² ``noise_variance``, in the units of the targets. The evidence is that of
-N(0, sΦΦᵀ + σ²I), through the h×h factor of A alone (Woodbury; the determinant lemma), as a sum of
-squares: no n×n matrix, no difference of large numbers. All is differentiable and takes leading member
-dimensions, by broadcasting or by ``torch.func.vmap``. A bias is a feature of ones: :func:`with_bias`.
+s is ``prior_variance`` and σ² ``noise_variance``, in the units of the targets. The evidence of N(0, sΦΦᵀ + σ²I) needs
+only the h×h factor of A (Woodbury; the determinant lemma) and is computed as a sum of squares, without an n×n matrix or
+differences of large numbers. All functions are differentiable and take leading member dimensions, by broadcasting or
+``torch.func.vmap``. A bias is a feature of ones: :func:`with_bias`.
 
-``gbll_loss`` is minus the evidence per row. ``derivative_kl`` is for a zero-mean Gaussian prior on the
-function's derivatives (Watson et al. 2021, "Latent Derivative Bayesian Last Layer Networks"): the
-Jacobian wᵀ∂φ/∂x is linear in w, so Gaussian in closed form, and enters as a latent variable by its KL
-divergence from the prior, which asks for smooth *and* diverse features. Our deviations: the KL is of
-each derivative's marginal, summed (a lower bound of the joint KL, finite where features are fewer than
-inputs); ``gbll.Ldgbll`` averages it over the rows it is taken at and gives it a weight.
+``gbll_loss`` is minus the evidence per row. ``derivative_kl`` is for a zero-mean Gaussian prior on the function's
+derivatives (Watson et al. 2021, "Latent Derivative Bayesian Last Layer Networks"): the Jacobian wᵀ∂φ/∂x is linear in w,
+so it is Gaussian in closed form. It enters as a latent variable by its KL divergence from the prior, which favours
+smooth *and* diverse features. Deviations: the KL is the sum over the derivatives' marginals (a lower bound of the joint
+KL, finite even with fewer features than inputs), and ``gbll.Ldgbll`` averages it over rows and gives it a weight.
 """
 
 import math
@@ -30,7 +29,7 @@ from ..errors import Diverged, require
 from ..joint_predictive import GaussianFunctions
 from ..predictive import Gaussian
 
-Variance = float | Float[Tensor, "..."]  # one for all members, or one each [member]
+Variance = float | Float[Tensor, "..."]  # one for all members, or [member]
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class LinearPosterior:
     Attributes:
         mean: m.
         factor: lower Cholesky factor of the precision A.
-        noise_variance: σ², of every output.
+        noise_variance: σ², for every output.
     """
 
     mean: Float[Tensor, "*member h o"]
@@ -51,8 +50,8 @@ class LinearPosterior:
 def with_bias(features: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows h1"]:
     """Append a last feature that is one in every row.
 
-    Its weight has the prior of the others, N(0, s), and is integrated out with them: a bias that the
-    evidence pays for. Centre the targets, so that it need not be large.
+    Its weight, the bias, has the same prior N(0, s) as the others and is integrated out with them. Centre the targets,
+    so that the bias need not be large.
     """
     return F.pad(features, (0, 1), value=1.0)
 
@@ -67,14 +66,14 @@ def posterior(
 
     Raises:
         ConfigError: a variance that is a number is not > 0.
-        Diverged: the features are not finite, or s‖Φ‖²/σ² is beyond the dtype.
+        Diverged: the features are not finite, or s‖Φ‖²/σ² is too large for the dtype.
     """
     prior, noise = (
         _as_broadcastable("prior_variance", prior_variance, features),
         _as_broadcastable("noise_variance", noise_variance, features),
     )
     identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
-    # of I + (s/σ²)ΦᵀΦ, which has no eigenvalue below 1
+    # the factor of I + (s/σ²)ΦᵀΦ, which has no eigenvalue below 1
     try:
         factor = torch.linalg.cholesky(identity + prior / noise * (features.mT @ features)) / prior.sqrt()
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
@@ -91,7 +90,7 @@ def log_marginal_likelihood(
 ) -> Float[Tensor, "*member"]:
     """Return Σ_k log N(y_k | 0, sΦΦᵀ + σ²I), in nats (Bishop 2006, eq. 3.86).
 
-    It raises what ``posterior`` does.
+    It raises the errors of ``posterior``.
     """
     q = posterior(features, targets, prior_variance, noise_variance)
     prior, noise = (_as_broadcastable("variance", v, features)[..., 0, 0] for v in (prior_variance, noise_variance))
@@ -105,7 +104,7 @@ def log_marginal_likelihood(
 def moments(
     q: LinearPosterior, features: Float[Tensor, "*#member b h"]
 ) -> tuple[Float[Tensor, "*member b o"], Float[Tensor, "*member b"]]:
-    """Return the mean φᵀm of each output and the variance φᵀA⁻¹φ that all share, without the noise."""
+    """Return the mean φᵀm of each output and their common variance φᵀA⁻¹φ, without the noise."""
     whitened = torch.linalg.solve_triangular(q.factor, features.mT, upper=False)  # L⁻¹φ [*member, h, b]
     return features @ q.mean, whitened.square().sum(-2)
 
@@ -142,7 +141,7 @@ class JacobianMoments:
     ∂(w_kᵀφ(x))/∂x ~ N(mean[..., k], root rootᵀ).
 
     Attributes:
-        mean: of each output's derivative by each input.
+        mean: the mean of each output's derivative by each input.
         root: a square root of the covariance over inputs, which all outputs share.
     """
 
@@ -158,13 +157,13 @@ class JacobianMoments:
 def jacobian_moments(
     q: LinearPosterior, trunk: Callable[[Tensor], Tensor], inputs: Float[Tensor, "b d"]
 ) -> JacobianMoments:
-    """Return the posterior of the function's derivatives, by forward mode: one pass per input column.
+    """Return the posterior of the function's derivatives, in forward mode, with one pass per input column.
 
     Args:
-        trunk: φ, one row [d] -> [h], the features that ``q`` was made with (a bias included).
+        trunk: φ, one row [d] -> the features [h] of ``q``, including the bias.
     """
     slopes = vmap(jacfwd(trunk), out_dims=1)(inputs)  # ∂φ/∂x [h, b, d]
-    # one solve of b·d columns, not b of d: a batch of solves would copy the factor b times
+    # one solve of b·d columns, since a batch of b solves would copy the factor b times
     root = torch.linalg.solve_triangular(q.factor, slopes.flatten(1), upper=False).reshape(slopes.shape)
     return JacobianMoments(torch.einsum("hbd,ho->bdo", slopes, q.mean), root.permute(1, 2, 0))
 
@@ -172,7 +171,7 @@ def jacobian_moments(
 def derivative_kl(jacobian: JacobianMoments, derivative_variance: Variance) -> Float[Tensor, " b"]:
     """Return Σ_{d,k} KL[N(μ_dk, τ_d) ‖ N(0, v)] in nats at each input; v is ``derivative_variance``.
 
-    Infinite where no feature depends on an input column: such features are not diverse.
+    It is infinite if no feature depends on an input column: such features are not diverse.
     """
     prior = _as_broadcastable("derivative_variance", derivative_variance, jacobian.mean)  # [1, 1]
     ratio = jacobian.variance[..., None] / prior  # [b, d, 1]

@@ -1,4 +1,4 @@
-"""The method ``linear``: a linear model of the transformed inputs, as a rival that is fitted in a second.
+"""The method ``linear``: a linear model of the transformed inputs, a baseline that is fitted in a second.
 
 Regression: exact Bayesian linear regression (``linear``) with a bias; its prior and noise variance maximise the
 evidence of the training rows (``evidence``). Classes: logistic regression at its MAP by scikit-learn, the variance of
@@ -33,14 +33,14 @@ from .stored import StoredPosterior
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
 
-_STRENGTHS: Final = tuple(10.0**power for power in range(-4, 5))  # of C, in the order of trial
-_STEPS: Final = 1_000  # of L-BFGS, at most
-_MOST: Final = 50_000_000  # numbers in the inputs: 0.4 GB, of which the singular values take a copy
+_STRENGTHS: Final = tuple(10.0**power for power in range(-4, 5))  # values of C, in the order of trial
+_STEPS: Final = 1_000  # the most steps of L-BFGS
+_MOST: Final = 50_000_000  # the most numbers in the inputs: 0.4 GB, which the SVD copies
 
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """The section ``methods.linear`` of params.yaml, which has no keys: what it needs it chooses by itself."""
+    """The section ``methods.linear`` of params.yaml, which has no keys: all settings are chosen from the data."""
 
 
 @final
@@ -65,7 +65,7 @@ class LinearRegressionPosterior(StoredPosterior):
 
 @final
 class LogisticRegressionPosterior(StoredPosterior):
-    """A logistic regression of the transformed inputs, at a point."""
+    """A logistic regression of the transformed inputs, a point estimate."""
 
     key = "logistic_regression"
 
@@ -79,7 +79,7 @@ def fit(data: FitData, inputs: Inputs, config: LinearConfig, *, rng: Seed, repor
     """Fit the model to the training rows; ``inputs`` and ``rng`` are not used.
 
     Raises:
-        DataError: there are more numbers in the training rows than it can hold.
+        DataError: the training rows have too many numbers.
     """
     size = data.train.inputs.size
     if size > _MOST:
@@ -99,14 +99,14 @@ def fit(data: FitData, inputs: Inputs, config: LinearConfig, *, rng: Seed, repor
 
 
 def _strength(data: FitData) -> float:
-    """Return the C of the largest log-likelihood of the validation rows; without any, scikit-learn's own, 1."""
+    """Return the C of largest log-likelihood of the validation rows; without these, scikit-learn's default 1."""
     if not len(data.validation):
         return 1.0
     rows, labels = (values.numpy() for values in data.tensors("validation"))
     scores = []
     for strength in _STRENGTHS:
         fitted = _logistic(data, strength)
-        log_probs = np.full((len(rows), data.outputs), -50.0)  # of a class without a training row
+        log_probs = np.full((len(rows), data.outputs), -50.0)  # for classes without training rows
         log_probs[:, fitted.classes_] = fitted.predict_log_proba(rows.reshape(len(rows), -1).astype(float))
         scores.append(float(log_probs[np.arange(len(rows)), labels].mean()))
     return _STRENGTHS[int(np.argmax(scores))]
@@ -118,13 +118,13 @@ def _logistic(data: FitData, strength: float) -> "LogisticRegression":
 
     rows, labels = (values.numpy() for values in data.tensors("train"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a weak prior on separable rows: the choice is by score
+        warnings.simplefilter("ignore", ConvergenceWarning)  # separable rows with a weak prior; the score decides
         return LogisticRegression(C=strength, max_iter=_STEPS).fit(rows.reshape(len(rows), -1).astype(float), labels)
 
 
 def _of_all_classes(weight: Tensor, bias: Tensor, classes: np.ndarray, outputs: int) -> dict[str, Tensor]:
-    """Return the weights of a softmax over all classes; one without a training row has a probability of about 1e-22."""
-    if len(classes) == 2:  # scikit-learn has one row for two classes, of the second
+    """Return the weights of a softmax over all classes; a class without training rows has probability 1e-22."""
+    if len(classes) == 2:  # scikit-learn has one row, for the second class
         weight, bias = torch.cat([0 * weight, weight]), torch.cat([0 * bias, bias])
     known = torch.from_numpy(np.asarray(classes, dtype=np.int64))
     every = {"weight": weight.new_zeros(outputs, weight.shape[1]), "bias": bias.new_full((outputs,), -50.0)}

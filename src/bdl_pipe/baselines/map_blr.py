@@ -1,9 +1,9 @@
 """The method ``map_blr``: a network trained to its MAP, then Bayesian linear regression on its fixed features.
 
 Snoek et al. 2015, "Scalable Bayesian Optimization Using Deep Neural Networks", as the baseline ``MAP`` of Harrison,
-Willes & Snoek 2023 (table 2). The network has a linear head and one noise variance learned as a point; weight decay
-is its prior. Head and noise are then thrown away: the prior and noise variance of the new layer maximise the evidence
-of the training rows (``evidence``), where Snoek et al. sample them, and its posterior is exact.
+Willes & Snoek 2023 (table 2). The network has a linear head and one noise variance, learned as a point estimate; weight
+decay is its prior. Head and noise are then discarded. The prior and noise variance of the new layer maximise the
+evidence of the training rows (``evidence``), where Snoek et al. sample them; the layer's posterior is exact.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,9 @@ class MapBlrConfig:
 
     Attributes:
         network: the architecture.
-        training: how it is trained; weight decay leaves the noise alone. Epochs are chosen by the network's own score.
-        noise_variance: σ² of the network at the start, in the units of the transformed targets.
+        training: the settings of training; weight decay does not apply to the noise. Early stopping uses the network's
+            own score.
+        noise_variance: the network's initial σ², in the units of the transformed targets.
     """
 
     network: MlpConfig
@@ -50,7 +51,7 @@ class MapBlrConfig:
 
 @final
 class PointNetwork(ExactLayerLearner):
-    """A network whose outputs are means of one noise variance."""
+    """A network whose outputs are means, with one noise variance."""
 
     def __init__(self, config: MapBlrConfig, data: FitData, rng: Seed) -> None:
         super().__init__()
@@ -67,10 +68,7 @@ class PointNetwork(ExactLayerLearner):
         return {"likelihood.log_variance"}
 
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
-        """Return the layer of the prior and noise variance that maximise the evidence.
-
-        The network's own noise does not matter.
-        """
+        """Return the layer whose prior and noise variance maximise the evidence; the network's noise is not used."""
         inputs, targets = data.tensors("train", data.device)
         phi, y = features(self.network.trunk, inputs), targets.double()
         best = fit_hyperparameters(phi, y)
@@ -84,7 +82,7 @@ def fit(
     """Fit a posterior to each of ``data``; ``inputs`` are not used.
 
     Raises:
-        DataError: there are more rows than an exact layer can hold.
+        DataError: there are too many rows for an exact layer.
         Diverged: a loss became NaN or infinite.
     """
 
@@ -94,12 +92,12 @@ def fit(
     return fit_exact_layers("map_blr", build, config.network, config.training, data, rngs=rngs, report=report)
 
 
-_FEATURE_DECAY: Final = 5.0  # Few rows are seen by the features and by the exact layer, which would fit noise twice.
-_EXACT_LAYER: Final = 5_000_000  # An exact layer is affordable up to this many rows times features.
+_FEATURE_DECAY: Final = 5.0  # large, because features and exact layer are fitted to the same few rows
+_EXACT_LAYER: Final = 5_000_000  # the most rows times features for which the exact layer is affordable
 
 
 def default(size: Size) -> Section:
-    """Return features that decay much where there are few rows."""
+    """Return hyperparameters with a large weight decay of the features if there are few rows."""
     return {"network": size.network, "training": size.training(decay=_FEATURE_DECAY if size.small else None)}
 
 

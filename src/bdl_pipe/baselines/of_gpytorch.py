@@ -1,15 +1,15 @@
-"""What both methods of Gaussian processes share without gpytorch: the way to it, and where exactness ends."""
+"""The parts that both Gaussian-process methods share and that do not need gpytorch."""
 
 from types import ModuleType
 from typing import Final
 
 from ..errors import UserError
 
-AFFORDABLE: Final = 3_000  # The exact process is affordable up to this many training rows.
+AFFORDABLE: Final = 3_000  # the most training rows for which the exact process is affordable
 
 
 def processes() -> ModuleType:
-    """Import gpytorch's processes, here alone, so that the methods are known where gpytorch is not installed.
+    """Import the module with gpytorch's processes, so that the methods are listed even if gpytorch is not installed.
 
     Raises:
         UserError: gpytorch is not installed.

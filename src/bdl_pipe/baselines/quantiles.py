@@ -1,17 +1,18 @@
-"""A distribution by its quantiles at fixed levels: straight between them in normal scores, exponential beyond them.
+"""A distribution from quantiles at fixed levels: linear in normal scores between them, with exponential tails.
 
 With levels Φ(z_1) < … < Φ(z_K), z_K = −z_1, and their quantiles q_1 < … < q_K, the distribution function between q_k
 and q_{k+1} is
 
     F(y) = Φ(z_k + (y − q_k)/b_k),   b_k = (q_{k+1} − q_k)/(z_{k+1} − z_k),
 
-a piece of a Gaussian of deviation b_k. Beyond q_K the tail has the share p = 1 − Φ(z_K) and falls exponentially,
+a piece of a Gaussian with standard deviation b_k. Beyond q_K the tail has the share p = 1 − Φ(z_K) and decays
+exponentially,
 
     1 − F(y) = p exp(−(y − q_K)/s),   s = h p/φ(z_K),   h = (q_K − median)/z_K;
 
-so its density at q_K is that of a Gaussian of deviation h there. The tail below q_1 is its mirror image. The density is
-above zero everywhere and jumps at quantiles where the slopes b_k differ. Moments are sums of moments of truncated
-Gaussians and of exponential distributions.
+so its density at q_K equals that point's density of a Gaussian with standard deviation h. The tail below q_1 is the
+mirror image. The density is positive everywhere and jumps at quantiles where the slopes b_k differ. Moments are sums of
+moments of truncated Gaussians and exponential distributions.
 """
 
 import math
@@ -29,7 +30,7 @@ SCORES: Final = (-1.5, -1.0, 0.0, 1.0, 1.5)  # z_k; the middle one is the median
 _MIDDLE: Final = SCORES.index(0.0)
 _BEYOND: Final = 0.5 * math.erfc(SCORES[-1] / math.sqrt(2))  # p
 _TAIL: Final = _BEYOND * math.sqrt(2 * math.pi) * math.exp(SCORES[-1] ** 2 / 2) / SCORES[-1]  # s/(q_K − median)
-_LEVELLED: Final = 0.2  # the least slope between two quantiles, over that of the whole row
+_LEVELLED: Final = 0.2  # the least slope between two quantiles, relative to the whole row's
 
 
 def levels() -> list[float]:
@@ -42,7 +43,7 @@ class Quantiles(Continuous):
     """A distribution of each output, given by its quantiles at :func:`levels`; outputs are independent."""
 
     def __init__(self, values: Float[Tensor, "batch output score"]) -> None:
-        """Take the quantiles, ascending in the last dimension without ties."""
+        """Create the distribution from quantiles that ascend strictly in the last dimension."""
         self.values = values.double()
         self._scores = torch.tensor(SCORES, dtype=torch.float64, device=values.device)
         self._slopes = self.values.diff() / self._scores.diff()
@@ -52,10 +53,10 @@ class Quantiles(Continuous):
 
     @classmethod
     def of(cls, raw: Float[Tensor, "batch output score"], least: Float[Tensor, " output"]) -> "Quantiles":
-        """Make quantiles of estimates that may cross.
+        """Make quantiles from estimates that may cross.
 
-        They are sorted (Chernozhukov, Fernández-Val & Galichon 2010), then moved away from the median as far as gives
-        every slope a fifth of the slope of the whole row, and ``least``, a deviation, at least.
+        They are sorted (Chernozhukov, Fernández-Val & Galichon 2010), then moved away from the median until every slope
+        is at least a fifth of the whole row's slope and at least ``least``, a standard deviation.
         """
         ordered = raw.double().sort().values
         steps = torch.tensor(SCORES, dtype=torch.float64, device=raw.device).diff()
@@ -66,7 +67,7 @@ class Quantiles(Continuous):
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance. In a piece y = c + b z, z a standard normal between the ends of the piece."""
+        """Return mean and variance. In a piece y = c + b z, z is a truncated standard normal."""
         z = self._scores
         density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
         share, first = torch.special.ndtr(z).diff(), -density.diff()  # ∫ φ and ∫ z φ over the piece
@@ -93,7 +94,7 @@ class Quantiles(Continuous):
         return torch.zeros_like(self.mean)
 
     def _inside(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z(y) and the slope of its piece, [batch, output] each, of values between the outer quantiles."""
+        """Return z(y) and the slope of its piece, [batch, output] each, for values between the outer quantiles."""
         places = values.double()[..., None].contiguous()
         piece = torch.searchsorted(self.values[..., 1:-1].contiguous(), places)
         start, slope = self.values.gather(-1, piece), self._slopes.gather(-1, piece)
@@ -113,7 +114,7 @@ class Quantiles(Continuous):
         return torch.where(above > 0, math.log(_BEYOND) - self._above.log() - above / self._above, each).sum(-1)
 
     def bracket(self, level: float) -> tuple[Tensor, Tensor]:
-        """Return the quantile twice: it is in closed form."""
+        """Return the quantile as both bounds, since it is in closed form."""
         if min(level, 1 - level) < _BEYOND:
             low = level < _BEYOND
             over = math.log(_BEYOND / (level if low else 1 - level))

@@ -1,21 +1,21 @@
-"""SNGP: a Gaussian process of random features on a trunk whose layers have bounded spectral norms.
+"""SNGP: a random-feature Gaussian process on a trunk whose layers have bounded spectral norms.
 
 Liu, Lin, Padhy, Tran, Bedrax-Weiss & Lakshminarayanan 2020 (and 2023), algorithm 1. With h the trunk,
 
     φ(x) = √(2/D) cos(Ωᵀh(x) + b),  Ω ~ N(0, 1/ℓ²), b ~ U(0, 2π), fixed;    f(x) = φ(x)ᵀβ,  β ~ N(0, I/τ),
 
-so that φ(x)ᵀφ(x') ≈ exp(−‖h(x) − h(x')‖²/(2ℓ²)). Trunk and β are trained to the MAP of β:
-−(1/B) Σ log p(y | f) + τ‖β‖²/(2n). One pass over the training rows then gives the precision that all outputs share:
+so that φ(x)ᵀφ(x') ≈ exp(−‖h(x) − h(x')‖²/(2ℓ²)). Trunk and β are trained by the MAP loss of β, −(1/B) Σ log p(y | f) +
+τ‖β‖²/(2n). One pass over the training rows then gives the precision for all outputs:
 
     classes:    Λ = τI + Σ_i p_i(1 − p_i) φ_i φ_iᵀ,  p_i the largest class probability of row i,
     regression: Λ = τI + Σ_i φ_i φ_iᵀ/σ²,  exact for a fixed trunk; σ² is learned, one for all outputs,
 
-v(x) = φᵀΛ⁻¹φ, and the predictive is softmax(f/√(1 + πv/8)) (mean field), or N(f, v + σ²). p(1 − p) at the largest
-probability is the largest of all classes', so v is at most what a precision of each class's own would give.
+v(x) = φᵀΛ⁻¹φ, and the predictive is softmax(f/√(1 + πv/8)) (mean field), or N(f, v + σ²). The largest class probability
+has the largest p(1 − p) of all classes, so v is at most the variance from a separate precision for each class.
 
-Deviations: exact spectral norms (``networks.spectral``); the precision is accumulated once, in float64, at the end
-(the paper's moving average exists for lack of a pass); a trunk without residual connections has the upper Lipschitz
-bound only, so far inputs may still fall on near features.
+Deviations: spectral norms are exact (``networks.spectral``). The precision is computed in one pass after training, in
+float64, where the paper has a moving average during training. A trunk without residual connections has only the upper
+Lipschitz bound, so distant inputs may have similar features.
 """
 
 import math
@@ -50,11 +50,11 @@ class SngpConfig:
 
     Attributes:
         network: the trunk.
-        features: D, random Fourier features.
+        features: D, the number of random Fourier features.
         length_scale: ℓ, in the units of the trunk's features.
         norm_bound: c, the largest spectral norm of a layer.
         ridge: τ, the prior precision of β.
-        training: how trunk and β are trained; weight decay leaves β (it has τ) and σ² alone.
+        training: the settings of training; weight decay does not apply to β (it has τ) and σ².
     """
 
     network: NetworkConfig
@@ -73,7 +73,7 @@ class SngpConfig:
 
 @dataclass(frozen=True)
 class SngpSpec:
-    """The description that the network is built from; the fields are those of :class:`SngpConfig` and of the data."""
+    """The description of the network, from which it is built: fields of :class:`SngpConfig` and of the data."""
 
     network: NetworkConfig
     input_shape: tuple[int, ...]
@@ -94,7 +94,7 @@ class Sngp(Learner):
         frequencies, phases: Ω [width, feature] and b [feature].
         head: β [feature, output].
         log_noise: log σ², for regression, in standardised units; σ² starts at 1.
-        factor: the lower Cholesky factor of Λ [feature, feature] in float64; None before the last pass.
+        factor: the lower Cholesky factor of Λ [feature, feature] in float64; None during training.
     """
 
     frequencies: Tensor
@@ -125,10 +125,7 @@ class Sngp(Learner):
         return prior - self._plain(outputs, None).log_prob(targets).mean()
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Predict without ``rng``.
-
-        Before there is ``factor`` the predictive is the MAP's, v = 0: what validation can score.
-        """
+        """Return the predictive; without ``factor``, as in validation, the MAP's with v = 0. ``rng`` is not used."""
         if self.factor is None:
             return self._plain(self.features(inputs) @ self.head, None)
         return self.marginal(inputs, self.factor)
@@ -163,7 +160,7 @@ class Sngp(Learner):
         return phi.double(), largest * (1 - largest)
 
     def _plain(self, outputs: Tensor, variance: Tensor | None) -> Predictive:
-        """Return the predictive of f of the given variance [batch]; None: 0."""
+        """Return the predictive given f and its variance [batch]; None means 0."""
         if self.spec.task == "classification":
             spread = outputs.new_zeros(()) if variance is None else variance[:, None]
             return Categorical(mean_field(outputs, spread)[None])
@@ -184,7 +181,7 @@ def precision_factor(learner: Sngp, rows: Rows) -> Float[Tensor, "feature featur
 
 @final
 class SngpPosterior(LearnerPosterior[Sngp]):
-    """A fitted :class:`Sngp` with the factor of Λ; its weights are the bounded ones, so nothing bounds them again."""
+    """A fitted :class:`Sngp` with the factor of Λ; the bounds are already applied to its weights."""
 
     key, spec_class = "sngp", SngpSpec
 
@@ -212,7 +209,7 @@ class SngpPosterior(LearnerPosterior[Sngp]):
 
     @staticmethod
     def finish(spec: SngpSpec, fitted: FitResult, data: FitData, rng: Seed) -> dict[str, Tensor]:
-        """Bound the weights for good and factorise the precision over the training rows."""
+        """Replace the weights by the bounded weights, and factorise the precision over the training rows."""
         learner = Sngp(spec, Seed(0)).eval()
         learner.load_state_dict(fitted.state)
         learner.to(data.device)
@@ -222,7 +219,7 @@ class SngpPosterior(LearnerPosterior[Sngp]):
 
 
 def default(size: Size) -> Section:
-    """Return a trunk of bounded norms; on images it needs group norm and twice the learning rate."""
+    """Return the hyperparameters; images need group norm and twice the learning rate."""
     network = size.network if size.image is None else {**size.network, "norm": "group"}
     return {"network": network, "features": 512, "training": size.training(5e-3 if size.image is None else 1e-2)}
 

@@ -1,8 +1,9 @@
-"""The method ``svgp``: a sparse variational Gaussian process, for more rows than the exact one holds.
+"""The method ``svgp``: a sparse variational Gaussian process, for more rows than ``gp`` can fit.
 
-Inducing inputs Z, q(u) = N(m, S) whitened, minus the ELBO per row by Adam on minibatches (Hensman et al. 2013;
-gpytorch's variational strategy). One process an output, inducing inputs of its own, with a constant mean, a scaled RBF
-kernel and Gaussian noise, as ``gp`` has them. Z starts at training rows drawn without replacement. float64 throughout.
+Adam minimises minus the ELBO per row on minibatches, with inducing inputs Z and a whitened q(u) = N(m, S) (Hensman et
+al. 2013; gpytorch's variational strategy). Each output has its own process and inducing inputs, with a constant mean, a
+scaled RBF kernel and Gaussian noise, as in ``gp``. The initial Z are training rows drawn without replacement. All is in
+float64.
 """
 
 import math
@@ -34,9 +35,9 @@ class SvgpConfig:
     """The section ``methods.svgp`` of params.yaml.
 
     Attributes:
-        inducing: the number of inducing inputs; at most the training rows.
-        ard: a length scale for each input column, else one for all.
-        training: how it is fitted.
+        inducing: the number of inducing inputs; at most the number of training rows.
+        ard: whether each input column has its own length scale.
+        training: the settings of training.
     """
 
     inducing: int
@@ -51,17 +52,17 @@ class SvgpConfig:
 
 @final
 class SparseGp(Learner):
-    """A learner whose loss is minus the ELBO per row."""
+    """A sparse process as a learner, with minus the ELBO per row as its loss."""
 
     def __init__(self, inducing: Tensor, ard: bool) -> None:
-        """Start q(u) at the prior, with inducing inputs [o, m, d]."""
+        """Create it with q(u) at the prior and the initial inducing inputs [o, m, d]."""
         super().__init__()
         gpytorch = processes()
         self.process = gpytorch.SparseProcess(inducing.double(), ard)
         self.likelihood = gpytorch.GaussianLikelihood(batch_shape=torch.Size([len(inducing)]))
         self.likelihood.noise = gpytorch.NOISE
         self.double()
-        self.process.variational_strategy.variational_params_initialized.fill_(1)  # without a global draw
+        self.process.variational_strategy.variational_params_initialized.fill_(1)  # no global draw
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         mean, variance = self._latent(inputs)
@@ -88,7 +89,7 @@ class SparseGp(Learner):
 
 @final
 class SvgpPosterior:
-    """A fitted process, which predicts in closed form, deterministically."""
+    """A fitted process, which predicts in closed form."""
 
     key = "svgp"
 
@@ -139,7 +140,7 @@ def _build(config: SvgpConfig, data: FitData, rng: Seed) -> SparseGp:
 
 
 def default(size: Size) -> Section:
-    """Return 200 inducing points, and steps that follow from the rows."""
+    """Return hyperparameters with 200 inducing points, and epochs that follow from the number of rows."""
     training = {"epochs": size.epochs(2_000), "batch": size.batch, "optimiser": {"lr": 2e-2}}
     return {"inducing": 200, "training": training}
 

@@ -1,4 +1,4 @@
-"""A posterior that is its stored state: nothing is computed from the state but the predictions."""
+"""The base of posteriors whose attributes are their stored tensors."""
 
 from typing import ClassVar, TypeVar
 
@@ -10,11 +10,11 @@ Own = TypeVar("Own", bound="StoredPosterior")
 
 
 class StoredPosterior:
-    """A posterior that is read from its state and keeps it; a subclass adds ``predict``.
+    """A posterior that holds the tensors of its state; a subclass adds ``predict``.
 
     Attributes:
         key: the posterior's key in ``registry.POSTERIORS``.
-        tensors: those of the state, on the device.
+        tensors: the tensors of the state, on the device.
     """
 
     key: ClassVar[str]

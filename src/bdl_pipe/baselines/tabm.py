@@ -1,23 +1,23 @@
 """TabM: an ensemble of k perceptrons that share their weight matrices, trained as one (Gorishniy et al. 2024).
 
 Gorishniy, Kotelnikov & Babenko 2024, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling"; the
-layer is that of BatchEnsemble (Wen, Tran & Ba 2020, equation 1). Of each hidden layer all members have the matrix W in
-common, [output, input]; member m has its own scalings of inputs and outputs, r_m and s_m, and its own bias b_m:
+layer is BatchEnsemble's (Wen, Tran & Ba 2020, equation 1). In each hidden layer all members share the matrix W [output,
+input]; member m has its own scalings of inputs and outputs, r_m and s_m, and its own bias b_m:
 
     l_m(x) = s_m ∘ (W (r_m ∘ x)) + b_m.
 
-It is an ordinary linear layer of the weight W ∘ (s_m r_mᵀ). The last layer of each member is its own. The loss is the
-mean of the members' negative log-likelihoods, each that of ``sgd``, on one batch for all members: no member is trained
-to mend the errors of others, as under the negative log-likelihood of the mixture. The predictive is the mixture of the
-members, and its negative log-likelihood on validation rows ends the fit where ``early_stopping`` says so.
+This is an ordinary linear layer with the weight W ∘ (s_m r_mᵀ). Each member has its own last layer. The loss is the
+mean of the members' negative log-likelihoods (see ``sgd``) on one batch for all members. So no member is trained to
+correct the errors of others, as the negative log-likelihood of the mixture would do. The predictive is the mixture of
+the members; early stopping uses its negative log-likelihood on validation rows.
 
-Start, as theirs: r of the first layer is ±1 at random; each other r and each s is 1. Last layers are drawn for each
-member. Our deviations: weights start as those of other networks here (He's normal), biases at 0, inputs have fixed
-frequencies in place of learned encodings, and r and s are not decayed, since a decay of W is one of all members'
-weights already.
+Initial values, as in the paper: r of the first layer is ±1 at random; every other r and every s is 1. Last layers are
+drawn for each member. Deviations: weights are initialised like other networks here (He's normal), biases are 0, inputs
+have fixed frequencies instead of learned encodings, and r and s have no weight decay, since the decay of W already
+applies to all members' weights.
 
-State: that of ``NetworkDraws``, k whole networks of the weights W ∘ (s_m r_mᵀ); they take more place than what they
-share, and no other family needs to know of it.
+State: a ``NetworkDraws`` of k full networks with the weights W ∘ (s_m r_mᵀ). They take more space than the shared
+weights, but need no class of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,9 +54,9 @@ class TabmConfig:
 
     Attributes:
         network: the architecture of each member, an ``mlp``.
-        training: how all of them are fitted, at once.
-        members: k.
-        variance_floor: of regression, as in ``methods.sgd``.
+        training: the settings of the training of all members together.
+        members: k, the number of members.
+        variance_floor: the least variance of regression, see ``methods.sgd``.
     """
 
     network: NetworkConfig
@@ -78,12 +78,12 @@ class SharedLinear(nn.Module):
 
     Attributes:
         weight: W [output, input].
-        r, s: of inputs [member, input] and of outputs [member, output], 1 at the start.
-        bias: [member, output], 0 at the start.
+        r, s: the scalings of inputs [member, input] and of outputs [member, output], initially 1.
+        bias: the biases [member, output], initially 0.
     """
 
     def __init__(self, layer: nn.Linear, members: int) -> None:
-        """Take the weight of ``layer``."""
+        """Create the layers with the weight of ``layer``."""
         super().__init__()
         self.weight = layer.weight
         self.r = nn.Parameter(torch.ones(members, layer.in_features))
@@ -91,23 +91,23 @@ class SharedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(members, layer.out_features))
 
     def forward(self, inputs: Float[Tensor, "*member batch input"]) -> Float[Tensor, "member batch output"]:
-        """Map inputs of each member, or inputs that all have in common."""
+        """Apply the layers to each member's inputs, or to inputs that all members share."""
         scaled = inputs * self.r[:, None]
-        # one product for all members: it stays one where several models are trained as one
+        # one product for all members, also if several models are trained as one
         mapped = F.linear(scaled.flatten(0, 1), self.weight).unflatten(0, scaled.shape[:2])
         return mapped * self.s[:, None] + self.bias[:, None]
 
     def weights(self) -> Float[Tensor, "member output input"]:
-        """Return the weight of each member as an ordinary linear layer, W ∘ (s rᵀ)."""
+        """Return the weight of each member's equivalent linear layer, W ∘ (s rᵀ)."""
         return self.weight * self.s[:, :, None] * self.r[:, None, :]
 
 
 @final
 class Tabm(Learner):
-    """The k networks; its loss is the mean of their losses."""
+    """A learner of k networks, with the mean of their losses as its loss."""
 
     def __init__(self, spec: NetworkSpec, members: int, rng: Seed) -> None:
-        """Build the members of ``spec``, whose shared weights are those of a network at ``rng``."""
+        """Build the members of ``spec``, with shared weights initialised from ``rng``."""
         super().__init__()
         self.spec = spec
         network = networks.build(spec.network, spec.input_shape, 0, rng=rng)
@@ -123,7 +123,7 @@ class Tabm(Learner):
         self.head_bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))
 
     def shared(self) -> list[tuple[str, SharedLinear]]:
-        """Return the layers whose weights are shared, each with its place in the trunk."""
+        """Return the layers with shared weights, each with its place in the trunk."""
         return [(place, of) for place, of in self.trunk.named_children() if isinstance(of, SharedLinear)]
 
     def outputs(self, inputs: Tensor) -> Float[Tensor, "member batch output"]:
@@ -137,7 +137,7 @@ class Tabm(Learner):
         return self.spec.predictive(self.outputs(inputs))
 
     def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score of the mixture, and the shift and slope of all heads' outputs for variances, as ``sgd``."""
+        """Return the mixture's score, and the shift and slope of all heads' variance outputs, see ``sgd``."""
         if self.spec.likelihood != "gaussian_head":
             return super().held_out(predicted)
         score, shift, slope = least_head_nll(predicted, self.spec.variance_floor)
@@ -152,7 +152,7 @@ class Tabm(Learner):
         return {**weights, "head_weight": weight, "head_bias": bias}
 
     def undecayed(self) -> set[str]:
-        """Return the scalings."""
+        """Return the names of the scalings."""
         return {f"trunk.{place}.{name}" for place, _ in self.shared() for name in _SCALINGS}
 
     @torch.no_grad()
@@ -169,7 +169,7 @@ def fit(
     """Fit an ensemble to each of ``data``; ``inputs`` are not used.
 
     Raises:
-        ConfigError: a variance of classes.
+        ConfigError: ``variance_floor`` is set for classes.
         Diverged: a loss became NaN or infinite.
     """
     classes, floor = data[0].task == "classification", config.variance_floor
@@ -189,7 +189,7 @@ def fit(
 
 
 def default(size: Size) -> Section:
-    """Return members of the network of all methods; fewer of a large one, and half the rate where rows are few."""
+    """Return the hyperparameters: fewer members of a large network, and half the learning rate for few rows."""
     members, lr = (16, 2.5e-3) if size.small else (8, 5.0e-3)
     return {"network": size.network, "members": members, "training": size.training(lr), **size.floor}
 
@@ -204,6 +204,6 @@ TABM = Method(
         "training.optimiser.weight_decay": (1e-6, 1e-1, "log"),
         "members": (4, 64, "integer"),
     },
-    # the cost: 2 below 1,000 rows, where members are cheaper than the overhead of a step, 6 below 10,000, 9 beyond
+    # the cost is 2 below 1,000 rows, where a step is mostly overhead, 6 below 10,000 rows, and 9 above
     default=Default(6.0, override=default, suits=lambda size: size.image is None),
 )

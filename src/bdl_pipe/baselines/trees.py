@@ -1,4 +1,4 @@
-"""Sums of regression trees as tensors, so that fitted boosting is stored and read without unpickling anything."""
+"""Sums of regression trees as tensors, so that fitted boosting is stored without pickles."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, final
@@ -8,19 +8,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_AT_ONCE: Final = 1 << 22  # places in trees that are looked up at once
+_AT_ONCE: Final = 1 << 22  # the most tree nodes that are looked up together
 _FIELDS: Final = ("feature", "threshold", "left", "right", "value", "root", "start")
 
 
 @final
 class Trees:
-    """Σ_t f_t(x) + start of K outputs, each with trees of its own.
+    """The sums Σ_t f_t(x) + start for K outputs, each with its own trees.
 
     Attributes:
-        feature, threshold, left, right, value: of every node of every tree [node]; a leaf is its own child, left and
-            right, so that a walk of any length ends in it. A row goes left where x[feature] <= threshold.
+        feature, threshold, left, right, value: the attributes of every node of every tree [node]. A row goes left if
+            x[feature] <= threshold. A leaf is its own left and right child, so that a walk of any length ends in it.
         root: the first node of each tree [output, tree]; outputs have equally many trees.
-        start: what the trees are added to [output].
+        start: the constant term of each output [output].
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -29,7 +29,7 @@ class Trees:
 
     @classmethod
     def constant(cls, values: Sequence[float]) -> "Trees":
-        """Return no trees, and ``values`` as the start."""
+        """Return sums without trees, with ``values`` as the constant terms."""
         numbers, whole = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
         nodes = {"feature": whole, "threshold": numbers, "left": whole, "right": whole, "value": numbers}
         root = torch.zeros(len(values), 0, dtype=torch.int64)
@@ -41,7 +41,7 @@ class Trees:
         return self.tensors["root"].shape[1]
 
     def first(self, rounds: int) -> "Trees":
-        """Return the sums of the first rounds alone."""
+        """Return the sums of the first ``rounds`` rounds."""
         return Trees(self.tensors | {"root": self.tensors["root"][:, :rounds]})
 
     def __call__(self, inputs: Float[Tensor, "row d"]) -> Float[Tensor, "row output"]:
@@ -62,8 +62,8 @@ class Trees:
 def of_boosting(model: Any, rounds: int) -> Trees:
     """Return the trees of the first ``rounds`` rounds of a fitted histogram gradient boosting of scikit-learn.
 
-    scikit-learn has no public form of its trees but a pickle: this reads what its own prediction reads, and
-    ``tests/baselines/test_rivals.py`` holds the two equal.
+    scikit-learn's only public format of its trees is a pickle. This reads the attributes that its own prediction reads,
+    and ``tests/baselines/test_rivals.py`` checks that predictions are equal.
     """
     return _stacked([list(of_round) for of_round in model._predictors[:rounds]], model._baseline_prediction)
 
@@ -96,7 +96,7 @@ def _joined(parts: Iterable[np.ndarray], name: str) -> np.ndarray:
 
 
 def _depth(left: Tensor, right: Tensor, root: Tensor) -> int:
-    """Return the most steps from a root to a leaf."""
+    """Return the largest number of steps from a root to a leaf."""
     place, depth = root.flatten().unique(), 0
     while not bool((left[place] == place).all()):
         place, depth = torch.cat([left[place], right[place]]).unique(), depth + 1

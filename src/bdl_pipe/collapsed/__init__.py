@@ -1,1 +1,1 @@
-"""Collapsed inference: some weights are integrated out exactly, the others sampled."""
+"""Collapsed inference: some weights are integrated out exactly, and the others are samples."""

@@ -1,7 +1,7 @@
-"""CIBER for classes: some weights of the last layer are integrated out, the others are a trajectory's snapshots.
+"""CIBER for classes: some weights of the last layer are integrated out; all others come from a trajectory's snapshots.
 
-For each snapshot, the probabilities are averaged over the box of the weights that are collapsed (:mod:`.head`), the
-others being the snapshot's, and p(y | x, D) ≈ (1/S) Σ_s p(y | x, snapshot s). With l the snapshot's logits,
+For each snapshot, the probabilities are averaged over the box of the collapsed weights (:mod:`.head`), with the
+snapshot's other weights, and p(y | x, D) ≈ (1/S) Σ_s p(y | x, snapshot s). With l the snapshot's logits,
 
     exact    p_k = E[softmax_k(l + shift + Σ_i h_iU_i)], all classes' weights at once, without approximation: one
              integral (:mod:`.integrals.uniform_logits`), up to three weights of each class
@@ -9,24 +9,24 @@ others being the snapshot's, and p(y | x, D) ≈ (1/S) Σ_s p(y | x, snapshot s)
              logits the snapshot's; σ by piecewise cubics: the paper's text has one cubic
     softmax  the same of one weight of each class, by σ itself: the published code
 
-In the last two the probabilities of one snapshot come from different integrals, in each of which one logit moves, and
-are divided by their sum. That is not the average of eq. 2: for ten classes whose logits deviate by 2, half-widths of
-up to .4, 1 and 4 put a probability off by up to .002, .012 and .12 with the sigmoid, by .014, .018 and .13 with one
-cubic, and by .005, .031 and .27 with nothing collapsed.
+In the last two, the probabilities of one snapshot come from different integrals, each over one class's logit, and are
+divided by their sum. This is not the average of eq. 2: for ten classes with logits of standard deviation 2 and
+half-widths of up to .4, 1 and 4, the error of a probability is up to .002, .012 and .12 with the sigmoid, .014, .018
+and .13 with one cubic, and .005, .031 and .27 without collapsed weights.
 
-Weights: the paper has 10 of the last layer for 10 classes and 100 for 100, those that vary most; its code, one of each
-class, for each input by itself that of the largest range·|feature|. Ours is the latter, with the bias among them.
+Weights: the paper collapses the weights of the last layer that vary most, 10 for 10 classes and 100 for 100. Its code
+collapses one weight of each class, for each input the weight of largest range·|feature|. Ours follows the code, and the
+bias is one of the weights.
 
-Deviations. ``exact`` is ours. Cubics are off by as much in the tails, where they are 0 and 1, as in the middle, and log
-0 is no score. So p_k is moved into bounds that the exact average keeps (:mod:`.integrals.sigmoid_bounds`), which brings
-it nearer wherever it moves. And where no collapsed weight has a range, nothing is integrated: p_k is σ(a_k) itself, so
-that one snapshot, or snapshots with one last layer, are their ensemble.
+Deviations. ``exact`` is ours. The error of cubics is as large in the tails, where they are 0 and 1, as in the middle,
+and log 0 is not a usable score. So p_k is clamped to bounds that the exact average satisfies
+(:mod:`.integrals.sigmoid_bounds`), which can only reduce the error. If no collapsed weight has a range, nothing is
+integrated and p_k is σ(a_k), so that a single snapshot, or snapshots with the same last layer, give their ensemble.
 
-The draws of the predictive are the snapshots. Mutual information is then I[y; snapshot | x]: the disagreement inside of
-the boxes is in each draw's entropy, and it is below that with all weights wherever p_s is the average over the box
-(``exact``, and nearly so the others; the mixture as one draw would have none). The joint of several
-inputs is by draws of the collapsed weights (:meth:`CiberPosterior.joint`). Each snapshot has the statistics of batch
-normalisation that it was trained with: its weights are its own, not an average's.
+The draws of the predictive are the snapshots. So mutual information is I[y; snapshot | x]: disagreement within the
+boxes is part of each draw's entropy, and the value is below the mutual information with all weights if p_s is the
+average over the box (``exact``, and approximately the others). The joint of several inputs uses draws of the collapsed
+weights (:meth:`CiberPosterior.joint`). Each snapshot has its own trained batch-normalisation statistics.
 
 Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4 and appendix B.
 """
@@ -58,7 +58,7 @@ from .integrals.sigmoid_bounds import within
 from .integrals.softmax import mean_sigmoid
 from .snapshots import CollapsedSnapshots, trajectory
 
-POINTS: Final = 1 << 17  # averages at a time
+POINTS: Final = 1 << 17  # averages that are computed together
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class CubicConfig:
     """The form with a piecewise-cubic sigmoid.
 
     Attributes:
-        weights: collapsed weights of each class (1); null: all, which a last layer of at most 9 inputs allows.
-        pieces: cubics in the sigmoid (1); its largest error is .028 for 1, .0029 for 8 and 4e-5 for 32.
+        weights: the number of collapsed weights of each class (1). null: all, for a last layer of at most 9 inputs.
+        pieces: the number of cubics in the sigmoid (1); its largest error is .028 for 1, .0029 for 8 and 4e-5 for 32.
     """
 
     weights: int | None
@@ -80,13 +80,13 @@ class CubicConfig:
         require(0 < self.pieces <= 64, "pieces", "must be 1 … 64", self.pieces)
 
     def count(self, inputs: int) -> int:
-        """Return the number of collapsed weights of each class, of ``inputs`` with the bias."""
+        """Return the number of collapsed weights of each class, which has ``inputs`` weights including the bias."""
         return inputs if self.weights is None else self.weights
 
 
 @dataclass(frozen=True)
 class SoftmaxConfig:
-    """The form of one weight of each class, whose softmax is averaged without approximation."""
+    """The form with one collapsed weight of each class, and the exact average of its sigmoid."""
 
     name: Literal["softmax"] = "softmax"
 
@@ -97,10 +97,10 @@ class SoftmaxConfig:
 
 @dataclass(frozen=True)
 class ExactConfig:
-    """The form with the average of the softmax over all collapsed weights of all classes at once.
+    """The form with the exact average of the softmax over the collapsed weights of all classes together.
 
     Attributes:
-        weights: collapsed weights of each class; work and time grow with the product of their nodes.
+        weights: the number of collapsed weights of each class; the work grows with the product of their nodes.
     """
 
     weights: int
@@ -133,7 +133,7 @@ class CiberConfig:
 
 @final
 class CiberPosterior(CollapsedSnapshots[CiberConfig]):
-    """A posterior of the snapshots' networks, whose last layers are collapsed."""
+    """A posterior of the snapshots' networks with collapsed last layers."""
 
     key, reads = "ciber", CiberConfig
 
@@ -144,9 +144,9 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
-        """Predict without ``rng``: nothing is drawn.
+        """Return the predictive; ``rng`` is not used.
 
-        Memory: a few times snapshots × batch × classes, and one trunk's.
+        It needs memory for a few tensors of snapshots × batch × classes, and for one trunk.
         """
         logits, collapsed = [], []
         for number, weights in self.numbered():
@@ -162,9 +162,9 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
     ) -> JointCategorical:
         """Return the joint of each group by draws of the collapsed weights, which all inputs share, for each snapshot.
 
-        The integral over weights that several inputs share has no closed form. Given a draw, ``exact`` has the softmax
-        of the logits, so that a row's marginal is that of ``predict``; the other forms have p_k ∝ σ(a_k + Σ (W − w)φ)
-        with the sigmoid itself, divided by the sum of each draw.
+        The integral over weights that several inputs share has no closed form. Given a draw, ``exact`` uses the softmax
+        of the logits, so that a row's marginal equals ``predict``'s; the other forms use p_k ∝ σ(a_k + Σ (W − w)φ) with
+        the exact sigmoid, normalised for each draw.
         """
         each, flat, log_probs = -(-draws // len(self._head.weights)), inputs.flatten(0, 1), []
         for number, weights in self.numbered():
@@ -179,14 +179,14 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
         return JointCategorical(torch.cat(log_probs).unflatten(1, inputs.shape[:2])).at(places)
 
 
-cubics = cache(cubic_sigmoid)  # a fit takes longer than to predict a batch
+cubics = cache(cubic_sigmoid)  # since fitting the cubics takes longer than predicting a batch
 
 
 def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form: Form) -> Float[Tensor, "*batch class"]:
-    """Return log p of snapshots with logits of their own, in blocks of points."""
+    """Return log p for each snapshot's logits, computed in blocks of points."""
     if isinstance(form, ExactConfig):
         averages = uniform_logits.log_expected_softmax(wide(logits) + wide(collapsed.shift), collapsed.half_widths)
-        still = (collapsed.half_widths == 0).all((-2, -1))[..., None]  # its rounding would be of a sum
+        still = (collapsed.half_widths == 0).all((-2, -1))[..., None]  # not integrated, for exact values
         return torch.where(still, logits.log_softmax(-1), averages.to(logits))
     sigmoid = cubics(form.pieces).to(wide(logits)) if isinstance(form, CubicConfig) else None
     rows = max(1, POINTS // logits.shape[-1])
@@ -198,7 +198,7 @@ def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form:
 def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piecewise | None) -> Tensor:
     """Return log p [row, class].
 
-    Without a stand-in for the sigmoid, it is by the sigmoid itself over one collapsed weight.
+    With ``sigmoid`` None the exact sigmoid is averaged over one collapsed weight.
     """
     odds, half_widths = log_odds(logits), wide(half_widths)
     centre = wide(odds + shift)
@@ -209,27 +209,27 @@ def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piec
 
 
 def _expected(sigmoid: Piecewise, centre: Tensor, half_widths: Tensor) -> Tensor:
-    """Return E[g] [row, class], integrated where a box reaches between g's outer breakpoints: beyond, g is 0 or 1."""
+    """Return E[g] [row, class], integrated only if a box reaches between g's outer breakpoints."""
     average = (centre > 0).to(centre)
-    reached = centre.abs() - half_widths.sum(-1) < sigmoid.breakpoints[-1]  # those of a sigmoid are symmetric
+    reached = centre.abs() - half_widths.sum(-1) < sigmoid.breakpoints[-1]  # a sigmoid's breakpoints are symmetric
     average[reached] = few_uniforms.expect(sigmoid, centre[reached], half_widths[reached])
     return average
 
 
 def log_odds(logits: Float[Tensor, "batch class"]) -> Float[Tensor, "batch class"]:
-    """Return log p_k − log(1 − p_k) of the softmax, to the last digits of either."""
+    """Return log p_k − log(1 − p_k) of the softmax, accurate in both tails."""
     logs = logits.log_softmax(-1)
     top = logits.argmax(-1, keepdim=True)
     rest = logits.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
-    odds = logs - torch.log1p(-logs.exp())  # p ≤ ½ but for the top one, whose 1 − p would cancel
+    odds = logs - torch.log1p(-logs.exp())  # p ≤ ½ except for the largest, whose 1 − p would cancel
     return odds.scatter(-1, top, logits.gather(-1, top) - rest)
 
 
 def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report: Report) -> State:
-    """Return all snapshots of the one trajectory in ``inputs``; data and rng are not used.
+    """Return all snapshots of the trajectory in ``inputs``; ``data`` and ``rng`` are not used.
 
     Raises:
-        ConfigError: more collapsed weights than the last layer has for a class, or than can be integrated.
+        ConfigError: there are more collapsed weights than a class has in the last layer, or than can be integrated.
     """
     spec, weights = trajectory(inputs)
     assert spec.likelihood == "categorical"

@@ -1,11 +1,11 @@
-"""The last layer of a trajectory's snapshots, and the box that its weights span.
+"""The last layers of a trajectory's snapshots, and the box that their weights span.
 
 q is uniform on [min, max] of each weight over the snapshots (Zeng and Van den Broeck 2023, section 4.2). For one
-snapshot and class k, the logit with the weights in C collapsed and the others the snapshot's is
+snapshot and class k, with the weights in C collapsed and the snapshot's other weights, the logit is
 
     l_k + Σ_{i ∈ C} (W_i − w_i)φ_i = l_k + Σ_{i ∈ C} (m_i − w_i)φ_i + Σ_{i ∈ C} h_iU_i,    U_i uniform on [−1, 1],
 
-m_i the middle of the range of W_i, h_i half the range times |φ_i|. The bias is the weight of an input that is one.
+with m_i the middle of the range of W_i, and h_i half the range times |φ_i|. The bias is the weight of an input of 1.
 """
 
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from torch import Tensor
 
 from ..seeds import Seed
 
-SCORES: Final = 1 << 15  # half-widths at a time; for more torch calls other threads, which costs more here
-FEW: Final = 4  # of the largest that are found one by one
-GROUP: Final = 32  # inputs whose largest is found first, since where it lies takes five times as long as what it is
+SCORES: Final = 1 << 15  # half-widths that are computed together; for more, torch starts threads, which is slower here
+FEW: Final = 4  # up to this number of largest values, they are found one by one
+GROUP: Final = 32  # group size of a first pass for maxima, since an argmax takes five times as long as a maximum
 
 
 class Collapsed(NamedTuple):
-    """The boxes of the chosen weights: what these add to each logit.
+    """The contribution of the collapsed weights' boxes to each logit.
 
     Attributes:
         shift: Σ (m_i − w_i)φ_i, from the snapshot's weights to the middle of the box.
-        half_widths: h_i, the largest first.
+        half_widths: h_i, in descending order.
     """
 
     shift: Float[Tensor, "*batch class"]
@@ -37,7 +37,7 @@ class Collapsed(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """The last layers of all snapshots: their weights, biases last."""
+    """The last layers of all snapshots, with the biases as the last weights."""
 
     weights: Float[Tensor, "snapshot class input"]
 
@@ -47,14 +47,14 @@ class Head:
         return cls(torch.cat([weight, bias[..., None]], -1))
 
     def collapse(self, snapshot: int, features: Float[Tensor, "batch width"], count: int) -> Collapsed:
-        """Return the ``count`` weights of each class with the largest range·|φ|, for each input by itself.
+        """Return the ``count`` weights of each class with the largest range·|φ|, separately for each input.
 
-        Memory: that of the result, a 32nd of all half-widths, and blocks of SCORES numbers.
+        It needs memory for the result, a 32nd of all half-widths, and blocks of SCORES numbers.
         """
         own, low, high = self.weights[snapshot], self.weights.amin(0), self.weights.amax(0)
         spare = -own.shape[-1] % GROUP
         half = _grouped((high - low) / 2, spare)  # [class, group, GROUP]
-        offset = _grouped(((low - own) + (high - own)) / 2, spare)  # 0 where nothing moved
+        offset = _grouped(((low - own) + (high - own)) / 2, spare)  # 0 if the snapshots are equal
         grouped = _grouped(F.pad(features, (0, 1), value=1.0), spare)  # [row, group, GROUP]
         rows = max(1, SCORES // half.numel())
         peaks = torch.cat([(half * part.abs()[:, None]).amax(-1) for part in grouped.split(rows)])
@@ -64,7 +64,7 @@ class Head:
         return Collapsed(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
     def draw(self, draws: int, rng: Seed) -> Float[Tensor, "draw class input"]:
-        """Draw all weights from the box, on the CPU, so that every device has the same."""
+        """Draw all weights from the box, on the CPU, so that every device has the same draws."""
         low, high = self.weights.amin(0), self.weights.amax(0)
         uniform = torch.rand(draws, *low.shape, generator=rng.generator(), dtype=low.dtype)
         return low + (high - low) * uniform.to(low.device)
@@ -76,9 +76,9 @@ class Head:
         count: int,
         drawn: Float[Tensor, "draw class input"],
     ) -> Float[Tensor, "draw batch class"]:
-        """Return Σ_{i ∈ C} (W_i − w_i)φ_i under drawn weights W, C the weights that ``collapse`` chooses for an input.
+        """Return Σ_{i ∈ C} (W_i − w_i)φ_i for drawn weights W, C the weights that ``collapse`` selects.
 
-        Inputs share W. Memory: draws × inputs × classes × count.
+        Inputs share W. It needs memory for draws × inputs × classes × count numbers.
         """
         inputs = F.pad(features, (0, 1), value=1.0)
         half = (self.weights.amax(0) - self.weights.amin(0)) / 2
@@ -88,7 +88,7 @@ class Head:
 
 
 def _chosen(features: Tensor, peaks: Tensor, half: Tensor, offset: Tensor, count: int) -> Collapsed:
-    """Return the ``count`` largest half-widths, which lie in the ``count`` groups of largest maxima.
+    """Return the ``count`` largest half-widths, which are in the ``count`` groups of largest maxima.
 
     Args:
         features: φ [row, group, GROUP].
@@ -111,7 +111,7 @@ def _grouped(values: Tensor, spare: int) -> Tensor:
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Do ``topk`` over the last dimension of values ≥ 0; a few are found sooner one after the other."""
+    """Return ``topk`` over the last dimension of values ≥ 0; a few are found faster one after another."""
     if count > FEW:
         largest, index = values.topk(count, -1)
         return largest, index

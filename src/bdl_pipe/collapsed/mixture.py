@@ -2,14 +2,15 @@
 
     p(y | x, D) = (1/S) Σ_s Π_k [(1 − t) p_s(y_k | x) + t N(y_k; m_s, v_s)],
 
-p_s the exact average of a triangular likelihood over the box of the collapsed weights (:mod:`.output_distributions`),
-m_s and v_s its own mean and variance, t the weight of the ``tail``. With t = 0 it is the paper's predictive.
+with p_s the exact average of a triangular likelihood over the box of the collapsed weights
+(:mod:`.output_distributions`), m_s and v_s its mean and variance, and t the weight of the ``tail``. With t = 0 it is
+the paper's predictive.
 
-Deviation: the tail. A triangular likelihood is zero beyond √6 standard deviations of the noise and the box: a target
-that no snapshot reaches has log-likelihood −∞, and so has the test set, though the Gaussian that the network was
-trained with, for which the triangle stands, gives it some. The paper's finite scores do not say what was done with such
-rows. A share t of a Gaussian of equal moments keeps p a density, of the same mean and variance; it costs at most
-−log(1 − t) where it is not needed, and the score of a row out of reach is that of an outlier. ``reach`` tells which.
+Deviation: the tail. A triangular likelihood is zero beyond √6 standard deviations of the noise and the box. So a target
+that no snapshot reaches has log-likelihood −∞, and so has the test set, although the Gaussian that the triangle
+approximates gives it positive density. The paper reports finite scores and does not explain them. A share t of a
+Gaussian with equal moments keeps p a density with the same mean and variance. It costs at most −log(1 − t) for other
+rows, and a row out of reach is scored as an outlier. ``reach`` has the support.
 """
 
 import math
@@ -30,7 +31,7 @@ class CollapsedMixture(Continuous):
     """A mixture of S equally weighted collapsed samples; outputs are independent given a sample."""
 
     def __init__(self, part: Part, tail: float) -> None:
-        """Take a ``part`` of shape [draw, batch, output], and ``tail``, the Gaussian's share, in [0, 1)."""
+        """Create the mixture of a ``part`` [draw, batch, output] with the Gaussian's share ``tail``, in [0, 1)."""
         self.part, self.tail = part, tail
         self.draw_mean, self.draw_variance = part.mean, part.variance
 
@@ -45,7 +46,7 @@ class CollapsedMixture(Continuous):
 
     @property
     def epistemic_variance(self) -> Float[Tensor, "batch output"]:
-        """Return Var over samples of their means: without the part of it that is inside of the boxes."""
+        """Return the variance of the samples' means, which excludes the variance within the boxes."""
         return self.draw_mean.var(0, correction=0)
 
     @property

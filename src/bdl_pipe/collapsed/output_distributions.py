@@ -2,10 +2,10 @@
 
     Linear      y = c + Σ_i h_iU_i + T                          weights of the last layer
     Rectified   y = b + s·relu(c + Σ_i h_iU_i) + gV + T         weights of one ReLU unit (:mod:`.rectified`)
-    Pieces      one of several such, each with a probability    of the patterns in which units are active
+    Pieces      a mixture of such distributions                 one for each pattern of active units
 
-U_i and V uniform on [−1, 1], T triangular on [−radius, radius], all independent (Zeng and Van den Broeck 2023, section
-4). All are exact. Everything is [draw, batch, output], in float64; what is in pieces has these before all else.
+U_i and V are uniform on [−1, 1], T is triangular on [−radius, radius], and all are independent (Zeng and Van den Broeck
+2023, section 4). All are exact. Tensors are [draw, batch, output] in float64; pieces are an additional first dimension.
 """
 
 from abc import ABC, abstractmethod
@@ -19,11 +19,11 @@ from torch import Tensor
 from .integrals import few_uniforms, many_uniforms
 from .integrals.series import Series
 
-_TREE: Final = 6  # weights up to which a tree of corners is the faster
+_TREE: Final = 6  # the most weights for which a tree of corners is faster
 
 
 class Part(ABC):
-    """A distribution of each output, one for each draw and input."""
+    """A distribution of each output, for each draw and input."""
 
     @property
     @abstractmethod
@@ -49,7 +49,7 @@ class Part(ABC):
         """Return P(Y ≤ y)."""
 
     def series(self, tail: float) -> Series | None:
-        """Return the mixture's distribution function, with a Gaussian's share ``tail``, where one series is faster."""
+        """Return the mixture's distribution function, with a Gaussian's share ``tail``, or None if it is slower."""
         return None
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Linear(Part):
 
     @property
     def _wide(self) -> bool:
-        """Say whether there are more weights than corners are taken of."""
+        """Return whether there are too many weights for a tree of corners."""
         return self.half_widths.shape[-1] > _TREE
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Linear":
@@ -102,11 +102,11 @@ class Linear(Part):
 @final
 @dataclass(frozen=True)
 class Pieces(Part):
-    """The distribution of a part that is one of several.
+    """A mixture of several parts.
 
     Attributes:
-        part: all of them, with one more dimension, the first: [piece, draw, batch, output].
-        share: the probability of each; those of one draw, input and output add up to one.
+        part: all parts [piece, draw, batch, output].
+        share: the probability of each piece, with the sum 1 over pieces.
     """
 
     part: Part

@@ -1,4 +1,4 @@
-"""The target's distribution where collapsed weights are before rectified units, triangular noise around the output.
+"""The target's distribution if weights before rectified units are collapsed, with triangular noise around the output.
 
     y = b + Σ_k w_k·relu(c_k + Σ_i h_{ki}U_{ki}) + T,   U uniform on [−1, 1], T triangular on [−r, r]
 
@@ -7,7 +7,7 @@ Units of one weight each           Given that it is active a unit adds a uniform
                                    nothing: with m of them y is one of 2^m sums of uniforms, of known probabilities.
 One of several, one of one weight  Both: H is then the distribution of one more uniform and the noise.
 
-All are exact. Own derivation; Zeng and Van den Broeck 2023 (section 4) call a solver for such integrals.
+All are exact. Own derivation; Zeng and Van den Broeck 2023 (section 4) use a solver for such integrals.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from .integrals.piecewise import Piecewise, increasing
 from .integrals.triangle import triangle_and_uniform
 from .output_distributions import Linear, Part, Pieces
 
-_BELOW: Final = 2.0**-60  # of the radius: how far below zero a knot at zero is put
+_BELOW: Final = 2.0**-60  # relative to the radius: a knot at zero is moved below zero by this
 
 
 @final
@@ -33,7 +33,7 @@ class Rectified(Part):
     """The distribution of y = base + sign·relu(v) + beside·V + T, v = centre + Σ_i half_widths_i U_i, sign 1 or −1.
 
     Attributes:
-        beside: the half-width of one more uniform; None: there is none.
+        beside: the half-width of an additional uniform. None: there is none.
     """
 
     base: Float[Tensor, "*piece draw batch output"]
@@ -49,7 +49,7 @@ class Rectified(Part):
 
     @property
     def variance(self) -> Float[Tensor, "*piece draw batch output"]:
-        """Return radius²/6 + beside²/3 + E[(relu(v) − m)²], m its mean: of a function that is nowhere negative."""
+        """Return radius²/6 + beside²/3 + E[(relu(v) − m)²], m its mean: the integral of a nonnegative function."""
         m = self._rectified()
         left = torch.stack([m.square(), torch.zeros_like(m), torch.zeros_like(m)], -1)
         right = torch.stack([m.square(), -2 * m, torch.ones_like(m)], -1)
@@ -73,7 +73,7 @@ class Rectified(Part):
         return torch.where(density > 0, density, 1).log().where(density > 0, -torch.inf)
 
     def cdf(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "*piece draw batch output"]:
-        """Return E[F(q − relu(v))], or one less that where sign is −1, F the distribution function of beside·V + T."""
+        """Return E[F(q − relu(v))], or one minus it if sign is −1, F the distribution function of beside·V + T."""
         q = self._offset(y)
         g = _cdf_of_triangle(q, self.radius) if self.beside is None else _cdf(q, self.radius, self.beside)
         value = few_uniforms.expect(g, self.centre, self.half_widths)
@@ -131,7 +131,7 @@ def _around(q: Tensor, r: Tensor, knots: Tensor) -> Tensor:
     """Return the knots around q, strictly increasing.
 
     Raises:
-        DataError: the radius is below the rounding of q: the pieces would have no length.
+        DataError: the radius is below the rounding of q, so that pieces would be empty.
     """
     lost = (q - r >= q) | (q + r <= q)
     if bool(lost.any()):
@@ -144,14 +144,14 @@ def _of_rectified(knots: Tensor, radius: Tensor, pieces: list[Tensor], at_zero: 
     """Return H(relu(v)) as a piecewise polynomial of v.
 
     Args:
-        knots: of H, increasing [..., k].
-        radius: of the noise, to which a distance is small or not.
-        pieces: H left of the first knot, a constant, and from each knot on, as a polynomial of the distance from it;
-            k + 1 of [..., terms].
+        knots: the knots of H, ascending [..., k].
+        radius: the radius of the noise, the scale of distances.
+        pieces: H left of the first knot, a constant, and after each knot, as a polynomial of the distance from it; k +
+            1 of [..., terms].
         at_zero: H(0).
     """
     knots = torch.where(knots == 0, -_BELOW * radius[..., None], knots)
-    # right of zero H goes on from the last knot before it
+    # right of zero H continues from the last knot before it
     last = (knots < 0).sum(-1)
     shifted = [pieces[0], *(_moved(piece, -knots[..., k]) for k, piece in enumerate(pieces[1:]))]
     onward = torch.stack(shifted, -2).gather(-2, _index(last, pieces[0]))[..., 0, :]
@@ -170,7 +170,7 @@ def _index(which: Tensor, like: Tensor) -> Tensor:
 
 
 def _moved(polynomial: Tensor, by: Tensor) -> Tensor:
-    """Return the polynomial [..., terms ≤ 4] about a point further right by ``by``."""
+    """Return the polynomial [..., terms ≤ 4] about a point ``by`` further right."""
     terms = list(polynomial.unbind(-1))
     if len(terms) == 2:
         return torch.stack([terms[0] + terms[1] * by, terms[1]], -1)
@@ -182,11 +182,11 @@ def _moved(polynomial: Tensor, by: Tensor) -> Tensor:
 
 
 class Unit(NamedTuple):
-    """A unit's part of the output: outgoing·relu(centre + Σ_i half_widths_i U_i), in float64.
+    """A unit's contribution to the output: outgoing·relu(centre + Σ_i half_widths_i U_i), in float64.
 
     Attributes:
         outgoing: the unit's weight in the output.
-        centre: what the unit passes to its rectifier in the middle of the box.
+        centre: the unit's pre-activation in the middle of the box.
         half_widths: h_i of its collapsed weights, at least one.
     """
 
@@ -200,8 +200,9 @@ def of_units(base: Float[Tensor, "draw batch output"], units: Sequence[Unit], ra
 
     Args:
         base: the output without the units.
-        units: one with any number of collapsed weights; any number with one each; or one with several, one with one.
-        radius: of the noise [draw, batch, output].
+        units: one unit with any number of collapsed weights, any number of units with one each, or two units of which
+            one has one.
+        radius: the radius of the noise [draw, batch, output].
     """
     several = [unit for unit in units if len(units) == 1 or unit.half_widths.shape[-1] > 1]
     alone = [unit for unit in units if len(units) > 1 and unit.half_widths.shape[-1] == 1]
@@ -220,7 +221,7 @@ def of_units(base: Float[Tensor, "draw batch output"], units: Sequence[Unit], ra
         widths = [torch.cat([width, width]) for width in widths] + [torch.cat([torch.zeros_like(own), own])]
 
     def each(values: Tensor) -> Tensor:
-        """Give every piece the same."""
+        """Broadcast values to all pieces."""
         return values.expand(len(share), *values.shape)
 
     if not several:

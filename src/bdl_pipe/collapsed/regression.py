@@ -1,19 +1,19 @@
-"""CIBER for regression: some weights before a mean are integrated out, the others are a trajectory's snapshots.
+"""CIBER for regression: some weights before a mean are integrated out; all others come from a trajectory's snapshots.
 
-    ciber_last     weights of the last layer: the mean is linear in them
+ciber_last     weights of the last layer, in which the mean is linear
     ciber_second   incoming weights of ReLU units of the last hidden layer (:mod:`.second_to_last`)
 
-q is uniform on the box of the collapsed weights over all snapshots (:mod:`.head`); the others, and the noise's variance
-with all that it depends on, are each snapshot's in turn. The Gaussian likelihood that the network was trained with is
-replaced by a triangular one; its average over the box is exact (:mod:`.output_distributions`), and their mixture over
-the snapshots is the predictive (:mod:`.mixture`, which adds a tail). Zeng and Van den Broeck 2023, sections 4 and 6.1.
+q is uniform on the box of the collapsed weights over all snapshots (:mod:`.head`); all other weights, and the noise
+variance, come from each snapshot. A triangular likelihood replaces the Gaussian that the network was trained with. Its
+average over the box is exact (:mod:`.output_distributions`), and the mixture over the snapshots is the predictive
+(:mod:`.mixture`, which adds a tail). Zeng and Van den Broeck 2023, sections 4 and 6.1.
 
-Which weights of the last layer: for each input and snapshot those of the largest range·|input|. The paper has all of
-them; its code two and the bias.
+In the last layer the collapsed weights are, for each input and snapshot, the weights of largest range·|input|. The
+paper collapses all weights; its code two and the bias.
 
-Deviations. The published code standardises before it splits and integrates over the range of the *test* targets; here
-transforms are the training rows', and a density integrates to one over the line. The collapsed weights move the mean
-alone: the units of ``ciber_second`` would move the variance, too, which stays the snapshot's.
+Deviations. The published code standardises before it splits the data and integrates over the range of the *test*
+targets; here transforms come from the training rows, and a density integrates to one over the line. The collapsed
+weights affect only the mean: the units of ``ciber_second`` would also affect the variance, which is the snapshot's.
 """
 
 from abc import abstractmethod
@@ -47,9 +47,9 @@ class LikelihoodConfig:
     """The settings of the triangular likelihood.
 
     Attributes:
-        radius: ``variance``: √6σ, of the Gaussian's variance; ``density``: the nearest to it in L2, 2.297σ.
-        tail: the share of a Gaussian of equal moments in each sample's distribution; 0: none, and a target out of reach
-            of all samples has log-likelihood −∞.
+        radius: ``variance``: √6σ, with the Gaussian's variance; ``density``: 2.297σ, the nearest to the Gaussian in L2.
+        tail: the share of a Gaussian of equal moments in each sample's distribution. With 0, a target out of reach of
+            all samples has log-likelihood −∞.
     """
 
     radius: Literal["variance", "density"]
@@ -64,7 +64,7 @@ class CiberLastConfig(LikelihoodConfig):
     """The section ``methods.ciber_last`` of params.yaml.
 
     Attributes:
-        weights: collapsed weights of each target's mean, its bias among them; null: all.
+        weights: the number of collapsed weights of each target's mean, including the bias. null: all.
     """
 
     weights: int | None
@@ -75,7 +75,7 @@ class CiberLastConfig(LikelihoodConfig):
 
 
 class Regression(CollapsedSnapshots[Config]):
-    """A posterior of the snapshots' networks of regression; the first part of their heads is that of the means."""
+    """A posterior of the snapshots' regression networks; the first rows of their heads are the means'."""
 
     def __init__(self, spec: NetworkSpec, config: Config, weights: dict[str, Tensor]) -> None:
         super().__init__(spec, config, weights)
@@ -87,8 +87,8 @@ class Regression(CollapsedSnapshots[Config]):
     ) -> JointContinuous:
         """Return the joint of each group by draws of the collapsed weights, which all inputs share, for each snapshot.
 
-        The integral over weights that several inputs share has no closed form. Given a draw, a target is its mean and
-        triangular noise, and the tail a Gaussian of the moments of that.
+        The integral over weights that several inputs share has no closed form. Given a draw, a target is its mean plus
+        triangular noise, and the tail is a Gaussian with the same moments.
         """
         flat, (groups, rows) = inputs.flatten(0, 1), inputs.shape[:2]
         snapshots = len(self.head.weights)
@@ -119,13 +119,13 @@ class Regression(CollapsedSnapshots[Config]):
 
 @final
 class CiberLastPosterior(Regression[CiberLastConfig]):
-    """A posterior of the snapshots' networks, the last layer of whose means is collapsed."""
+    """A posterior of the snapshots' networks with collapsed weights of the means' last layer."""
 
     key, reads = "ciber_last", CiberLastConfig
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
-        """Predict without ``rng``: nothing is drawn."""
+        """Return the predictive; ``rng`` is not used."""
         parts = [self._part(number, weights, inputs) for number, weights in self.numbered()]
         return CollapsedMixture(Linear(*(torch.stack(p) for p in zip(*parts, strict=True))), self.config.tail)
 
@@ -151,10 +151,10 @@ class CiberLastPosterior(Regression[CiberLastConfig]):
 
 
 def fit_last(data: FitData, inputs: Inputs, config: CiberLastConfig, *, rng: Seed, report: Report) -> State:
-    """Return all snapshots of the one trajectory in ``inputs``; data and rng are not used.
+    """Return all snapshots of the trajectory in ``inputs``; ``data`` and ``rng`` are not used.
 
     Raises:
-        ConfigError: more collapsed weights than the last layer has for a target.
+        ConfigError: there are more collapsed weights than a target has in the last layer.
     """
     spec, weights = trajectory(inputs)
     width = weights["head.weight"].shape[-1] + 1
@@ -164,8 +164,8 @@ def fit_last(data: FitData, inputs: Inputs, config: CiberLastConfig, *, rng: See
     return CiberLastPosterior(spec, config, weights).state()
 
 
-# A triangle has no tail, but a few rows have targets beyond it. Exact integrals take 15 s per 1,000 predictions, and a
-# tenth of the rows is predicted.
+# A triangle has no tail, but a few rows have targets beyond it. Exact integrals take 15 s per 1,000 predictions, and
+# a tenth of the rows is predicted.
 DEFAULT: Final = Default(0.5, "iterates", lambda size: {"tail": 0.2}, suits=lambda size: size.rows <= 100_000)
 CIBER_LAST = Method(
     name="ciber_last",

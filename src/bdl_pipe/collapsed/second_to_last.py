@@ -1,15 +1,15 @@
-"""CIBER for regression with weights of the last hidden layer: the mean is linear in what their ReLU units pass on.
+"""CIBER for regression with weights of the last hidden layer; the mean is linear in the outputs of its ReLU units.
 
-Which weights, by ``choice``:
+The collapsed weights by ``choice``:
 
-    variance  those that vary most over the snapshots, of all in the layer, the same for every input and snapshot: the
+    variance  the weights of the layer that vary most over the snapshots, the same for every input and snapshot: the
               paper's "three out of all the weights at the second-to-last layer" of "the greatest variance" (6.1). They
-              may be of one unit, of two or of three
-    input     of one unit, for each input and snapshot those of the largest range·|input|, and of all units that whose
-              part of the mean has the widest range over its own box; ours
+              may belong to one, two or three units
+    input     for each input and snapshot the weights of one unit with the largest range·|input|; the unit is the one
+              whose contribution to the mean has the widest range over its box (ours)
 
-Biases are among the weights of both: the paper does not say. The average over the box is exact for every such choice
-(:mod:`.rectified`). What is collapsed moves the mean, and not the variance (:mod:`.regression`).
+Both include biases, which the paper does not specify. The average over the box is exact for every such choice
+(:mod:`.rectified`). The collapsed weights affect the mean, not the variance (:mod:`.regression`).
 
 Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", sections 4 and 6.1.
 """
@@ -41,7 +41,7 @@ from .rectified import Unit, of_units
 from .regression import DEFAULT, LikelihoodConfig, Regression
 from .snapshots import trajectory
 
-MOST_OF_LAYER: Final = 3  # two units of two weights each have no such form
+MOST_OF_LAYER: Final = 3  # two units with two weights each have no closed form
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class CiberSecondConfig(LikelihoodConfig):
     """The section ``methods.ciber_second`` of params.yaml.
 
     Attributes:
-        weights: collapsed incoming weights, biases among them: of one unit (input) or of the layer (variance, 1 … 3).
-        choice: ``input``: weights of one unit, for each input; ``variance``: those of the layer that vary most.
+        weights: the number of collapsed incoming weights, including biases: of one unit (``input``), or of the layer
+            (``variance``, 1 … 3).
+        choice: ``input``: weights of one unit for each input; ``variance``: the weights of the layer that vary most.
     """
 
     weights: int
@@ -63,13 +64,13 @@ class CiberSecondConfig(LikelihoodConfig):
 
 
 class _Sample(NamedTuple):
-    """One snapshot at some inputs; a list has an entry for each collapsed unit.
+    """One snapshot at some inputs; lists have an entry for each collapsed unit.
 
     Attributes:
         before: the inputs of the units.
-        active: what each collapsed unit passes to its rectifier.
-        numbers: which unit it is.
-        units: its part of the mean over the box.
+        active: the pre-activation of each collapsed unit.
+        numbers: the number of each collapsed unit.
+        units: each collapsed unit's contribution to the mean over the box.
         base: the mean without the collapsed units.
         radius: the radius of the noise.
     """
@@ -84,11 +85,11 @@ class _Sample(NamedTuple):
 
 @final
 class CiberSecondPosterior(Regression[CiberSecondConfig]):
-    """A posterior of the snapshots' networks, weights of whose last hidden layer are collapsed.
+    """A posterior of the snapshots' networks with collapsed weights of the last hidden layer.
 
     Attributes:
-        layer: that layer.
-        chosen: the collapsed inputs of each unit that has some; None: they are each input's own.
+        layer: the last hidden layer.
+        chosen: the collapsed inputs of each unit with collapsed weights. None: they are selected for each input.
     """
 
     key, reads = "ciber_second", CiberSecondConfig
@@ -104,9 +105,9 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
-        """Predict without ``rng``: nothing is drawn.
+        """Return the predictive; ``rng`` is not used.
 
-        Memory: by input, inputs × units × their inputs, of one snapshot.
+        With the choice ``input`` it needs memory for inputs × units × their inputs numbers of one snapshot.
         """
         samples = [self._sample(number, weights, inputs) for number, weights in self.numbered()]
         units = [
@@ -125,7 +126,7 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
         return mean[..., None], sample.radius[:, None]
 
     def _drawn_shifts(self, number: int, sample: _Sample, drawn: Tensor) -> list[Float[Tensor, "draw batch"]]:
-        """Return what drawn weights of the layer add to what each collapsed unit passes on."""
+        """Return the change of each collapsed unit's pre-activation by drawn weights of the layer."""
         if self.chosen is None:
             of_all = self.layer.drawn_shift(number, sample.before, self.config.weights, drawn)  # [draw, batch, unit]
             at = sample.numbers[0].expand(len(drawn), -1)[..., None]
@@ -156,7 +157,7 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
     def _of_each_input(
         self, number: int, before: Tensor, active: Tensor, outgoing: Tensor
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return the unit of the widest effect on the mean [batch], shift [batch] and half-widths [batch, d]."""
+        """Return the unit with the widest effect on the mean [batch], the shift [batch] and half-widths [batch, d]."""
         collapsed = self.layer.collapse(number, before, self.config.weights)
         centre, spread = active + collapsed.shift, collapsed.half_widths.sum(-1)
         effect = outgoing.abs() * (F.relu(centre + spread) - F.relu(centre - spread))
@@ -166,13 +167,13 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
     def _of_the_layer(
         self, number: int, before: Tensor, active: Tensor, outgoing: Tensor
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return each unit that has chosen weights, as :meth:`_of_each_input`; the same unit for all inputs."""
+        """Return each unit with collapsed weights, in the format of :meth:`_of_each_input`, for all inputs."""
         assert self.chosen is not None
         features, found = F.pad(before, (0, 1), value=1.0), []
         for unit, columns in self.chosen.items():
             past, inputs = self.layer.weights[:, unit, columns], features[:, columns]
             low, high = past.amin(0), past.amax(0)
-            offset = ((low - past[number]) + (high - past[number])) / 2  # 0 where nothing moved
+            offset = ((low - past[number]) + (high - past[number])) / 2  # 0 if the snapshots are equal
             at = torch.full((len(before),), unit, device=before.device)
             found.append((at, inputs @ offset, inputs.abs() * ((high - low) / 2)))
         return found
@@ -181,7 +182,7 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
 def most_varied(weights: Float[Tensor, "snapshot unit input"], count: int) -> dict[int, list[int]]:
     """Return the inputs of the ``count`` weights of greatest variance over the snapshots, by unit.
 
-    The first of equal ones are taken: where nothing moved, the first weights.
+    Among equal variances the first weights are taken.
     """
     variances = weights.double().var(0, correction=0)
     chosen: dict[int, list[int]] = {}
@@ -191,20 +192,21 @@ def most_varied(weights: Float[Tensor, "snapshot unit input"], count: int) -> di
 
 
 def _own(values: Float[Tensor, "batch unit ..."], unit: Tensor) -> Float[Tensor, "batch ..."]:
-    """Return the values of one unit of each input."""
+    """Return the values of each input's unit."""
     return values[torch.arange(len(unit), device=values.device), unit]
 
 
 def _stacked(values: Sequence[Tensor]) -> Float[Tensor, "draw batch output ..."]:
-    """Stack the snapshots' values, of one output."""
+    """Stack the snapshots' values for one output."""
     return torch.stack(list(values))[:, :, None]
 
 
 def fit_second(data: FitData, inputs: Inputs, config: CiberSecondConfig, *, rng: Seed, report: Report) -> State:
-    """Return all snapshots of the one trajectory in ``inputs``; data and rng are not used.
+    """Return all snapshots of the trajectory in ``inputs``; ``data`` and ``rng`` are not used.
 
     Raises:
-        ConfigError: the network is not a ReLU perceptron, there are several targets, or more weights than there are.
+        ConfigError: the network is not a ReLU perceptron, there are several targets, or ``weights`` is larger than the
+            number of weights.
     """
     spec, weights = trajectory(inputs)
     relu = isinstance(spec.network, MlpConfig) and spec.network.activation == "relu"
@@ -227,5 +229,5 @@ CIBER_SECOND = Method(
     config=CiberSecondConfig,
     tasks=("regression",),
     stages={"student": StageSpec(fit_second, needs={"trajectory": "one_to_one"}, in_driver=True)},
-    default=replace(DEFAULT, suits=lambda size: size.small),  # perceptrons of many rows have another activation
+    default=replace(DEFAULT, suits=lambda size: size.small),  # perceptrons for many rows have another activation
 )

@@ -1,4 +1,4 @@
-"""A trajectory's snapshots, some weights of which are integrated out: what the posteriors of CIBER have in common."""
+"""The base of CIBER's posteriors: a trajectory's snapshots, some weights of which are integrated out."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, TypeVar
@@ -22,16 +22,16 @@ class CollapsedSnapshots(Generic[Config]):
     """A posterior of the snapshots' networks, with the method's config.
 
     Attributes:
-        weights: every entry of the network's ``state_dict``, stacked [snapshot, ...], filters in the memory order that
-            the network computes fastest in.
-        trunk: the network's, to be called with a snapshot's weights.
+        weights: every entry of the network's ``state_dict``, stacked [snapshot, ...]; filters are in the network's
+            fastest memory order.
+        trunk: the network's trunk, which is called with a snapshot's weights.
     """
 
     key: ClassVar[str]
     reads: ClassVar[type[Any]]  # the config's class
 
     def __init__(self, spec: NetworkSpec, config: Config, weights: dict[str, Tensor]) -> None:
-        """Take every entry of the network's ``state_dict`` as ``weights``, stacked [snapshot, ...]."""
+        """Create the posterior of ``weights``, the entries of the network's ``state_dict`` stacked [snapshot, ...]."""
         network = spec.build(Seed(0)).eval().to(weights["head.weight"].device)
         self.spec, self.config, self.trunk = spec, config, network.trunk
         self.weights = networks.in_order(weights, networks.fastest_order(network))
@@ -52,6 +52,6 @@ class CollapsedSnapshots(Generic[Config]):
 
 
 def trajectory(inputs: Inputs) -> tuple[NetworkSpec, dict[str, Tensor]]:
-    """Return the network and the stacked weights of the snapshots of the one trajectory in ``inputs``."""
+    """Return the network and the stacked weights of the snapshots of the trajectory in ``inputs``."""
     (found,) = inputs["trajectory"]
     return read(NetworkSpec, found.config["spec"], "spec"), trained(found)

@@ -1,4 +1,4 @@
-"""Pseudo-coresets: a few synthetic or chosen rows in place of a data set, and what predicts from them.
+"""Pseudo-coresets: a few synthetic or selected rows that replace a data set, and posteriors that are fitted to them.
 
-``shared`` holds what several methods use; each method has a module or a folder of its own.
+``shared`` has the parts that several methods use; each method has its own module or folder.
 """

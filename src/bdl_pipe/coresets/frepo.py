@@ -4,11 +4,11 @@ With Φ the features of the coreset and Φ_B those of a batch, P = Φ_BΦᵀ(Φ�
 
     mean_B ½‖P − Y‖² − mean_m min(top1(ŷ_m) − top2(ŷ_m), 1/k),        Y = onehot − 1/k
 
-whose second term keeps the two largest entries of a label apart, whichever classes they are (the published code; the
-paper says "of the true class"). P is VBPC's posterior mean at ρβ_S/γ = λ.
+whose second term separates the two largest entries of a label, for any classes (as in the published code; the paper has
+"of the true class"). P is VBPC's posterior mean at ρβ_S/γ = λ.
 
-Deviations: Adam with a cosine to 0 and a rate of the labels' own in place of LAMB, and one augmentation for all; no
-stacking of mirrored images, which the published settings of MNIST and Fashion-MNIST do not have either.
+Deviations: Adam with a cosine to 0 and a separate learning rate of the labels, instead of LAMB; one augmentation for
+all; no stacking of mirrored images, as in the published settings for MNIST and Fashion-MNIST.
 """
 
 from dataclasses import dataclass
@@ -34,13 +34,13 @@ from .shared.trunk import features
 
 @dataclass(frozen=True)
 class FrepoConfig:
-    """``methods.frepo``.
+    """The section ``methods.frepo``.
 
     Attributes:
-        ipc: coreset rows per class.
+        ipc: the number of coreset rows per class.
         network: the architecture of the pool's networks.
-        ridge: λ over the mean of the Gram matrix's diagonal (1e-6).
-        coreset: how the coreset is distilled (published: 500,000 steps, batch 1024, a pool of 10).
+        ridge: λ divided by the mean of the Gram matrix's diagonal (1e-6).
+        coreset: the settings of the distillation (published: 500,000 steps, batch 1024, a pool of 10).
     """
 
     ipc: int
@@ -59,9 +59,10 @@ def ridge_loss(
     labels: Float[Tensor, "n k"],
     weights: Float[Tensor, " b"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Return the loss of the predictions P of a batch, less the margin of the coreset's labels.
+    """Return the loss of the predictions P of a batch, minus the margin of the coreset's labels.
 
-    ``weights`` are of the batch's rows, in place of the mean over them.
+    Args:
+        weights: the weights of the batch's rows. None: the mean over the rows.
     """
     outputs = labels.shape[1]
     targets = F.one_hot(classes, outputs).to(predictions.dtype) - 1 / outputs

@@ -1,7 +1,7 @@
-"""The method ``random_coreset``: real training rows, drawn at random, that are used as VBPC uses its own.
+"""The method ``random_coreset``: randomly drawn training rows, with VBPC's students.
 
-Students are fitted as those of VBPC: fresh trunks trained on the coreset, then the closed-form head. The two methods
-differ in the coreset alone.
+Students are fitted like VBPC's: new trunks trained on the coreset, then the closed-form head. The two methods differ
+only in the coreset.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class RandomCoresetConfig:
     """The section ``methods.random_coreset`` of params.yaml; the attributes are VBPC's.
 
     Attributes:
-        label_scale: factor of the labels (onehot − 1/k)/√(k/10). VBPC learns its labels' scale, so a
-            fair comparison chooses this one on validation rows (it moves the NLL, hardly the accuracy).
+        label_scale: the factor of the labels (onehot − 1/k)/√(k/10). VBPC learns its labels' scale, so a fair
+            comparison chooses this factor on validation rows (it affects the NLL, but hardly the accuracy).
     """
 
     ipc: int
@@ -49,7 +49,7 @@ class RandomCoresetConfig:
 
 
 def select(data: FitData, inputs: Inputs, config: RandomCoresetConfig, *, rng: Seed, report: Report) -> State:
-    """Select a random class-balanced coreset, in the form of a distilled one."""
+    """Select a random class-balanced coreset, in the format of a distilled coreset."""
     made = balanced(data, config.ipc, config.label_scale, rng=rng.fold("start"))
     report(1, 1)
     return made.state(data, {"coreset": "random_coreset", "ipc": config.ipc, "config": to_mapping(config)})

@@ -70,7 +70,7 @@ class DarkKnowledgeConfig:
         require(self.batch > 0, "batch", "must be > 0", self.batch)
         require(self.steps > 0, "steps", "must be > 0", self.steps)
         fixed = isinstance(self.mode, OfflineConfig) or isinstance(self.student, functions.PlainConfig)
-        require(fixed, "student.name", "must be plain in the mode online, whose draws come and go", self.student.name)
+        require(fixed, "student.name", "must be plain in the mode online, which stores no draw", self.student.name)
         stored_draw = self.start == "fresh" or isinstance(self.mode, OfflineConfig)
         require(stored_draw, "start", "must be fresh in the mode online, which stores no draw", self.start)
 
@@ -160,7 +160,7 @@ class FunctionStudent(Student):
 
 @final
 class Distillation(Objective):
-    """The descent of a student's loss on new inputs at each step, with the average of its last weights."""
+    """The training of a student on new inputs at each step, with the average of its last weights."""
 
     def __init__(
         self, data: FitData, teacher: Teacher, student: Student, config: DarkKnowledgeConfig, rng: Seed
@@ -201,13 +201,13 @@ class Distillation(Objective):
         return {"loss": float(loss)} if step % 50 == 49 else {}
 
     def posterior(self) -> Posterior:
-        """Return the student's posterior, with the averaged weights where the config asks for an average."""
+        """Return the student's posterior, with averaged weights if the config sets ``average``."""
         now = {name: value.detach().clone() for name, value in self._student.network.state_dict().items()}
         return self._student.posterior(now | self._average)
 
 
 def _placed(network: Network, data: FitData) -> Network:
-    """Bring a network to the data's device, its filters in the memory order that it computes fastest in."""
+    """Move a network to the data's device, with its filters in the fastest memory order."""
     return network.to(data.device).to(memory_format=fastest_order(network))  # type: ignore[call-overload]
 
 
@@ -239,11 +239,11 @@ def function_student(
 
 
 def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: Seed, report: Report) -> State:
-    """Distil a student from a stored posterior, or from chains of its own.
+    """Distil a student from a stored posterior, or from chains that run with it.
 
     Raises:
         ConfigError: :func:`validate_sources` refuses the inputs, the posterior has another task or too few draws, or
-            the student cannot start at a draw of it.
+            the student cannot start at one of its draws.
     """
     validate_sources(config, inputs)
     if isinstance(config.mode, OnlineConfig):

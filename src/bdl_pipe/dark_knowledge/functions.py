@@ -35,7 +35,7 @@ from ..posterior import Likelihood
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 
-_NULL: Final = 1e-5  # of the largest singular value: below, a direction is rounding
+_NULL: Final = 1e-5  # relative to the largest singular value: smaller ones are rounding
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class HeadsConfig:
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """The student whose function depends on a latent that is the same at all inputs.
+    """The student with a latent variable that is the same at all inputs.
 
     Attributes:
-        dimension: d, the largest dimension of the latent. Where the teacher's functions span fewer dimensions around
-            their mean, the latent has as many.
+        dimension: d, the largest dimension of the latent. If the teacher's functions span fewer dimensions around their
+            mean, the latent has that number of dimensions.
         draws: the number of functions in a prediction; the latents come in pairs of z and −z.
         probe: the number of student inputs at which the teacher's draws are compared, which gives their latents.
         draws_per_step: the number of draws that each step imitates.
@@ -118,7 +118,7 @@ class FunctionsSpec:
         return self.blocks if self.draws is None else 1
 
     def build(self, rng: Seed) -> networks.Network:
-        """Build the network, with fresh weights from the address ``rng``."""
+        """Build the network, with weights initialised from ``rng``."""
         width = (self.blocks + self.variances) * self.outputs
         return networks.build(self.network, self.input_shape, width, rng=rng)
 
@@ -154,7 +154,7 @@ class StudentFunctions:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Mix all heads, or functions whose latents ``rng`` draws; the latents are the same for all inputs."""
+        """Return the mixture of all heads, or of functions with latents drawn from ``rng``, the same for all inputs."""
         coefficients = self._coefficients(rng).to(inputs.device)
         values, log_variances = self.spec.read(self._network(inputs), coefficients)
         if log_variances is None:
@@ -199,7 +199,7 @@ def function_values(predictive: Categorical | Gaussian) -> Float[Tensor, "draw b
 def embed(values: Float[Tensor, "draw batch output"], dimension: int) -> Float[Tensor, "draw latent"]:
     """Return the latents z_s of functions from their values at probe inputs; the latents have mean 0 and covariance I.
 
-    A latent has ``dimension`` coordinates, or fewer where the functions span fewer dimensions around their mean.
+    A latent has ``dimension`` coordinates, or fewer if the functions span fewer dimensions around their mean.
     """
     flat = values.flatten(1).double()
     left, sizes, _ = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)

@@ -1,8 +1,8 @@
 """The student data generator D′: the inputs at which the student imitates its teacher.
 
 The inputs are training inputs plus Gaussian noise, or uniform on a box (Korattikara et al. 2015, section on the student
-data generator), or augmented training images, or inputs without labels from a file. All are in *transformed* units, as
-networks see them: standardised inputs.
+data generator), or augmented training images, or inputs without labels from a file. All are in *transformed* units, the
+standardised inputs of networks.
 """
 
 from dataclasses import dataclass
@@ -94,10 +94,10 @@ class Generator:
     """The generator D′ of one fit, which holds the fit's rows and rule."""
 
     def __init__(self, config: InputsConfig, data: FitData) -> None:
-        """Take the training rows of ``data``, and the rows of the user's file where the rule names one.
+        """Create the generator from the training rows of ``data``, and the rows of the user's file if the rule has one.
 
         Raises:
-            ConfigError: the rule cannot draw such rows.
+            ConfigError: the rule cannot draw rows of this data set.
             DataError: the file cannot be read, or its rows have another shape than the data set's.
         """
         self._config, self._training = config, data.rows("train", data.device)

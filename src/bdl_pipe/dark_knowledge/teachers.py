@@ -43,7 +43,7 @@ class OfflineConfig:
 
 @dataclass(frozen=True)
 class OnlineConfig:
-    """The mode in which the student imitates chains that run beside it and whose draws are not stored.
+    """The mode in which the student imitates chains that run beside it, without storing their draws.
 
     A chain moves slowly, so that a student of one chain ends at the chain's last place and not at the posterior's mean.
     Two averages bring the student there: each step's loss is a mean over several chains, and the student's weights are
@@ -56,8 +56,8 @@ class OnlineConfig:
         chains: C, the number of chains. Each step of the student sees all of them, so that a student that follows the
             chains finds (1 − 1/C) of the posterior's variance; with one chain it finds no variance.
         chain_steps: the number of steps that each chain takes for one step of the student.
-        average: the share of the student's steps whose weights are averaged, the last steps; null: the student keeps
-            its last weights. The share is average × steps × chain_steps steps of a chain, which should be many
+        average: the share of the student's steps, the last ones, over which weights are averaged. null: the student
+            keeps its last weights. The share is average × steps × chain_steps steps of a chain, which should be many
             autocorrelation times of the chain.
     """
 
@@ -89,7 +89,7 @@ class Teacher(ABC):
         return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take back the tensors that ``state`` returned."""
+        """Restore the tensors of :meth:`state`."""
         assert not state
 
 
@@ -122,7 +122,7 @@ class StoredDraws(FunctionTeacher):
         self._skeleton = posterior.spec.build(Seed(0)).eval().to(next(iter(posterior.weights.values())).device)
         self._flat = FlatNetwork(self._skeleton)
         vectors = [self._flat.flat(draw) for draw in self.draws] if self._flat.is_perceptron else None
-        self._vectors = None if vectors is None else torch.stack(vectors)  # perceptrons are computed all at once
+        self._vectors = None if vectors is None else torch.stack(vectors)  # perceptrons are computed together
         self.count = len(self.draws)
 
     def predictive(self, step: int, inputs: Tensor) -> Predictive:
@@ -144,9 +144,9 @@ class StoredDraws(FunctionTeacher):
 class StoredPosterior(FunctionTeacher):
     """A teacher that is any posterior; each step imitates its whole predictive.
 
-    Where a prediction samples weights or masks, each step samples new ones. So the student's fixed point is the
-    predictive of infinitely many draws, and not the mixture of the few draws of one prediction. The functions are the
-    draws of one prediction.
+    If a prediction samples weights or masks, each step samples new ones. So the student's fixed point is the predictive
+    of infinitely many draws, and not the mixture of one prediction's few draws. The functions are the draws of one
+    prediction.
     """
 
     def __init__(self, posterior: Posterior, data: FitData, rng: Seed) -> None:
@@ -232,7 +232,7 @@ def start_at_a_draw(teacher: FunctionTeacher, network: Network, architecture: Ne
         ConfigError: the teacher is not a set of networks of that architecture.
     """
     if not isinstance(teacher, StoredDraws) or teacher.spec.network != architecture:
-        rule = "must be fresh where the teacher is not a set of networks of the student's architecture"
+        rule = "must be fresh unless the teacher is a set of networks of the student's architecture"
         raise ConfigError("start", rule, "draw")
     own, drawn = network.state_dict(), teacher.draws[rng.integer() % teacher.count]
     same_head = all(own[f"head.{name}"].shape == value.shape for name, value in under("head.", drawn).items())

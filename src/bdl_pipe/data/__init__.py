@@ -1,1 +1,1 @@
-"""Data sets: where rows come from (``catalog``, ``sources``), how they are prepared, and what a fit sees of them."""
+"""Data sets: their sources (``catalog``, ``sources``), their preparation, and the data that a fit gets."""

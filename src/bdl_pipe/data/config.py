@@ -1,4 +1,4 @@
-"""An entry of ``datasets`` in params.yaml: where rows come from, and how they are split and normalised."""
+"""The sections of ``datasets`` in params.yaml: the source of rows, their splits and their transform."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
@@ -10,7 +10,7 @@ from .catalog import CATALOG, HELD_OUT, Named, Noise
 from .increment import IncrementConfig
 from .raw import Source, Task
 
-# what is scored beside the test rows, of which no fit knows
+# keys of additional scored sets, which fits do not depend on
 _TESTED: Final = frozenset({"ood", "corrupted_images", "corruptions", "transfer", "transfer_names"})
 
 
@@ -19,33 +19,33 @@ class DatasetConfig:
     """The section of one data set in params.yaml.
 
     Attributes:
-        source: where the raw rows come from.
-        normalise: of inputs. ``published``: published constants per channel; ``train``: mean and
-            deviation of the training rows; ``robust``: of tables, their median and interquartile range, and smoothly
-            into (−3, 3); ``none``: images x/255, tables as they are.
-        whiten: ZCA after standardisation, for images.
-        validation: rows (a whole number) or a share (< 1) of the training rows held out for searches.
-        fit_rows: what a final fit sees; a search always sees the training rows alone.
-        splits: 1 for a set with its own test rows; else the first N standard UCI splits.
-        ood: other entries of ``datasets``, names of sources without options, or ``noise``.
-        corrupted_images: the first N test images under 19 corruptions × 5 severities; 0: none.
-        corruptions: ``made``: computed here; ``published``: the set's published -C release.
-        targets: of regression, what a network is fitted to. ``standardise``: less the mean and over
-            the deviation of the training rows; ``log``: the same of their logarithms, where all are > 0; ``auto``: the
-            one of these two that ridge regression of the split's training rows says (``target_scale``); ``centre``:
-            less their mean alone (Harrison et al., 2023, G.2); ``none``: as they are. Classes have none of these.
-        held_out: classes, by their index, that leave the training, validation and test rows; their
-            test rows are the out-of-distribution set ``held_out``. Of images alone.
-        transfer: labelled sets that share classes with this one, named as in ``ood`` (no ``noise``);
-            their test rows of the shared classes are scored by the posteriors fitted here.
-        transfer_names: classes of those sets -> the class of this set that they are, where the names
-            differ and ``data/transfer.py`` does not know it; null: none.
-        calibration: rows (a whole number) or a share (< 1) of the training rows that no fit sees: posteriors are
-            recalibrated on them. 0: none.
-        increment: one step of class-incremental learning: training and validation rows are those of the classes
-            that are new in it, all that is scored with labels of this set those of all classes so far; the outputs
-            stay those of all classes, and the transform that of all training rows, the same at every step. Null: all
-            classes at once.
+        source: the source of the raw rows.
+        normalise: the transform of inputs. ``published``: published constants per channel; ``train``: mean and standard
+            deviation of the training rows; ``robust``: for tables, median and interquartile range, then smoothly into
+            (−3, 3); ``none``: x/255 for images, and unchanged tables.
+        whiten: whether images are ZCA-whitened after standardisation.
+        validation: the number (an integer) or share (< 1) of the training rows to hold out as validation rows.
+        fit_rows: the rows of a final fit; a search always uses the training rows without validation rows.
+        splits: 1 for a set with its own test rows; otherwise the first N standard UCI splits are used.
+        ood: the out-of-distribution sets: other entries of ``datasets``, names of sources without options, or
+            ``noise``.
+        corrupted_images: the number of first test images to corrupt in 19 ways × 5 severities; 0 disables corruptions.
+        corruptions: ``made``: computed here; ``published``: from the set's published -C release.
+        targets: the transform of regression targets. ``standardise``: subtract the mean and divide by the standard
+            deviation of the training rows; ``log``: standardise the logarithms, if all targets are > 0; ``auto``: one
+            of these two, chosen by ridge regression on the split's training rows (``target_scale``); ``centre``:
+            subtract the mean (Harrison et al., 2023, G.2); ``none``: unchanged. Class labels are not transformed.
+        held_out: indices of image classes to remove from training, validation and test rows; their test rows are the
+            out-of-distribution set ``held_out``.
+        transfer: labelled sets that share classes with this set, named as in ``ood`` (without ``noise``); posteriors
+            are scored on their test rows of the shared classes.
+        transfer_names: class of these sets -> class of this set, for names that differ and that ``data/transfer.py``
+            does not list. null: none.
+        calibration: the number (an integer) or share (< 1) of training rows to exclude from all fits, for the
+            recalibration of posteriors. 0 disables it.
+        increment: a step of class-incremental learning. Training and validation rows are of the step's new classes, and
+            scored rows of all classes so far. The outputs are all classes, and the transform uses all training rows, so
+            that both are the same at every step. null: all classes together.
     """
 
     source: Source = field(metadata={"read": catalog.read})
@@ -66,18 +66,18 @@ class DatasetConfig:
 
     @property
     def task(self) -> Task:
-        """Return what is predicted from the rows."""
+        """Return the task: classification or regression."""
         return self.source.task
 
     def comes_after(self, other: "DatasetConfig") -> bool:
-        """Tell whether this is the step after that of ``other``, of the same rows, transform and order of classes."""
+        """Return whether this is the step after ``other``'s, with the same rows, transform and order of classes."""
         if self.increment is None or self.increment.step == 0:
             return False
         before = replace(self.increment, step=self.increment.step - 1)
         return self.fitted() | {"increment": before} == other.fitted()
 
     def fitted(self) -> dict[str, Any]:
-        """Return what rows and transform of a fit depend on: key -> value."""
+        """Return the keys that a fit's rows and transform depend on, as key -> value."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TESTED}
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class DatasetConfig:
         for key, rows in (("validation", self.validation), ("calibration", self.calibration)):
             require(0 <= rows < 1 if isinstance(rows, float) else rows >= 0, key, rule, rows)
         apart = self.increment is None or not self.calibration
-        require(apart, "calibration", "must be 0 where classes come in steps", self.calibration)
+        require(apart, "calibration", "must be 0 with increment", self.calibration)
         require(self.splits >= 1, "splits", "must be >= 1", self.splits)
         require(self.corrupted_images >= 0, "corrupted_images", "must be >= 0", self.corrupted_images)
         for key, names in (("ood", self.ood), ("transfer", self.transfer)):
@@ -118,24 +118,24 @@ class DatasetConfig:
         if held:
             require(self.source.kind == "image", "held_out", "must be empty for a table", held)
             require(
-                HELD_OUT not in self.ood, "ood", f"must not name {HELD_OUT} where classes are held out", list(self.ood)
+                HELD_OUT not in self.ood, "ood", f"must not name {HELD_OUT} if classes are held out", list(self.ood)
             )
             # a release has the images of every class, in the order of the whole test set
             fits = not self.corrupted_images or self.corruptions == "made"
-            require(fits, "corruptions", "must be made where classes are held out", self.corruptions)
+            require(fits, "corruptions", "must be made if classes are held out", self.corruptions)
 
     def _check_increment(self) -> None:
         if self.increment is not None:
             require(self.task == "classification", "increment", "must be null for regression", self.source.name)
             fits = not self.corrupted_images or self.corruptions == "made"
-            require(fits, "corruptions", "must be made where classes come in steps", self.corruptions)
+            require(fits, "corruptions", "must be made with increment", self.corruptions)
 
 
 def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Source | Noise:
-    """Find the source behind an entry of ``ood``: an entry of ``datasets``, a source without options, or noise.
+    """Return the source that ``ood`` names: an entry of ``datasets``, a source without options, or noise.
 
     Raises:
-        ConfigError: it is none of these, or not a set of images.
+        ConfigError: the name is none of these, or not a set of images.
     """
     if name == Noise.name and name not in datasets:
         return Noise()
@@ -143,10 +143,10 @@ def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Sour
 
 
 def transfer_source(name: str, fitted: str, datasets: dict[str, DatasetConfig], path: str) -> Source:
-    """Find the source behind an entry of ``transfer`` of the set ``fitted``: as in ``ood``, but for noise.
+    """Return the source that ``transfer`` of the set ``fitted`` names, as in ``ood`` but without noise.
 
     Raises:
-        ConfigError: it is none of these, not a set of images, or the fitted set itself.
+        ConfigError: the name is none of these, not a set of images, or the fitted set.
     """
     source = _images(name, datasets, {*datasets, *CATALOG}, path)
     require(source != datasets[fitted].source, path, "must name another set than the fitted one", name)

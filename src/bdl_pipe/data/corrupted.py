@@ -23,17 +23,18 @@ SEVERITIES: Final = (1, 2, 3, 4, 5)
 
 
 def corruption_jobs(config: DatasetConfig) -> list[Job]:
-    """List every corruption and severity to make, each independent of the others; none where none are asked for."""
+    """List every corruption and severity to make, which are independent of each other; empty if ``corrupted_images`` is
+    0."""
     from .corrupt import NAMES
 
     return [Job(name, s) for name in NAMES for s in SEVERITIES] if config.corrupted_images else []
 
 
 def corrupt_one(job: Job, *, config: DatasetConfig, images: np.ndarray, rng: Seed) -> np.ndarray:
-    """Corrupt ``images``, uint8 [n, channel, height, width], in one way; the shape stays.
+    """Apply one corruption to ``images``, uint8 [n, channel, height, width].
 
-    ``rng`` is the data set's own address: the result depends on the job and the image, not on the
-    order or the place in which the jobs run.
+    ``rng`` is the data set's seed address. The result depends on the job and the image, and not on the order or machine
+    of the jobs.
     """
     if config.corruptions == "published":
         return published(config.source.name, job, len(images))

@@ -1,18 +1,18 @@
-"""Columns as people have them, as numbers: categories, dates, missing values.
+"""The encoding of categories, dates and missing values as numbers.
 
-A table whose columns are described keeps one number for each cell, so that nothing is learnt when a file is read: a
-number itself, a date's days since 1970, a category's place in the sorted list of all that the file has; NaN where a
-cell is empty, ``UNSEEN`` for a category that the file did not have. An :class:`Encoding` is fitted to the training rows
-of a split and turns such a row into what a network sees:
+A table with described columns stores one number for each cell, so that nothing is fitted when a file is read: a number,
+the days since 1970 of a date, the index of a category in the sorted list of the file's categories, NaN for an empty
+cell, and ``UNSEEN`` for a category that the file does not have. An :class:`Encoding` is fitted to the training rows of
+a split and turns such a row into network inputs:
 
-- ``number``: itself, and the median of the training rows where it is missing;
+- ``number``: the number, or the median of the training rows if it is missing;
 - ``category``: one column for each of the most frequent categories of the training rows, and one for all others
-  (scikit-learn's ``OneHotEncoder``); a category that no training row has is one of the others or, where there are none,
-  no category at all;
-- ``date``: days since 1970; sine and cosine of the year, of the week and, where there are hours, of the day.
+  (scikit-learn's ``OneHotEncoder``); a category without training rows counts as one of the others or, if there are no
+  others, as no category;
+- ``date``: days since 1970; sine and cosine of the year, of the week and, if there are hours, of the day.
 
-Each column with a missing value in the file has another one that says so. The number of columns follows from the file,
-so that all splits have equally many; what they mean follows from the training rows alone.
+Each column with a missing value in the file has an additional indicator column. The number of columns follows from the
+file, so that it is the same for all splits; their meaning follows from the training rows alone.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from ..artifacts import State
 ColumnKind = Literal["number", "category", "date"]
 KINDS: Final = get_args(ColumnKind)
 UNSEEN: Final = -1.0
-BOUNDED_SCALE: Final = 0.5  # of columns of 0 and 1, which are not divided by their deviation (Gelman 2008)
+BOUNDED_SCALE: Final = 0.5  # the scale of 0/1 columns, which are not divided by their standard deviation (Gelman 2008)
 _YEAR, _WEEK, _DAY = 365.2425, 7.0, 1.0
 
 
@@ -40,12 +40,13 @@ class Column:
     """A feature column of a file.
 
     Attributes:
-        values: of a category, all that the file has, sorted; a row's number is its place here.
-        missing: whether a row of the file has none.
-        slots: of a category, the most columns that it may become.
-        hours: of a date, whether a row has a time of day.
-        zoned: of a date, whether rows have a zone and are instants; None: not known (data prepared earlier).
-        ends: of a number or a date, the smallest and the largest of the file; empty: not known (data prepared earlier).
+        values: for a category, all values of the file, sorted; a row's number is the index of its value.
+        missing: whether a cell of the file is empty.
+        slots: for a category, the largest number of columns.
+        hours: for a date, whether a row has a time of day.
+        zoned: for a date, whether rows have a time zone and are instants. None: unknown (data prepared earlier).
+        ends: for a number or a date, the smallest and largest value of the file. Empty: unknown (data prepared
+            earlier).
     """
 
     name: str
@@ -59,17 +60,17 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Return how many numbers it becomes."""
+        """Return the number of network inputs of the column."""
         own = {"number": 1, "category": min(len(self.values), self.slots), "date": 7 if self.hours else 5}[self.kind]
         return own + self.missing
 
     @property
     def bounded(self) -> list[bool]:
-        """Say of each of these numbers whether it is one of 0 and 1, or of a circle."""
+        """Return, for each of these inputs, whether it is 0/1, a sine or a cosine."""
         return [self.kind == "category", *[True] * (self.width - 1)]
 
     def mapping(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
+        """Return the column as JSON-able values."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -83,18 +84,18 @@ class Column:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> "Column":
-        """Read what :meth:`mapping` returned."""
+        """Rebuild a column from its :meth:`mapping`."""
         return cls(**{**mapping, "values": tuple(mapping["values"]), "ends": tuple(mapping.get("ends", ()))})
 
 
 class Encoding:
-    """A fitted map of rows [n, column] to numbers without a gap [n, width]; float64, on any device.
+    """A fitted map from rows [n, column] to numbers without gaps [n, width], in float64 on any device.
 
     Attributes:
-        columns: as the file has them.
-        medians: [column], of numbers and dates in the training rows.
-        places: of each category, in the order of the columns: the slot of each of its values, then that of the unseen;
-            −1 for none.
+        columns: the columns of the file.
+        medians: the medians of numbers and dates in the training rows [column].
+        places: for each category column, in order: the slot of each of its values, then the slot of unseen values; −1
+            means no slot.
     """
 
     def __init__(self, columns: Sequence[Column], medians: Tensor, places: Sequence[Tensor]) -> None:
@@ -115,16 +116,16 @@ class Encoding:
 
     @property
     def width(self) -> int:
-        """Return how many numbers a row becomes."""
+        """Return the number of network inputs of a row."""
         return sum(column.width for column in self.columns)
 
     @property
     def bounded(self) -> np.ndarray:
-        """Say of each number whether it is one of 0 and 1, or of a circle [width]."""
+        """Return, for each input, whether it is 0/1, a sine or a cosine [width]."""
         return np.array(list(itertools.chain(*(column.bounded for column in self.columns))), dtype=bool)
 
     def __call__(self, rows: Float[Tensor, "n column"]) -> Float[Tensor, "n width"]:
-        """Turn rows into numbers."""
+        """Encode rows."""
         places, parts = iter(self.places), []
         for column, values, median in zip(self.columns, rows.double().T, self.medians.tolist(), strict=True):
             gaps = values.isnan()
@@ -138,7 +139,7 @@ class Encoding:
         return torch.cat(parts, dim=1)
 
     def names(self) -> list[str]:
-        """Name the numbers that a row becomes."""
+        """Return the names of the inputs."""
         places, found = iter(self.places), list[str]()
         for column in self.columns:
             if column.kind == "category":
@@ -154,20 +155,20 @@ class Encoding:
         return found
 
     def state(self) -> State:
-        """Return tensors and config, from which :meth:`from_state` makes it again."""
+        """Return the state, for :meth:`from_state`."""
         tensors = {"medians": self.medians, **{f"places.{i}": places for i, places in enumerate(self.places)}}
         return State(tensors, {"columns": [column.mapping() for column in self.columns]})
 
     @classmethod
     def from_state(cls, state: State) -> "Encoding":
-        """Read what :meth:`state` returned."""
+        """Rebuild the encoding from its :meth:`state`."""
         columns = [Column.of(mapping) for mapping in state.config["columns"]]
         count = sum(column.kind == "category" for column in columns)
         return cls(columns, state.tensors["medians"], [state.tensors[f"places.{i}"] for i in range(count)])
 
 
 def _places(column: Column, codes: np.ndarray) -> np.ndarray:
-    """Return the slot of each value of the column, and of an unseen one, by the categories of the training rows."""
+    """Return the slot of each value of the column and of unseen values, given the training rows' categories."""
     import warnings
 
     from sklearn.preprocessing import OneHotEncoder
@@ -184,7 +185,7 @@ def _places(column: Column, codes: np.ndarray) -> np.ndarray:
 
 
 def _one_hot(column: Column, codes: Tensor, gaps: Tensor, places: Tensor) -> Tensor:
-    """Return 0 and 1 [n, slot]; nothing is 1 where the cell is empty."""
+    """Return the one-hot encoding [n, slot]; a row is zero if the cell is empty."""
     width = min(len(column.values), column.slots)
     index = torch.where(gaps | (codes < 0), float(len(column.values)), codes).long()
     slot = torch.where(gaps, -1, places[index])
@@ -192,7 +193,7 @@ def _one_hot(column: Column, codes: Tensor, gaps: Tensor, places: Tensor) -> Ten
 
 
 def _circles(column: Column, days: Tensor) -> Tensor:
-    """Return the days themselves, then sine and cosine of each period."""
+    """Return the days, then sine and cosine of each period."""
     parts = [days]
     for period in (_YEAR, _WEEK, *([_DAY] if column.hours else [])):
         angle = 2 * math.pi * days / period

@@ -1,4 +1,4 @@
-"""Rows of data as they are read: inputs with their targets, in original units."""
+"""Raw rows: inputs with their targets, in original units."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +16,7 @@ class Examples:
         inputs: images uint8 [n, channel, height, width] or columns float64 [n, column].
         targets: labels int64 [n] or targets float64 [n, output].
 
-    Arrays of other strides or of another byte order are copied, and numbers in columns become float64.
+    Arrays with other strides or another byte order are copied, and numbers in columns become float64.
     """
 
     inputs: np.ndarray
@@ -31,15 +31,15 @@ class Examples:
         return len(self.inputs)
 
     def cut(self, count: int) -> "tuple[Examples, Examples]":
-        """Give views of the first ``count`` rows and of the rest."""
+        """Return views of the first ``count`` rows and of the rest."""
         return Examples(self.inputs[:count], self.targets[:count]), Examples(self.inputs[count:], self.targets[count:])
 
     def same(self, other: "Examples") -> bool:
-        """Tell whether both are views of the same memory."""
+        """Return whether both are views of the same memory."""
         pairs = ((self.inputs, other.inputs), (self.targets, other.targets))
         return all((a.ctypes.data, a.shape, a.strides) == (b.ctypes.data, b.shape, b.strides) for a, b in pairs)
 
 
 def native(values: np.ndarray) -> np.ndarray:
-    """Return numbers as torch takes them: side by side, in this machine's byte order; no copy where they are so."""
+    """Return a contiguous array in this machine's byte order, as torch needs it; copy only if necessary."""
     return np.ascontiguousarray(values, values.dtype.newbyteorder("="))

@@ -1,4 +1,4 @@
-"""What a fit sees: training and validation rows, and the transform fitted on the training rows."""
+"""The data of a fit: training and validation rows, and the transform fitted to the training rows."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,11 +19,11 @@ class FitData:
     """One split of one data set, without its test rows.
 
     Attributes:
-        transform: fitted on all of ``train``.
-        device: where a fit puts its tensors.
-        search: the same split with its validation rows apart, and the transform of its training rows
-            alone; None where ``train`` holds no validation row. A fit that chooses something by a
-            score chooses it on ``search or self``, so that no row is scored by what it trained.
+        transform: the transform, fitted to all of ``train``.
+        device: the device of a fit's tensors.
+        search: the same split with separate validation rows, and the transform of its training rows alone. None:
+            ``train`` includes no validation rows. A fit that selects something by a score uses ``search or self``, so
+            that no row is both fitted and scored.
     """
 
     task: Literal["classification", "regression"]
@@ -41,15 +41,15 @@ class FitData:
 
     @property
     def outputs(self) -> int:
-        """Return the number of outputs, which is that of classes, or of target columns."""
+        """Return the number of classes or target columns."""
         return len(self.classes) if self.task == "classification" else self.train.targets.shape[1]
 
     def on(self, device: str) -> "FitData":
-        """Return the same rows, and those of ``search``, for a fit on ``device``."""
+        """Return the same data, including ``search``, for a fit on ``device``."""
         return replace(self, device=device, search=self.search.on(device) if self.search else None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Prepare for pickling: rows that ``search`` shares with ``train`` are sent to a worker once, not twice."""
+        """Prepare for pickling, so that rows that ``search`` shares with ``train`` are sent to a worker only once."""
         state, search = {k: v for k, v in self.__dict__.items() if k != "_rows_there"}, self.search
         if search is not None and search.search is None and search.device == self.device:
             train, validation = self.train.cut(len(search.train))
@@ -69,22 +69,22 @@ class FitData:
     def tensors(
         self, part: Literal["train", "validation"], device: torch.device | str = "cpu"
     ) -> tuple[Tensor, Tensor]:
-        """Give transformed inputs (float32) and targets (int64 [n], or standardised float32 [n, output])."""
+        """Return transformed inputs (float32) and targets (int64 [n], or standardised float32 [n, output])."""
         rows = self.train if part == "train" else self.validation
         return self.transform.inputs(rows.inputs, device), self.transform.targets(rows.targets, device)
 
     def rows(self, part: Literal["train", "validation"], device: torch.device | str = "cpu") -> Rows:
-        """Give the same rows for a fit that takes them by batches, so that large ones need not be in memory."""
+        """Return the same rows for access by batches, so that large data need not fit in memory."""
         return rows_of(self.train if part == "train" else self.validation, self.transform, device)
 
     def drawn(self, rows: int | None, rng: Seed) -> tuple[Tensor, Tensor]:
-        """Give ``rows`` of the training rows (null: all), in an order drawn at ``rng``, transformed, on ``device``."""
+        """Return ``rows`` transformed training rows (None: all), in an order drawn from ``rng``, on ``device``."""
         chosen = distinct(len(self.train), rows, rng.generator()).numpy()
         some = replace(self, train=Examples(self.train.inputs[chosen], self.train.targets[chosen]), search=None)
         return some.tensors("train", self.device)
 
     def batch(self, size: int, rng: Seed) -> tuple[Tensor, Tensor]:
-        """Draw ``size`` training rows with replacement at ``rng``; they are transformed, on ``device``."""
+        """Draw ``size`` transformed training rows with replacement from ``rng``, on ``device``."""
         chosen = with_replacement(len(self.train), size, rng.generator())
         if torch.device(self.device).type == "cpu":
             inputs = self.transform.inputs(self.train.inputs[chosen.numpy()])
@@ -95,5 +95,5 @@ class FitData:
 
     @cached_property
     def _rows_there(self) -> tuple[Tensor, Tensor]:
-        """The raw training rows and targets on the device, where they are indexed without a copy from here."""
+        """Return the raw training rows and targets on the device, so that batches are indexed there."""
         return torch.from_numpy(self.train.inputs).to(self.device), torch.from_numpy(self.train.targets).to(self.device)

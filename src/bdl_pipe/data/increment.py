@@ -1,7 +1,7 @@
-"""Class-incremental learning: the classes of a data set come a few at a time, in an order that is drawn.
+"""Class-incremental learning: the classes of a data set arrive in steps, in a random order.
 
 The order is ``numpy.random.RandomState(order).permutation(k)``, which for CIFAR-100 and the orders 0 to 4 gives the
-lists in the published code of Zhou et al. 2022 (FRePo).
+lists of the published code of Zhou et al. 2022 (FRePo).
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from ..errors import require
 
 @dataclass(frozen=True)
 class IncrementConfig:
-    """``increment`` of a data set: one step of it.
+    """The section ``increment`` of a data set: one step of class-incremental learning.
 
     Attributes:
-        order: seed of the order in which the classes come.
-        classes: how many new ones each step has; it divides their number.
-        step: of the data set; fits see the rows of the classes that are new in it, tests those of all classes so far.
+        order: the seed of the order of classes.
+        classes: the number of new classes of each step, which must divide the number of classes.
+        step: the number of the step; fits use the rows of its new classes, and tests the rows of all classes so far.
     """
 
     order: int
@@ -31,17 +31,17 @@ class IncrementConfig:
         require(self.step >= 0, "step", "must be >= 0", self.step)
 
     def check(self, total: int) -> None:
-        """Raise ConfigError unless this is a step of ``total`` classes, with the key in this config."""
+        """Raise ConfigError unless the step is valid for ``total`` classes."""
         require(total % self.classes == 0, "classes", f"must divide the {total} classes", self.classes)
         steps = total // self.classes
-        require(self.step < steps, "step", f"must be < {steps}, as {self.classes} of {total} come a step", self.step)
+        require(self.step < steps, "step", f"must be < {steps}: each adds {self.classes} of {total} classes", self.step)
 
     def new(self, total: int) -> list[int]:
-        """List the classes that are new in this step, in their order; ``total`` is the number of all."""
+        """List the new classes of this step, in their order; ``total`` is the number of all classes."""
         return self.seen(total)[self.step * self.classes :]
 
     def seen(self, total: int) -> list[int]:
-        """List the classes that have come up to this step, in their order."""
-        # the legacy generator, with which the published orders were drawn
+        """List the classes up to this step, in their order."""
+        # the legacy generator of the published orders
         order: list[int] = np.random.RandomState(self.order).permutation(total).tolist()
         return order[: (self.step + 1) * self.classes]

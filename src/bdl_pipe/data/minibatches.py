@@ -1,8 +1,8 @@
-"""Which rows a step sees: the three ways in which this library draws them, each from a seed address.
+"""The rows of a step: three ways to draw them, each from a seed address.
 
-Whole epochs are one permutation cut into batches (:class:`Minibatches` for a chain; a training run cuts the same one
-for each of its models). A step that stands by itself draws distinct rows, or rows with replacement, at a cost that does
-not depend on how many there are.
+An epoch is a permutation cut into batches (:class:`Minibatches` for a chain; training cuts a permutation for each of
+its models). An independent step draws distinct rows, or rows with replacement, at a cost that does not depend on the
+number of rows.
 """
 
 from typing import final
@@ -15,26 +15,26 @@ from ..seeds import Seed
 
 
 def epoch_order(rows: int, epoch: int, rng: Seed) -> Int[Tensor, " row"]:
-    """Return the order in which epoch number ``epoch`` visits the rows: a fresh permutation."""
+    """Return the order of rows in epoch number ``epoch``, a new permutation."""
     return torch.randperm(rows, generator=rng.fold("epoch", epoch).generator())
 
 
 def distinct(rows: int, size: int | None, generator: torch.Generator) -> Int[Tensor, " row"]:
-    """Draw ``size`` distinct rows of ``rows``, in a random order; null, or more than there are: all."""
+    """Draw ``size`` distinct rows of ``rows``, in a random order; all rows if ``size`` is None or larger."""
     return torch.randperm(rows, generator=generator)[:size]
 
 
 def with_replacement(rows: int, size: int, generator: torch.Generator) -> Int[Tensor, " row"]:
-    """Draw ``size`` rows of ``rows``, at most as many as there are, each independent of the others."""
+    """Draw ``size`` rows independently, at most ``rows`` of them."""
     return torch.randint(rows, (min(size, rows),), generator=generator)
 
 
 @final
 class Minibatches:
-    """The minibatches of a chain: M of N rows at step t, from a fresh permutation of all rows in each epoch.
+    """The minibatches of a chain: M of N rows at step t, from a new permutation of all rows in each epoch.
 
-    A pure function of the seed and t; an epoch has N // M batches, and what does not fill one is left
-    for other epochs, so that every batch has M rows and every row the same chance.
+    They are a function of the seed and t. An epoch has N // M batches and skips the remaining rows, so that every batch
+    has M rows and all rows have the same probability.
     """
 
     def __init__(self, rows: int, size: int, rng: Seed, device: torch.device | str = "cpu") -> None:

@@ -1,6 +1,6 @@
-"""New rows to predict: a table, an ``.npz``, an image or a folder of images, held to the fitted data's schema.
+"""New rows to predict: a table, an ``.npz``, an image or a folder of images, checked against the fitted data's schema.
 
-The cells of every table are read by :class:`.sources.cells.Cells`, whether they come in a file or in a request.
+:class:`.sources.cells.Cells` reads the cells of every table, from a file or from a request.
 """
 
 import logging
@@ -28,11 +28,10 @@ _ARRAYS: Final = ("x", "x_test")
 def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
     """Read raw inputs in file order (images: by name), in the fitted data's own units and shape.
 
-    A table needs the fitted feature columns, by name and in any order; others are ignored. Where they are not all plain
-    numbers, a category that the fitted file did not have is one of the rare ones or, where there were none, no category
-    at all (:func:`unseen` says so). An
-    ``.npz`` holds ``x`` (or ``x_test``). Images are turned grey or colour like the fitted ones but
-    must have their size, unless those were brought to one size: then these are, too.
+    A table needs the fitted feature columns, by name and in any order; other columns are ignored. A category that the
+    fitted file did not have counts as a rare category or, if there were none, as no category (:func:`unseen` lists such
+    values). An ``.npz`` holds ``x`` (or ``x_test``). Images are converted to grey or colour like the fitted images and
+    must have their size; if the fitted images were resized, new images are, too.
 
     Args:
         schema: ``schema.json`` of the data: kind, features, input_shape.
@@ -41,7 +40,7 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
         float64 [n, column] or uint8 [n, channel, height, width].
 
     Raises:
-        DataError: the file, rule and value of whatever is wrong.
+        DataError: the message names the file, the rule and the value.
     """
     if not path.exists():
         raise DataError(f"{path}: is missing")
@@ -54,13 +53,13 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
 
 
 def given_inputs(given: "pd.DataFrame | np.ndarray | list[Any]", schema: Mapping[str, Any]) -> np.ndarray:
-    """Take rows or images in memory, as a request to a served model holds them, as :func:`new_inputs` takes a file's.
+    """Convert rows or images in memory, such as a request to a served model, like :func:`new_inputs`.
 
     Args:
         given: a table with the fitted columns by name, or images of whole numbers from 0 to 255.
 
     Raises:
-        DataError: the rule and value of whatever is wrong.
+        DataError: the message names the rule and the value.
     """
     if isinstance(given, np.ndarray | list) == (schema["kind"] == "table"):
         rule = "images of whole numbers" if schema["kind"] == "image" else "rows with the fitted columns by name"
@@ -74,12 +73,12 @@ def given_inputs(given: "pd.DataFrame | np.ndarray | list[Any]", schema: Mapping
 
 
 def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray:
-    """Take the fitted columns of a table in memory, as :func:`new_inputs` takes a file's: float64 [n, column].
+    """Convert the fitted columns of a table in memory, like :func:`new_inputs`, to float64 [n, column].
 
     Lines of :func:`unseen` are logged as warnings.
 
     Raises:
-        DataError: the column, rule and value of whatever is wrong.
+        DataError: the message names the column, the rule and the value.
     """
     made = {}
     for name in schema["features"]:
@@ -95,17 +94,17 @@ def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray
 
 
 def unseen(inputs: np.ndarray, schema: Mapping[str, Any]) -> list[str]:
-    """Return a line for each column of ``inputs`` [n, column] with values unlike all of the fitted file."""
+    """Return a line for each column of ``inputs`` [n, column] with values unlike any in the fitted file."""
     return table_columns.unseen(inputs, tuple(map(Column.of, schema["columns"]))) if "columns" in schema else []
 
 
 def image_inputs(path: Path) -> list[Path]:
-    """List the images that are inputs, in order: one image, or the images of a folder and then of its subfolders.
+    """List the input images in order: one image, or the images of a folder and then of its subfolders.
 
-    Hidden files and folders are left out.
+    Hidden files and folders are skipped.
 
     Raises:
-        DataError: a folder holds none.
+        DataError: a folder holds no images.
     """
     if path.is_file():
         return [path]
@@ -136,7 +135,7 @@ def _rows(table: pa.Table, schema: Mapping[str, Any], origin: str) -> np.ndarray
 
 
 def typed_cells(column: "pd.Series[Any]") -> pa.Array | pa.ChunkedArray:
-    """Return a column of pandas with one type, or the texts of values of several."""
+    """Return a pandas column with one type, or as texts if its values have several types."""
     try:
         return pa.Table.from_pandas(column.to_frame("cells"), preserve_index=False).column(0)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, OverflowError):

@@ -1,14 +1,14 @@
-"""The constants of a transform: published ones, or the mean and deviation of the training rows; and its whitening.
+"""The constants of a transform: published ones, or mean and standard deviation of the training rows; and whitening.
 
-All is computed and stored in float64. Tables have robust ones, too: median and interquartile range.
-A column (or channel) that does not vary keeps deviation 1, so it becomes 0.
+All is computed and stored in float64. Tables may also use robust constants: median and interquartile range. A constant
+column (or channel) has the deviation 1, so it becomes 0.
 
 Whitening is ZCA with a ridge, of standardised images flattened to [n, d]:
 
 C = (1/n) Σ (x − μ)(x − μ)ᵀ = U diag(s) Uᵀ,   r = λ tr(C)/d with λ = 0.1
 W = U diag((s + r)^−½) Uᵀ,   W⁻¹ = U diag((s + r)^½) Uᵀ,   so W C W = U diag(s/(s + r)) Uᵀ
 
-The ridge relative to tr(C)/d is that of Nguyen et al. (2021, KIP) and Zhou et al. (2022, FRePo).
+The ridge relative to tr(C)/d is from Nguyen et al. (2021, KIP) and Zhou et al. (2022, FRePo).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from .transform import Transform, Whitening
 
 Scaling = Literal["standardise", "log", "centre", "none"]
 Normalise = Literal["published", "train", "robust", "none"]
-Published = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation per channel, of x/255
+Published = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of x/255 per channel
 Constants = tuple[np.ndarray, np.ndarray]
 RIDGE: Final = 0.1  # λ
 _TINY: Final = 10 * np.finfo(np.float64).eps
@@ -44,18 +44,18 @@ def fit_transform(
     scaling: Scaling = "standardise",
     origin: str = "targets",
 ) -> Transform:
-    """Fit the transform of these rows; they must be training rows.
+    """Fit the transform to these rows, which must be training rows.
 
     Args:
         inputs: uint8 [n, channel, height, width] or float64 [n, feature].
-        columns: of a table whose columns are not all plain numbers; the others are encoded by these rows.
+        columns: the descriptions of a table's columns if they are not all numbers; the rows fit their encoding.
         targets: int64 [n] for classes, which need no constants, or float64 [n, output].
-        published: mean and deviation per channel, of x/255, where ``normalise`` asks for them.
-        scaling: of regression targets, (y − shift)/scale: ``standardise``: mean and deviation of
-            these rows; ``log``: the same of their logarithms; ``centre``: their mean and scale 1; ``none``: 0 and 1.
+        published: mean and standard deviation of x/255 per channel, if ``normalise`` is ``published``.
+        scaling: the transform (y − shift)/scale of regression targets: ``standardise``: mean and standard deviation;
+            ``log``: the same for logarithms; ``centre``: mean and 1; ``none``: 0 and 1.
 
     Raises:
-        DataError: a target to standardise is constant, or one to take the logarithm of is not above 0.
+        DataError: a target to standardise is constant, or a target whose logarithm is needed is not > 0.
     """
     encoding = Encoding.fit(columns, inputs) if columns else None
     if kind == "table" and inputs.nbytes >= scratch.LARGE:
@@ -88,7 +88,7 @@ def _inputs(inputs: np.ndarray, kind: str, normalise: str, published: Published 
 
 
 def robust(inputs: np.ndarray) -> Constants:
-    """Compute median and interquartile range of each column; half the range where the quartiles are equal.
+    """Compute median and interquartile range of each column; half the range if the quartiles are equal.
 
     Source: Holzmüller, Grinsztajn & Steinwart 2024, "Better by Default", section 3 (scikit-learn's ``RobustScaler``).
     """
@@ -96,14 +96,14 @@ def robust(inputs: np.ndarray) -> Constants:
 
     scaler = RobustScaler().fit(inputs)
     low, middle, high = np.quantile(inputs, (0.25, 0.5, 0.75), axis=0)
-    width = np.where(high - low < _TINY, high - low, scaler.scale_)  # scikit-learn takes such a width for none
+    width = np.where(high - low < _TINY, high - low, scaler.scale_)  # scikit-learn treats such a width as 0
     return middle, np.where(high > low, width, _safe(np.ptp(inputs, axis=0) / 2))
 
 
 def _in_parts(inputs: np.ndarray, encoding: Encoding | None, normalise: str) -> Constants:
-    """Compute the constants of a large table: quantiles of one column at a time, moments of some rows at a time.
+    """Compute the constants of a large table: quantiles column by column, moments in parts of rows.
 
-    Moments are merged as Chan, Golub & LeVeque (1983) do, and differ from those of all rows at once by rounding.
+    Moments are merged by the method of Chan, Golub & LeVeque (1983), which changes them only by rounding.
     """
     width = inputs.shape[1] if encoding is None else encoding.width
     if normalise == "none":
@@ -126,7 +126,7 @@ def _in_parts(inputs: np.ndarray, encoding: Encoding | None, normalise: str) -> 
 
 
 def _encoded(inputs: np.ndarray, bounded: np.ndarray, normalise: str) -> Constants:
-    """Compute the constants of encoded columns; those of 0 and 1 are centred, and halved rather than standardised."""
+    """Compute the constants of encoded columns; 0/1 columns are centred and divided by 0.5, not standardised."""
     if normalise == "none":
         return np.zeros(inputs.shape[1]), np.ones(inputs.shape[1])
     mean, std = _inputs(inputs, "table", normalise, None)
@@ -134,7 +134,7 @@ def _encoded(inputs: np.ndarray, bounded: np.ndarray, normalise: str) -> Constan
 
 
 def channel_moments(images: np.ndarray) -> Constants:
-    """Compute mean and deviation per channel of x/255, exact: sums of uint8 in whole numbers."""
+    """Compute mean and standard deviation of x/255 per channel, exactly, by integer sums of uint8."""
     count = images[:, 0].size
     total, square = np.zeros(images.shape[1], np.int64), np.zeros(images.shape[1], np.int64)
     for start in range(0, len(images), _CHUNK):
@@ -149,7 +149,7 @@ def target_constants(targets: np.ndarray, scaling: Scaling, origin: str) -> Cons
     """Return shift and scale of regression targets [n, output], each [output].
 
     Raises:
-        DataError: a target to standardise is constant, or one to take the logarithm of is not above 0.
+        DataError: a target to standardise is constant, or a target whose logarithm is needed is not > 0.
     """
     zeros, ones = np.zeros(targets.shape[1]), np.ones(targets.shape[1])
     if scaling == "none":

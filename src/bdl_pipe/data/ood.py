@@ -1,4 +1,4 @@
-"""Out-of-distribution sets, brought to the shape of the set that they are compared with."""
+"""Out-of-distribution sets, converted to the shape of the fitted set's inputs."""
 
 from dataclasses import replace
 from typing import Final
@@ -15,7 +15,7 @@ NOISE_IMAGES: Final = 1_000
 
 
 def test_rows(raw: Raw) -> Examples:
-    """Take a set's test rows; all rows of a set that has none of its own."""
+    """Return a set's test rows, or all rows if it has no own test rows."""
     return raw.train if raw.test is None else raw.test
 
 
@@ -25,17 +25,18 @@ def noise(shape: tuple[int, ...], rng: Seed, count: int = NOISE_IMAGES) -> Examp
 
 
 def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw, Examples]:
-    """Take some classes out of ``raw``: what is left, and the test rows of those classes, under their own labels.
+    """Remove some classes from ``raw``; return the rest, and the test rows of the removed classes with their own
+    labels.
 
-    The labels that stay are numbered anew without gaps, in their order.
+    The remaining labels are renumbered without gaps, in their order.
 
     Args:
-        held_out: their indices; at least one.
-        path: the key of params.yaml that they come from.
+        held_out: the indices of the removed classes, at least one.
+        path: the key of the indices in params.yaml.
 
     Raises:
-        ConfigError: there is no such class, or fewer than two stay.
-        DataError: no row of them, or no row of the others, is there to test on.
+        ConfigError: there is no such class, or fewer than two classes remain.
+        DataError: the removed or the remaining classes have no test rows.
     """
     kept = [label for label in range(len(raw.classes)) if label not in held_out]
     if max(held_out) >= len(raw.classes) or len(kept) < 2:
@@ -59,10 +60,10 @@ def _relabelled(rows: Examples, place: np.ndarray) -> Examples:
 
 
 def to_shape(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Bring uint8 [n, channel, height, width] to another shape.
+    """Convert uint8 [n, channel, height, width] to another shape.
 
-    Channels: grey is repeated, colour is weighted to luma (ITU-R 601). Size: bilinear, with the
-    kernel widened on the way down, so that nothing aliases.
+    Channels: grey is repeated, and colour becomes luma (ITU-R 601). Size: bilinear, with a wider kernel for
+    downscaling, to avoid aliasing.
     """
     channels, height, width = shape
     if images.shape[1] != channels:

@@ -1,17 +1,16 @@
-"""``prepare``: raw rows in, two folders out, and how they are read back.
+"""The stage ``prepare``: it turns raw rows into two folders.
 
-``folder_fit`` holds what a fit may see: per split s the training and validation rows
-``<s>/train.arrow`` (training rows first, so that both parts and their union are views of one
-memory map) and ``<s>/transform`` (of all rows that a final fit sees; ``<s>/transform-search`` of the
-training rows alone where that differs), ``schema.json`` and, where asked for, ``<s>/calibration.arrow``, rows
-which no fit sees and posteriors are recalibrated on. ``folder_holdout`` holds the rest:
-``<s>/test.arrow``, ``ood/<set>.arrow``, ``transfer/<set>.arrow``, ``corrupted/<name>-<severity>.arrow``.
-No byte of the first depends on a row of the second.
+``folder_fit`` holds the data of fits. For each split s it has the training and validation rows ``<s>/train.arrow``
+(training rows first, so that both parts and their union are views of one memory map) and ``<s>/transform``, fitted to
+all rows of a final fit; ``<s>/transform-search`` is fitted to the training rows alone, if that differs. It also has
+``schema.json`` and optionally ``<s>/calibration.arrow``, rows for the recalibration of posteriors, which no fit uses.
+``folder_holdout`` holds the rest: ``<s>/test.arrow``, ``ood/<set>.arrow``, ``transfer/<set>.arrow``,
+``corrupted/<name>-<severity>.arrow``. No byte of the first folder depends on a row of the second.
 
-A data set with an ``increment`` is one step of class-incremental learning: its validation rows are drawn and its
-transforms are fitted as without, and then the rows of other classes are left out: of the first folder all but the new
-ones, of the second those that are still to come. So all steps have one transform, that of the training rows of all
-classes (deviation from a learner that would see no pixel of a class before its step).
+A data set with an ``increment`` is one step of class-incremental learning. Its validation rows are drawn and its
+transforms are fitted as without it; then rows of other classes are removed: from the first folder all classes except
+the new ones, from the second the classes of later steps. So all steps have the same transform, fitted to the training
+rows of all classes (a deviation from a learner that sees no pixel of a class before its step).
 """
 
 import hashlib
@@ -43,8 +42,8 @@ from .target_scale import logarithms_fit_better
 from .transfer import shared_rows
 from .transform import Transform
 
-FEWEST_CALIBRATION: Final = 20  # rows: a set at 95 % needs 19
-TRAIN_SHARE: Final = 0.9  # of the standard UCI splits
+FEWEST_CALIBRATION: Final = 20  # rows; a conformal set at 95 % needs 19
+TRAIN_SHARE: Final = 0.9  # the share of training rows of the standard UCI splits
 FanOut = Callable[[Callable[[Job], np.ndarray], Sequence[Job]], Iterable[np.ndarray]]
 
 
@@ -68,13 +67,13 @@ def prepare(
     """Fill both folders with the data set ``name``; call it between their ``artifacts.publish``.
 
     Args:
-        datasets: the rows of ``datasets`` that it reads: its own, and those that its ``ood`` and ``transfer`` name.
-        rng: the data set's address; the validation rows and the corruptions depend on it.
-        fan_out: maps a picklable function over corruption jobs, in order; the builtin ``map``, or
-            an executor's.
+        datasets: the needed sections of ``datasets``: its own, and those that its ``ood`` and ``transfer`` name.
+        rng: the data set's seed address, for validation rows and corruptions.
+        fan_out: maps a picklable function over corruption jobs, in order, like the builtin ``map``.
 
     Raises:
-        UserError, DataError: the rows cannot be had or are wrong.
+        UserError: the rows are not on this machine and cannot be downloaded.
+        DataError: the rows are wrong.
         ConfigError: a key of ``datasets.<name>`` does not fit the rows.
     """
     config, path, known = datasets[name], f"datasets.{name}", dict(datasets)
@@ -87,7 +86,7 @@ def prepare(
     if config.held_out:
         raw, held_out = without_classes(raw, config.held_out, f"{path}.held_out")
     seen, fit, held, first = _seen(raw, config, path), [], [], None
-    for s, (train, every) in _parts(raw, config.splits):  # one split at a time: large ones are copies
+    for s, (train, every) in _parts(raw, config.splits):  # one split at a time, because large splits are copies
         test = _of_classes(every, seen, raw, "test rows")
         fit.append(_write_fit(folder_fit / str(s), raw, train, config, rng.fold("validation", s)))
         store.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
@@ -105,13 +104,14 @@ def prepare(
 
 
 def check_splits(raw: Raw, config: DatasetConfig, path: str, rng: Seed) -> None:
-    """Draw the rows of every split as :func:`prepare` does, and check them; nothing is written.
+    """Draw and check the rows of every split like :func:`prepare`, without writing files.
 
     Args:
-        rng: the data set's address, as in :func:`prepare`.
+        rng: the data set's seed address, as in :func:`prepare`.
 
     Raises:
-        DataError, ConfigError: ``prepare`` would refuse the rows.
+        DataError: ``prepare`` would refuse the rows.
+        ConfigError: ``prepare`` would refuse a key.
     """
     _check_fit(config, raw, path)
     bare = replace(raw, train=Examples(raw.train.inputs[:, :0], raw.train.targets))
@@ -129,7 +129,7 @@ def uci_splits(rows: int, splits: int) -> list[tuple[np.ndarray, np.ndarray]]:
     One ``RandomState(1)``; per split one ``choice(n, n, replace=False)``, whose first round(0.9 n)
     rows train (the split files of Hernández-Lobato and Adams, 2015, and Gal and Ghahramani, 2016).
     """
-    state = np.random.RandomState(1)  # the legacy generator, with which the published files were drawn
+    state = np.random.RandomState(1)  # the legacy generator of the published files
     orders = [state.choice(rows, rows, replace=False) for _ in range(splits)]
     train = round(TRAIN_SHARE * rows)
     return [(order[:train], order[train:]) for order in orders]
@@ -139,7 +139,7 @@ def hold_out(rows: int, validation: int | float, origin: str, *, rng: Seed) -> t
     """Draw (training rows, validation rows) of ``rows`` rows without replacement, each in order.
 
     Raises:
-        DataError: the validation rows leave fewer than two to train on.
+        DataError: fewer than two training rows are left.
     """
     count = round(validation * rows) if isinstance(validation, float) else validation
     if rows - count < 2:
@@ -159,15 +159,15 @@ def rows_sha256(examples: Examples) -> str:
 
 def _check_fit(config: DatasetConfig, raw: Raw, path: str) -> None:
     if raw.test is not None and config.splits > 1:
-        raise ConfigError(f"{path}.splits", "must be 1 for a set with test rows of its own", config.splits)
+        raise ConfigError(f"{path}.splits", "must be 1 for a set with its own test rows", config.splits)
     if config.corrupted_images and config.splits > 1:
-        raise ConfigError(f"{path}.corrupted_images", "must be 0 where splits > 1", config.corrupted_images)
+        raise ConfigError(f"{path}.corrupted_images", "must be 0 if splits > 1", config.corrupted_images)
     if raw.kind == "table" and config.normalise == "published":
         raise ConfigError(f"{path}.normalise", "must be train, robust or none for a table", config.normalise)
 
 
 def _parts(raw: Raw, splits: int) -> Iterator[tuple[int, tuple[Examples, Examples]]]:
-    """Give (split, (training rows, test rows)): the set's own test rows, or the standard UCI splits."""
+    """Yield (split, (training rows, test rows)): with the set's own test rows, or for the standard UCI splits."""
     if raw.test is not None:
         yield 0, (raw.train, raw.test)
         return
@@ -191,14 +191,14 @@ def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rn
 
 @dataclass(frozen=True)
 class _FitRows:
-    """What a fit may see of a split.
+    """The rows of a split for fits, with their transforms.
 
     Attributes:
-        rows: the training rows, and then the validation rows.
+        rows: the training rows, followed by the validation rows.
         train: the number of training rows.
-        search: the transform of the training rows alone.
-        final: the transform of all ``rows``, where a final fit sees them and it differs.
-        joined: whether a final fit sees validation rows.
+        search: the transform fitted to the training rows alone.
+        final: the transform fitted to all ``rows``, if a final fit uses them and it differs.
+        joined: whether a final fit uses validation rows.
     """
 
     calibration: Examples | None
@@ -214,7 +214,7 @@ def _fit_rows(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> _Fi
     searched, validation = ordered.cut(trained)
     new = config.increment.new(len(raw.classes)) if config.increment else None
     kept, count = _of_classes(ordered, new, raw, "training rows"), len(_of_classes(searched, new, raw, "training rows"))
-    scaling = _scaling(searched, raw, config)  # of both fits: what a search finds is in the units of the final one
+    scaling = _scaling(searched, raw, config)  # of both fits, which so have the same units
     search = _transform(searched, raw, config, scaling)
     joined = config.fit_rows == "train_and_validation" and len(validation) > 0
     final = _transform(ordered, raw, config, scaling) if joined and _fitted(config, raw) else None
@@ -222,14 +222,14 @@ def _fit_rows(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> _Fi
 
 
 def fit_data(raw: Raw, config: DatasetConfig, *, rng: Seed, split: int = 0) -> tuple[FitData, Examples | None]:
-    """Give all training rows of ``raw`` to a final fit, in memory, as ``prepared.load_fit`` gives those of a folder.
+    """Return the data of a final fit on all training rows of ``raw``, in memory, like ``prepared.load_fit``.
 
     Args:
-        rng: the data set's address, as in :func:`prepare`.
-        split: the number of the split of which ``raw.train`` are the training rows.
+        rng: the data set's seed address, as in :func:`prepare`.
+        split: the number of the split whose training rows are ``raw.train``.
 
     Returns:
-        The data, and the rows that posteriors are recalibrated on; None: there are none.
+        The data, and the calibration rows or None.
 
     Raises:
         DataError: there are too few rows, or a target is constant.
@@ -244,7 +244,7 @@ def fit_data(raw: Raw, config: DatasetConfig, *, rng: Seed, split: int = 0) -> t
 
 
 def _drawn(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> tuple[Examples | None, Examples, int]:
-    """Draw (calibration rows or None, training and then validation rows, the number of training rows) of a split.
+    """Return a split's (calibration rows or None, training rows followed by validation rows, number of training rows).
 
     Raises:
         DataError: there are too few rows.
@@ -261,10 +261,10 @@ def _drawn(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> tuple[
 
 
 def _seen(raw: Raw, config: DatasetConfig, path: str) -> list[int] | None:
-    """List the classes whose rows are tested on; None for all.
+    """Return the classes with test rows; None for all classes.
 
     Raises:
-        ConfigError: the classes do not come in such steps.
+        ConfigError: the step does not fit the number of classes.
     """
     if config.increment is None:
         return None
@@ -276,10 +276,10 @@ def _seen(raw: Raw, config: DatasetConfig, path: str) -> list[int] | None:
 
 
 def _of_classes(rows: Examples, classes: list[int] | None, raw: Raw, what: str) -> Examples:
-    """Take the rows of these classes, in their order; None: all.
+    """Return the rows of these classes, in order; all rows if ``classes`` is None.
 
     Raises:
-        DataError: a class has none.
+        DataError: a class has no rows.
     """
     if classes is None:
         return rows
@@ -290,15 +290,15 @@ def _of_classes(rows: Examples, classes: list[int] | None, raw: Raw, what: str) 
 
 
 def _fitted(config: DatasetConfig, raw: Raw) -> bool:
-    """Tell whether the transform depends on the rows at all."""
+    """Return whether the transform depends on the rows."""
     scaled = raw.task == "regression" and config.targets != "none"
     return config.normalise in ("train", "robust") or config.whiten or scaled or bool(raw.columns)
 
 
 def _scaling(rows: Examples, raw: Raw, config: DatasetConfig) -> Scaling:
-    """Return how the targets of a split are scaled; ``rows`` are those that a search trains on.
+    """Return the scaling of a split's targets; ``rows`` are the training rows of a search.
 
-    Logarithms are taken where every target of the data has one, so that no test row has a density of 0 for its sign.
+    Logarithms are allowed only if every target of the data is positive, so that no test row has density 0.
     """
     if config.targets != "auto":
         return config.targets
@@ -344,7 +344,7 @@ def _write_transfer(
         rows = shared_rows(other, raw, names, f"{path}.transfer[{i}]")
         shared = None if seen is None else [label for label in seen if (rows.targets == label).any()]
         if shared == []:
-            raise ConfigError(f"{path}.transfer[{i}]", "must have rows of a class that has come by this step", key)
+            raise ConfigError(f"{path}.transfer[{i}]", "must have rows of a class up to this step", key)
         store.write(folder / f"{key}.arrow", _of_classes(rows, shared, raw, "transfer rows"))
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -363,7 +363,7 @@ def _write_corrupted(folder: Path, config: DatasetConfig, test: Examples, rng: S
 
 
 def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
-    """Return what new rows must look like, as ``schema.json`` has it."""
+    """Return the schema of new rows, for ``schema.json``."""
     return {
         "task": raw.task,
         "kind": raw.kind,
@@ -378,7 +378,7 @@ def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
 
 
 def _resize(source: Source) -> dict[str, Any]:
-    """Say what images to predict are brought to, where those of the set were."""
+    """Return the size to which new images are resized, if the set's images were resized."""
     if not isinstance(source, ImageFolder) or source.size is None:
         return {}
     return {"resize": source.size}

@@ -1,7 +1,7 @@
-"""Prepared data as fits and evaluations read them: two artifacts, memory-mapped.
+"""Access to prepared data for fits and evaluations: two memory-mapped artifacts.
 
-Nothing of how they are made is imported here: a change of a data source or of a corruption makes ``prepare`` out of
-date, and a fit only where the rows come out otherwise.
+This module does not import the code that makes them. So a change of a data source or a corruption makes ``prepare`` out
+of date, and a fit only if the rows change.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,10 +36,10 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Holdout:
-    """The rows that evaluate alone reads, memory-mapped.
+    """The memory-mapped rows that only ``evaluate`` reads.
 
     Attributes:
-        files: the manifest's: name below ``path`` -> facts.
+        files: the manifest's files: name below ``path`` -> facts.
     """
 
     path: Path
@@ -47,15 +47,15 @@ class Holdout:
     files: Mapping[str, Any]
 
     def ood(self) -> dict[str, Examples]:
-        """Read the out-of-distribution sets by name; their labels are those of their own classes."""
+        """Read the out-of-distribution sets by name, with their own classes as labels."""
         return self._by_name("ood")
 
     def transfer(self) -> dict[str, Examples]:
-        """Read the labelled rows of other sets by name; their labels are those of the fitted set."""
+        """Read the labelled rows of other sets by name, with the fitted set's classes as labels."""
         return self._by_name("transfer")
 
     def corruptions(self) -> list[Job]:
-        """List the corruptions and severities that are there."""
+        """List the available corruptions and severities."""
         names = (p.stem.rsplit("-", 1) for p in sorted((self.path / "corrupted").glob("*.arrow")))
         return [Job(name, int(severity)) for name, severity in names]
 
@@ -64,7 +64,7 @@ class Holdout:
         return store.read(self._corrupted(name, severity)).examples
 
     def corrupted_file(self, name: str, severity: int) -> FileBytes:
-        """Give the file of the same rows, for ``store.loads`` where they are needed."""
+        """Return the file of the same rows, for ``store.loads`` on another machine."""
         place = self._corrupted(name, severity)
         return FileBytes.of(place, self.files[str(place.relative_to(self.path))]["sha256"])
 
@@ -76,7 +76,7 @@ class Holdout:
 
 
 def load_fit(path: Path, split: int, *, final: bool) -> FitData:
-    """Read one split's training data from a ``prepare`` artifact, see :func:`load_fits`."""
+    """Read one split's training data from a ``prepare`` artifact; see :func:`load_fits`."""
     (data,) = load_fits(path, [split], final=final)
     return data
 
@@ -85,9 +85,9 @@ def load_fits(path: Path, splits: Iterable[int], *, final: bool) -> list[FitData
     """Read the training data of several splits, memory-mapped, from a ``prepare`` artifact that is verified once.
 
     Args:
-        final: also give a final fit the validation rows, where ``fit_rows`` says so; its validation
-            part is then empty, and its ``search`` is what ``final=False`` gives. A search
-            (``final=False``) always has the two apart, and a transform fitted on the training rows alone.
+        final: whether the data are for a final fit. If ``fit_rows`` includes validation rows, its training rows then
+            include them, its validation part is empty, and its ``search`` is the result of ``final=False``. With
+            ``final=False`` both parts are separate, and the transform is fitted to the training rows alone.
 
     Raises:
         ArtifactError: the artifact is missing, altered or truncated.
@@ -112,13 +112,13 @@ def _fit_data(artifact: artifacts.Artifact, schema: Mapping[str, Any], split: in
 
 
 def load_calibration(path: Path, split: int) -> Examples | None:
-    """Read the rows of one split that posteriors are recalibrated on; None where there are none."""
+    """Read the calibration rows of one split; None if there are none."""
     place = path / str(split) / CALIBRATION_FILE
     return store.read(place).examples if place.is_file() else None
 
 
 def load_schema(path: Path) -> dict[str, Any]:
-    """Read what new rows must look like: task, kind, classes, input_shape, features, targets, fit_rows."""
+    """Read the schema of new rows: task, kind, classes, input_shape, features, targets, fit_rows."""
     return artifacts.load(path, FIT_KIND, verify=False).json(SCHEMA_FILE)
 
 
@@ -129,6 +129,6 @@ def load_holdout(path: Path, split: int) -> Holdout:
 
 
 def load_holdouts(path: Path, splits: Iterable[int]) -> list[Holdout]:
-    """Read :func:`load_holdout` of several splits, from an artifact that is verified once."""
+    """Read the test rows of several splits, see :func:`load_holdout`; the artifact is verified once."""
     files = artifacts.load(path, HOLDOUT_KIND).manifest["files"]
     return [Holdout(path, store.read(path / str(split) / "test.arrow").examples, files) for split in splits]

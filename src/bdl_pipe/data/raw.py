@@ -1,4 +1,4 @@
-"""Raw rows, the sources that deliver them, and the rules that every source's rows must meet."""
+"""Raw rows, the interface of data sources, and the checks of their rows."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from .encoding import Column
 from .examples import Examples
 from .examples import Task as Task
 
-FEWEST_ROWS: Final = 10  # below this a 90/10 split has no row to test on
+FEWEST_ROWS: Final = 10  # with fewer rows, a 90/10 split has no test row
 Kind = Literal["image", "table"]
 
 
@@ -21,11 +21,12 @@ class Raw:
 
     Attributes:
         origin: the file or folder, for error messages only.
-        train: all rows, or all but the test rows.
-        test: the set's own test rows; None where the standard UCI splits provide them.
-        classes: names, in label order; empty for regression.
-        features, targets: column names of a table.
-        columns: what the columns of a table are, where they are not all plain numbers; else none.
+        train: all rows, or all rows except the test rows.
+        test: the set's own test rows. None: the standard UCI splits are used.
+        classes: the classes' names, in label order; empty for regression.
+        features: the names of a table's feature columns.
+        targets: the names of a table's target columns.
+        columns: the descriptions of a table's feature columns; empty if all are plain numbers.
     """
 
     origin: str
@@ -41,37 +42,37 @@ class Raw:
 
 @runtime_checkable
 class Source(Protocol):
-    """A source of raw rows, as ``source`` of a data set in params.yaml says it."""
+    """A source of raw rows, which ``source`` of a data set in params.yaml selects."""
 
     @property
     def name(self) -> str:
-        """Return the name that chooses it in params.yaml."""
+        """Return the source's name in params.yaml."""
 
     @property
     def kind(self) -> Kind:
-        """Return what an input is."""
+        """Return whether inputs are images or rows of a table."""
 
     @property
     def task(self) -> Task:
-        """Return what is predicted from the rows."""
+        """Return the task: classification or regression."""
 
     def read(self) -> Raw:
         """Read the whole data set, in original units.
 
         Raises:
-            UserError: it is not on this machine and cannot be fetched; the message names the ways out.
-            DataError: the file, rule and value of whatever is wrong with the rows.
+            UserError: the data set is not on this machine and cannot be downloaded; the message lists solutions.
+            DataError: the rows are wrong; the message names the file, the rule and the value.
         """
 
     def files(self) -> tuple[Path, ...]:
-        """List the users' files and folders that the rows come from; none where they are pinned by a checksum."""
+        """List the users' files and folders of the rows; empty if checksums pin the rows."""
 
 
 def checked(raw: Raw) -> Raw:
-    """Return ``raw`` itself, where it meets the rules.
+    """Check ``raw`` and return it.
 
     Raises:
-        DataError: too few rows, one class only, or a constant target.
+        DataError: there are too few rows, only one class, or a constant target.
     """
     if len(raw.train) < FEWEST_ROWS:
         raise DataError(f"{raw.origin}: must have at least {FEWEST_ROWS} rows, got {len(raw.train)}")
@@ -88,7 +89,7 @@ def checked(raw: Raw) -> Raw:
     for name, column in zip(raw.targets, raw.train.targets.T, strict=True):
         if np.ptp(column) == 0:
             raise DataError(f"{raw.origin}: column {short(name)} must vary, got {column[0]:g} in every row")
-        if not 0 < np.var(column) < np.inf:  # its squares leave a float64
+        if not 0 < np.var(column) < np.inf:  # squares overflow or underflow float64
             rule = "must vary by more than 1e-150 and less than 1e150; write it in other units"
             raise DataError(f"{raw.origin}: column {short(name)} {rule}, got {np.ptp(column):g}")
     return raw
@@ -98,7 +99,7 @@ def encode_labels(values: np.ndarray, origin: str, column: str) -> tuple[np.ndar
     """Encode labels (whole numbers or texts) as int64 [n], with the sorted class names.
 
     Raises:
-        DataError: a label is missing or is a number that is not whole.
+        DataError: a label is missing or is not a whole number.
     """
     values = np.asarray(values)
     if values.dtype.kind == "f":
@@ -131,11 +132,11 @@ def relabel(examples: Examples, names: Any, classes: tuple[str, ...], origin: st
     """Turn the codes of ``examples`` into ``names`` into codes into ``classes``.
 
     Raises:
-        DataError: a test row is of a class that no training row has.
+        DataError: a test row has a class without training rows.
     """
     place = {name: i for i, name in enumerate(classes)}
     unknown = sorted(set(names) - set(place))
     if unknown:
-        raise DataError(f"{origin}: the test rows have a class that no training row has: {short(unknown[0])}")
+        raise DataError(f"{origin}: every class of the test rows must have training rows, got {short(unknown[0])}")
     codes = np.array([place[n] for n in names], dtype=np.int64)
     return replace(examples, targets=codes[examples.targets])

@@ -1,7 +1,7 @@
-"""Transformed rows for a fit: all of them as tensors or, of large tables, each batch as it is asked for.
+"""Transformed rows for a fit: all as tensors or, for large data, batch by batch.
 
-A large part stays in its memory-mapped file, so that a fit needs memory for its batches and 8 bytes a row for the order
-of an epoch, whatever the number of rows. What a batch holds is the same either way.
+Large data stay in their memory-mapped file, so that a fit needs memory only for its batches and 8 bytes a row for the
+order of an epoch. Batches are the same either way.
 """
 
 from abc import ABC, abstractmethod
@@ -15,16 +15,16 @@ from torch import Tensor
 from .examples import Examples
 from .transform import Transform
 
-HELD: Final = {"table": 2**25, "image": 2**31}  # bytes of transformed inputs up to which all are held
-_BATCH: Final = 8192  # rows of one look at all
+HELD: Final = {"table": 2**25, "image": 2**31}  # the most bytes of transformed inputs that are held in memory
+_BATCH: Final = 8192  # rows at a time, in a pass over all rows
 
 
 class Rows(ABC):
-    """The rows of one part of the data, transformed, on one device.
+    """The transformed rows of one part of the data, on one device.
 
     Attributes:
-        device: where batches are.
-        shape: of a row's inputs.
+        device: the device of the batches.
+        shape: the shape of a row's inputs.
     """
 
     device: torch.device
@@ -39,7 +39,7 @@ class Rows(ABC):
 
     @abstractmethod
     def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the rows from ``start`` up to ``stop``, fewer at the end."""
+        """Return inputs and targets of the rows from ``start`` up to ``stop`` or the last row."""
 
     @final
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -57,7 +57,7 @@ class Rows(ABC):
 
 @final
 class HeldRows(Rows):
-    """Rows that are tensors already."""
+    """Rows that are tensors in memory."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self.inputs, self.targets = inputs, targets
@@ -75,7 +75,7 @@ class HeldRows(Rows):
 
 @final
 class StreamedRows(Rows):
-    """Raw rows that are transformed as they are asked for; memory-mapped ones are read then."""
+    """Raw rows, perhaps memory-mapped, that are read and transformed on access."""
 
     def __init__(self, examples: Examples, transform: Transform, device: torch.device | str) -> None:
         self._examples, self._transform = examples, transform
@@ -95,7 +95,7 @@ class StreamedRows(Rows):
 
 
 def rows_of(examples: Examples, transform: Transform, device: torch.device | str) -> Rows:
-    """Return rows, held where they are few enough."""
+    """Return the rows, held in memory if they are few enough."""
     shape = transform.shape(tuple(examples.inputs.shape[1:]))
     cells = torch.Size(shape).numel() * len(examples)
     if 4 * cells > HELD[transform.kind]:

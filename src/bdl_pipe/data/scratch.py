@@ -1,7 +1,6 @@
-"""Large arrays and tables that live in a file without a name rather than in memory.
+"""Large arrays and tables in an unnamed temporary file instead of memory.
 
-The file is in the folder for temporary files and is gone with the process, however that ends. What it holds is read
-and written like memory; the system keeps of it what fits.
+The file is in the folder for temporary files and disappears when the process ends in any way. It is memory-mapped.
 """
 
 import tempfile
@@ -11,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-LARGE: Final = 2**27  # bytes from which on an array is worth a file
+LARGE: Final = 2**27  # the least bytes of an array in a file
 _AT_ONCE: Final = 2**26  # bytes of one copy
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Return an array of any content, in a file where it is large."""
+    """Return an uninitialised array, in a file if it is large."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if size < LARGE:
         return np.empty(shape, dtype)
@@ -25,7 +24,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def taken(array: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return ``array[index]`` as a contiguous array, in a file where it is large."""
+    """Return ``array[index]`` as a contiguous array, in a file if it is large."""
     if index.size * array[:1].nbytes < LARGE:
         return np.ascontiguousarray(array[index])
     found = empty((len(index), *array.shape[1:]), array.dtype)
@@ -35,7 +34,7 @@ def taken(array: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def chunks(rows: int, row_bytes: int) -> Iterable[slice]:
-    """Yield slices of ``rows`` rows of which one is a fair amount to copy."""
+    """Yield slices of ``rows`` rows of a suitable size for copies."""
     step = max(1, _AT_ONCE // max(1, row_bytes))
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 

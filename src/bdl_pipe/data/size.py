@@ -1,9 +1,9 @@
-"""The size of a data set, and the network and the training that follow from it.
+"""The size of a data set, and the default network and training that follow from it.
 
-Methods state their defaults as functions of a size (``method.Default``). The defaults are chosen so that nothing
-diverges. Inputs lie in (−3, 3) and targets are standardised, so that learning rates do not depend on units; gradients
-are clipped; a network's noise variance has a floor; lengths are counted in steps, not in epochs; a chain's step is
-divided by the rows and by the precision of their noise (``scaled``).
+The defaults of methods are functions of a size (``method.Default``) and are chosen so that fits do not diverge: inputs
+are in (−3, 3) and targets are standardised, so that learning rates do not depend on units; gradients are clipped; a
+network's noise variance has a floor; training is measured in steps, not epochs; a chain's step is divided by the number
+of rows and the precision of their noise (``scaled``).
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from .examples import Task
 
-_TRAIN_SHARE: Final = 0.9  # Standard splits train on this share of the rows.
-_FEATURE_SIDE: Final = 4  # A ConvNet's features are at most this many pixels a side.
-_FEW_ROWS: Final = [0.1, 0.2]  # frequencies of a perceptron's inputs; few rows cannot tell steep functions from noise
+_TRAIN_SHARE: Final = 0.9  # the share of training rows of standard splits
+_FEATURE_SIDE: Final = 4  # the most pixels a side of a ConvNet's features
+_FEW_ROWS: Final = [0.1, 0.2]  # a perceptron's frequencies; few rows cannot distinguish steep functions from noise
 _MANY_ROWS: Final = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
 
 Section = dict[str, Any]
@@ -24,13 +24,13 @@ class Size:
     """The properties of a data set from which hyperparameters follow.
 
     Attributes:
-        rows: rows of the file.
-        width: numbers in a row, as a network sees them.
-        pace: a factor of all steps; below 1 where the usual steps would take too long.
-        calibration: the share of the training rows that no fit sees.
-        image: (channel, height, width) of images; None: rows of a table.
-        fewest: training rows of the smallest class; 0: unknown.
-        has_test: whether the data set brings test rows of its own.
+        rows: the number of rows of the file.
+        width: the number of network inputs.
+        pace: the factor of all numbers of steps; below 1 if the usual numbers would take too long.
+        calibration: the share of the training rows that are excluded from all fits.
+        image: (channel, height, width) of images. None: rows of a table.
+        fewest: the number of training rows of the smallest class; 0 if unknown.
+        has_test: whether the data set has its own test rows.
     """
 
     task: Task
@@ -49,7 +49,7 @@ class Size:
 
     @property
     def splits(self) -> int:
-        """Return the number of splits: fewer rows need more splits."""
+        """Return the number of splits, which is larger for fewer rows."""
         if self.has_test:
             return 1
         return 5 if self.rows < 1_000 else 3 if self.rows < 10_000 and self.image is None else 1
@@ -67,12 +67,12 @@ class Size:
         return [64] if self.train < 1_000 else [64, 64] if self.small else [256, 256, 256]
 
     def steps(self, usual: int) -> int:
-        """Return the number of steps at this pace; ``usual`` is right for 1,000 to 10,000 rows."""
+        """Return the number of steps at this pace, where ``usual`` suits 1,000 to 10,000 rows."""
         scale = 0.5 if self.train < 1_000 else 1.0 if self.train < 10_000 else 2.0
         return max(100, round(self.pace * scale * usual))
 
     def epochs(self, usual: int) -> int:
-        """Return the number of epochs that take about as many steps."""
+        """Return the number of epochs with about :meth:`steps` steps."""
         return max(1, round(self.steps(usual) / self.steps_per_epoch))
 
     @property
@@ -82,7 +82,8 @@ class Size:
 
     @property
     def network(self) -> Section:
-        """Return the network of all methods. It has no batch norm, which chains and some weights cannot have."""
+        """Return the default network. It has no batch norm, which chains and some weight distributions do not
+        support."""
         if self.image is not None:
             return self.convnet(_FEATURE_SIDE)
         if self.small:
@@ -100,22 +101,22 @@ class Size:
 
     @property
     def noise(self) -> Section:
-        """Return the key of a noise variance that is fitted: targets of regression have noise, classes have none."""
+        """Return the key for a fitted noise variance in regression; empty for classes."""
         return {"noise_variance": 0.1} if self.task == "regression" else {}
 
     @property
     def floor(self) -> Section:
-        """Return the key of the floor of a network's own variances: few rows cannot say that there is no noise."""
+        """Return the key for the floor of a network's variances, since few rows cannot show that there is no noise."""
         least = 1.0e-2 if self.train < 1_000 else 1.0e-3
         return {"variance_floor": least} if self.task == "regression" else {}
 
     @property
     def small(self) -> bool:
-        """Return True if a network could memorise the rows in these steps, so that validation rows must end its fit."""
+        """Return True if a network could memorise the rows in these steps, so that it needs early stopping."""
         return self.train < 10_000
 
     def optimiser(self, lr: float, decay: float | None = None, name: str = "adamw") -> Section:
-        """Return the optimiser: one cycle or, where validation rows end the fit, a constant learning rate."""
+        """Return the optimiser, with one cycle or, with early stopping, a constant learning rate."""
         weight_decay = (0.1 if self.small else 0.01) if decay is None else decay
         schedule = {"lr": 0.4 * lr, "schedule": "constant"} if self.small else {"lr": lr, "schedule": "one_cycle"}
         return {"name": name, **schedule, "warmup": 0.3, "weight_decay": weight_decay, "grad_clip_norm": 1.0}
@@ -123,7 +124,7 @@ class Size:
     def training(
         self, lr: float = 5e-3, steps: int = 2_000, decay: float | None = None, name: str = "adamw"
     ) -> Section:
-        """Return the section ``training`` of a method; validation rows stop the fit early where there are few rows."""
+        """Return the section ``training`` of a method, with early stopping for few rows."""
         epochs = self.epochs(steps)
         every = max(1, epochs // 50)
         stopping = {"every": every, "patience": max(every, epochs // 3), "noise": "validation"} if self.small else None

@@ -1,9 +1,9 @@
-"""Rows on disk: uncompressed Arrow IPC, memory-mapped.
+"""Rows on disk as uncompressed, memory-mapped Arrow IPC.
 
-Inputs are one column of the fixed-shape-tensor extension type, uint8 [channel, height, width] or float64 [feature], and
-so are targets, float64 [output]; labels are an int64 column. All are read without a copy, and a row's numbers lie side
-by side, so that a batch of rows costs as many reads of the file. The schema's metadata name features and targets, and
-say how many of the rows are training rows.
+Inputs are one column of the fixed-shape-tensor extension type, uint8 [channel, height, width] or float64 [feature].
+Targets are such a column, too, float64 [output]; labels are an int64 column. All are read without a copy, and a row's
+numbers are contiguous, so that each row of a batch needs one read. The schema's metadata have the names of features and
+targets, and the number of training rows.
 """
 
 import json
@@ -24,7 +24,7 @@ _ABOUT: Final = b"bdl_pipe"
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a file and the facts written with it."""
+    """The rows of a file and the facts in its metadata."""
 
     examples: Examples
     about: Mapping[str, Any]
@@ -59,15 +59,15 @@ def read(path: Path) -> Rows:
             return _rows(source, str(path))
     except FileNotFoundError:
         raise ArtifactError(f"{path}: is missing") from None
-    except OSError as error:  # an empty file cannot be mapped
+    except OSError as error:  # also for an empty file, which cannot be mapped
         raise ArtifactError(f"{path}: is truncated or cannot be read ({str(error).splitlines()[0]})") from None
 
 
 def loads(source: Source, origin: str) -> Rows:
-    """Read the rows of a file that lies wherever ``source`` reads from, in memory.
+    """Read the rows of a file from ``source``, which may be on another machine, into memory.
 
     Raises:
-        ArtifactError: as :func:`read`.
+        ArtifactError: see :func:`read`.
     """
     return _rows(pa.BufferReader(source.read(0, source.size)), origin)
 
@@ -83,14 +83,14 @@ def _rows(file: Any, origin: str) -> Rows:
 
 
 def _tensor_array(images: np.ndarray) -> pa.ExtensionArray:
-    """Make n tensors of [n, ...], row-major whatever the strides (pyarrow's own conversion records a permutation)."""
+    """Make n row-major tensors of [n, ...] with any strides (pyarrow's own conversion records a permutation)."""
     kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(images.dtype), images.shape[1:])
     values = pa.array(images.reshape(-1))
     return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, type=kind.storage_type))
 
 
 def _array(column: pa.ChunkedArray) -> np.ndarray:
-    """Read [n, ...]; it is a view of the file where it is one chunk, which is how it is written."""
+    """Read [n, ...] as a view of the file, since a column is written as one chunk."""
     if not isinstance(column.type, pa.FixedShapeTensorType):
         parts = [chunk.to_numpy(zero_copy_only=True) for chunk in column.chunks]
         return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.int64)])

@@ -1,9 +1,9 @@
-"""Whether targets or their logarithms are fitted, by what ridge regression of each says of rows that it has not seen.
+"""The choice between targets and their logarithms, by the leave-one-out density of ridge regression.
 
 Leave-one-out residuals of ridge regression have a closed form: e_i/(1 − h_i), e the residuals and h the diagonal of
-Φ(ΦᵀΦ + Λ)⁻¹Φᵀ (Hastie, Tibshirani & Friedman 2009, section 7.10). With s² their mean square, a left-out target has
-the mean log density −½ log(2πs²) − ½, and that of a logarithm is a density of the target less log y. The rows are the
-training rows of a split: no other row has a part in the choice.
+Φ(ΦᵀΦ + Λ)⁻¹Φᵀ (Hastie, Tibshirani & Friedman 2009, section 7.10). With s² their mean square, a left-out target has the
+mean log density −½ log(2πs²) − ½; a density of logarithms becomes a density of targets by subtracting log y. Only the
+training rows of a split are used.
 """
 
 import math
@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-_ROWS: Final = 20_000  # of more, so many at even distances
-_RIDGE: Final = 1.0  # of each weight but the bias; columns are standardised
+_ROWS: Final = 20_000  # the most rows; more rows are thinned evenly
+_RIDGE: Final = 1.0  # the penalty of each weight except the bias; columns are standardised
 
 
 def logarithms_fit_better(
@@ -24,9 +24,9 @@ def logarithms_fit_better(
     """Return True if the logarithms of targets have the larger leave-one-out log density.
 
     Args:
-        transformed: raw training rows -> what a network sees.
+        transformed: raw training rows -> network inputs.
         inputs: the raw training rows.
-        targets: theirs, above 0, in their own units [row, output].
+        targets: their targets, above 0, in original units [row, output].
     """
     chosen = np.unique(np.linspace(0, len(targets) - 1, _ROWS).round().astype(int))
     rows, own = transformed(inputs[chosen]).double().numpy(), targets[chosen]
@@ -35,10 +35,10 @@ def logarithms_fit_better(
 
 
 def left_out_density(rows: np.ndarray, targets: np.ndarray) -> float:
-    """Return the mean log density of left-out targets, over rows; outputs are independent."""
+    """Return the mean log density of left-out targets over rows; outputs are independent."""
     phi = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
     ridge = np.full(phi.shape[1], _RIDGE)
-    ridge[-1] = 1e-8  # of the bias, so that a matrix of one row has an inverse
+    ridge[-1] = 1e-8  # the bias's penalty, so that a matrix of one row has an inverse
     inverse = np.linalg.inv(phi.T @ phi + np.diag(ridge))
     leverage = np.einsum("nd,de,ne->n", phi, inverse, phi)
     residuals = (targets - phi @ (inverse @ (phi.T @ targets))) / np.maximum(1 - leverage, 1e-12)[:, None]

@@ -1,10 +1,10 @@
-"""Transfer: labelled test rows of another set, under the labels of the set that a posterior is fitted on.
+"""Transfer: labelled test rows of another set, with the labels of the set that a posterior is fitted to.
 
-As CIFAR-10 to STL-10 (Maddox et al., 2019; Zeng & Van den Broeck, 2023, section 6.2). Deviations: rows of
-classes that are not shared (of STL-10 the monkeys) are dropped, where the published code of the first counts
-them as frogs, the one class of CIFAR-10 that STL-10 lacks (``transfer_names: {monkey: frog}`` does the same);
-and no posterior sees an image of the other set before it is scored, where that code takes SWAG's running
-statistics of batch normalisation from STL-10's training images.
+An example is CIFAR-10 to STL-10 (Maddox et al., 2019; Zeng & Van den Broeck, 2023, section 6.2). Deviations: rows of
+classes that are not shared (STL-10's monkeys) are dropped, where the former's published code counts them as frogs, the
+only class of CIFAR-10 that STL-10 lacks (``transfer_names: {monkey: frog}`` has the same effect). Images of the other
+set are used only for scores, where that code computes SWAG's batch-normalisation statistics on STL-10's training
+images.
 """
 
 from collections.abc import Mapping
@@ -22,18 +22,18 @@ _SHOWN: Final = 10  # names in a message
 
 
 def shared_rows(other: Raw, fitted: Raw, names: Mapping[str, str], path: str) -> Examples:
-    """Take the test rows of ``other`` whose classes ``fitted`` has: in its images' shape, under its labels.
+    """Return the test rows of ``other`` with classes of ``fitted``, in its image shape and with its labels.
 
-    Names of classes are all that is compared: two sets whose classes are called 0, 1, … share them.
+    Only the names of classes are compared, so two sets with classes 0, 1, … share them.
 
     Args:
-        names: classes of ``other`` -> the class of ``fitted`` that they are, before names are compared.
+        names: class of ``other`` -> class of ``fitted``, for names that differ.
         path: the key of params.yaml that names ``other``.
 
     Raises:
         ConfigError: no class is shared, ``names`` names a class that ``fitted`` lacks, or a row is one of
             the rows that ``fitted`` trains on.
-        DataError: no row of a shared class is there to test on.
+        DataError: the shared classes have no test rows.
     """
     assert other.kind == fitted.kind == "image"
     place = np.array([_place(name, fitted, names, path) for name in other.classes])  # -1: not shared
@@ -62,12 +62,12 @@ def _place(name: str, fitted: Raw, names: Mapping[str, str], path: str) -> int:
 
 
 def _check_apart(images: np.ndarray, other: Raw, fitted: Raw, path: str) -> None:
-    """Refuse rows that a fit has seen, which test nothing: MNIST's training rows hold those of ``mnist5k``, for one."""
+    """Refuse rows that are also training rows; for example, MNIST's training rows include ``mnist5k``."""
     seen = {row.tobytes() for row in fitted.train.inputs}
     count = sum(row.tobytes() in seen for row in images)
     if count:
         rule = f"must name a set of other images than {fitted.origin}"
-        raise ConfigError(path, rule, f"{other.origin}: {count} of its {len(images)} rows are there")
+        raise ConfigError(path, rule, f"{other.origin}: {count} of its {len(images)} rows are training rows")
 
 
 def _listed(raw: Raw) -> str:

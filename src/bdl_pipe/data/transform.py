@@ -1,10 +1,10 @@
-"""From raw rows to what a network sees, and back: scale, standardise, whiten.
+"""The transform between raw rows and network inputs: scaling, standardisation, whitening.
 
-Images: x/255, then (x − mean)/std per channel, then optionally W(x − centre) with a ZCA matrix W.
-Tables: categories, dates and gaps become numbers (:mod:`.encoding`), then z = (x − mean)/std per column and, where
-``smooth``, z/√(1 + (z/3)²), which lies in (−3, 3) (Holzmüller et al. 2024, section 3). Regression targets:
-(y − shift)/scale, of log y where ``log``. Every constant is given or fitted on training rows only; a transform is plain
-tensors, stored with the data and the posterior.
+Images: x/255, then (x − mean)/std per channel, then optionally W(x − centre) with a ZCA matrix W. Tables: categories,
+dates and gaps become numbers (:mod:`.encoding`), then z = (x − mean)/std per column and, with ``smooth``, z/√(1 +
+(z/3)²), which is in (−3, 3) (Holzmüller et al. 2024, section 3). Regression targets: (y − shift)/scale, or with ``log``
+the same of log y. Every constant is given or fitted to training rows only; a transform is plain tensors, stored with
+the data and the posterior.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from .examples import native
 
 @dataclass(frozen=True)
 class Whitening:
-    """The whitening x ↦ (x − centre) matrix, on flattened inputs [n, d]; ``inverse`` undoes ``matrix``."""
+    """The whitening x ↦ (x − centre) matrix, for flattened inputs [n, d]; ``inverse`` is the inverse of ``matrix``."""
 
     centre: Tensor  # [d]
     matrix: Tensor  # [d, d], symmetric
@@ -34,12 +34,12 @@ class Transform:
 
     Attributes:
         kind: ``image`` (uint8 raw, per channel) or ``table`` (floating raw, per column).
-        mean, std: [channel] or [feature].
-        whitening: applied after standardisation, images only.
-        shift, scale: [output] of regression targets; None for classes.
-        encoding: of the columns of a table that are not all plain numbers.
-        smooth: whether inputs of a table are brought into (−3, 3).
-        log: whether regression targets are taken as their logarithms.
+        mean, std: the constants of inputs, [channel] or [feature].
+        whitening: the whitening after standardisation, only for images.
+        shift, scale: the constants of regression targets [output]; None for classes.
+        encoding: the encoding of a table's columns. None: all columns are plain numbers.
+        smooth: whether inputs of a table are mapped into (−3, 3).
+        log: whether logarithms of regression targets are fitted.
     """
 
     kind: Literal["image", "table"]
@@ -53,15 +53,15 @@ class Transform:
     log: bool = False
 
     def shape(self, raw: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a network's input, of a raw row's shape."""
+        """Return the shape of a network's input, given a raw row's shape."""
         return raw if self.encoding is None else (self.encoding.width,)
 
     def inputs(self, raw: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Turn raw rows to float32 network inputs, each of the shape ``shape``.
+        """Convert raw rows to float32 network inputs, see :meth:`shape`.
 
         Args:
-            raw: of any numeric type, byte order and strides. Columns are standardised in float64, so that what differs
-                between large numbers is kept.
+            raw: rows of any numeric type, byte order and strides. Columns are standardised in float64, which keeps
+                small differences between large numbers.
         """
         values = _tensor(raw, device)
         values = values.to(torch.float32) / 255 if self.kind == "image" else values.to(torch.float64)
@@ -76,14 +76,15 @@ class Transform:
         return (flat @ self.whitening.matrix.to(standard)).reshape(standard.shape).to(torch.float32)
 
     def inverse_inputs(self, values: Tensor) -> Tensor:
-        """Turn network inputs back to raw units (images as intensities in [0, 1], unclipped)."""
+        """Convert network inputs to raw units (images to intensities in [0, 1], unclipped)."""
         if self.whitening is not None:
             flat = values.reshape(len(values), -1) @ self.whitening.inverse.to(values)
             values = (flat + self.whitening.centre.to(values)).reshape(values.shape)
         return values * self._wide(self.std, values) + self._wide(self.mean, values)
 
     def targets(self, raw: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Give labels as int64 [n], or standardised targets as float32 [n, output]; NaN where there is no logarithm."""
+        """Return labels as int64 [n], or standardised targets as float32 [n, output]; NaN if a logarithm is
+        undefined."""
         values = _tensor(raw, device)
         if self.shift is None or self.scale is None:
             return values.to(torch.int64)
@@ -91,7 +92,7 @@ class Transform:
         return ((values - self.shift.to(values)) / self.scale.to(values)).to(torch.float32)
 
     def own_units(self, values: Tensor) -> Tensor:
-        """Turn transformed targets, or ends of intervals of them, back to the targets' own units, in float64."""
+        """Convert transformed targets, or ends of intervals, to the targets' own units, in float64."""
         assert self.shift is not None and self.scale is not None, "classes have no units"
         values = values.double()
         values = self.shift.to(values) + self.scale.to(values) * values
@@ -137,7 +138,7 @@ class Transform:
 
 
 def _tensor(raw: np.ndarray | Tensor, device: torch.device | str) -> Tensor:
-    """Return numbers as a tensor; of an array, which may be read-only, a copy."""
+    """Return numbers as a tensor; an array, which may be read-only, is copied."""
     if isinstance(raw, Tensor):
         return raw.to(device)
     return torch.tensor(native(raw), device=device)

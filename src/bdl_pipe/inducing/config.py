@@ -1,4 +1,4 @@
-"""How the weights of a layer are distributed."""
+"""The settings of a layer's weight distribution."""
 
 import math
 from dataclasses import dataclass
@@ -11,23 +11,25 @@ Kind = Literal["ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w"]
 
 @dataclass(frozen=True)
 class WeightConfig:
-    """The settings of a layer's distribution. Starting values are those of Ritter et al. 2021 (appendix J.2).
+    """The settings of a layer's distribution. Initial values are from Ritter et al. 2021 (appendix J.2).
 
     Attributes:
-        kind: Gaussian with independent entries (ffg), with one full covariance (fcg), or points (ensemble), in the
-            space of inducing weights (_u) or of the weights themselves (_w).
-        rows, cols: of U (_u).
-        lambda_max: hard cap on λ, at most 1 in the paper; null: none; 0: q(W | U) is its mean, without R(λ) (_u).
-        sd_max: hard cap on the standard deviations of q(U), or of q(W); null: none; 0: a MAP estimate (ffg_u).
-        members: K of ensemble_u.
-        spread: what tells the members apart at the start (ensemble_u).
-        lambda_init, d_init: λ and the diagonals of D at the start (_u).
-        sd_init: of q(U) or q(W) at the start; null: variances of 1e-3 for ffg_u and standard deviations of 1e-4 in
-            W's space, as J.2 prints them; 1e-3 for fcg_u, which J.2 does not name. The published code starts ffg_u at
-            standard deviations of 1e-3.
-        prior_scale: σ·√d_in, d_in counting the bias as an input.
-        prior_sd: σ itself, in place of ``prior_scale``; null: not.
-        full_limit: most weights that a full covariance (fcg) may be over.
+        kind: Gaussian with independent entries (ffg), Gaussian with a full covariance (fcg), or points (ensemble), in
+            the space of inducing weights (_u) or of the weights (_w).
+        rows: the number of rows of U (_u).
+        cols: the number of columns of U (_u).
+        lambda_max: the upper bound of λ, at most 1 in the paper. null: no bound. 0: q(W | U) is its mean, without R(λ)
+            (_u).
+        sd_max: the upper bound of the standard deviations of q(U) or q(W). null: no bound. 0: a MAP estimate (ffg_u).
+        members: K, the number of members (ensemble_u).
+        spread: the standard deviation of the members' initial differences (ensemble_u).
+        lambda_init: the initial λ (_u).
+        d_init: the initial diagonals of D (_u).
+        sd_init: the initial standard deviation of q(U) or q(W). null: √1e-3 for ffg_u and 1e-4 for kinds _w, as printed
+            in J.2, and 1e-3 for fcg_u, which J.2 does not name. The published code starts ffg_u at 1e-3.
+        prior_scale: σ·√d_in, where d_in counts the bias as an input.
+        prior_sd: σ, which replaces ``prior_scale``. null: ``prior_scale`` is used.
+        full_limit: the largest number of weights of a full covariance (fcg).
     """
 
     kind: Kind = "ffg_u"
@@ -57,7 +59,7 @@ class WeightConfig:
 
     @property
     def start_sd(self) -> float:
-        """Return the standard deviations at the start."""
+        """Return the initial standard deviation."""
         if self.sd_init is not None:
             return self.sd_init
         if self.kind == "ffg_u":

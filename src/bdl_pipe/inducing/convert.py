@@ -1,4 +1,4 @@
-"""A Bayesian network from a deterministic one."""
+"""The conversion of a deterministic network into a Bayesian network."""
 
 import copy
 import fnmatch
@@ -31,24 +31,23 @@ def bayesianize(
     rng: Seed = Seed(0),
     **options: Any,
 ) -> Bayesian:
-    """Return a copy of ``network`` whose linear and convolutional layers have random weights.
+    """Return a copy of ``network`` with random weights in its linear and convolutional layers.
 
-    The given one is untouched.
-
-    A convolution's weight is the matrix out × (in/groups·kernel), a bias its last column. Kinds in the space of
-    inducing weights (``_u``) start afresh; those in the space of weights (``_w``) have the given weights as means.
+    ``network`` is not changed. A convolution's weight is the matrix out × (in/groups·kernel), with a bias as the last
+    column. Kinds of inducing weights (``_u``) have new initial values; kinds of weights (``_w``) have the given weights
+    as means.
 
     Args:
-        kind: of all layers; or layers by pattern of their names (``fnmatch``; the first that fits counts), each with
-            fields of :class:`WeightConfig`: ``{"fc": {"kind": "fcg_w"}, "layer4.*": {"rows": 32}}``. Layers that no
-            pattern fits stay as they are, as do those of a pattern with None.
-        shared: rows and cols of global inducing weights (appendix H); None: each layer has its own.
-        rng: the address of the starting values, and of the draws of calls without noise.
-        options: fields of :class:`WeightConfig`, for all layers.
+        kind: the kind of all layers, or a mapping from patterns of layer names (``fnmatch``; the first match counts) to
+            fields of :class:`WeightConfig`: ``{"fc": {"kind": "fcg_w"}, "layer4.*": {"rows": 32}}``. Layers without a
+            matching pattern, or with a pattern that maps to None, are not converted.
+        shared: the rows and cols of global inducing weights (appendix H). None: each layer has its own.
+        rng: the seed address of initial values, and of draws in calls without noise.
+        options: fields of :class:`WeightConfig` for all layers.
 
     Raises:
-        ConfigError: a number or name that breaks its rule; a full covariance over too many weights.
-        UserError: a chosen layer cannot be converted, by its name; nothing is left to convert.
+        ConfigError: a number or name breaks its rule, or a full covariance would be over too many weights.
+        UserError: a chosen layer cannot be converted, or no layer is left to convert.
     """
     for name in options:
         require(name in _OPTIONS, name, f"must be one of {', '.join(sorted(_OPTIONS))}")
@@ -82,7 +81,7 @@ def _choose(
     for name, module in network.named_modules():
         fitting = [p for p in patterns if fnmatch.fnmatchcase(name, p)]
         if not fitting or (not any(p.ndim > 1 for p in module.parameters(recurse=False)) and not _is_odd(module)):
-            continue  # a container, or a normalisation's points
+            continue  # a container, or a normalisation layer, whose weights are not converted
         unused -= set(fitting)
         own = patterns[fitting[0]]
         if own is None:
@@ -98,7 +97,7 @@ def _choose(
 
 
 def _is_odd(module: nn.Module) -> bool:
-    """Say whether it computes its weights."""
+    """Return whether a module computes its weights."""
     return isinstance(module, Bayesian) or is_parametrized(module)
 
 
@@ -131,7 +130,7 @@ def _agree(chosen: Mapping[str, WeightConfig], shared: tuple[int, int] | None) -
 def _distribution(
     layer: nn.Module, name: str, config: WeightConfig, generator: torch.Generator, *, joint: bool
 ) -> Weights:
-    """Return the starting distribution of a layer's matrix, of the layer's type and on its device."""
+    """Return the initial distribution of a layer's matrix, in the layer's type and on its device."""
     matrix = _matrix(layer)
     out, columns = matrix.shape
     scale = prior_sd(columns, config.prior_scale) if config.prior_sd is None else config.prior_sd
@@ -168,13 +167,13 @@ def _shared(
 
 
 def _matrix(layer: nn.Module) -> Tensor:
-    """Return the weights as [out, in], a bias their last column."""
+    """Return the weights as [out, in], with a bias as the last column."""
     weight = layer.weight.detach().flatten(1)  # type: ignore[operator]
     return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], 1)  # type: ignore[operator]
 
 
 def _emptied(network: nn.Module, layer: nn.Module, *, local: bool) -> nn.Module:
-    """Return the network with the layer's weights gone, to be lent to it by each call."""
+    """Remove the layer's weights from the network; each call passes drawn weights instead."""
     for name, _ in list(layer.named_parameters(recurse=False)):
         like = layer._parameters.pop(name)
         layer.register_buffer(name, torch.empty(0, device=like.device, dtype=like.dtype), persistent=False)  # type: ignore[union-attr]
@@ -184,7 +183,7 @@ def _emptied(network: nn.Module, layer: nn.Module, *, local: bool) -> nn.Module:
     if layer is network:
         return holder
     for parent in list(network.modules()):
-        for name, child in list(parent._modules.items()):  # every place of it; named_children gives the first alone
+        for name, child in list(parent._modules.items()):  # every occurrence; named_children yields only the first
             if child is layer and parent is not holder:
                 setattr(parent, name, holder)
     return network

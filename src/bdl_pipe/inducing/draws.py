@@ -1,7 +1,7 @@
 """Predictions from many draws of the weights.
 
-What a draw does not change (the factors of Z and D, a covariance's factor) is computed once, for all draws and for
-later calls (``cache``). Each draw's weights serve all rows.
+Tensors that do not depend on the draw (the factors of Z and D, a covariance's factor) are computed once, for all draws
+and later calls. Each draw's weights are used for all rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from ..seeds import Seed
 from .network import Bayesian, is_local
 from .posteriors import Noise
 
-_AT_ONCE: Final = 1 << 24  # weights that are drawn together
-_BATCHED: Final = 1 << 18  # a network of more weights keeps the processor busy draw by draw
+_AT_ONCE: Final = 1 << 24  # the most weights that are drawn together
+_BATCHED: Final = 1 << 18  # larger networks are computed one draw at a time
 
 
 @torch.no_grad()
@@ -36,17 +36,18 @@ def outputs(
 ) -> Float[Tensor, "draw batch ..."]:
     """Return the network's outputs, in evaluation mode, under each of ``num_draws`` draws of its weights.
 
-    Draw k comes from ``rng.fold("draw", k)``: the same network for every batch, whatever ``num_draws``. A generator
-    gives other networks at each call. Members (Ensemble-U) take turns from the first on.
+    Draw k comes from ``rng.fold("draw", k)``: the same network for every batch and every ``num_draws``. A generator
+    gives other networks at each call. Members (Ensemble-U) are used in turn, from the first on.
 
     Args:
-        rows: of the batch in one forward pass; None: all. Draws are the same.
-        together: draws in one forward pass; None: one for a large network, and for images on a CPU; otherwise many.
-        local: ``ffg_w`` layers draw their outputs, independently for each row of the batch and for each place of a
-            convolution, in place of their weights: a draw is then no network, and rows have no joint distribution.
+        rows: the number of rows of a forward pass; it does not change the draws. None: all rows.
+        together: the number of draws of a forward pass. None: one for a large network or for images on a CPU, otherwise
+            many.
+        local: whether ``ffg_w`` layers draw their outputs instead of their weights, independently for each row and each
+            place of a convolution. A draw is then not a network, and rows have no joint distribution.
 
     Raises:
-        ConfigError: ``num_draws`` is not a multiple of the members, which would weigh them unequally.
+        ConfigError: ``num_draws`` is not a multiple of the number of members, so that their weights would be unequal.
     """
     require(num_draws > 0, "num_draws", "must be > 0", num_draws)
     members = net.members or 1
@@ -62,7 +63,7 @@ def outputs(
             noise = [_noise(net, k, rng, inputs if local else None, inputs.device) for k in numbers]
             if local and noise[0]:
                 found.append(torch.cat(list(_by_part(net, factors, parts, noise)), 1))
-            elif len(noise) == 1 or not noise[0]:  # without noise (points) all draws are one
+            elif len(noise) == 1 or not noise[0]:  # points have no noise, so all draws are equal
                 weights = net.weights(noise[0], factors)
                 one = torch.cat([net.run(part, weights) for part in parts])
                 found.append(one.expand(len(noise), *one.shape))
@@ -74,7 +75,7 @@ def outputs(
 
 
 def _by_part(net: Bayesian, factors: Any, parts: Sequence[Tensor], noise: Sequence[Noise]) -> Iterator[Tensor]:
-    """Yield the outputs [draw, row, ...] of each part of a batch, which has its rows of the outputs' noise."""
+    """Yield the outputs [draw, row, ...] of each part of a batch, with its rows of the outputs' noise."""
     rows, whole = 0, sum(len(part) for part in parts)
     for part in parts:
         drawn = []
@@ -94,7 +95,7 @@ def draws(
     rows: int | None = None,
     together: int | None = None,
 ) -> Float[Tensor, "draw batch class"]:
-    """Return log-probabilities of classes under each draw; otherwise as :func:`outputs`."""
+    """Return log-probabilities of classes under each draw; see :func:`outputs`."""
     return outputs(net, inputs, num_draws, rng, rows=rows, together=together).log_softmax(-1)
 
 
@@ -105,22 +106,22 @@ def _noise(net: Bayesian, k: int, rng: Seed | torch.Generator, inputs: Tensor | 
 
 
 def _together(net: Bayesian, inputs: Tensor, num_draws: int) -> int:
-    """Return how many draws to make at once: a small network's steps are all overhead, a large one's are memory."""
+    """Return the number of draws per pass: many for small networks, to save overhead, few for large ones' memory."""
     size = sum(place.size for place in net.places.values())
-    alone = size > _BATCHED or _cpu_images(inputs)  # a CPU's convolutions are slower with filters of their own by group
+    alone = size > _BATCHED or _cpu_images(inputs)  # grouped convolutions are slower on a CPU
     return 1 if alone else max(1, min(num_draws, _AT_ONCE // size))
 
 
 def _laid_out(inputs: Tensor, net: Bayesian, together: int) -> Tensor:
-    """Return the inputs in the order of memory in which a network is fastest; what comes out changes by rounding alone.
+    """Return the inputs in the network's fastest memory order; outputs change only by rounding.
 
-    For images on a CPU and one draw at a time that is the network's own; for draws together the plain one, since vmap
-    has no group norm of channels last.
+    For images on a CPU and one draw at a time it is the network's own order; for several draws it is the contiguous
+    order, because vmap has no channels-last group norm.
     """
     if together == 1 and not _cpu_images(inputs):
         return inputs
     order = torch.contiguous_format if together > 1 else fastest_order(net)
-    # copies even where one channel makes the orders the same: operations tell them by the strides
+    # a copy even with one channel, where both orders are equal in memory: operations choose by strides
     return inputs.clone(memory_format=order)
 
 
@@ -129,5 +130,5 @@ def _cpu_images(inputs: Tensor) -> bool:
 
 
 def stored(net: nn.Module) -> int:
-    """Return the number of parameters kept; normalisation's among them, buffers not."""
+    """Return the number of stored parameters, including normalisation's but no buffers."""
     return sum(p.numel() for p in net.parameters())

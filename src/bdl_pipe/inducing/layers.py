@@ -1,7 +1,8 @@
 """The distribution of one layer's weight matrix W [out, in]; a bias is its last column.
 
-:class:`Weights` is what all kinds answer; :class:`Inducing` is the kinds in the space of inducing weights (Ritter et
-al. 2021): Z_r, Z_c, the diagonals of D_r and D_c, one λ and q(U). The kinds in the space of W are in ``weightspace``.
+:class:`Weights` is the interface of all kinds. :class:`Inducing` implements the kinds in the space of inducing weights
+(Ritter et al. 2021): Z_r, Z_c, the diagonals of D_r and D_c, one λ and q(U). Kinds in the space of W are in
+``weightspace``.
 """
 
 from abc import ABC, abstractmethod
@@ -27,15 +28,15 @@ class Weights(nn.Module, ABC):
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return shapes of the standard normal numbers of a draw, by name."""
+        """Return the shapes of a draw's standard normal numbers, by name."""
 
     @abstractmethod
     def factors(self) -> Any:
-        """Return what all draws share, differentiable in the parameters."""
+        """Return the tensors that all draws share, differentiable in the parameters."""
 
     @abstractmethod
     def forward(self, noise: Noise, factors: Any) -> Float[Tensor, "out in"]:
-        """Return a draw of W; ``factors``: what :meth:`factors` gave."""
+        """Return a draw of W, given the result of :meth:`factors`."""
 
     @abstractmethod
     def centre(self) -> Float[Tensor, "out in"]:
@@ -45,23 +46,21 @@ class Weights(nn.Module, ABC):
     def kl(self, rows: int | None) -> Float[Tensor, ""]:
         """Return the KL from the prior in nats.
 
-        ``rows``: N of β = min(1, N/d_in), the factor of R(λ), where a convolution has a row for each place; None: 1.
+        Args:
+            rows: N of β = min(1, N/d_in), the factor of R(λ); a convolution has a row for each place. None: β = 1.
         """
 
     def importance(self) -> dict[str, Float[Tensor, "row column"]]:
-        """Return the importance of each entry of the matrices that may be pruned, by name.
-
-        The entries of least importance are removed first.
-        """
+        """Return the importance of each entry of the prunable matrices, by name; the least are removed first."""
         return {}
 
     def keep(self, masks: dict[str, Bool[Tensor, "row column"]]) -> None:
-        """Remove, for good, all entries of the matrices of :meth:`importance` but those of ``masks``."""
+        """Remove permanently all entries of the matrices of :meth:`importance` that are not in ``masks``."""
         assert not masks, f"{type(self).__name__} cannot be pruned"
 
 
 class Factors(NamedTuple):
-    """The tensors that all draws of an :class:`Inducing` layer share, in the type of its weights."""
+    """The tensors that all draws of an :class:`Inducing` layer share, in the weights' type."""
 
     row: Side
     column: Side
@@ -74,12 +73,12 @@ class Inducing(Weights):
     """The distribution W | U for U ~ q(U).
 
     Attributes:
-        z_out, z_in: Z_r [rows, out] and Z_c [cols, in]; they start at N(0, 1/rows) and N(0, 1/cols). Once pruned, the
-            entries that are kept; :meth:`z` gives the matrices.
-        kept_out, kept_in: which these are; None: all.
-        log_d_out, log_d_in: logs of the diagonals of D_r and D_c.
-        free_lambda: λ before its cap; None where the cap is 0.
-        posterior: q(U); None where U is given to each draw (:class:`~.shared.Shared`).
+        z_out, z_in: Z_r [rows, out] and Z_c [cols, in]; initially N(0, 1/rows) and N(0, 1/cols). After pruning they are
+            vectors of the kept entries; :meth:`z` returns the matrices.
+        kept_out, kept_in: the patterns of kept entries. None: all entries are kept.
+        log_d_out, log_d_in: the logs of the diagonals of D_r and D_c.
+        free_lambda: λ before its upper bound is applied. None: the bound is 0.
+        posterior: q(U). None: each draw gets U as an argument (:class:`~.shared.Shared`).
         scale: σ.
     """
 
@@ -111,7 +110,7 @@ class Inducing(Weights):
         return self.z_out.new_zeros(()) if self.free_lambda is None else capped(self.free_lambda, self._cap)
 
     def z(self) -> tuple[Float[Tensor, "rows out"], Float[Tensor, "cols in"]]:
-        """Return Z_r and Z_c, 0 where an entry has been removed."""
+        """Return Z_r and Z_c; removed entries are 0."""
         return whole(self.z_out, self.kept_out), whole(self.z_in, self.kept_in)
 
     def importance(self) -> dict[str, Float[Tensor, "row column"]]:
@@ -144,7 +143,7 @@ class Inducing(Weights):
     def forward(
         self, noise: Noise, factors: Factors, inducing: Float[Tensor, "rows cols"] | None = None
     ) -> Float[Tensor, "out in"]:
-        """Return a draw of W; ``inducing``: U, where this layer has no q(U) of its own."""
+        """Return a draw of W; ``inducing`` is U if the layer has no q(U) of its own."""
         if inducing is None:
             assert self.posterior is not None
             inducing = self.posterior(noise, factors.spread)
@@ -171,7 +170,7 @@ class Inducing(Weights):
 
 
 def inducing_posterior(config: WeightConfig, generator: torch.Generator) -> InducingPosterior:
-    """Return q(U) of a kind in the space of inducing weights; its size has been checked."""
+    """Return q(U) for a kind of inducing weights, whose size is already checked."""
     shape = (config.rows, config.cols)
     if config.kind == "ffg_u":
         return Factorised(shape, config.start_sd, config.sd_max, generator)
@@ -183,21 +182,18 @@ def inducing_posterior(config: WeightConfig, generator: torch.Generator) -> Indu
 
 @final
 class FactorCache:
-    """A cache of factors by layer, computed once and used again as long as they are right.
+    """A cache of factors by layer; the cache of a copied network starts empty.
 
-    Copies of a network start empty.
-
-    They are right while the parameters, and which entries a pruned matrix has kept, are number by number those that
-    they were made from: they are compared with a copy (``torch.equal``, one pass over Z). The parameters' version
-    counters would be cheaper to compare, and miss what is written through ``.data``, by a replayed graph, or to memory
-    that was given out twice.
+    Cached factors are valid while the parameters, and the kept entries of pruned matrices, equal a copy of their old
+    values (``torch.equal``, one pass over Z). Version counters would be cheaper to compare, but they miss writes
+    through ``.data``, by a replayed graph, or to reused memory.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[list[Tensor], Any]] = {}
 
     def get(self, key: str, layer: Weights) -> Any:
-        """Return the layer's factors, computed where its parameters are not those of last time."""
+        """Return the layer's factors, and compute them if the parameters have changed."""
         sources: list[Tensor] = [p for n, p in layer.named_parameters() if n not in _DRAWN]
         sources += [b for n, b in layer.named_buffers() if n in _PLACES]
         kept = self._kept.get(key)

@@ -1,19 +1,21 @@
-"""A network of random weights as a learner: minus the evidence lower bound a row, and the mixture over its draws.
+"""A network with random weights as a learner, with minus the evidence lower bound per row as the loss.
 
     −(1/B) Σ_{i ∈ batch} log p(y_i | f(x_i; W)) + κ_t KL/N,   W ~ q drawn once a step for the whole batch
                                                               (FFG-W: by default outputs are drawn, see below),
 
-N the training rows. κ_t rises from 0 over the first epochs (Ritter et al. 2021, appendix J.2) to κ, 1 for the bound.
-FFG-W may draw a layer's outputs in place of its weights, in training and in prediction (``training_draws``,
-``prediction_draws``). Ritter et al.'s text draws weights in both, their published code outputs in both; by default ours
-draws outputs in training and weights in prediction. Of linear layers both have the same law at each row, and outputs
-the smaller variance of gradients. Of convolutions they do not: independent noise at each place averages out over
-places, so that training by outputs sees less noise than weights have. NLL on validation rows, training/prediction by
-weights (w) or outputs (o), w/w, w/o, o/w, o/o: boston's perceptron, five splits, two seeds, in standard units of the
-target, .502, .508, .483, .490; a ConvNet of width 8 with instance norm, 4,000 rows of Fashion-MNIST, deviations near
-.05, one seed, .550, .568, .494, .503. In a network without norm that ends in a mean over places, o/w can lose to o/o.
+N is the number of training rows. κ_t rises from 0 over the first epochs (Ritter et al. 2021, appendix J.2) to κ, which
+is 1 for the bound. FFG-W may draw a layer's outputs instead of its weights, in training and in prediction
+(``training_draws``, ``prediction_draws``). Ritter et al. draw weights in both in the text, and outputs in both in their
+published code; our default draws outputs in training and weights in prediction. For linear layers both have the same
+law at each row, and drawn outputs have gradients of smaller variance. For convolutions the laws differ: independent
+noise at each place averages out over places, so that training with drawn outputs has less noise than drawn weights. NLL
+on validation rows, training/prediction by weights (w) or outputs (o), w/w, w/o, o/w, o/o: boston's perceptron, five
+splits, two seeds, in standard units of the target, .502, .508, .483, .490; a ConvNet of width 8 with instance norm,
+4,000 rows of Fashion-MNIST, deviations near .05, one seed, .550, .568, .494, .503. In a network without norm that ends
+with a mean over places, o/w can be worse than o/o.
 
-Regression: N(y | f(x; W), σ²) with one σ² learned as a point, or fixed, in the units of the transformed targets.
+Regression: N(y | f(x; W), σ²) with one σ², learned as a point estimate or fixed, in the units of the transformed
+targets.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -39,7 +41,7 @@ from .posteriors import Noise
 from .pruning import kept_counts, prune, shrink
 
 Drawn = Literal["weights", "outputs"]
-_AT_ONCE: Final = 1 << 22  # random numbers that are drawn at once in training
+_AT_ONCE: Final = 1 << 22  # the most random numbers that are drawn together in training
 _KL: Final = "kl_weight"
 
 
@@ -47,7 +49,7 @@ _KL: Final = "kl_weight"
 class AnnealingConfig:
     """The schedule of the KL's weight in training.
 
-    It is 0 up to ``start`` and goes on a straight line to the whole at ``end``; in epochs.
+    The weight is 0 up to epoch ``start`` and rises linearly to its full value at epoch ``end``.
     """
 
     start: float
@@ -64,23 +66,28 @@ class RandomConfig:
 
     Attributes:
         network: the architecture.
-        training: how it is fitted; weight decay is for points alone, such as those of normalisation.
+        training: the settings of training; weight decay applies only to point estimates, such as normalisation's
+            weights.
         weights: the distribution of every layer's weights.
-        draws: networks of a prediction.
-        validation_draws: networks of a validation score.
-        kl_weight: κ; 1 is the bound.
-        annealing: how κ is reached; null: it is κ throughout.
-        layers: by a pattern of layers' names (the first that fits), fields of ``weights`` that are theirs; null: their
-            weights are points: ``{"trunk.*": null}`` leaves the last layer alone random.
-        shared: rows and columns of inducing weights that all layers share (appendix H); null: none are shared.
-        function_space: R(λ) of a layer of more inputs than rows weighs N/d_in (appendix G); a convolution has a row for
-            each place of each image, which equation 43 leaves out (dense algebra: the rank of its patches).
-        noise_variance: σ² of regression at the start.
+        draws: the number of networks in a prediction.
+        validation_draws: the number of networks in a validation score.
+        kl_weight: κ, the weight of the KL; 1 gives the bound.
+        annealing: the schedule of κ. null: κ is constant.
+        layers: pattern of layer names (the first match counts) -> fields that replace those of ``weights``. null: the
+            weights are point estimates; ``{"trunk.*": null}`` makes only the last layer random.
+        shared: the rows and columns of inducing weights that all layers share (appendix H). null: each layer has its
+            own.
+        function_space: whether R(λ) of a layer with more inputs than rows is multiplied by N/d_in (appendix G). A
+            convolution has a row for each place of each image, which equation 43 omits (dense algebra: the rank of its
+            patches).
+        noise_variance: the initial σ² of regression.
         learn_noise: whether σ² is learned.
-        prune: the share of Z's entries (_u) or of the weights (_w) that is removed from a fitted posterior of the same
-            numbers (``input: student/<run>``), which is then fitted on by ``training``; null: a fit of its own.
+        prune: the share of Z's entries (_u) or of the weights (_w) to remove from a fitted posterior with the same
+            settings (``input: student/<run>``), which is then trained further. null: the fit starts without a
+            posterior.
         training_draws: whether ``ffg_w`` layers draw ``weights`` or ``outputs`` in training.
-        prediction_draws: the same in prediction; draws of outputs are no networks: rows have no joint distribution.
+        prediction_draws: whether they draw ``weights`` or ``outputs`` in prediction. Drawn outputs do not define
+            networks, so rows have no joint distribution.
     """
 
     network: NetworkConfig
@@ -114,23 +121,24 @@ class RandomConfig:
                 require(value % self.weights.members == 0, name, rule, value)
 
     def kinds(self) -> dict[str, dict[str, Any] | None]:
-        """Return the layers by pattern, as :func:`~.convert.bayesianize` takes them."""
+        """Return the argument ``kind`` of :func:`~.convert.bayesianize`: fields by pattern of layer names."""
         every = asdict(self.weights)
         return {name: None if own is None else every | own for name, own in self.layers.items()} | {"*": every}
 
 
 def require_same_shape(config: RandomConfig, other: RandomConfig) -> None:
-    """Raise ConfigError unless ``config`` is of the network and the weights of ``other``, that it prunes."""
+    """Raise ConfigError unless ``config`` has the network and weights of ``other``, whose posterior it prunes."""
     for name in ("network", "weights", "layers", "shared"):
         mine, its = getattr(config, name), getattr(other, name)
-        require(mine == its, name, f"must be that of the posterior that is pruned ({its})", mine)
+        require(mine == its, name, f"must equal the pruned posterior's ({its})", mine)
 
 
 @dataclass(frozen=True)
 class RandomSpec(LearnerSpec[RandomConfig]):
-    """The description that a learner is built from.
+    """The description of a learner, from which it is built.
 
-    ``kept``: how many entries each matrix has kept, if any have been removed.
+    Attributes:
+        kept: the number of kept entries of each pruned matrix.
     """
 
     config: RandomConfig
@@ -143,11 +151,11 @@ class RandomWeights(MixtureLearner, NoisyLearner):
 
     Attributes:
         net: the network, :class:`~.network.Bayesian`.
-        likelihood: how its outputs are read.
+        likelihood: the likelihood of its outputs.
     """
 
     def __init__(self, spec: RandomSpec, rng: Seed, start: Weights | None = None) -> None:
-        """Build the network, from the weights ``start`` in place of fresh ones; kinds of U take the points alone."""
+        """Build the network from new weights, or from ``start``, of which kinds of U use only the point estimates."""
         super().__init__()
         self.spec, config = spec, spec.config
         network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng.fold("network")), start)
@@ -162,11 +170,9 @@ class RandomWeights(MixtureLearner, NoisyLearner):
     def pruned(cls, fitted: "RandomWeights", config: RandomConfig) -> "RandomWeights":
         """Return a copy of a fitted learner without the share ``config.prune`` of its entries.
 
-        It is to be fitted on by ``config``.
-
         Raises:
-            ConfigError: ``config`` is of another network or other weights.
-            UserError: it has been pruned before.
+            ConfigError: ``config`` has another network or other weights.
+            UserError: the learner is already pruned.
         """
         assert config.prune is not None
         require_same_shape(config, fitted.spec.config)
@@ -190,7 +196,7 @@ class RandomWeights(MixtureLearner, NoisyLearner):
         return max(1, _AT_ONCE // max(1, self.net.noise_size(self._local(batch))))
 
     def scheduled(self, epochs: Tensor) -> dict[str, Tensor]:
-        """Return κ of each step."""
+        """Return the weight κ_t of each step."""
         config, annealing = self.spec.config, self.spec.config.annealing
         if annealing is None:
             return {_KL: torch.full_like(epochs, config.kl_weight)}
@@ -200,21 +206,21 @@ class RandomWeights(MixtureLearner, NoisyLearner):
         return {_KL: config.kl_weight * share.clamp(0, 1)}
 
     def share(self, noise: Noise) -> Noise:
-        """Return this rank's noise: drawn weights are the same for all ranks, drawn outputs belong to rows."""
+        """Return this rank's noise: all noise of weights, and the noise of outputs for the rank's own rows."""
         return {k: distributed.shard(v) if is_local(k) else v for k, v in noise.items()}
 
     def undecayed(self) -> set[str]:
-        """Return the parameters that have a prior in the loss, and the noise."""
+        """Return the names of the parameters that have a prior in the loss, and of the noise."""
         random = {name for name, _ in self.named_parameters() if name.startswith(("net.layers.", "net.shared."))}
         return random | super().undecayed()
 
     def _local(self, rows: int) -> Tensor | None:
-        """Return a batch whose outputs are drawn in training; None: weights are."""
+        """Return a batch for which outputs are drawn in training; None if weights are drawn."""
         if self.spec.config.training_draws == "weights":
             return None
         return torch.zeros(rows, *self.spec.input_shape, device=self.net.device, dtype=self.net.dtype)
 
     def drawn_outputs(self, inputs: Tensor, draws: int, rng: Seed) -> Tensor:
-        together = 1 if inputs.ndim == 4 else draws  # filters of many draws are slower together than in turn
+        together = 1 if inputs.ndim == 4 else draws  # convolutions of many draws are slower together
         local = self.spec.config.prediction_draws == "outputs"
         return outputs(self.net, inputs, draws, rng, together=together, local=local)

@@ -9,11 +9,11 @@ is drawn by the extended Matheron rule (eqs 11–12, 37)
 
     W = σ[A_rᵀ(U − λŨ)A_c + λE₁],   Ũ = A_rE₁A_cᵀ + E₂Q_cᵀ + Q_rE₃P_cᵀ,   P_cP_cᵀ = A_cA_cᵀ.
 
-Our deviations. Ũ is their L_r⁻¹ŪL_c⁻ᵀ with two of its four terms in one: A_rA_rᵀ + Q_rQ_rᵀ = I, so that their second
-and fourth add up to E₂Q_cᵀ with one matrix of noise and one root fewer; the distribution is the same. σ multiplies
-the mean too (the last display of their appendix F drops it). Where a side is no longer than M, P is A itself and
-needs no factor; elsewhere it is a Cholesky factor of A_cA_cᵀ, whose jitter is the rounding error of its type.
-Factors are computed in float64 whatever the type of the weights: D² = 1e-6 is below what float32 resolves of Ψ.
+Deviations. Ũ is their L_r⁻¹ŪL_c⁻ᵀ with two of its four terms combined: A_rA_rᵀ + Q_rQ_rᵀ = I, so their second and
+fourth terms add up to E₂Q_cᵀ with one matrix of noise and one root fewer; the distribution is the same. σ also
+multiplies the mean (the last display of their appendix F omits it). If a side is not longer than M, P equals A and
+needs no factor; otherwise it is a Cholesky factor of A_cA_cᵀ, with a jitter of the type's rounding error. Factors are
+computed in float64 for every type of the weights, because D² = 1e-6 is below float32's resolution of Ψ.
 """
 
 import math
@@ -25,12 +25,12 @@ from torch import Tensor
 
 
 class Side(NamedTuple):
-    """The factors of the rows or of the columns of W, ``size`` of them, which no draw changes.
+    """The factors of the ``size`` rows or columns of W, which are the same for all draws.
 
     Attributes:
         project: A = L⁻¹Z.
         residual: Q = L⁻¹D, lower triangular.
-        root: P with PPᵀ = AAᵀ; A where size <= M.
+        root: P with PPᵀ = AAᵀ; A if size <= M.
     """
 
     project: Float[Tensor, "*member m size"]
@@ -44,7 +44,7 @@ class Noise(NamedTuple):
     Attributes:
         weight: E₁, of W's shape.
         outer: E₂, of U's shape.
-        inner: E₃; cols or, where fewer, columns of W.
+        inner: E₃ [rows, min(cols, columns of W)].
     """
 
     weight: Float[Tensor, "*#draw out in"]
@@ -73,7 +73,7 @@ def _root(project: Float[Tensor, "*member m size"]) -> Float[Tensor, "*member m 
 def conditional_mean(
     inducing: Float[Tensor, "*#draw rows cols"], row: Side, column: Side, scale: float
 ) -> Float[Tensor, "*draw out in"]:
-    """Return σ A_rᵀ U A_c, the mean of W | U for whitened U; ``scale``: σ."""
+    """Return σ A_rᵀ U A_c, the mean of W | U for whitened U; ``scale`` is σ."""
     return row.project.mT @ (scale * inducing) @ column.project
 
 
@@ -85,7 +85,7 @@ def conditional_draw(
     scale: float,
     noise: Noise,
 ) -> Float[Tensor, "*draw out in"]:
-    """Return a draw of W from q(W | U), for whitened U; ``rescale``: λ, ``scale``: σ."""
+    """Return a draw of W from q(W | U) for whitened U; ``rescale`` is λ and ``scale`` is σ."""
     rescale = rescale[..., None, None]
     prior = row.project @ (noise.weight @ column.project.mT)  # A_rE₁A_cᵀ, the large product first
     prior = prior + noise.outer @ column.residual.mT + row.residual @ (noise.inner @ column.root.mT)  # Ũ
@@ -106,5 +106,5 @@ def inner_rank(cols: int, columns: int) -> int:
 
 
 def prior_sd(columns: int, multiple: float = 1.0) -> float:
-    """Return σ = multiple/√d_in; d_in counts the bias as one more input."""
+    """Return σ = multiple/√d_in, where d_in counts the bias as an input."""
     return multiple / math.sqrt(columns)

@@ -1,8 +1,9 @@
-"""The methods ``ffg_u``, ``fcg_u``, ``ensemble_u`` of inducing weights, and ``ffg_w``, ``fcg_w`` of weights themselves.
+"""The methods ``ffg_u``, ``fcg_u``, ``ensemble_u`` (inducing weights) and ``ffg_w``, ``fcg_w`` (weights).
 
-Those of the weights may start from a trajectory's last snapshot, as their means; inducing weights start afresh.
-All but ``fcg_w`` may be made from a fitted posterior of their own kind instead, by pruning and fitting on.
-Running statistics of batch normalisation are computed anew after the fit, over training rows under fresh draws.
+``ffg_w`` and ``fcg_w`` may start with a trajectory's last snapshot as their means; inducing weights have new initial
+values. All methods except ``fcg_w`` may also start from a fitted posterior of the same kind, which is pruned and
+trained further. Running statistics of batch normalisation are recomputed after the fit, on training rows under new
+draws.
 
 Source: Ritter, Kukla, Zhang and Li 2021, "Sparse Uncertainty Representation in Deep Learning with Inducing Weights".
 """
@@ -29,7 +30,7 @@ from ..training.posterior import LearnerPosterior
 from .config import Kind
 from .learner import RandomConfig, RandomSpec, RandomWeights, require_same_shape
 
-_NORM_ROWS: Final = 4096  # training rows that refresh running statistics
+_NORM_ROWS: Final = 4096  # the most training rows for running statistics
 _INDUCING: Final[Section] = {"rows": 16, "cols": 16, "lambda_max": 0.3, "lambda_init": 0.1, "prior_scale": 2.0}
 _SD: Final[Section] = {"sd_max": 0.3, "sd_init": 0.05}
 
@@ -42,7 +43,7 @@ class RandomWeightsPosterior(LearnerPosterior[RandomWeights]):
 
     @staticmethod
     def finish(spec: RandomSpec, fitted: FitResult, data: FitData, rng: Seed) -> dict[str, Tensor]:
-        """Compute running statistics anew, over training rows under fresh draws, where there are any."""
+        """Recompute running statistics, if any, on training rows under new draws."""
         if not any(name.endswith(".running_mean") for name in fitted.state):
             return fitted.state
         learner = RandomWeights(spec, Seed(0))
@@ -60,8 +61,10 @@ def fit(
     """Fit a posterior to each of ``data``.
 
     Raises:
-        ConfigError: a full covariance over too many weights; a trajectory of another network; :func:`validate_sources`
-        is broken. UserError: the posterior to prune has been pruned before. Diverged: a loss became NaN or infinite.
+        ConfigError: a full covariance is over too many weights, the trajectory has another network, or
+            :func:`validate_sources` fails.
+        UserError: the posterior to prune is already pruned.
+        Diverged: a loss became NaN or infinite.
     """
     if config.prune is not None or any(sources.get("student") for sources in inputs):
         assert len(data) == 1, "pruned posteriors are of different shapes: each is fitted alone"
@@ -73,29 +76,29 @@ def validate_sources(kind: Kind, config: RandomConfig, sources: Mapping[StageKin
     """Check the config of the method ``kind``, and the configs of its inputs: a posterior, a trajectory, or none.
 
     Raises:
-        ConfigError: ``weights.kind`` of another method; ``prune`` without a posterior or a posterior without ``prune``;
-            a posterior of another method, another network or other weights, or that is pruned itself; epochs that would
-            be chosen on rows that it was fitted on; a posterior and a trajectory.
+        ConfigError: ``weights.kind`` does not match the method; only one of ``prune`` and an input posterior is given;
+            the posterior is of another method, network or weights, or is already pruned; early stopping is set although
+            the posterior was fitted to the validation rows; or both a posterior and a trajectory are given.
     """
     require(config.weights.kind == kind, "weights.kind", f"must be {kind}", config.weights.kind)
     source = sources.get("student")
     if source is None:
-        rule = "must be null where no posterior is pruned (input: student/<run>)"
+        rule = "must be null without a posterior as input (input: student/<run>)"
         require(config.prune is None, "prune", rule, config.prune)
         return
     require(len(sources) == 1, "input", "must be a posterior or a trajectory, not both")
     other = source.weights.kind if isinstance(source, RandomConfig) else type(source).__name__
     require(other == kind, "input", f"must be a run of {kind}", other)
-    require(config.prune is not None, "prune", "must be a share in (0, 1) where the input is a posterior", None)
+    require(config.prune is not None, "prune", "must be a share in (0, 1) with a posterior as input", None)
     rule = "must be a posterior that is not pruned itself"
     require(source.prune is None, "input", rule, f"one with prune: {source.prune}")
     require_same_shape(config, source)
-    rule = "must be null where a posterior is the start: it has been fitted on the validation rows"
+    rule = "must be null with a posterior as input, which was fitted to the validation rows"
     require(config.training.early_stopping is None, "training.early_stopping", rule, config.training.early_stopping)
 
 
 def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, report: Report) -> State:
-    """Return the one posterior in ``inputs``, pruned and fitted on with a new optimiser."""
+    """Return the posterior in ``inputs``, pruned and trained further with a new optimiser."""
     source = _source(inputs)
     validate_sources(config.weights.kind, config, {} if source is None else {"student": source.spec.config})
     assert source is not None
@@ -106,7 +109,7 @@ def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, 
 
 
 def _source(inputs: Inputs) -> RandomWeights | None:
-    """Return the fitted learner that is the input; None where there is none."""
+    """Return the fitted learner among the inputs, or None."""
     if not inputs.get("student"):
         return None
     (state,) = inputs["student"]
@@ -116,7 +119,11 @@ def _source(inputs: Inputs) -> RandomWeights | None:
 
 
 def _method(kind: Kind, cost: float = 0.0, own: Section | None = None) -> Method:
-    """Return the method of a kind of weights; ``own``: the weights' keys of its default, if it has one at this cost."""
+    """Return the method of a kind of weights.
+
+    Args:
+        own: the keys of ``weights`` in its default, if it has one at this ``cost``.
+    """
     weights = kind.endswith("_w")
     search: dict[str, tuple[float, float, Literal["log"]]] = {
         "training.optimiser.lr": (1e-4, 1e-2, "log"),

@@ -1,11 +1,11 @@
-"""A network whose weights are random, drawn afresh for each call.
+"""A network with random weights, drawn for each call.
 
-:class:`Bayesian` keeps the given network without the weights of its converted layers (those buffers are empty) and,
-beside it, their distributions; a call draws all weights at once and lends them to the network for its forward pass.
-Nothing reads torch's global random state. ``net(x, noise)`` is a function of the noise, which :meth:`Bayesian.draw`
-makes: this is what ``torch.func.vmap`` over draws and ``Learner.noise`` use. ``net(x)`` draws its own from the address
-``rng.fold("call", t)``, t the calls so far: every rank of a data-parallel run draws the same weights. t is not in the
-``state_dict``; a run that is resumed at step s says ``net.reseed(rng.fold("step", s))``.
+:class:`Bayesian` holds the given network, whose converted layers have empty buffers as weights, and the distributions
+of these weights. A call draws all weights and passes them to the network for its forward pass. torch's global random
+state is not used. ``net(x, noise)`` is a function of the noise, which :meth:`Bayesian.draw` makes, for
+``torch.func.vmap`` over draws and ``Learner.noise``. ``net(x)`` draws the noise at the address ``rng.fold("call", t)``,
+where t counts the calls, so that every rank of a data-parallel run draws the same weights. t is not in the
+``state_dict``; to resume a run at step s, call ``net.reseed(rng.fold("step", s))``.
 """
 
 import math
@@ -29,18 +29,18 @@ from .weightspace import FactorisedWeights
 
 _MEMBER = "member"
 _OUTPUTS = "outputs"
-_SHARED = "/shared"  # no layer's key
+_SHARED = "/shared"  # differs from every layer's key
 
 
 class Place(NamedTuple):
-    """The place of a drawn matrix: the layer's name in the network, its weight's shape and whether it has a bias."""
+    """The layer of a drawn matrix: its name in the network, its weight's shape and whether it has a bias."""
 
     name: str
     shape: tuple[int, ...]
     bias: bool
 
     def lend(self, matrix: Tensor, weight: str = "weight", bias: str = "bias") -> dict[str, Tensor]:
-        """Return the layer's tensors by name in the network; ``matrix`` [out, in]."""
+        """Return the layer's tensors, by their names in the network, for ``matrix`` [out, in]."""
         weights = matrix[:, :-1] if self.bias else matrix
         found = {self.inside(weight): weights.reshape(self.shape)}
         return found | ({self.inside(bias): matrix[:, -1]} if self.bias else {})
@@ -51,20 +51,20 @@ class Place(NamedTuple):
         return math.prod(self.shape) + self.shape[0] * self.bias
 
     def inside(self, name: str) -> str:
-        """Return the name in the network of the layer's parameter ``name``."""
+        """Return the full name, in the network, of the layer's parameter ``name``."""
         return f"{self.name}.{name}" if self.name else name
 
 
 @final
 class Bayesian(nn.Module):
-    """The given ``network`` with random weights, made by :func:`~.convert.bayesianize`.
+    """A network with random weights, made by :func:`~.convert.bayesianize`.
 
     Attributes:
-        network: the given one; parameters that were not converted (those of normalisation) are its own.
-        layers: the distribution of each converted layer's weights, by its name with ``/`` for a dot.
-        shared: the joint distribution of all inducing weights; None: each layer has its own.
-        places: where each layer's draws go, by the same key.
-        members: K of Ensemble-U; None where there is none.
+        network: the network; it keeps its parameters that are not converted, such as normalisation's.
+        layers: the distribution of each converted layer's weights, by its name with ``/`` for dots.
+        shared: the joint distribution of all inducing weights. None: each layer has its own.
+        places: the place of each layer's draws, by the same key.
+        members: K of Ensemble-U. None: there are no members.
         draws_outputs: whether calls without noise draw the outputs of ``ffg_w`` layers in training.
     """
 
@@ -76,7 +76,7 @@ class Bayesian(nn.Module):
         self.network, self.layers, self.shared = network, nn.ModuleDict(layers), shared
         self.places, self._rng, self._calls, self._cache = places, rng, 0, FactorCache()
         self.draws_outputs = True
-        self._outputs: dict[tuple[int, ...], dict[str, tuple[int, ...]]] = {}  # of local layers, by an input's shape
+        self._outputs: dict[tuple[int, ...], dict[str, tuple[int, ...]]] = {}  # by an input's shape
         counts = {len(m.members) for m in self.modules() if isinstance(m, Members)}
         assert len(counts) <= 1
         self.members = counts.pop() if counts else None
@@ -84,24 +84,24 @@ class Bayesian(nn.Module):
     def forward(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
         """Return the network's outputs under one draw of its weights.
 
-        ``noise``: a draw of :meth:`draw`, None: a new one.
-
-        In training, ``ffg_w`` layers without given noise draw their outputs (local reparameterisation), by default.
+        Args:
+            noise: the result of :meth:`draw`. None: new noise, with which ``ffg_w`` layers in training draw their
+                outputs by default (local reparameterisation).
         """
         if noise is None:
             noise = self._fresh(inputs)
         return self.run(inputs, self.weights(noise))
 
     def run(self, inputs: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        """Return the network's outputs under given weights, those of :meth:`weights`."""
+        """Return the network's outputs with the result of :meth:`weights`."""
         return functional_call(self.network, weights, (inputs,))
 
     def weights(self, noise: Noise, factors: dict[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return a draw of all weights, by name in the network, in the type of the parameters under autocast too.
+        """Return a draw of all weights, by name in the network, in the parameters' type even under autocast.
 
         Args:
-            noise: one draw's, without its first dimension.
-            factors: those of :meth:`factors`; None: computed here.
+            noise: the noise of one draw, without the first dimension.
+            factors: the result of :meth:`factors`. None: it is computed here.
         """
         with torch.autocast(self.device.type, enabled=False):
             if factors is None:
@@ -125,13 +125,13 @@ class Bayesian(nn.Module):
         return moments | {place.inside("noise"): noise[_OUTPUTS]}
 
     def factors(self) -> dict[str, Any]:
-        """Return what all draws share, by layer and, where there is one, for ``shared``."""
+        """Return the tensors that all draws share, by layer and for ``shared`` if it exists."""
         found = {key: cast(Weights, layer).factors() for key, layer in self.layers.items()}
         return found if self.shared is None else found | {_SHARED: self.shared.weights.factors()}
 
     @torch.no_grad()
     def kept_factors(self) -> dict[str, Any]:
-        """Return :meth:`factors` without a graph, those of the last time where the parameters are the same."""
+        """Return :meth:`factors` without a graph, from the cache if the parameters have not changed."""
         inducing = {key: layer for key, layer in self.layers.items() if isinstance(layer, Inducing)}
         if self.shared is not None:
             inducing[_SHARED] = self.shared.weights
@@ -141,10 +141,9 @@ class Bayesian(nn.Module):
     def draw(self, steps: int, generator: torch.Generator, inputs: Tensor | None = None) -> Noise:
         """Draw standard normal numbers for ``steps`` draws of all weights.
 
-        They are by name, [steps, ...] each, on the generator's device.
-
-        Members (Ensemble-U) take turns from a random one on. With ``inputs`` [batch, ...], ``ffg_w`` layers draw
-        their outputs for this batch instead of their weights.
+        They are returned by name, [steps, ...] each, on the generator's device. Members (Ensemble-U) are used in turn
+        from a random one on. With ``inputs`` [batch, ...], ``ffg_w`` layers draw their outputs for this batch instead
+        of their weights.
 
         Raises:
             UserError: with ``inputs``, an ``ffg_w`` layer is called more than once in a forward pass.
@@ -164,13 +163,13 @@ class Bayesian(nn.Module):
         return found
 
     def noise_size(self, inputs: Tensor | None) -> int:
-        """Return how many numbers :meth:`draw` draws for one step on ``inputs`` [batch, ...], or without them."""
+        """Return the count of random numbers that :meth:`draw` makes for one step, with or without ``inputs``."""
         local = {} if inputs is None else self._output_shapes(inputs)
         known = {key: shapes for key, shapes in self._shapes().items() if key not in local}
         return sum(math.prod(s) for shapes in (*known.values(), local) for s in shapes.values())
 
     def turns(self, first: Tensor | int, steps: int) -> Float[Tensor, "steps member"]:
-        """Return one-hot rows: the members in turn, from ``first`` on."""
+        """Return one-hot rows of the members in turn, from ``first`` on."""
         assert self.members is not None
         at = torch.as_tensor(first).reshape(1)
         at = at + torch.arange(steps, device=at.device)
@@ -180,8 +179,9 @@ class Bayesian(nn.Module):
         """Return Σ_l β_l R(λ_l) + KL[q ‖ p] in nats.
 
         Args:
-            rows: N training rows, for β_l = min(1, N P_l/d_in) (function space, appendix G); None: β = 1.
-            positions: P_l, :meth:`positions`; None: 1 each, as where all layers are linear.
+            rows: N, the number of training rows, for β_l = min(1, N P_l/d_in) (function space, appendix G). None: β =
+                1.
+            positions: P_l, from :meth:`positions`. None: 1 each, which is correct if all layers are linear.
         """
         per_row = positions or {}
         terms = [
@@ -191,12 +191,12 @@ class Bayesian(nn.Module):
         return torch.stack(terms + ([] if self.shared is None else [self.shared.kl()])).sum()
 
     def positions(self, inputs: Float[Tensor, "1 ..."]) -> dict[str, int]:
-        """Count how many products W x of one row each layer computes, by key: over places of an image and over calls.
+        """Return the number of products W x that each layer computes for one row, over places of an image and calls.
 
-        Equation 43 of the paper counts one; the X of a convolution has a column for each place of each row.
+        Equation 43 of the paper counts one product, but the matrix X of a convolution has a column for each place.
 
         Args:
-            inputs: one row.
+            inputs: a batch of one row.
         """
         found = self._probe(inputs, self.places)
         return {key: sum(map(math.prod, found[key])) // place.shape[0] for key, place in self.places.items()}
@@ -213,7 +213,7 @@ class Bayesian(nn.Module):
         return found
 
     def reseed(self, rng: Seed) -> None:
-        """Set where the calls without noise draw from, counted from 0 again."""
+        """Set the seed address of calls without noise, and count calls from 0 again."""
         self._rng, self._calls = rng, 0
 
     @property
@@ -236,7 +236,7 @@ class Bayesian(nn.Module):
         return {k: v[0] for k, v in self.draw(1, generator, local).items()}
 
     def _output_shapes(self, inputs: Tensor) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each local layer's outputs, by key; one row is run through the network the first time."""
+        """Return the shape of each local layer's outputs, by key. The first call runs one row through the network."""
         local = {k: p for k, p in self.places.items() if isinstance(self.layers[k], FactorisedWeights)}
         if not local:
             return {}
@@ -246,14 +246,14 @@ class Bayesian(nn.Module):
             for key, shapes in found.items():
                 if len(shapes) > 1:
                     raise UserError(
-                        f"layer {local[key].name!r} is called {len(shapes)} times a pass: give noise of weights"
+                        f"layer {local[key].name!r} is called {len(shapes)} times in a pass: draw weights, not outputs"
                     )
             self._outputs[row] = {key: shapes[0] for key, shapes in found.items() if shapes}
         return {k: (len(inputs) * first, *rest) for k, (first, *rest) in self._outputs[row].items()}
 
     @torch.no_grad()
     def _probe(self, inputs: Tensor, places: Mapping[str, Place]) -> dict[str, list[tuple[int, ...]]]:
-        """Return the shapes of each layer's outputs, one a call, in a forward pass at the means."""
+        """Return the shapes of each layer's outputs in a forward pass at the means, one for each call."""
         found: dict[str, list[tuple[int, ...]]] = {key: [] for key in places}
         hooks = []
         for key, place in places.items():
@@ -270,25 +270,25 @@ class Bayesian(nn.Module):
 
 
 def kl(net: Bayesian, rows: int | None = None, positions: Mapping[str, int] | None = None) -> Float[Tensor, ""]:
-    """Return the KL of all layers in nats, as :meth:`Bayesian.kl`; divide by the number of training rows."""
+    """Return the KL of all layers in nats, see :meth:`Bayesian.kl`; divide by the number of training rows."""
     require(rows is None or rows > 0, "rows", "must be > 0", rows)
     return net.kl(rows, positions)
 
 
 def is_local(name: str) -> bool:
-    """Say whether noise of this name is of outputs, which have rows, and not of weights."""
+    """Return whether noise of this name is for outputs, which have rows, and not for weights."""
     return name.endswith(f":{_OUTPUTS}")
 
 
 def _part(key: str, noise: Noise) -> Noise:
-    """Return one layer's noise by its own names, and the member."""
+    """Return one layer's noise under the layer's own names, and the member."""
     return under(f"{key}:", noise) | ({_MEMBER: noise[_MEMBER]} if _MEMBER in noise else {})
 
 
 @cache
 def _hide_noise_from_compiler() -> None:
-    """Let torch.compile break its graph at :meth:`Bayesian._fresh`.
+    """Make torch.compile break its graph at :meth:`Bayesian._fresh`.
 
-    It is done when a network is made, because the mark imports the compiler: 1 s.
+    It is called when a network is made and not on import, because it imports the compiler, which takes 1 s.
     """
     Bayesian._fresh = torch.compiler.disable(Bayesian._fresh)  # type: ignore[method-assign]

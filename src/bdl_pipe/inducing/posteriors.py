@@ -1,8 +1,9 @@
 """The distribution q(U) of a layer's whitened inducing weights, prior N(0, I).
 
-:class:`Factorised` (FFG-U) and :class:`FullCovariance` (FCG-U) are Gaussians, their standard deviations at most
-``sd_max``; 0 leaves the mean alone, and then :meth:`kl` is ½‖mean‖², minus the log prior up to a constant, so that
-U is a MAP estimate (Ritter et al. 2021, J.2). :class:`Members` (Ensemble-U) is a mixture of K points, without a KL.
+:class:`Factorised` (FFG-U) and :class:`FullCovariance` (FCG-U) are Gaussians with standard deviations of at most
+``sd_max``. With ``sd_max`` 0 only the mean is left, and :meth:`kl` is ½‖mean‖², minus the log prior up to a constant,
+so that U is a MAP estimate (Ritter et al. 2021, J.2). :class:`Members` (Ensemble-U) is a mixture of K points without a
+KL.
 """
 
 import math
@@ -20,21 +21,21 @@ Noise = dict[str, Tensor]
 
 
 class InducingPosterior(nn.Module, ABC):
-    """The posterior q(U), U of [rows, cols]."""
+    """The posterior q(U) of U [rows, cols]."""
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return shapes of the standard normal numbers of a draw, by name."""
+        """Return the shapes of a draw's standard normal numbers, by name."""
 
     @abstractmethod
     def spread(self) -> Tensor | None:
-        """Return what every draw needs of the covariance: standard deviations or a factor; None for points."""
+        """Return the standard deviations or the covariance's factor, which all draws share; None for points."""
 
     @abstractmethod
     def forward(self, noise: Noise, spread: Tensor | None) -> Float[Tensor, "rows cols"]:
-        """Return a draw of U; ``spread``: what :meth:`spread` gave.
+        """Return a draw of U, given the result of :meth:`spread`.
 
-        Members take ``noise["member"]``, one-hot [member].
+        Members use ``noise["member"]``, a one-hot vector [member].
         """
 
     @abstractmethod
@@ -48,7 +49,7 @@ class InducingPosterior(nn.Module, ABC):
 
 @final
 class Factorised(InducingPosterior):
-    """A posterior of independent Gaussians; means start at N(0, 1)."""
+    """A posterior of independent Gaussians; initial means are N(0, 1)."""
 
     def __init__(
         self, shape: tuple[int, int], sd_init: float, sd_max: float | None, generator: torch.Generator
@@ -60,7 +61,7 @@ class Factorised(InducingPosterior):
 
     @property
     def sd(self) -> Float[Tensor, "rows cols"]:
-        """Return the standard deviations under their cap; 0 where the cap is 0."""
+        """Return the bounded standard deviations; 0 if the bound is 0."""
         return torch.zeros_like(self.mean) if self.free_sd is None else capped(self.free_sd, self._cap)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -83,11 +84,10 @@ class Factorised(InducingPosterior):
 
 @final
 class FullCovariance(InducingPosterior):
-    """A posterior that is one Gaussian over the rows of U one after another.
+    """A Gaussian posterior with a full covariance over the concatenated rows of U.
 
-    Of its covariance the factor's lower triangle is kept, no more.
-
-    The cap is on marginal standard deviations: a row of the factor that is longer than ``sd_max`` is shortened.
+    The lower triangle of the covariance's factor is stored. ``sd_max`` bounds marginal standard deviations: a longer
+    row of the factor is shortened to ``sd_max``.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class FullCovariance(InducingPosterior):
 class Members(InducingPosterior):
     """A posterior of K equally weighted points.
 
-    They start at one shared N(0, 1) draw plus ``spread`` times noise of their own.
+    Initially they are one shared N(0, 1) draw plus ``spread`` times each member's own noise.
     """
 
     def __init__(self, shape: tuple[int, int], members: int, spread: float, generator: torch.Generator) -> None:
@@ -146,11 +146,11 @@ class Members(InducingPosterior):
 
 @final
 class Triangle(nn.Module):
-    """A lower-triangular factor of a covariance, with a positive diagonal; calling it gives the matrix.
+    """A lower-triangular factor of a covariance, with a positive diagonal; a call returns the matrix.
 
     Attributes:
         below: the entries below the diagonal, row by row.
-        log_diagonal: logs of the diagonal's.
+        log_diagonal: the logs of the diagonal entries.
     """
 
     def __init__(self, size: int, sd_init: float, sd_max: float | None) -> None:
@@ -170,7 +170,7 @@ class Triangle(nn.Module):
 
 
 def gaussian_kl(mean: Tensor, sd: Tensor, log_sd: Tensor, prior_sd: float) -> Float[Tensor, ""]:
-    """Return KL[Π N(m, s²) ‖ N(0, p²I)] in nats; ``prior_sd``: p."""
+    """Return KL[Π N(m, s²) ‖ N(0, p²I)] in nats; ``prior_sd`` is p."""
     squares = 0.5 * (sd.square() + mean.square()) / prior_sd**2
     return (squares - 0.5 - log_sd + math.log(prior_sd)).sum()
 
@@ -183,9 +183,9 @@ def full_kl(mean: Float[Tensor, " size"], factor: Float[Tensor, "size size"], pr
 
 
 def capped(free: Tensor, cap: float | None) -> Tensor:
-    """Return the positive number of a free one: cap·sigmoid(r), or exp(r) without a cap.
+    """Return a positive number from an unconstrained one: cap·sigmoid(r), or exp(r) without a cap.
 
-    It is never above the cap, with a gradient all the way up to it, which a clipped exponential does not have.
+    It is always below the cap and has a gradient everywhere, unlike a clipped exponential.
     """
     return free.exp() if cap is None else cap * torch.sigmoid(free)
 
@@ -196,6 +196,6 @@ def log_capped(free: Tensor, cap: float | None) -> Tensor:
 
 
 def free(value: float, cap: float | None) -> float:
-    """Return the free number of a positive one below the cap: the inverse of :func:`capped`."""
+    """Return the unconstrained number of a positive number below the cap: the inverse of :func:`capped`."""
     assert value > 0 and (cap is None or value < cap)
     return math.log(value) if cap is None else math.log(value / (cap - value))

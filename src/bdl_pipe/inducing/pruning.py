@@ -1,12 +1,12 @@
-"""A network of random weights with a share of its numbers removed: they are 0 for good, and no longer stored.
+"""Pruning: a share of the entries of a network with random weights is set to 0 permanently and not stored.
 
 Source: Ritter, Kukla, Zhang and Li 2021, appendix K. "We … set a fixed percentage of the weights to be
-deterministically 0": in the space of inducing weights the entries of all Z_r and Z_c of least magnitude, in that of
-the weights those of least |mean|/sd. The percentage is of the network and not of each layer: their table 10 rounds
-once for all layers together. As there, D, λ, q(U), points such as those of normalisation, and the biases of layers in
-the space of weights stay (a bias in the space of inducing weights is a column of Z_c like any other), and the KL of
-weights in their own space is over those that are left.
-Ours: of f·n entries ⌊f·n⌋ are kept, a mean and a deviation each; of equal ones the first of the network.
+deterministically 0": for inducing weights the entries of all Z_r and Z_c of least magnitude, for weights the weights of
+least |mean|/sd. The percentage applies to the network and not to each layer: their table 10 rounds once for all layers
+together. As in the paper, D, λ, q(U), point estimates such as normalisation's, and the biases of layers in weight space
+are not pruned (with inducing weights a bias is an ordinary column of Z_c), and the KL in weight space is over the
+remaining weights. Ours: of f·n entries ⌊f·n⌋ are kept, a mean and a deviation each; among equal entries the first of
+the network are kept.
 """
 
 import copy
@@ -24,21 +24,19 @@ from .layers import Weights
 from .network import Bayesian
 from .sparse import Kept, first
 
-_POOLS: Final = (("out", "in"), ("weight",))  # matrices whose entries compete: Z; weights
+_POOLS: Final = (("out", "in"), ("weight",))  # groups of matrices that are ranked together: Z; weights
 
 
 def prune(net: Bayesian, share: float) -> Bayesian:
-    """Return a copy of ``net`` without the least important entries.
-
-    The ``share``, in (0, 1), of its entries of Z and of its weights is removed.
+    """Return a copy of ``net`` without the ``share``, in (0, 1), of the least important entries of Z and of weights.
 
     Raises:
-        ConfigError: ``share`` is not within its limits.
-        UserError: ``net`` has been pruned before, or none of its layers can be.
+        ConfigError: ``share`` is not in (0, 1).
+        UserError: ``net`` is already pruned, or none of its layers can be pruned.
     """
     require(0 < share < 1, "prune", "must be > 0 and < 1", share)
     if kept_counts(net):
-        raise UserError("the network has been pruned before: prune the one that it was made from, by the whole share")
+        raise UserError("the network is already pruned: prune the unpruned network by the whole share")
     scores = {
         (name, matrix): values[:, : values.shape[1] - (bias and matrix == "weight")]
         for name, layer, bias in _layers(net)
@@ -57,15 +55,12 @@ def prune(net: Bayesian, share: float) -> Bayesian:
 
 
 def kept_counts(net: Bayesian) -> dict[str, int]:
-    """Return how many entries each pruned matrix has kept, by its mask's name in ``net``; what :func:`shrink` needs."""
+    """Return the number of kept entries of each pruned matrix, by its mask's name in ``net``, for :func:`shrink`."""
     return {name: module.count for name, module in net.named_modules() if isinstance(module, Kept)}
 
 
 def shrink(net: Bayesian, counts: Mapping[str, int]) -> Bayesian:
-    """Return ``net`` in the shape of a pruned network, whose state it can then load.
-
-    Its own numbers no longer matter.
-    """
+    """Return ``net`` in the shape of a pruned network, to load its ``state_dict``; its own values are not defined."""
     for name, layer, _ in _layers(net):
         found = {}
         for matrix, values in layer.importance().items():
@@ -88,12 +83,12 @@ def _layers(net: Bayesian) -> Iterator[tuple[str, Weights, bool]]:
 def _greatest(
     scores: Mapping[tuple[str, str], Tensor], share: float
 ) -> dict[tuple[str, str], Bool[Tensor, "row column"]]:
-    """Return masks of all but ``share`` of the entries of all matrices together."""
+    """Return masks that keep all but the ``share`` of the entries of all matrices together."""
     if not scores:
         return {}
     flat = torch.cat([values.flatten() for values in scores.values()])
     left = math.floor((1 - Fraction(repr(float(share)))) * len(flat))  # 1 − 0.9 in floating point is below 0.1
-    threshold = flat.kthvalue(len(flat) - left).values  # the greatest that may go; one goes at least
+    threshold = flat.kthvalue(len(flat) - left).values  # the largest removed score; at least one entry is removed
     mask = flat > threshold
     ties = (flat == threshold).nonzero()[:, 0]
     mask[ties[: left - int(mask.sum())]] = True

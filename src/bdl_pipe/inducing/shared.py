@@ -1,7 +1,7 @@
 """Global inducing weights: all layers' U are drawn together from a smaller matrix (Ritter et al. 2021, appendix H).
 
-Their whitened U, stacked along the rows to [Σ rows, cols], have the prior N(0, I), and are augmented as a layer's W
-are, with σ = 1: correlations between layers, for the price of one more Z_r, Z_c, D_r, D_c and λ, and of one q(U).
+The layers' whitened U, stacked along the rows to [Σ rows, cols], have the prior N(0, I) and are augmented like a
+layer's W, with σ = 1. This gives correlations between layers for one more Z_r, Z_c, D_r, D_c and λ, and a single q(U).
 """
 
 from typing import final
@@ -20,7 +20,7 @@ class Shared(nn.Module):
     """The joint distribution of the layers' U, each [rows, cols] with the same cols."""
 
     def __init__(self, rows: dict[str, int], cols: int, config: WeightConfig, generator: torch.Generator) -> None:
-        """Take ``rows`` of each layer's U, by key, and ``config`` of the global one, ``rows`` and ``cols`` its own."""
+        """Create it for the ``rows`` of each layer's U by key, with the ``config`` of the global matrix."""
         super().__init__()
         self._rows = dict(rows)
         stacked = (sum(rows.values()), cols)

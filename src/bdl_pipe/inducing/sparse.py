@@ -1,4 +1,4 @@
-"""Matrices of which some entries are kept; the others are exactly 0 and take no room, on disk or in an optimiser."""
+"""Sparse matrices: removed entries are exactly 0 and are stored neither on disk nor in an optimiser."""
 
 import math
 from typing import Final, cast, final
@@ -12,13 +12,13 @@ _BITS: Final = 8
 
 @final
 class Kept(nn.Module):
-    """The pattern of a matrix's entries that are kept; calling it puts their values there.
+    """The pattern of a matrix's kept entries; a call puts values there.
 
     Attributes:
-        packed: bits [⌈size/8⌉], uint8, the first entry lowest in the first byte; or the rising numbers [count], int32,
-            of the entries row by row, where these take fewer bytes: below one entry in 32.
-        shape: of the matrix.
-        count: the entries that are kept.
+        packed: bits [⌈size/8⌉], uint8, with the first entry lowest in the first byte; or, if fewer than one in 32
+            entries is kept, their ascending row-major numbers [count], int32, which need fewer bytes.
+        shape: the shape of the matrix.
+        count: the number of kept entries.
     """
 
     def __init__(self, mask: Bool[Tensor, "row column"]) -> None:
@@ -39,27 +39,24 @@ class Kept(nn.Module):
         return matrix.flatten()[self.numbers()]
 
     def numbers(self) -> Int[Tensor, " count"]:
-        """Return the places of the kept entries, row by row.
-
-        They are a constant number, so that ``vmap`` can find them.
-        """
+        """Return the row-major places of the kept entries, with a constant count so that ``vmap`` works."""
         packed = cast(Tensor, self.packed)
         if packed.dtype == torch.int32:
             return packed.long()
         size = math.prod(self.shape)
         bits = (packed[:, None] & _powers(packed.device)).ne(0).flatten()[:size]
-        slots = torch.where(bits, bits.cumsum(0) - 1, self.count)  # the removed go to one more slot
+        slots = torch.where(bits, bits.cumsum(0) - 1, self.count)  # removed entries go to an additional slot
         found = torch.zeros(self.count + 1, dtype=torch.int64, device=packed.device)
         return found.scatter(0, slots, torch.arange(size, device=packed.device))[: self.count]
 
 
 def whole(values: Tensor, kept: Kept | None) -> Float[Tensor, "row column"]:
-    """Return the matrix of ``values``, those of its kept entries where some have been removed."""
+    """Return the matrix of ``values``, which hold only the kept entries if the matrix is pruned."""
     return values if kept is None else kept(values)
 
 
 def first(shape: tuple[int, ...], count: int) -> Bool[Tensor, "row column"]:
-    """Return a mask that stands for another one with ``count`` entries until that is loaded."""
+    """Return a placeholder mask with ``count`` entries, to load another mask into."""
     return (torch.arange(math.prod(shape)) < count).view(shape)
 
 

@@ -1,11 +1,11 @@
-"""Gaussians over the weights themselves, which the inducing ones are compared with.
+"""Gaussians over the weights, for comparison with inducing weights.
 
-:class:`FactorisedWeights` (FFG-W; Blundell et al. 2015) with a hard cap on its standard deviations (Louizos &
-Welling 2017), and :class:`FullCovarianceWeights` (FCG-W), one covariance over all of a layer's weights. Means start
-at the weights that are given. In training the first may draw a layer's outputs in place of its weights (the local
-reparameterisation of Kingma, Salimans & Welling 2015; :class:`LocalLayer`): for an output a that is linear in the
-weights, a ~ N(E[W]x, Var[W]x²), independent between rows and, for a convolution, taken as independent between
-places, which share weights (Molchanov, Ashukha & Vetrov 2017): its marginals are exact.
+:class:`FactorisedWeights` (FFG-W; Blundell et al. 2015) with a hard cap on its standard deviations (Louizos & Welling
+2017), and :class:`FullCovarianceWeights` (FCG-W), one covariance over all of a layer's weights. The initial means are
+the given weights. The first may draw a layer's outputs instead of its weights (the local reparameterisation of Kingma,
+Salimans & Welling 2015; :class:`LocalLayer`): for an output a that is linear in the weights, a ~ N(E[W]x, Var[W]x²),
+independent between rows. For a convolution, places are also drawn independently, although they share weights
+(Molchanov, Ashukha & Vetrov 2017); the marginals are exact.
 """
 
 from typing import cast, final
@@ -23,12 +23,12 @@ from .sparse import Kept, whole
 
 @final
 class FactorisedWeights(Weights):
-    """A distribution of independent Gaussians; weights that have been removed are 0, without variance and without a KL.
+    """A distribution of independent Gaussians; pruned weights are 0, without variance and KL.
 
     Attributes:
-        mean: E[W] [out, in]; once pruned, of the weights that are kept.
-        free_sd: the standard deviations before their cap, of ``mean``'s shape.
-        kept: which weights these are; None: all.
+        mean: E[W] [out, in]; after pruning, the vector of the kept weights' means.
+        free_sd: the standard deviations before the bound is applied, in ``mean``'s shape.
+        kept: the pattern of the kept weights. None: all weights.
     """
 
     def __init__(self, mean: Float[Tensor, "out in"], config: WeightConfig, prior_sd: float) -> None:
@@ -41,7 +41,7 @@ class FactorisedWeights(Weights):
 
     @property
     def sd(self) -> Float[Tensor, "out in"]:
-        """Return the standard deviations under their cap, 0 where a weight has been removed."""
+        """Return the bounded standard deviations; 0 for pruned weights."""
         return whole(capped(self.free_sd, self._cap), self.kept)
 
     def importance(self) -> dict[str, Float[Tensor, "row column"]]:
@@ -72,10 +72,7 @@ class FactorisedWeights(Weights):
 
 @final
 class FullCovarianceWeights(Weights):
-    """A distribution that is one Gaussian over vec(W), row after row.
-
-    ``covariance`` keeps the lower triangle of its factor.
-    """
+    """A Gaussian with a full covariance over vec(W), row by row; ``covariance`` holds its factor's lower triangle."""
 
     def __init__(self, mean: Float[Tensor, "out in"], config: WeightConfig, prior_sd: float) -> None:
         super().__init__()
@@ -101,9 +98,9 @@ class FullCovarianceWeights(Weights):
 
 @final
 class LocalLayer(nn.Module):
-    """A linear or convolutional layer that draws its outputs where it is lent variances and noise.
+    """A linear or convolutional layer that draws its outputs if a call passes variances and noise to it.
 
-    The three buffers are empty but within a call of the network that holds the layer, as ``layer``'s weights are.
+    Its three buffers, like ``layer``'s weights, are empty except during a call of the network.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -121,5 +118,5 @@ class LocalLayer(nn.Module):
         if self.layer.bias is not None:
             lent["bias"] = cast(Tensor, self.bias_variance)
         variance = functional_call(self.layer, lent, (inputs.square(),))
-        least = torch.finfo(variance.dtype).tiny  # inputs of zeros: √ has no slope at 0
+        least = torch.finfo(variance.dtype).tiny  # for zero inputs, since √ has no derivative at 0
         return mean + variance.clamp_min(least).sqrt() * noise.to(mean.dtype)

@@ -17,14 +17,16 @@ class GaussianLayer:
     It does regression, or discriminative classification.
 
     Attributes:
-        covariance, rank: the form of S; ``rank`` for lowrank alone.
+        covariance: the form of S.
+        rank: the rank of the low-rank part; only for ``lowrank``.
         prior_variance: s of the prior N(0, sI).
-        wishart_dof, wishart_scale: ν and m of the noise covariance's prior.
-        kl_weight: of the layer's KL; 1 is the bound.
-        predictive: how E[softmax] is had (classification).
-        draws: of "sampled".
-        posterior: of the weights in predictions. "exact" (regression): after training, the variational posterior is
-            replaced by the exact one given the features of all training rows (appendix C.6).
+        wishart_dof: ν of the noise covariance's prior.
+        wishart_scale: m of the noise covariance's prior.
+        kl_weight: the weight of the layer's KL; 1 gives the bound.
+        predictive: how E[softmax] is approximated (classification).
+        draws: the number of draws of the predictive "sampled".
+        posterior: the posterior of the weights in predictions. With "exact" (regression), the variational posterior is
+            replaced after training by the exact posterior given the features of all training rows (appendix C.6).
     """
 
     covariance: Covariance
@@ -52,10 +54,10 @@ class GenerativeLayer:
     """The settings of a last layer of class means; see :class:`Generative`.
 
     Attributes:
-        refit: a second set of densities for unfamiliar inputs, those of G-VBLL-MAP, fitted to the training
-            features after training.
-        posterior: of the class means in labels and in the layer's own densities, as in :class:`GaussianLayer`. The
-            densities of ``refit`` do not depend on it: their means are the exact posterior's, their noise each class's.
+        refit: whether G-VBLL-MAP's densities are fitted to the training features after training, as a second OOD score.
+        posterior: the posterior of the class means, in label probabilities and in the layer's own densities; see
+            :class:`GaussianLayer`. It does not change the densities of ``refit``, whose means are the exact posterior's
+            and whose noise is estimated for each class.
     """
 
     dirichlet: float
@@ -79,7 +81,7 @@ def _require_ranges(layer: GaussianLayer | GenerativeLayer) -> None:
 
 
 def require_variational(key: str, layer: GaussianLayer | GenerativeLayer, where: str) -> None:
-    """Raise ConfigError where the layer's posterior is to be exact but cannot be."""
+    """Raise ConfigError if the layer's posterior is configured as exact but must be variational."""
     require(layer.posterior == "variational", key, f"must be variational {where}", layer.posterior)
 
 
@@ -88,13 +90,13 @@ class FeaturesConfig:
     """The settings of variational features.
 
     Attributes:
-        initial_sd: deviation of every Gaussian weight at the start.
-        kl_weight: of the features' KL; 1 is the bound.
-        draws: of the features in a prediction.
-        validation_draws: of the features in a validation score.
-        stochastic: ``all``: every weight of the trunk is Gaussian, prior N(0, 4/√fan-in); ``linear``: those of
-            a linear layer after it alone.
-        prior_variance: of each weight and bias of that linear layer; for ``linear`` alone.
+        initial_sd: the initial standard deviation of every Gaussian weight.
+        kl_weight: the weight of the features' KL; 1 gives the bound.
+        draws: the number of draws of the features in a prediction.
+        validation_draws: the number of draws of the features in a validation score.
+        stochastic: ``all``: every weight of the trunk is Gaussian with the prior N(0, 4/√fan-in); ``linear``: only the
+            weights of a linear layer after the trunk are Gaussian.
+        prior_variance: the prior variance of each weight and bias of this linear layer; only for ``linear``.
     """
 
     initial_sd: float
@@ -106,7 +108,7 @@ class FeaturesConfig:
 
     def __post_init__(self) -> None:
         linear = self.stochastic == "linear"
-        rule = "must be > 0 where stochastic is linear, and null where it is all"
+        rule = "must be > 0 if stochastic is linear, and null if it is all"
         good = self.prior_variance is not None and self.prior_variance > 0 if linear else self.prior_variance is None
         require(good, "prior_variance", rule, self.prior_variance)
         require(self.initial_sd > 0, "initial_sd", "must be > 0", self.initial_sd)

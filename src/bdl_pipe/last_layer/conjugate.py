@@ -1,7 +1,8 @@
-"""The exact posterior of the last layer of regression, given fixed features of all training rows and the noise Σ.
+"""The exact posterior of a last layer for regression, given the features of all training rows and the noise Σ.
 
-The model is that of :mod:`~bdl_pipe.last_layer.regression`: y = Wφ + ε, ε ~ N(0, Σ), each row of W is N(0, sI). With
-Σ = U diag(d) Uᵀ the outputs Uᵀy are independent given W, and the rows of UᵀW have the prior of the rows of W, so that
+The model is the same as in :mod:`~bdl_pipe.last_layer.regression`: y = Wφ + ε, ε ~ N(0, Σ), each row of W is N(0, sI).
+With Σ = U diag(d) Uᵀ the outputs Uᵀy are independent given W, and the rows of UᵀW have the prior of the rows of W, so
+that
 
     (UᵀW)_k | Y ~ N(S_k Φᵀ(YU)_k / d_k, S_k),    S_k⁻¹ = ΦᵀΦ / d_k + I / s = V diag(λ / d_k + 1 / s) Vᵀ
 
@@ -30,7 +31,7 @@ from .regression import Regression
 
 @final
 class ConjugateRegression(nn.Module):
-    """The exact posterior of W, which predicts in closed form. It has no parameters, buffers alone.
+    """The exact posterior of W, which predicts in closed form. It has buffers but no parameters.
 
     Attributes:
         mean: E[W | Y].
@@ -70,7 +71,7 @@ class ConjugateRegression(nn.Module):
     def predict(self, features: Float[Tensor, "batch h"], *, rng: Seed = Seed(0)) -> Gaussian:
         """Return N(E[W]φ, Σ_k U_ik² φᵀS_kφ + Σ_ii) of each output i, one draw; ``rng`` is not used.
 
-        As in :meth:`Regression.predict`, the correlations of the outputs are left out.
+        As in :meth:`Regression.predict`, the correlations of the outputs are omitted.
         """
         with full_precision(features):
             features = features.to(self.mean.dtype)
@@ -89,13 +90,14 @@ class ConjugateRegression(nn.Module):
 
 @torch.no_grad()
 def condition(layer: Regression, batches: Iterable[tuple[Tensor, Tensor]]) -> ConjugateRegression:
-    """Return the exact posterior at the layer's Σ and prior, in one pass; the layer is left as it is.
+    """Return the exact posterior at the layer's Σ and prior, in one pass; the layer is not changed.
 
     Args:
-        batches: (features [batch, h], targets [batch, output]) of the training rows, the trunk fixed.
+        batches: (features [batch, h], targets [batch, output]) of the training rows, from the fixed trunk.
 
     Raises:
-        DataError: no rows, or features that are not finite or not ``in_features`` wide, or targets of another shape.
+        DataError: there are no rows, features are not finite or not ``in_features`` wide, or targets have another
+            shape.
     """
     gram = widen(layer.mean.new_zeros(layer.in_features, layer.in_features))
     cross, rows = widen(torch.zeros_like(layer.mean)).mT, 0

@@ -4,12 +4,12 @@
     diagonal  S = diag(exp 2m)
     lowrank   S = FFᵀ + diag(exp 2m)
 
-Training needs φᵀSφ, tr S and log det S alone; none of them takes more than O(h²) for a matrix, and
-the determinant of the low-rank form is that of an r×r matrix (the determinant lemma).
+Training needs only φᵀSφ, tr S and log det S. None of them takes more than O(h²) per matrix, and the determinant of the
+low-rank form reduces to an r×r matrix (the determinant lemma).
 
-Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix D. Deviation:
-the parameter holds Pᵀ, so that Φ meets the factors of all classes in one product of matrices, and
-blocks of rows of Pᵀ skip the zeros below its diagonal.
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix D. Deviation: the parameter holds
+Pᵀ, so that Φ is multiplied with the factors of all classes in one matrix product, and blocks of rows of Pᵀ skip the
+zeros below its diagonal.
 """
 
 import math
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..errors import require
 
 Kind = Literal["dense", "diagonal", "lowrank"]
-_BLOCK: Final = 160  # rows of Pᵀ a product: at 640 features a third faster than one product of all
+_BLOCK: Final = 160  # rows of Pᵀ in a product: at 640 features a third faster than all rows in one
 
 
 class Form(ABC):
@@ -38,13 +38,13 @@ class Form(ABC):
 
     @abstractmethod
     def covariance(self, features: Float[Tensor, "group row h"]) -> Float[Tensor, "group count row row"]:
-        """Return φ_iᵀSφ_j of all pairs of rows of each group, in float64, as a root times its transpose."""
+        """Return φ_iᵀSφ_j for all pairs of rows of each group, in float64, as a root times its transpose."""
 
     @abstractmethod
     def divergence(self, prior_variance: float) -> Float[Tensor, ""]:
         """Return Σ over the matrices of tr(S)/s − h + log det(sI) − log det S; >= 0, and 0 at S = sI.
 
-        Written as sums of e^d − 1 − d, d = log(variance/s), which lose no digits near the prior.
+        It is computed as sums of e^d − 1 − d, d = log(variance/s), which lose no digits near the prior.
         """
 
     @abstractmethod
@@ -53,12 +53,12 @@ class Form(ABC):
 
     @abstractmethod
     def matrix(self) -> Float[Tensor, "count h h"]:
-        """Return S itself, for inspection and prediction; nothing in training forms it."""
+        """Return S, for inspection and prediction; training does not compute it."""
 
 
 @final
 class _Excess(torch.autograd.Function):
-    """The function Σ e^d − 1 − d; its slope e^d − 1 is at hand already, which halves the passes over d."""
+    """The function Σ e^d − 1 − d. It keeps its slope e^d − 1 for the gradient, which halves the passes over d."""
 
     generate_vmap_rule = True
 
@@ -77,7 +77,7 @@ class _Excess(torch.autograd.Function):
         (slope,) = ctx.saved_tensors
         if bend is None:
             return None if gradient is None else gradient * slope
-        curved = bend * (slope + 1)  # second derivatives alone come here
+        curved = bend * (slope + 1)  # only second derivatives need this
         return curved if gradient is None else curved + gradient * slope
 
 
@@ -88,7 +88,7 @@ def _products(root: Float[Tensor, "group row count m"]) -> Float[Tensor, "group 
 
 
 def _excess(log_scale: Tensor, prior_variance: float) -> Tensor:
-    """Return Σ e^d − 1 − d of d = 2m − log s: what a diagonal S diverges from sI."""
+    """Return Σ e^d − 1 − d, d = 2m − log s: the divergence of a diagonal S from sI."""
     total: Tensor = _Excess.apply(2 * log_scale - math.log(prior_variance))[0]
     return total
 
@@ -182,7 +182,7 @@ class LowRank(Form):
         return _products(root) + _products(features[:, :, None] * self.log_scale.exp())
 
     def _log_det_ratio(self) -> Float[Tensor, " count"]:
-        """Return log det(I + FᵀD⁻¹F), what F adds to log det D."""
+        """Return log det(I + FᵀD⁻¹F), the contribution of F to log det S."""
         scaled = self.factor * (-self.log_scale).exp()[..., None]  # D^(−1/2) F
         identity = torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
         root = torch.linalg.cholesky(identity + scaled.mT @ scaled)  # [count, r, r]
@@ -201,19 +201,19 @@ class LowRank(Form):
 
 @final
 class Covariance(nn.Module):
-    """The parameters of S; calling it gives their :class:`Form`.
+    """The parameters of S; a call returns their :class:`Form`.
 
     Args:
         kind: "dense", "diagonal" or "lowrank".
-        count: how many matrices, one a class, or 1 that all outputs share.
+        count: the number of matrices: one for each class, or 1 for all outputs together.
         in_features: h.
-        rank: r of "lowrank", in [1, h]; None for the others.
-        initial_variance: v, with E[S] = vI at the start. Dense and diagonal start at vI; low rank at
-            (v/2)I + FFᵀ, F ~ N(0, v/2r), since F = 0 has no gradient.
-        generator: where F comes from.
+        rank: r of "lowrank", in [1, h]; None for other kinds.
+        initial_variance: v, with E[S] = vI at the start. Dense and diagonal start at vI, low rank at (v/2)I + FFᵀ, F ~
+            N(0, v/2r), since F = 0 has no gradient.
+        generator: the generator of the initial F.
 
     Raises:
-        ConfigError: unknown ``kind``, a ``rank`` that does not fit it, ``initial_variance`` <= 0.
+        ConfigError: ``kind`` is unknown, ``rank`` does not fit it, or ``initial_variance`` is not > 0.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class Covariance(nn.Module):
         if self.kind == "lowrank":
             return LowRank(self.factor, self.log_scale)
         starts = range(0, self.factor.shape[-1], _BLOCK)
-        rows = self.factor.split(_BLOCK, -2)  # one split: its gradient is one concatenation
+        rows = self.factor.split(_BLOCK, -2)  # a single split, so that its gradient is a single concatenation
         blocks = (row.split([start, row.shape[-1] - start], -1)[1] for start, row in zip(starts, rows, strict=True))
         return Dense(tuple(block.triu(1) for block in blocks), self.log_scale)
 
@@ -258,12 +258,12 @@ class Covariance(nn.Module):
 def gaussian_kl(
     mean: Float[Tensor, "output h"], form: Form, prior_variance: float, *, copies: int
 ) -> Float[Tensor, ""]:
-    """Return KL[Π N(w̄_k, S_k) ‖ Π N(0, sI)] in nats, constants kept (eq. 81–84).
+    """Return KL[Π N(w̄_k, S_k) ‖ Π N(0, sI)] in nats, including constants (eq. 81–84).
 
     Args:
-        mean: w̄, one row an output.
-        form: S_k; one a row, or one that ``copies`` rows share.
+        mean: w̄, one row for each output.
+        form: the S_k, each for ``copies`` rows.
         prior_variance: s.
-        copies: the rows that share each matrix of ``form``.
+        copies: the number of rows that share each matrix of ``form``.
     """
     return 0.5 * (mean.square().sum() / prior_variance + copies * form.divergence(prior_variance))

@@ -19,12 +19,11 @@ def log_densities(
     mean: Float[Tensor, "class feature"],
     variance: Float[Tensor, "class feature"],
 ) -> Float[Tensor, "batch class"]:
-    """Return log N(φ | mean[k], diag variance[k]) of every pair, with nothing of size [batch, class, feature].
+    """Return log N(φ | mean[k], diag variance[k]) of every pair, without a tensor of size [batch, class, feature].
 
-    (φ − μ)²/C = φ²/C − 2φμ/C + μ²/C, the first two as matrix products. What cancels is about machine
-    epsilon times the squared Mahalanobis distance of classes from each other: so all is taken about the
-    mean of the class means, against an offset that they share, and the products are in float64 (where
-    the device has it), against distant classes, and TF32 and autocast, which would ruin them.
+    (φ − μ)²/C = φ²/C − 2φμ/C + μ²/C, where the first two terms are matrix products. The rounding error is about machine
+    epsilon times the squared Mahalanobis distance between classes. Values are therefore centred on the mean of the
+    class means, and the products are in float64 if the device has it, which also avoids TF32 and autocast.
     """
     centre = mean.detach().mean(0)  # the result does not depend on it, so neither does its gradient
     z, offset, precision = widen(features - centre), widen(mean - centre), widen(variance.reciprocal())
@@ -43,18 +42,18 @@ def feature_log_prior(
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Return the tensor in float64, or in float32 where the device has nothing wider."""
+    """Return the tensor in float64, or in float32 if the device does not have float64."""
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
 def check_features(features: Tensor, width: int) -> None:
-    """Raise DataError where the features are not ``width`` wide."""
+    """Raise DataError if the features are not ``width`` wide."""
     if features.shape[-1] != width:
         raise DataError(f"features must have {width} columns, got {features.shape[-1]}")
 
 
 def check_rows(features: Tensor) -> None:
-    """Raise DataError where there is no row, whose mean would be NaN."""
+    """Raise DataError if there is no row, since the mean would be NaN."""
     if not len(features):
         raise DataError("features must have at least one row, got none")
 
@@ -63,7 +62,7 @@ def class_numbers(targets: Tensor, rows: int) -> Int[Tensor, " batch"]:
     """Return labels as int64.
 
     Raises:
-        DataError: there is not one for each of the rows, or one is no whole number.
+        DataError: the number of labels is not the number of rows, or a label is not a whole number.
     """
     if tuple(targets.shape) != (rows,):
         raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}")
@@ -77,10 +76,10 @@ def class_numbers(targets: Tensor, rows: int) -> Int[Tensor, " batch"]:
 
 @contextlib.contextmanager
 def labels_as_index(labels: Int[Tensor, " batch"], classes: int) -> Iterator[None]:
-    """Inside, an index by ``labels`` that fails is an error of the label's.
+    """Inside, report a failing index by ``labels`` as a label out of range.
 
-    So nothing is looked at where all is well: a CPU checks indices by itself. An accelerator, which we do not wait for,
-    fails by its own check.
+    Valid labels then need no check of their own, since a CPU checks indices. An accelerator fails asynchronously with
+    its own index error.
 
     Raises:
         DataError: a label is not in 0 … ``classes`` − 1.
@@ -93,7 +92,7 @@ def labels_as_index(labels: Int[Tensor, " batch"], classes: int) -> Iterator[Non
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
-    """Raise DataError where a label is not in 0 … ``classes`` − 1."""
+    """Raise DataError if a label is not in 0 … ``classes`` − 1."""
     wrong = labels[(labels < 0) | (labels >= classes)]
     if len(wrong):
         raise DataError(f"labels must be in 0 … {classes - 1}, got {int(wrong[0])}")

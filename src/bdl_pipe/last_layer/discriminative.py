@@ -1,15 +1,14 @@
-"""The variational Bayesian last layer of discriminative classification.
+"""The variational Bayesian last layer for discriminative classification.
 
 Model y ~ softmax(Wφ + ε), ε ~ N(0, diag σ²), q(W) = Π_k N(w̄_k, S_k). A row's bound is
 
     w̄_yᵀφ − log Σ_k exp(w̄_kᵀφ + ½(φᵀS_kφ + σ_k²))                                 (eq. 13, 44)
 
-Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", theorem 2. σ² has a
-product of inverse gammas, each of the form of eq. 65 with N = 1 (appendix C.1).
-Deviations: none in the model. The published ``vbll`` 0.4.9 multiplies the prior's variance by
-2/in_features, drops the KL's constant −h/2 a class, takes N = classes in eq. 65 for every diagonal
-entry (equal to ours at ν + classes − 1), stores log σ (ours: −log σ) and, for low rank, log σ² of S
-(ours: half of it).
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", theorem 2. The prior of σ² is a product of
+inverse gammas, each given by eq. 65 with N = 1 (appendix C.1). Deviations: none in the model. The published ``vbll``
+0.4.9 multiplies the prior's variance by 2/in_features, omits the KL's constant −h/2 per class, uses N = classes in eq.
+65 for every diagonal entry (equal to ours at ν + classes − 1), stores log σ (ours: −log σ) and, for low rank, log σ² of
+S (ours: half of it).
 """
 
 from typing import Final, Unpack, final, get_args
@@ -31,15 +30,15 @@ from .softmax import CLOSED, Rule, sampled
 
 @final
 class Discriminative(LastLayer):
-    """A last layer of ``num_classes`` classes; see :class:`LastLayer` for the other arguments.
+    """A last layer for ``num_classes`` classes; see :class:`LastLayer` for the other arguments.
 
     Args:
-        predictive: how E[softmax] is had: "mean_field" (approximate, at the cost of one softmax), "laplace_bridge",
-            "quadrature" (exact, 4,096 exponentials a logit) or "sampled".
-        draws: logits drawn for each row by "sampled".
+        predictive: how E[softmax] is approximated: "mean_field" (as cheap as one softmax), "laplace_bridge",
+            "quadrature" (accurate, 4,096 exponentials per logit) or "sampled".
+        draws: the number of logits that "sampled" draws for each row.
 
     Raises:
-        ConfigError: an argument outside its range, by name.
+        ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Discriminative(LastLayer):
     def logit_moments(
         self, features: Float[Tensor, "batch h"]
     ) -> tuple[Float[Tensor, "batch class"], Float[Tensor, "batch class"]]:
-        """Return the mean and variance of each class's logit, noise included; independent over classes."""
+        """Return the mean and variance of each class's logit, including noise; logits of classes are independent."""
         with full_precision(features):
             return self._moments(self._cast(features), self.covariance())
 

@@ -1,4 +1,4 @@
-"""The loss of the discriminative layer at diagonal S as one operation, its gradient written out.
+"""The loss of the discriminative layer with diagonal S as one operation with an explicit gradient.
 
 With d = 2m − log s, E_bk = w̄_kᵀφ_b + ½(Σ_h φ_bh² e^{2m_kh} + σ_k²), P = softmax(E) and Y the labels one-hot,
 
@@ -8,9 +8,8 @@ With d = 2m − log s, E_bk = w̄_kᵀφ_b + ½(Σ_h φ_bh² e^{2m_kh} + σ_k²)
     ∂loss/∂Φ  = ((P − Y)w̄ + Φ · (P e^{2m}))/B
     ∂loss/∂ρ  = −σ² Σ_b P/B − (ν + 2 − m e^{2ρ})/T        ρ = −log σ; here m is the Wishart scale
 
-which are six products of matrices, twice a linear head's, and few passes over anything else: e^{2m}, e^d − 1 and
-P are kept from the loss for its gradient. :func:`composed` is the same loss without any of this; derivatives of
-the gradient go through it.
+This needs six matrix products, twice as many as a linear head, and few other passes: e^{2m}, e^d − 1 and P are kept
+from the loss for its gradient. :func:`composed` is the same loss as ordinary operations; second derivatives use it.
 
 Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", eq. 13, 44, 61, 65 and 81; gradients
 are our derivation.
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from .covariance import Diagonal, gaussian_kl
 
-_DIFFERENTIABLE: Final = 4  # features, mean, log_scale, noise_log_root: the first arguments
+_DIFFERENTIABLE: Final = 4  # the first arguments: features, mean, log_scale, noise_log_root
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Weights:
         return self.kl_weight / self.num_train
 
     def noise_prior(self, noise_log_root: Tensor) -> Tensor:
-        """Return log p(Σ) + constant, of each class's noise."""
+        """Return log p(Σ) + constant for each class's noise."""
         return (self.wishart_dof + 2) * noise_log_root - 0.5 * self.wishart_scale * (2 * noise_log_root).exp()
 
     def noise_prior_slope(self, noise_log_root: Tensor) -> Tensor:
@@ -62,7 +61,7 @@ def diagonal_loss(
     targets: Int[Tensor, " batch"],
     weights: Weights,
 ) -> Float[Tensor, ""]:
-    """Return minus the objective of eq. 61 at S = diag(exp 2m), nats a training row.
+    """Return minus the objective of eq. 61 at S = diag(exp 2m), in nats per training row.
 
     Args:
         mean: w̄.
@@ -77,7 +76,7 @@ def diagonal_loss(
 def composed(
     features: Tensor, mean: Tensor, log_scale: Tensor, noise_log_root: Tensor, label: Tensor, weights: Weights
 ) -> Tensor:
-    """Return :func:`diagonal_loss` from the parts that the other forms use; labels [batch, 1]."""
+    """Return :func:`diagonal_loss` computed from the operations of other forms; labels [batch, 1]."""
     form = Diagonal(log_scale)
     logits = features @ mean.mT
     variance = form.quadratic(features) + (-2 * noise_log_root).exp()
@@ -88,9 +87,9 @@ def composed(
 
 @final
 class _Loss(torch.autograd.Function):
-    """The function :func:`composed`, by the formulas above.
+    """The function :func:`composed`, computed by the module's formulas.
 
-    Nothing is written into a tensor that ``vmap`` may not have stacked.
+    In-place operations write only to tensors that ``vmap`` has stacked.
     """
 
     generate_vmap_rule = True
@@ -133,7 +132,7 @@ class _Loss(torch.autograd.Function):
 def _written_out(
     gradient: Tensor, needed: Sequence[bool], saved: Sequence[Tensor], weights: Weights
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the head of this module, times ``gradient``; None where not needed."""
+    """Return the gradients of the module's formulas, times ``gradient``; None where not needed."""
     features, mean, _, noise_log_root, label, variance, slope, probs = saved
     mass = gradient / len(features)
     weighted = probs * mass  # P/B [batch, class]
@@ -155,7 +154,7 @@ def _written_out(
 def _traced(
     gradient: Tensor, needed: Sequence[bool], saved: Sequence[Tensor], weights: Weights
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients from :func:`composed`, so that they have derivatives of their own."""
+    """Return the gradients from :func:`composed`, which can be differentiated again."""
     inputs, label = saved[:_DIFFERENTIABLE], saved[_DIFFERENTIABLE]
 
     def again(features: Tensor, mean: Tensor, log_scale: Tensor, noise_log_root: Tensor) -> Tensor:

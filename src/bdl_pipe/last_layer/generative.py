@@ -1,18 +1,17 @@
 """The generative variational Bayesian last layer (G-VBLL): a Gaussian for each class's features.
 
-Model (eq. 4–5): ρ ~ Dir(α), class mean φ̄[k] ~ N(0, sI), label y ~ Cat(ρ), features φ | y ~ N(φ̄[y], Σ).
-Posterior: Dir(α_T) exactly, from the class counts, and q(φ̄) = Π_k N(μ[k], S[k]). With
-C[k] = Σ + S[k] everything below needs log p(φ, k) = log p(k) + log N(φ | μ[k], C[k]) alone: training
-takes no samples (theorem 3), the predictive is Bayes' rule (eq. 8–9) and the features have a density
-(eq. 74), which is the method's own score of unfamiliar inputs.
+Model (eq. 4–5): ρ ~ Dir(α), class mean φ̄[k] ~ N(0, sI), label y ~ Cat(ρ), features φ | y ~ N(φ̄[y], Σ). Posterior:
+Dir(α_T) exactly, from the class counts, and q(φ̄) = Π_k N(μ[k], S[k]). With C[k] = Σ + S[k] everything below needs only
+log p(φ, k) = log p(k) + log N(φ | μ[k], C[k]): training needs no samples (theorem 3), the predictive is Bayes' rule
+(eq. 8–9) and the features have a density (eq. 74), which is the method's own OOD score.
 
-Source: Harrison, Willes & Snoek 2023, "Variational Bayesian Last Layers", sections 2.3 and 3.3,
-appendices B.4 and C. Σ and S[k] are diagonal, as there. Deviations:
+Source: Harrison, Willes & Snoek 2023, "Variational Bayesian Last Layers", sections 2.3 and 3.3, appendices B.4 and C. Σ
+and S[k] are diagonal, as in the paper. Deviations:
 
-- The KL and log p(Σ) keep their constants: the KL is 0 at the prior and never negative.
+- The KL and log p(Σ) include their constants, so that the KL is 0 at the prior and never negative.
 - The prior of a diagonal Σ is a product of inverse gammas (appendix C.1), which is eq. 65 with N = 1
-  for each dimension: IG(ν/2, M/2). To weigh it as eq. 65 with N = h does, pass ν + h − 1 for ν.
-- Eq. 55 puts log E[ρ_y] where the ELBO has E[log ρ_y], which is smaller: theorem 3 bounds the
+  for each dimension: IG(ν/2, M/2). For the weight of eq. 65 with N = h, pass ν + h − 1 for ν.
+- Eq. 55 has log E[ρ_y] instead of the ELBO's E[log ρ_y], which is smaller: theorem 3 bounds the
   likelihood given ρ = E[ρ], not its expectation over ρ. We follow the paper; ρ has no gradient.
 """
 
@@ -61,18 +60,18 @@ class Generative(nn.Module):
         wishart_scale: float = 1.0,
         rng: Seed = Seed(0),
     ) -> None:
-        """Start means and their deviations at √(s/h), so that logits and trace are O(1) at any width h; Σ at I.
+        """Initialise Σ at I, and means and deviations at √(s/h), so that logits and trace are O(1) at any width h.
 
         Args:
-            class_counts: training rows of each class, [class].
+            class_counts: the number of training rows of each class, [class].
             dirichlet: α_0, the same for every class, > 0.
             prior_variance: s of the class means' prior N(0, sI), > 0.
-            wishart_dof: ν > 0 and
-            wishart_scale: M > 0 of Σ's prior, an inverse gamma IG(ν/2, M/2) for each dimension.
-            rng: where the initial means are drawn from.
+            wishart_dof: ν > 0 of Σ's prior, an inverse gamma IG(ν/2, M/2) for each dimension.
+            wishart_scale: M > 0 of Σ's prior.
+            rng: the seed address of the initial means.
 
         Raises:
-            ConfigError: a number breaks its rule, or there is not one count >= 0 for each class.
+            ConfigError: a number is out of range, or ``class_counts`` does not have a count >= 0 for each class.
         """
         super().__init__()
         counts = torch.as_tensor(class_counts, dtype=torch.get_default_dtype()).detach().clone()
@@ -107,7 +106,7 @@ class Generative(nn.Module):
 
     @property
     def feature_prior_variance(self) -> Float[Tensor, " feature"]:
-        """Return the diagonal of sI + Σ: before any data, φ ~ N(0, sI + Σ) whatever its class."""
+        """Return the diagonal of sI + Σ: before any data, φ ~ N(0, sI + Σ) for every class."""
         return self.prior_variance + self.noise_variance
 
     def forward(self, features: Float[Tensor, "batch feature"]) -> Float[Tensor, "batch class"]:
@@ -123,45 +122,44 @@ class Generative(nn.Module):
     def bound(self, features: Float[Tensor, "batch feature"], labels: Tensor) -> Float[Tensor, ""]:
         """Return the mean over the batch of theorem 3's data term, in nats (eq. 14, 52).
 
-        log N(φ | μ[y], Σ) − ½ tr(Σ⁻¹S[y]) + log α_T[y] − LSE_k(log N(φ | μ[k], Σ + S[k]) + log α_T[k]);
-        log Σ_j α_T[j] stands in both of the last terms and cancels.
+        log N(φ | μ[y], Σ) − ½ tr(Σ⁻¹S[y]) + log α_T[y] − LSE_k(log N(φ | μ[k], Σ + S[k]) + log α_T[k]); log Σ_j α_T[j]
+        occurs in both of the last terms and cancels.
 
         Raises:
-            DataError: the features have no row or are not ``in_features`` wide, a label is no whole number, or one is
-                not in 0 … num_classes − 1 (on a CPU; an accelerator, which we do not wait for, fails by its own index
-                check).
+            DataError: the features have no row or are not ``in_features`` wide, or a label is not a whole number or not
+                in 0 … num_classes − 1 (on a CPU; an accelerator fails asynchronously with its own index error).
         """
         check_rows(features)
         labels = class_numbers(labels, len(features))
         evidence = torch.logsumexp(self(features), dim=-1)  # [batch]
         precision = torch.exp(2 * self.log_root_precision)  # Σ⁻¹ [feature]
         with labels_as_index(labels, self.num_classes):
-            own = self.mean.index_select(0, labels)  # not mean[labels], which takes −1 for the last class
-        squared = ((features - own).square() * precision).sum(-1)  # [batch]; no product: autocast, TF32
+            own = self.mean.index_select(0, labels)  # not mean[labels], which would accept −1 as the last class
+        squared = ((features - own).square() * precision).sum(-1)  # [batch]; no matrix product: autocast, TF32
         trace = (torch.exp(2 * self.log_std) * precision).sum(-1)  # [class]
         log_det = -2 * self.log_root_precision.sum() + self.in_features * LOG_2PI
         prior = (self.class_log_probs - 0.5 * trace).index_select(0, labels)
         return (prior - 0.5 * (squared + log_det) - evidence).mean()
 
     def kl(self) -> Float[Tensor, ""]:
-        """Return Σ_k KL[N(μ[k], S[k]) ‖ N(0, sI)] in nats, constants kept: 0 at the prior, never negative."""
+        """Return Σ_k KL[N(μ[k], S[k]) ‖ N(0, sI)] in nats, including constants: 0 at the prior, never negative."""
         log_ratio = 2 * self.log_std - math.log(self.prior_variance)  # log S/s
-        shape = torch.expm1(log_ratio) - log_ratio  # S/s − 1 − log S/s, with no cancellation near S = s
+        shape = torch.expm1(log_ratio) - log_ratio  # S/s − 1 − log S/s, without cancellation near S = s
         return 0.5 * (shape + self.mean.square() / self.prior_variance).sum()
 
     def noise_log_prior(self) -> Float[Tensor, ""]:
-        """Return log p(Σ) = Σ_h log IG(Σ_h | ν/2, M/2), eq. 65 with N = 1 and its constants."""
+        """Return log p(Σ) = Σ_h log IG(Σ_h | ν/2, M/2), eq. 65 with N = 1, including constants."""
         shape, rate = self.wishart_dof / 2, self.wishart_scale / 2
         constant = self.in_features * (shape * math.log(rate) - math.lgamma(shape))
         log_precision = 2 * self.log_root_precision
         return constant + ((shape + 1) * log_precision - rate * log_precision.exp()).sum()
 
     def loss(self, features: Float[Tensor, "batch feature"], labels: Tensor, *, num_train: int) -> Float[Tensor, ""]:
-        """Return −(bound + (log p(Σ) − KL)/num_train), in nats a row (eq. 61); the trunk's prior is the caller's.
+        """Return −(bound + (log p(Σ) − KL)/num_train), in nats per row (eq. 61); the caller adds the trunk's prior.
 
         Raises:
             ConfigError: num_train is not > 0.
-            DataError: as :meth:`bound`.
+            DataError: see :meth:`bound`.
         """
         require(num_train > 0, "num_train", "must be > 0", num_train)
         return (self.kl() - self.noise_log_prior()) / num_train - self.bound(features, labels)
@@ -178,10 +176,10 @@ class Generative(nn.Module):
     ) -> Float[Tensor, "draw group row class"]:
         """Return log p(y | φ, φ̄) under draws of the class means φ̄ ~ q, which all inputs share, in float64.
 
-        Σ is the same for all classes, so that given the means a label's log-odds are linear in φ:
-        log p(k) + φᵀΣ⁻¹φ̄[k] − ½ φ̄[k]ᵀΣ⁻¹φ̄[k]. The average over draws is E_q[p(y | φ, φ̄)]; :meth:`predict` has
-        E_q[p(y, φ | φ̄)] / E_q[p(φ | φ̄)] instead, where the input itself is evidence of the class means. Only the
-        former is consistent: an input that is added to a group changes no other input's marginal.
+        All classes share Σ, so that given the means a label's log-odds are linear in φ: log p(k) + φᵀΣ⁻¹φ̄[k] − ½
+        φ̄[k]ᵀΣ⁻¹φ̄[k]. The average over draws is E_q[p(y | φ, φ̄)]. In contrast, :meth:`predict` computes E_q[p(y, φ |
+        φ̄)] / E_q[p(φ | φ̄)], where the input itself is evidence about the class means. Only the former is consistent:
+        adding an input to a group changes no other input's marginal.
         """
         generator, mean, std = rng.generator(), self.mean.double(), self.log_std.double().exp()
         flat, precision = features.flatten(0, 1).double(), torch.exp(2 * self.log_root_precision.double())
@@ -199,9 +197,9 @@ class Generative(nn.Module):
     ) -> Float[Tensor, " batch"]:
         """Return log Σ_k p(k) N(φ | μ[k], Σ + S[k]) in nats (eq. 74): high for familiar features.
 
-        Normalised: less log N(φ | 0, sI + Σ), the density of features before any data, which takes away
-        what is rare under every class (appendix C.7, after Ren et al. 2021, whose background is a fitted
-        Gaussian; the paper does not print its feature prior, this is the one that its model implies).
+        The normalised density subtracts log N(φ | 0, sI + Σ), the density of features before any data, so that features
+        that are rare under every class do not count (appendix C.7, after Ren et al. 2021, whose background is a fitted
+        Gaussian; the paper does not print its feature prior, and its model implies this one).
         """
         return self._log_density(features, self(features), normalised)
 
@@ -213,23 +211,24 @@ class Generative(nn.Module):
     def condition(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Replace q(φ̄) by the exact posterior of the class means at this layer's Σ (appendix C.6), from one pass.
 
-        The exact posterior is diagonal, as q is. The classes' Dirichlet posterior is exact as it is. For the arguments
-        and errors see :meth:`refit_noise`.
+        The exact posterior is diagonal, like q. The classes' Dirichlet posterior is already exact. See
+        :meth:`refit_noise` for the arguments and errors.
         """
         mean, variance = class_means(batches, self.noise_variance, self.prior_variance, self.num_classes)
         self.mean.copy_(mean)
         self.log_std.copy_(0.5 * variance.log())
 
     def refit_noise(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Refit:
-        """Fit the densities of G-VBLL-MAP (appendix C.7), with a noise variance of each class's own, from one pass.
+        """Fit the densities of G-VBLL-MAP (appendix C.7), with a noise variance for each class, in one pass.
+
+        The layer is not changed. See :mod:`~bdl_pipe.last_layer.refit`.
 
         Args:
-            batches: (features [batch, feature], labels [batch]) of the training rows, the trunk fixed.
-
-        This layer is left as it is. See :mod:`~bdl_pipe.last_layer.refit`.
+            batches: (features [batch, feature], labels [batch]) of the training rows, from the fixed trunk.
 
         Raises:
-            DataError: no rows, labels out of range, or features not finite or not ``in_features`` wide.
+            DataError: there are no rows, labels are out of range, or features are not finite or not ``in_features``
+                wide.
         """
         prior = NoisePrior(self.prior_variance, self.wishart_dof, self.wishart_scale)
         return refit(batches, self.noise_variance.detach(), self.class_log_probs.detach(), prior)

@@ -1,12 +1,12 @@
-"""What the last layers share: the weights' posterior, its KL and the training loss.
+"""The base of the last layers: the weights' posterior, its KL and the training loss.
 
     loss = −[(1/B) Σ_t bound_t + (log p(Σ) − λ KL(q(W) ‖ p(W))) / T]                (eq. 61, 67)
 
 with q(W) = Π_k N(w̄_k, S_k), p(W) = N(0, sI) and a point estimate of the noise Σ under an inverse
 Wishart prior. The prior of the trunk's weights is the optimiser's weight decay.
 
-Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix C and D.
-Deviation: the KL keeps its constants, so that it is 0 at the prior and never negative.
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix C and D. Deviation: the KL
+includes its constants, so that it is 0 at the prior and never negative.
 """
 
 import math
@@ -25,7 +25,7 @@ from .densities import check_features, check_rows
 
 
 class Options(TypedDict, total=False):
-    """The arguments that all last layers pass on to :class:`LastLayer`, which has their defaults."""
+    """The arguments that all last layers pass to :class:`LastLayer`, which has their defaults."""
 
     covariance: str
     rank: int | None
@@ -37,24 +37,25 @@ class Options(TypedDict, total=False):
 
 
 class LastLayer(nn.Module, ABC):
-    """A last layer of weights N(w̄_k, S_k) and noise of precision Σ⁻¹.
+    """A last layer with weights N(w̄_k, S_k) and noise of precision Σ⁻¹.
 
     Args:
         in_features: h, the width of the features.
-        outputs: the rows of W.
-        matrices: how many S there are: ``outputs``, or 1 that all rows share.
+        outputs: the number of rows of W.
+        matrices: the number of matrices S: ``outputs``, or 1 for all rows together.
         noise_size: N of eq. 65, the size of each noise matrix.
-        covariance, rank: the form of S.
+        covariance: the form of S.
+        rank: the rank of the low-rank part of S; only for "lowrank".
         prior_variance: s of the prior N(0, sI), not scaled by the width.
         wishart_dof: ν > 0. Up to ν = N − 1 the prior is improper; its mode and the loss exist.
-        wishart_scale: m > 0 of M = mI.
-        initial_variance: E[S] = vI at the start; None is 1/in_features.
-        rng: w̄ starts at N(0, 1/in_features) (LeCun et al. 1998).
+        wishart_scale: m > 0 in M = mI.
+        initial_variance: v, with E[S] = vI at the start. None: 1/in_features.
+        rng: the seed address of the initial w̄ ~ N(0, 1/in_features) (LeCun et al. 1998).
 
     The noise starts at the mode of its prior, m/(ν + N + 1).
 
     Raises:
-        ConfigError: an argument outside its range, by name.
+        ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class LastLayer(nn.Module, ABC):
 
     @abstractmethod
     def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
-        """Return the data term of the theorem, mean over the batch, at S = ``form``."""
+        """Return the theorem's data term at S = ``form``, averaged over the batch."""
 
     @abstractmethod
     def _noise_trace(self) -> Float[Tensor, ""]:
@@ -106,7 +107,7 @@ class LastLayer(nn.Module, ABC):
 
     @abstractmethod
     def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
-        """Return the Gaussian over W̄φ at the rows of each group, which share W, and the noise of an observation."""
+        """Return the Gaussian over Wφ at the rows of each group, which share W, and the noise of an observation."""
 
     @final
     def _functions(self, features: Tensor, noise: Tensor, classes: bool) -> GaussianFunctions:
@@ -117,7 +118,7 @@ class LastLayer(nn.Module, ABC):
 
     @final
     def bound(self, features: Float[Tensor, "batch h"], targets: Tensor) -> Float[Tensor, ""]:
-        """Return the lower bound on E_q[log p(y | x, W)], mean over the batch, nats a row."""
+        """Return the lower bound on E_q[log p(y | x, W)], averaged over the batch, in nats per row."""
         check_rows(features)
         with full_precision(features):
             return self._mean_bound(self._cast(features), targets, self.covariance())
@@ -137,18 +138,18 @@ class LastLayer(nn.Module, ABC):
     def loss(
         self, features: Float[Tensor, "batch h"], targets: Tensor, *, num_train: int, kl_weight: float = 1.0
     ) -> Float[Tensor, ""]:
-        """Return minus the objective of eq. 61, nats a training row.
+        """Return minus the objective of eq. 61, in nats per training row.
 
         Args:
             features: φ of a batch.
             targets: numbers [batch, output], or class numbers [batch].
-            num_train: T, the rows of the whole training set.
-            kl_weight: λ on the KL alone; 1 is the bound.
+            num_train: T, the number of rows of the whole training set.
+            kl_weight: λ, the weight of the KL; 1 gives the bound.
 
         Raises:
             ConfigError: ``num_train`` <= 0 or ``kl_weight`` < 0.
-            DataError: targets of another shape, features of another width or without a row, or labels that are no
-                whole numbers or, on a CPU, out of range.
+            DataError: targets have another shape, features have another width or no row, or labels are not whole
+                numbers or, on a CPU, out of range.
         """
         check_rows(features)
         require(num_train > 0, "num_train", "must be > 0", num_train)
@@ -157,14 +158,14 @@ class LastLayer(nn.Module, ABC):
             return self._loss(self._cast(features), targets, num_train, kl_weight)
 
     def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
-        """Return :meth:`loss` of what has been checked and cast."""
+        """Return :meth:`loss` for arguments that are checked and cast."""
         form = self.covariance()  # shared by bound and KL
         bound = self._mean_bound(features, targets, form)
         kl = gaussian_kl(self.mean, form, self.prior_variance, copies=self._copies)
         return -(bound + (self.log_noise_prior() - kl_weight * kl) / num_train)
 
     def _cast(self, features: Tensor) -> Tensor:
-        """Return features of half precision, as autocast makes them, at the parameters' precision."""
+        """Return features, which autocast may have in half precision, in the parameters' precision."""
         check_features(features, self.in_features)
         return features.to(self.mean.dtype)
 

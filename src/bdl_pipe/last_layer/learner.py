@@ -1,11 +1,10 @@
-"""A trunk under a variational last layer, as it is trained and as it predicts.
+"""A trunk with a variational last layer: its training loss and its predictive.
 
-Point features: −[bound(φ(x), y) + (log p(Σ) − KL_layer)/T]; the trunk's prior is weight decay (eq. 61).
-Variational features (appendix C.2): the trunk's weights θ ~ q are drawn once a step, the last layer stays
-marginalised, and KL(q(θ) ‖ p(θ))/T is added (eq. 64); the prediction averages over draws of θ after the
-softmax (eq. 71), each of them with the layer's own predictive. Or, as that paper's image models (G.3), the
-trunk is a point and one Gaussian linear layer, as wide as it, stands between trunk and last layer: all draws
-share the trunk's output.
+Point features: the loss is −[bound(φ(x), y) + (log p(Σ) − KL_layer)/T]; the trunk's prior is weight decay (eq. 61).
+Variational features (appendix C.2): the trunk's weights θ ~ q are drawn once a step, the last layer is marginalised in
+closed form, and KL(q(θ) ‖ p(θ))/T is added (eq. 64). The prediction averages the layer's predictive over draws of θ
+after the softmax (eq. 71). Alternatively, as in the paper's image models (G.3), the trunk is a point estimate, and a
+Gaussian linear layer of the same width follows it: all draws share the trunk's output.
 
 Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix C.
 """
@@ -40,12 +39,12 @@ Layer = Regression | Discriminative | Generative
 
 @dataclass(frozen=True)
 class LastLayerSpec:
-    """The description that the skeleton of a fitted last-layer model is built from.
+    """The description of a last-layer model, from which it is built.
 
     Attributes:
-        outputs: classes, or target columns.
-        task: what is predicted.
-        features: None: point features.
+        outputs: the number of classes or target columns.
+        task: classification or regression.
+        features: the settings of variational features. None: point features.
     """
 
     network: NetworkConfig
@@ -63,11 +62,11 @@ class LastLayerSpec:
 
     @property
     def refits(self) -> bool:
-        """Say whether densities are fitted after training."""
+        """Return whether densities are fitted after training."""
         return isinstance(self.layer, GenerativeLayer) and self.layer.refit
 
     def build(self, rng: Seed, class_counts: Tensor | None = None) -> "LastLayerLearner":
-        """Return a freshly initialised model; ``class_counts`` [class] for a generative layer."""
+        """Return a newly initialised model; a generative layer needs ``class_counts`` [class]."""
         trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
         counts = torch.zeros(self.outputs) if class_counts is None else class_counts
         return LastLayerLearner(self, trunk, self._layer(trunk.width, counts, rng.fold("layer")), rng)
@@ -95,8 +94,8 @@ class LastLayerLearner(Learner):
     """A network ``layer(trunk(x))`` or ``layer(linear(trunk(x)))``; either the trunk or ``linear`` may be Gaussian.
 
     Attributes:
-        refit: feature densities of predictions, beside the layer's; None while training.
-        exact: the exact posterior of regression, which predicts in the layer's place; None while training.
+        refit: additional feature densities of predictions; None during training.
+        exact: the exact posterior of regression, which predicts instead of the layer; None during training.
     """
 
     def __init__(self, spec: LastLayerSpec, trunk: networks.Network, layer: Layer, rng: Seed) -> None:
@@ -111,12 +110,12 @@ class LastLayerLearner(Learner):
             self.trunk = MeanField(trunk, features.initial_sd)
         elif features is not None and features.prior_variance is not None:
             between = lecun_normal(nn.Linear(trunk.width, trunk.width), rng.fold("linear").generator())
-            scale = features.prior_variance * math.sqrt(trunk.width)  # the prior that MeanField divides by √fan-in
+            scale = features.prior_variance * math.sqrt(trunk.width)  # MeanField divides it by √fan-in
             self.linear = MeanField(between, features.initial_sd, scale)
 
     @property
     def _random(self) -> MeanField | None:
-        """Return what is Gaussian in the features."""
+        """Return the Gaussian part of the features; None for point features."""
         return self.trunk if isinstance(self.trunk, MeanField) else self.linear
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
@@ -132,9 +131,9 @@ class LastLayerLearner(Learner):
         return {} if self._random is None else self._random.draw(steps, generator)
 
     def undecayed(self) -> set[str]:
-        """Return all parameters but those of a point trunk.
+        """Return the names of all parameters except a point trunk's.
 
-        Weight decay is the prior of a point trunk; everything else has a prior of its own.
+        Weight decay is the prior of a point trunk; other parameters have their own priors.
         """
         spared = "" if isinstance(self.trunk, MeanField) else ("layer.", "linear.")
         return {name for name, _ in self.named_parameters() if name.startswith(spared)}
@@ -151,16 +150,16 @@ class LastLayerLearner(Learner):
         """Return the Gaussian over functions at the rows of each group: a mixture over draws of the features.
 
         Raises:
-            UserError: the layer is generative, whose functions are not Gaussian.
+            UserError: the layer is generative, so its functions are not Gaussian.
         """
         layer = self.layer if self.exact is None else self.exact
         if isinstance(layer, Generative):
-            raise UserError("the functions of a generative last layer are not Gaussian: ask for their joint")
+            raise UserError("the functions of a generative last layer are not Gaussian: use joint()")
         drawn = self._drawn_features(inputs.flatten(0, 1), self._draws, rng)
         return GaussianFunctions.mixed([layer.functions(part.unflatten(0, inputs.shape[:2])) for part in drawn])
 
     def joint(self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed) -> Joint:
-        """Return the joint of each group; of a generative layer by draws of its class means, which all inputs share."""
+        """Return the joint of each group; a generative layer draws its class means, which all inputs share."""
         if not isinstance(self.layer, Generative):
             return self.functions(inputs, rng=rng).joint(places, draws=draws, rng=rng)
         parts, each = [], -(-draws // self._draws)
@@ -173,7 +172,7 @@ class LastLayerLearner(Learner):
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)
 
     def features(self, inputs: Tensor, draw: int, rng: Seed) -> Tensor:
-        """Return φ(x) [batch, width] of one draw of the trunk (all are alike for point features)."""
+        """Return φ(x) [batch, width] for one draw of the trunk; point features do not depend on the draw."""
         return self._features(inputs, self.draw(rng.fold("trunk", draw), inputs.device))
 
     def _features(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
@@ -205,7 +204,7 @@ class LastLayerLearner(Learner):
 
 
 def _mixture(parts: list[Any]) -> Predictive:
-    """Return the equally weighted mixture of predictives: a draw each."""
+    """Return the equally weighted mixture of predictives, each a draw."""
     if isinstance(parts[0], Gaussian):
         return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
     log_probs = torch.stack([p.log_probs for p in parts])  # [draw, batch, class]

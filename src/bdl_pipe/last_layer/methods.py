@@ -1,10 +1,10 @@
 """The methods ``vbll`` (regression), ``d_vbll``, ``g_vbll`` (classes), and ``…_bnn`` with variational features.
 
-A fit starts from random weights, or, where its row's input is a trajectory, from that network's last
-snapshot: the trunk as it is and, for weights of Gaussian posterior, the head as their mean.
+A fit starts from random weights or, if the run's input is a trajectory, from its last snapshot: from the trunk and, if
+the layer's weights have a Gaussian posterior, from the head as their mean.
 
-Training is by the variational posterior, and so is the choice of epochs by a validation score. With
-``layer.posterior: exact`` the exact posterior at the trained trunk and Σ takes its place at the end (appendix C.6).
+Training and the validation score of early stopping use the variational posterior. With ``layer.posterior: exact`` the
+exact posterior, given the trained trunk and Σ, replaces it after training (appendix C.6).
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from .learner import LastLayerLearner, LastLayerSpec
 from .refit import Refit
 from .regression import Regression
 
-_ROWS = 1000  # training rows in one pass of a refit
+_ROWS = 1000  # training rows in one forward pass of a refit
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class VbllConfig:
     """The section ``methods.vbll`` of params.yaml.
 
     Attributes:
-        network: its trunk is used.
-        training: how trunk and layer are trained.
+        network: the network; its head is replaced by the layer.
+        training: the settings of the training of trunk and layer.
         layer: the last layer.
     """
 
@@ -53,7 +53,7 @@ class VbllConfig:
 
 @dataclass(frozen=True)
 class GenerativeConfig:
-    """The section ``methods.g_vbll``, as :class:`VbllConfig`."""
+    """The section ``methods.g_vbll``; see :class:`VbllConfig`."""
 
     network: NetworkConfig
     training: TrainingConfig
@@ -62,7 +62,7 @@ class GenerativeConfig:
 
 @dataclass(frozen=True)
 class VbllBnnConfig:
-    """The sections ``methods.vbll_bnn`` and ``methods.d_vbll_bnn``: also how the features vary."""
+    """The sections ``methods.vbll_bnn`` and ``methods.d_vbll_bnn``, with the settings of variational features."""
 
     network: NetworkConfig
     training: TrainingConfig
@@ -99,9 +99,9 @@ Config = VbllConfig | GenerativeConfig | VbllBnnConfig | GenerativeBnnConfig
 
 @final
 class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
-    """A fitted trunk and last layer; of a generative one, with its refitted densities if it has them.
+    """A fitted trunk and last layer; a generative layer may have refitted densities.
 
-    Of a prediction ``rng`` draws the trunks and, where the layer's rule is "sampled", the logits.
+    In a prediction ``rng`` draws the trunks and, if the layer's rule is "sampled", the logits.
     """
 
     key, spec_class = "last_layer", LastLayerSpec
@@ -139,7 +139,7 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
 
     @staticmethod
     def finish(spec: LastLayerSpec, fitted: FitResult, data: FitData, rng: Seed) -> dict[str, Tensor]:
-        """Replace the variational posterior and refit a generative layer's densities, where the config says so."""
+        """Compute the exact posterior and refit a generative layer's densities if the config sets them."""
         state, exact = dict(fitted.state), spec.layer.posterior == "exact"
         if not (exact or spec.refits):
             return state
@@ -170,18 +170,18 @@ def _counts(data: FitData) -> Tensor | None:
 
 @torch.no_grad()
 def _start(learner: LastLayerLearner, start: Weights) -> None:
-    """Put the trunk, and the head where the layer has a mean of that shape, into ``learner``."""
+    """Load the trunk and, if the layer has a mean of its shape, the head into ``learner``."""
     trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
     trunk.load_state_dict({k: v for k, v in start.items() if k.startswith("trunk.")})
     if learner.linear is not None:
-        nn.init.eye_(learner.linear.module.get_parameter("weight"))  # the features that the head is for
+        nn.init.eye_(learner.linear.module.get_parameter("weight"))  # the identity: the head fits the trunk
     if not isinstance(learner.layer, Generative):
         learner.layer.mean.copy_(start["head.weight"])
 
 
 @torch.no_grad()
 def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield φ of the training rows and their labels; of variational features, at one draw a batch."""
+    """Yield φ of the training rows and their labels; variational features have one draw for each batch."""
     for batch, (x, y) in enumerate(data.rows("train", data.device).batches(_ROWS)):
         yield learner.features(x, batch, rng), y
 

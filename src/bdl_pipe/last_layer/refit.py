@@ -1,14 +1,14 @@
-"""G-VBLL-MAP: class densities fitted to fixed features after training, for telling unfamiliar inputs.
+"""G-VBLL-MAP: class densities fitted to fixed features after training, for OOD scores.
 
-For each class, with T_y rows, from counts, means and scatters gathered in one pass,
+For each class, with T_y rows, counts, means and scatters are computed in one pass, and
 
     μ[y] = (Σ_0⁻¹ + T_yΣ⁻¹)⁻¹ Σ⁻¹ Σ_t φ_t             Σ_0 = sI, μ_0 = 0            (eq. 75)
     Σ[y] = (M + Σ_t (φ_t − φ̂)²) / (T_y + ν + N + 1)   φ̂ the empirical mean         (eq. 77)
 
-Source: Harrison, Willes & Snoek 2023, "Variational Bayesian Last Layers", appendix C.7. Eq. 75
-(and 76) is printed without its inverse, restored here. Σ[y] is diagonal, so each of its dimensions is
-an inverse gamma of its own, eq. 65 with N = 1: eq. 77 is the mode of IG((T_y + ν)/2, (M + scatter)/2).
-As there, S is dropped, and a class with no rows has its priors' modes: mean 0 and Σ = M/(ν + 2).
+Source: Harrison, Willes & Snoek 2023, "Variational Bayesian Last Layers", appendix C.7. Eq. 75 (and 76) is printed
+without its inverse, which is restored here. Σ[y] is diagonal, so each of its dimensions has its own inverse gamma, eq.
+65 with N = 1: eq. 77 is the mode of IG((T_y + ν)/2, (M + scatter)/2). As in the paper, S is omitted, and a class
+without rows has its priors' modes: mean 0 and Σ = M/(ν + 2).
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ from .densities import check_features, check_labels, class_numbers, feature_log_
 class NoisePrior:
     """The priors of the densities.
 
-    s is that of the class means' prior N(0, sI); ν and M are those of IG(ν/2, M/2), the prior of each noise variance.
+    The class means' prior is N(0, sI), and the prior of each noise variance is IG(ν/2, M/2).
     """
 
     mean_variance: float
@@ -38,9 +38,9 @@ class NoisePrior:
 
 @final
 class Refit(nn.Module):
-    """The class densities N(φ | mean[k], diag variance[k]) for telling unfamiliar inputs, not for labels.
+    """The class densities N(φ | mean[k], diag variance[k]), for OOD scores and not for labels.
 
-    The paper finds labels predicted with these to be far too confident. For scores:
+    The paper finds that labels predicted with them are far too confident. For scores:
     ``Categorical(layer.predict(φ).draw_log_probs, {"refit_density": refit.log_density(φ)})``.
     """
 
@@ -84,14 +84,14 @@ def refit(
     class_log_probs: Float[Tensor, " class"],
     prior: NoisePrior,
 ) -> Refit:
-    """Refit in one pass over (features, labels) of the training rows; see the module's head.
+    """Refit in one pass over (features, labels) of the training rows; see the module's docstring.
 
     Args:
         noise_variance: the trained Σ, for eq. 75 and the feature prior N(0, sI + Σ).
         class_log_probs: log p(k) of the densities' mixture.
 
     Raises:
-        DataError: no rows, labels out of range, or features not finite or of another width than Σ.
+        DataError: there are no rows, labels are out of range, or features are not finite or have another width than Σ.
     """
     moments = _gather(batches, noise_variance, len(class_log_probs))
     mean, _ = _posterior(moments, noise_variance, prior.mean_variance)
@@ -109,8 +109,8 @@ def class_means(
 ) -> tuple[Float[Tensor, "class feature"], Float[Tensor, "class feature"]]:
     """Return the mean and the variance of the class means' exact posterior given Σ (appendix C.6), in one pass.
 
-    The rows of class y are N(φ̄[y], Σ) and φ̄[y] ~ N(0, sI), so φ̄[y] | Φ ~ N(μ[y], (I/s + T_yΣ⁻¹)⁻¹), μ[y] of eq. 75.
-    It raises the errors of :func:`refit`.
+    The rows of class y are N(φ̄[y], Σ) and φ̄[y] ~ N(0, sI), so φ̄[y] | Φ ~ N(μ[y], (I/s + T_yΣ⁻¹)⁻¹) with μ[y] from
+    eq. 75. It raises the errors of :func:`refit`.
     """
     moments = _gather(batches, noise_variance, classes)
     mean, variance = _posterior(moments, noise_variance, prior_variance)
@@ -139,7 +139,7 @@ def _gather(batches: Iterable[tuple[Tensor, Tensor]], noise_variance: Tensor, cl
 
 @dataclass(frozen=True)
 class _Moments:
-    """The rows, mean and scatter Σ(φ − mean)² of each class; merged without sums of raw squares.
+    """The number of rows, mean and scatter Σ(φ − mean)² of each class, merged without sums of raw squares.
 
     Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance".
     """
@@ -150,7 +150,7 @@ class _Moments:
 
     @classmethod
     def zeros(cls, classes: int, like: Float[Tensor, " feature"]) -> "_Moments":
-        """Return the moments of no rows."""
+        """Return the moments of an empty set of rows."""
         nothing = widen(like.new_zeros(classes, len(like)))
         return cls(nothing[:, 0], nothing, nothing)
 
@@ -164,7 +164,7 @@ class _Moments:
         return cls(count, mean, member.T @ (features - mean[labels]).square())
 
     def merge(self, other: "_Moments") -> "_Moments":
-        """Return the moments of both sets of rows together."""
+        """Return the moments of the union of both sets of rows."""
         count = self.count + other.count
         share = (other.count / count.clamp_min(1))[:, None]
         step = other.mean - self.mean

@@ -1,16 +1,16 @@
-"""The variational Bayesian last layer of regression.
+"""The variational Bayesian last layer for regression.
 
-Model y = Wφ + ε, ε ~ N(0, Σ), q(W) = MN(W̄, I, S): rows independent, one S for all of them. A row's
-bound, and the predictive, are in closed form:
+Model y = Wφ + ε, ε ~ N(0, Σ), q(W) = MN(W̄, I, S): rows are independent and share one S. The bound of a row and the
+predictive are in closed form:
 
     log N(y | W̄φ, Σ) − ½ φᵀSφ tr(Σ⁻¹)                                              (eq. 12, 16)
     p(y | x) = N(W̄φ, φᵀSφ I + Σ)                                                   (eq. 17)
 
-Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", theorem 1 and appendix A.
-Deviations: none in the model. The published ``vbll`` 0.4.9 divides the prior's variance by
-in_features, drops the KL's constant −h/2 a row, has no off-diagonal noise, stores log σ (ours:
-−log σ) and, for low rank, log σ² (ours: half of it); for several outputs it gives each its own S
-and averages over them where eq. 16 sums. With one output the losses differ by the constant alone.
+Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", theorem 1 and appendix A. Deviations: none
+in the model. The published ``vbll`` 0.4.9 divides the prior's variance by in_features, omits the KL's constant −h/2 per
+row, has no off-diagonal noise, stores log σ (ours: −log σ) and, for low rank, log σ² (ours: half of it). With several
+outputs it has an S for each and averages over outputs where eq. 16 sums. With one output the losses differ only by the
+constant.
 """
 
 import math
@@ -30,10 +30,10 @@ from .layer import LastLayer, Options, full_precision
 
 @final
 class Regression(LastLayer):
-    """A last layer of ``out_features`` numbers with dense Σ; see :class:`LastLayer` for the arguments.
+    """A last layer of ``out_features`` outputs with dense Σ; see :class:`LastLayer` for the other arguments.
 
     Raises:
-        ConfigError: an argument outside its range, by name.
+        ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Regression(LastLayer):
         return self._functions(features, self.noise_covariance.diagonal(), classes=False)
 
     def predict(self, features: Float[Tensor, "batch h"], *, rng: Seed = Seed(0)) -> Gaussian:
-        """Return N(W̄φ, φᵀSφ + Σ_ii) of each output (eq. 17), one draw.
+        """Return N(W̄φ, φᵀSφ + Σ_ii) for each output (eq. 17), one draw.
 
-        :class:`Gaussian` holds a variance for each output, so the correlations that Σ gives to the
-        outputs are not in its ``log_prob``; ``noise_covariance`` has them. ``rng`` is not used.
+        :class:`Gaussian` holds a variance for each output, so its ``log_prob`` omits the correlations of the outputs;
+        ``noise_covariance`` has them. ``rng`` is not used.
         """
         with full_precision(features):
             features = self._cast(features)

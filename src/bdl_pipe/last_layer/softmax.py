@@ -1,4 +1,4 @@
-"""E[softmax(z)] of independent Gaussian logits z_k ~ N(μ_k, v_k): sampled, or by three closed rules.
+"""E[softmax(z)] of independent Gaussian logits z_k ~ N(μ_k, v_k): sampled, or by three deterministic rules.
 
 Every rule takes mean and variance [batch, class] and returns log probabilities [draw, batch, class].
 """
@@ -19,16 +19,16 @@ from ..seeds import Seed
 Rule = Literal["sampled", "mean_field", "laplace_bridge", "quadrature"]
 _GRID: Final = 128  # points along the maximum
 _NODES: Final = 32  # Gauss–Hermite nodes of each logit
-_ROWS: Final = 128  # at once: their grids stay in a processor's cache
+_ROWS: Final = 128  # rows at a time, whose grids fit in a processor's cache
 
 
 def sampled(
     mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"], draws: int, rng: Seed
 ) -> Float[Tensor, "draw batch class"]:
-    """Return log softmax of ``draws`` logits of each row; drawn on the CPU, so alike on every device.
+    """Return log softmax of ``draws`` logits of each row; drawn on the CPU, so equal on every device.
 
-    All rows have the same normal numbers, so that a row's answer does not depend on the other rows of its batch. A
-    row's mixture and mutual information are right; a joint over several rows is not: ``functions`` has theirs.
+    All rows use the same normal numbers, so that a row's predictive does not depend on its batch. A row's mixture and
+    mutual information are correct, but a joint over several rows is not: use ``functions`` for joints.
     """
     noise = torch.randn(draws, 1, mean.shape[-1], generator=rng.generator(), dtype=mean.dtype)
     return F.log_softmax(mean + variance.sqrt() * noise.to(mean.device), dim=-1)
@@ -37,7 +37,7 @@ def sampled(
 def mean_field(
     mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
 ) -> Float[Tensor, "1 batch class"]:
-    """Return the rule of :func:`bdl_pipe.predictive.mean_field`."""
+    """Return the approximation of :func:`bdl_pipe.predictive.mean_field`."""
     return predictive.mean_field(mean, variance)[None]
 
 
@@ -49,8 +49,8 @@ def laplace_bridge(
     α_k = (1 − 2/K + e^{μ_k} Σ_l e^{−μ_l} / K²) / v_k, after conditioning on Σ_k z_k = 0, which
     turns diag v into diag v − vvᵀ/Σv (Hobbhahn, Kristiadi and Hennig 2022, section 3).
 
-    Uneven variances distort the mean, since α_k goes with 1/v_k: at ten classes its total variation
-    from the truth was 0.32–0.41 in the tests, against 0.05–0.23 of ``mean_field``.
+    Unequal variances distort the mean, since α_k is proportional to 1/v_k: with ten classes its total variation from
+    the exact value was 0.32–0.41 in the tests, and 0.05–0.23 for ``mean_field``.
     """
     classes = mean.shape[-1]
     share = variance / variance.sum(-1, keepdim=True)
@@ -64,13 +64,12 @@ def laplace_bridge(
 def quadrature(
     mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
 ) -> Float[Tensor, "1 batch class"]:
-    """Return E[softmax(z)] itself, by one-dimensional integrals; 4,096 exponentials a logit.
+    """Return E[softmax(z)] by one-dimensional integrals, with 4,096 exponentials per logit.
 
-    The identity of :mod:`bdl_pipe.gumbel_maximum`, whose integral is here a trapezoid sum.
-
-    F and f are Gauss–Hermite means over z_l; for such integrands the sum converges exponentially. For two classes
-    the error of a probability is below 1e-9 where logits deviate by at most 1, 1e-5 at 3, 3e-4 at 5 and 3e-3 at 8
-    (in float32: 1e-7 more).
+    It uses the identity of :mod:`bdl_pipe.gumbel_maximum`, with a trapezoid sum for the integral. F and f are
+    Gauss–Hermite means over z_l, for which the sum converges exponentially. With two classes the error of a probability
+    is below 1e-9 if the logits' standard deviation is at most 1, 1e-5 at 3, 3e-4 at 5 and 3e-3 at 8 (in float32: 1e-7
+    more).
     """
     parts = zip(mean.split(_ROWS), variance.split(_ROWS), strict=True)
     return F.log_softmax(torch.cat([_log_shares(m, v.sqrt()) for m, v in parts]), dim=-1)[None]
@@ -78,12 +77,12 @@ def quadrature(
 
 def _log_shares(mean: Tensor, deviation: Tensor) -> Tensor:
     """Return the log of the integral for each class, up to a constant of the row."""
-    lowest = (mean - 6 * deviation).amax(-1, keepdim=True) - 4  # the largest is above this
+    lowest = (mean - 6 * deviation).amax(-1, keepdim=True) - 4  # a lower bound of the largest perturbed logit
     highest = (mean + 6 * deviation).amax(-1, keepdim=True) + math.log(mean.shape[-1]) + 16
     steps = torch.linspace(0, 1, _GRID, dtype=mean.dtype, device=mean.device)
     grid = (lowest + (highest - lowest) * steps)[:, None]  # [batch, 1, grid]
     nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-    # a node at −6 or less has e^{−e⁴} > 1e-24 at the lowest point of the grid, so that F does not underflow
+    # a node at −6 or less has F > e^{−e⁴} > 1e-24 at the lowest point of the grid, so that F does not underflow
     points = (
         (node * deviation[..., None], share)
         for node, share in zip(nodes.tolist(), (weights / weights.sum()).tolist(), strict=True)

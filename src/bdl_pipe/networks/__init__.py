@@ -1,4 +1,4 @@
-"""Networks as a trunk φ and a linear head: f(x) = Wᵀφ(x) + b. One architecture a file."""
+"""Networks as a trunk φ and a linear head: f(x) = Wᵀφ(x) + b. Each architecture has its own file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ Trunk = Callable[[Any, tuple[int, ...], torch.Generator], tuple[nn.Module, int]]
 
 @runtime_checkable
 class NetworkConfig(Protocol):
-    """The numbers of any architecture: a frozen dataclass, known by its ``name``."""
+    """The config of an architecture: a frozen dataclass with a field ``name``."""
 
     @property
     def name(self) -> str: ...
@@ -57,11 +57,11 @@ class NetworkConfig(Protocol):
 
 @dataclass(frozen=True)
 class Architecture:
-    """An entry of the table of networks.
+    """An architecture of the table of networks.
 
     Attributes:
-        config: the frozen dataclass that reads a section ``network``.
-        trunk: (config, input shape, generator of the initial weights) -> the trunk, and how many features it has.
+        config: the frozen dataclass of the section ``network``.
+        trunk: (config, input shape, generator of the initial weights) -> the trunk and its number of features.
     """
 
     config: type
@@ -86,16 +86,16 @@ configs.open_kind(NetworkConfig, lambda: {name: entry.config for name, entry in 
 
 
 def register_network(config: type, trunk: Trunk) -> None:
-    """Add an architecture, under the name that its config has.
+    """Register an architecture under the name of its config.
 
     Args:
         config: a frozen dataclass with a field ``name: Literal["…"]``.
-        trunk: (config, input shape, generator of the initial weights) -> the trunk, a module that turns inputs
-            [batch, ...] into features [batch, width], and that width. What the pipeline must know of a network (batch
-            norm, dropout) it asks of the trunk's modules.
+        trunk: (config, input shape, generator of the initial weights) -> (trunk, width). The trunk is a module that
+            maps inputs [batch, ...] to features [batch, width]. Batch norm and dropout are found among the trunk's
+            modules.
 
     Raises:
-        PluginError: the config is another thing, or its name is taken.
+        PluginError: ``config`` is not such a dataclass, ``trunk`` is not a function, or the name is taken.
     """
     name = variant_name(config, "network")
     if not callable(trunk):
@@ -104,12 +104,12 @@ def register_network(config: type, trunk: Trunk) -> None:
 
 
 def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, rng: Seed) -> Network:
-    """Return a freshly initialised network; equal arguments give equal weights.
+    """Build a network with new initial weights; equal arguments give equal weights.
 
     Args:
         input_shape: (channel, height, width) or (feature,).
-        outputs: width of the head; 0 for a trunk without a head.
-        rng: the address of the initial weights.
+        outputs: the number of outputs of the head; 0 builds a trunk without a head.
+        rng: the seed address of the initial weights.
     """
     generator = rng.generator()
     trunk, width = NETWORKS[config.name].trunk(config, input_shape, generator)

@@ -1,11 +1,11 @@
 """The AlexNet of the dataset-distillation literature, for small images (Zhao, Mopuri & Bilen 2021, published code).
 
 5×5 convolution of 128 channels → pool, 5×5 of 192 → pool, 3×3 of 256, of 192 and of 192 → pool, a ReLU after each
-convolution and nothing normalised; the head is on what is left of the image. It has the order of layers of Krizhevsky,
-Sutskever & Hinton 2012, without their hidden linear layers, dropout and local normalisation. Pools are 2×2 and of the
-largest. Zeros around an image of fewer than 32 pixels a side bring it to that size, as in the published code, whose
-5×5 convolution pads images of one channel by 4. Initial weights: N(0, 1/fan_in), biases 0; the published code leaves
-them to torch, Lee et al. 2025 have LeCun's.
+convolution and no normalisation; the head follows the last pool. The order of layers is Krizhevsky, Sutskever &
+Hinton's of 2012, without their hidden linear layers, dropout and local normalisation. Pools are 2×2 max pools. Images
+of fewer than 32 pixels a side are padded with zeros to 32, as in the published code, whose 5×5 convolution pads images
+of one channel by 4. Initial weights: N(0, 1/fan_in), biases 0; the published code uses torch's defaults, and Lee et al.
+2025 use LeCun's.
 """
 
 from dataclasses import dataclass
@@ -36,10 +36,10 @@ class AlexNetConfig:
 def alexnet_trunk(
     config: AlexNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """Build the trunk, and return it with its width; a pool drops an odd line.
+    """Build the trunk, and return it with its width; a pool drops an odd last row or column.
 
     Raises:
-        ConfigError: the rows are no images.
+        ConfigError: the rows are not images.
     """
     padding, (height, width) = padding_of_first(_LAYERS[0][1], input_shape, config.name)
     layers: list[nn.Module] = []
@@ -47,7 +47,7 @@ def alexnet_trunk(
     for after, side, pooled in _LAYERS:
         around = side // 2 if layers else padding
         layers += [lecun_normal(nn.Conv2d(channels, after, side, padding=around), generator)]
-        # the largest of four after the ReLU is the ReLU of the largest, which is a quarter of the work, bit for bit
+        # ReLU after the max pool gives the same bits with a quarter of the work
         layers += [MaxPool(), nn.ReLU()] if pooled else [nn.ReLU()]
         channels = after
     return nn.Sequential(*layers, nn.Flatten()), channels * (height // 8) * (width // 8)

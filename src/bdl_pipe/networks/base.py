@@ -1,4 +1,4 @@
-"""The shape of every network here: trunk, then head."""
+"""The base of all networks: a trunk, then a head."""
 
 import contextlib
 import math
@@ -18,7 +18,7 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 @final
 class Network(nn.Module):
-    """``head(trunk(x))``; a network without outputs is its trunk.
+    """A network ``head(trunk(x))``, or the trunk alone if it has no outputs.
 
     Attributes:
         trunk: inputs [batch, ...] -> features [batch, width].
@@ -33,7 +33,7 @@ class Network(nn.Module):
         self._pass: TrunkPass = plain
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Compute what the head sees [batch, width]."""
+        """Compute the head's inputs [batch, width]."""
         return self._pass(self.trunk, inputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -51,10 +51,10 @@ def has_dropout(network: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def dropout_masks(network: nn.Module, rng: Seed) -> Iterator[None]:
-    """Inside, the masks of ``network``'s dropout layers come from ``rng``, and torch's own state comes back after.
+    """Draw the masks of ``network``'s dropout layers from ``rng`` inside; torch's own state is restored afterwards.
 
-    ``nn.Dropout`` takes no generator: it reads torch's global one. Wrap a forward pass in training,
-    with the address of its step. Costs nothing for a network without dropout.
+    ``nn.Dropout`` uses torch's global generator. Wrap a forward pass in training, with the seed address of its step. It
+    costs nothing for a network without dropout.
     """
     if not has_dropout(network):
         yield
@@ -66,10 +66,10 @@ def dropout_masks(network: nn.Module, rng: Seed) -> Iterator[None]:
 
 
 def fastest_order(network: nn.Module) -> torch.memory_format:
-    """Return the memory order of images and filters that a network computes fastest in, on a CPU.
+    """Return the memory order of images and filters in which a network is fastest on a CPU.
 
-    Channels last: 1.4 to 2.4 times as fast as the plain order for small ConvNets; but normalisation of each channel
-    of each image (instance norm) wants a channel's pixels side by side, and is then 1.4 to 2.3 times as fast.
+    Channels-last is 1.4 to 2.4 times as fast as the contiguous order for small ConvNets. With instance norm the
+    contiguous order is 1.4 to 2.3 times as fast, because a channel's pixels are then adjacent.
     """
     by_image = any(isinstance(m, nn.GroupNorm) and m.num_groups == m.num_channels for m in network.modules())
     return torch.contiguous_format if by_image else torch.channels_last
@@ -78,7 +78,7 @@ def fastest_order(network: nn.Module) -> torch.memory_format:
 def in_order(weights: Mapping[str, Tensor], order: torch.memory_format) -> dict[str, Tensor]:
     """Return stacked weights [draw, ...] with each draw's filters in the memory order ``order``; values are the same.
 
-    Filters that are in it already, as those of one channel or one pixel are in any, stay as they are.
+    Filters that already have this order are returned unchanged; filters of one channel or one pixel have every order.
     """
     return {name: _filters_in_order(value, order) if value.ndim == 5 else value for name, value in weights.items()}
 
@@ -86,7 +86,7 @@ def in_order(weights: Mapping[str, Tensor], order: torch.memory_format) -> dict[
 def _filters_in_order(stacked: Tensor, order: torch.memory_format) -> Tensor:
     if stacked[0].is_contiguous(memory_format=order):
         return stacked
-    if len(stacked) > 1 and stacked.stride(0) == 0:  # one and the same in all draws
+    if len(stacked) > 1 and stacked.stride(0) == 0:  # expanded: the same in all draws
         return _filters_in_order(stacked[:1], order).expand_as(stacked)
     if order is torch.channels_last:
         return stacked.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
@@ -94,12 +94,12 @@ def _filters_in_order(stacked: Tensor, order: torch.memory_format) -> Tensor:
 
 
 def lecun_normal(layer: Layer, generator: torch.Generator) -> Layer:
-    """Weights N(0, 1/fan_in), biases 0 (LeCun et al. 1998)."""
+    """Initialise weights N(0, 1/fan_in) and biases 0 (LeCun et al. 1998)."""
     return _normal(layer, 1.0, generator)
 
 
 def he_normal(layer: Layer, generator: torch.Generator) -> Layer:
-    """Weights N(0, 2/fan_in), biases 0 (He et al. 2015)."""
+    """Initialise weights N(0, 2/fan_in) and biases 0 (He et al. 2015)."""
     return _normal(layer, 2.0, generator)
 
 
@@ -112,17 +112,19 @@ def conv(before: int, after: int, side: int, stride: int, generator: torch.Gener
 def padding_of_first(
     side: int, input_shape: tuple[int, ...], name: str, least: int = 32
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the padding of a first convolution that brings small images to ``least`` pixels a side and keeps others.
+    """Return the padding of a first convolution that enlarges small images to ``least`` pixels a side.
+
+    Other images keep their size.
 
     Args:
-        side: of the convolution, odd.
-        name: of the network, for the error.
+        side: the side of the convolution's kernel, odd.
+        name: the network's name, for the error.
 
     Returns:
         The padding of height and width, and the image's height and width after the convolution.
 
     Raises:
-        ConfigError: the rows are no images.
+        ConfigError: the rows are not images.
     """
     shape = list(input_shape)
     require(len(shape) == 3, "network.name", f"must not be {name} for rows of shape {shape}: it takes images")
@@ -141,12 +143,14 @@ def preactivated_trunk(
 ) -> tuple[nn.Module, int]:
     """Build a residual trunk for small images: 3×3 convolution, three groups of blocks, batch norm, ReLU, mean.
 
-    The first block of groups 1 and 2 halves the image, an odd side up.
+    The first block of groups 1 and 2 halves the image; an odd side is rounded up.
 
     Args:
-        channels: of the image. stem: of the first convolution. blocks: in each group.
+        channels: the number of channels of the image.
+        stem: the number of channels of the first convolution.
+        blocks: the number of blocks of each group.
         block: (channels before, group, stride) -> a block.
-        width: group -> channels after its blocks.
+        width: group -> the number of channels after its blocks.
 
     Returns:
         The trunk and its width.

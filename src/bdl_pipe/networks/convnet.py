@@ -20,12 +20,12 @@ class ConvNetConfig:
     """A ConvNet trunk.
 
     Attributes:
-        width: filters of the first block; each later block has twice as many.
-        blocks: number of blocks, each of which halves the image.
-        norm: ``batch`` (running statistics at evaluation), ``batch_stats`` (the statistics of the
-            batch at hand, always), ``instance``, ``group`` (8 groups) or ``none``.
+        width: the number of filters of the first block; each later block has twice as many.
+        blocks: the number of blocks, each of which halves the image.
+        norm: ``batch`` (running statistics at evaluation), ``batch_stats`` (always the statistics of the current
+            batch), ``instance``, ``group`` (8 groups) or ``none``.
         pool: ``average`` or ``max``.
-        dropout: probability of each unit, after each block's pool, in training.
+        dropout: the dropout probability of each unit after each block's pool.
     """
 
     name: Literal["convnet"]
@@ -46,7 +46,7 @@ class ConvNetConfig:
 
 @final
 class BatchStatistics(nn.Module):
-    """Batch normalisation by the statistics of the batch at hand, in training and evaluation."""
+    """Batch normalisation by the statistics of the current batch, in training and evaluation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def convnet_trunk(
     for block in range(config.blocks):
         filters = config.width * 2**block
         layers += [lecun_normal(nn.Conv2d(channels, filters, 3, padding=1), generator), _norm(config.norm, filters)]
-        # the largest of four after the ReLU is the ReLU of the largest, which is a quarter of the work, bit for bit
+        # ReLU after the max pool gives the same bits with a quarter of the work
         relu = nn.ReLU(inplace=config.norm != "none")  # a norm's gradient does not need its output
         layers += [relu, AveragePool()] if config.pool == "average" else [MaxPool(), relu]
         layers += [nn.Dropout(config.dropout)] if config.dropout > 0 else []

@@ -1,11 +1,11 @@
-"""A network in a few words, for tables."""
+"""Short descriptions of networks, for tables."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def described(network: Mapping[str, Any]) -> str:
-    """Write ``mlp 64-64``, ``convnet 16, instance``: the sizes that differ from run to run."""
+    """Return a description such as ``mlp 64-64`` or ``convnet 16, instance``, from the sizes that vary between runs."""
     hidden = "-".join(map(str, network.get("hidden", ())))
     width = f"{network['width']}" if "width" in network else ""
     blocks = f"{network['blocks']} blocks" if "blocks" in network else ""

@@ -1,4 +1,4 @@
-"""A network's parameters as one vector, and the network as a function of many such vectors."""
+"""A network's parameters as one vector, and the network as a function of several such vectors."""
 
 from collections.abc import Mapping
 from typing import Final, final
@@ -14,14 +14,14 @@ from .base import Network
 from .periodic import Periodic
 
 _RULE: Final = "must be of a network without running statistics (norm: instance, group or none)"
-_AT_ONCE: Final = 32  # a CPU computes all draws of a convolutional network at once up to this many images
+_AT_ONCE: Final = 32  # up to this many images, a CPU is faster with all draws of a convolutional network at once
 
 
 def check_norm(network: NetworkConfig, key: str) -> None:
-    """Refuse a config with ``norm: batch``, before a network is built; :func:`stateless` asks the network's modules.
+    """Refuse a config with ``norm: batch`` before a network is built; :func:`stateless` checks the network itself.
 
     Raises:
-        ConfigError: the config has it; under ``key``.
+        ConfigError: the config, under ``key``, has ``norm: batch``.
     """
     require(getattr(network, "norm", None) != "batch", key, _RULE, "batch")
 
@@ -30,7 +30,7 @@ def stateless(network: nn.Module, key: str) -> "FlatNetwork":
     """Return the network as a function of its weights alone.
 
     Raises:
-        ConfigError: the network has running statistics, which are in no vector of weights; under ``key``.
+        ConfigError: the network, under ``key``, has running statistics, which a vector of weights does not include.
     """
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()):
         raise ConfigError(key, _RULE)
@@ -39,10 +39,10 @@ def stateless(network: nn.Module, key: str) -> "FlatNetwork":
 
 @final
 class FlatNetwork:
-    """A network whose parameters are one vector, one parameter after another.
+    """A network as a function of one vector of all its parameters.
 
     Attributes:
-        network: the network; its own parameters are the weights of no draw.
+        network: the network; its own parameter values are not used.
         size: the length of the vector.
     """
 
@@ -57,7 +57,7 @@ class FlatNetwork:
 
     @property
     def is_perceptron(self) -> bool:
-        """Say whether the network is a perceptron, whose draws :meth:`each` computes as batched products."""
+        """Return whether the network is a perceptron, whose draws :meth:`each` computes as batched products."""
         return self._layers is not None
 
     def flat(self, named: Mapping[str, Tensor]) -> Float[Tensor, " weight"]:
@@ -70,7 +70,7 @@ class FlatNetwork:
         return {name: p.reshape(-1, *shape) for (name, shape), p in zip(self._shapes.items(), parts, strict=True)}
 
     def tied(self, weights: Float[Tensor, " weight"]) -> nn.Module:
-        """Return the network, its parameters views of ``weights``: one draw costs no copy."""
+        """Return the network with its parameters as views of ``weights``, so that a draw needs no copy."""
         values = self.named(weights[None])
         for name, parameter in self._parameters.items():
             parameter.data = values[name][0]
@@ -78,23 +78,22 @@ class FlatNetwork:
 
     def gradient(self, value: Tensor, out: Float[Tensor, " weight"]) -> None:
         """Write the gradient of a value of the tied network to ``out``."""
-        # of a layer that the network does not use it is zero
+        # the gradient of a layer that the network does not use is zero
         each = torch.autograd.grad(value, list(self._parameters.values()), materialize_grads=True)
         torch.cat([part.flatten() for part in each], out=out)
 
     def at_once(self, draws: int, rows: int) -> bool:
-        """Say whether several draws are computed faster at once than one after another.
+        """Return whether it is faster to compute several draws together than one after another.
 
-        A CPU's convolutions of one network are faster than the grouped convolutions of all: 12 draws of a ConvNet of
-        16 filters at 100 images take 441 ms with their gradient, and 801 ms at once; at 10 images they take 64 ms and
-        44 ms.
+        On a CPU separate convolutions are faster than grouped convolutions for many images: with gradients, 12 draws of
+        a ConvNet of 16 filters take 441 ms separately and 801 ms together at 100 images, but 64 ms and 44 ms at 10.
         """
         return draws > 1 and (self._device.type != "cpu" or rows <= _AT_ONCE or not self._convolves)
 
     def each(
         self, weights: Float[Tensor, "draw weight"], inputs: Float[Tensor, "draw row ..."]
     ) -> Float[Tensor, "draw row output"]:
-        """Compute the outputs of each draw's network at inputs of its own, all at once."""
+        """Compute the outputs of each draw's network at the draw's own inputs, all draws together."""
         named = self.named(weights)
         if self._layers is not None:
             return self._perceptrons(named, inputs)
@@ -107,7 +106,7 @@ class FlatNetwork:
         return all_outputs
 
     def _perceptrons(self, named: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Compute what ``vmap`` would, to the bit; its dispatch takes half of the time of a small perceptron."""
+        """Compute the same bits as ``vmap``, whose dispatch takes half of the time of a small perceptron."""
         assert self._layers is not None
         hidden = inputs.flatten(2)
         for name, layer in self._layers.items():
@@ -132,7 +131,7 @@ class FlatNetwork:
 
 
 def _perceptron(network: nn.Module) -> dict[str, nn.Module] | None:
-    """Return the layers of a perceptron by name, in their order; None of any other network."""
+    """Return the layers of a perceptron by name, in order; None for any other network."""
     if not (type(network) is Network and type(network.trunk) is nn.Sequential):
         return None
     flatten, *trunk = network.trunk

@@ -1,4 +1,4 @@
-"""A multilayer perceptron trunk: (linear → activation → dropout) for each hidden width, on rows or their encoding."""
+"""A multilayer perceptron trunk: (linear → activation → dropout) for each hidden width, on rows or encoded rows."""
 
 import math
 from dataclasses import dataclass, field
@@ -22,10 +22,10 @@ class MlpConfig:
     Attributes:
         hidden: the width of each hidden layer.
         activation: ``relu``, ``leaky_relu`` of slope 0.01 below zero (torch's default), ``tanh``, or ``mish``,
-            x·tanh(log(1 + exp x)) (Misra 2020), a smooth one.
-        dropout: probability of each hidden unit, after its activation, in training.
-        frequencies: of the periodic encoding of each number of a row, for tables (:mod:`.periodic`), in cycles a unit;
-            none: rows as they are.
+            x·tanh(log(1 + exp x)) (Misra 2020), which is smooth. dropout: the dropout probability of each hidden unit,
+            after its activation. frequencies: the frequencies of the periodic encoding of a table's numbers
+            (:mod:`.periodic`), in cycles per
+                unit. Empty: no encoding.
     """
 
     name: Literal["mlp"]
@@ -44,8 +44,8 @@ class MlpConfig:
 def mlp_trunk(config: MlpConfig, input_shape: tuple[int, ...], generator: torch.Generator) -> tuple[nn.Module, int]:
     """Build the trunk, and return it with its width; images are flattened.
 
-    Weights N(0, 2/fan_in), biases 0, whatever the activation: He's variance for a slope a is
-    2/(1 + a²), for 0.01 one part in 10,000 less, and for tanh it is twice LeCun's.
+    Initial weights are N(0, 2/fan_in) and biases 0 for every activation. He's variance for a slope a is 2/(1 + a²),
+    which for 0.01 is one part in 10,000 less; for tanh the variance is twice LeCun's.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)

@@ -1,4 +1,4 @@
-"""The modes of a network, and running statistics that are computed anew for weights that training did not see."""
+"""Evaluation mode, and the recomputation of running statistics for weights that were not trained."""
 
 import torch
 from jaxtyping import Float
@@ -8,15 +8,15 @@ _NORMS = nn.modules.batchnorm._BatchNorm
 
 
 def has_batch_norm(network: nn.Module) -> bool:
-    """Say whether any layer has running statistics."""
+    """Return whether any layer has running statistics."""
     return any(isinstance(m, _NORMS) and m.track_running_stats for m in network.modules())
 
 
 class evaluation:
-    """Put all of ``module`` in evaluation mode inside a ``with``; each part's own mode comes back after.
+    """Put ``module`` in evaluation mode inside a ``with``; each submodule's own mode is restored afterwards.
 
-    With ``batch_statistics`` batch normalisation alone is in its training mode: each batch by its own statistics, no
-    dropout; running statistics follow, as in training.
+    With ``batch_statistics``, batch normalisation is in training mode: it normalises each batch by its own statistics
+    and updates its running statistics. Dropout stays off.
     """
 
     def __init__(self, module: nn.Module, *, batch_statistics: bool = False) -> None:
@@ -36,11 +36,11 @@ class evaluation:
 
 @torch.no_grad()
 def refresh_batch_norm(network: nn.Module, inputs: Float[Tensor, "row ..."], batch: int) -> None:
-    """Set running statistics, in place, to their averages over one pass; the network's mode is left as it was.
+    """Set running statistics, in place, to their averages over one pass; the network's mode is kept.
 
-    Each batch weighs as many rows as it has (their sizes differ by at most 1), so a running mean is the mean of the
-    rows, and a running variance that of the batches' unbiased variances, each layer seeing what training shows it, but
-    for dropout, which is off as it is in prediction.
+    Batches are weighted by their numbers of rows (which differ by at most 1). So a running mean is the mean over rows,
+    and a running variance is the mean of the batches' unbiased variances. Layers see the same inputs as in training,
+    except that dropout is off, as in prediction.
     """
     layers = [m for m in network.modules() if isinstance(m, _NORMS) and m.track_running_stats]
     if not layers:

@@ -1,7 +1,7 @@
-"""How a trunk is computed: operation by operation or compiled, in float32 or with products of bfloat16.
+"""Forward passes of a trunk: eager or compiled, in float32 or with bfloat16 products.
 
-Compiled by torch.compile, norm, ReLU and pool of a block are one loop. On a GPU it also captures a pass as one graph
-(``mode="reduce-overhead"``); on a CPU that mode changes nothing.
+torch.compile fuses the norm, ReLU and pool of a block into one loop. On a GPU it also captures a pass as one graph
+(``mode="reduce-overhead"``); on a CPU this mode changes nothing.
 """
 
 import os
@@ -16,27 +16,28 @@ from ..errors import require
 
 Precision = Literal["float32", "bfloat16"]
 TrunkPass = Callable[[nn.Module, Tensor], Tensor]
-MOST_VARIANTS = 32  # of shapes, gradients and modes; torch would go on without compiling, with other bits
+MOST_VARIANTS = 32  # of shapes, gradients and modes; beyond torch's limit it would run eagerly, with other bits
 
 
 def plain(trunk: nn.Module, inputs: Tensor) -> Tensor:
-    """Compute ``trunk(inputs)``, operation by operation, in the precision of its weights."""
+    """Compute ``trunk(inputs)``, eagerly, in the precision of its weights."""
     return trunk(inputs)
 
 
 def trunk_pass(compiled: bool, precision: Precision, device: torch.device | str) -> TrunkPass:
     """Return a function of (trunk, inputs [batch, ...]) that computes float32 features [batch, width].
 
-    Trunks of one shape share what is compiled. Its bits are a function of the inputs, the processor, the compiler and
-    the number of threads.
+    Trunks of one shape share the compiled code. Its bits depend on the inputs, the processor, the compiler and the
+    number of threads.
 
     Args:
-        compiled: by torch.compile, half a minute for a network of three blocks, once a machine and version.
-        precision: of the factors of convolutions and products; sums, norms, weights and gradients are float32.
-        device: where it will run.
+        compiled: whether to use torch.compile, which takes half a minute for three blocks, once a machine and version.
+        precision: the precision of the factors of convolutions and products; sums, norms, weights and gradients are
+            float32.
+        device: the device of the pass.
 
     Raises:
-        ConfigError: it is to be compiled for a CPU, and there is no C++ compiler.
+        ConfigError: ``compiled`` is set for a CPU and there is no C++ compiler.
     """
     if not compiled and precision == "float32":
         return plain
@@ -51,7 +52,7 @@ def trunk_pass(compiled: bool, precision: Precision, device: torch.device | str)
         name = os.environ.get("CXX", "g++")
         rule = f"needs a C++ compiler, and there is no {name} on this machine; install it, or set"
         require(shutil.which(name) is not None, "compiled", rule, "false")
-    run: TrunkPass = torch.compile(  # type: ignore[call-overload]  # its declarations lack two arguments
+    run: TrunkPass = torch.compile(  # type: ignore[call-overload]  # torch's type hints lack two arguments
         compute,
         fullgraph=True,
         dynamic=False,

@@ -1,7 +1,7 @@
-"""2×2 pools, bit for bit torch's, that a CPU computes faster where an image's pixels lie side by side.
+"""2×2 pools with the bits of torch's, faster on a CPU for images in contiguous memory order.
 
-torch takes the four values of each output one by one there. Compared as whole rows they are 2.4 times as fast with
-gradients and 10 times without for the largest; the mean is 2.3 times as fast with gradients and 4 times without
+In this order torch reads the four values of each output one by one; here whole rows are compared. A max pool is 2.4
+times as fast with gradients and 10 times without; a mean pool is 2.3 times as fast with gradients and 4 times without
 (64 images of 16 × 28 × 28, one thread).
 """
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 @final
 class MaxPool(nn.MaxPool2d):
-    """A pool of the largest of each 2×2 block: [..., height, width] -> [..., height // 2, width // 2].
+    """A max pool of 2×2 blocks: [..., height, width] -> [..., height // 2, width // 2].
 
-    Of equal ones the first has the gradient. An odd last row or column is left out.
+    The first of equal values gets the gradient. An odd last row or column is dropped.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class MaxPool(nn.MaxPool2d):
 
 @final
 class AveragePool(nn.AvgPool2d):
-    """A pool of the mean of each 2×2 block: [..., height, width] -> [..., height // 2, width // 2].
+    """A mean pool of 2×2 blocks: [..., height, width] -> [..., height // 2, width // 2].
 
-    An odd last row or column is left out.
+    An odd last row or column is dropped.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class AveragePool(nn.AvgPool2d):
 
 
 class _Mean(torch.autograd.Function):
-    """The mean of each 2×2 block; its gradient is one tensor written once, which slices would add up from four."""
+    """The mean of each 2×2 block; its gradient is one tensor written once, instead of a sum over four slices."""
 
     generate_vmap_rule = True
 
@@ -72,7 +72,7 @@ class _Mean(torch.autograd.Function):
 
 
 class _Spread(torch.autograd.Function):
-    """A quarter of each value at the four places of its block: the adjoint of the mean, and the mean is its own."""
+    """A quarter of each value at the four places of its block. It is the adjoint of the mean, and vice versa."""
 
     generate_vmap_rule = True
 
@@ -80,7 +80,7 @@ class _Spread(torch.autograd.Function):
     def forward(values: Tensor, height: int, width: int) -> Tensor:
         odd = height % 2 + width % 2 > 0
         made = (values.new_zeros if odd else values.new_empty)((*values.shape[:-2], height, width))
-        quarter = (values / 4).to(torch.promote_types(values.dtype, torch.float32))  # no complex number of bfloat16
+        quarter = (values / 4).to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no complex type
         pairs = torch.view_as_real(torch.complex(quarter, quarter)).flatten(-2)  # each value twice, side by side
         for row in _rows(_whole(made)):
             row.copy_(pairs)
@@ -100,12 +100,12 @@ class _Spread(torch.autograd.Function):
 
 
 def _side_by_side(inputs: Tensor) -> bool:
-    compiled = torch.compiler.is_compiling()  # a compiler fuses torch's own pool with what is beside it
+    compiled = torch.compiler.is_compiling()  # a compiler fuses torch's own pool with its neighbours
     return inputs.device.type == "cpu" and inputs.is_contiguous() and not compiled
 
 
 def _whole(images: Tensor) -> Tensor:
-    """Leave out an odd last row or column."""
+    """Drop an odd last row or column."""
     height, width = images.shape[-2:]
     return images[..., : height // 2 * 2, : width // 2 * 2]
 
@@ -119,7 +119,7 @@ def _columns(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _place_of_largest(images: Tensor) -> Tensor:
-    """Return where the first largest of each block is in its image, as a number [..., height / 2, width / 2]."""
+    """Return the flat index, in its image, of the first largest value of each block [..., height / 2, width / 2]."""
     left, right = _columns(images)
     upper, lower = _rows(torch.maximum(left, right))
     is_lower = _wins(lower, upper)
@@ -131,5 +131,5 @@ def _place_of_largest(images: Tensor) -> Tensor:
 
 
 def _wins(later: Tensor, earlier: Tensor) -> Tensor:
-    """Return where the value that is read later is taken: where it is larger, and where it is no number."""
+    """Return where the later value is taken: where it is larger or NaN."""
     return (later > earlier) | later.isnan()

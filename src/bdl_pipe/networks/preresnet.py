@@ -2,12 +2,12 @@
 
 "Identity Mappings in Deep Residual Networks", their ResNet-164 and ResNet-1001 for CIFAR: a 3×3 convolution of 16
 channels, three groups of n blocks, a batch norm, a ReLU and the mean. A block of inner width w is BN → ReLU → 1×1 conv
-to w → BN → ReLU → 3×3 conv → BN → ReLU → 1×1 conv to 4w, plus a shortcut; nothing follows the sum. Group g has
-w = 16·2^g, g = 0, 1, 2; the 3×3 convolution of the first block of groups 1 and 2 halves the image. Where a block
-changes the shape its shortcut is a 1×1 convolution of the pre-activated input, which both paths share, as in the
-authors' code; that of Maddox et al. 2019 projects the input as it is, with as many weights. Convolutions have no bias.
-Initial weights: N(0, 2/fan_in) (He et al. 2015); the published codes divide by fan_out. The head is the package's
-(1/fan_in).
+to w → BN → ReLU → 3×3 conv → BN → ReLU → 1×1 conv to 4w, plus a shortcut; nothing follows the sum. Group g has w =
+16·2^g, g = 0, 1, 2; the 3×3 convolution of the first block of groups 1 and 2 halves the image. If a block changes the
+shape, its shortcut is a 1×1 convolution of the pre-activated input, which both paths share, as in the authors' code;
+the code of Maddox et al. 2019 projects the raw input, with as many weights. Convolutions have no bias. Initial weights:
+N(0, 2/fan_in) (He et al. 2015); the published codes divide by fan_out. The head has variance 1/fan_in, like all heads
+here.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class PreResNetConfig:
     """A PreResNet trunk of 256 features.
 
     Attributes:
-        depth: layers with weights along the main path, the head among them: 9n + 2 with n >= 1.
+        depth: the number of layers with weights on the main path, including the head: 9n + 2 with n >= 1.
     """
 
     name: Literal["preresnet"]
@@ -42,7 +42,7 @@ class PreResNetConfig:
 
 @final
 class Block(nn.Module):
-    """Three pre-activated convolutions, the middle one of stride ``stride``, and a shortcut around them."""
+    """Three pre-activated convolutions, the middle one with ``stride``, and a shortcut around them."""
 
     def __init__(self, before: int, inner: int, stride: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Block(nn.Module):
 def preresnet_trunk(
     config: PreResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """Return the trunk and its width, for images of any size and number of channels: an odd side is halved up."""
+    """Return the trunk and its width, for images of any size and channels; half of an odd side is rounded up."""
 
     def block(before: int, group: int, stride: int) -> Block:
         return Block(before, _STEM * 2**group, stride, generator)

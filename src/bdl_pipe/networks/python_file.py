@@ -1,8 +1,8 @@
-"""A network of the user's own: any ``nn.Module`` whose last layer is linear, made by a function in a Python file.
+"""A user's own network: any ``nn.Module`` whose last layer is linear, made by a function in a Python file.
 
-Everything before that layer is the trunk, as it stands; the head is the package's, or that of saved weights
-(``trajectory.pretrained``). The file is imported as plugins are, once, and known by its hash: what is stored names
-both, and a file of another hash is never run.
+Everything before the last layer is the trunk, unchanged. The head is new, or it comes from saved weights
+(``trajectory.pretrained``). The file is imported once, like a plugin. Stored results record its path and hash, and a
+file with another hash is never run.
 """
 
 import copy
@@ -20,8 +20,8 @@ from .. import plugins
 from ..errors import ConfigError, brief, require
 from ..plugins import PluginError
 
-_CLOSE: Final = 1e-4  # of the largest output: what the order of float32 sums may change
-_checked: Final[set[str]] = set()  # modules of this process that have been asked already
+_CLOSE: Final = 1e-4  # the largest change by the order of float32 sums, relative to the largest output
+_checked: Final[set[str]] = set()  # modules that this process has checked
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,13 @@ class PythonConfig:
     """A network that a function in a Python file makes.
 
     Attributes:
-        path: the file, relative to the project's folder; it imports installed packages alone.
-        object: the function in it, or the class: ``object(input_shape, **options)`` -> an ``nn.Module``, with
+        path: the file, relative to the project's folder. It may import only installed packages.
+        object: a function or class in the file: ``object(input_shape, **options)`` -> an ``nn.Module``, with
             ``input_shape`` (channel, height, width) or (feature,). It may draw weights from torch's global generator.
-        head: dotted name of the module's last layer, an ``nn.Linear``; null: the last one that the module has.
-        options: of the function.
-        sha256: of the file; null: whatever it holds. A posterior is stored with the file's.
+        head: the dotted name of the module's last layer, an ``nn.Linear``. null: the last ``nn.Linear`` of the module.
+        options: the keyword arguments of the function.
+        sha256: the required hash of the file. null: any content is accepted. A posterior is always stored with the
+            hash.
     """
 
     name: Literal["python"]
@@ -54,14 +55,14 @@ class PythonConfig:
         require(callable(self._made_by()), "object", f"must be a function or a class of {self.path}", self.object)
 
     def files(self) -> list[Path]:
-        """Return the files that the network follows from."""
+        """Return the files that the network depends on."""
         return [Path(self.path)]
 
     def make(self, input_shape: tuple[int, ...]) -> nn.Module:
         """Return the user's module.
 
         Raises:
-            ConfigError: the function fails, or returns another thing.
+            ConfigError: the function fails or does not return a module.
         """
         made = self._made_by()
         module = self._asked("object", "must make a network", lambda: made(input_shape, **self.options))
@@ -70,13 +71,13 @@ class PythonConfig:
         return module
 
     def split(self, module: nn.Module) -> tuple[nn.Module, nn.Linear]:
-        """Take the head off a module, in place.
+        """Remove the head from a module, in place.
 
         Returns:
-            The trunk, which is the module with its head left out, and the head.
+            The trunk, which is the module without its head, and the head.
 
         Raises:
-            ConfigError: it has no such layer, or the layer is another thing.
+            ConfigError: the module has no such layer, or the layer is not linear.
         """
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
         name = self.head if self.head is not None else next(reversed(linear), None)
@@ -93,7 +94,7 @@ class PythonConfig:
         return getattr(plugins.module_of_file(self.path), self.object, None)
 
     def _asked(self, key: str, rule: str, of: Callable[[], Any]) -> Any:
-        """Return what code of the user's answers; whatever it raises is one line that names the key."""
+        """Call the user's code; turn any exception into a ConfigError of one line that names the key."""
         try:
             return of()
         except Exception as error:
@@ -101,12 +102,12 @@ class PythonConfig:
             raise ConfigError(key, f"{rule}: {type(error).__name__}: {brief(error)}", place) from None
 
     def check(self, module: nn.Module, input_shape: tuple[int, ...]) -> None:
-        """Ask a module whether it is a trunk and a linear head, and a function of its inputs and weights alone.
+        """Check that a module is a trunk and a linear head, and a function of its inputs and weights alone.
 
-        The head is taken off it.
+        The head is removed from the module.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: the check fails.
         """
         names: dict[int, str] = {}
         for name, weight in module.named_parameters(remove_duplicate=False):
@@ -140,7 +141,7 @@ class PythonConfig:
             "must be the last layer of the network: nothing may follow it",
             self.object,
         )
-        if len(input_shape) == 1:  # members of small tables are trained as one batched model
+        if len(input_shape) == 1:  # the seeds of tables are trained as one batched model
             stacked = {name: torch.stack([value, value]) for name, value in trunk.state_dict().items()}
             rule = "must return a network that torch.func.vmap can batch"
             self._asked("object", rule, lambda: vmap(lambda w: functional_call(trunk, w, (probe,)))(stacked))
@@ -149,10 +150,10 @@ class PythonConfig:
 def python_trunk(
     config: PythonConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """Build the user's network, and return it without its head, with the head's number of features.
+    """Build the user's network, and return it without its head, with the number of features.
 
     Raises:
-        ConfigError: the file's function fails, or what it returns is no trunk and linear head for these rows.
+        ConfigError: the function fails, or its module is not a trunk and a linear head for these rows.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))

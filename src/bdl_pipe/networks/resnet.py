@@ -1,12 +1,12 @@
 """ResNet-18 and ResNet-50 of He et al. 2016 (table 1) for small images: 3×3 stem, four groups of blocks, mean.
 
-The stem is that of the CIFAR literature: a 3×3 convolution of stride 1 in place of the 7×7 one of stride 2, and
-no max-pool. Group g has blocks of inner width 64·2^g, g = 0, …, 3; the first block of groups 1 to 3 halves the
-image. A block is post-activation: its last ReLU is after the sum. Where a block changes the shape its shortcut
-is a 1×1 convolution and a batch norm of its input (their option B), else the input. In a bottleneck the 3×3
-convolution has the stride, as in torchvision ("v1.5"); the paper gives it to the first 1×1 one. Convolutions
-have no bias. Initial weights: N(0, 2/fan_in) (He et al. 2015; torchvision divides by fan_out); batch norms
-begin at scale 1 and shift 0, the last of a block too. The head is the package's (1/fan_in).
+The stem is the CIFAR literature's: a 3×3 convolution of stride 1 instead of a 7×7 convolution of stride 2, and no
+max-pool. Group g has blocks of inner width 64·2^g, g = 0, …, 3; the first block of groups 1 to 3 halves the image. A
+block is post-activation: its last ReLU is after the sum. If a block changes the shape, its shortcut is a 1×1
+convolution and a batch norm of its input (their option B), else the input. In a bottleneck the 3×3 convolution has the
+stride, as in torchvision ("v1.5"); in the paper the first 1×1 convolution has it. Convolutions have no bias. Initial
+weights: N(0, 2/fan_in) (He et al. 2015; torchvision divides by fan_out); batch norms begin at scale 1 and shift 0,
+including the last of a block. The head has variance 1/fan_in, like all heads here.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ class ResNetConfig:
     """A ResNet trunk of 512 (ResNet-18) or 2,048 (ResNet-50) features.
 
     Attributes:
-        depth: layers with weights along the main path, the head among them: 18 (basic blocks of two 3×3
+        depth: the number of layers with weights on the main path, including the head: 18 (basic blocks of two 3×3
             convolutions) or 50 (bottlenecks 1×1, 3×3, 1×1).
     """
 
@@ -44,10 +44,10 @@ class ResNetConfig:
 
 @final
 class Block(nn.Module):
-    """relu(shortcut(x) + residual(x)), the residual a chain of (convolution → batch norm) with ReLU between.
+    """relu(shortcut(x) + residual(x)); the residual is a chain of (convolution → batch norm) with ReLUs between.
 
     Args:
-        before: channels of the input.
+        before: the number of channels of the input.
         layers: output channels, kernel side and stride of each convolution of the residual.
     """
 
@@ -70,7 +70,7 @@ class Block(nn.Module):
 def resnet_trunk(
     config: ResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """Build the trunk for images of any size and channels (an odd side is halved up), and return it with its width."""
+    """Build the trunk for images of any size (half of an odd side is rounded up), and return it with its width."""
     stem = _conv_norm(input_shape[0], _STEM, 3, 1, generator)
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(*stem, nn.ReLU()))
     channels = _STEM

@@ -1,13 +1,13 @@
-"""Layers whose spectral norm is at most c: W ↦ W / max(1, σ(W)/c), σ the largest singular value.
+"""Layers with a spectral norm of at most c: W ↦ W / max(1, σ(W)/c), σ the largest singular value.
 
-Miyato et al. 2018 with the soft bound of Gouk et al. 2021 and of SNGP (Liu et al. 2020): a weight below the
-bound is left alone. A convolution is bounded as the matrix [filter, channel·height·width] of its kernel, as is
-common; the operator itself may be larger, by at most the square root of the kernel's pixels.
+Miyato et al. 2018 with the soft bound of Gouk et al. 2021 and SNGP (Liu et al. 2020): a weight below the bound is
+unchanged. A convolution is bounded as the matrix [filter, channel·height·width] of its kernel, as is common; the norm
+of the operator may be larger, by at most the square root of the number of the kernel's pixels.
 
-Deviation: σ is exact, from an eigendecomposition of the smaller of WWᵀ and WᵀW at each step, where the papers carry
-one step of power iteration over from the last update. So the bound holds at every step, and there is no hidden state
-to update in place, which training many networks as one forbids. The square costs no digits: an error of the
-eigenvector u enters σ = ‖uᵀW‖ squared. For 640 × 5,760 this takes a fourteenth of the time of W's own decomposition.
+Deviation: σ is exact, from an eigendecomposition of the smaller of WWᵀ and WᵀW at each step, where the papers make one
+step of power iteration from the last update. So the bound holds at every step, and there is no state to update in
+place, which training several networks as one forbids. The square costs no digits: σ = ‖uᵀW‖ has an error of second
+order in the error of the eigenvector u. For 640 × 5,760 this takes a fourteenth of the time of W's own decomposition.
 """
 
 from typing import final
@@ -24,7 +24,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @final
 class SpectralBound(nn.Module):
-    """The parametrisation of one weight."""
+    """The parametrisation of one weight with a bounded spectral norm."""
 
     def __init__(self, bound: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def bound_spectral_norms(module: nn.Module, bound: float) -> list[str]:
     """Bound every linear and convolutional layer inside ``module``, in place, and return the layers' names.
 
     Raises:
-        ConfigError: a layer's weight has a parametrisation already.
+        ConfigError: a layer's weight already has a parametrisation.
     """
     bounded = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, _LAYERS)]
     for name, layer in bounded:
@@ -55,7 +55,7 @@ def bound_spectral_norms(module: nn.Module, bound: float) -> list[str]:
 
 
 def remove_bounds(module: nn.Module, *, keep_values: bool) -> None:
-    """Undo :func:`bound_spectral_norms`, in place: weights keep their bounded values, or get back the free ones."""
+    """Undo :func:`bound_spectral_norms`, in place; weights keep their bounded values or return to the free values."""
     for layer in [layer for layer in module.modules() if isinstance(layer, _LAYERS)]:
         if parametrize.is_parametrized(layer, "weight"):
             parametrize.remove_parametrizations(layer, "weight", leave_parametrized=keep_values)

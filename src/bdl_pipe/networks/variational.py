@@ -1,8 +1,8 @@
 """A module whose weights have a factorised Gaussian posterior (Blundell et al. 2015).
 
-q(θ) = Π N(m_i, s_i²) over the weights and biases of linear and convolutional layers, with the prior
-N(0, 4/√n_in) of Harrison, Willes & Snoek 2023 (appendix G.2), n_in the layer's fan-in; weights of
-normalisation layers stay points. s is stored by its logarithm.
+q(θ) = Π N(m_i, s_i²) over the weights and biases of linear and convolutional layers, with the prior N(0, 4/√n_in) of
+Harrison, Willes & Snoek 2023 (appendix G.2), n_in the layer's fan-in. Weights of normalisation layers stay point
+estimates. log s is stored.
 """
 
 import math
@@ -19,20 +19,20 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @final
 class MeanField(nn.Module):
-    """``module`` with Gaussian weights; its own parameters are the means.
+    """A ``module`` with Gaussian weights; its own parameters are the means.
 
     Attributes:
         module: the network or trunk whose weights are drawn.
-        log_sd: log s by weight, named as in ``module`` with ``/`` for a dot.
+        log_sd: log s of each weight, under its name in ``module`` with ``/`` for dots.
     """
 
     def __init__(self, module: nn.Module, initial_sd: float, prior_scale: float = 4.0) -> None:
-        """``initial_sd``: s at the start; ``prior_scale``: c of the prior variance c/√n_in."""
+        """Wrap ``module``, with the initial s ``initial_sd`` and the prior variance ``prior_scale``/√n_in."""
         super().__init__()
         require(initial_sd > 0, "initial_sd", "must be > 0", initial_sd)
         require(prior_scale > 0, "prior_scale", "must be > 0", prior_scale)
         self.module = module
-        self._shapes: dict[str, torch.Size] = {}  # of every Gaussian weight, by its name in ``module``
+        self._shapes: dict[str, torch.Size] = {}  # shape of each Gaussian weight, by its name in ``module``
         sds, priors = {}, []
         for place, layer in module.named_modules():
             if isinstance(layer, _LAYERS):
@@ -66,7 +66,7 @@ class MeanField(nn.Module):
         return 0.5 * (log_ratio.exp() + means.square() / prior - 1 - log_ratio).sum()
 
     def _flat(self) -> tuple[Tensor, Tensor]:
-        """m and log s of all weights [weight]: a few operations on these in place of as many on each layer's."""
+        """Return m and log s of all weights [weight], so that operations run once and not for each layer."""
         means = dict(self.module.named_parameters())
         return (
             torch.cat([means[name].flatten() for name in self._shapes]),

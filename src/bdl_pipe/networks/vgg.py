@@ -1,11 +1,11 @@
 """VGG-16 for small images: configuration D of Simonyan & Zisserman 2015 (table 1), two hidden layers of 512, a head.
 
 Five groups of 3×3 convolutions, of 64, 64 | 128, 128 | 256, 256, 256 | 512, 512, 512 | 512, 512, 512 channels, a ReLU
-after each and a 2×2 max-pool after each group. What is left of the image (one pixel of 32×32) is flattened and goes
-through (dropout → linear → ReLU) twice. As in the CIFAR experiments of Maddox et al. 2019 (SWAG), whose hidden layers
-have 512 units, not 4,096; their dropout is .5 and, in "VGG-16", nothing is normalised. With ``norm: batch`` a batch
-norm stands between each convolution and its ReLU. Every convolution has a bias. Initial weights: N(0, 2/fan_in), of the
-hidden layers too, and biases 0; the published code divides by fan_out and leaves linear layers to torch.
+after each and a 2×2 max-pool after each group. The rest of the image (one pixel of 32×32) is flattened and goes through
+(dropout → linear → ReLU) twice. This follows the CIFAR experiments of Maddox et al. 2019 (SWAG), whose hidden layers
+have 512 units, not 4,096; their dropout is .5 and "VGG-16" has no normalisation. With ``norm: batch`` there is a batch
+norm between each convolution and its ReLU. Every convolution has a bias. Initial weights are N(0, 2/fan_in), also in
+hidden layers, and biases 0; the published code divides by fan_out and uses torch's defaults for linear layers.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from .pooling import MaxPool
 
 _GROUPS: Final = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # channels
 _HIDDEN: Final = (512, 512)
-_SHRINKS: Final = 2 ** len(_GROUPS)  # an image's side over what is left of it
+_SHRINKS: Final = 2 ** len(_GROUPS)  # the factor by which pools shrink an image's side
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class VggConfig:
 
     Attributes:
         norm: ``none``, or ``batch`` (running statistics at evaluation).
-        dropout: probability of each input of a hidden linear layer, in training.
+        dropout: the dropout probability of each input of a hidden linear layer.
     """
 
     name: Literal["vgg"]
@@ -41,10 +41,12 @@ class VggConfig:
 
 
 def vgg_trunk(config: VggConfig, input_shape: tuple[int, ...], generator: torch.Generator) -> tuple[nn.Module, int]:
-    """Build the trunk for images of 32 pixels or more a side, and return it with its width; a pool drops an odd line.
+    """Build the trunk for images of at least 32 pixels a side, and return it with its width.
+
+    A pool drops an odd last row or column.
 
     Raises:
-        ConfigError: the images are smaller, or the rows are no images.
+        ConfigError: the images are smaller, or the rows are not images.
     """
     rule = f"must not be vgg for rows of shape {list(input_shape)}: it takes images of {_SHRINKS}×{_SHRINKS} or more"
     require(len(input_shape) == 3 and min(input_shape[1:]) >= _SHRINKS, "network.name", rule)

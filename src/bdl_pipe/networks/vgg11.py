@@ -2,10 +2,10 @@
 
 The convolutions of configuration A of Simonyan & Zisserman 2015 (table 1): 64 | 128 | 256, 256 | 512, 512 | 512, 512
 channels of 3×3, a ReLU after each and a 2×2 max-pool after each group; then the head, without hidden linear layers.
-With ``norm: group`` a group norm of 8 groups stands between each convolution and its ReLU. That of FRePo (Zhou et al.
-2022) has 128 channels throughout: ``width: 128``. Zeros around an image of fewer than 32 pixels a side bring it to that
-size, as in the published code, whose first convolution pads images of one channel by 3. Every convolution has a bias.
-Initial weights: N(0, 1/fan_in), biases 0; the published code leaves them to torch, Lee et al. 2025 have LeCun's.
+With ``norm: group`` there is a group norm of 8 groups between each convolution and its ReLU. FRePo's network (Zhou et
+al. 2022) has 128 channels in every layer: ``width: 128``. Images of fewer than 32 pixels a side are padded with zeros
+to 32, as in the published code, whose first convolution pads images of one channel by 3. Every convolution has a bias.
+Initial weights: N(0, 1/fan_in), biases 0; the published code uses torch's defaults, and Lee et al. 2025 use LeCun's.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from .base import lecun_normal, padding_of_first
 from .pooling import MaxPool
 
 _GROUPS: Final = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # channels
-_NORM_GROUPS: Final = 8  # as many as our ConvNet has
+_NORM_GROUPS: Final = 8  # the same number as in our ConvNet
 
 
 @dataclass(frozen=True)
 class Vgg11Config:
-    """A VGG-11 trunk of as many features as its last convolution has channels, for images of up to 63 pixels a side.
+    """A VGG-11 trunk for images of up to 63 pixels a side; its last convolution's channels are the features.
 
     Attributes:
         norm: ``group`` (8 groups) or ``none``.
-        width: channels of every convolution; null: those of configuration A.
+        width: the number of channels of every convolution. null: configuration A's.
     """
 
     name: Literal["vgg11"]
@@ -42,10 +42,10 @@ class Vgg11Config:
 
 
 def vgg11_trunk(config: Vgg11Config, input_shape: tuple[int, ...], generator: torch.Generator) -> tuple[nn.Module, int]:
-    """Build the trunk, and return it with its width; a pool drops an odd line.
+    """Build the trunk, and return it with its width; a pool drops an odd last row or column.
 
     Raises:
-        ConfigError: the rows are no images.
+        ConfigError: the rows are not images.
     """
     padding, (height, width) = padding_of_first(3, input_shape, config.name)
     layers: list[nn.Module] = []
@@ -57,6 +57,6 @@ def vgg11_trunk(config: Vgg11Config, input_shape: tuple[int, ...], generator: to
             layers += [nn.GroupNorm(_NORM_GROUPS, after)] if config.norm == "group" else []
             layers += [nn.ReLU()]
             channels = after
-        layers[-1:] = [MaxPool(), nn.ReLU()]  # in this order a quarter of the ReLU's work, bit for bit
+        layers[-1:] = [MaxPool(), nn.ReLU()]  # ReLU after the max pool gives the same bits with a quarter of the work
     shrinks = 2 ** len(_GROUPS)
     return nn.Sequential(*layers, nn.Flatten()), channels * (height // shrinks) * (width // shrinks)

@@ -1,10 +1,10 @@
 """The wide residual network WRN-d-k of Zagoruyko & Komodakis 2016 (table 1): 3×3 conv, three groups of blocks, mean.
 
-A block is pre-activation and basic: BN → ReLU → 3×3 conv → BN → ReLU → (dropout) → 3×3 conv, plus a shortcut.
-Group g has (d − 4)/6 blocks of 16k·2^g channels, g = 0, 1, 2; the first block of groups 1 and 2 halves the
-image. Where a block changes the shape its shortcut is a 1×1 conv of the pre-activated input, as in the
-authors' code. Convolutions have no bias. Initial weights: N(0, 2/fan_in) (He et al. 2015); the authors'
-code divides by fan_out. The head is the package's (1/fan_in). Weight decay reaches every parameter, as there.
+A block is pre-activation and basic: BN → ReLU → 3×3 conv → BN → ReLU → (dropout) → 3×3 conv, plus a shortcut. Group g
+has (d − 4)/6 blocks of 16k·2^g channels, g = 0, 1, 2; the first block of groups 1 and 2 halves the image. If a block
+changes the shape, its shortcut is a 1×1 conv of the pre-activated input, as in the authors' code. Convolutions have no
+bias. Initial weights: N(0, 2/fan_in) (He et al. 2015); the authors' code divides by fan_out. The head has variance
+1/fan_in, like all heads here. Weight decay applies to every parameter, as there.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import require
 from .base import conv, preactivated_trunk
 
-_STEM = 16  # channels of the first convolution, whatever k
+_STEM = 16  # channels of the first convolution, for every k
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class WideResNetConfig:
     """A WRN-``depth``-``widen`` trunk with 64·``widen`` features.
 
     Attributes:
-        depth: layers with weights along the main path, the head among them (d): 6n + 4 with n >= 1.
-        widen: factor on the channels of the blocks (k).
-        dropout: probability between the two convolutions of a block.
+        depth: d, the number of layers with weights on the main path, including the head: 6n + 4 with n >= 1.
+        widen: k, the factor of the blocks' channels.
+        dropout: the dropout probability between the two convolutions of a block.
     """
 
     name: Literal["wide_resnet"]
@@ -44,7 +44,7 @@ class WideResNetConfig:
 
 @final
 class Block(nn.Module):
-    """Two pre-activated 3×3 convolutions, the first of stride ``stride``, and a shortcut around both."""
+    """Two pre-activated 3×3 convolutions, the first with ``stride``, and a shortcut around both."""
 
     def __init__(self, before: int, after: int, stride: int, dropout: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Block(nn.Module):
 def wideresnet_trunk(
     config: WideResNetConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """Return the trunk and its width, for images of any size: an odd side is halved up."""
+    """Return the trunk and its width, for images of any size; half of an odd side is rounded up."""
 
     def width(group: int) -> int:
         return _STEM * config.widen * 2**group

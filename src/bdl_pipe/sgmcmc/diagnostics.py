@@ -1,8 +1,8 @@
-"""Diagnose chains by what they predict: rank-normalised split R-hat, bulk and tail effective sample size (ESS).
+"""Diagnostics of chains by their predictions: rank-normalised split R-hat, bulk and tail effective sample size (ESS).
 
-The weights of a network are not identified, since its hidden units permute. The diagnostics are therefore of functions
-of the predictive, one number for each draw: the log-likelihood of a few rows, and at each of these rows
-p(true class | x, θ) or the mean E[y | x, θ]. The estimators are ArviZ's (Vehtari et al. 2021).
+The weights of a network are not identified, since its hidden units permute. The diagnostics therefore use functions of
+the predictive, one number for each draw: the log-likelihood of a few rows, and at each of these rows p(true class | x,
+θ) or the mean E[y | x, θ]. The estimators are ArviZ's (Vehtari et al. 2021).
 """
 
 import math
@@ -25,17 +25,17 @@ from ..posterior import NetworkDraws
 from ..predictive import Categorical, Gaussian
 
 FEWEST_CHAINS, FEWEST_DRAWS = 2, 4  # below these the estimators are not defined
-_TRACED: Final = 3  # rows whose predictions are shown draw by draw
+_TRACED: Final = 3  # rows with a trace of the predictions
 
 
 @dataclass(frozen=True)
 class DiagnosticsConfig:
-    """The settings of the diagnostics: which rows are predicted, and which figures are a warning.
+    """The settings of the diagnostics: the rows to predict, and the bounds for warnings.
 
     Attributes:
-        rows: how many validation rows, from the first; training rows where there are no validation rows.
+        rows: the number of rows: the first validation rows or, if there are none, the first training rows.
         max_rhat: a larger R-hat is a warning.
-        min_ess: a smaller effective sample size of all chains together is a warning.
+        min_ess: a smaller effective sample size, of all chains together, is a warning.
     """
 
     rows: int
@@ -99,9 +99,9 @@ def of_split(chains: Sequence[NetworkDraws], data: FitData, config: DiagnosticsC
 
 
 def over_splits(splits: Sequence[Summary], config: DiagnosticsConfig) -> Summary:
-    """Return the worst split's figure of each metric, the warnings that follow, and the first split's traces.
+    """Return each metric's worst value over the splits, the warnings for them, and the first split's traces.
 
-    The worst effective sample size is the smallest, and the worst of any other metric is the largest.
+    The worst effective sample size is the smallest; the worst value of any other metric is the largest.
     """
     values: dict[str, list[float]] = {}
     for summary in splits:
@@ -115,7 +115,7 @@ def over_splits(splits: Sequence[Summary], config: DiagnosticsConfig) -> Summary
 
 
 def judge(metrics: Mapping[str, float], config: DiagnosticsConfig, splits: int = 1) -> list[str]:
-    """Return one warning where R-hat or an effective sample size is beyond its bound or not finite, else none."""
+    """Return a warning if R-hat or an effective sample size is beyond its bound or not finite."""
     if "rhat_prediction" not in metrics:
         return []
     rhat = _worst(max, [metrics["rhat_log_likelihood"], metrics["rhat_prediction"]])
@@ -137,14 +137,14 @@ def _short(values: np.ndarray) -> list[list[float]]:
 
 
 def _worst(choose: Callable[[Sequence[float]], float], values: Sequence[float]) -> float:
-    """Return the extreme value, or NaN where any value is NaN."""
+    """Return the extreme value, or NaN if any value is NaN."""
     return math.nan if any(map(math.isnan, values)) else choose(values)
 
 
 def _arviz() -> ModuleType | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # its notice of a refactoring
+            warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces a refactoring
             import arviz
     except ImportError:
         return None

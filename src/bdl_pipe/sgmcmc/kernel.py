@@ -1,8 +1,8 @@
-"""What a kernel of a Markov chain is: ``init(positions, rng) -> state``, ``step(state, density, rng, …) -> state``.
+"""The kernel of a Markov chain: ``init(positions, rng) -> state`` and ``step(state, density, rng, …) -> state``.
 
-A kernel moves several chains at once, [chain, weight] each, towards the law p(θ)^{1/T}. It knows p by a function that
-returns log p(θ), up to a constant, and its gradient: of all data, or an unbiased estimate from this step's minibatch. A
-kernel is a frozen dataclass, the section ``kernel`` of params.yaml that names it; each stands in a file of its own.
+A kernel updates several chains together, [chain, weight], towards the law p(θ)^{1/T}. Its argument ``density`` returns
+log p(θ), up to a constant, and its gradient: of all data, or an unbiased estimate from this step's minibatch. A kernel
+is a frozen dataclass, read from the section ``kernel`` of params.yaml; each kernel has its own file.
 """
 
 from abc import ABC, abstractmethod
@@ -17,13 +17,13 @@ from ..seeds import Seed
 
 Positions = Float[Tensor, "chain weight"]
 Density = Callable[[Positions], tuple[Float[Tensor, " chain"], Positions]]
-ChainState = Mapping[str, Tensor]  # "position" and what else a kernel remembers, each [chain, ...]
+ChainState = Mapping[str, Tensor]  # "position" and a kernel's other variables, each [chain, ...]
 
-_BLOCK: Final = 2**14  # normal numbers that are drawn at once: a generator costs as much as a few thousand
+_BLOCK: Final = 2**14  # normal numbers per generator, which takes as long to make as a few thousand of them
 
 
 class Randomness:
-    """The random numbers of one step of several chains; a chain that is stopped and goes on has the same ones."""
+    """The random numbers of one step of several chains; a resumed chain has the same numbers."""
 
     def __init__(self, chains: "Chains", step: int) -> None:
         self._chains, self._step = chains, step
@@ -33,7 +33,7 @@ class Randomness:
         return self._chains.normal(self._step, like, name)
 
     def uniform(self, name: str) -> Float[Tensor, " chain"]:
-        """Draw one number of [0, 1) for each chain, in float64, on the CPU."""
+        """Draw a uniform number in [0, 1) for each chain, in float64, on the CPU."""
         each = [rng.fold(name, self._step).generator() for rng in self._chains.rngs]
         count = self._chains.of_each
         return torch.cat([torch.rand(count, generator=generator, dtype=torch.float64) for generator in each])
@@ -41,23 +41,23 @@ class Randomness:
 
 @final
 class Chains:
-    """The addresses of several chains: ``Chains.of(Seed(0), 4).at(step)`` are the random numbers of a step.
+    """The seed addresses of several chains. ``Chains.of(Seed(0), 4).at(step)`` has the random numbers of a step.
 
-    Where a chain has few weights, the normal numbers of several steps are drawn at once.
+    If chains have few weights, the normal numbers of several steps are drawn together, which is faster.
 
     Attributes:
         rngs: the addresses.
-        of_each: how many chains draw from one address.
+        of_each: the number of chains that draw from each address.
     """
 
     def __init__(self, rngs: Sequence[Seed], of_each: int = 1) -> None:
-        """Take an address for each chain, which then has the same numbers whichever chains move with it."""
+        """Give each chain its own address, so that its numbers do not depend on the other chains."""
         self.rngs, self.of_each = tuple(rngs), of_each
         self._drawn: dict[str, tuple[int, Tensor]] = {}
 
     @classmethod
     def of(cls, rng: Seed, count: int) -> "Chains":
-        """Return ``count`` chains that draw from one address, which is faster."""
+        """Return ``count`` chains that share one address, which is faster."""
         return cls([rng], count)
 
     def at(self, step: int) -> Randomness:
@@ -84,7 +84,8 @@ class Kernel(ABC):
     """A Markov kernel whose law is p(θ)^{1/T}: exactly, or up to an error that the kernel's docstring states.
 
     Attributes:
-        accepts: the kernel compares values of one density. It needs the density of all data; minibatches are refused.
+        accepts: whether the kernel accepts or rejects proposals. It then needs the density of all data and refuses
+            minibatches.
     """
 
     accepts: ClassVar[bool] = False
@@ -104,23 +105,23 @@ class Kernel(ABC):
         temperature: float = 1.0,
         adapt: bool = False,
     ) -> ChainState:
-        """Make one step of all chains; returns new tensors.
+        """Make one step of all chains and return the new state, in new tensors.
 
         Args:
             density: positions [chain, weight] -> log p [chain], up to a constant, and ∇ log p [chain, weight].
             rng: the random numbers of this step.
-            step_size: in the units of the kernel's docstring.
-            temperature: T; 0: the kernel's deterministic part, an optimiser.
-            adapt: whether this is burn-in, in which a kernel may change itself.
+            step_size: the step size, in the units of the kernel's docstring.
+            temperature: T. With T = 0 the kernel is an optimiser without noise.
+            adapt: whether the step is in burn-in, where a kernel may adapt its own parameters.
         """
 
     @abstractmethod
     def step_size_of(self, rate: float, rows: float) -> float:
-        """Return the step size that moves as gradient descent at the rate ``rate`` on the mean of ``rows`` losses."""
+        """Return the step size that moves like gradient descent on the mean of ``rows`` losses at the rate ``rate``."""
 
     @abstractmethod
     def noise_ratio(self, step_size: float) -> float:
-        """Return c such that a gradient's noise of variance v adds c·v times the variance of the kernel's own noise.
+        """Return c such that gradient noise of variance v adds c·v times the variance of the kernel's own noise.
 
-        The kernel's own noise has temperature 1. A kernel that takes no minibatches returns 0.
+        The kernel's own noise is at temperature 1. A kernel that refuses minibatches returns 0.
         """

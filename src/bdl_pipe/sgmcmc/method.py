@@ -1,9 +1,9 @@
 """The method ``sgmcmc``: Markov chains over a network's weights, and the average of their draws.
 
-Teacher: one seed is one chain on the joint of ``target``, by the kernel of ``sampler``, from fresh weights, from the
-prior or from the end of a trajectory. Its state is a posterior's (``NetworkDraws``): the kept draws, each parameter
-[draw, ...], and the network's spec. Student: the predictive (1/S) Σ_s p(y | x, θ^s) of the draws of all chains
-(Korattikara et al. 2015, eq. 2), thinned evenly to at most ``student.max_draws``.
+Teacher: each seed is one chain on the joint of ``target``, run by the kernel of ``sampler``. The chain starts from
+initial weights, from the prior or from the end of a trajectory. Its state is a posterior's (``NetworkDraws``): the kept
+draws, each parameter [draw, ...], and the network's spec. Student: the predictive (1/S) Σ_s p(y | x, θ^s) of the draws
+of all chains (Korattikara et al. 2015, eq. 2), thinned evenly to at most ``student.max_draws``.
 """
 
 from collections.abc import Sequence
@@ -33,10 +33,10 @@ from .sampling import acceptance, kept_steps
 from .schedules import Thinning
 from .target import NetworkTarget, factorises
 
-_LINEAR_ROWS: Final = 1_000_000  # that a linear model is fitted to
-_MOST_PRECISE: Final = 100.0  # λ_n: of targets that are a linear function of the inputs
-REPORT_EVERY: Final = 50  # steps; progress and checkpoints, which change no result
-_NOISE_BATCHES: Final = 60  # minibatches whose gradients are compared
+_LINEAR_ROWS: Final = 1_000_000  # the most rows for the linear model
+_MOST_PRECISE: Final = 100.0  # the largest λ_n, for targets that are a linear function of the inputs
+REPORT_EVERY: Final = 50  # steps between reports and checkpoints; changes no result
+_NOISE_BATCHES: Final = 60  # minibatches for the estimate of gradient noise
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class TargetConfig:
     """The settings of a posterior over a network's weights.
 
     Attributes:
-        network: the teacher's architecture; no norm that ties the rows of a batch together.
+        network: the teacher's architecture; its norm must not make rows of a batch depend on each other.
         prior_precision: λ of the prior N(0, I/λ) over all weights and biases.
-        noise_precision: λ_n of regression targets in standardised units; not used for classes. Null: the inverse of the
-            variance that a linear model leaves of the training targets (scikit-learn's ``BayesianRidge``), at most 100.
+        noise_precision: λ_n of regression targets in standardised units; not used for classes. null: the inverse of the
+            residual variance of a linear model of the training targets (scikit-learn's ``BayesianRidge``), at most 100.
     """
 
     network: NetworkConfig
@@ -63,7 +63,7 @@ class TargetConfig:
         """Return the network whose weights are sampled.
 
         Raises:
-            ConfigError: its norm makes a row's likelihood depend on its batch, or it has dropout.
+            ConfigError: the network's norm makes a row's likelihood depend on its batch, or the network has dropout.
         """
         likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian"
         spec = NetworkSpec(self.network, data.input_shape, data.outputs, likelihood, 1 / self.precision(data))
@@ -73,11 +73,11 @@ class TargetConfig:
         if not factorises(network):
             key = "norm" if hasattr(self.network, "norm") else "name"
             rule = "must be instance, group or none" if key == "norm" else "must be of a network without batch norm"
-            raise ConfigError(f"target.network.{key}", f"{rule}: the likelihood is one of rows")
+            raise ConfigError(f"target.network.{key}", f"{rule}: the likelihood of a row must not depend on its batch")
         return spec
 
     def precision(self, data: FitData) -> float:
-        """Return λ_n, found from the training rows where it is null; 1 for classes."""
+        """Return λ_n, estimated from the training rows if it is null; 1 for classes."""
         if data.task == "classification":
             return 1.0
         return _linear_precision(data) if self.noise_precision is None else self.noise_precision
@@ -87,7 +87,8 @@ class TargetConfig:
 class AverageConfig:
     """The settings of the average over draws.
 
-    ``max_draws``: how many draws the average keeps, evenly spaced over each chain; null: all.
+    Attributes:
+        max_draws: the largest number of draws to keep, evenly spaced over each chain. null: all draws.
     """
 
     max_draws: int | None
@@ -103,8 +104,8 @@ class SgmcmcConfig:
     Attributes:
         target: the posterior.
         sampler: the kernel that samples it.
-        thinning: steps of a chain, of which ``burn_in`` are dropped and every ``every``-th after kept.
-        diagnostics: what R-hat and effective sample size are computed from, and when they warn.
+        thinning: the number of steps of a chain, and which of them are kept as draws.
+        diagnostics: the rows for R-hat and effective sample size, and the bounds for warnings.
         student: the average over the chains' draws.
     """
 
@@ -116,9 +117,9 @@ class SgmcmcConfig:
 
 
 def _linear_precision(data: FitData) -> float:
-    """Return the inverse of the variance that linear models leave of the training targets, of all outputs' mean.
+    """Return the inverse of the residual variance of linear models of the training targets, averaged over outputs.
 
-    Of many rows the first are enough: they are in random order.
+    The first million rows are enough, because the rows are in random order.
     """
     from sklearn.linear_model import BayesianRidge
 
@@ -132,10 +133,10 @@ def network_chains(
 ) -> NetworkChains:
     """Return chains on the posterior given the training rows of each of ``data``, one for each address.
 
-    All have one noise precision.
+    All chains must have the same noise precision.
 
     Raises:
-        ConfigError: as :meth:`TargetConfig.spec`.
+        ConfigError: see :meth:`TargetConfig.spec`.
     """
     spec = target.spec(data[0])
     held = {id(each): each.rows("train", each.device) for each in data}
@@ -146,13 +147,13 @@ def network_chains(
 def teacher(
     data: Sequence[FitData], inputs: Sequence[Inputs], config: SgmcmcConfig, *, rngs: Sequence[Seed], report: Report
 ) -> list[State]:
-    """Run one chain for each of ``data``; those of one noise precision run as a batch.
+    """Run one chain for each of ``data``; chains of the same noise precision run as a batch.
 
-    They resume exactly: every random number is addressed by its step and its chain.
+    Chains resume exactly, since every random number is addressed by its step and its chain.
 
     Raises:
-        ConfigError: as :meth:`TargetConfig.spec`; the trajectory is of another network.
-        Diverged: a chain left the numbers.
+        ConfigError: see :meth:`TargetConfig.spec`; or the trajectory has another network.
+        Diverged: a chain became NaN or infinite.
     """
     precisions = [config.target.precision(each) for each in data]
     groups = [[i for i, other in enumerate(precisions) if other == p] for p in dict.fromkeys(precisions)]
@@ -176,11 +177,11 @@ def teacher(
 
 @dataclass(frozen=True)
 class _Ended:
-    """The chains that have ended, of the groups of one fit."""
+    """The finished chains of the groups of one fit."""
 
     groups: int
     draws: dict[int, Tensor]  # chain -> [draw, weight]
-    noise: dict[int, Tensor]  # chain -> mean and worst
+    noise: dict[int, Tensor]  # chain -> mean and largest noise ratio
 
     @classmethod
     def load(cls, report: Report) -> "_Ended":
@@ -211,7 +212,7 @@ class _Ended:
 def _draws(
     chains: NetworkChains, starts: Positions | None, thinning: Thinning, ended: _Ended, groups: int, report: Report
 ) -> Float[Tensor, "draw chain weight"]:
-    """Run chains from their last checkpoint, or from ``starts``, and return what they keep."""
+    """Run chains from their last checkpoint, or from ``starts``, and return the kept draws."""
     kept, last = kept_steps(thinning, chains.schedule), report.load()
     if last is None or int(last.config["group"]) != ended.groups:
         first, state = 0, chains.begin(starts)
@@ -236,7 +237,7 @@ def _draws(
 
 
 def _starts(inputs: Sequence[Inputs], target: NetworkTarget) -> Positions | None:
-    """Return where trajectories ended, [chain, weight]; None without trajectories."""
+    """Return the last weights of the trajectories, [chain, weight]; None without trajectories."""
     if not inputs[0].get("trajectory"):
         return None
     starts, spec = [], target.spec
@@ -256,16 +257,16 @@ def _starts(inputs: Sequence[Inputs], target: NetworkTarget) -> Positions | None
 
 
 def student(data: FitData, inputs: Inputs, config: SgmcmcConfig, *, rng: Seed, report: Report) -> State:
-    """Return the average: draws of all chains in one posterior."""
+    """Return the average over the draws of all chains, as one posterior."""
     state = average(inputs["teacher"], config.student.max_draws).state()
     report(1, 1)
     return state
 
 
 def average(chains: Sequence[State], max_draws: int | None = None) -> NetworkDraws:
-    """Return all chains' draws as one posterior, at most ``max_draws``: as many of each chain as divides evenly.
+    """Return the chains' draws as one posterior of at most ``max_draws`` draws, with equally many from each chain.
 
-    Of each chain the last draw is kept and those at even distances before it.
+    Each chain contributes its last draw and evenly spaced draws before it.
     """
     each = None if max_draws is None else max(1, max_draws // len(chains))
     weights = [_thin(NetworkDraws.from_state(state).weights, each) for state in chains[:max_draws]]
@@ -281,9 +282,9 @@ def _thin(weights: dict[str, Tensor], count: int | None) -> dict[str, Tensor]:
 
 
 def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: SgmcmcConfig) -> Summary:
-    """Compute R-hat and effective sample sizes of what the chains predict, and the noise of their minibatches.
+    """Compute R-hat and effective sample sizes of the chains' predictions, and the noise of their minibatches.
 
-    Each figure is the worst of all splits.
+    Each metric is the worst over all splits.
     """
     splits = []
     for chains, rows in zip(states, data, strict=True):
@@ -294,7 +295,7 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
 
 
 def default_chains(size: Size) -> Section:
-    """Return chains with a step that follows from the rows and their noise."""
+    """Return the settings of chains whose step size follows from the number of rows and their noise."""
     burn_in, kept, count = size.steps(2_000), size.steps(2_000), 50
     every = max(1, kept // count)
     return {

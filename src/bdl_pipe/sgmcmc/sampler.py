@@ -1,4 +1,4 @@
-"""The section ``sampler`` of params.yaml: which kernel samples, at which step sizes; and chains over networks by it."""
+"""The section ``sampler`` of params.yaml (the kernel and its step sizes), and chains over networks' weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .sampling import run
 from .schedules import Setting, StepSizes, settled
 from .target import NetworkTarget
 
-_MOST_NUMBERS: Final = 2**27  # of the gradients that are compared, half a gigabyte
+_MOST_NUMBERS: Final = 2**27  # the most numbers in the compared gradients, half a gigabyte
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,13 @@ class SamplerConfig:
 
     Attributes:
         kernel: one of ``KERNELS``.
-        step_size: in the kernel's units; ``scaled``: in units of the rows' mean loss.
-        batch: M, rows of a minibatch; N or more, or null: all rows.
-        temperature: T of the posterior^(1/T) that is sampled; 1 is the posterior.
-        start: where a chain begins that no trajectory is given for: the network's own initial weights, or the prior.
-        control_variates: null, or after how many steps the anchor of control variates moves to the chain's place.
+        step_size: the schedule of step sizes, in the kernel's units; ``scaled``: in units of the rows' mean loss.
+        batch: M, the number of rows of a minibatch. null, or N or more: all rows.
+        temperature: T; the chain samples posterior^(1/T).
+        start: the initial weights of a chain without a trajectory: the network's own initialisation, or a draw from the
+            prior.
+        control_variates: the number of steps after which the anchor of control variates moves to the chain's position.
+            null: no control variates.
     """
 
     kernel: KernelConfig
@@ -46,12 +48,12 @@ class SamplerConfig:
         require(refresh is None or refresh > 0, "control_variates", "must be > 0 or null", refresh)
         accepts = isinstance(self.kernel, Kernel) and self.kernel.accepts
         whole = not accepts or self.batch is None
-        require(whole, "batch", f"must be null for the kernel {self.kernel.name}, which compares values", self.batch)
+        require(whole, "batch", f"must be null for the kernel {self.kernel.name}, which needs all rows", self.batch)
         plain = not accepts or refresh is None
         require(plain, "control_variates", f"must be null for the kernel {self.kernel.name}", refresh)
 
     def setting(self, rows: int, precision: float) -> Setting:
-        """Return the number that step sizes follow from, for this many rows of noise precision λ_n (1 for classes)."""
+        """Return the setting of the step sizes for ``rows`` rows of noise precision λ_n (1 for classes)."""
         kernel, per_epoch = self.kernel, rows // min(self.batch or rows, rows)
         assert isinstance(kernel, Kernel)
         return Setting.of(
@@ -61,7 +63,7 @@ class SamplerConfig:
 
 @final
 class NetworkChains:
-    """Chains over a network's weights, which go on from any step: a target, a sampler, and the chains' addresses."""
+    """Chains over a network's weights that can resume at any step: a target, a sampler, and the chains' addresses."""
 
     def __init__(self, target: NetworkTarget, sampler: SamplerConfig, rngs: Sequence[Seed], burn_in: int) -> None:
         assert isinstance(sampler.kernel, Kernel)
@@ -85,7 +87,7 @@ class NetworkChains:
         return self._kernel.init(starts, self._chains.at(0), self._sampler.temperature)
 
     def steps(self, state: ChainState, first: int, stop: int) -> Iterator[tuple[int, ChainState]]:
-        """Yield (steps done, state) of the steps ``first`` … ``stop − 1``.
+        """Yield (steps done, state) after each of the steps ``first`` … ``stop − 1``.
 
         Raises:
             Diverged: a position became NaN or infinite.
@@ -113,7 +115,7 @@ class NetworkChains:
         moves = step % every == 0 or step < self._anchored or self._anchor is None
 
         def of(positions: Positions) -> tuple[Tensor, Tensor]:
-            if moves:  # to where the gradient is asked for, the chain's place; chains that start again go back to it
+            if moves:  # the anchor becomes the position at which the gradient is computed; a retry resets it
                 self._anchor, self._at_anchor = positions, self.target.likelihood_gradient(positions)
                 self._anchored = step
             assert self._anchor is not None and self._at_anchor is not None
@@ -138,9 +140,9 @@ class NetworkChains:
         """Compare the noise of minibatches with the kernel's own noise, at the positions of the first chain.
 
         Returns:
-            The variance that minibatches add over the injected one: in the mean over all directions, and in the
-            direction where it is largest; by ``batches`` minibatches of the epochs after ``step``, at the mean over
-            the step sizes of all steps after burn-in.
+            The variance that minibatches add, relative to the injected variance: the mean over all directions, and the
+            largest of any direction. It is estimated from ``batches`` minibatches of the epochs after ``step``, at the
+            mean step size after burn-in.
         """
         if self._whole is not None:
             return 0.0, 0.0

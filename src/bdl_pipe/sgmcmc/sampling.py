@@ -1,4 +1,4 @@
-"""Chains from a log density: the loop that moves them, and :func:`sample` for a density of the user's own."""
+"""Chains from a log density: the loop that runs them, and :func:`sample` for a user's own density."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from ..seeds import Seed
 from .kernel import Chains, ChainState, Density, Kernel, Positions
 from .schedules import ConstantStep, Schedule, Setting, StepSizes, Thinning
 
-_LOOK_EVERY: Final = 100  # steps, for positions that are not finite
-_RETRY_STEPS: Final = 200  # at most, of a retry at a smaller step size
+_LOOK_EVERY: Final = 100  # steps between checks that positions are finite
+_RETRY_STEPS: Final = 200  # the most steps of a retry at a smaller step size
 _HALVINGS: Final = 10
 _Moves = Iterator[tuple[int, ChainState]]  # (steps done, state)
 
@@ -36,15 +36,15 @@ def run(
 ) -> _Moves:
     """Yield (steps done, state) after each of the steps ``first`` … ``steps − 1``.
 
-    Every random number of step t is addressed by t, so chains that go on from (t, state) have the bits of chains that
+    Every random number of step t is addressed by t, so chains resumed from (t, state) have the same bits as chains that
     were never stopped.
 
     Args:
-        density_at: step -> the density that this step sees, of its minibatch. It may be asked for a step again.
-        burn_in: steps in which the kernel may adapt itself.
-        setting: the number that the step sizes follow from; null: the factor of ``step_sizes``. Chains that diverge
-            start again from ``state`` at a half, a quarter, … of it, for at most 200 steps; the error names the largest
-            at which these do not diverge.
+        density_at: step -> the density of the step's minibatch. It may be called again for a step.
+        burn_in: the number of steps in which the kernel may adapt its parameters.
+        setting: the number that determines the step sizes. None: the factor of ``step_sizes``. Chains that diverge are
+            rerun from ``state`` at a half, a quarter, … of it, for at most 200 steps; the error names the largest value
+            at which they do not diverge.
 
     Raises:
         Diverged: a position became NaN or infinite.
@@ -79,7 +79,7 @@ def _finite(state: ChainState) -> bool:
 
 
 def _advice(setting: Setting | None, lasts: Callable[[Schedule], bool], steps: int) -> str:
-    """Say how far to lower the setting: to the largest of its halves at which the chains last for ``steps`` steps."""
+    """Return advice: the largest of the setting's halves at which the chains stay finite for ``steps`` steps."""
     if setting is None:
         return "lower the step sizes"
     value = setting.value
@@ -91,19 +91,19 @@ def _advice(setting: Setting | None, lasts: Callable[[Schedule], bool], steps: i
 
 
 def kept_steps(thinning: Thinning, step_sizes: Schedule) -> list[int]:
-    """Return after how many steps a position is kept: those of the thinning, less those that explore.
+    """Return the steps after which a position is kept: the thinning's steps without the exploration steps.
 
     Raises:
-        ConfigError: none is left.
+        ConfigError: no step is left.
     """
     kept = [t for t in range(1, thinning.steps + 1) if thinning.keeps(t) and step_sizes.samples(t - 1)]
     if not kept:
-        raise ConfigError("thinning.every", "must leave a step that does not explore", thinning.every)
+        raise ConfigError("thinning.every", "must keep a step outside of exploration", thinning.every)
     return kept
 
 
 def acceptance(state: ChainState, done: int) -> dict[str, float]:
-    """Return the mean share of ``done`` proposals that were accepted; nothing of a kernel that accepts all."""
+    """Return the mean share of accepted proposals, of ``done``; empty for a kernel without acceptance."""
     return {"acceptance": float(state["accepted"].mean()) / done} if "accepted" in state else {}
 
 
@@ -111,8 +111,8 @@ def density_of(log_density: Callable[[Positions], Float[Tensor, " chain"]]) -> D
     """Return a log density of several chains with its gradient, by automatic differentiation.
 
     Args:
-        log_density: positions [chain, weight] -> log p(θ) [chain], up to a constant; a chain's value depends on its own
-            position alone.
+        log_density: positions [chain, weight] -> log p(θ) [chain], up to a constant. A chain's value must depend on its
+            own position alone.
     """
 
     def density(positions: Positions) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ def density_of(log_density: Callable[[Positions], Float[Tensor, " chain"]]) -> D
 @final
 @dataclass(frozen=True)
 class Noisy:
-    """An unbiased estimate of a density at each step: ``at`` is step -> the density that this step sees."""
+    """An unbiased estimate of a density at each step: ``at`` maps a step to its density."""
 
     at: Callable[[int], Density]
 
@@ -146,8 +146,8 @@ def minibatch_density(
         log_prior: positions [chain, weight] -> [chain].
         log_likelihood: (positions, *rows) -> the sum over these rows, [chain].
         data: tensors of N rows each.
-        batch: M; N or more: all rows.
-        rng: the address of the minibatches.
+        batch: M; if it is N or more, all rows are used.
+        rng: the seed address of the minibatches.
     """
     rows = len(data[0])
     batches = Minibatches(rows, batch, rng, data[0].device)
@@ -172,20 +172,23 @@ def sample(
     temperature: float = 1.0,
     rng: Seed,
 ) -> Float[Tensor, "chain draw weight"]:
-    """Return draws of a law that is given by its log density.
+    """Return draws from a law, given its log density.
 
     Args:
         log_density: positions [chain, weight] -> log p [chain], up to a constant; or :func:`minibatch_density`.
-        start: where the chains begin, [chain, weight].
-        kernel: one of :mod:`bdl_pipe.sgmcmc.kernels`.
-        step_size: in the kernel's units, for all steps or for each.
-        steps, burn_in, every: of ``steps`` steps those of burn-in are dropped, and every ``every``-th after is kept.
-        temperature: T: the law is p^{1/T}.
-        rng: the address of all random numbers.
+        start: the initial positions of the chains, [chain, weight].
+        kernel: a kernel of :mod:`bdl_pipe.sgmcmc.kernels`.
+        step_size: the step size in the kernel's units, or a schedule of step sizes.
+        steps: the number of steps.
+        burn_in: the number of first steps to drop.
+        every: the distance of kept steps after burn-in.
+        temperature: T; the law is p^{1/T}.
+        rng: the seed address of all random numbers.
 
     Raises:
         Diverged: a position became NaN or infinite.
-        ConfigError: the kernel needs the density of all data, and there are minibatches; a number is out of range.
+        ConfigError: the kernel needs the density of all data and ``log_density`` has minibatches, or a number is out of
+            range.
     """
     if isinstance(log_density, Noisy):
         rule = "must take minibatches, as sgld, psgld, sghmc and sgnht do"

@@ -1,4 +1,4 @@
-"""The step size of each step of a chain, and which steps are kept."""
+"""Schedules of step sizes, and the choice of steps that are kept as draws."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ class Schedule(ABC):
         """Return the step size of step ``step``, counted from 0."""
 
     def samples(self, step: int) -> bool:
-        """Say whether step ``step`` has the kernel's noise; without, it is one of an optimiser, and is not kept."""
+        """Return whether step ``step`` has the kernel's noise. A step without noise optimises and is not kept."""
         return True
 
 
@@ -40,9 +40,9 @@ class ConstantStep(Schedule):
 @final
 @dataclass(frozen=True)
 class PolynomialDecay(Schedule):
-    """The step size a (b + t)^(−c) (Welling & Teh 2011). Σ and Σ² of it are as they should for c in (1/2, 1].
+    """The step size a (b + t)^(−c) (Welling & Teh 2011). Its sum diverges and its squares' converges for c in (1/2, 1].
 
-    Draws are equally weighted; Welling & Teh weight them by the step size.
+    Deviation: draws are equally weighted; Welling & Teh weight them by the step size.
     """
 
     a: float
@@ -62,13 +62,13 @@ class PolynomialDecay(Schedule):
 @final
 @dataclass(frozen=True)
 class CyclicalSteps(Schedule):
-    """The step size value/2 (1 + cos(π u)), u the share of its cycle that is done (Zhang et al. 2020, eq. 1).
+    """The step size value/2 (1 + cos(π u)), u the finished share of its cycle (Zhang et al. 2020, eq. 1).
 
     The first part of each cycle explores: the kernel runs without noise, and nothing is kept.
 
     Attributes:
         value: the step size at the start of each cycle.
-        cycle: steps of one.
+        cycle: the number of steps of a cycle.
         exploration: the share of a cycle without noise; in [0, 1).
     """
 
@@ -94,12 +94,12 @@ class CyclicalSteps(Schedule):
 class ScaledSteps:
     """Step sizes in units that do not depend on the number N of rows, their noise, or the kernel.
 
-    ``rate`` is the learning rate at which gradient descent on the rows' mean loss would move as far as the kernel's
-    drift does; for regression the loss is half the squared error of standardised targets.
+    For regression, the loss of a row is half the squared error of standardised targets.
 
     Attributes:
-        cycle: as in the schedule ``cyclical``, in epochs; null: one step size for all steps.
-        exploration: as there.
+        rate: the learning rate of gradient descent on the rows' mean loss that moves as far as the kernel's drift.
+        cycle: the length of a cycle of the schedule ``cyclical``, in epochs. null: one step size for all steps.
+        exploration: the share of a cycle without noise; in [0, 1).
     """
 
     rate: float
@@ -113,7 +113,7 @@ class ScaledSteps:
         require(0 <= self.exploration < 1, "exploration", "must be in [0, 1)", self.exploration)
 
     def settle(self, kernel: Kernel, rows: int, precision: float, per_epoch: int) -> Schedule:
-        """Return the schedule for ``rows`` rows of noise precision λ_n, and ``per_epoch`` steps an epoch."""
+        """Return the schedule for ``rows`` rows of noise precision λ_n, with ``per_epoch`` steps in an epoch."""
         value = kernel.step_size_of(self.rate, rows * precision)
         if self.cycle is None:
             return ConstantStep(value)
@@ -124,19 +124,19 @@ StepSizes = ConstantStep | PolynomialDecay | CyclicalSteps | ScaledSteps
 
 
 def settled(steps: StepSizes, kernel: Kernel, rows: int, precision: float, per_epoch: int) -> Schedule:
-    """Return the schedule of a section; of ``scaled`` as :meth:`ScaledSteps.settle`."""
+    """Return the schedule of a section; ``scaled`` is converted by :meth:`ScaledSteps.settle`."""
     return steps.settle(kernel, rows, precision, per_epoch) if isinstance(steps, ScaledSteps) else steps
 
 
 @final
 @dataclass(frozen=True)
 class Setting:
-    """The number that all step sizes of a chain follow from; the error of a chain that diverges names it.
+    """The number that determines all step sizes of a chain. The error of a diverged chain names it.
 
     Attributes:
         key: the number's key, below its method: ``sampler.step_size.rate``.
         value: the number.
-        schedule: number -> the step sizes that follow from it.
+        schedule: number -> schedule of step sizes.
     """
 
     key: str
@@ -145,7 +145,7 @@ class Setting:
 
     @classmethod
     def of(cls, steps: StepSizes, key: str, settle: Callable[[Any], Schedule] = lambda steps: steps) -> "Setting":
-        """Return the number in the section ``steps`` under ``key``; ``settle``: section -> its step sizes."""
+        """Return the setting of the section ``steps`` under ``key``; ``settle`` maps a section to its schedule."""
         section: Any = steps
         (field,) = (name for name in ("value", "a", "rate") if hasattr(section, name))
         return cls(f"{key}.{field}", getattr(section, field), lambda value: settle(replace(section, **{field: value})))
@@ -166,9 +166,9 @@ class Thinning:
 
     @property
     def count(self) -> int:
-        """Return how many are kept."""
+        """Return the number of kept positions."""
         return (self.steps - self.burn_in) // self.every
 
     def keeps(self, done: int) -> bool:
-        """Say whether the position after ``done`` steps is kept."""
+        """Return whether the position after ``done`` steps is kept."""
         return done > self.burn_in and (done - self.burn_in) % self.every == 0

@@ -4,9 +4,9 @@
     log p(y | x, θ) = log softmax(f_θ(x))_y            for classes
                     = −(λ_n/2) ‖y − f_θ(x)‖² + const   for regression
 
-(Korattikara et al. 2015, eqs. 1, 6 and 9.) A minibatch stands for all rows: its sum is taken N/M times. With control
-variates (Baker et al. 2019, eq. 3) the minibatch estimates only how far the gradient is from that at an anchor θ̂, where
-the gradient of all rows is known: ∇(θ) ≈ ∇(θ̂) + (N/M) Σ [∇_i(θ) − ∇_i(θ̂)].
+(Korattikara et al. 2015, eqs. 1, 6 and 9.) The sum over a minibatch is multiplied by N/M. With control variates (Baker
+et al. 2019, eq. 3) the minibatch estimates only the difference from the gradient of all rows at an anchor θ̂, which is
+computed once: ∇(θ) ≈ ∇(θ̂) + (N/M) Σ [∇_i(θ) − ∇_i(θ̂)].
 """
 
 from collections.abc import Sequence
@@ -24,25 +24,25 @@ from ..posterior import NetworkSpec
 from ..seeds import Seed
 from .kernel import Density, Positions
 
-_BATCH: Final = 1000  # rows of one pass over all of them
-_Batch = tuple[Tensor, Tensor] | Sequence[tuple[Tensor, Tensor]]  # of all chains [chain, row, ...], or of each chain
+_BATCH: Final = 1000  # rows at a time, in a pass over all rows
+_Batch = tuple[Tensor, Tensor] | Sequence[tuple[Tensor, Tensor]]  # stacked [chain, row, ...], or one a chain
 
 
 @final
 class NetworkTarget:
-    """The log joint density of chains over one architecture's weights, each with rows of its own.
+    """The log joint density of chains over one architecture's weights; each chain has its own rows.
 
     Attributes:
         network: the architecture, as a function of a vector of weights.
-        rows: N, of each chain.
-        device: where the rows are.
-        log_likelihood: mean log p(y | x, θ) of the rows of the last density that was computed, [chain].
+        rows: N, the number of rows of each chain.
+        device: the device of the rows.
+        log_likelihood: the mean log p(y | x, θ) over the rows of the last computed density, [chain].
     """
 
     def __init__(self, spec: NetworkSpec, rows: Sequence[Rows], prior_precision: float) -> None:
-        """Take transformed inputs [row, ...] and labels [row] or standardised targets [row, output] of each chain.
+        """Create the target from each chain's transformed inputs [row, ...] and its labels or standardised targets.
 
-        All chains have equally many rows.
+        Labels are [row] and targets [row, output]. All chains must have equally many rows.
         """
         assert spec.likelihood != "gaussian_head", "a teacher's noise is λ_n"
         self.spec, self.prior_precision, self._rows = spec, prior_precision, list(rows)
@@ -51,7 +51,7 @@ class NetworkTarget:
         self.log_likelihood = torch.zeros(len(rows))
 
     def start(self, rngs: Sequence[Seed]) -> Positions:
-        """Return freshly initialised weights, one chain for each address."""
+        """Return newly initialised weights, one chain for each address."""
         fresh = [self.network.flat(self.spec.build(rng).state_dict()) for rng in rngs]
         return torch.stack(fresh).to(self.device)
 
@@ -62,7 +62,7 @@ class NetworkTarget:
         return torch.stack(each) / self.prior_precision**0.5
 
     def density(self, index: Sequence[Tensor]) -> Density:
-        """Return the density that the rows ``index`` [batch] of each chain stand for."""
+        """Return the density that is estimated from the rows ``index`` [batch] of each chain."""
         batch = self._batch([rows.take(some) for rows, some in zip(self._rows, index, strict=True)])
 
         def of(positions: Positions) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ class NetworkTarget:
         return of
 
     def whole(self) -> Density:
-        """Return the density of all rows, which are held in memory."""
+        """Return the density of all rows, which must fit in memory."""
         everything = torch.arange(self.rows, device=self.device)
         return self.density([everything] * len(self._rows))
 
@@ -83,7 +83,7 @@ class NetworkTarget:
 
         Args:
             anchor: θ̂ [chain, weight].
-            at_anchor: :meth:`likelihood_gradient` there.
+            at_anchor: :meth:`likelihood_gradient` at the anchor.
         """
         batch = self._batch([rows.take(some) for rows, some in zip(self._rows, index, strict=True)])
 
@@ -98,7 +98,7 @@ class NetworkTarget:
         return of
 
     def likelihood_gradient(self, positions: Positions) -> Positions:
-        """Return ∇ Σ_i log p(y_i | x_i, θ) over all rows, a part of them at a time."""
+        """Return ∇ Σ_i log p(y_i | x_i, θ) over all rows, computed in batches of rows."""
         total = torch.zeros_like(positions)
         for begin in range(0, self.rows, _BATCH):
             parts = [rows.slice(begin, begin + _BATCH) for rows in self._rows]
@@ -107,7 +107,7 @@ class NetworkTarget:
         return total
 
     def _batch(self, taken: Sequence[tuple[Tensor, Tensor]]) -> _Batch:
-        """Stack the rows of all chains, where they are computed at once."""
+        """Stack the rows of all chains if the chains are computed together."""
         if self.network.at_once(len(taken), len(taken[0][0])):
             inputs, targets = (torch.stack(part) for part in zip(*taken, strict=True))
             return inputs, targets
@@ -149,9 +149,9 @@ def row_log_likelihood(
 
 
 def factorises(network: nn.Module) -> bool:
-    """Say whether p(y | x, θ) of a row does not depend on the other rows of its batch.
+    """Return whether p(y | x, θ) of a row is independent of the other rows of its batch.
 
-    It does not where no layer normalises over them.
+    It is if no layer normalises over rows.
     """
     norms = (nn.modules.batchnorm._BatchNorm, BatchStatistics)
     return not any(isinstance(module, norms) for module in network.modules())

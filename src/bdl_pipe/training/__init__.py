@@ -1,1 +1,1 @@
-"""Training: the loop of steps, what is trained in it, epochs with early stopping, and what a fit leaves."""
+"""Training: the loop of steps, the learners, epochs with early stopping, and the snapshots of a fit."""

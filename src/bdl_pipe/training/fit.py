@@ -1,14 +1,14 @@
-"""Fitting learners, one or many of them as one.
+"""Fits of learners, one at a time or several as one batched model.
 
-:func:`fit_epochs` fits a :class:`~bdl_pipe.training.learner.Learner` to each of several data sets of one shape. Many
-small ones (the splits of a table) are stacked and trained as one batched model (``vmapped``), because a
-step of a small network is all overhead; each model keeps its own batches, noise, gradient norm and
-number of epochs, so it ends where it would have ended alone, up to rounding.
+:func:`fit_epochs` fits a :class:`~bdl_pipe.training.learner.Learner` to each of several data sets of one shape. Several
+learners (such as one for each split of a table) are trained as one batched model (``vmapped``), because a step of a
+small network is mostly overhead. Each model keeps its own batches, noise, gradient norm and number of epochs, so it
+ends with the weights of a fit on its own, up to rounding.
 
-The number of epochs may be chosen: a first fit on the training rows alone is scored on the validation
-rows by the negative log-likelihood; a second, on all rows, runs for as many epochs as scored best
-(Harrison, Willes & Snoek 2023, appendix G.2). The noise of regression may be that of the validation rows at the best
-epoch, too (:meth:`Learner.held_out`; ours). Test rows are nowhere in sight.
+With early stopping, a first fit on the training rows alone is scored on the validation rows by the negative
+log-likelihood; a second fit, on all rows, runs for the best-scored number of epochs (Harrison, Willes & Snoek 2023,
+appendix G.2). The noise variance of regression may also be estimated on the validation rows at the best epoch
+(:meth:`Learner.held_out`; ours). Test rows are never used.
 """
 
 import copy
@@ -44,12 +44,13 @@ def fit_epochs(
     report: Report,
     keep: SnapshotPolicy = _LAST,
 ) -> list[FitResult]:
-    """Fit one learner to each of ``data``; all must have as many rows and be of one shape.
+    """Fit one learner to each of ``data``, which must all have the same shape and number of rows.
 
     Args:
-        build: a freshly initialised learner for a data set, from the address of its weights; or one for each model.
-        rngs: each model's own address.
-        keep: what is left of the epochs' ends, and how many epochs are run beyond the chosen number.
+        build: makes a new learner for a data set, given the seed address of its weights; or one function for each
+            model.
+        rngs: the seed address of each model.
+        keep: the snapshots and moments to keep, and the number of epochs to run beyond the chosen one.
 
     Raises:
         Diverged: a loss became NaN or infinite.
@@ -73,7 +74,7 @@ def fit_epochs(
     carried = {"chosen": torch.tensor(epochs)} | _named("held", held)
     epochs = [chosen + keep.extra_epochs for chosen in epochs]
     run = _EpochRun(builds, data, config, rngs, epochs, keep=keep, scored=False)
-    done = run.steps if choosing else 0  # a search counts as much as what it is for
+    done = run.steps if choosing else 0  # the fit for early stopping counts as much as the final fit
     run_steps(run, config.optimiser, run.steps, Phase(report, "final", done, done + run.steps, carried))
     for m in members:
         run.snapshots[m] = [run.probe.with_held_out(past, held[m]) for past in run.snapshots[m]]
@@ -82,7 +83,7 @@ def fit_epochs(
 
 @final
 class _EpochRun(Objective):
-    """The objective of all models' losses, with snapshots and scores at the ends of epochs."""
+    """The sum of all models' losses, with snapshots and scores at the ends of epochs."""
 
     def __init__(
         self,
@@ -114,17 +115,17 @@ class _EpochRun(Objective):
         self.snapshots = [[self._members.get(m)] if keep.start else [] for m in range(len(data))]
         self.moments = [RunningMoments() for _ in data]
         self.losses = [0.0] * len(data)
-        self._sum = torch.zeros(len(data), dtype=torch.float64)  # of this epoch's losses
+        self._sum = torch.zeros(len(data), dtype=torch.float64)  # each model's sum of losses over this epoch
         self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)
         self._best_epoch = torch.full((len(data),), max(epochs), dtype=torch.int64)
-        self.held: list[dict[str, Tensor]] = [{} for _ in data]  # of the best epoch, by Learner.held_out
-        self._latest = torch.zeros(len(data))  # each model's loss of this step
-        self._going = torch.ones(len(data), dtype=torch.bool)  # whose fit has not ended, [model]
-        self._epoch, self._done = -1, 0  # the open epoch; how many have ended
+        self.held: list[dict[str, Tensor]] = [{} for _ in data]  # Learner.held_out's estimates at the best epoch
+        self._latest = torch.zeros(len(data))  # each model's loss at this step
+        self._going = torch.ones(len(data), dtype=torch.bool)  # whether each model is still trained, [model]
+        self._epoch, self._done = -1, 0  # the current epoch; the number of finished epochs
         self._asked, self._finished = -1, False  # after how many epochs the fit was asked to end, and the answer
-        self._orders, self._block = torch.zeros(0), -1  # the epoch's row orders; the steps whose noise is there
+        self._orders, self._block = torch.zeros(0), -1  # the epoch's row orders; the block of steps with noise
         self._noise, self._scheduled = dict[str, Tensor](), dict[str, Tensor]()
-        self._score: float | None = None  # the models' mean, once there is one
+        self._score: float | None = None  # the mean score of the models, once there is one
 
     def parameters(self) -> list[Tensor]:
         return list(self._members.named.values())
@@ -143,7 +144,7 @@ class _EpochRun(Objective):
         self._latest = distributed.mean(losses.detach())
         if len(losses) == 1:
             return losses[0]  # a single fit that has ended is asked for no loss
-        return losses.where(self._going, losses.new_zeros(())).sum()  # whose fit has ended stands still
+        return losses.where(self._going, losses.new_zeros(())).sum()  # a model whose fit has ended is not updated
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         epoch, position = divmod(step, self._steps_per_epoch)
@@ -161,7 +162,7 @@ class _EpochRun(Objective):
         return self._finished
 
     def best_epochs(self) -> list[int]:
-        """Return each model's number of epochs with the best validation score; all of them where none was finite."""
+        """Return each model's number of epochs with the best validation score; all epochs if no score was finite."""
         return self._best_epoch.tolist()
 
     def state(self) -> dict[str, Tensor]:
@@ -195,7 +196,7 @@ class _EpochRun(Objective):
         self._done = int(state["done"])
 
     def _open(self, epoch: int) -> None:
-        """Draw the epoch's row orders, each model's from its own address."""
+        """Draw the epoch's row order of each model, from the model's own seed address."""
         if self._epoch == epoch:
             return
         self._epoch, self._going = epoch, self._wanted(epoch).to(self._device)
@@ -206,14 +207,14 @@ class _EpochRun(Objective):
         self._scheduled = {name: values.to(self._device) for name, values in scheduled.items()}
 
     def _wanted(self, epoch: int) -> Tensor:
-        """Return which models are to be trained in ``epoch``, not at their last nor out of patience; [model]."""
+        """Return which models train in ``epoch`` [model]: before their last epoch and the end of their patience."""
         stopping, wanted = self._config.early_stopping, torch.tensor(self._epochs) > epoch
         if self._held and stopping is not None and stopping.patience is not None:
             wanted &= epoch - self._best_epoch < stopping.patience
         return wanted
 
     def _noise_at(self, position: int) -> dict[str, Tensor]:
-        """Return the noise of one step of the open epoch, drawn with that of its neighbours; [model, ...] each."""
+        """Return the noise of one step of the current epoch, [model, ...] each. It is drawn for a block of steps."""
         at_once = self.probe.noise_steps(self._batch) if isinstance(self.probe, NoisyLearner) else None
         at_once = at_once or self._steps_per_epoch
         block, within = divmod(position, at_once)
@@ -228,14 +229,14 @@ class _EpochRun(Objective):
         return step_noise | {k: v[position].expand(members, *v.shape[1:]) for k, v in self._scheduled.items()}
 
     def _snapshot(self, epoch: int, part: int) -> None:
-        """Take a snapshot of each model that wants one, with ``part`` parts of the open epoch done."""
+        """Take a snapshot of each model that needs one, with ``part`` parts of the current epoch done."""
         self._members.agree()
         for m, stop in enumerate(self._epochs):
             if self._keep.snapshot((stop - epoch) * self._keep.parts_per_epoch - part):
                 self.snapshots[m].append(self._members.get(m))
 
     def _close(self, done: int) -> None:
-        """End epoch number ``done``, after its last snapshot: take moments, and scores where they are due."""
+        """End epoch number ``done`` after its last snapshot: update the moments, and compute scores if due."""
         mean = (self._sum / self._steps_per_epoch).tolist()
         for m, stop in enumerate(self._epochs):
             if self._keep.counts(stop - done):
@@ -247,8 +248,8 @@ class _EpochRun(Objective):
         if self._held and stopping is not None and done % stopping.every == 0:
             found = [self._validate(m) for m in range(len(self._data))]
             scores = torch.tensor([score for score, _ in found], dtype=torch.float64)
-            scores = distributed.mean(scores.to(self._device)).cpu()  # or ranks could stop at different epochs
-            # a score that is no number is not better, nor is one after the model's own search has ended
+            scores = distributed.mean(scores.to(self._device)).cpu()  # otherwise ranks could stop at different epochs
+            # neither NaN nor a score after the model's own patience has ended counts as better
             better = (scores < self._best) & self._going.cpu()
             self._best = torch.where(better, scores, self._best)
             self._best_epoch = torch.where(better, done, self._best_epoch)
@@ -257,9 +258,9 @@ class _EpochRun(Objective):
 
     @torch.no_grad()
     def _validate(self, member: int) -> tuple[float, dict[str, Tensor]]:
-        """Return the score of the model's validation rows, and what they fit better, by ``Learner.held_out``."""
+        """Return the model's validation score and its held-out estimates, see ``Learner.held_out``."""
         self.probe.load_state_dict(self._members.get(member))
-        rng = self._rngs[member].fold("validate")  # the same draws every time, so that scores compare
+        rng = self._rngs[member].fold("validate")  # the same draws at every epoch, so that scores are comparable
         parts = self._held[member].batches(_SCORED)
         predicted = [(self.probe.validate(x, rng=rng), y) for x, y in parts]
         if self._config.early_stopping is not None and self._config.early_stopping.noise == "validation":

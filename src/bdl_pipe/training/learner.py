@@ -1,4 +1,4 @@
-"""What is trained by gradients: a module that is its own training loss and has a predictive."""
+"""Learners: modules that are trained by gradients, with their own training loss and predictive."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -18,84 +18,92 @@ from .snapshots import RunningMoments
 
 
 class Learner(nn.Module, ABC):
-    """A network with a training loss and a predictive.
-
-    ``num_train`` is the number of rows that are trained on; ``noise`` is what :meth:`noise` drew for this step.
-    """
+    """A network with a training loss and a predictive."""
 
     @abstractmethod
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
-        """Return the scalar training loss of a batch; without side effects where many are trained as one."""
+        """Return the scalar training loss of a batch. Several learners trained as one allow no side effects.
+
+        Args:
+            inputs: the batch's transformed inputs.
+            targets: the batch's transformed targets.
+            num_train: the number of training rows.
+            noise: the random numbers that :meth:`noise` drew for this step.
+        """
 
     @abstractmethod
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Return the predictive of transformed inputs."""
 
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Return what validation scores are taken of: the predictive, or a cheaper form of it."""
+        """Return the predictive used for validation scores; may be a cheaper approximation."""
         return self.predict(inputs, rng=rng)
 
     def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the mean negative log-likelihood of rows that were not trained on, and what these rows fit better.
+        """Return the score of validation rows, and parameters that are estimated on these rows.
 
         Args:
-            predicted: what :meth:`validate` says of each part of the rows, with its targets.
+            predicted: :meth:`validate`'s predictive of each part of the rows, with its targets.
 
         Returns:
-            The score under what was found, and that, by name, for :meth:`with_held_out`: nothing, or the noise.
+            The mean negative log-likelihood under the estimated parameters, and these parameters by name, for
+                :meth:`with_held_out`: none, or the noise.
         """
         return nll(predicted), {}
 
     def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return fitted weights with what :meth:`held_out` found: parameters in place of those that training left."""
+        """Replace fitted weights by the parameters that :meth:`held_out` estimated."""
         return {**weights, **found}
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; drawn once an epoch."""
+        """Draw the random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; called once an epoch."""
         return {}
 
     def undecayed(self) -> set[str]:
-        """Return names of the parameters that weight decay leaves alone."""
+        """Return the names of the parameters without weight decay."""
         return set()
 
     @final
     def draw(self, rng: Seed, device: torch.device) -> dict[str, Tensor]:
-        """Return the noise of one draw that all rows share: that of a step of one row."""
+        """Return the noise of one draw that all rows share: the noise of a step of one row."""
         return {name: v[0].to(device) for name, v in self.noise(1, 1, rng.generator()).items()}
 
 
 class NoisyLearner(Learner):
-    """A learner whose noise is more than numbers that all rows and ranks share, drawn an epoch at a time."""
+    """A learner with noise for each row, with blocks of noise shorter than an epoch, or with scheduled numbers."""
 
     @abstractmethod
     def share(self, noise: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return this rank's part of a step's noise (:mod:`bdl_pipe.distributed`): of what belongs to rows its own."""
+        """Return this rank's part of a step's noise: the noise of its own rows, and all that rows share.
+
+        See :mod:`bdl_pipe.distributed`.
+        """
 
     def noise_steps(self, batch: int) -> int | None:
-        """Return how many steps' noise is drawn at once (None: an epoch's); where it differs, so do the numbers."""
+        """Return the number of steps whose noise is drawn together; None means an epoch. It changes the numbers."""
         return None
 
     def scheduled(self, epochs: Tensor) -> dict[str, Tensor]:
-        """Return numbers that follow a schedule, [step] each; ``epochs`` [step]: those done before each step."""
+        """Return numbers that follow a schedule, [step] each; ``epochs`` [step] counts the epochs before each step."""
         return {}
 
 
 def nll(predicted: Sequence[tuple[Predictive, Tensor]]) -> float:
-    """Return the mean negative log-likelihood of all rows of several parts, each with its predictive."""
+    """Return the mean negative log-likelihood over the rows of several parts, given as (predictive, targets)."""
     return -float(torch.cat([of.log_prob(targets).double() for of, targets in predicted]).mean())
 
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """The settings of how the number of epochs is chosen on validation rows.
+    """Settings that choose the number of epochs on validation rows.
 
     Attributes:
-        every: epochs between scores.
-        patience: epochs without a better score after which the search ends; null: none.
-        noise: of regression: ``trained``; or ``validation``, as the validation rows of the best epoch say, which no
-            step was trained for: one learned variance (``bnn``, ``dropout``, inducing weights) is the one of their
-            largest likelihood, and a network's own of each row (``sgd``) are moved along a line:
-            made larger, and alike as far as these rows do not show that they differ.
+        every: the number of epochs between scores.
+        patience: the number of epochs without a better score after which training stops. null: it never stops early.
+        noise: the noise variance of regression: ``trained``, or ``validation``, estimated on the validation rows at the
+            best epoch. A single learned variance (``bnn``, ``dropout``, inducing weights) becomes the value of their
+            largest likelihood. A network's variances of each row (``sgd``) are increased, and shrunk towards a common
+            value unless these rows show that they differ (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
     """
 
     every: int
@@ -109,13 +117,13 @@ class EarlyStopping:
 
 
 def require_constant_lr(early_stopping: EarlyStopping | None, optimiser: OptimiserConfig) -> None:
-    """Refuse a schedule where epochs are chosen: over the most epochs there may be it is not that of the chosen number.
+    """Require a constant learning rate with early stopping: a schedule over all epochs does not fit the chosen number.
 
     Raises:
-        ConfigError: epochs are chosen under a schedule that is not constant.
+        ConfigError: early stopping is combined with a schedule that is not constant.
     """
     fits = early_stopping is None or optimiser.schedule == "constant"
-    require(fits, "optimiser.schedule", "must be constant where epochs are chosen", optimiser.schedule)
+    require(fits, "optimiser.schedule", "must be constant with early_stopping", optimiser.schedule)
 
 
 @dataclass(frozen=True)
@@ -123,10 +131,13 @@ class TrainingConfig:
     """The settings of a learner's fit.
 
     Attributes:
-        epochs: passes over the rows; with ``early_stopping`` the most there may be. batch: rows a step; a last partial
-        batch is dropped where there are others, so that all steps weigh the same. optimiser: the update rule and its
-        schedule over all ``epochs``. early_stopping: how the number of epochs is chosen, at a constant rate; null, or
-        without validation rows: all of them. augmentation: of training images; null: none.
+        epochs: the number of passes over the training rows; with ``early_stopping`` the largest number.
+        batch: the number of rows of a step. A last, partial batch is dropped unless it is the only one, so that all
+            steps have equal weight.
+        optimiser: the update rule and its schedule over all ``epochs``.
+        early_stopping: how the number of epochs is chosen; the learning rate must then be constant. null, or a data set
+            without validation rows: all epochs are run.
+        augmentation: the augmentation of training images. null: no augmentation.
     """
 
     epochs: int
@@ -146,10 +157,10 @@ class FitResult:
     """The result of one model's fit.
 
     Attributes:
-        snapshots: the ``state_dict`` at the ends of the last epochs, oldest first; the last is the fit.
-        epochs: how many were run.
+        snapshots: the ``state_dict`` at the ends of the last epochs, oldest first; the last is the fitted model.
+        epochs: the number of epochs that were run.
         loss: the mean training loss of the last epoch.
-        moments: of the parameters over the iterates that counted; of count 0 where none did.
+        moments: the moments of the parameters over the iterates of the snapshot policy; their count may be 0.
     """
 
     snapshots: list[dict[str, Tensor]]

@@ -1,4 +1,4 @@
-"""A likelihood whose noise of regression is one variance, learned as a point; learners that mix draws under it."""
+"""A likelihood with one learned noise variance for regression, and learners that average draws under it."""
 
 import math
 from abc import abstractmethod
@@ -16,12 +16,12 @@ from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from .learner import Learner
 
-_LEAST, _MOST = 1e-8, 1e4  # of a variance that validation rows choose, or of one above its floor; transformed units
+_LEAST, _MOST = 1e-8, 1e4  # bounds of an estimated variance, or of its part above the floor
 
 
 @final
 class HomoscedasticLikelihood(nn.Module):
-    """The likelihood of a network's outputs, whose noise is the same for all outputs and inputs.
+    """The likelihood of a network's outputs, with the same noise for all outputs and inputs.
 
     For classes it is a softmax; for regression the outputs are means with one noise variance σ².
 
@@ -36,7 +36,7 @@ class HomoscedasticLikelihood(nn.Module):
             self.log_variance = nn.Parameter(torch.full((1,), math.log(initial_variance)))
 
     def forward(self, outputs: Float[Tensor, "draw batch output"]) -> Predictive:
-        """Return the predictive of network outputs, one network a draw."""
+        """Return the predictive of network outputs; each draw is one network."""
         if self._task == "classification":
             return Categorical(F.log_softmax(outputs, dim=-1))
         return Gaussian(outputs, self.log_variance.exp().expand_as(outputs))
@@ -46,7 +46,7 @@ class MixtureLearner(Learner):
     """A learner whose predictive is a mixture of several draws of its network.
 
     Attributes:
-        spec: the description of the learner; its ``config`` has ``draws`` and ``validation_draws``.
+        spec: the description of the learner; its ``config`` has the fields ``draws`` and ``validation_draws``.
         likelihood: the likelihood of the network's outputs.
     """
 
@@ -55,11 +55,11 @@ class MixtureLearner(Learner):
 
     @abstractmethod
     def drawn_outputs(self, inputs: Tensor, draws: int, rng: Seed) -> Float[Tensor, "draw batch output"]:
-        """Return the outputs of each draw; draw k is the same network for every batch."""
+        """Return the outputs of each draw; draw k is the same network in every batch."""
 
     @final
     def log_likelihood(self, outputs: Float[Tensor, "batch output"], targets: Tensor) -> Float[Tensor, ""]:
-        """Return log p(y_i | outputs_i), mean over the batch."""
+        """Return the mean of log p(y_i | outputs_i) over the batch."""
         return self.likelihood(outputs[None]).log_prob(targets).mean()
 
     @final
@@ -72,10 +72,10 @@ class MixtureLearner(Learner):
 
     @final
     def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score, and the noise variance of the largest likelihood of these rows, where it is learned.
+        """Return the score and, if the noise variance is learned, its maximum-likelihood estimate on these rows.
 
-        The variance that training leaves is that of residuals which the network was fitted to: too small by as much as
-        it has learned them by heart. All draws of a row stay apart, so that it is the noise beside their disagreement.
+        The variance of the training residuals is too small if the network overfits. The likelihood is of the mixture of
+        all draws, so that the estimate excludes the draws' disagreement.
         """
         variance = getattr(self.likelihood, "log_variance", None)
         if variance is None or not variance.requires_grad:
@@ -91,8 +91,8 @@ class MixtureLearner(Learner):
 
 
 def least_nll(draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "row output"]) -> tuple[float, float]:
-    """Return the least mean −log (1/S) Σ_s N(y | f_s, v) over one variance v of all outputs, and log v."""
-    from scipy.optimize import minimize_scalar  # half a second, which every process of every method would pay
+    """Minimise the mean of −log (1/S) Σ_s N(y | f_s, v) over one variance v for all outputs; return it and log v."""
+    from scipy.optimize import minimize_scalar  # here, because it takes half a second
 
     def nll(log_variance: float) -> float:
         return -float(Gaussian(draws, torch.full_like(draws, math.exp(log_variance))).log_prob(targets).mean())
@@ -103,17 +103,17 @@ def least_nll(draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "r
 
 
 def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, float, float]:
-    """Return the least mean −log p(y) over lines (shift, slope) that variances move along, and the line.
+    """Minimise the mean of −log p(y) over a line (shift, slope) that transforms variances; return it and the line.
 
-    A network's head has an output g for each variance, which is exp g, or floor + log(1 + exp g); the line puts
-    shift + slope·g in its place, 0 ≤ slope ≤ 1, for all draws, rows and outputs alike. Slope 1 moves log-variances by
-    one number; slope 0 leaves one variance for all. Of one draw without a floor the loss is convex in the line; else
-    the better of two descents is taken: from one variance, and from variances about it that differ as the network's
-    do. The score is NaN where a number is not finite.
+    A network's head has an output g for each variance, which is exp g, or floor + log(1 + exp g). The line replaces g
+    by shift + slope·g, 0 ≤ slope ≤ 1, for all draws, rows and outputs. Slope 1 shifts all log-variances by one number;
+    slope 0 gives one variance for all. With one draw and no floor the loss is convex in the line. Otherwise the better
+    of two descents is returned: one starts from slope 0, the other from slope 1 about the same variance. The score is
+    NaN if a number is not finite.
 
     Args:
-        predicted: Gaussians with a variance of each row, and the targets of the rows.
-        floor: as ``NetworkSpec.variance_floor``.
+        predicted: Gaussians with a variance for each row, and the targets of the rows.
+        floor: see ``NetworkSpec.variance_floor``.
     """
     from scipy.optimize import minimize
     from scipy.special import expit, logsumexp
@@ -134,7 +134,7 @@ def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float 
         v = np.exp(g) if floor is None else floor + np.logaddexp(0, g)
         each = -0.5 * (np.log(2 * math.pi * v) + square / v).sum(-1)  # [draw, row]
         of_row = logsumexp(each, 0)
-        share = np.exp(each - of_row)[..., None]  # each draw's part in the mixture's derivative
+        share = np.exp(each - of_row)[..., None]  # each draw's weight in the mixture's derivative
         by_g = share * (v if floor is None else expit(g)) * (1 - square / v) / (2 * v)
         return math.log(draws) - float(of_row.mean()), np.array([by_g.sum(), (by_g * about).sum()]) / rows
 
@@ -147,5 +147,5 @@ def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float 
 
 
 def _to_head(variance: Any, floor: float | None) -> Any:
-    """Return g of exp g, or of log(1 + exp g), which is the variance above its floor."""
+    """Return g such that exp g is the variance or, with a floor, log(1 + exp g) is the variance above it."""
     return np.log(variance) if floor is None else variance + np.log(-np.expm1(-variance))

@@ -1,12 +1,11 @@
-"""One loop for everything that descends a gradient: schedule, progress, checkpoint, exact resume.
+"""The training loop of all gradient methods: schedule, progress, checkpoints, exact resume.
 
-What is descended is a :class:`Objective`: it owns its parameters, draws its own batches from the
-seed address of the step, and says what else a checkpoint must hold. The loop owns the optimiser,
-the learning-rate schedule and the checkpoints. A resumed run continues with the same bits: the
-optimiser's tensors are stored whole and no generator has a state to lose.
+An :class:`Objective` owns its parameters, draws its batches from the seed address of the step, and adds its own tensors
+to a checkpoint. The loop owns the optimiser, the learning-rate schedule and the checkpoints. A resumed run continues
+with the same bits: the optimiser's tensors are stored completely, and no generator has a state.
 
-In a process group (``parallel``) the ranks' gradients and losses are averaged at every step, and rank 0
-alone reports and saves; all go on from its checkpoint.
+In a process group (:mod:`bdl_pipe.distributed`) the ranks' gradients and losses are averaged at every step. Only rank 0
+reports and saves; all ranks resume from its checkpoint.
 """
 
 import math
@@ -27,7 +26,7 @@ from .adam import Adam
 
 Optimiser = Adam | torch.optim.Optimizer
 
-_LOOK_EVERY: Final = 100  # steps, on a device that works ahead of its driver
+_LOOK_EVERY: Final = 100  # steps between checks of the loss on an asynchronous device
 
 
 @dataclass(frozen=True)
@@ -35,18 +34,19 @@ class OptimiserConfig:
     """The settings of an optimiser and its learning-rate schedule.
 
     Attributes:
-        name: the update rule, torch's, or ``lamb`` (You et al. 2020, with φ(z) = z): Adam's step, its length in each
-            tensor that of the tensor; by pytorch_optimizer.
+        name: the update rule of torch, or ``lamb`` of pytorch_optimizer (You et al. 2020, with φ(z) = z): Adam's step,
+            scaled in each tensor to the tensor's norm.
         lr: the peak learning rate.
         schedule: ``constant``; ``cosine`` to zero; ``one_cycle``: up over ``warmup``, then cosine to zero; ``step``:
-            times ``factor`` from each of ``milestones`` on; ``linear``: constant up to the first of two ``milestones``,
-            on a straight line to ``factor`` times the rate at the second, constant then (Maddox et al. 2019).
-        warmup: the share of steps that rise linearly from rate/25 to rate (one_cycle only).
-        weight_decay: γ, enters the gradient as γw (decoupled for adamw).
-        momentum: for sgd.
-        grad_clip_norm: the largest gradient norm, or null.
-        milestones: shares of all steps, for step each rounded to a whole one (step and linear only).
-        factor: of the rate at each milestone (step), or at the last one (linear).
+            multiplied by ``factor`` at each of ``milestones``; ``linear``: constant up to the first of two
+            ``milestones``, linear to ``factor`` times the rate at the second, then constant (Maddox et al. 2019).
+        warmup: the share of steps in which the rate rises linearly from lr/25 to lr (one_cycle only).
+        weight_decay: γ, which adds γw to the gradient (decoupled for adamw).
+        momentum: the momentum of sgd.
+        grad_clip_norm: the largest gradient norm. null: gradients are not clipped.
+        milestones: the positions of changes, as shares of all steps (step and linear only); ``step`` rounds each to a
+            whole step.
+        factor: the factor of the rate at each milestone (step), or at the last one (linear).
     """
 
     name: Literal["adam", "adamw", "sgd", "lamb"]
@@ -76,30 +76,30 @@ class OptimiserConfig:
 
 
 class Objective(ABC):
-    """A task whose loss can be descended."""
+    """A loss of parameters, for the training loop."""
 
     @abstractmethod
     def parameters(self) -> list[Tensor]:
-        """Return the leaf tensors that the optimiser moves, in a fixed order."""
+        """Return the leaf tensors that the optimiser updates, in a fixed order."""
 
     @abstractmethod
     def loss(self, step: int) -> Tensor:
-        """Return the scalar loss of step ``step``, with its graph. Its randomness is addressed by ``step``."""
+        """Return the scalar loss of step ``step``, with its graph. Its random numbers depend on ``step``."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors that a later step depends on, but the optimiser's."""
+        """Return all tensors, apart from the optimiser's, that later steps depend on."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what ``state`` returned."""
+        """Restore the tensors of :meth:`state`."""
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
-        """Do what follows the update of step ``step``; what is returned is reported."""
+        """Run after the update of step ``step``; return the metrics to report."""
         return {}
 
     def undecayed(self) -> list[Tensor]:
-        """Return those of ``parameters()`` that weight decay leaves alone."""
+        """Return the parameters without weight decay."""
         return []
 
     def optimiser(self, config: OptimiserConfig) -> Optimiser:
@@ -107,19 +107,19 @@ class Objective(ABC):
         return make_optimiser(self.parameters(), config, self.undecayed())
 
     def clip(self, largest: float) -> None:
-        """Scale the gradients down to the norm ``largest``, where it is above."""
+        """Scale the gradients down to the norm ``largest`` if their norm is larger."""
         torch.nn.utils.clip_grad_norm_(self.parameters(), largest)
 
     def finished(self) -> bool:
-        """Say whether the steps that are left would change nothing of what is wanted."""
+        """Return whether training can stop early because later steps cannot change the result."""
         return False
 
 
 def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Report) -> None:
-    """Run ``steps`` updates of ``task``, from the last checkpoint where there is one.
+    """Run ``steps`` updates of ``task``, from the last checkpoint if there is one.
 
     Raises:
-        Diverged: the loss or a parameter became NaN or infinite, or a matrix behind the loss has no factor.
+        Diverged: the loss or a parameter became NaN or infinite, or a matrix of the loss has no Cholesky factor.
     """
     optimiser = task.optimiser(config)
     start, first = resume(task, optimiser, report), distributed.world()[0] == 0
@@ -132,7 +132,7 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
                 group["lr"] = learning_rate(config, step, steps)
             optimiser.zero_grad()
             loss = task.loss(step)
-            mean = distributed.mean(loss.detach())  # of all ranks, so that all stop together
+            mean = distributed.mean(loss.detach())  # averaged over ranks, so that all ranks stop together
             watch.see(step, mean)
             loss.backward(inputs=task.parameters())  # other leaves of the graph need no gradient
             distributed.average_gradients(task.parameters())
@@ -154,15 +154,15 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
 
 @final
 class _Watch:
-    """Losses that must be finite.
+    """A check that all losses are finite.
 
-    To look at one waits for the device. On a CPU each is looked at; on a device that works ahead of its driver the
-    first that is not finite is remembered, and looked for every 100 steps and before anything is kept.
+    Reading a loss waits for the device. On a CPU each loss is checked at once. An asynchronous device records the first
+    loss that is not finite, which is checked every 100 steps and before a checkpoint is saved.
     """
 
     def __init__(self, *, ahead: bool) -> None:
         self._ahead = ahead
-        self._found: Tensor | None = None  # (step, loss) of the first that is not finite, or of the last
+        self._found: Tensor | None = None  # (step, loss) of the first loss that is not finite, or of the last loss
 
     def see(self, step: int, loss: Tensor) -> None:
         if not self._ahead:
@@ -175,7 +175,7 @@ class _Watch:
             self.look()
 
     def look(self) -> None:
-        """Raise Diverged where a loss was not finite."""
+        """Raise Diverged if a loss was not finite."""
         if self._found is None:
             return
         step, loss = self._found.tolist()
@@ -188,7 +188,7 @@ def _diverged(step: int, loss: float) -> Diverged:
 
 
 def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
-    """Return the rate of update ``step`` of ``steps``, a pure function of both."""
+    """Return the learning rate of update ``step`` of ``steps``."""
     if config.schedule == "constant":
         return config.lr
     if config.schedule == "cosine":
@@ -206,10 +206,10 @@ def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
 
 
 def make_optimiser(parameters: list[Tensor], config: OptimiserConfig, undecayed: Sequence[Tensor] = ()) -> Optimiser:
-    """Return the optimiser over ``parameters``; those in ``undecayed`` have no weight decay.
+    """Return the optimiser over ``parameters``; ``undecayed`` have no weight decay.
 
     Raises:
-        UserError: the rule is ``lamb``, and its package is not installed.
+        UserError: the rule is ``lamb`` and its package is not installed.
     """
     spared = {id(p) for p in undecayed}
     groups: list[dict[str, Any]] = [{"params": [p for p in parameters if id(p) not in spared]}]
@@ -219,7 +219,7 @@ def make_optimiser(parameters: list[Tensor], config: OptimiserConfig, undecayed:
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     if config.name == "lamb":
         return _lamb(groups, config)
-    # one kernel in place of a dozen for each tensor; it reads a tensor and its gradient straight through
+    # fused: one kernel instead of a dozen for each tensor; it reads tensor and gradient in memory order
     straight = all(p.is_contiguous() and p.device.type == "cpu" for p in parameters)
     decoupled = config.name == "adamw"
     return Adam(groups, lr=config.lr, weight_decay=config.weight_decay, decoupled=decoupled, fused=straight)
@@ -231,20 +231,20 @@ def _lamb(groups: list[dict[str, Any]], config: OptimiserConfig) -> torch.optim.
     except ImportError as error:
         ways = "pip install 'bdl-pipe[lamb]'"
         raise UserError(f"the optimiser lamb needs the package pytorch_optimizer ({error}): {ways}") from None
-    # a length has no bias to correct, and a number of steps in the group would not be in a checkpoint
+    # the scaled step needs no bias correction, whose step count in the group would not be in a checkpoint
     optimiser = Lamb(groups, lr=config.lr, weight_decay=config.weight_decay, weight_decouple=False, adam_debias=True)
-    optimiser.clamp = math.inf  # of φ; a whole coreset is one tensor, and longer than 10
+    optimiser.clamp = math.inf  # φ's upper bound: a coreset is one tensor, whose norm exceeds the default 10
     return optimiser
 
 
 def checkpoint(task: Objective, optimiser: Optimiser, step: int) -> State:
-    """Return everything that the steps from ``step`` on depend on."""
+    """Return the checkpoint from which the steps from ``step`` on continue."""
     tensors = {f"task.{k}": v for k, v in task.state().items()}
     return State(tensors | optimiser_tensors(optimiser, "optimiser"), {"step": step})
 
 
 def resume(task: Objective, optimiser: Optimiser, report: Report) -> int:
-    """Restore the last checkpoint, if any, and return the step to go on from."""
+    """Restore the last checkpoint, if any, and return the step to continue from."""
     last = distributed.broadcast_from_rank0(report.load)
     if last is None:
         return 0
@@ -265,7 +265,7 @@ def optimiser_tensors(optimiser: Optimiser, prefix: str) -> dict[str, Tensor]:
 
 
 def restore_optimiser(optimiser: Optimiser, tensors: Mapping[str, Tensor], prefix: str) -> None:
-    """Undo :func:`optimiser_tensors`; what is not named is forgotten."""
+    """Undo :func:`optimiser_tensors`; other state of the optimiser is deleted."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     optimiser.state.clear()
     for key, value in tensors.items():
@@ -274,5 +274,5 @@ def restore_optimiser(optimiser: Optimiser, tensors: Mapping[str, Tensor], prefi
             parameter = parameters[int(number)]
             if name == "step" or value.shape != parameter.shape:
                 optimiser.state[parameter][name] = value.clone()  # torch keeps Adam's step on the CPU
-            else:  # in the parameter's own memory order, or other bits may follow
+            else:  # in the parameter's own memory order, which rounding depends on
                 optimiser.state[parameter][name] = torch.empty_like(parameter).detach().copy_(value)

@@ -1,4 +1,4 @@
-"""Learners that a method's config describes, as posteriors: their fit, what it leaves, and how that is read back."""
+"""Posteriors that are a fitted learner: their fit, their state, and how they are loaded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ L = TypeVar("L", bound=Learner)
 
 @runtime_checkable
 class TrainedConfig(Protocol):
-    """The fields that the configs of all methods that train one network have in common."""
+    """The config fields that all methods that train one network share."""
 
     @property
     def network(self) -> NetworkConfig: ...
@@ -35,15 +35,15 @@ class TrainedConfig(Protocol):
 
 @dataclass(frozen=True)
 class LearnerSpec(Generic[C]):
-    """The description that a learner is built from.
+    """The description of a learner, from which it is built.
 
-    A subclass says of which config, for what is stored to be read as one.
+    A subclass fixes the type of the config, so that a stored description can be read.
 
     Attributes:
-        config: that of its method.
-        input_shape: of one transformed row.
-        outputs: classes, or target columns.
-        task: what is predicted.
+        config: the method's config.
+        input_shape: the shape of one transformed row.
+        outputs: the number of classes or target columns.
+        task: classification or regression.
     """
 
     config: C
@@ -53,14 +53,15 @@ class LearnerSpec(Generic[C]):
 
 
 class LearnerPosterior(Generic[L]):
-    """A fitted learner, predicting as it does itself.
+    """A posterior that predicts with a fitted learner.
 
-    State: the learner's ``state_dict``; config ``spec``, that :meth:`skeleton` reads, ``epochs`` and ``loss``.
+    Its state has the tensors of the learner's ``state_dict``, and a config with ``spec``, ``epochs`` and ``loss``.
 
     Attributes:
         key: the posterior's key in ``registry.POSTERIORS``.
         spec_class: the dataclass of ``spec``.
-        learner_class: what is fitted; it is called with a spec, the address of its weights and, in a fit, a start.
+        learner_class: the learner's class, which is called with a spec, the seed address of the weights and, in a fit,
+            initial weights.
     """
 
     key: ClassVar[str]
@@ -69,29 +70,29 @@ class LearnerPosterior(Generic[L]):
 
     @classmethod
     def spec(cls, config: Any, data: FitData) -> Any:
-        """Return the spec of the learners of ``data`` that ``config`` describes."""
+        """Return the spec of a learner for ``data`` with the method's ``config``."""
         return cls.spec_class(config, data.input_shape, data.outputs, data.task)
 
     @classmethod
     def build(cls, spec: Any, data: FitData, rng: Seed, start: Weights | None) -> L:
-        """Return a learner of ``data`` to train, whose weights are ``start``, or fresh ones where it is None."""
+        """Return a learner for ``data`` to train, with the weights ``start``, or new weights if it is None."""
         learner: L = cls.learner_class(spec, rng, start)
         return learner
 
     @classmethod
     def skeleton(cls, spec: Any) -> L:
-        """Return a learner of the shape of the fitted one, whose weights do not matter."""
+        """Return a learner of the fitted shape, with arbitrary weights."""
         learner: L = cls.learner_class(spec, Seed(0))
         return learner
 
     @staticmethod
     def finish(spec: Any, fitted: FitResult, data: FitData, rng: Seed) -> Mapping[str, Tensor]:
-        """Return the tensors of the state: those that training left, unless something is computed after it."""
+        """Return the tensors of the state. The default is the trained weights; a subclass may compute more."""
         return fitted.state
 
     @final
     def __init__(self, learner: L, config: Mapping[str, Any]) -> None:
-        """Take the ``config`` of the posterior's state."""
+        """Create the posterior from a learner and the ``config`` of the posterior's state."""
         self.learner, self._config = learner.eval(), dict(config)
         self.learner.to(memory_format=fastest_order(learner))  # type: ignore[call-overload]
 
@@ -109,8 +110,8 @@ class LearnerPosterior(Generic[L]):
         """Fit a posterior to each of ``data``, from the last snapshot of a trajectory in its ``inputs``, if any.
 
         Raises:
-            ConfigError: the trajectory is of another network, or ``training.early_stopping`` is set with it; the
-                learner cannot be built on this network.
+            ConfigError: the trajectory has another network, ``training.early_stopping`` is set together with a
+                trajectory, or the learner cannot be built on this network.
             Diverged: a loss became NaN or infinite.
         """
         spec = cls.spec(config, data[0])
@@ -124,20 +125,20 @@ class LearnerPosterior(Generic[L]):
     @final
     @classmethod
     def stage(cls) -> StageSpec:
-        """Return the stage of :meth:`fit`: it may start from a trajectory, and several processes may share a fit."""
+        """Return the stage of :meth:`fit`, which may start from a trajectory and may be data-parallel."""
         return StageSpec(fit_many=cls.fit, needs={"trajectory": "one_to_one"}, input_optional=True, data_parallel=True)
 
     @final
     @classmethod
     def fitted_state(cls, spec: Any, fitted: FitResult, data: FitData, rng: Seed) -> State:
-        """Return the posterior's state, of a learner of ``spec`` that was fitted to ``data`` at the address ``rng``."""
+        """Return the posterior's state for a learner of ``spec`` that was fitted to ``data`` with the seed ``rng``."""
         about = {"epochs": fitted.epochs, "loss": fitted.loss, "spec": to_mapping(spec)}
         return State(dict(cls.finish(spec, fitted, data, rng)), {"posterior": cls.key, **about})
 
     @final
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Predict; draws, where there are any, are at ``rng``: equal ones for equal ``rng``, whatever the batch."""
+        """Predict. Draws, if any, depend on ``rng`` alone and not on the batch."""
         return self.learner.predict(inputs, rng=rng)
 
     @final

@@ -1,7 +1,7 @@
-"""Repeat a fit that diverges at smaller rates: :func:`retried`.
+"""Repeat a diverged fit with smaller rates: :func:`retried`.
 
-The rates of a config are its fields ``lr``, ``label_lr`` and ``step_size``, at any depth, and of a schedule of step
-sizes its factor. A retry that was killed continues from its checkpoint, which says which attempt wrote it.
+The rates of a config are its fields ``lr``, ``label_lr`` and ``step_size``, at any depth, and the factors of schedules
+of step sizes. A retry that was killed continues from its checkpoint, which records the attempt's number.
 """
 
 import dataclasses
@@ -12,26 +12,26 @@ from ..artifacts import State
 from ..errors import Diverged
 from ..progress import Report
 
-ATTEMPTS: Final = 4  # the last at .027 of the rates
+ATTEMPTS: Final = 4  # the last attempt has 0.027 of the rates
 FACTOR: Final = 0.3
-RATE_SHARE: Final = "rate_share"  # key of a result that took several attempts: the factor of its rates
+RATE_SHARE: Final = "rate_share"  # in the config of a result that took several attempts: the factor of its rates
 _RATES: Final = frozenset({"lr", "label_lr", "step_size"})
 _ATTEMPT: Final = "attempt"
-_FACTORS: Final = ("value", "a", "rate")  # of schedules of step sizes
+_FACTORS: Final = ("value", "a", "rate")  # fields of schedules of step sizes
 
 
 def retried(fit: Callable[[Any, Report], list[State]], config: Any, report: Report) -> list[State]:
-    """Fit, and repeat the fit at ``FACTOR`` of the rates while it diverges, ``ATTEMPTS`` times at most.
+    """Fit; if the fit diverges, repeat it with the rates times ``FACTOR``, up to ``ATTEMPTS`` attempts.
 
-    The states are those of a fit that has the smaller rates from the start; their config then has ``RATE_SHARE``.
+    The states equal the states of a fit with the smaller rates; their config then has the key ``RATE_SHARE``.
 
     Args:
         fit: (config, report) -> the states.
         config: a frozen dataclass.
-        report: keeps the checkpoints of all attempts.
+        report: stores the checkpoints of all attempts.
 
     Raises:
-        Diverged: the fit diverged at the smallest rates, too, or its config has no rates.
+        Diverged: the fit diverged at the smallest rates as well, or its config has no rates.
     """
     last = report.load()
     first = int(last.config.get(_ATTEMPT, 0)) if last is not None else 0
@@ -48,7 +48,7 @@ def retried(fit: Callable[[Any, Report], list[State]], config: Any, report: Repo
 
 
 def slower(config: Any, share: float) -> Any:
-    """Return the config with all of its rates times ``share``; a config without rates is returned as it is."""
+    """Return the config with all of its rates times ``share``; a config without rates is returned unchanged."""
     if share == 1 or not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     changes = {}

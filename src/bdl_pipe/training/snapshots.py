@@ -1,9 +1,9 @@
-"""The iterates of a trajectory: which of them leave a snapshot, and the running moments of their weights.
+"""The iterates of a trajectory: the choice of snapshots, and the running moments of their weights.
 
-Both are counted from the end, so that they mean the same where the number of epochs is chosen on validation rows.
-A trajectory's state holds its snapshots as tensors of the network's own names, [snapshot, ...], and beside them, where
-they were asked for, the moments in float64 under the names ``iterates.mean.…`` and ``iterates.variance.…``. Where the
-weights before the first step are the first snapshot, ``snapshots_at`` in its config says of which epoch each one is.
+Snapshots and moments are counted from the end, so that they mean the same with early stopping. A trajectory's state
+holds its snapshots under the network's own names, [snapshot, ...], and optionally the moments in float64 under
+``iterates.mean.…`` and ``iterates.variance.…``. If the weights before the first step are the first snapshot,
+``snapshots_at`` in the config has the epoch of each snapshot.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ _VARIANCE: Final = "iterates.variance."
 
 @dataclass(frozen=True)
 class MomentsConfig:
-    """The settings of running moments of the weights over the iterates at the ends of epochs.
+    """The settings of running moments of the weights over iterates at the ends of epochs.
 
     Attributes:
-        count: how many iterates, the last one that of the last epoch; fewer where there are fewer epochs.
-        every: epochs from one to the next.
+        count: the number of iterates, up to the last epoch; fewer if there are fewer epochs.
+        every: the number of epochs between iterates.
     """
 
     count: int
@@ -39,15 +39,16 @@ class MomentsConfig:
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """The settings of what a fit leaves beside its last weights.
+    """The settings of the snapshots and moments that a fit keeps.
 
     Attributes:
-        snapshots: how many, the last one at the end of the last epoch.
-        every: parts from one to the next.
-        extra_epochs: epochs run beyond the chosen number, or beyond all where none is chosen.
-        moments: of the weights; null: none.
-        parts_per_epoch: equal parts of an epoch; there may be a snapshot at the end of each.
-        start: keep the weights before the first step, too, as the first snapshot.
+        snapshots: the number of snapshots, the last at the end of the last epoch.
+        every: the number of parts of epochs between snapshots.
+        extra_epochs: the number of epochs to run beyond the chosen number or, without early stopping, beyond all
+            epochs.
+        moments: the running moments of the weights. null: no moments.
+        parts_per_epoch: the number of equal parts of an epoch; a snapshot may be at the end of each.
+        start: whether the first snapshot is the weights before the first step.
     """
 
     snapshots: int = 1
@@ -58,7 +59,7 @@ class SnapshotPolicy:
     start: bool = False
 
     def ends(self, steps: int) -> dict[int, int]:
-        """Return the steps of an epoch of ``steps`` at which a part ends -> the parts that are then done.
+        """Return, for an epoch of ``steps`` steps, the steps at which a part ends -> the number of finished parts.
 
         Raises:
             ConfigError: there are more parts than steps.
@@ -72,17 +73,17 @@ class SnapshotPolicy:
         return {steps * part // self.parts_per_epoch: part for part in range(1, self.parts_per_epoch + 1)}
 
     def snapshot(self, left: int) -> bool:
-        """Say whether there is one with ``left`` parts to go."""
+        """Return whether a snapshot is taken when ``left`` parts remain."""
         return _wanted(left, self.snapshots, self.every)
 
     def at(self, epochs: int) -> list[float]:
-        """Return the epochs that have passed at each snapshot of a fit of ``epochs``, oldest first."""
+        """Return the epoch of each snapshot of a fit of ``epochs``, oldest first."""
         total = epochs * self.parts_per_epoch
         done = [part for part in range(1, total + 1) if self.snapshot(total - part)]
         return [part / self.parts_per_epoch for part in [0] * self.start + done]
 
     def counts(self, left: int) -> bool:
-        """Say whether the moments take the iterate with ``left`` epochs to go."""
+        """Return whether the moments include the iterate before the last ``left`` epochs."""
         return self.moments is not None and _wanted(left, self.moments.count, self.moments.every)
 
 
@@ -94,11 +95,11 @@ def _wanted(left: int, count: int, every: int) -> bool:
 class RunningMoments:
     """The mean and population variance of named weights over iterates, in float64 (Welford 1962).
 
-    E[w²] − E[w]² would cancel where a weight is far larger than it moves; the centred sum does not.
+    E[w²] − E[w]² cancels if a weight is much larger than its changes; the centred sum does not.
 
     Attributes:
-        count: iterates so far.
-        mean: by name, in the weights' shapes.
+        count: the number of iterates so far.
+        mean: the means by name, in the weights' shapes.
     """
 
     def __init__(self) -> None:
@@ -107,7 +108,7 @@ class RunningMoments:
         self._centred: dict[str, Tensor] = {}  # Σ (w − mean)²
 
     def update(self, weights: Mapping[str, Tensor]) -> None:
-        """Take one more iterate, of any floating type."""
+        """Add an iterate, of any floating type."""
         self.count += 1
         for name, value in weights.items():
             old = self.mean.get(name, torch.zeros_like(value, dtype=torch.float64))
@@ -118,23 +119,23 @@ class RunningMoments:
 
     @property
     def variance(self) -> dict[str, Tensor]:
-        """Return the mean square deviation from the mean."""
+        """Return the mean squared deviation from the mean."""
         return {name: value / self.count for name, value in self._centred.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that a later update depends on."""
+        """Return the tensors that later updates depend on."""
         mean = {f"mean.{name}": value for name, value in self.mean.items()}
         centred = {f"centred.{name}": value for name, value in self._centred.items()}
         return mean | centred | {"count": torch.tensor(self.count)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned."""
+        """Restore the tensors of :meth:`state`."""
         self.count = int(state["count"])
         self.mean, self._centred = under("mean.", state), under("centred.", state)
 
 
 def with_moments(trajectory: State, found: RunningMoments, prefix: str) -> State:
-    """Return a trajectory with its moments, where there are any; ``prefix`` is taken off their names."""
+    """Add moments, if any, to a trajectory; ``prefix`` is removed from their names."""
     if found.count == 0:
         return trajectory
     mean = {_MEAN + name.removeprefix(prefix): value for name, value in found.mean.items()}
@@ -143,14 +144,14 @@ def with_moments(trajectory: State, found: RunningMoments, prefix: str) -> State
 
 
 def with_epochs(trajectory: State, keep: SnapshotPolicy) -> State:
-    """Return a trajectory that says at which epochs its snapshots are, where its start is one of them."""
+    """Add the epochs of the snapshots to a trajectory's config if its start is one of them."""
     if not keep.start:
         return trajectory
     return State(trajectory.tensors, trajectory.config | {"snapshots_at": keep.at(trajectory.config["epochs"])})
 
 
 def epochs(trajectory: State) -> list[float] | None:
-    """Return the epochs that have passed at each snapshot, 0 at the start; None where that was not kept."""
+    """Return the epoch of each snapshot, 0 at the start; None if the start was not kept."""
     return trajectory.config.get("snapshots_at")
 
 
@@ -169,7 +170,7 @@ def trained(trajectory: State) -> dict[str, Tensor]:
 
 
 def snapshot(trajectory: State, number: int) -> dict[str, Tensor]:
-    """Return one snapshot; negative numbers count from the last. Of a stored trajectory nothing else is read."""
+    """Return one snapshot; negative numbers count from the last. Of a stored trajectory only this one is read."""
     stop = number + 1 or None
     return {name: rows(trajectory.tensors, name, number, stop)[0] for name in _names(trajectory)}
 
@@ -179,9 +180,6 @@ def _names(trajectory: State) -> list[str]:
 
 
 def moments(trajectory: State) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-    """Return mean and population variance of each parameter over the iterates that counted.
-
-    It is None where none were kept.
-    """
+    """Return the mean and population variance of each parameter over the iterates; None if they were not kept."""
     mean = under(_MEAN, trajectory.tensors)
     return (mean, under(_VARIANCE, trajectory.tensors)) if mean else None

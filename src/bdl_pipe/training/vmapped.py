@@ -1,4 +1,4 @@
-"""The learners of one training run: one that is trained as it is, or many stacked and trained as one batched model."""
+"""The learners of one training run: a single learner, or several stacked and trained as one batched model."""
 
 import contextlib
 import copy
@@ -20,10 +20,10 @@ from .learner import Learner, NoisyLearner
 
 
 class Models(ABC):
-    """The learners of one fit with the rows that each is trained on.
+    """The learners of one fit with their training rows.
 
     Attributes:
-        named: the leaf tensors that are trained, by parameter name; of many models [model, ...].
+        named: the trained leaf tensors by parameter name; [model, ...] for several models.
     """
 
     named: dict[str, Tensor]
@@ -34,13 +34,13 @@ class Models(ABC):
 
         Args:
             rows: row numbers [model, batch].
-            noise: as :meth:`Learner.noise` drew it for this step, [model, ...] each.
-            step: the address of augmentation and dropout.
+            noise: the noise of this step from :meth:`Learner.noise`, [model, ...] each.
+            step: the step, which addresses the random numbers of augmentation and dropout.
         """
 
     @abstractmethod
     def clip(self, largest: float) -> None:
-        """Scale each model's gradients down to the norm ``largest``, where it is above."""
+        """Scale each model's gradients down to the norm ``largest`` if their norm is larger."""
 
     @abstractmethod
     def agree(self) -> None:
@@ -52,12 +52,12 @@ class Models(ABC):
 
     @abstractmethod
     def put(self, member: int, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`get` returned."""
+        """Restore a ``state_dict`` from :meth:`get`."""
 
 
 @final
 class SingleModel(Models):
-    """A single learner; of a process group each rank has a share of its batches."""
+    """A single learner; in a process group each rank trains on a share of each batch."""
 
     def __init__(self, learner: Learner, rows: Rows, augmentation: AugmentConfig | None, rng: Seed) -> None:
         self._learner, self._augmentation, self._rng = learner.train(), augmentation, rng
@@ -68,7 +68,7 @@ class SingleModel(Models):
         self.named = dict(learner.named_parameters())
 
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
-        # the whole batch, then the share: a row is augmented alike on any number of ranks
+        # augment the batch before sharding, so that the augmentation does not depend on the number of ranks
         whole, targets = self._rows.take(rows[0])
         inputs, targets = distributed.shard(self._pictures(whole, step)), distributed.shard(targets)
         masks = dropout_masks(self._learner, self._rng.fold("dropout", step, distributed.world()[0]))
@@ -92,7 +92,7 @@ class SingleModel(Models):
         self._learner.load_state_dict(state)
 
     def _pictures(self, inputs: Tensor, step: int) -> Tensor:
-        """Return images augmented, in the memory order that convolutions like; tables as they are."""
+        """Return augmented images in the fastest memory order for convolutions; tables are returned unchanged."""
         if not self._images:
             return inputs
         if self._augmentation is not None:
@@ -105,16 +105,16 @@ class VmappedModels(Models):
     """A stack of several learners along a first dimension; their losses are computed by ``torch.func.vmap``."""
 
     def __init__(self, learners: Sequence[Learner], rows: Sequence[Rows]) -> None:
-        """Stack the learners; rows are equally many for all.
+        """Stack the learners, which must have equal numbers of rows.
 
         Raises:
             ConfigError: the learners have dropout layers or batch norm.
         """
-        rule = "must be 0 where several members are trained as one (the method dropout draws its own masks)"
+        rule = "must be 0 if several members are trained as one (the method dropout draws its own masks)"
         for module in learners[0].modules():
             require(not isinstance(module, nn.Dropout), "network.dropout", rule)
             batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-            require(not batch_norm, "network", "must have no batch norm where several members are trained as one")
+            require(not batch_norm, "network", "must have no batch norm if several members are trained as one")
         held = all(isinstance(part, HeldRows) for part in rows)
         self._count, self._stacked = len(rows[0]), _stack(rows) if held else None
         self._streams = () if held else tuple(rows)
@@ -164,5 +164,5 @@ def _stack(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a copy that later updates leave alone, on the CPU, in the plain memory order that a file gives back."""
+    """Return a copy on the CPU, in contiguous memory order as a file would be read."""
     return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)

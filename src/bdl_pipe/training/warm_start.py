@@ -1,4 +1,4 @@
-"""A fit that may start where a trajectory ended."""
+"""Fits that may start from the end of a trajectory."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,16 +30,16 @@ def fit_from(
     rngs: Sequence[Seed],
     report: Report,
 ) -> list[FitResult]:
-    """Fit as ``fit_epochs``, each seed from the last snapshot of its trajectory, if it has one.
+    """Run ``fit_epochs``; each seed starts from the last snapshot of its trajectory, if it has one.
 
     Args:
-        build: a member's learner, from the weights that it starts from (None: fresh ones).
-        inputs: each member's; of ``trajectory`` one or none.
-        network: that of the learners, which must be that of the trajectories.
+        build: makes a member's learner from (initial weights or None, data, seed).
+        inputs: the inputs of each member, with at most one ``trajectory``.
+        network: the network of the learners, which must equal the network of the trajectories.
 
     Raises:
-        ConfigError: the trajectory is of another network, or epochs are to be chosen on validation rows,
-            which a trajectory of the final fit has been trained on.
+        ConfigError: the trajectory has another network; or early stopping is set, although the trajectory was trained
+            on the validation rows.
         Diverged: a loss became NaN or infinite.
     """
     starts = [last_snapshot(i, network, config, d) for d, i in zip(data, inputs, strict=True)]
@@ -47,12 +47,12 @@ def fit_from(
 
 
 def last_snapshot(inputs: Inputs, network: NetworkConfig, training: TrainingConfig, data: FitData) -> Weights | None:
-    """Return the last snapshot of the one trajectory in ``inputs``, None where there is none.
+    """Return the last snapshot of the trajectory in ``inputs``; None if there is no trajectory.
 
-    Of a head that predicts a mean and a log-variance the rows of the mean alone.
+    If the head predicts means and log-variances, only the rows of the means are returned.
 
     Raises:
-        ConfigError: as :func:`fit_from`.
+        ConfigError: see :func:`fit_from`.
     """
     trained = last_network(inputs, network, training, data, "training.early_stopping")
     if trained is None:
@@ -65,26 +65,26 @@ def last_snapshot(inputs: Inputs, network: NetworkConfig, training: TrainingConf
 def last_network(
     inputs: Inputs, network: NetworkConfig, training: TrainingConfig, data: FitData, key: str
 ) -> tuple[NetworkSpec, Weights] | None:
-    """Return :func:`last_snapshot` with the whole head, and how its outputs are read.
+    """Return :func:`last_snapshot` with the whole head, and the network's spec.
 
-    ``key`` is that of ``early_stopping``.
+    ``key`` is the config key of ``early_stopping``, for errors.
 
     Raises:
-        ConfigError: as :func:`fit_from`.
+        ConfigError: see :func:`fit_from`.
     """
     if not inputs.get("trajectory"):
         return None
     (trajectory,) = inputs["trajectory"]
     spec = read(NetworkSpec, trajectory.config["spec"], "spec")
     require(spec.network == network, "network", f"must be the trajectory's ({spec.network})", network)
-    rule = "must be null where a trajectory is the start: it has been trained on the validation rows"
+    rule = "must be null with a trajectory as input, which was trained on the validation rows"
     require(training.early_stopping is None, key, rule, training.early_stopping)
     assert (spec.input_shape, spec.outputs) == (data.input_shape, data.outputs), "one data set"
     return spec, snapshot(trajectory, -1)
 
 
 def begin(network: Network, start: Weights | None) -> Network:
-    """Return ``network``, with the weights of ``start`` where there is one."""
+    """Return ``network``, with the weights ``start`` if they are given."""
     if start is not None:
         network.load_state_dict(start)
     return network

@@ -1,1 +1,1 @@
-"""Training trajectories: the snapshots that a network leaves on its way down, and what they say of its weights."""
+"""Training trajectories: the snapshots of a network's training, and the posteriors that are made from them."""

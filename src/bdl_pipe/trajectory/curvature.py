@@ -1,13 +1,14 @@
 """Kronecker factors of a network's Gauss–Newton matrix.
 
-Martens & Grosse 2015; of convolutions Grosse & Martens 2016, "expand" in Eschenhagen et al. 2023. The matrix is that of
-−log p(y | f(x)) summed over rows: Σ_n J_nᵀ H_n J_n with H_n the Fisher information of the outputs, which needs no y_n.
-For class probabilities H = diag p − ppᵀ and for a mean of fixed noise H = I/σ²; for a mean and a log-variance, where
-the Hessian itself need not be positive, H = diag(1/σ²(x), ½); of a variance with a floor, ½(d log σ²/d output)².
+Martens & Grosse 2015; for convolutions Grosse & Martens 2016, "expand" in Eschenhagen et al. 2023. The loss is −log p(y
+| f(x)) summed over rows, and the matrix Σ_n J_nᵀ H_n J_n with H_n the Fisher information of the outputs, which needs no
+y_n. For class probabilities H = diag p − ppᵀ, and for a mean with fixed noise H = I/σ². For a mean and a log-variance,
+where the Hessian need not be positive, H = diag(1/σ²(x), ½); for a variance with a floor the second entry is ½(d log
+σ²/d output)².
 
-A layer's factors are exact for one row (of a layer without shared weights), and for all rows where the Jacobian from
-the layer's outputs on and H are the same for each: a linear model of Gaussian noise. Else a mean of Kronecker products
-is replaced with the product of means.
+A layer's factors are exact for one row (if the layer has no shared weights), and for all rows if the Jacobian after the
+layer and H are the same for each row: a linear model with Gaussian noise. Otherwise the mean of Kronecker products is
+approximated by the product of means.
 
 A batch of rows costs one forward pass and, for each output of the network, one backward pass that ends at the layers'
 outputs: no gradient by a weight is formed.
@@ -27,24 +28,24 @@ from torch import Tensor, nn
 from ..posterior import NetworkSpec
 from .kronecker import Factors
 
-_BATCH: Final = 128  # rows at once; changes the sums' rounding alone
+_BATCH: Final = 128  # rows at a time; affects only the rounding of sums
 
 Layers = dict[str, nn.Linear | nn.Conv2d]
 
 
 def layers_of(module: nn.Module) -> Layers:
-    """Return the linear and convolutional layers, by their name in ``module``."""
+    """Return the linear and convolutional layers by their names in ``module``."""
     return {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
 
 
 @torch.enable_grad()
 def layers_with_factors(module: nn.Module, inputs: Float[Tensor, "row ..."]) -> Layers:
-    """Return the layers that have Kronecker factors, by their name in ``module``.
+    """Return the layers that have Kronecker factors, by their names in ``module``.
 
-    They are the linear and convolutional layers whose weight is a parameter of their own (no weight norm or spectral
-    norm), which each pass calls once, and on which the outputs depend. A layer whose weights are used without a call,
-    as the last one of ``nn.MultiheadAttention`` is, shows neither its inputs nor the gradient at its outputs. Of a
-    layer that is called twice a pass, the curvature is no Kronecker product.
+    These are linear and convolutional layers that own their weight (no weight norm or spectral norm), that each pass
+    calls once, and that the outputs depend on. Hooks do not record the inputs and output gradients of a layer whose
+    weights are used without a call, such as the last layer of ``nn.MultiheadAttention``. The curvature of a layer that
+    is called twice in a pass is not a Kronecker product.
 
     Args:
         inputs: a few rows.
@@ -67,13 +68,13 @@ def kronecker_factors(
 ) -> dict[str, Factors]:
     """Return the factors of linear and convolutional layers, by their names in ``module``.
 
-    Passes, and the sums over a batch of rows, are of the module's floating type; sums over batches are of float64.
+    Passes, and sums over a batch of rows, are in the module's floating type; sums over batches are in float64.
 
     Args:
-        module: inputs to outputs as ``spec`` reads them (a network or its head), in evaluation mode; each row's outputs
+        module: a network or its head, in evaluation mode, whose outputs ``spec`` describes. The outputs of a row must
             depend on that row alone.
-        inputs: rows that the curvature is summed over, of any floating type.
-        layers: the names of the layers, of :func:`layers_with_factors`; None: all.
+        inputs: the rows to sum the curvature over, of any floating type.
+        layers: the names of some of :func:`layers_with_factors`. None: all of them.
     """
     every = layers_of(module)
     chosen = {name: every[name] for name in (every if layers is None else layers)}
@@ -81,7 +82,7 @@ def kronecker_factors(
     a, g = dict[str, Tensor](), dict[str, Tensor]()
     for part in inputs.split(_BATCH):
         with torch.enable_grad(), _watched(chosen) as seen:
-            outputs = module(part.to(dtype))  # a batch alone: all rows in float64 may be too many
+            outputs = module(part.to(dtype))  # a batch at a time, since all rows in float64 may need too much memory
         for name, (entered, _) in seen.items():
             rows = _input_rows(chosen[name], entered)
             _add(a, name, _gram(rows).div_(len(inputs) * (len(rows) // len(part))))
@@ -95,12 +96,12 @@ def kronecker_factors(
 
 @contextmanager
 def _watched(layers: Layers) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Inside, each call of a layer leaves its inputs and its outputs under its name."""
+    """Inside, each call of a layer records its inputs and outputs under the layer's name."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def keep(name: str, inputs: tuple[Tensor], outputs: Tensor) -> Tensor:
         seen[name] = inputs[0].detach(), outputs
-        return outputs.clone()  # what follows may change it in place
+        return outputs.clone()  # a later operation may change it in place
 
     hooks = [m.register_forward_hook(lambda _, x, y, name=name: keep(name, x, y)) for name, m in layers.items()]
     try:
@@ -111,7 +112,7 @@ def _watched(layers: Layers) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
 
 
 def _input_rows(layer: nn.Linear | nn.Conv2d, inputs: Tensor) -> Float[Tensor, "place fan_in"]:
-    """Return what each use of the weights multiplies them with, and a last entry 1 for a bias."""
+    """Return the input of each use of the weights, with a last entry 1 for a bias."""
     if isinstance(layer, nn.Conv2d):
         inputs = _patches(layer, inputs)
     bias = layer.bias is not None
@@ -121,7 +122,7 @@ def _input_rows(layer: nn.Linear | nn.Conv2d, inputs: Tensor) -> Float[Tensor, "
 
 
 def _patches(layer: nn.Conv2d, inputs: Tensor) -> Float[Tensor, "row place fan_in"]:
-    """Return the inputs of each location; of grouped channels the mean over groups."""
+    """Return the inputs at each location; grouped channels are averaged over groups."""
     sides = layer._reversed_padding_repeated_twice
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = F.pad(inputs, sides, mode=mode) if any(sides) else inputs
@@ -148,7 +149,7 @@ def _roots(outputs: Float[Tensor, "row output"], spec: NetworkSpec) -> Float[Ten
     if spec.likelihood == "categorical":
         p = outputs.softmax(-1)
         return p.sqrt().diag_embed() - p[:, :, None] * p.sqrt()[:, None]
-    two = torch.full_like(outputs, math.sqrt(2))  # divided, not reduced: the bits of stored results
+    two = torch.full_like(outputs, math.sqrt(2))  # by division, which keeps the bits of stored results
     if spec.likelihood == "gaussian":
         return (two / math.sqrt(2 * spec.noise_variance)).diag_embed()
     (mean_two, free_two), (_, free) = two.chunk(2, dim=-1), outputs.chunk(2, dim=-1)

@@ -1,19 +1,19 @@
 """Laplace's approximation at the end of a trajectory, with Kronecker-factored curvature.
 
-Ritter, Botev & Barber 2018: each layer's weights are Gaussian around their trained values, of precision G ⊗ A + τI,
-with the curvature summed over all training rows (over a part of them: scaled up) and τ the precision of the prior
+Ritter, Botev & Barber 2018: each layer's weights are Gaussian around their trained values with precision G ⊗ A + τI.
+The curvature is summed over all training rows (or over some of them and scaled up), and τ is the precision of the prior
 N(0, I/τ). The layers are independent of each other.
 
-Drawn are the weights and biases of linear and convolutional layers, of all that have Kronecker factors
-(``curvature.layers_with_factors``) or of the head alone; what else is trained (normalisation's scales and shifts, a
-weight under weight norm or spectral norm, attention's matrices) stays as it is, and the fit says which matrices do. The
-running statistics of batch normalisation are recomputed for each draw, as for SWAG; the curvature is that of
-evaluation, with those of the trajectory.
+The weights and biases of linear and convolutional layers are drawn: of all layers that have Kronecker factors
+(``curvature.layers_with_factors``), or of the head alone. Other trained parameters keep their values: normalisation's
+scales and shifts, weights under weight norm or spectral norm, attention's matrices. The fit lists the matrices that are
+not drawn. The running statistics of batch normalisation are recomputed for each draw, as in SWAG; the curvature is
+computed in evaluation mode, with the trajectory's running statistics.
 
-Deviations: τ is added to the product of the factors (see ``kronecker``). The trajectory's weights are taken for the
-posterior's mode, which they are only as far as its training reached one and its weight decay was this prior. Where
-``prior_precision`` is null, τ is the maximum of Laplace's evidence on the training rows (Immer et al. 2021); the paper
-searches it on validation rows, with a factor of the number of rows, to which our ``temperature`` comes near.
+Deviations: τ is added to the product of the factors (see ``kronecker``). The trajectory's weights are used as the
+posterior's mode, which they are only if training converged with the weight decay of this prior. If ``prior_precision``
+is null, τ maximises Laplace's evidence on the training rows (Immer et al. 2021); the paper searches τ on validation
+rows, together with a factor of the number of rows, which is similar to our ``temperature``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,8 @@ from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
 from .linearised import LayerGaussian, LinearisedDraws, LinearisedLaplace
 from .snapshots import FLOATS, BatchNormConfig, FloatName, Snapshots
 
-_FIXED: Final = "not_drawn"  # the key of a state's config
-_SHOWN: Final = 4  # names in a warning
+_FIXED: Final = "not_drawn"  # a key of a state's config
+_SHOWN: Final = 4  # the most names in a warning
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class KfacLaplaceConfig(BatchNormConfig):
     """The section ``methods.kfac_laplace`` of params.yaml.
 
     Attributes:
-        layers: ``last``: the head; ``all``: every linear and convolutional layer that each pass calls once and whose
-            weights are parameters of its own.
-        prior_precision: τ; null: that of the largest evidence.
-        temperature: factor of the covariance; 1 is the posterior's.
-        rows: training rows that the curvature is summed over, scaled up to all; null: all.
-        predictive: ``draws``: of the networks drawn; ``linearised``: of their linearisation at its last weights,
-            with the running statistics there.
-        max_factor: the largest side of a Kronecker factor; a layer of a larger one is refused.
-        draws: networks drawn at the fit.
-        dtype: floating type of the network's passes, of sums over a batch of rows, and of the draws; sums over batches
-            and what is found from the factors are of float64.
+        layers: ``last``: the head; ``all``: every linear and convolutional layer that owns its weights and that each
+            pass calls once.
+        prior_precision: τ. null: τ maximises the evidence.
+        temperature: the factor of the covariance; 1 gives the posterior.
+        rows: the number of training rows for the curvature, which is scaled up to all rows. null: all rows.
+        predictive: ``draws``: the outputs of the drawn networks; ``linearised``: the outputs of the network linearised
+            at the trajectory's last weights, with their running statistics.
+        max_factor: the largest allowed side of a Kronecker factor; a larger layer is an error.
+        draws: the number of networks to draw at the fit.
+        dtype: the floating type of the network's passes, of sums over a batch of rows, and of the draws. Sums over
+            batches, and results computed from the factors, are in float64.
     """
 
     layers: Literal["last", "all"]
@@ -81,14 +81,14 @@ class KfacLaplaceConfig(BatchNormConfig):
 
 
 def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, report: Report) -> State:
-    """Return networks drawn around the last snapshot of the one trajectory in ``inputs``.
+    """Return networks drawn around the last snapshot of the trajectory in ``inputs``.
 
     Raises:
-        ConfigError: a layer is too large for its factors; rows depend on each other (``norm: batch_stats``); or no
-            prior precision is best, for weights or curvature that are all zero.
+        ConfigError: a layer is too large for its factors, rows depend on each other (``norm: batch_stats``), or the
+            weights or the curvature are all zero, so that the evidence has no maximum.
     """
     (trajectory,) = inputs["trajectory"]
-    refresh = config.layers == "all" and config.predictive == "draws"  # else the trunk is that of the trajectory
+    refresh = config.layers == "all" and config.predictive == "draws"  # otherwise the trunk does not change
     snapshots = Snapshots(trajectory, data, config, rng, refresh)
     spec, last = snapshots.spec, snapshots.last
     network = spec.build(Seed(0)).to(data.device)
@@ -121,7 +121,7 @@ def networks(
     rng: Seed,
     report: Report,
 ) -> NetworkDraws:
-    """Return networks drawn from the Gaussians of ``layers``, of the prior precision ``precision``."""
+    """Return networks drawn from the Gaussians of ``layers`` with the prior precision ``precision``."""
     dtype = FLOATS[config.dtype]
     drawn_from = {name: layer.to(dtype) for name, layer in layers.items()}
 
@@ -136,13 +136,13 @@ def networks(
 
 
 def _fixed(network: Network, layers: Mapping[str, LayerPosterior]) -> list[str]:
-    """Name the matrices and filters that are not drawn."""
+    """List the names of the matrices and filters that are not drawn."""
     matrices = [name for name, value in network.named_parameters() if value.ndim > 1]
     return [name.removeprefix("trunk.") for name in matrices if name.rpartition(".")[0] not in layers]
 
 
 def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: KfacLaplaceConfig) -> Summary:
-    """Warn of weights that are not drawn though ``layers`` is ``all``."""
+    """Warn about weights that are not drawn although ``layers`` is ``all``."""
     fixed: list[str] = states[0][0].config.get(_FIXED, [])
     more = f" and {len(fixed) - _SHOWN} more" if len(fixed) > _SHOWN else ""
     rule = "they are not of linear or convolutional layers that each pass calls once"
@@ -154,10 +154,10 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
 def posterior(
     network: Network, spec: NetworkSpec, data: FitData, config: KfacLaplaceConfig, rng: Seed
 ) -> dict[str, LayerPosterior]:
-    """Return each layer's Gaussian by the layer's name, in float64 on the CPU; the network's type becomes ``dtype``.
+    """Return each layer's Gaussian by the layer's name, in float64 on the CPU; convert the network to ``dtype``.
 
     Raises:
-        ConfigError: as :func:`fit`.
+        ConfigError: see :func:`fit`.
     """
     dtype = FLOATS[config.dtype]
     network.eval().to(dtype)
@@ -182,7 +182,7 @@ def _decomposed(layer: nn.Module, factors: Factors, scale: float) -> LayerPoster
 
 
 def _gaussian(layer: LayerPosterior, precision: float, temperature: float) -> LayerGaussian:
-    """Return the Gaussian that a layer's weights are drawn from, in float32 as the network's."""
+    """Return the Gaussian of a layer's weights, in float32 like the network."""
     scale = (temperature / (layer.curvature + precision)).sqrt()
     return LayerGaussian(layer.input_vectors.float(), layer.output_vectors.float(), scale.float())
 
@@ -201,14 +201,14 @@ def _require_factors(layers: Mapping[str, nn.Module], config: KfacLaplaceConfig)
 
 
 def _matrix(layer: nn.Module) -> Tensor:
-    """Return a layer's weights [out, in], the bias as their last column."""
+    """Return a layer's weights [out, in] with the bias as the last column."""
     assert isinstance(layer, nn.Linear | nn.Conv2d)
     weight = layer.weight.detach().flatten(1)
     return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], dim=1)
 
 
 def _named(layer: str, matrices: Float[Tensor, "draw fan_out fan_in"], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights as the layer's entries of the ``state_dict``, of the shapes in ``like``, stacked [draw, ...]."""
+    """Return weights as the layer's entries of the ``state_dict``, with the shapes in ``like``, stacked [draw, ...]."""
     weight, bias = f"{layer}.weight", f"{layer}.bias"
     shape = (len(matrices), *like[weight].shape)
     if bias not in like:

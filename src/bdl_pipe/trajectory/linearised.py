@@ -1,12 +1,13 @@
-"""Draws of weights around a network's own, read through the network's linearisation there, and their exact Gaussian.
+"""Posteriors of a network that is linearised at its weights: draws of weights, and their exact Gaussian.
 
-f(x; w*) + J(x)(w − w*), with J the Jacobian of the outputs by the weights at w*. A Gauss–Newton curvature is that of
-this linear model, not of the network, whose draws far from w* underfit (Immer, Korzepa & Bauer 2021). One product of
-the Jacobian and a vector for each draw; for weights of the head alone it is the network itself.
+The linear model is f(x; w*) + J(x)(w − w*), with J the Jacobian of the outputs by the weights at w*. A Gauss–Newton
+curvature is the curvature of this model and not of the network, whose draws far from w* underfit (Immer, Korzepa &
+Bauer 2021). Each draw costs one product of the Jacobian and a vector. If only the head's weights are drawn, the linear
+model equals the network.
 
-A Gaussian over the weights is a Gaussian over this model's outputs at any rows together: of mean f(x; w*) and of
-covariance J(x) Σ J(x')ᵀ between the outputs at x and at x'. :class:`LinearisedLaplace` keeps Σ beside the draws. Its
-predictive of one row is still by the draws; its joint of several rows is by the Gaussian.
+A Gaussian over the weights gives a Gaussian over this model's outputs at any set of rows, with mean f(x; w*) and
+covariance J(x) Σ J(x')ᵀ between the outputs at x and x'. :class:`LinearisedLaplace` stores Σ beside the draws. Its
+predictive of one row uses the draws; its joint of several rows uses the Gaussian.
 """
 
 import contextlib
@@ -27,20 +28,20 @@ from ..predictive import Predictive
 from ..seeds import Seed
 from .linearised_joint import LinearisedFunctions
 
-_LAYER: Final = "laplace."  # Tensors of a layer's Gaussian begin with it. A network's begin with trunk or head.
-_ELEMENTS: Final = 2**25  # Jacobians of so many elements are computed at once, 128 MiB in float32.
+_LAYER: Final = "laplace."  # prefix of a Gaussian's tensors; a network's begin with trunk or head
+_ELEMENTS: Final = 2**25  # the most elements of Jacobians computed at once: 128 MiB in float32
 
 
 @final
 class LinearisedDraws:
-    """A posterior of S draws of the weights, equally weighted, and the weights that the network is linearised at."""
+    """A posterior of S equally weighted draws of the weights, and the weights at which the network is linearised."""
 
     key = "linearised_draws"
 
     def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor]) -> None:
-        """Take every entry of the network's ``state_dict`` as ``weights``, stacked [1 + draw, ...], w* first.
+        """Create the posterior from the entries of the network's ``state_dict``, stacked [1 + draw, ...] with w* first.
 
-        Entries that are not parameters (running statistics) are those of w*.
+        Entries that are not parameters (running statistics) are taken from w*.
         """
         self.spec, self.weights = spec, weights
         self._skeleton = spec.build(Seed(0)).eval().to(next(iter(weights.values())).device)
@@ -54,7 +55,7 @@ class LinearisedDraws:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
-        """Predict without ``rng``: the draws are fixed."""
+        """Return the predictive of the draws; ``rng`` is not used."""
         center = {name: value[0] for name, value in self.weights.items()}
         at = {name: center[name] for name in self._drawn}
 
@@ -87,7 +88,7 @@ class LayerGaussian:
 
     Attributes:
         input_vectors, output_vectors: Q and P.
-        scale: S, the standard deviations in those directions.
+        scale: S, the standard deviations along the columns of P and Q.
     """
 
     input_vectors: Float[Tensor, "fan_in fan_in"]
@@ -95,31 +96,31 @@ class LayerGaussian:
     scale: Float[Tensor, "fan_out fan_in"]
 
     def white(self, jacobian: Float[Tensor, "... fan_out fan_in"]) -> Float[Tensor, "... weight"]:
-        """Return the Jacobian by Z, whose products are the covariance of outputs."""
+        """Return the Jacobian of the outputs by Z; its product with its transpose is the outputs' covariance."""
         return (self.scale * (self.output_vectors.T @ jacobian @ self.input_vectors)).flatten(-2)
 
 
 @final
 class LinearisedLaplace:
-    """Laplace's approximation read through the network's linearisation: draws of weights, and their Gaussian."""
+    """Laplace's approximation of the linearised network: draws of weights, and their Gaussian."""
 
     key = "linearised_laplace"
 
     def __init__(self, draws: LinearisedDraws, layers: Mapping[str, LayerGaussian]) -> None:
-        """Take the draws that predict single rows and, by the name of its layer, the Gaussian they were drawn from."""
+        """Create the posterior from draws, which predict single rows, and the Gaussian of each layer by its name."""
         self.draws, self.layers, self.spec = draws, dict(layers), draws.spec
         self._center = {name: value[0] for name, value in draws.weights.items()}
         self._skeleton = self.spec.build(Seed(0)).eval().to(next(iter(self._center.values())).device)
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
-        """Predict by the draws, without ``rng``."""
+        """Return the predictive of the draws; ``rng`` is not used."""
         return self.draws.predict(inputs, rng=rng)
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed = Seed(0)) -> LinearisedFunctions:
         """Return the Gaussian over the outputs at the rows of each group; ``rng`` is not used.
 
-        Jacobians are of the weights' type and their products in float64.
+        Jacobians have the weights' type, and their products are in float64.
         """
         at = {name: value for name, value in self._center.items() if name.rpartition(".")[0] in self.layers}
 
@@ -140,7 +141,7 @@ class LinearisedLaplace:
         return LinearisedFunctions(torch.cat(means), torch.cat(covariances), self.spec)
 
     def _covariance(self, name: str, jacobians: Mapping[str, Tensor], groups: int) -> Tensor:
-        """Return the part of one layer's weights in the covariance of each group [group, row·output, row·output]."""
+        """Return one layer's contribution to the covariance of each group [group, row·output, row·output]."""
         matrix = jacobians[f"{name}.weight"].flatten(3)  # [row of all groups, output, fan_out, fan_in]
         if f"{name}.bias" in jacobians:
             matrix = torch.cat([matrix, jacobians[f"{name}.bias"][..., None]], dim=-1)
@@ -173,7 +174,7 @@ class LinearisedLaplace:
 
 @contextlib.contextmanager
 def _attention_by_parts() -> Iterator[None]:
-    """Inside, attention is computed by its parts: torch's fused kernels have no forward derivatives."""
+    """Inside, attention is not fused, because torch's fused kernels have no forward derivatives."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

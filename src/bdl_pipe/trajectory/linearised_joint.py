@@ -1,8 +1,8 @@
-"""The joint of the targets of several rows under a network that is linear in Gaussian weights.
+"""The joint of the targets of several rows for a network that is linear in Gaussian weights.
 
-All outputs at all rows of a group are one Gaussian, since the outputs of a row share weights as rows do. A network that
-predicts a mean and a log-variance has a Gaussian over both. Given the log-variances, targets are Gaussian, so that the
-joint density is a mean over draws of the log-variances alone.
+All outputs at all rows of a group have one Gaussian, since outputs and rows share weights. For a network that predicts
+a mean and a log-variance, the Gaussian is over both. Given the log-variances, targets are Gaussian, so the joint
+density is a mean over draws of the log-variances only.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from ..seeds import Seed
 
 @final
 class JointDependent(Joint):
-    """The joint of regression: an equal mixture over draws of Gaussians. The outputs of a row are dependent in them.
+    """The joint of regression: an equal mixture over draws of Gaussians. In each, the outputs of a row are dependent.
 
     Args:
         mean: the mean of each target.
         variance: the variance of each target's own noise.
-        covariance: the covariance of the functions' values, in every draw or in all draws alike.
+        covariance: the covariance of the functions' values, for each draw or one for all draws.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class LinearisedFunctions:
 
     Attributes:
         mean: the outputs' mean.
-        covariance: the covariance of all outputs at all rows, a row's outputs side by side.
-        spec: how the outputs are read.
+        covariance: the covariance of all outputs at all rows, ordered by row and then by output.
+        spec: the network's spec, which defines the likelihood of the outputs.
     """
 
     mean: Float[Tensor, "group row output"]
@@ -66,8 +66,8 @@ class LinearisedFunctions:
         """Return the joint of the observations in ``places``. None: each row once.
 
         The joint of regression with a fixed noise is a Gaussian in closed form. For classes the softmax is averaged
-        over ``draws`` functions. Where the network predicts a log-variance, ``draws`` of them are drawn jointly at the
-        rows, and the joint given each is in closed form. Logits are kept in float32.
+        over ``draws`` functions. If the network predicts a log-variance, ``draws`` vectors of log-variances are drawn
+        jointly at the rows, and the joint given each is in closed form. Logits are kept in float32.
         """
         normal = torch.randn(draws, *self.mean.shape, generator=rng.fold("functions").generator()).to(self.mean)
         if self.spec.likelihood == "categorical":
@@ -89,8 +89,8 @@ class LinearisedFunctions:
     def _given_variances(self, blocks: Tensor, normal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw log-variances; return the means given each draw, the variances, and the covariance of the means.
 
-        Let LLᵀ be the covariance of the log-variances and C the covariance of the means with them. A draw is at L z
-        from its mean. Given it, the means have moved by C L⁻ᵀ z and have lost the covariance C L⁻ᵀ (C L⁻ᵀ)ᵀ.
+        Let LLᵀ be the covariance of the log-variances and C the covariance of the means with them. A draw deviates by L
+        z from its mean. Given the draw, the means shift by C L⁻ᵀ z, and their covariance falls by C L⁻ᵀ (C L⁻ᵀ)ᵀ.
         """
         mean, free = self.mean.chunk(2, dim=-1)
         shape, (above, below) = mean.shape[1:], blocks.chunk(2, dim=2)

@@ -1,10 +1,10 @@
 """Elliptical slice sampling in the subspace of a trajectory's principal components.
 
 The sampler: Murray, Adams & MacKay 2010, figure 2. The subspace: Izmailov et al. 2019, see ``subspace``. It has no
-number to be set: each step draws an ellipse through the current point and a draw from the prior, a level below the
-current likelihood, and shrinks an interval of angles around the current one until a point is above that level.
+setting to tune: each step draws an ellipse through the current point and a draw from the prior, and a level below the
+current likelihood, then shrinks an interval of angles around the current angle until a point is above this level.
 
-The chain starts at z = 0, the trajectory's mean. Step t draws all its numbers at the address ``step, t``.
+The chain starts at z = 0, the trajectory's mean. Step t draws all its random numbers at the address ``step, t``.
 """
 
 import math
@@ -28,12 +28,12 @@ LogLikelihood = Callable[[Tensor], float]
 
 @dataclass(frozen=True)
 class PcaEssConfig(SubspaceConfig):
-    """The section ``methods.pca_ess``: also the chain.
+    """The section ``methods.pca_ess``: the subspace and the chain.
 
     Attributes:
-        burn_in: steps before the first draw.
-        every: steps from draw to draw.
-        batch: rows of one forward pass; changes the result where the network has batch normalisation alone.
+        burn_in: the number of steps before the first draw.
+        every: the number of steps between draws.
+        batch: the number of rows of a forward pass; it affects the result only with batch normalisation.
     """
 
     burn_in: int
@@ -54,7 +54,7 @@ class PcaEssConfig(SubspaceConfig):
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a chain: coordinates in float64 and their log-likelihood."""
+    """The position of a chain: coordinates in float64 and their log-likelihood."""
 
     z: Float[Tensor, " dimension"]
     log_likelihood: float
@@ -63,7 +63,7 @@ class Place:
 def step(place: Place, log_likelihood: LogLikelihood, prior_variance: float, generator: torch.Generator) -> Place:
     """Make one step, which leaves exp(log_likelihood(z)) N(z; 0, prior_variance I) invariant.
 
-    A point whose log-likelihood is NaN counts as one of likelihood 0.
+    A point with a NaN log-likelihood counts as a point of likelihood 0.
     """
     other = math.sqrt(prior_variance) * torch.randn(len(place.z), generator=generator, dtype=torch.float64)
     level = place.log_likelihood + math.log(1 - _uniform(generator))
@@ -81,7 +81,7 @@ def step(place: Place, log_likelihood: LogLikelihood, prior_variance: float, gen
 def sample(
     log_likelihood: LogLikelihood, config: PcaEssConfig, *, rng: Seed, report: Report
 ) -> Float[Tensor, "draw dimension"]:
-    """Return draws of z; ``log_likelihood`` is the tempered one.
+    """Return draws of z, given the tempered log-likelihood.
 
     Raises:
         Diverged: the log-likelihood at z = 0 is not finite.
@@ -123,10 +123,10 @@ def _uniform(generator: torch.Generator) -> float:
 
 
 def fit(data: FitData, inputs: Inputs, config: PcaEssConfig, *, rng: Seed, report: Report) -> State:
-    """Return the networks of a chain in the subspace of the one trajectory in ``inputs``.
+    """Return the networks of a chain in the subspace of the trajectory in ``inputs``.
 
     Raises:
-        ConfigError: the dimension is more than the trajectory's snapshots less one.
+        ConfigError: the dimension is larger than the number of snapshots minus one.
         Diverged: the log-likelihood at the trajectory's mean is not finite.
     """
     target = Target(data, inputs, config, "pca_ess", rng)

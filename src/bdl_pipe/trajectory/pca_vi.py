@@ -1,12 +1,12 @@
-"""A Gaussian by variational inference in the subspace of a trajectory's principal components.
+"""Variational inference with a Gaussian, in the subspace of a trajectory's principal components.
 
-Izmailov et al. 2019, section 4, see ``subspace``: q(z) = N(m, LLᵀ) ascends the tempered bound
+Izmailov et al. 2019, section 4, see ``subspace``: q(z) = N(m, LLᵀ) maximises the tempered bound
 
     E_q[(1/temperature) Σ_i log p(y_i | x_i, w(z))] − KL(q ‖ N(0, prior_variance I))
 
-by the reparameterisation z = m + Lε (Kingma & Welling 2014), on batches drawn afresh for each step. Deviations: L is a
-whole Cholesky factor, where the paper has a diagonal: of at most some twenty dimensions it costs nothing; and log q
-is differentiated through z alone (Roeder, Wu & Duvenaud 2017), an unbiased gradient too, without noise where q is
+with the reparameterisation z = m + Lε (Kingma & Welling 2014), on a new batch at each step. Deviations: L is a full
+Cholesky factor, where the paper has a diagonal, since up to about twenty dimensions it costs almost nothing. log q is
+differentiated through z alone (Roeder, Wu & Duvenaud 2017): this gradient is also unbiased, and has no noise where q is
 the posterior.
 """
 
@@ -33,13 +33,13 @@ from .subspace import SubspaceConfig, Target, fitted
 
 @dataclass(frozen=True)
 class PcaViConfig(SubspaceConfig):
-    """The section ``methods.pca_vi``: also how q is fitted.
+    """The section ``methods.pca_vi``: the subspace and the fit of q.
 
     Attributes:
-        initial_sd: of each coordinate; its mean starts at 0, the trajectory's mean.
-        steps: updates of q.
-        samples: draws of z at each step.
-        batch: rows of one step, of those of the likelihood; all of them where there are no more.
+        initial_sd: the initial standard deviation of each coordinate; the mean starts at 0, the trajectory's mean.
+        steps: the number of updates of q.
+        samples: the number of draws of z at each step.
+        batch: the number of rows of a step, at most all rows of the likelihood.
         optimiser: the update rule and its schedule over all steps.
     """
 
@@ -61,14 +61,14 @@ class PcaViConfig(SubspaceConfig):
 
 @final
 class Bound(Objective):
-    """An objective that is minus the tempered bound.
+    """The negative tempered bound as a training objective.
 
-    It is in nats per row and unit of likelihood: × temperature / training rows.
+    It is multiplied by temperature / (number of training rows), so that its unit is nats per row.
 
     Attributes:
         mean: m [dimension].
-        log_scale: log of L's diagonal [dimension].
-        lower: L's entries below its diagonal; the others are not used [dimension, dimension].
+        log_scale: the log of L's diagonal [dimension].
+        lower: L's entries below the diagonal [dimension, dimension]; other entries are not used.
     """
 
     def __init__(self, target: Target, config: PcaViConfig, rng: Seed) -> None:
@@ -112,10 +112,10 @@ class Bound(Objective):
 
 
 def fit(data: FitData, inputs: Inputs, config: PcaViConfig, *, rng: Seed, report: Report) -> State:
-    """Return networks drawn from q in the subspace of the one trajectory in ``inputs``.
+    """Return networks drawn from q in the subspace of the trajectory in ``inputs``.
 
     Raises:
-        ConfigError: the dimension is more than the trajectory's snapshots less one.
+        ConfigError: the dimension is larger than the number of snapshots minus one.
         Diverged: the bound became NaN or infinite.
     """
     target = Target(data, inputs, config, "pca_vi", rng)

@@ -1,10 +1,11 @@
-"""A trajectory that is a network trained elsewhere: its weights are read from a file, and nothing is trained.
+"""A trajectory whose only snapshot is a pretrained network, read from a file.
 
-What is made from a trajectory's last snapshot (one network, Laplace, last layers, inducing weights), or from one that
-goes on from it (``sgd`` with this trajectory as its input: SWA, SWAG, collapsed inference), then starts from them.
+Methods that start from a trajectory's last snapshot (one network, Laplace, last layers, inducing weights) then start
+from these weights. Methods that need several snapshots (SWA, SWAG, collapsed inference) use a trajectory ``sgd`` that
+has this one as its input.
 
-A regression network that predicts a mean alone gets a variance that no input changes: the one of the largest
-likelihood, the mean square of its errors on the training rows.
+If a regression network predicts only a mean, its variance is constant: the maximum-likelihood value, which is the mean
+squared error on the training rows.
 """
 
 import hashlib
@@ -31,8 +32,8 @@ from ..seeds import Seed
 Weights = dict[str, Tensor]
 Units = Literal["own", "transformed"]
 _HEAD: Final = ("head.weight", "head.bias")
-_WRAPPERS: Final = ("module", "_orig_mod")  # of DataParallel and DistributedDataParallel; of torch.compile
-_ROWS: Final = 1000  # of one forward pass
+_WRAPPERS: Final = ("module", "_orig_mod")  # parts that DataParallel and torch.compile add to names
+_ROWS: Final = 1000  # in one forward pass
 _SEEN: Final = "pretrained: scores are too good if its weights were trained on rows that are test rows here"
 
 
@@ -41,13 +42,14 @@ class PretrainedConfig:
     """The section ``methods.pretrained`` of params.yaml.
 
     Attributes:
-        network: the architecture that the weights are of; ``python`` for one of your own.
-        weights: a file of the ``state_dict``: ``.safetensors``, or what ``torch.save`` wrote, whose tensors alone are
-            read. Names are the module's own, or ``trunk.…`` and ``head.…``. The parts ``module.`` and ``_orig_mod.`` of
-            a name, which wrappers add, are taken off, unless the network has such a part itself.
-        targets: of regression, the units of the outputs: ``own``: the targets' own; ``transformed``: those of the data
-            set's ``targets``. Inputs are seen as the data set's ``normalise`` makes them; ``none`` leaves them alone.
-        sha256: of the file; null: whatever it holds.
+        network: the architecture of the weights; ``python`` for your own network.
+        weights: a file with the ``state_dict``, in the format of safetensors or ``torch.save`` (only tensors are read).
+            Names are the module's own, or ``trunk.…`` and ``head.…``. The parts ``module.`` and ``_orig_mod.``, which
+            wrappers add to names, are removed unless the network's own names have them.
+        targets: the units of regression outputs: ``own``: the targets' original units; ``transformed``: the units after
+            the data set's ``targets`` transform. Inputs are transformed by the data set's ``normalise``; ``none``
+            leaves them unchanged.
+        sha256: the required hash of the file. null: any content is accepted.
     """
 
     network: NetworkConfig
@@ -56,7 +58,7 @@ class PretrainedConfig:
     sha256: str | None = field(default=None)
 
     def files(self) -> list[Path]:
-        """Return the files that the weights are read from."""
+        """Return the file of the weights, on whose content the result depends."""
         return [Path(self.weights)]
 
 
@@ -65,7 +67,7 @@ def fit(data: FitData, inputs: Inputs, config: PretrainedConfig, *, rng: Seed, r
     """Return the weights of a file as a trajectory of one snapshot; ``rng`` is not used.
 
     Raises:
-        ConfigError: the weights are not those of the network, or of other outputs than the data have.
+        ConfigError: the weights do not fit the network, or their outputs do not fit the data.
         DataError: the file cannot be read.
     """
     classes = data.task == "classification"
@@ -82,10 +84,10 @@ def begun(network: Network, spec: NetworkSpec, weights: Weights, data: FitData, 
     """Return weights as a trajectory of one snapshot.
 
     Args:
-        network: of ``spec``; it is given the weights.
-        weights: every entry of the network's ``state_dict``; of regression the head's rows are means in the units
+        network: a network of ``spec``, into which the weights are loaded.
+        weights: every entry of the network's ``state_dict``. For regression the head's rows are means in the units
             ``targets``, or means and log-variances.
-        origin: what the weights are called in errors.
+        origin: the name of the weights in errors.
 
     Raises:
         ConfigError: a weight has another shape, or the predictions of the training rows are not finite.
@@ -98,20 +100,20 @@ def begun(network: Network, spec: NetworkSpec, weights: Weights, data: FitData, 
     network.to(data.device).eval()
     scores = [spec.predictive(network(x)[None]).log_prob(y).sum() for x, y in _batches(data)]
     loss = -float(torch.stack(scores).double().sum()) / len(data.train)
-    require(math.isfinite(loss), "weights", "must give finite predictions of the training rows", origin)
+    require(math.isfinite(loss), "weights", "must give finite predictions on the training rows", origin)
     stored = {name: value.detach().cpu()[None].contiguous() for name, value in network.state_dict().items()}
     return State(stored, {"spec": to_mapping(spec), "epochs": 0, "loss": loss})
 
 
 def _read(config: PretrainedConfig) -> Weights:
-    """Read a ``state_dict``; nothing in the file is run."""
+    """Read a ``state_dict`` without executing anything in the file."""
     path = Path(config.weights)
     try:
         blob = path.read_bytes()
     except OSError as error:
         raise read_error(error, path) from None
     found = hashlib.sha256(blob).hexdigest()
-    require(config.sha256 in (None, found), "sha256", f"must be that of {path} ({found})", config.sha256)
+    require(config.sha256 in (None, found), "sha256", f"must be the hash of {path} ({found})", config.sha256)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load
@@ -119,7 +121,7 @@ def _read(config: PretrainedConfig) -> Weights:
             loaded: object = load(blob)
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # each of the two formats has errors of its own
+    except Exception as error:  # each of the two formats has its own exceptions
         raise DataError(f"{path}: must be safetensors or a state_dict of torch.save: {brief(error)}") from None
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
@@ -130,9 +132,9 @@ def _read(config: PretrainedConfig) -> Weights:
 
 
 def _unwrapped(network: Network, theirs: Weights) -> tuple[Weights, list[str]]:
-    """Return weights without what wrappers of a module add to their names, and the parts that were taken off.
+    """Return weights without the parts that wrappers add to their names, and the removed parts.
 
-    The network's own parts of names stay, and so do all where two names would become one.
+    Parts of the network's own names are kept, and all names are kept if two would become equal.
     """
     own = {part for name in network.state_dict() for part in name.split(".")}
     wrappers = [part for part in _WRAPPERS if part not in own and any(part in name.split(".")[:-1] for name in theirs)]
@@ -143,17 +145,17 @@ def _unwrapped(network: Network, theirs: Weights) -> tuple[Weights, list[str]]:
 
 
 def _summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: PretrainedConfig) -> Summary:
-    """Warn of rows that the weights may have been trained on, and say what was taken off the names of weights."""
+    """Warn that the weights may have been trained on evaluation rows, and list the removed parts of names."""
     wrappers = [f"{part}." for part in states[0][0].config.get("taken_off", [])]
-    said = f"pretrained: {' and '.join(wrappers)} was taken off the names of the weights in {config.weights}"
+    said = f"pretrained: {' and '.join(wrappers)} was removed from the names of the weights in {config.weights}"
     return Summary(warnings=[_SEEN, *[said] * bool(wrappers)])
 
 
 def _named(network: Network, theirs: Weights, path: str) -> Weights:
-    """Return weights under this package's names: those of the trunk, and the one layer beside it as the head.
+    """Return weights under this package's names: the trunk's names, and ``head`` for the remaining layer.
 
     Raises:
-        ConfigError: names are missing, or there are others.
+        ConfigError: names are missing or unknown.
     """
     trunk = [name for name in network.state_dict() if name not in _HEAD]
     if set(_HEAD) <= theirs.keys() and {*trunk} <= theirs.keys():
@@ -173,7 +175,7 @@ def _named(network: Network, theirs: Weights, path: str) -> Weights:
     lacks = [name.removeprefix("trunk.") for name in (*trunk, *_HEAD) if name not in named]
     more = [name for name in named if name not in (*trunk, *_HEAD)]
     said = [f"lacks {_few(lacks)}"] * bool(lacks) + [f"has {_few(more)} beside"] * bool(more)
-    require(not said, "weights", "must be the weights of this network, and no others", f"{path}: {' and '.join(said)}")
+    require(not said, "weights", "must be exactly the weights of this network", f"{path}: {' and '.join(said)}")
     return {name: value.to(network.state_dict()[name].dtype) for name, value in named.items()}
 
 
@@ -193,7 +195,7 @@ def _batches(data: FitData) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _head(network: Network, weights: Weights, data: FitData, targets: Units, origin: str) -> Weights:
-    """Return the head of a mean and a log-variance of the transformed targets."""
+    """Return the head for the mean and log-variance of the transformed targets."""
     weight, bias = (weights[name].double() for name in _HEAD)
     outputs, wide = data.outputs, network.width
     rule = f"must have a head of {outputs} means, or of {outputs} means and {outputs} log-variances, of {wide} features"
@@ -201,7 +203,7 @@ def _head(network: Network, weights: Weights, data: FitData, targets: Units, ori
     require(shape in ([outputs, wide], [2 * outputs, wide]) and list(bias.shape) == shape[:1], "weights", rule, shape)
     transform = data.transform
     if targets == "own" and transform.shift is not None and transform.scale is not None:
-        rule = "must be transformed where the data set's targets are logarithms"
+        rule = "must be transformed if the data set's targets are logarithms"
         require(not transform.log, "targets", rule, targets)
         shift, scale = transform.shift.double().cpu(), transform.scale.double().cpu()
         weight[:outputs] /= scale[:, None]
@@ -217,7 +219,7 @@ def _head(network: Network, weights: Weights, data: FitData, targets: Units, ori
 
 
 def _squared_error(network: Network, weight: Tensor, bias: Tensor, data: FitData) -> Tensor:
-    """Return the mean square error on the training rows of each target [output], on the CPU in float64."""
+    """Return the mean squared error of each target on the training rows [output], on the CPU in float64."""
     trunk, total = network.trunk.to(data.device).eval(), torch.zeros(len(weight), dtype=torch.float64)
     for inputs, targets in _batches(data):
         means = trunk(inputs).double().cpu() @ weight.T + bias

@@ -1,26 +1,24 @@
-"""One member of a training trajectory: a network trained by stochastic gradient descent, snapshot by epoch.
+"""The method ``sgd``: a trajectory of snapshots of a network trained by stochastic gradient descent.
 
-Minimises −(1/B) Σ_{i ∈ batch} log p(y_i | f(x_i; w)): softmax cross-entropy for classes, the Gaussian
-negative log-likelihood with a predicted mean and log-variance for regression (Nix & Weigend 1994, eq. 4;
-in the units of the transformed targets). Every epoch visits the rows in a fresh order; a last partial batch
-is dropped where there are others, so that all steps weigh the same. In a process group each rank takes its
-share of every batch, with its own dropout masks; ``parallel`` says what is averaged.
+The loss is −(1/B) Σ_{i ∈ batch} log p(y_i | f(x_i; w)): softmax cross-entropy for classes, the Gaussian negative
+log-likelihood with a predicted mean and log-variance for regression (Nix & Weigend 1994, eq. 4; in the units of the
+transformed targets). Every epoch visits the rows in a new order. A last, partial batch is dropped unless it is the only
+one, so that all steps have equal weight. In a process group each rank trains on a share of every batch, with its own
+dropout masks (:mod:`bdl_pipe.distributed`).
 
-State: every entry of the network's ``state_dict`` (batch-norm buffers too), stacked [epoch, ...], at the ends of
-the ``keep`` last epochs, or of every ``every``-th, or of ``parts`` of epochs; beside them the running moments of the
-parameters, where they are asked for (``iterates``); config ``spec`` (a ``posterior.NetworkSpec``), ``epochs`` (how many
-were run), ``loss`` (the last epoch's mean training loss), with moments ``iterates`` (how many counted), and with
-``keep_start`` ``snapshots_at`` (the epochs that had passed at each snapshot). The start is a snapshot for those who
-follow a trajectory; those who take its snapshots for samples do not see it.
+State: every entry of the network's ``state_dict``, including batch-norm buffers, stacked [snapshot, ...], at the ends
+of epochs or of parts of epochs; with ``moments``, also the running moments of the parameters. The config has ``spec``
+(a ``posterior.NetworkSpec``), ``epochs`` (the number of epochs that were run) and ``loss`` (the mean training loss of
+the last epoch); with ``moments``, ``iterates`` (their number); with ``keep_start``, ``snapshots_at`` (the epoch of each
+snapshot). Methods that follow a trajectory use the start as a snapshot; methods that use snapshots as samples omit it.
 
 Iterates after convergence, as in Zeng & Van den Broeck 2023 (CIBER): with ``early_stopping`` the number of epochs is
-that of the best validation score, and ``after`` epochs more are run, at the same rate, on all rows; with ``keep`` =
-``after`` the snapshots are the iterates of those. Their images' protocol, epochs 165 to 300 every 5, is ``epochs`` 300,
-``keep`` 28, ``every`` 5.
+chosen by the validation score, and ``extra_epochs`` more epochs are run at the same rate on all rows; if ``snapshots``
+equals ``extra_epochs``, the snapshots are the iterates of these epochs. The paper's protocol for images, epochs 165 to
+300 every 5, is ``epochs`` 300, ``snapshots`` 28, ``every`` 5.
 
-A trajectory may start where another one ended, at its member's last snapshot: with a constant rate it is then SWAG's
-protocol in practice (Maddox et al. 2019, section 3: from a pretrained network on), and its snapshots the iterates.
-The optimiser starts afresh.
+A trajectory may start from the last snapshot of another trajectory. With a constant learning rate this is SWAG's
+protocol (Maddox et al. 2019, section 3: from a pretrained network on). The optimiser's state is not continued.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,11 +48,11 @@ from ..training.loop import OptimiserConfig
 from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_epochs, with_moments
 from ..training.warm_start import Weights, begin, last_network
 
-_PREFIX: Final = "network."  # of the learner's names
+_PREFIX: Final = "network."  # prefix of the learner's names
 _WEIGHT: Final = f"{_PREFIX}head.weight"
 _BIAS: Final = f"{_PREFIX}head.bias"
-_SNAPSHOTS: Final = 20  # of the default iterates
-_EXTRA_EPOCHS: Final = 4  # In more epochs after the chosen one a network memorises few rows.
+_SNAPSHOTS: Final = 20  # number of snapshots of the default iterates
+_EXTRA_EPOCHS: Final = 4  # few enough epochs after the chosen one that a network hardly memorises rows
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,20 @@ class SgdConfig:
 
     Attributes:
         network: the architecture.
-        epochs: passes over the training rows; with ``early_stopping`` the most there may be.
-        snapshots: how many snapshots, the last one at the end of the last epoch.
-        batch: rows a step.
+        epochs: the number of passes over the training rows; with ``early_stopping`` the largest number.
+        snapshots: the number of snapshots, the last at the end of the last epoch.
+        batch: the number of rows of a step.
         optimiser: the update rule and its schedule over all steps.
-        augmentation: of each batch of images; null: none.
-        early_stopping: how the number of epochs is chosen on validation rows; null: all of them.
-        every: epochs, or parts of them, from one snapshot to the next.
-        extra_epochs: epochs run beyond the chosen number; only with ``early_stopping``.
-        moments: running moments of the parameters; null: none.
-        variance_floor: of regression, in standardised units: the variance is this + softplus of an output; null: exp
-            of it, not bounded.
-        snapshots_per_epoch: parts of an epoch, of as many steps each as can be; snapshots are at ends of parts, and
-        ``snapshots`` counts those. keep_start: the weights before the first step are one more snapshot.
+        augmentation: the augmentation of each batch of images. null: no augmentation.
+        early_stopping: how the number of epochs is chosen on validation rows. null: all epochs are run.
+        every: the number of epochs, or parts of epochs, between snapshots.
+        extra_epochs: the number of epochs to run beyond the chosen number; requires ``early_stopping``.
+        moments: the running moments of the parameters. null: no moments.
+        variance_floor: the least variance of regression, in standardised units; softplus of an output is added to it.
+            null: the variance is exp of the output, without a bound.
+        snapshots_per_epoch: the number of parts of an epoch, of as equal numbers of steps as possible. Snapshots are
+            taken at the ends of parts, and ``snapshots`` and ``every`` count parts.
+        keep_start: whether the weights before the first step are an additional snapshot.
     """
 
     network: NetworkConfig
@@ -100,9 +99,9 @@ class SgdConfig:
         require(self.every > 0, "every", "must be > 0", self.every)
         require(self.extra_epochs >= 0, "extra_epochs", "must be >= 0", self.extra_epochs)
         allowed = self.extra_epochs == 0 or self.early_stopping is not None
-        require(allowed, "extra_epochs", "must be 0 where early_stopping is null", self.extra_epochs)
+        require(allowed, "extra_epochs", "must be 0 if early_stopping is null", self.extra_epochs)
         trained = self.moments is None or self.early_stopping is None or self.early_stopping.noise == "trained"
-        require(trained, "early_stopping.noise", "must be trained where moments of the weights are kept")
+        require(trained, "early_stopping.noise", "must be trained if moments of the weights are kept")
         bounded = self.variance_floor is None or self.variance_floor > 0
         require(bounded, "variance_floor", "must be > 0 or null", self.variance_floor)
         require(self.snapshots_per_epoch > 0, "snapshots_per_epoch", "must be > 0", self.snapshots_per_epoch)
@@ -123,10 +122,10 @@ class _Network(Learner):
         return self.spec.predictive(self.network(inputs)[None])
 
     def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score, and the shift and slope of the head's outputs for variances, by :func:`least_head_nll`.
+        """Return the score, and the shift and slope of the head's variance outputs from :func:`least_head_nll`.
 
-        Few rows hardly tell which inputs have more noise. A network learns small variances for rows that it knows by
-        heart, and gives some new rows variances as small: a shift alone cannot mend these and spare the others.
+        A network that memorises its training rows learns small variances for them, and predicts such variances for some
+        new rows. A shift alone would increase all variances; the slope corrects the small ones more.
         """
         if self.spec.likelihood != "gaussian_head" or _BIAS not in dict(self.named_parameters()):
             return super().held_out(predicted)
@@ -145,12 +144,12 @@ class _Network(Learner):
 def fit(
     data: Sequence[FitData], inputs: Sequence[Inputs], config: SgdConfig, *, rngs: Sequence[Seed], report: Report
 ) -> list[State]:
-    """Fit a trajectory on each of ``data``, from random weights or from the last ones of its trajectory in ``inputs``.
+    """Fit a trajectory on each of ``data``, from new weights or the last snapshot of its trajectory in ``inputs``.
 
     Raises:
-        ConfigError: augmentation of rows that are not images, a variance of classes, more parts than steps, or a
-            trajectory of another network or variance; or epochs are to be chosen on validation rows, which a
-            trajectory of the final fit has been trained on.
+        ConfigError: augmentation is set for rows that are not images, ``variance_floor`` is set for classes, an epoch
+            has more parts than steps, the input trajectory has another network or variance, or early stopping is set
+            with an input trajectory, which was trained on the validation rows.
         Diverged: a loss became NaN or infinite.
     """
     images = len(data[0].input_shape) == 3
@@ -182,7 +181,7 @@ def fit(
 
 
 def _spec(data: FitData, config: SgdConfig) -> NetworkSpec:
-    """Return the network, and how its outputs are read."""
+    """Return the spec of the network and its likelihood."""
     classes = data.task == "classification"
     floor = config.variance_floor
     require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)
@@ -191,7 +190,7 @@ def _spec(data: FitData, config: SgdConfig) -> NetworkSpec:
 
 
 def _start(inputs: Inputs, spec: NetworkSpec, how: TrainingConfig, data: FitData) -> Weights | None:
-    """Return the last snapshot of the trajectory in ``inputs``, which is read as this one will be."""
+    """Return the last snapshot of the trajectory in ``inputs``, whose likelihood must be the same as ours."""
     found = last_network(inputs, spec.network, how, data, "early_stopping")
     if found is None:
         return None
@@ -203,12 +202,15 @@ def _start(inputs: Inputs, spec: NetworkSpec, how: TrainingConfig, data: FitData
 
 
 def default(size: Size) -> Section:
-    """Return the hyperparameters of the networks that other methods start from."""
+    """Return the hyperparameters of the trajectories that other methods start from."""
     return {"network": size.network, "snapshots": 1, "augmentation": None, **size.training(), **size.floor}
 
 
 def default_iterates(size: Size) -> Section:
-    """Return twenty snapshots at a constant rate, from the epochs after the chosen one or after a network's end."""
+    """Return the hyperparameters of twenty snapshots at a constant rate.
+
+    They are taken after the chosen epoch or, for larger data, after the end of another trajectory.
+    """
     snapshots = _SNAPSHOTS
     if size.small:
         per_epoch = min(size.steps_per_epoch, _SNAPSHOTS)

@@ -1,7 +1,7 @@
-"""A stored trajectory as points in the space of weights, and the network at any point of that space.
+"""A stored trajectory as points in weight space, and the network at any point of that space.
 
-A point is all parameters, one after the other, in one vector. Parameters alone are coordinates: at each point the
-running statistics of batch normalisation are recomputed on training rows; all other buffers are the last snapshot's.
+A point is the vector of all parameters. Buffers are not part of it: at each point the running statistics of batch
+normalisation are recomputed on training rows, and all other buffers come from the last snapshot.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,16 +24,16 @@ from ..training import snapshots
 
 FloatName = Literal["float64", "float32"]
 FLOATS: Final[Mapping[FloatName, torch.dtype]] = {"float64": torch.float64, "float32": torch.float32}
-_ELEMENTS: Final = 2**20  # weights of so many networks are drawn at once, 8 MiB in float64
+_ELEMENTS: Final = 2**20  # the most weights drawn at once: 8 MiB in float64
 
 
 @dataclass(frozen=True)
 class BatchNormConfig:
-    """The config that every method that makes networks of a trajectory's has in common.
+    """The config that all methods that make networks from a trajectory share.
 
     Attributes:
-        batch_norm_rows: training rows that refresh running statistics, where the network has them; null: all.
-        batch_norm_batch: rows in one batch of that pass, about what the network was trained with.
+        batch_norm_rows: the number of training rows that recompute running statistics, if any. null: all rows.
+        batch_norm_batch: the number of rows of a batch of this pass; best near the batch size of training.
     """
 
     batch_norm_rows: int | None
@@ -50,11 +50,11 @@ class Snapshots:
     """The snapshots of one trajectory, and its network.
 
     Attributes:
-        spec: how the network is built and its outputs are read.
-        network: on the data's device, with whatever weights it was last given.
-        flat: the snapshots, on the CPU, of the type they were stored in [epoch, weight].
-        last: every entry of the last one's ``state_dict``.
-        moments: mean and population variance of the iterates, in float64 [weight]; None where none were kept.
+        spec: the network's spec.
+        network: the network, on the data's device; its weights are not defined.
+        flat: the snapshots on the CPU, in their stored type [epoch, weight].
+        last: every entry of the last snapshot's ``state_dict``.
+        moments: the mean and population variance of the iterates, in float64 [weight]. None: they were not kept.
     """
 
     flat: Float[Tensor, "epoch weight"]
@@ -65,9 +65,9 @@ class Snapshots:
         """Read the snapshots of ``trajectory``.
 
         Args:
-            config: the training rows that refresh running statistics are the same at all points.
-            rng: where their choice is drawn.
-            refresh: False: running statistics stay those of the last snapshot.
+            config: the settings of running statistics; all points use the same training rows.
+            rng: the seed address of the choice of these rows.
+            refresh: whether running statistics are recomputed; otherwise the last snapshot's are used.
         """
         self.spec = read(NetworkSpec, trajectory.config["spec"], "spec")
         self._device = torch.device(data.device)
@@ -82,21 +82,21 @@ class Snapshots:
         self._batch = config.batch_norm_batch
 
     def named(self, point: Float[Tensor, "*draw weight"]) -> dict[str, Tensor]:
-        """Return the parameters at a point, by name, of the shapes and types of the stored ones; differentiable."""
+        """Return the parameters at a point by name, in their stored shapes and types; differentiable."""
         like = [self.last[name] for name in self._names]
         parts = point.split([stored.numel() for stored in like], -1)
         lead = point.shape[:-1]
         return {n: p.reshape(*lead, *s.shape).to(s.dtype) for n, p, s in zip(self._names, parts, like, strict=True)}
 
     def state_at(self, point: Float[Tensor, " weight"]) -> dict[str, Tensor]:
-        """Return the ``state_dict`` at a point, on the CPU, its running statistics refreshed."""
+        """Return the ``state_dict`` at a point, on the CPU, with recomputed running statistics."""
         return self.state_with(self.named(point))
 
     @torch.no_grad()
     def state_with(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the last snapshot's ``state_dict`` with some of its weights replaced, of any floating type.
 
-        It is on the CPU, its running statistics refreshed.
+        It is on the CPU, with recomputed running statistics.
         """
         self.network.load_state_dict(self.last | {name: value.to(self.last[name]) for name, value in weights.items()})
         if self._rows is not None:
@@ -104,12 +104,12 @@ class Snapshots:
         return {name: value.detach().cpu().clone() for name, value in self.network.state_dict().items()}
 
     def draws(self, draw: Callable[[range], Mapping[str, Tensor]], count: int, *, report: Report) -> NetworkDraws:
-        """Return ``count`` networks, all other weights those of the last snapshot.
+        """Return ``count`` networks with drawn weights; weights that are not drawn come from the last snapshot.
 
-        It may be resumed after any block of draws; blocks are of the same draws whether it is or not.
+        It can resume after any block of draws, with the same draws.
 
         Args:
-            draw: gives some of the weights of some draws, stacked [draw, ...], of any floating type.
+            draw: draw numbers -> the drawn weights by name, stacked [draw, ...], of any floating type.
         """
         at_once = 1 if self._rows is not None else max(1, _ELEMENTS // self.flat.shape[1])
         saved = report.load()
@@ -130,7 +130,7 @@ class Snapshots:
         return NetworkDraws(self.spec, every, at_hand)
 
     def _completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return drawn weights in the stored types, with all that is recomputed for each draw."""
+        """Return drawn weights in the stored types, with the buffers that are recomputed for each draw."""
         if self._rows is not None:
             return stack([self.state_with(one) for one in unstack(weights)])
         return {name: value.to(self.last[name]) for name, value in weights.items()}

@@ -5,18 +5,20 @@ mean and v_k, s_k the right singular vectors and singular values of the deviatio
 
     w(z) = w̄ + Σ_k z_k p_k,   p_k = s_k v_k / √(T − 1),   k = 1 … K,
 
-so that N(0, I) over z has the leading part of the snapshots' sample covariance, that of SWAG's low rank: z = 1 is as
-far as the trajectory itself went. The posterior is
+so that N(0, I) over z gives the leading part of the snapshots' sample covariance, as in SWAG's low-rank part: z = 1 is
+one standard deviation of the trajectory. The posterior is
 
     p(z | D) ∝ Π_i p(y_i | x_i, w(z))^(1/temperature) N(z; 0, prior_variance I).
 
-The noise of regression is the network's own (``posterior.NetworkSpec``): where it predicts a log-variance, that is
-moved with all other weights. The sum may be taken over some of the rows, drawn once for a fit, and scaled up to all.
+The noise of regression is the network's own (``posterior.NetworkSpec``): if it predicts a log-variance, the head's
+weights for it are drawn with all other weights. The sum may be over some of the rows, drawn once for a fit, and scaled
+up to all rows.
 
 Batch normalisation: within the likelihood each batch is normalised by its own statistics, as in training and in the
-published code; a network that is drawn has statistics refreshed on training rows, as SWAG's.
+published code. The running statistics of a drawn network are recomputed on training rows, as in SWAG.
 
-Deviation: snapshots are the trajectory's last epochs and w̄ their mean, where the paper has SWAG's running ones.
+Deviation: the deviations are from the mean w̄ of the trajectory's last snapshots, where the paper uses SWAG's running
+mean and deviations.
 """
 
 from collections.abc import Callable
@@ -42,14 +44,15 @@ from .snapshots import BatchNormConfig, Snapshots
 
 @dataclass(frozen=True)
 class SubspaceConfig(BatchNormConfig):
-    """The config that the methods of a subspace have in common.
+    """The config that all subspace methods share.
 
     Attributes:
-        dimension: K, the principal components.
-        temperature: the likelihood enters to the power 1/temperature; 1: the posterior, infinite: the prior.
-        prior_variance: of each coordinate; a coordinate's unit is the trajectory's deviation along its component.
-        rows: training rows that the likelihood is summed over, scaled up to all; null: all.
-        draws: networks in the predictive.
+        dimension: K, the number of principal components.
+        temperature: the likelihood is raised to the power 1/temperature; 1 gives the posterior, infinity the prior.
+        prior_variance: the prior variance of each coordinate, whose unit is the trajectory's standard deviation along
+            its component.
+        rows: the number of training rows in the likelihood, which is scaled up to all rows. null: all rows.
+        draws: the number of networks in the predictive.
     """
 
     dimension: int
@@ -80,10 +83,10 @@ class Plane:
 
 
 def principal(snapshots: Float[Tensor, "epoch weight"], dimension: int) -> Plane:
-    """Return the plane of the leading components, of signs that the eigensolver chose.
+    """Return the plane of the leading components, with signs as the eigensolver returns them.
 
-    From the Gram matrix of the deviations: with A = USVᵀ its eigenvectors are U and UᵀA = SVᵀ, so that nothing is
-    divided by a small singular value, and no more than [epoch, epoch] is decomposed.
+    They are computed from the Gram matrix of the deviations. With A = USVᵀ its eigenvectors are U, and UᵀA = SVᵀ: this
+    needs no division by a small singular value, and the decomposed matrix is only [epoch, epoch].
     """
     exact = snapshots.double()
     mean = exact.mean(0)
@@ -98,15 +101,15 @@ class Target:
     """The likelihood of a subspace's coordinates on training rows.
 
     Attributes:
-        plane: where the coordinates lie.
-        num_train: training rows that the likelihood stands for.
+        plane: the plane of the coordinates.
+        num_train: the number of all training rows, to which the likelihood is scaled up.
     """
 
     def __init__(self, data: FitData, inputs: Inputs, config: SubspaceConfig, method: str, rng: Seed) -> None:
-        """Take the subspace of the one trajectory in ``inputs``.
+        """Create the target from the trajectory in ``inputs``.
 
         Raises:
-            ConfigError: the dimension is more than snapshots less one, which have no more components.
+            ConfigError: the dimension is larger than the number of snapshots minus one, the number of components.
         """
         (trajectory,) = inputs["trajectory"]
         self._snapshots = Snapshots(trajectory, data, config, rng)
@@ -116,20 +119,20 @@ class Target:
         self.plane = principal(self._snapshots.flat, config.dimension)
         self._order = fastest_order(self._snapshots.network)
         rows, self._targets = data.drawn(config.rows, rng.fold("likelihood"))
-        # a copy even where one channel makes the orders the same: convolutions tell them by the strides
+        # a copy even with one channel, where both orders are equal in memory: convolutions choose by strides
         self._inputs = rows.clone(memory_format=self._order) if rows.ndim == 4 else rows
         self.num_train = len(data.train)
         self._scale, self._temperature = self.num_train / len(self), config.temperature
 
     def __len__(self) -> int:
-        """Return the number of training rows that the likelihood is summed over."""
+        """Return the number of training rows in the likelihood's sum."""
         return len(self._inputs)
 
     def tempered(self, z: Float[Tensor, " dimension"], rows: Int[Tensor, " row"]) -> Float[Tensor, ""]:
-        """Return (1/temperature) Σ log p(y_i | x_i, w(z)) over ``rows`` of those here, one batch, in float64.
+        """Return (1/temperature) Σ log p(y_i | x_i, w(z)) over the batch ``rows``, in float64.
 
-        It is differentiable, and scaled up to all training rows: summed over all rows here, its mean over their choice
-        is that of all.
+        It is differentiable and scaled up to all training rows, so that its sum over all batches is an unbiased
+        estimate of the full sum.
         """
         network, device = self._snapshots.network, self._inputs.device
         weights = {name: self._placed(value) for name, value in self._snapshots.named(self.plane.point(z)).items()}
@@ -141,12 +144,12 @@ class Target:
 
     @torch.no_grad()
     def total(self, z: Float[Tensor, " dimension"], batch: int) -> float:
-        """Return :meth:`tempered` over all rows here, in order, in batches whose sizes differ by at most 1."""
+        """Return the sum of :meth:`tempered` over all rows, in order, in batches whose sizes differ by at most 1."""
         parts = torch.arange(len(self)).tensor_split(-(-len(self) // batch))
         return sum(self.tempered(z, part).item() for part in parts)
 
     def networks(self, coordinates: Float[Tensor, "draw dimension"], report: Report) -> NetworkDraws:
-        """Return the networks at these coordinates; may be resumed as :meth:`Snapshots.draws`."""
+        """Return the networks at these coordinates; can resume, see :meth:`Snapshots.draws`."""
 
         def draw(numbers: range) -> dict[str, Tensor]:
             return self._snapshots.named(torch.stack([self.plane.point(coordinates[k]) for k in numbers]))
@@ -154,7 +157,7 @@ class Target:
         return self._snapshots.draws(draw, len(coordinates), report=report)
 
     def _placed(self, weight: Tensor) -> Tensor:
-        """Move a weight to the rows' device; filters in the order of memory of the images."""
+        """Move a weight to the rows' device, with filters in the images' memory order."""
         there = weight.to(self._inputs.device)
         return there.contiguous(memory_format=self._order) if there.ndim == 4 else there
 
@@ -162,7 +165,7 @@ class Target:
 def fitted(
     target: Target, sample: Callable[[Report], Float[Tensor, "draw dimension"]], steps: int, draws: int, report: Report
 ) -> State:
-    """Return the networks at ``draws`` coordinates as a posterior's state; may be resumed in either part of the fit.
+    """Return the networks at ``draws`` coordinates as a posterior's state; both parts of the fit can resume.
 
     Args:
         sample: draws the coordinates in ``steps`` steps.
@@ -177,5 +180,5 @@ def fitted(
 
 
 def _exact(targets: Tensor) -> Tensor:
-    """Return regression targets in float64, labels as they are."""
+    """Return regression targets in float64, and labels unchanged."""
     return targets.double() if targets.is_floating_point() else targets

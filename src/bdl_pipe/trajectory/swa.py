@@ -1,12 +1,12 @@
 """SWA: one network at the mean of its trajectory's weights.
 
-Izmailov, Podoprikhin, Garipov, Vetrov & Wilson 2018, algorithm 1: w_SWA = (1/n) Σ w_t over the iterates that counted,
-the running statistics of batch normalisation then recomputed in a pass over training rows (section 3.2).
+Izmailov, Podoprikhin, Garipov, Vetrov & Wilson 2018, algorithm 1: w_SWA = (1/n) Σ w_t over the averaged iterates; the
+running statistics of batch normalisation are then recomputed in a pass over training rows (section 3.2).
 
-The mean is that of the trajectory's running moments, or, where none were kept, of its snapshots; both in float64, so
-that it is rounded once. Every parameter is averaged; all other buffers are the last snapshot's. Deviation: which
-iterates count, and their rate, are the trajectory's to say (``methods.sgd``), so that other methods share them; the
-paper's cycles within the averaged part are not built.
+The mean comes from the trajectory's running moments or, if it has none, from its snapshots; both are in float64 and
+rounded once. Every parameter is averaged; all other buffers come from the last snapshot. Deviation: the trajectory
+(``methods.sgd``) sets the averaged iterates and their learning rate, so that other methods can share it; the paper's
+cyclical rates within the averaged part are not implemented.
 """
 
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ from .snapshots import BatchNormConfig, Snapshots
 
 @dataclass(frozen=True)
 class SwaConfig(BatchNormConfig):
-    """The section ``methods.swa``, which leaves nothing more to choose."""
+    """The section ``methods.swa``: the settings of batch normalisation's statistics."""
 
 
 @torch.no_grad()
 def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: Report) -> State:
-    """Return the mean of the one trajectory in ``inputs``.
+    """Return the network at the mean weights of the trajectory in ``inputs``.
 
-    Data only refresh batch normalisation, with one choice of rows.
+    The data serve only to recompute batch normalisation's statistics, on the same rows for all members.
 
     Raises:
         ConfigError: the trajectory has neither moments nor two snapshots.
     """
     (trajectory,) = inputs["trajectory"]
-    rows = Seed(rng.root).fold("swa")  # the root's alone: members differ by their trajectories, not by these rows
+    rows = Seed(rng.root).fold("swa")  # the root seed alone: the same rows for all members
     snapshots = Snapshots(trajectory, data, config, rows)
     made = snapshots.state_at(_mean(snapshots))
     report(1, 1)
@@ -50,8 +50,8 @@ def _mean(snapshots: Snapshots) -> Tensor:
     """Return the mean of the parameters [weight], in float64."""
     if snapshots.moments is not None:
         return snapshots.moments[0]
-    rule = "must leave two or more snapshots for swa, where there are no moments"
-    require(len(snapshots.flat) > 1, "methods.sgd.keep", rule, len(snapshots.flat))
+    rule = "must be at least 2 for swa without moments"
+    require(len(snapshots.flat) > 1, "methods.sgd.snapshots", rule, len(snapshots.flat))
     return snapshots.flat.double().mean(0)
 
 

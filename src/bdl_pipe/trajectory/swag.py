@@ -5,13 +5,13 @@ mean, D = diag of (1/T) Σ (w_t − w̄)² and D̂ the last K deviations w_t −
 
     w = w̄ + √scale · (D^½ z₁/√2 + D̂ z₂/√(2(K−1))),   z₁, z₂ standard normal,
 
-of covariance scale·(½D + ½ D̂D̂ᵀ/(K−1)). With ``rank`` 0 it is SWAG-diagonal: w̄ + √scale · D^½ z₁. Where the
-trajectory keeps running moments, w̄ and D are those, of more iterates than leave a snapshot, as in the paper.
+with the covariance scale·(½D + ½ D̂D̂ᵀ/(K−1)). With ``rank`` 0 it is SWAG-diagonal: w̄ + √scale · D^½ z₁. If the
+trajectory has running moments, w̄ and D come from these, over more iterates than there are snapshots, as in the paper.
 
-Deviations: those in D̂ are from the final mean, where the paper has the running one, a means to store less that a
-stored trajectory does not need; and D is formed from centred differences in float64, where the paper's E[w²] − E[w]²
-cancels in float32. Parameters are drawn; the running statistics of batch normalisation are recomputed on training
-rows for each draw, as in the paper; all other buffers are the last snapshot's.
+Deviations: the columns of D̂ are deviations from the final mean; the paper uses the running mean to store less, which a
+stored trajectory does not need. D is computed from centred differences in float64, because the paper's E[w²] − E[w]²
+cancels in float32. Parameters are drawn. The running statistics of batch normalisation are recomputed on training rows
+for each draw, as in the paper; all other buffers come from the last snapshot.
 """
 
 import math
@@ -37,10 +37,10 @@ class SwagConfig(BatchNormConfig):
     """The section ``methods.swag`` of params.yaml.
 
     Attributes:
-        rank: K, the last deviations in the low-rank part; 0: the diagonal alone.
-        scale: factor of the covariance; 1 is the paper's.
-        draws: networks drawn at the fit.
-        dtype: floating type of the draws; the moments are found in float64.
+        rank: K, the number of last deviations in the low-rank part. 0: the covariance is diagonal.
+        scale: the factor of the covariance; the paper's is 1.
+        draws: the number of networks to draw at the fit.
+        dtype: the floating type of the draws; the moments are computed in float64.
     """
 
     rank: int
@@ -57,11 +57,11 @@ class SwagConfig(BatchNormConfig):
 
 @dataclass(frozen=True)
 class Moments:
-    """The moments of a trajectory's weights, found in float64.
+    """The moments of a trajectory's weights, computed in float64.
 
     Attributes:
         mean: w̄.
-        sd: D^½, standard deviations (not variances).
+        sd: D^½, the standard deviations.
         columns: D̂, the last K deviations; [0, weight] for the diagonal form.
     """
 
@@ -70,11 +70,11 @@ class Moments:
     columns: Float[Tensor, "rank weight"]
 
     def to(self, dtype: torch.dtype) -> "Moments":
-        """Return them in another floating type."""
+        """Return the moments in another floating type."""
         return Moments(self.mean.to(dtype), self.sd.to(dtype), self.columns.to(dtype))
 
     def draw(self, z1: Float[Tensor, " weight"], z2: Float[Tensor, " rank"], scale: float) -> Float[Tensor, " weight"]:
-        """Return the w of the standard normal numbers z₁ and z₂, a linear map."""
+        """Return the weights w for the standard normal numbers z₁ and z₂, a linear map."""
         rank = len(self.columns)
         if rank == 0:
             return self.mean + math.sqrt(scale) * self.sd * z1
@@ -83,7 +83,7 @@ class Moments:
 
 
 def moments(past: Float[Tensor, "epoch weight"], rank: int) -> Moments:
-    """Return mean, deviations and the last ``rank`` columns of snapshots of any floating type."""
+    """Return the mean, the standard deviations and the last ``rank`` deviations of snapshots of any floating type."""
     mean = past.mean(0, dtype=torch.float64)
     centred = past - mean  # in float64
     return Moments(mean, centred.square().mean(0).sqrt(), centred[len(centred) - rank :])
@@ -91,10 +91,12 @@ def moments(past: Float[Tensor, "epoch weight"], rank: int) -> Moments:
 
 @torch.no_grad()
 def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report: Report) -> State:
-    """Return draws from the Gaussian of the one trajectory in ``inputs``; data only refresh batch normalisation.
+    """Return draws from the Gaussian of the trajectory in ``inputs``.
+
+    The data serve only to recompute batch normalisation's statistics.
 
     Raises:
-        ConfigError: the trajectory has fewer snapshots than ``rank``, or, without moments, fewer than two.
+        ConfigError: the trajectory has fewer snapshots than ``rank`` or, without moments, fewer than two.
     """
     (trajectory,) = inputs["trajectory"]
     snapshots = Snapshots(trajectory, data, config, rng)
@@ -114,10 +116,10 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
 
 
 def _gaussian(snapshots: Snapshots, rank: int) -> Moments:
-    """Return the Gaussian of the running moments and the last snapshots, or of the snapshots alone."""
+    """Return the moments from the running moments and the last snapshots, or from the snapshots alone."""
     past, kept = snapshots.flat, snapshots.moments
     enough = len(past) > 1 or kept is not None
-    require(enough, "methods.sgd.keep", "must leave two or more snapshots for swag", len(past))
+    require(enough, "methods.sgd.snapshots", "must be at least 2 for swag without moments", len(past))
     require(rank <= len(past), "methods.swag.rank", f"must be <= the snapshots ({len(past)})", rank)
     if kept is None:
         return moments(past, rank)

@@ -1,6 +1,6 @@
-"""Exact integrals over a box of weights: expectations, densities, distribution functions of linear forms of uniforms.
+"""Exact integrals over a box of weights: expectations, densities and distribution functions of sums of uniforms.
 
-There is no network and no posterior in here: :mod:`bdl_pipe.collapsed` builds on it, and it may be used alone.
+The package does not depend on networks or posteriors and can be used on its own; :mod:`bdl_pipe.collapsed` uses it.
 """
 
 from .few_uniforms import expect, log_triangular_density, triangular_cdf, triangular_density

@@ -1,9 +1,9 @@
-"""Exact integrals over a box of weights: what a collapsed sample of CIBER answers.
+"""Exact integrals over a box of few weights, for the collapsed samples of CIBER.
 
 A network's output is linear in the collapsed weights, f = c + Σ_i h_iU_i with U_i uniform on [−1, 1] and independent
-(h_i: half the range of a weight, times its input), so the average of a piecewise polynomial likelihood over the box
-has a closed form (Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4.3; they
-call a solver for it). Ours is that of :mod:`.spline`: no solver, no sampling, no cancellation.
+(h_i: half the range of a weight, times its input), so the average of a piecewise polynomial likelihood over the box has
+a closed form (Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4.3; they use a
+solver for it). Ours is in :mod:`.spline`, without a solver, sampling or cancellation.
 
     triangular_density    E[tri(y − f)]: a regression likelihood, itself the density of d + 2 uniforms
     triangular_cdf        its distribution function
@@ -11,9 +11,9 @@ call a solver for it). Ours is that of :mod:`.spline`: no solver, no sampling, n
     softmax_one           E[softmax] over one weight, without approximation
 
 In float64 the relative error is of the order of 1e-15 for d ≤ 8, for any ratio of the widths and at any distance from
-the support's edge; that of derivatives likewise, relative to all of them together. Inputs of any floating dtype are
-computed in float64 (float32 where the device has nothing wider) and rounded once, but for softmax_one. All tensors are
-differentiable; at a kink the derivative is that from one side. The work doubles with each weight, of no width as well.
+the support's edge. The same holds for derivatives, relative to the norm of all of them. Inputs of any floating dtype
+are computed in float64 (or float32 if the device lacks float64) and rounded once, except by softmax_one. All functions
+are differentiable; at a kink the derivative is one-sided. The work doubles with each weight, even one of zero width.
 """
 
 import math
@@ -32,10 +32,10 @@ from .spline import NEGLIGIBLE, Box, horner, one_sided
 
 __all__ = ["expect", "log_triangular_density", "softmax_one", "triangular_cdf", "triangular_density"]
 
-MOST: Final = 10  # collapsed weights of one output: the work doubles with each
-BLOCK: Final = {"cpu": 1 << 17}  # leaves of the trees at a time: what stays in a cache, and is shared among threads
-LARGE_BLOCK: Final = 1 << 22  # where there is no such cache
-SLACK: Final = 1e-12  # relative rounding of the ends of a box, many times over
+MOST: Final = 10  # the most collapsed weights of an output, since the work doubles with each
+BLOCK: Final = {"cpu": 1 << 17}  # leaves of trees at a time, which fit in a cache
+LARGE_BLOCK: Final = 1 << 22  # for devices without such a cache
+SLACK: Final = 1e-12  # a multiple of the relative rounding error of a box's ends
 
 
 def triangular_density(
@@ -50,7 +50,7 @@ def triangular_density(
     integrates to one.
 
     Raises:
-        DataError: a value that is not finite, a negative half-width, more than ``MOST`` of them, a radius ≤ 0.
+        DataError: a value is not finite, a half-width is negative, there are more than ``MOST``, or a radius is ≤ 0.
     """
     return _wide_density(y, centre, half_widths, radius).to(widest(y, centre, half_widths))
 
@@ -63,7 +63,7 @@ def log_triangular_density(
 ) -> Float[Tensor, "*batch"]:
     """Return the log of :func:`triangular_density`: −∞ outside of the support, with a gradient of zero there.
 
-    A mixture over samples by ``logsumexp`` takes −∞ from some of them; a point that none reaches has −∞.
+    In a mixture by ``logsumexp`` some samples may have −∞; a point outside of all supports has −∞.
     """
     density = _wide_density(y, centre, half_widths, radius)
     log = torch.where(density > 0, density, 1).log().where(density > 0, -torch.inf)
@@ -79,7 +79,7 @@ def triangular_cdf(
     """Return P(c + Σ_i h_iU_i + T ≤ y), T triangular on [−radius, radius]: a step under d + 2 uniforms.
 
     Raises:
-        DataError: as :func:`triangular_density`, and more than ``MOST`` − 2 half-widths.
+        DataError: see :func:`triangular_density`; or there are more than ``MOST`` − 2 half-widths.
     """
     reach, batch = checked_batch(y, centre, half_widths, radius, MOST)
     triangle = (wide(reach) / 2)[..., None].expand(*batch, 2)
@@ -93,11 +93,11 @@ def expect(
 ) -> Float[Tensor, "*batch"]:
     """Return E[g(c + Σ_i h_iU_i)].
 
-    The pieces are integrated one by one and added: what is relative to E|g| is the rounding error of a g that takes
-    both signs, and near the edge of where g is not zero it is as exact as the coefficients make g vanish there.
+    The integrals of the pieces are added. So if g has both signs, the rounding error is relative to E|g|. Near the edge
+    of g's support the result is as accurate as the coefficients of g.
 
     Raises:
-        DataError: a value that is not finite, a negative half-width, more than ``MOST`` of them.
+        DataError: a value is not finite, a half-width is negative, or there are more than ``MOST``.
     """
     check(half_widths, MOST, centre=centre)
     g, shape = piecewise.to(wide(piecewise.breakpoints)), piecewise.coefficients.shape[-2:]
@@ -112,23 +112,23 @@ def expect(
 
 
 def _wide_density(y: Tensor, centre: Tensor, half_widths: Tensor, radius: float | Tensor) -> Tensor:
-    """Return the triangular density, checked, before it is rounded [*batch]."""
+    """Check the arguments and return the triangular density before it is rounded [*batch]."""
     reach, batch = checked_batch(y, centre, half_widths, radius, MOST)
     points = [flat(value, batch) for value in (y, centre, reach)]
     return _blocks(_density, half_widths.shape[-1] + 1, *points, flat_last(half_widths, batch)).reshape(batch)
 
 
 def _density(y: Tensor, centre: Tensor, radius: Tensor, half_widths: Tensor) -> Tensor:
-    """Return the triangular density [point], of half-widths [d, point]: two more uniforms, of half the radius."""
+    """Return the triangular density [point] for half-widths [d, point]; the triangle is two uniforms of r/2."""
     uniforms, unit = _kept(torch.cat([(radius / 2).expand(2, -1), half_widths]))
     side = (y - centre).sign().detach()
-    edge = _sum(centre * side, -y * side, *uniforms)  # Σh + r − |y − c|, exact to its last digit
+    edge = _sum(centre * side, -y * side, *uniforms)  # Σh + r − |y − c|, correctly rounded
     box = Box((uniforms / unit).sort(0, descending=True).values, -1)
     return one_sided(edge / unit, box, [torch.ones_like(unit)], -1)[0][0] / unit
 
 
 def _expect(centre: Tensor, half_widths: Tensor, breaks: Tensor, coefficients: Tensor) -> Tensor:
-    """Return E[g] [point], of breakpoints [k, point] and coefficients [pieces, terms, point]."""
+    """Return E[g] [point] for breakpoints [k, point] and coefficients [pieces, terms, point]."""
     half_widths, unit = _kept(half_widths)
     order = coefficients.shape[1]
     box = Box((half_widths / unit).sort(0, descending=True).values, order - 1)
@@ -146,7 +146,7 @@ def _expect(centre: Tensor, half_widths: Tensor, breaks: Tensor, coefficients: T
 
 
 def _reached(centre: Tensor, half_widths: Tensor, breaks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pieces between two breakpoints, from 0 on, and the points whose box reaches them, or nearly."""
+    """Return the numbers of bounded pieces, and the points whose box reaches them (or nearly does)."""
     spread = half_widths.sum(0)
     spread = spread + SLACK * (spread + centre.abs() + breaks.abs().amax(0))
     within = (breaks[:-1] <= centre + spread) & (breaks[1:] >= centre - spread)
@@ -157,11 +157,11 @@ def _reached(centre: Tensor, half_widths: Tensor, breaks: Tensor) -> tuple[Tenso
 def _between(
     centre: Tensor, half_widths: Tensor, unit: Tensor, box: Box, ends: tuple[Tensor, Tensor], piece: Tensor
 ) -> Tensor:
-    """Return the part of E[g] from a piece [terms, point] with two ends, one for each point."""
+    """Return the contribution to E[g] of a bounded piece [terms, point], one piece for each point."""
     start, end = ends
     scale = torch.stack([unit**i for i in range(len(piece))])
     at_start, at_end = scale * _factorials(piece), scale * _factorials(_shifted(piece, end - start))
-    mirrored = centre - start > end - centre  # an end in reach is then the near one
+    mirrored = centre - start > end - centre  # so that the nearer end is on the left
     side = torch.where(mirrored, -1.0, 1.0).to(centre)
     edge = _sum(centre * side, -torch.where(mirrored, end, start) * side, *half_widths)
     near = torch.where(mirrored, _mirrored(at_end), at_start)
@@ -180,7 +180,7 @@ def _mirrored(derivatives: Tensor) -> Tensor:
 
 
 def _shifted(coefficients: Tensor, by: Tensor) -> Tensor:
-    """Return the polynomial's coefficients [terms, point] about a point that lies ``by`` further right."""
+    """Return the polynomial's coefficients [terms, point] about a point ``by`` further right."""
     rows = []
     for i in range(len(coefficients)):
         later: list[Tensor | None] = [math.comb(m, i) * coefficients[m] for m in range(i, len(coefficients))]
@@ -189,18 +189,18 @@ def _shifted(coefficients: Tensor, by: Tensor) -> Tensor:
 
 
 def _kept(widths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the widths [d, point] without what is negligible beside the widest, and the widest.
+    """Return the widths [d, point], with widths that are negligible relative to the widest set to 0, and the widest.
 
-    Where all widths are zero, the second is 1.
+    If all widths are zero, the second is 1.
     """
-    unit = widths.detach().amax(0)  # of which the result does not depend
+    unit = widths.detach().amax(0)  # detached, because the result does not depend on the unit
     unit = torch.where(unit > 0, unit, 1)
-    # a zero stays itself, with its gradient of zero and its second derivative
+    # a zero is kept, with its zero gradient and its second derivative
     return torch.where((widths > 0) & (widths < NEGLIGIBLE * unit), 0, widths), unit
 
 
 def _sum(*terms: Tensor) -> Tensor:
-    """Sum as if in twice the precision (Ogita, Rump and Oishi 2005, algorithm 4.1); the gradient is a sum's."""
+    """Sum in twice the precision (Ogita, Rump and Oishi 2005, algorithm 4.1), with the gradient of a sum."""
     total, error = terms[0], torch.zeros_like(terms[0])
     for term in terms[1:]:
         new = total + term
@@ -212,5 +212,5 @@ def _sum(*terms: Tensor) -> Tensor:
 
 
 def _blocks(compute: Callable[..., Tensor], levels: int, *parts: Tensor) -> Tensor:
-    """Call ``compute`` on blocks of points (the last dimension), each with 2^levels leaves."""
+    """Call ``compute`` on blocks of points (the last dimension), where a point has 2^levels leaves."""
     return blocks(compute, BLOCK.get(parts[0].device.type, LARGE_BLOCK) >> levels, *parts)

@@ -1,4 +1,4 @@
-"""Arguments of the box integrals: checked, in the working precision, broadcast and laid out as points."""
+"""Preparation of the box integrals' arguments: checks, working precision, broadcasting and flattening to points."""
 
 import functools
 import math
@@ -12,22 +12,22 @@ from ...errors import DataError
 
 
 def wide(values: Tensor) -> Tensor:
-    """Return the values in float64, or in float32 where the device has nothing wider."""
+    """Return the values in float64, or in float32 if the device lacks float64."""
     return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
 
 
 def widest(*values: Tensor) -> torch.dtype:
-    """Return the widest of their types."""
+    """Return the widest type of the values."""
     return functools.reduce(torch.promote_types, (value.dtype for value in values))
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that all broadcast to.
+    """Return the shape to which all shapes broadcast.
 
-    torch's own function imports sympy when it is first called, for two seconds.
+    torch's own function imports sympy on its first call, which takes two seconds.
 
     Raises:
-        ValueError: they do not go together.
+        ValueError: the shapes cannot be broadcast.
     """
     return np.broadcast_shapes(*map(tuple, shapes))
 
@@ -38,7 +38,7 @@ def flat(values: Tensor, batch: Sequence[int]) -> Tensor:
 
 
 def flat_last(values: Tensor, batch: Sequence[int]) -> Tensor:
-    """Return [d, point] of [*batch, d]; a view of what is the same for all points."""
+    """Return [*batch, d] as [d, point]; values that all points share become a view."""
     size = values.shape[-1]
     if values.ndim == 1:
         return wide(values)[:, None].expand(size, math.prod(batch))
@@ -46,7 +46,7 @@ def flat_last(values: Tensor, batch: Sequence[int]) -> Tensor:
 
 
 def blocks(compute: Callable[..., Tensor], size: int, *parts: Tensor) -> Tensor:
-    """Call ``compute`` on ``size`` points at a time (the last dimension), at least one."""
+    """Call ``compute`` on at least one and about ``size`` points (the last dimension) at a time."""
     split = (part.split(max(1, size), -1) for part in parts)
     return torch.cat([compute(*block) for block in zip(*split, strict=True)], -1)
 
@@ -55,7 +55,7 @@ def checked_radius(radius: float | Tensor, like: Tensor) -> Tensor:
     """Return the radius as a tensor on the device of ``like``.
 
     Raises:
-        DataError: it is not finite or not above zero.
+        DataError: the radius is not finite or not above zero.
     """
     reach = radius if isinstance(radius, Tensor) else torch.full((), radius, dtype=wide(like).dtype, device=like.device)
     for good, rule in ((reach.isfinite(), "finite"), (reach > 0, "> 0")):
@@ -67,7 +67,7 @@ def checked_radius(radius: float | Tensor, like: Tensor) -> Tensor:
 def checked_batch(
     y: Tensor, centre: Tensor, half_widths: Tensor, radius: float | Tensor, most: float
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Check the arguments of a density or of a distribution function; return the radius and the shape of the batch.
+    """Check the arguments of a density or distribution function; return the radius and the batch's shape.
 
     Raises:
         DataError: :func:`checked_radius` or :func:`check` refuses an argument.
@@ -78,7 +78,7 @@ def checked_batch(
 
 
 def check(half_widths: Tensor, most: float, **values: Tensor) -> None:
-    """Refuse values and half-widths that no integral takes.
+    """Check values and half-widths.
 
     Raises:
         DataError: a value is not finite, a half-width is negative, or there are more than ``most`` of them.

@@ -1,17 +1,18 @@
-"""The triangular likelihood averaged over a box of any number of weights: the density and the distribution function of
+"""The triangular likelihood averaged over a box of any number of weights: density and distribution function of
 
     X = c + Σ_{i≤d} h_iU_i + T,   U_i uniform on [−1, 1],  T triangular on [−r, r],
 
-a sum of n = d + 2 uniforms of half-widths w = (h_1, …, h_d, r/2, r/2). The tree of :mod:`.spline` doubles with each.
+a sum of n = d + 2 uniforms of half-widths w = (h_1, …, h_d, r/2, r/2). The tree of :mod:`.spline` would double with
+each width.
 
-Distances are those from the nearer edge of the support, e = Σw − |y − c|, in which the density is the convolution of n
-uniforms on [0, 2w_i]. With an interval [0, ∞) for one more it is the tail probability. Both are the sum of a Fourier
-series, :mod:`.tilted`, whose relative error is bounded everywhere in the support.
+Distances are measured from the nearer edge of the support, e = Σw − |y − c|. As a function of e, the density is the
+convolution of n uniforms on [0, 2w_i], and with an additional interval [0, ∞) it is the tail probability. Both are
+computed as a Fourier series, :mod:`.tilted`, whose relative error is bounded everywhere in the support.
 
-Where few widths dominate, the series is long. Then the k widest intervals are taken apart as in :mod:`.spline`,
-[0, 2w] = [0, ∞) − [2w, ∞), and the same series is summed for k intervals [0, ∞) and the narrow rest, at those of the
-2^k corners which the rest reaches: its terms fall at least as t^(−k) on the scale of the rest. Elsewhere the value is
-zero or a polynomial with the moments of the rest. No difference is of values close together.
+If a few widths dominate, the series is long. Then the k widest intervals are split as in :mod:`.spline`, [0, 2w] = [0,
+∞) − [2w, ∞), and the same series is summed for k intervals [0, ∞) and the narrow rest, at the corners (of 2^k) that the
+rest reaches; its terms decay at least as t^(−k) on the scale of the rest. At other corners the value is zero or a
+polynomial with the moments of the rest. No difference is between nearly equal values.
 """
 
 import math
@@ -27,10 +28,10 @@ from .tilted import CUMULANTS, LOG_ERROR, log_convolution
 
 __all__ = ["cdf", "log_density"]
 
-FLOOR: Final = 1e-20  # of the edge distance: narrower widths, and none, are taken for this
-LONGEST: Final = 96  # terms of a series that is summed without taking widths apart
-MOST: Final = 10  # intervals taken apart
-CHUNK: Final = 1 << 22  # widths kept at a time
+FLOOR: Final = 1e-20  # relative to the edge distance: narrower widths are set to this
+LONGEST: Final = 96  # the most terms of a series without split widths
+MOST: Final = 10  # the most split intervals
+CHUNK: Final = 1 << 22  # widths in memory at a time
 NODES: Final = 1 << 16  # corners at a time
 
 
@@ -45,11 +46,11 @@ def log_density(
 
     tri is the symmetric triangular density on [−radius, radius].
 
-    The relative error of the density, also deep in the tails, is of the order of 1e-12; that of a series is certain to
-    be below 1e-8, to which differences of corners add a moderate factor. Not differentiable.
+    The relative error of the density is of the order of 1e-12, also deep in the tails. The proven bound of a series is
+    1e-8, which differences of corners increase by a moderate factor. It is not differentiable.
 
     Raises:
-        DataError: a value that is not finite, a negative half-width, a radius ≤ 0.
+        DataError: a value is not finite, a half-width is negative, or a radius is ≤ 0.
     """
     return _over_points(lambda edge, _, widths: _log_tail(edge, widths, 0), y, centre, half_widths, radius)
 
@@ -63,12 +64,11 @@ def cdf(
 ) -> Float[Tensor, "*batch"]:
     """Return Pr(X ≤ y).
 
-    Below the centre it has the relative error of :func:`log_density`; above, it is one minus the other tail.
-
-    Not differentiable.
+    Below the centre it has the relative error of :func:`log_density`; above, it is one minus the other tail. It is not
+    differentiable.
 
     Raises:
-        DataError: as :func:`log_density`.
+        DataError: see :func:`log_density`.
     """
 
     def compute(edge: Tensor, side: Tensor, widths: Tensor) -> Tensor:
@@ -99,10 +99,7 @@ def _over_points(
 
 
 def _sum(terms: Tensor) -> Tensor:
-    """Sum over the first dimension as if in twice the precision, pairwise.
-
-    Ogita, Rump and Oishi 2005, algorithm 4.1.
-    """
+    """Sum over the first dimension in twice the precision, pairwise (Ogita, Rump and Oishi 2005, algorithm 4.1)."""
     error = torch.zeros_like(terms[0])
     while len(terms) > 1:
         half = len(terms) // 2
@@ -115,11 +112,9 @@ def _sum(terms: Tensor) -> Tensor:
 
 
 def _log_tail(edge: Tensor, widths: Tensor, endless: int) -> Tensor:
-    """Return the log of a convolution at ``edge`` [point].
+    """Return the log, at ``edge`` [point], of the convolution of uniforms and ``endless`` intervals [0, ∞).
 
-    It is that of uniforms of half-widths [n, point], and of ``endless`` intervals [0, ∞).
-
-    −∞ where edge ≤ 0; otherwise edge ≤ Σw.
+    The uniforms have half-widths [n, point]. The result is −∞ if edge ≤ 0; edge must be ≤ Σw.
     """
     result = torch.full_like(edge, -torch.inf)
     inside = (edge > 0).nonzero().squeeze(-1)
@@ -133,11 +128,11 @@ def _log_tail(edge: Tensor, widths: Tensor, endless: int) -> Tensor:
 
 
 def _taken_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
-    """Return the log of the convolution at 1 [point], of half-widths [n, point], some of which are taken apart.
+    """Return the log of the convolution at 1 [point] for half-widths [n, point], with some intervals split.
 
-    The whole series would have ``terms`` [point].
+    A series without splits would have ``terms`` [point].
     """
-    kept = widths.clamp_max(1)  # wider than the edge distance is as good as endless
+    kept = widths.clamp_max(1)  # a width above the edge distance has the effect of [0, ∞)
     apart = _number_apart(kept, endless, terms)
     result = torch.empty_like(terms)
     for k in apart.unique().tolist():
@@ -148,10 +143,11 @@ def _taken_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
 
 
 def _number_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
-    """Return how many intervals to take apart [point]: the least work, as estimated, in terms summed.
+    """Return the number of intervals to split [point], which minimises the estimated number of summed terms.
 
-    A series of m intervals [0, ∞) or of like width has about 2 (exp(LOG_ERROR) m^(m/2))^(1/(m − 1)) terms, and the rest
-    reaches the share of the corners that it has of the support. Widths [n, point], the widest first.
+    A series of m intervals that are [0, ∞) or of similar width has about 2 (exp(LOG_ERROR) m^(m/2))^(1/(m − 1)) terms.
+    The rest reaches a share of the corners equal to its share of the support. Widths [n, point] are in descending
+    order.
     """
     most = min(MOST, len(widths))
     rest = _sums_after(widths)[: most + 1]
@@ -162,7 +158,7 @@ def _number_apart(widths: Tensor, endless: int, terms: Tensor) -> Tensor:
     work = (1 + 2**k * rest / rest[0].clamp_min(1)) * length
     work[0] = terms
     if most == len(widths):
-        work[most] = 2**most / 8  # nothing is left to sum
+        work[most] = 2**most / 8  # no series is left
     return work.argmin(0)
 
 
@@ -172,7 +168,7 @@ def _sums_after(values: Tensor) -> Tensor:
 
 
 def _corners(widths: Tensor, k: int, endless: int) -> Tensor:
-    """Return the log of the convolution at 1 [point], of half-widths [n, point], by differences of 2^k corners."""
+    """Return the log of the convolution at 1 [point] for half-widths [n, point], by differences of 2^k corners."""
     rest = _sums_after(widths)  # δ_j
     nodes = torch.ones_like(widths[:1])
     for width in widths[:k]:
@@ -185,7 +181,7 @@ def _corners(widths: Tensor, k: int, endless: int) -> Tensor:
         edge, count = nodes[reached], torch.full_like(nodes[reached], k + endless)
         narrow = (widths[k:, reached[1]] / edge).clamp_min(FLOOR)
         log[reached] = log_convolution(narrow, count)[0] + (k + endless - 1) * edge.log()
-    unit = torch.where(log[0].isfinite(), log[0], 0)  # where the first corner is reached none is beyond
+    unit = torch.where(log[0].isfinite(), log[0], 0)  # if the rest reaches the first corner, no other corner is passed
     value = value + (log - unit).exp()
     for j in reversed(range(k)):
         half = 1 << j
@@ -196,10 +192,7 @@ def _corners(widths: Tensor, k: int, endless: int) -> Tensor:
 
 
 def _polynomial(x: Tensor, widths: Tensor, j: int, endless: int) -> Tensor:
-    """Return E[(x + S)^q]/q!, S the sum of what comes after the j widest.
-
-    q = j + endless − 1; the value has no meaning for q < 0.
-    """
+    """Return E[(x + S)^q]/q! with q = j + endless − 1, S the sum of all but the j widest; q must be ≥ 0."""
     order = j + endless - 1
     moments = [torch.ones_like(x[0])]  # E[S²ᵐ]/(2m)!
     powers = [c * widths[j:].pow(2 * m).sum(0) for m, c in enumerate(CUMULANTS[: max(order, 0) // 2], 1)]

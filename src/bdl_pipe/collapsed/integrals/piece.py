@@ -1,15 +1,15 @@
 """A polynomial on an interval under a sum of uniforms: E[p(z)·1(a ≤ z < b)], z = x + Σ_i w_iU_i.
 
-The difference of the one-sided polynomials that start at a and at b, as in :mod:`.spline`, as long as no width is
-above L = b − a. Under wider ones the two would cancel by (w/L)^(degree + 1), so those are removed first, from the
-piece as a whole, whose j-fold antiderivative beyond b is a polynomial that its moments give,
+If no width is above L = b − a, it is the difference of the one-sided polynomials that start at a and at b, as in
+:mod:`.spline`. With wider widths the two would cancel by (w/L)^(degree + 1), so these widths are removed first, from
+the whole piece, whose j-fold antiderivative beyond b is a polynomial given by its moments,
 
     C_j(x) = 0                                                             left of a by more than δ_j
            = E[∫_a^b p(s) (x + S_j − s)^(j−1)/(j−1)! ds]                    right of b by as much; 0 for j = 0
            = [C_{j+1}(x + w_{j+1}) − C_{j+1}(x − w_{j+1})]/(2w_{j+1})       w_{j+1} > L
            = A_j(x) − B_j(x)                                               else, A from a and B from b
 
-so that a narrow piece below a wide box is as exact as the converse.
+so that a narrow piece under a wide box is as accurate as a wide piece under a narrow box.
 """
 
 import math
@@ -22,10 +22,10 @@ from .spline import Box, horner, one_sided, smooth
 
 
 def one_piece(edge: Tensor, length: Tensor, box: Box, left: list[Tensor], right: list[Tensor]) -> Tensor:
-    """Return the expectation of one piece for each point.
+    """Return the expectation for each point's piece.
 
     Args:
-        edge: x + δ_0 − a [point]; x should be nearer to a than to b (mirror the piece where it is not).
+        edge: x + δ_0 − a [point]; x should be nearer to a than to b (otherwise mirror the piece).
         length: L [point], > 0.
         left: derivatives p⁽ⁱ⁾(a), i = 0, 1, … [point] each.
         right: the same at b.
@@ -45,12 +45,12 @@ def one_piece(edge: Tensor, length: Tensor, box: Box, left: list[Tensor], right:
         if j:
             passed = horner(_passed(box, mass, j), here - tails[j] - short / 2)
             value = torch.where(here - short >= 2 * tails[j], passed, value)
-    # with no width removed, what the window has passed is nothing
+    # without a removed width, the part that the window has passed is 0
     return torch.where(edge - length >= 2 * tails[0], 0, value[0])
 
 
 def _moments(left: list[Tensor], length: Tensor, count: int) -> list[Tensor]:
-    """Return ∫_0^L p(a + s) (L/2 − s)^r / r! ds for r = 0 … count − 1 [point] each, by a Gauss rule that is exact."""
+    """Return ∫_0^L p(a + s) (L/2 − s)^r / r! ds for r = 0 … count − 1 [point] each, by an exact Gauss rule."""
     nodes, weights = np.polynomial.legendre.leggauss((len(left) + count) // 2 + 1)
     total = [torch.zeros_like(length) for _ in range(count)]
     taylor: list[Tensor | None] = [a / math.factorial(i) for i, a in enumerate(left)]
@@ -63,7 +63,7 @@ def _moments(left: list[Tensor], length: Tensor, count: int) -> list[Tensor]:
 
 
 def _passed(box: Box, mass: list[Tensor], level: int) -> list[Tensor | None]:
-    """Return the coefficients of C_j beyond the piece, as a polynomial of x from the middle of the piece, j ≥ 1."""
+    """Return the coefficients of C_j beyond the piece, as a polynomial of x minus the piece's middle, j ≥ 1."""
     moments = box.moments[level]
     joint: list[Tensor] = []
     for order in range(level):

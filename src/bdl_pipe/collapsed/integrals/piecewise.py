@@ -1,6 +1,6 @@
-"""Piecewise polynomials: likelihoods that integrate exactly over a box of weights.
+"""Piecewise polynomials: likelihoods whose integrals over a box of weights are exact.
 
-triangular   the stand-in for a Gaussian; its radius is that of :mod:`.triangular`
+triangular   approximates a Gaussian; see :mod:`.triangle` for its radius
 sigmoid      0, cubics, 1; one cubic is the published form (Zeng and Van den Broeck 2023, appendix B)
 """
 
@@ -13,20 +13,20 @@ from torch import Tensor
 
 from ...errors import DataError, require
 
-GRID = 20_001  # points of a fit and of its error
+GRID = 20_001  # points of the grid for fits and errors
 
 
 @dataclass(frozen=True)
 class Piecewise:
-    """A piecewise polynomial g, one for all points or one each.
+    """A piecewise polynomial g, one for all points or one for each.
 
     Attributes:
         breakpoints: b_1 < … < b_K, K ≥ 1; a point at b_k belongs to the piece on its right.
-        coefficients: of K + 1 pieces, by ascending power. The first is what g is left of b_1, as a polynomial of
-            z − b_1; piece k ≥ 1 starts at b_k, as a polynomial of z − b_k; the last never ends.
+        coefficients: the coefficients of K + 1 pieces, by ascending power. The first piece is left of b_1, as a
+            polynomial of z − b_1; piece k ≥ 1 starts at b_k, as a polynomial of z − b_k; the last piece is unbounded.
 
     Raises:
-        DataError: shapes that do not fit, a value that is not finite, breakpoints that do not increase.
+        DataError: shapes do not fit, a value is not finite, or breakpoints do not increase.
     """
 
     breakpoints: Float[Tensor, "*#batch k"]
@@ -62,7 +62,7 @@ class Piecewise:
 
 
 def increasing(breakpoints: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:
-    """Return breakpoints in ascending order as strictly increasing ones: equal ones are the next numbers."""
+    """Make ascending breakpoints strictly increasing: a repeated value becomes the next floating-point number."""
     found = [breakpoints[..., 0]]
     for point in breakpoints.unbind(-1)[1:]:
         found.append(torch.maximum(point, torch.nextafter(found[-1], torch.full_like(point, torch.inf))))
@@ -72,16 +72,16 @@ def increasing(breakpoints: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch 
 def cubic_sigmoid(pieces: int, reach: float | None = None) -> Piecewise:
     """Fit cubics to 1/(1 + e⁻ᶻ) on ``pieces`` equal parts of [−reach, reach]; 0 and 1 beyond; float64, on the CPU.
 
-    They are a least-squares cubic spline on a fine grid; without ``reach``, that of the smallest :func:`sigmoid_error`.
-    The fit may leave [0, 1] by that error: .028 for 1 piece, which is the published form (Zeng and Van den Broeck
-    2023, appendix B), .0074 for 3, .0029 for 8 and 4e-5 for 32.
+    They are a least-squares cubic spline on a fine grid. Without ``reach``, it minimises :func:`sigmoid_error`. The fit
+    may leave [0, 1] by this error: .028 for 1 piece, which is the published form (Zeng and Van den Broeck 2023,
+    appendix B), .0074 for 3, .0029 for 8 and 4e-5 for 32.
 
     Raises:
         ConfigError: ``pieces`` < 1, or ``reach`` ≤ 0.
     """
     require(pieces >= 1, "cubic_sigmoid.pieces", "must be ≥ 1", pieces)
     require(reach is None or reach > 0, "cubic_sigmoid.reach", "must be > 0", reach)
-    from scipy.interpolate import PPoly, make_lsq_spline  # half a second, which every process would pay
+    from scipy.interpolate import PPoly, make_lsq_spline  # here, because it takes half a second
     from scipy.optimize import minimize_scalar
     from scipy.special import expit
 
@@ -94,14 +94,14 @@ def cubic_sigmoid(pieces: int, reach: float | None = None) -> Piecewise:
     inner = np.linspace(-reach, reach, pieces + 1)
     knots = np.concatenate([[-reach] * 3, inner, [reach] * 3])
     spline = PPoly.from_spline(make_lsq_spline(grid, expit(grid), knots, 3))
-    cubics = spline.c[::-1].T[3:-3]  # the knots at an end are four
+    cubics = spline.c[::-1].T[3:-3]  # without the repeated end knots
     outer = np.zeros((1, 4))
     one = np.array([[1.0, 0, 0, 0]])
     return Piecewise(torch.tensor(inner), torch.tensor(np.concatenate([outer, cubics, one])))
 
 
 def sigmoid_error(approximation: Piecewise) -> float:
-    """Return max |g(z) − 1/(1 + e⁻ᶻ)|, on a grid inside its outer breakpoints and at the steps at them."""
+    """Return max |g(z) − 1/(1 + e⁻ᶻ)|, on a grid between its outer breakpoints, including the steps at these."""
     ends = approximation.breakpoints[[0, -1]]
     grid = torch.linspace(float(ends[0]), float(torch.nextafter(ends[1], ends[0])), GRID, dtype=ends.dtype)
     inside = (approximation(grid) - grid.sigmoid()).abs().max()

@@ -1,14 +1,13 @@
-"""The distribution function of a mixture over samples of sums of many uniforms: one Fourier series for all of them.
+"""The distribution function of a mixture over samples of sums of uniforms, as one Fourier series.
 
-Each sample's distribution is that of X = c + Σ_i h_iU_i + T (:mod:`.many_uniforms`) and, with a share, a Gaussian of
-equal moments. Over a window [a, a + P] that holds all of the mixture, with φ its characteristic function and t_k =
-2πk/P,
+Each sample is X = c + Σ_i h_iU_i + T (:mod:`.many_uniforms`) or, with a given share, a Gaussian with the same moments.
+Over a window [a, a + P] that contains the mixture, with φ its characteristic function and t_k = 2πk/P,
 
     F(x) = (x − a)/P + (2/P) Σ_{k≥1} Re[φ(t_k) (exp(−it_k a) − exp(−it_k x))/(it_k)].
 
-φ is computed once, and F is then a sum of as many terms as the series has, however many samples and weights there are:
-what quantiles and the CRPS ask for, dozens of values of each mixture. Errors are absolute, of the order of 1e-10, where
-:mod:`.many_uniforms` has relative ones. Two bounds:
+φ is computed once; then a value of F costs one sum over the series' terms, for any number of samples and weights.
+Quantiles and the CRPS need dozens of values for each mixture. Absolute errors are of the order of 1e-10, whereas
+:mod:`.many_uniforms` bounds relative errors. Two bounds:
 
     window       a uniform is strictly sub-Gaussian: Pr(|X − c| ≥ z) ≤ 2 exp(−z²/2v), v the variance of X
     truncation   |φ| ≤ Π_i (1 + h_i²t²/3)^(−1/2) over all uniforms, the Gaussian's as well, for log(1 + x) ≤ x
@@ -22,15 +21,15 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-LOG_ERROR: Final = 24.0  # −log of the share outside of the window, and of the first term left out
-LONGEST: Final = 4096  # terms
-BLOCK: Final = 1 << 20  # factors of characteristic functions at a time
+LOG_ERROR: Final = 24.0  # −log of the share outside of the window, and of the first omitted term
+LONGEST: Final = 4096  # the most terms
+BLOCK: Final = 1 << 20  # factors of characteristic functions that are computed together
 
 
 @final
 @dataclass(frozen=True)
 class Series:
-    """The distribution function of each mixture; it is 0 to the left of its window and 1 to the right.
+    """The distribution function of each mixture, which is 0 to the left of its window and 1 to the right.
 
     Attributes:
         first, period: the window's left end and length.
@@ -49,10 +48,7 @@ class Series:
         radius: Float[Tensor, "draw batch output"],
         tail: float,
     ) -> "Series | None":
-        """Make the series of equally weighted samples, with the Gaussian's share ``tail``.
-
-        It is None where the series is too long.
-        """
+        """Make the series of equally weighted samples, with the Gaussian's share ``tail``; None if it is too long."""
         triangle = (radius / 2)[..., None].expand(*radius.shape, 2)
         widths = torch.cat([half_widths, triangle], -1)
         variance = widths.square().sum(-1) / 3
@@ -71,16 +67,16 @@ class Series:
         share = ((values.double() - self.first) / self.period).clamp(0, 1)
         k = torch.arange(1, len(self.terms) + 1, device=share.device, dtype=torch.float64)[:, None, None]
         angle = 2 * math.pi * k * share
-        # Re[z (1 − exp(−ia))], without the difference of numbers close together
+        # Re[z (1 − exp(−ia))], without cancellation
         half = 2 * (angle / 2).sin()
         moved = half * (self.terms.real * (angle / 2).sin() - self.terms.imag * (angle / 2).cos())
         return (share + moved.sum(0)).clamp(0, 1)
 
 
 def _cutoff(widths: Tensor) -> Tensor:
-    """Return the t [...] from which on the bound of |φ| is below exp(−LOG_ERROR), by bisection of its logarithm."""
+    """Return t [...] beyond which the bound of |φ| is below exp(−LOG_ERROR), by bisection of its logarithm."""
     squares = widths.square() / 3
-    # a single factor, of the widest, would fall to it at the upper end
+    # at the upper end the widest's factor alone is small enough
     widest = widths.amax(-1)
     low = -widest.log()
     high = low + LOG_ERROR + math.log(math.sqrt(3)) + 1
@@ -92,9 +88,9 @@ def _cutoff(widths: Tensor) -> Tensor:
 
 
 def _terms(k: Tensor, period: Tensor, offset: Tensor, widths: Tensor, variance: Tensor, tail: float) -> Tensor:
-    """Return the terms of the numbers k [term], with the samples' centres less the window's left end ``offset``."""
+    """Return the terms k [term]; ``offset`` is the samples' centres minus the window's left end."""
     t = 2 * math.pi * k[:, None, None].double() / period  # [term, batch, output]
-    each = t[:, None]  # over draws
+    each = t[:, None]  # broadcasts over draws
     modulus = (1 - tail) * torch.sinc(each[..., None] * widths / math.pi).prod(-1)
     if tail > 0:
         modulus = modulus + tail * (-variance * each.square() / 2).exp()

@@ -1,4 +1,4 @@
-"""What is known of E[σ(c + Σ_i h_iU_i)], U_i uniform on [−1, 1], without integrating it: tight in the tails.
+"""Bounds of E[σ(c + Σ_i h_iU_i)], U_i uniform on [−1, 1], which are tight in the tails.
 
 With r = Σ h_i and M(c) = E[exp(c + ΣhU)] = e^c Π sinh(h_i)/h_i,
 
@@ -7,7 +7,7 @@ With r = Σ h_i and M(c) = E[exp(c + ΣhU)] = e^c Π sinh(h_i)/h_i,
     E[σ] ≥ M(c)(1 − e^{c+r})   σ(z) ≥ e^z(1 − e^z)
     E[σ] ≤ M(c)                σ(z) ≤ e^z
 
-and 1 − E[σ] is the same of −c. Where c + r ≪ 0 the last two differ by the factor 1 − e^{c+r} alone.
+and 1 − E[σ] equals E[σ] at −c. For c + r ≪ 0 the last two differ only by the factor 1 − e^{c+r}.
 """
 
 import math
@@ -21,7 +21,7 @@ from torch import Tensor
 def within(
     average: Float[Tensor, "*batch"], centre: Float[Tensor, "*batch"], half_widths: Float[Tensor, "*batch d"]
 ) -> Float[Tensor, "*batch"]:
-    """Return the log of an approximate E[σ], moved between the bounds; ≤ 0 averages are taken as the lower one."""
+    """Return the log of an approximate E[σ] clamped to the bounds; averages ≤ 0 become the lower bound."""
     rise = _log_sinhc(half_widths).sum(-1)
     reach = half_widths.sum(-1)
     least = _least(centre, reach, rise)
@@ -34,11 +34,11 @@ def _least(centre: Tensor, reach: Tensor, rise: Tensor) -> Tensor:
     """Return the largest of the lower bounds on log E[σ]; ``rise`` is log M(0)."""
     above = centre + reach
     convex = F.logsigmoid(centre) - torch.where(above <= 0, 0.0, math.log(2))
-    tail = centre + rise + torch.log1p(-above.clamp_max(0).exp())  # −∞ from 0 on
+    tail = centre + rise + torch.log1p(-above.clamp_max(0).exp())  # −∞ for above ≥ 0
     return torch.maximum(convex, tail)
 
 
 def _log_sinhc(half: Tensor) -> Tensor:
-    """Return log (sinh h)/h, 0 at 0; off by rounding of h."""
+    """Return log (sinh h)/h, 0 at 0, with an error of the rounding of h."""
     safe = torch.where(half > 0, half, 1)
     return torch.where(half > 0, safe + torch.log(-torch.expm1(-2 * safe) / (2 * safe)), 0)

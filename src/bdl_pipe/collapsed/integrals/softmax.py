@@ -1,11 +1,11 @@
 """The softmax averaged over one weight of the last layer, exactly.
 
-With only the logit of class k random, a + hU with U uniform on [−1, 1], its probability is a sigmoid's average,
+If only the logit of class k is random, a + hU with U uniform on [−1, 1], its probability is the average of a sigmoid,
 
     E[σ(a + hU)] = [softplus(a + h) − softplus(a − h)]/(2h),   a = logit_k − LSE_{j≠k} logit_j
 
-and each other class has its share of 1 − p_k. (Zeng and Van den Broeck 2023, as published in their code, without its
-division by a range of zero; and all classes from one weight, so that they add up to one.)
+and 1 − p_k is divided among the other classes in their old proportions. (Zeng and Van den Broeck 2023, as in their
+code. Deviations: no division by a range of zero, and all classes come from one weight, so that they add up to one.)
 """
 
 from typing import Final
@@ -19,9 +19,9 @@ from torch import Tensor
 from ...errors import DataError
 from .layout import broadcast
 
-NARROW: Final = 0.5  # h below this: a Gauss rule of 10 points has an error of (h/2π)^20, and its derivatives as well
-BLOCK: Final = 1 << 15  # points at a time
-WIDE: Final = 15.0  # h above this: e²ʰ would overflow, and the softplus do not cancel
+NARROW: Final = 0.5  # for smaller h, a Gauss rule of 10 points and its derivatives have errors of (h/2π)^20
+BLOCK: Final = 1 << 15  # points that are computed together
+WIDE: Final = 15.0  # for larger h, e²ʰ could overflow and the softplus terms do not cancel
 
 
 def softmax_one(
@@ -34,13 +34,13 @@ def softmax_one(
     """Return E[softmax(logits + e_index·w·feature)] over w uniform on [low, high]: probabilities of all classes.
 
     Args:
-        logits: without what the weight adds: as at w = 0; or as at the weight's value, with ``low`` and ``high``
-            the distances from it.
-        index: the class whose logit the weight enters.
-        feature: the input that it multiplies.
+        logits: the logits at w = 0; or at the weight's value, with ``low`` and ``high`` relative to this value.
+        index: the class of the weight.
+        feature: the input of the weight.
 
     Raises:
-        DataError: a value that is not finite, ``low`` > ``high``, ``index`` not a class, fewer than 2 classes.
+        DataError: a value is not finite, ``low`` > ``high``, ``index`` is not a class, or there are fewer than 2
+            classes.
     """
     ends = [torch.as_tensor(end, dtype=feature.dtype, device=feature.device) for end in (low, high)]
     index = torch.as_tensor(index, device=logits.device).long()
@@ -53,13 +53,13 @@ def softmax_one(
     others = rest.logsumexp(-1, keepdim=True)
     above = logits.gather(-1, chosen) + middle.expand(batch)[..., None] - others  # a [..., 1]
     below = torch.where(above > 0, -above, above)  # −|a|, with a derivative at 0
-    tail = mean_sigmoid(below, half.expand(batch)[..., None])  # of the less likely of the two, to its last digit
+    tail = mean_sigmoid(below, half.expand(batch)[..., None])  # the smaller probability, with full relative accuracy
     more, less = torch.where(above > 0, 1 - tail, tail), torch.where(above > 0, tail, 1 - tail)
     return torch.where(own, more, less * (rest - others).exp())
 
 
 def mean_sigmoid(centre: Float[Tensor, "*#batch"], half: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
-    """Return E[σ(a + hU)], h ≥ 0, to the last digits of either tail; by three forms, each where it does not cancel."""
+    """Return E[σ(a + hU)], h ≥ 0, accurate in both tails, by three formulas, each where it does not cancel."""
     centre, half = torch.broadcast_tensors(centre, half)
     blocks = zip(centre.flatten().split(BLOCK), half.flatten().split(BLOCK), strict=True)
     return torch.cat([_mean_sigmoid(*block) for block in blocks]).reshape(centre.shape)
@@ -72,7 +72,7 @@ def _mean_sigmoid(centre: Tensor, half: Tensor) -> Tensor:
     for node, weight in zip(*(part.tolist() for part in np.polynomial.legendre.leggauss(10)), strict=True):
         narrow = narrow + weight / 2 * (centre + node * small).sigmoid()
     medium = torch.log1p(torch.expm1(2 * between) * (centre - between).sigmoid()) / (2 * between)
-    # softplus x = −log σ(−x); torch's own softplus is x from 20 on
+    # softplus x = −log σ(−x); torch's softplus returns x above 20
     far = (F.logsigmoid(large - centre) - F.logsigmoid(-centre - large)) / (2 * large)
     return torch.where(half <= NARROW, narrow, torch.where(half <= WIDE, medium, far))
 

@@ -1,8 +1,8 @@
-"""The convolution of uniforms on [0, 2w_i] and of intervals [0, ∞), at 1: a Fourier series of the tilted density.
+"""The convolution of uniforms on [0, 2w_i] and intervals [0, ∞), at 1, by a Fourier series of the tilted density.
 
-Tilted by exp(−θv), all are truncated exponentials V_i of variance v_i, and θ is the saddle point, E ΣV = 1 (Daniels
-1954, "Saddlepoint approximations in statistics"), for which q, the tilted density at its own mean, is of the order of
-1/σ however small the density itself is. We do not approximate q but sum its Fourier series over a period P: terms
+Tilted by exp(−θv), they become truncated exponentials V_i of variance v_i. θ is the saddle point, E ΣV = 1 (Daniels
+1954, "Saddlepoint approximations in statistics"), for which q, the tilted density at its mean, is of the order of 1/σ
+even if the density is tiny. q is not approximated; its Fourier series over a period P is summed, with the terms
 
     E exp(−itV_i) = [θ + Q_i sin(w_it)(sin(w_it) + i cos(w_it))]/(θ + it),   Q_i = 2θ/(exp(2w_iθ) − 1),   t = 2πk/P.
 
@@ -11,7 +11,7 @@ A sum of truncated exponentials is log-concave, so q ≥ 1/(e√12 σ) (Fradeliz
     aliasing     ≤ 2 Pr(|ΣV − 1| ≥ P − σ)/σ, by Chernoff's bound; nothing at all once P exceeds the support
     truncation   |E exp(−itV_i)|² ≤ 1/(1 + v_it²), equal for an exponential: it says sin²b/b² ≤ 1/(1 + b²/3) at θ = 0
 
-The narrow, of which w|θ + it| < 1 for all t, enter together, through the cumulants of their sum.
+Narrow widths, with w|θ + it| < 1 for all t, are combined through the cumulants of their sum.
 """
 
 import math
@@ -20,12 +20,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-LOG_ERROR: Final = 23.0  # −log of the share of aliasing and of truncation, each, in the density times σ
-SMALLEST_TILT: Final = 1e-3  # at the centre the saddle point is zero, and any tilt is right
-NEWTON: Final = 6  # steps for the tilt, which need not be exact
-CUTOFF: Final = 6  # steps for the last term, each of them on the safe side
-BLOCK: Final = 1 << 16  # widths summed at a time: what stays in a cache
-# log(sinh z/z) in powers of z², (−1)^(l + 1) ζ(2l)/(l π^2l): for |z| < 1 the next is below 1e-14
+LOG_ERROR: Final = 23.0  # −log of the errors by aliasing and by truncation, each relative to the density times σ
+SMALLEST_TILT: Final = 1e-3  # at the centre the saddle point is zero, and any tilt is valid
+NEWTON: Final = 6  # Newton steps for the tilt, which need not be exact
+CUTOFF: Final = 6  # Newton steps for the last term, each an upper bound
+BLOCK: Final = 1 << 16  # widths that are summed together and fit in a cache
+# log(sinh z/z) in powers of z², (−1)^(l + 1) ζ(2l)/(l π^2l): for |z| < 1 the next term is below 1e-14
 CUMULANTS: Final = tuple(
     float(torch.special.zeta(torch.tensor(2.0 * power, dtype=torch.float64), 1))
     * (-1) ** (power + 1)
@@ -37,7 +37,7 @@ CUMULANTS: Final = tuple(
 def log_convolution(widths: Tensor, endless: Tensor, longest: float = math.inf) -> tuple[Tensor, Tensor]:
     """Return the log of the convolution at 1 and its number of terms, both [point].
 
-    It is not summed where the number of terms is over ``longest``.
+    It is not summed if the number of terms is above ``longest``.
 
     Args:
         widths: half-widths [n, point], > 0.
@@ -47,7 +47,9 @@ def log_convolution(widths: Tensor, endless: Tensor, longest: float = math.inf) 
     plans = [_plan(*block) for block in zip(widths.split(size, -1), endless.split(size), strict=True)]
     tilt, step, terms = (torch.cat(values) for values in zip(*plans, strict=True))
     result = torch.full_like(tilt, torch.nan)
-    order = terms.argsort()[: int((terms <= longest).sum())]  # blocks of about as many terms
+    order = terms.argsort()[
+        : int((terms <= longest).sum())
+    ]  # sorted, so that a block's points have similar numbers of terms
     for at in order.split(size) if len(order) else ():
         result[at] = _summed(widths[:, at], endless[at], tilt[at], step[at], int(terms[at[-1]]))
     return result, terms
@@ -72,9 +74,9 @@ def _moments(widths: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _saddle(widths: Tensor, endless: Tensor) -> Tensor:
-    """Return the θ [point] for which the sum has mean 1.
+    """Return the θ [point] for which the sum has mean 1, by Newton's method for 1/mean within a bracket.
 
-    Newton's method solves for 1/mean, all but linear in θ, within a bracket.
+    1/mean is almost linear in θ.
     """
     low, high = endless.clamp_min(SMALLEST_TILT), endless + len(widths)
     tilt = (low * high).sqrt()
@@ -94,14 +96,11 @@ def _log_mass(widths: Tensor, tilt: Tensor) -> Tensor:
 
 
 def _period(widths: Tensor, endless: Tensor, tilt: Tensor, sigma: Tensor) -> Tensor:
-    """Return P [point]: what lies a period from 1, on either side, is negligible."""
+    """Return P [point] such that the mass a period away from 1, on either side, is negligible."""
     at_tilt = _log_mass(widths, tilt)
 
     def chernoff(rate: Tensor) -> Tensor:
-        """Return the distance from 1 at which Pr is exp(−LOG_ERROR) by Chernoff's bound.
-
-        It is to the right for a positive rate.
-        """
+        """Return the distance from 1, to the right for a positive rate, where Chernoff's bound is exp(−LOG_ERROR)."""
         growth = _log_mass(widths, tilt - rate) - at_tilt - rate
         growth = torch.where(endless > 0, growth - endless * torch.log1p(-rate / tilt), growth)
         return sigma + (LOG_ERROR + growth) / rate.abs()
@@ -114,9 +113,10 @@ def _period(widths: Tensor, endless: Tensor, tilt: Tensor, sigma: Tensor) -> Ten
 
 
 def _cutoff(variances: Tensor, endless: Tensor, tilt: Tensor, sigma: Tensor) -> Tensor:
-    """Return the t [point] from which on the terms' bound has an integral ≤ exp(−LOG_ERROR)/σ; ∞ where not found.
+    """Return t [point] beyond which the terms' bound has an integral ≤ exp(−LOG_ERROR)/σ; ∞ if not found.
 
-    log of the bound times tσ is concave in log t, so that Newton's steps stay beyond the zero after the first.
+    The log of the bound times tσ is concave in log t, so that after the first step Newton's iterates are above the
+    zero.
     """
     t = 8 / sigma
     for step in range(CUTOFF + 1):
@@ -130,7 +130,7 @@ def _cutoff(variances: Tensor, endless: Tensor, tilt: Tensor, sigma: Tensor) -> 
 
 
 def _summed(widths: Tensor, endless: Tensor, tilt: Tensor, step: Tensor, terms: int) -> Tensor:
-    """Return the log of the convolution at 1 [point], of half-widths [n, point] the widest first."""
+    """Return the log of the convolution at 1 [point] for half-widths [n, point] in descending order."""
     t = torch.arange(1, terms + 1, device=step.device)[:, None] * step  # [term, point]
     largest = torch.hypot(tilt, t[-1])
     several = int(((widths * largest).amax(1) >= 1).sum())
@@ -142,9 +142,9 @@ def _summed(widths: Tensor, endless: Tensor, tilt: Tensor, step: Tensor, terms: 
 
 
 def _sum_of_products(widths: Tensor, tilt: Tensor, step: Tensor, t: Tensor, common: Tensor) -> Tensor:
-    """Return the sum over t of products over widths [point]; the angles by rotation.
+    """Return Re Σ_t common Π_i [θ + Q_i sin(w_it)(sin(w_it) + i cos(w_it))]/|θ + it| [point].
 
-    Re Σ_t common Π_i [θ + Q_i sin(w_it)(sin(w_it) + i cos(w_it))]/|θ + it|.
+    Sines and cosines are computed by rotation.
     """
     weights = 2 * tilt / torch.expm1(2 * widths * tilt)
     turn_cos, turn_sin = (widths * step).cos(), (widths * step).sin()
@@ -159,7 +159,7 @@ def _sum_of_products(widths: Tensor, tilt: Tensor, step: Tensor, t: Tensor, comm
 
 
 def _log_narrow(widths: Tensor, tilt: Tensor, t: Tensor, largest: Tensor) -> Tensor:
-    """Return log Π E exp(−itV_i) of those with w|θ + it| < 1 [term, point], |θ + it| ≤ ``largest``."""
+    """Return log Π E exp(−itV_i) over widths with w|θ + it| < 1 [term, point], |θ + it| ≤ ``largest``."""
     square = (widths * largest).square()
     power, sums = square, []
     for cumulant in CUMULANTS:

@@ -1,4 +1,4 @@
-"""The triangular density that stands in for a Gaussian, its radius, and its sum with a uniform."""
+"""The triangular density that approximates a Gaussian, its radius, and its sum with a uniform."""
 
 import math
 from functools import cache
@@ -13,19 +13,18 @@ from .piecewise import Piecewise
 
 Scale = TypeVar("Scale", float, Tensor)
 
-SQRT_6: Final = math.sqrt(6)  # Var = r²/6; the published code has 2.45
-NARROW: Final = 2.0**-40  # of the radius: a uniform beside the triangle of less, or of none, is taken for this
+SQRT_6: Final = math.sqrt(6)  # since Var = r²/6; the published code has 2.45
+NARROW: Final = 2.0**-40  # relative to the radius: the least half-width of the additional uniform
 
 
 @cache
 def density_matched() -> float:
-    """Return the radius α ≈ 2.3 whose triangular density is nearest N(0, 1) in L2.
+    """Return the radius α ≈ 2.3 whose triangular density is nearest to N(0, 1) in L2.
 
-    Zeng and Van den Broeck 2023, section 3.
-
-    ∫(tri − φ)² = 2/(3r) − 4[(Φ(r) − ½)/r − (φ(0) − φ(r))/r²] + const; its derivative times r³/2 is solved for zero.
+    Source: Zeng and Van den Broeck 2023, section 3. It is the zero of the derivative, times r³/2, of ∫(tri − φ)² =
+    2/(3r) − 4[(Φ(r) − ½)/r − (φ(0) − φ(r))/r²] + const.
     """
-    from scipy.optimize import brentq  # half a second, which every process would pay
+    from scipy.optimize import brentq  # here, because it takes half a second
 
     def slope(r: float) -> float:
         peak, here = 1 / math.sqrt(2 * math.pi), math.exp(-r * r / 2) / math.sqrt(2 * math.pi)
@@ -38,17 +37,17 @@ def radius(sigma: Scale, match: str) -> Scale:
     """Return the triangular radius for a Gaussian of standard deviation ``sigma``, in its units.
 
     Args:
-        match: "variance", √6·σ, or "density", the nearest in L2, of a variance 0.88 times the Gaussian's.
+        match: "variance": √6·σ; "density": the nearest in L2, whose variance is 0.88 times the Gaussian's.
 
     Raises:
-        ConfigError: another ``match``.
+        ConfigError: ``match`` is neither.
     """
     require(match in ("variance", "density"), "match", 'must be "variance" or "density"', match)
     return sigma * (SQRT_6 if match == "variance" else density_matched())
 
 
 def triangular(radius: Float[Tensor, "*batch"]) -> Piecewise:
-    """Return the symmetric triangular density about 0, of a support of ``radius``."""
+    """Return the symmetric triangular density about 0 with the given radius."""
     zero, height = torch.zeros_like(radius), 1 / radius
     rise, fall = torch.stack([zero, height**2], -1), torch.stack([height, -(height**2)], -1)
     outside = torch.zeros_like(rise)
@@ -56,12 +55,12 @@ def triangular(radius: Float[Tensor, "*batch"]) -> Piecewise:
 
 
 class Noise(NamedTuple):
-    """A symmetric distribution of a piecewise polynomial density, which is zero beyond the outer knots.
+    """A symmetric distribution with a piecewise polynomial density, which is zero beyond the outer knots.
 
     Attributes:
-        knots: increasing, or equal where a piece has no length.
-        density: from each knot on, as a polynomial of the distance from it, by ascending power.
-        cdf: the distribution function, likewise.
+        knots: the ascending knots; equal knots enclose an empty piece.
+        density: the density after each knot, as a polynomial of the distance from it, by ascending power.
+        cdf: the distribution function in the same format.
     """
 
     knots: Float[Tensor, "*batch 6"]
@@ -72,10 +71,10 @@ class Noise(NamedTuple):
 def triangle_and_uniform(radius: Float[Tensor, "*batch"], half_width: Float[Tensor, "*batch"]) -> Noise:
     """Return the distribution of T + gV, T triangular on [−r, r], V uniform on [−1, 1], g ≥ 0 the ``half_width``.
 
-    The density's second derivative is [tri'(x + g) − tri'(x − g)]/(2g), tri' one of 0 and ±1/r²: it is 1, c, d, c, 1
-    times 1/(2gr²) between the six knots. What is at the first three is summed from the left, the others mirror them, so
-    that nothing cancels, for any ratio of g and r. Errors are of the order of 1e-15 of the largest density, and for
-    g < NARROW·r of NARROW.
+    The density's second derivative is [tri'(x + g) − tri'(x − g)]/(2g), where tri' is 0 or ±1/r²: between the six knots
+    it is 1, c, d, c, 1 times 1/(2gr²). Values at the first three knots are summed from the left and mirrored to the
+    others, so that nothing cancels for any ratio of g and r. Errors are of the order of 1e-15 relative to the largest
+    density, or NARROW if g < NARROW·r.
     """
     r, g = radius, torch.maximum(half_width, NARROW * radius)
     far, near = torch.maximum(g, (r - g).abs()), torch.minimum(g, (r - g).abs())

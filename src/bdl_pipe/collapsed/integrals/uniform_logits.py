@@ -1,10 +1,10 @@
-"""E[softmax(z)] over a box of weights of all classes at once: logits that are sums of uniforms, without approximation.
+"""The exact E[softmax(z)] over a box of weights of all classes, with logits that are sums of uniforms.
 
     z_k = c_k + Σ_{i≤d} h_{ki}U_{ki},   U uniform on [−1, 1], all independent.
 
-By the identity of :mod:`bdl_pipe.gumbel_maximum` it is one integral over t, whatever the number of classes. Its
-integrand is analytic and bounded for |Im t| < π/2, and so is the distribution function of a perturbed logit in each
-h_iU_i. So both sums converge exponentially:
+By the identity of :mod:`bdl_pipe.gumbel_maximum` it is one integral over t for any number of classes. The integrand is
+analytic and bounded for |Im t| < π/2, and the distribution function of a perturbed logit is so in each h_iU_i. So both
+sums converge exponentially:
 
     t     trapezoids STEP apart; the error is of the order of exp(−π²/STEP) = 6e-13. From 16 above the highest logit on
           the terms are a geometric series, which is summed.
@@ -13,8 +13,8 @@ h_iU_i. So both sums converge exponentially:
           products; more than LARGEST are refused. A single weight with h > WIDE needs none: with s = t − c, and E₁ the
           exponential integral, F(s) = [E₁(e^{−s−h}) − E₁(e^{−s+h})]/(2h), whose terms are then far apart.
 
-All terms are positive, so that small probabilities keep their digits. Own derivation; in place of K integrals with one
-logit moving (Zeng and Van den Broeck 2023, section 4), which divided by their sum are not this average.
+All terms are positive, so that small probabilities are accurate. Own derivation; Zeng and Van den Broeck 2023 (section
+4) compute K integrals over one class's logit each, which divided by their sum are not this average.
 """
 
 import math
@@ -31,12 +31,12 @@ from ... import gumbel_maximum
 from ...errors import DataError
 from .layout import check, wide, widest
 
-MOST: Final = 3  # weights of one logit: the points are the product of their nodes
-STEP: Final = 0.35  # of the grid
-NATS: Final = 16.0  # of a Gauss rule
-WIDE: Final = 8.0  # half-width of one Gauss rule at most; wider ones are in parts
-LARGEST: Final = 1 << 13  # points of one logit
-CACHE: Final = 1 << 17  # terms at a time
+MOST: Final = 3  # the most weights of a logit, since the points are the product of their nodes
+STEP: Final = 0.35  # the spacing of the grid
+NATS: Final = 16.0  # the accuracy of a Gauss rule
+WIDE: Final = 8.0  # the largest half-width of one Gauss rule; wider boxes are split into parts
+LARGEST: Final = 1 << 13  # the most points of a logit
+CACHE: Final = 1 << 17  # terms that are computed together
 
 
 @torch.no_grad()
@@ -46,19 +46,17 @@ def log_expected_softmax(
     """Return log E[softmax(c + Σ_i h_iU_i)].
 
     The relative error of a probability is below 1e-11 in float64 for half-widths of 1e-4 to 3,000, as tests show.
-    Inputs of any floating dtype are computed in float64 (float32 where the device has nothing wider) and rounded once.
-    Not differentiable.
-
-    Work: classes × (20/STEP + 2·(widest h)/STEP) × points exponentials for each input.
+    Inputs of any floating dtype are computed in float64 (or float32 if the device lacks float64) and rounded once. It
+    is not differentiable. Each input needs classes × (20/STEP + 2·(widest h)/STEP) × points exponentials.
 
     Raises:
-        DataError: a value that is not finite, a negative half-width, more than ``MOST`` of them, or several that are so
-            wide that more than ``LARGEST`` points were needed.
+        DataError: a value is not finite, a half-width is negative, there are more than ``MOST``, or several are so wide
+            that more than ``LARGEST`` points would be needed.
     """
     check(half_widths, MOST, centre=centre)
     classes, count = half_widths.shape[-2:]
     centres, widths = wide(centre).reshape(-1, classes), wide(half_widths).reshape(-1, classes, count)
-    alike = widths.amax((-2, -1)).argsort()  # a block is computed as its widest box asks for
+    alike = widths.amax((-2, -1)).argsort()  # sorted, because the widest box of a block sets its grid
     result = torch.empty_like(centres)
     for index in _blocks(widths.sum(-1).amax(-1)[alike], alike, classes):
         result[index] = _log_shares(centres[index], widths[index])
@@ -68,7 +66,7 @@ def log_expected_softmax(
 
 
 def _blocks(reach: Tensor, order: Tensor, classes: int) -> list[Tensor]:
-    """Split the rows in ``order``, which reach that far, into blocks of about CACHE terms."""
+    """Split the rows in ``order``, with ascending ``reach``, into blocks of about CACHE terms."""
     blocks, end = [], len(order)
     while end:
         rows = max(1, CACHE // (classes * _grid(float(reach[end - 1]), classes)))
@@ -85,7 +83,7 @@ def _grid(reach: float, classes: int) -> int:
 def _log_shares(centre: Tensor, half_widths: Tensor) -> Tensor:
     """Return the log of the integral for each class [row, class], up to a constant of the row."""
     reach = half_widths.sum(-1)
-    lowest = (centre - reach).amax(-1, keepdim=True) - 4  # the largest perturbed logit is above this
+    lowest = (centre - reach).amax(-1, keepdim=True) - 4  # a lower bound of the largest perturbed logit
     count = _grid(float(reach.max()), centre.shape[-1])
     t = lowest + STEP * torch.arange(count, dtype=centre.dtype, device=centre.device)  # [row, grid]
     distance = t[:, None] - centre[..., None]
@@ -95,15 +93,15 @@ def _log_shares(centre: Tensor, half_widths: Tensor) -> Tensor:
         wide_below, wide_density = _one_wide(distance, half_widths.clamp_min(WIDE))
         below, density = torch.where(closed, wide_below, below), torch.where(closed, wide_density, density)
     log_terms = gumbel_maximum.log_terms(below, density)
-    log_terms[..., -1] -= math.log(-math.expm1(-STEP))  # the geometric series from there on
+    log_terms[..., -1] -= math.log(-math.expm1(-STEP))  # the rest of the sum is a geometric series
     return torch.logsumexp(log_terms, -1)
 
 
 def _points(half_widths: Tensor) -> tuple[gumbel_maximum.Points, Tensor]:
-    """Return the points of each logit, and the farthest; one wide weight, which has a closed form, is cut at WIDE.
+    """Return the points of each logit, and the farthest; one wide weight has a closed form and is cut at WIDE.
 
     Raises:
-        DataError: more than LARGEST points.
+        DataError: there would be more than LARGEST points.
     """
     if half_widths.shape[-1] == 1:
         half_widths = half_widths.clamp_max(WIDE)
@@ -121,7 +119,7 @@ def _one_wide(distance: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """Return log F and log f of a Gumbel and a uniform of half-width ≥ WIDE [row, class, 1], in closed form."""
     upper, lower = _integrated(distance + half), _integrated(distance - half)
     steepest = torch.exp(half - distance) - torch.exp(-half - distance)
-    # log(1 − e⁻ˣ) is log x = h − s + log(1 − e⁻²ʰ) where x is nothing beside 1
+    # for tiny x, log(1 − e⁻ˣ) is log x = h − s + log(1 − e⁻²ʰ)
     gap = torch.where(
         steepest > 1e-12, torch.log(-torch.expm1(-steepest)), half - distance + torch.log1p(-torch.exp(-2 * half))
     )
@@ -130,7 +128,7 @@ def _one_wide(distance: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
 
 def _integrated(x: Tensor) -> Tensor:
     """Return E₁(e⁻ˣ), the integral of a Gumbel's distribution function up to x."""
-    from scipy.special import exp1  # half a second, which every process would pay
+    from scipy.special import exp1  # here, because it takes half a second
 
     near = torch.from_numpy(exp1(np.exp(-x.clamp(-7, 50).cpu().numpy()))).to(x)
     return torch.where(x > 50, x - float(np.euler_gamma), torch.where(x < -7, 0, near))

@@ -8,13 +8,13 @@ from .descent import OuterConfig
 
 @dataclass(frozen=True)
 class BpcConfig:
-    """The settings that all five methods have.
+    """The settings of all five methods.
 
     Attributes:
-        ipc: coreset rows per class.
-        start_epochs: an outer step begins after 0 … start_epochs − 1 epochs of an expert, or parts of them, each as
-            likely (published for CIFAR-10: 2 at ipc 1, 20 at ipc 10).
-        outer: the descent of the images.
+        ipc: the number of coreset rows per class.
+        start_epochs: an outer step starts from an expert's weights after 0 … start_epochs − 1 epochs (or parts of
+            epochs), with equal probability (published for CIFAR-10: 2 at ipc 1, 20 at ipc 10).
+        outer: the settings of the optimisation of the images.
     """
 
     ipc: int
@@ -27,17 +27,19 @@ class BpcConfig:
 
     @property
     def last_epoch(self) -> int:
-        """Return the last epoch of an expert that is read."""
+        """Return the last epoch of an expert that is used."""
         return self.start_epochs - 1
 
 
 @dataclass(frozen=True)
 class InnerConfig:
-    """The steps on the coreset that lead to θ_S.
+    """The settings of the steps on the coreset from the start to θ_S.
 
     Attributes:
-        steps, lr: of plain gradient descent on the mean cross-entropy (published: 50 of .01 at ipc 1, 30 of .03 at 10).
-        ahead: epochs, or parts of them, from the start to θ_D (published: 1, and 2 for ``bpc_w`` at ipc 1).
+        steps: the number of gradient-descent steps on the mean cross-entropy (published: 50 at ipc 1, 30 at ipc 10).
+        lr: the learning rate of these steps (published: .01 at ipc 1, .03 at ipc 10).
+        ahead: the number of epochs, or parts of epochs, from the start to θ_D (published: 1, and 2 for ``bpc_w`` at ipc
+            1).
     """
 
     steps: int
@@ -52,10 +54,10 @@ class InnerConfig:
 
 @dataclass(frozen=True)
 class MatchedConfig(BpcConfig):
-    """A method with steps on the coreset.
+    """The settings of a method with steps on the coreset.
 
     Attributes:
-        inner: those steps.
+        inner: the settings of these steps.
     """
 
     inner: InnerConfig
@@ -67,12 +69,13 @@ class MatchedConfig(BpcConfig):
 
 @dataclass(frozen=True)
 class ForwardKlConfig(MatchedConfig):
-    """``methods.bpc_fkl``.
+    """The section ``methods.bpc_fkl``.
 
     Attributes:
-        draws: of each posterior (published: 30).
+        draws: the number of draws of each posterior (published: 30).
         sd: σ of the posteriors (published: .01).
-        shared_noise: both have the same noise, which lowers the variance; published: each its own.
+        shared_noise: whether both posteriors use the same noise, which lowers the variance (published: independent
+            noise).
     """
 
     draws: int
@@ -87,13 +90,13 @@ class ForwardKlConfig(MatchedConfig):
 
 @dataclass(frozen=True)
 class ReverseKlConfig(MatchedConfig):
-    """``methods.bpc_rkl``.
+    """The section ``methods.bpc_rkl``.
 
     Attributes:
-        draws: of the coreset's posterior, at least 2 (published: 30 at ipc 10, else 10).
+        draws: the number of draws of the coreset's posterior, at least 2 (published: 30 at ipc 10, else 10).
         sd: σ of the posteriors (published: .01).
-        batch: training rows that estimate the data's log-likelihood (published: 1000).
-        weight: of the coreset's likelihood, over N/n̂; 1: the coreset weighs as much as the data.
+        batch: the number of training rows that estimate the data's log-likelihood (published: 1000).
+        weight: the weight of the coreset's likelihood divided by N/n̂; with 1 the coreset has the data's weight.
     """
 
     draws: int
@@ -111,11 +114,11 @@ class ReverseKlConfig(MatchedConfig):
 
 @dataclass(frozen=True)
 class WassersteinConfig(MatchedConfig):
-    """``methods.bpc_w``; its inner rate is learned, and ``inner.lr`` is where it starts.
+    """The section ``methods.bpc_w``. The inner learning rate is learned; ``inner.lr`` is its initial value.
 
     Attributes:
-        lr_step: the largest step of the logarithm of that rate in one outer step of Adam, or the rate of sgd
-            (published: sgd on the rate itself, 1e-5).
+        lr_step: the largest change of the inner rate's logarithm in an outer step of Adam, or the learning rate of sgd
+            for it (published: sgd on the rate, 1e-5).
     """
 
     lr_step: float
@@ -127,15 +130,17 @@ class WassersteinConfig(MatchedConfig):
 
 @dataclass(frozen=True)
 class ContrastiveConfig(BpcConfig):
-    """``methods.bpc_cd``.
+    """The section ``methods.bpc_cd``.
 
     Attributes:
-        chains: θ⁺ ~ N(θ_D, sd²I), θ_D an expert's weights where an outer step begins, and a chain from each.
-        sd: of θ⁺ (.01).
-        steps, step_size: K and α of Langevin's dynamics (published script: 10 noise-free steps of .01).
-        temperature: T of e^{−U/T}; 0: no noise, as in the published script.
-        weight: of the coreset's likelihood in U, over n̂: 1 is a sum over its rows.
-        prior_precision: λ of U's ½λ‖θ‖².
+        chains: the number of draws θ⁺ ~ N(θ_D, sd²I), with a chain from each; θ_D is the expert's weights at the start
+            of an outer step.
+        sd: the standard deviation of θ⁺ (.01).
+        steps: K, the number of steps of Langevin dynamics (published script: 10, without noise).
+        step_size: α of Langevin dynamics (published script: .01).
+        temperature: T of e^{−U/T}; 0 gives steps without noise, as in the published script.
+        weight: the weight of the coreset's likelihood in U, divided by n̂; 1 gives the sum over its rows.
+        prior_precision: λ of the term ½λ‖θ‖² in U.
     """
 
     chains: int
@@ -156,11 +161,11 @@ class ContrastiveConfig(BpcConfig):
 
 @dataclass(frozen=True)
 class FunctionConfig(MatchedConfig):
-    """``methods.fbpc``; ``inner.ahead`` is the number τ of iterates of either posterior, at least 2.
+    """The section ``methods.fbpc``; ``inner.ahead`` is τ, the number of iterates of each posterior, at least 2.
 
     Attributes:
-        draws: of the functions.
-        noise: σ of the functions' own noise.
+        draws: the number of draws of functions.
+        noise: σ, the standard deviation of the functions' noise.
     """
 
     draws: int

@@ -1,6 +1,6 @@
-"""Where an outer step begins: an expert, an epoch to start from and one draw of the augmentation, by its address.
+"""The random start of an outer step: an expert, one of its epochs and a draw of the augmentation.
 
-Labels are the classes of the rows that the coreset started from, and stay, as in the published code of Kim et al. 2022.
+Labels are the classes of the coreset's initial rows and are not learned, as in the published code of Kim et al. 2022.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,14 @@ from .experts import Experts
 
 @dataclass(frozen=True)
 class OuterConfig:
-    """The descent.
+    """The settings of the optimisation of a coreset's images.
 
     Attributes:
-        steps: of the images.
+        steps: the number of outer steps.
         optimiser: the update rule and its schedule (published: sgd, rate 1000, momentum .5).
-        augmentation: of the coreset's images, differentiable, drawn for each step (published: ``choose: one``).
-        average: decay of an exponential average of the images, without bias, which is what is kept; null: the last.
+        augmentation: the augmentation of the coreset's images, drawn for each step (published: ``choose: one``).
+        average: the decay of an unbiased exponential average of the images, which is the result. null: the last images
+            are.
     """
 
     steps: int
@@ -39,7 +40,7 @@ class OuterConfig:
 
 @dataclass(frozen=True)
 class Start:
-    """Where an outer step begins: an expert's weights, and those of the data's posterior some epochs on."""
+    """An expert's weights at the start of an outer step, and its weights θ_D some epochs later."""
 
     weights: Tensor
     target: Tensor
@@ -51,7 +52,7 @@ def drawn_epoch(experts: Experts, epochs: int, rng: Seed) -> tuple[int, int]:
 
 
 def drawn_start(experts: Experts, epochs: int, ahead: int, rng: Seed) -> Start:
-    """Draw an expert and one of its first ``epochs`` epochs to start from; the target lies ``ahead`` epochs on."""
+    """Draw an expert and one of its first ``epochs`` epochs as the start; the target is ``ahead`` epochs later."""
     expert, epoch = drawn_epoch(experts, epochs, rng)
     return Start(experts.weights(expert, epoch), experts.weights(expert, epoch + ahead))
 
@@ -63,5 +64,5 @@ def noisy(weights: Tensor, draws: int, sd: float, rng: Seed) -> Tensor:
 
 
 def augmented(images: Tensor, config: AugmentConfig, rng: Seed) -> Tensor:
-    """Augment the coreset's own images by one draw."""
+    """Augment all images of the coreset with one draw."""
     return augment(images, config, rng.fold("augment"))

@@ -1,9 +1,9 @@
-"""Expert trajectories as a coreset method reads them: weights as vectors, at the start and after each epoch.
+"""Expert trajectories for coreset methods: weights as vectors, at the start and after each epoch.
 
-The experts of Kim et al. 2022 are those of trajectory matching (Cazenave et al. 2022): networks trained on the data,
-with their start and every epoch. Here they are a run of ``sgd`` with ``keep_start`` and a snapshot of every epoch, or,
-with ``snapshots_per_epoch``, of every part of one: an epoch of 60,000 rows is long for so small a coreset, and what
-these methods count as epochs are then parts. Only the snapshots that are asked for are read.
+The experts of Kim et al. 2022 are the experts of trajectory matching (Cazenave et al. 2022): networks trained on the
+data, with their start and every epoch. Here they are a run of ``sgd`` with ``keep_start`` and a snapshot after every
+epoch. With ``snapshots_per_epoch`` there is a snapshot after every part of an epoch, since an epoch of 60,000 rows is
+long for a small coreset; the methods then count parts as epochs. Only the needed snapshots are read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,18 +24,18 @@ from ...training import snapshots
 
 
 def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
-    """Refuse the config of a trajectory that has not what an expert needs, before anything is trained.
+    """Check before training that the config of a trajectory is suitable for experts.
 
     Args:
-        sources: the configs of what the coreset is made from, by stage kind.
-        epochs: how many epochs of the expert are read beyond its start.
-        key: the key of the method's config that asks for as many.
+        sources: the configs of the coreset's inputs, by stage kind.
+        epochs: the number of epochs of the expert that are used after its start.
+        key: the key of the method's config that needs this number.
 
     Raises:
         ConfigError: the trajectory lacks its start or an epoch, or its network has running statistics.
     """
     expert = sources["trajectory"]
-    keeps = getattr(expert, "keep_start", False)  # a plugin's trajectory may know of no start
+    keeps = getattr(expert, "keep_start", False)  # a plugin's trajectory may lack the key
     require(keeps, "input", "must be of a trajectory with keep_start: true", keeps)
     check_norm(expert.network, "input")
     parts = expert.epochs * expert.snapshots_per_epoch
@@ -50,17 +50,17 @@ class Experts:
     """A set of expert trajectories of one network.
 
     Attributes:
-        spec: how the network is built.
+        spec: the network's spec.
         network: the network as a function of its weights.
-        epochs: of each expert, or parts of them; the start is not counted.
+        epochs: the number of epochs, or parts of epochs, of each expert, without the start.
     """
 
     def __init__(self, states: Sequence[State], data: FitData) -> None:
-        """Take trajectories, which must all have kept their start and every epoch.
+        """Create the experts from trajectories that have a snapshot of their start and every epoch.
 
         Raises:
-            ConfigError: one did not; or the network is of other images or classes, or has batch normalisation with
-                running statistics, of which no vector of weights knows.
+            ConfigError: a trajectory lacks its start or an epoch, or the network is for other images or classes or has
+                batch normalisation with running statistics, which a vector of weights does not include.
         """
         self._states, self._device = states, data.device
         self.spec = read(NetworkSpec, states[0].config["spec"], "spec")
@@ -81,5 +81,5 @@ class Experts:
         return len(self._states)
 
     def weights(self, expert: int, epoch: int) -> Float[Tensor, " weight"]:
-        """Return an expert's weights after ``epoch`` epochs, or parts of them; 0: its start."""
+        """Return an expert's weights after ``epoch`` epochs, or parts of epochs; 0 is the start."""
         return self.network.flat(snapshots.snapshot(self._states[expert], epoch)).to(self._device)

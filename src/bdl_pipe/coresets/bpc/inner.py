@@ -1,10 +1,10 @@
-"""Short runs on a coreset: what makes a draw of its posterior out of an expert's weights.
+"""Short runs on a coreset, which turn an expert's weights into a draw of the coreset's posterior.
 
-All runs move weights θ [chain, weight] by full-batch steps on the coreset, each step with its own augmentation of the
-coreset's own images. ``Loss`` says how: (step, weights [chain, weight], images) -> loss of each chain [chain], in nats,
-whatever factor it has.
+All runs update weights θ [chain, weight] by full-batch steps on the coreset, each step with its own augmentation of the
+images. A ``Loss`` maps (step, weights [chain, weight], images) to the loss of each chain [chain], in nats, up to a
+factor.
 
-Memory of :func:`unrolled`: the weights of every step and the graph of one. Its gradient is the adjoint recursion
+:func:`unrolled` needs memory for the weights of every step and the graph of one. Its gradient is the adjoint recursion
 λ_l = (I − η H_l) λ_{l+1} with ∂x̂ −= η ∂_x̂(∇_θ loss · λ_{l+1}), not a graph through all steps.
 """
 
@@ -22,7 +22,7 @@ Weights = Float[Tensor, "chain weight"]
 
 
 def gradient(loss: Loss, step: int, weights: Weights, images: Tensor) -> Weights:
-    """Return the gradient of each chain's loss in its own weights, without a graph."""
+    """Return the gradient of each chain's loss by its own weights, without a graph."""
     with torch.enable_grad():
         leaf = weights.detach().requires_grad_()
         (slope,) = torch.autograd.grad(loss(step, leaf, images.detach()).sum(), leaf)
@@ -31,7 +31,7 @@ def gradient(loss: Loss, step: int, weights: Weights, images: Tensor) -> Weights
 
 @torch.no_grad()
 def descended(loss: Loss, start: Weights, images: Tensor, steps: int, lr: float) -> list[Weights]:
-    """Return the weights after 0 … ``steps`` steps of plain gradient descent; they carry no graph."""
+    """Return the weights after 0 … ``steps`` steps of plain gradient descent; they have no graph."""
     path = [start.detach()]
     for step in range(steps):
         path.append(path[-1] - lr * gradient(loss, step, path[-1], images))
@@ -47,9 +47,9 @@ def langevin(
     It leaves e^{−U/T} invariant up to a bias linear in α.
 
     Args:
-        energy: U of each chain, a sum over rows with its prior.
+        energy: U of each chain, a sum over rows plus the prior.
         step_size: α.
-        temperature: T; 0: no noise.
+        temperature: T; 0 gives steps without noise.
     """
     weights = start.detach()
     for step in range(steps):
@@ -76,7 +76,7 @@ class _Unrolled(torch.autograd.Function):
         path = descended(loss, start, images, steps, float(lr))
         ctx.loss, ctx.steps = loss, steps
         ctx.save_for_backward(images, lr, *path[:-1])
-        return path[-1].clone()  # with no step it would be the input itself
+        return path[-1].clone()  # without a step it would be the input tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: Weights) -> tuple[Tensor | None, ...]:

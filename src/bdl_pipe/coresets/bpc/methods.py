@@ -1,9 +1,9 @@
 """The methods ``bpc_fkl``, ``bpc_rkl``, ``bpc_w``, ``bpc_cd`` and ``fbpc``: coresets from expert trajectories.
 
-One outer step starts at an expert's weights after one of its first epochs. π_D, the data's posterior, is taken for
-N(θ_D, σ²I) with θ_D the same expert's weights some epochs on; π_S, the coreset's, for N(θ_S, σ²I) with θ_S some steps
-on the coreset from the same start (Kim et al. 2022, section 4; σ is a standard deviation). The steps of θ_S carry no
-gradient to the images, but in ``bpc_w``.
+An outer step starts at an expert's weights after one of its first epochs. The data's posterior π_D is approximated by
+N(θ_D, σ²I), with θ_D the same expert's weights some epochs later, and the coreset's posterior π_S by N(θ_S, σ²I), with
+θ_S the result of some steps on the coreset from the same start (Kim et al. 2022, section 4; σ is a standard deviation).
+Only ``bpc_w`` differentiates the steps to θ_S with respect to the images.
 """
 
 import math
@@ -36,7 +36,7 @@ from .inner import Loss, descended, langevin, unrolled
 
 
 class _Bpc(Surrogate):
-    """What the five surrogates read: experts, the coreset's classes, the data, and one config."""
+    """The base of the five surrogates: experts, the coreset's classes, the data, and the config."""
 
     def __init__(self, experts: Experts, start: Coreset, data: FitData, config: Any) -> None:
         self.experts, self.data, self.config = experts, data, config
@@ -44,7 +44,7 @@ class _Bpc(Surrogate):
 
     @abstractmethod
     def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
-        """Return the surrogate [] at the images, with its graph; ``rng`` is the step's address."""
+        """Return the surrogate [] at the images, with its graph; ``rng`` is the step's seed address."""
 
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
         return self.surrogate(images, rng)
@@ -58,7 +58,7 @@ class _Bpc(Surrogate):
         return mean_log_likelihood(self.experts.network.outputs(weights, images), self.classes)
 
     def inner_loss(self, rng: Seed) -> Loss:
-        """Return the mean cross-entropy of the coreset, augmented anew at each step."""
+        """Return the mean cross-entropy of the coreset, with a new augmentation at each step."""
         classes, outputs = self.classes, self.experts.network.outputs
 
         def loss(step: int, weights: Tensor, images: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class _Wasserstein(_Bpc):
     def __init__(self, experts: Experts, start: Coreset, data: FitData, config: WassersteinConfig) -> None:
         super().__init__(experts, start, data, config)
         rate, outer = config.lr_step, config.outer.optimiser
-        # the logarithm is held in units in which one optimiser serves it and the images
+        # the logarithm's unit is chosen so that one optimiser suits it and the images
         self._unit = math.sqrt(rate / outer.lr) if outer.name == "sgd" else rate / outer.lr
         self._moved = torch.zeros((), device=data.device, requires_grad=True)
 
@@ -160,7 +160,7 @@ def distil(
     It resumes from ``report.load()`` with the same bits.
 
     Raises:
-        ConfigError: the experts have not what is asked of them.
+        ConfigError: the experts are not suitable, see :class:`Experts`, or lack an epoch that the config needs.
         Diverged: the surrogate or an image became NaN or infinite.
     """
     experts = Experts(inputs["trajectory"], data)
@@ -174,7 +174,7 @@ def distil(
 
 
 def from_checkpoint(name: str, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
-    """Read the coreset as it stands in a checkpoint of :func:`distil`: a search judges it half-way."""
+    """Return the current coreset of a checkpoint of :func:`distil`, which searches score before the end."""
     tensors = under("task.", checkpoint.tensors)
     coreset = kept(tensors, _start(data, config, rng), None, config.outer.average)
     return coreset.state(data, {"coreset": name, "ipc": config.ipc})

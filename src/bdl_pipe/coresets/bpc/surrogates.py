@@ -1,23 +1,24 @@
-"""Losses whose gradients in the coreset's images are those of divergences between two posteriors.
+"""Losses whose gradients by the coreset's images equal gradients of divergences between two posteriors.
 
-D is the data, S the coreset (x̂, ŷ) of n̂ rows, θ the weights; log p(ŷ | x̂, θ) summed over S is f̃(θ), over D f(θ), and
-h̃ = ∂f̃/∂x̂. The posteriors are π_D ∝ p(θ) e^f and π_S ∝ p(θ) e^{w f̃}. Each divergence is estimated from draws of both:
+D is the data, S the coreset (x̂, ŷ) of n̂ rows, θ the weights; log p(ŷ | x̂, θ) summed over S is f̃(θ), over D f(θ),
+and h̃ = ∂f̃/∂x̂. The posteriors are π_D ∝ p(θ) e^f and π_S ∝ p(θ) e^{w f̃}. Each divergence is estimated from draws of
+both:
 
 * forward KL, KL(π_D‖π_S):  ∂/∂x̂ = w (E_S[h̃] − E_D[h̃])           (Kim et al. 2022, section 3.2)
 * reverse KL, KL(π_S‖π_D):  ∂/∂x̂ = −Cov_S(w h̃, f − w f̃)           (the same; it needs f up to a constant)
-* contrastive divergence: forward KL's, with the second draws at the end of a short chain on S that starts at those
-  of D (Tiwary et al. 2024)
-* function space: forward KL's, with draws of the network's outputs at x̂ (Kim et al. 2023)
-* Wasserstein, for two Gaussians of one isotropic covariance: the squared distance of their means, with the mean of S
-  differentiated through the steps that made it (Kim et al. 2022, section 3.3)
+* contrastive divergence: as for forward KL; the draws of π_S are the ends of short chains on S that start at the draws
+  of π_D (Tiwary et al. 2024)
+* function space: as for forward KL, with draws of the network's outputs at x̂ (Kim et al. 2023) * Wasserstein, for two
+Gaussians with the same isotropic covariance: the squared distance of their means, with the mean
+  of π_S differentiated through the steps that lead to it (Kim et al. 2022, section 3.3)
 
-A surrogate is linear in the likelihoods of S, so that one backward pass serves all draws; weights carry no graph, but
-in the Wasserstein distance. Log-likelihoods are means over rows, so a surrogate's gradient is the divergence's over
-w n̂, and reverse KL's over w n̂ N.
+A surrogate is linear in the likelihoods of S, so that one backward pass suffices for all draws; weights have no graph,
+except in the Wasserstein distance. Log-likelihoods are means over rows, so a surrogate's gradient is the divergence's
+divided by w n̂, and for reverse KL divided by w n̂ N.
 
-Deviations: reverse KL's covariance is divided by M − 1 (the published code divides by M, and so shrinks it by
-(M − 1)/M), and its coreset's likelihood is augmented where h̃ is, both by one draw; the terms of forward KL may share
-their noise, which leaves the mean as it is and lowers the variance.
+Deviations: reverse KL's covariance is divided by M − 1 (the published code divides by M, which shrinks it by (M −
+1)/M), and its coreset likelihood has the same augmentation as h̃. The terms of forward KL may share their noise, which
+does not change the mean and lowers the variance.
 """
 
 import torch
@@ -31,8 +32,8 @@ def contrast(at_data: Float[Tensor, " draw"], at_coreset: Float[Tensor, " draw"]
     """Return the surrogate of forward KL, contrastive divergence and the function-space divergence.
 
     Args:
-        at_data: mean log-likelihood of the coreset's rows under each draw of π_D, with a graph to x̂.
-        at_coreset: the same under draws of π_S, or of where its chain ended.
+        at_data: the mean log-likelihood of the coreset's rows under each draw of π_D, with a graph to x̂.
+        at_coreset: the same under draws of π_S, or under the ends of chains.
     """
     return at_coreset.mean() - at_data.mean()
 
@@ -43,19 +44,20 @@ def covariance(coreset: Float[Tensor, " draw"], data: Float[Tensor, " draw"], ra
     Args:
         coreset: mean log-likelihood of the coreset's rows under each draw of π_S, M ≥ 2 of them, with a graph to x̂.
         data: mean log-likelihood of a batch of training rows under the same draws.
-        ratio: w n̂/N; 1 where the coreset weighs as much as the data.
+        ratio: w n̂/N; with 1 the coreset has the data's weight.
     """
     difference = (data - ratio * coreset).detach()
-    centred = difference - difference.mean()  # to centre one factor centres the product
+    centred = difference - difference.mean()  # the covariance needs only one centred factor
     return -(centred * coreset).sum() / (len(coreset) - 1)
 
 
 def distance(end: Float[Tensor, " weight"], target: Tensor, start: Tensor) -> Float[Tensor, ""]:
-    """Return ‖θ_S − θ_D‖² over ‖θ_start − θ_D‖², the Wasserstein distance of two Gaussians of one covariance, squared.
+    """Return ‖θ_S − θ_D‖² over ‖θ_start − θ_D‖², a normalised squared Wasserstein distance.
 
     Args:
         end: θ_S, with a graph to x̂.
-        target, start: θ_D, and the expert's weights where the steps to θ_S began.
+        target: θ_D.
+        start: the expert's weights from which the steps to θ_S start.
     """
     return (end - target).square().sum() / (start - target).square().sum()
 

@@ -1,11 +1,10 @@
 """The method ``coreset_sgmcmc``: an average over Markov chains of a network's weights given a coreset.
 
-The target is p^{1/T}, log p(θ) = Σ_S log p(class | x̂, θ) − ½λ‖θ‖², a sum over the coreset's rows; any kernel of
-``sgmcmc`` moves the chains, several as one batch. What predicts is (1/S) Σ_s p(y | x, θ_s) over the draws of all
-chains.
+The target is p^{1/T}, log p(θ) = Σ_S log p(class | x̂, θ) − ½λ‖θ‖², with a sum over the coreset's rows. The chains run
+as one batch, with any kernel of ``sgmcmc``. The predictive is (1/S) Σ_s p(y | x, θ_s) over the draws of all chains.
 
-Kim et al. 2022 and 2023 evaluate their coresets so, at T = .01. Their code's prior is e^{−n̂λ‖θ‖}, of a norm that is not
-squared; ours is a Gaussian (deviation). A coreset with learned labels has the classes of their largest entries.
+Kim et al. 2022 and 2023 evaluate their coresets in this way, at T = .01. Deviation: their code's prior is e^{−n̂λ‖θ‖},
+with a norm that is not squared; ours is a Gaussian. The class of a learned label is its largest entry.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,20 +38,22 @@ from .scale import LogitScale, check_scale, noted, resolved
 
 @dataclass(frozen=True)
 class ChainsConfig:
-    """``methods.coreset_sgmcmc``.
+    """The section ``methods.coreset_sgmcmc``.
 
     Attributes:
         network: the architecture.
         kernel: the sampler (published: sghmc, step .01, friction .1 at ipc 10; hmc).
-        step_size: in the kernel's units; ``scaled``: in units of the rows' mean loss.
-        chains: how many, from fresh initial weights each.
-        thinning: steps of each chain (of hmc: proposals), those dropped, and the distance of those kept.
+        step_size: the step size in the kernel's units; ``scaled``: in units of the rows' mean loss.
+        chains: the number of chains, each with new initial weights.
+        thinning: the number of steps of each chain (proposals for hmc), and which of them are kept as draws.
         prior_precision: λ.
         temperature: T (published: .01).
-        start_sd: the initial weights are N(0, start_sd² I); null: the network's own (published: .1).
-        augmentation: of the coreset at each step; null: none. hmc has none, since it compares values of one density.
-        diagnostics: of the chains' predictions.
-        logit_scale: factor of the logits of every draw; or ``validation``: chosen there (:mod:`.scale`).
+        start_sd: the standard deviation of the initial weights N(0, start_sd² I). null: the network's own
+            initialisation (published: .1).
+        augmentation: the augmentation of the coreset at each step. null: no augmentation, which hmc requires because it
+            compares values of one density.
+        diagnostics: the settings of the diagnostics of the chains' predictions.
+        logit_scale: the factor of every draw's logits; ``validation``: chosen on validation rows (:mod:`.scale`).
     """
 
     network: networks.NetworkConfig
@@ -79,14 +80,14 @@ class ChainsConfig:
 
 
 def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed, report: Report) -> State:
-    """Run the chains on the one coreset in ``inputs``.
+    """Run the chains on the coreset in ``inputs``.
 
-    Only the data's shape and device are used, and its validation rows where the logits' scale is chosen there. It
-    resumes from ``report.load()`` with the same bits. The state is that of ``NetworkDraws``, chain after chain.
+    Only the data's shape and device are used, and its validation rows if they choose the logits' scale. It resumes from
+    ``report.load()`` with the same bits. The state is a ``NetworkDraws`` with the draws of one chain after another.
 
     Raises:
-        ConfigError: the network has running statistics; :meth:`Coreset.for_fit`.
-        Diverged: a chain left the numbers.
+        ConfigError: the network has running statistics, or :meth:`Coreset.for_fit` fails.
+        Diverged: a chain became NaN or infinite.
     """
     (stored,) = inputs["coreset"]
     coreset = Coreset.for_fit(stored, data)
@@ -159,7 +160,7 @@ def _start(
 
 
 def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: ChainsConfig) -> Summary:
-    """Compute R-hat and effective sample size of what each split's first seed's chains predict: the worst split's."""
+    """Compute R-hat and effective sample size of the predictions of each split's first seed; the worst split counts."""
     splits = []
     for (first, *_), rows in zip(states, data, strict=True):
         spec = read(NetworkSpec, first.config["spec"], "spec")

@@ -1,7 +1,7 @@
 """VBPC's closed-form posterior on any coreset: ``coreset_vi`` on one trunk, ``coreset_bma`` on several.
 
-Lee et al. 2025, algorithm 2 and table 2. The paper's Bayesian model average is that of the head's weights, which the
-closed form has exactly; ``coreset_bma`` is over trunks, too, and ours.
+Lee et al. 2025, algorithm 2 and table 2. The paper's Bayesian model average is over the head's weights, and the closed
+form computes it exactly; ``coreset_bma`` also averages over trunks (ours).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,14 +30,14 @@ from .scale import LogitScale, check_scale, noted, resolved
 
 @dataclass(frozen=True)
 class ClosedFormConfig:
-    """``methods.coreset_vi``.
+    """The section ``methods.coreset_vi``.
 
     Attributes:
         network: the architecture of the trunk.
         rho, gamma, feature_scale: see ``HeadConfig``.
-        student: how the trunk is trained.
-        logit_scale: factor of the posterior's mean, which is that of the coreset's labels for the head; or
-            ``validation``: chosen there (:mod:`.scale`). The variance does not depend on it.
+        student: the settings of the trunk's training.
+        logit_scale: the factor of the posterior's mean, equivalent to a factor of the coreset's labels for the head;
+            ``validation``: chosen on validation rows (:mod:`.scale`). The variance does not depend on it.
     """
 
     network: networks.NetworkConfig
@@ -58,10 +58,10 @@ class ClosedFormConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureConfig(ClosedFormConfig):
-    """``methods.coreset_bma``.
+    """The section ``methods.coreset_bma``.
 
     Attributes:
-        trunks: how many, each with a posterior of its own.
+        trunks: the number of trunks, each with its own posterior of the head.
     """
 
     trunks: int
@@ -73,7 +73,7 @@ class MixtureConfig(ClosedFormConfig):
 
 @final
 class TrunkMixture:
-    """A posterior of several trunks, each with its own q(W): its draws are their predictives, equally likely."""
+    """A posterior of several trunks, each with its own q(W); its draws are their predictives, equally weighted."""
 
     key = "vbpc_bma"
 
@@ -99,7 +99,7 @@ class TrunkMixture:
 
 @final
 class _OneTrunk(Report):
-    """A report for one trunk of several, whose checkpoints carry those that are done."""
+    """The report of one trunk's fit; its checkpoints include the finished trunks."""
 
     def __init__(self, report: Report, done: list[State], trunks: int) -> None:
         self._report, self._done, self._trunks = report, list(done), trunks
@@ -120,7 +120,7 @@ class _OneTrunk(Report):
 
 
 def fit_mixture(data: FitData, inputs: Inputs, config: MixtureConfig, *, rng: Seed, report: Report) -> State:
-    """Fit one trunk after another as ``coreset_vi`` does; resumes from ``report.load()`` with the same bits."""
+    """Fit one trunk after another, see ``coreset_vi``; it resumes from ``report.load()`` with the same bits."""
     last = report.load()
     done = unpack(last)[:-1] if last else []
     while len(done) < config.trunks:
@@ -131,16 +131,16 @@ def fit_mixture(data: FitData, inputs: Inputs, config: MixtureConfig, *, rng: Se
 
 
 def fit_one(data: FitData, inputs: Inputs, config: ClosedFormConfig, *, rng: Seed, report: Report) -> State:
-    """Fit one trunk and its head, as VBPC's student is, and scale its logits."""
+    """Fit one trunk and its head, like VBPC's student, and scale its logits."""
     fitted = fit_student(data, inputs, config, rng=rng, report=report)
     (posterior,), factor = scaled([fitted], data, config.logit_scale)
     return noted(posterior.state(), config.logit_scale, factor)
 
 
 def scaled(states: Sequence[State], data: FitData, scale: LogitScale) -> tuple[list[VbpcPosterior], float]:
-    """Return the posteriors with one factor of the means of their heads, and the factor.
+    """Return the posteriors with their heads' means multiplied by one factor, and the factor.
 
-    If it is chosen, it is that of least NLL of their mixture.
+    A factor chosen on validation rows minimises the NLL of the mixture.
     """
     parts = [VbpcPosterior.from_state(state, data.device) for state in states]
     factor = resolved(scale, data, partial(_predictive, parts))

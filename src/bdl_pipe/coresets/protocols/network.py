@@ -1,13 +1,13 @@
 """The methods ``coreset_nn`` and ``coreset_krr``: a network trained on a coreset, and ridge regression on its features.
 
-``coreset_nn`` is the evaluation of Zhou et al. 2022 (FRePo) and Loo et al. 2023 (RCIG): a fresh network, the squared
-error to the coreset's labels, Adam with a warm-up. ``coreset_krr`` trains the same network and puts the ridge solution
-W = Φᵀ(ΦΦᵀ + λI)⁻¹Ŷ in place of its head, λ = ``ridge`` · tr(ΦΦᵀ)/n̂ (their inner problem; VBPC's posterior mean at
-λ = ρβ_S/γ).
+``coreset_nn`` is the evaluation of Zhou et al. 2022 (FRePo) and Loo et al. 2023 (RCIG): a new network, the squared
+error to the coreset's labels, Adam with a warm-up. ``coreset_krr`` trains the same network and replaces its head by the
+ridge solution W = Φᵀ(ΦΦᵀ + λI)⁻¹Ŷ, λ = ``ridge`` · tr(ΦΦᵀ)/n̂ (their inner problem; VBPC's posterior mean at λ =
+ρβ_S/γ).
 
-Their outputs are regressions on centred labels. Class probabilities are softmax(s f(x)) with a factor s, the
-``logit_scale``: accuracy does not depend on it. Deviation: the rate falls to 0,
-theirs to a hundredth.
+The outputs are regressions on centred labels. Class probabilities are softmax(s f(x)) with a factor s, the
+``logit_scale``, which does not affect the accuracy. Deviation: the learning rate falls to 0, and in their code to a
+hundredth.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,20 +32,20 @@ from ...training import loop
 from ..shared.init import Coreset
 from .scale import LogitScale, check_scale, noted, resolved
 
-_CHUNK: Final = 250  # rows of a forward pass
+_CHUNK: Final = 250  # rows in one forward pass
 
 
 @dataclass(frozen=True)
 class TrainedOnCoresetConfig:
-    """``methods.coreset_nn``, and what ``methods.coreset_krr`` has of it.
+    """The section ``methods.coreset_nn``, and the common keys of ``methods.coreset_krr``.
 
     Attributes:
         network: the architecture.
-        steps: of the optimiser (1,000 for 10 rows, 2,000 for 100, 5,000 for 500).
-        batch: rows of a step; at most as many as there are.
+        steps: the number of steps (1,000 for 10 rows, 2,000 for 100, 5,000 for 500).
+        batch: the number of rows of a step; if the coreset has fewer, all its rows.
         optimiser: the update rule and its schedule.
-        augmentation: of each batch; null: none.
-        logit_scale: s, or ``validation``: chosen there (:mod:`.scale`).
+        augmentation: the augmentation of each batch. null: no augmentation.
+        logit_scale: s; ``validation``: chosen on validation rows (:mod:`.scale`).
     """
 
     network: networks.NetworkConfig
@@ -63,10 +63,10 @@ class TrainedOnCoresetConfig:
 
 @dataclass(frozen=True)
 class RidgeConfig(TrainedOnCoresetConfig):
-    """``methods.coreset_krr``.
+    """The section ``methods.coreset_krr``.
 
     Attributes:
-        ridge: λ over the mean of the Gram matrix's diagonal (1e-6).
+        ridge: λ divided by the mean of the Gram matrix's diagonal (1e-6).
     """
 
     ridge: float
@@ -78,7 +78,7 @@ class RidgeConfig(TrainedOnCoresetConfig):
 
 @final
 class _Regression(loop.Objective):
-    """The squared error ½‖f(x̂) − ŷ‖², a mean over the rows of a batch."""
+    """The squared error ½‖f(x̂) − ŷ‖², averaged over the rows of a batch."""
 
     def __init__(self, network: networks.Network, coreset: Coreset, config: TrainedOnCoresetConfig, rng: Seed) -> None:
         self.network, self._coreset, self._config, self._rng = network.train(), coreset, config, rng
@@ -111,7 +111,7 @@ def ridge_head(features: Tensor, labels: Tensor, ridge: float) -> Tensor:
     """Solve for W = Φᵀ(ΦΦᵀ + λI)⁻¹Ŷ [feature, class] in float64, with λ = ridge · tr(ΦΦᵀ)/n̂.
 
     Raises:
-        Diverged: the features are not finite, or all zero.
+        Diverged: the features are not finite or are all zero.
     """
     wide, gram = features.double(), features.double() @ features.double().T
     damped = gram + ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
@@ -122,14 +122,13 @@ def ridge_head(features: Tensor, labels: Tensor, ridge: float) -> Tensor:
 
 
 def fit_network(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
-    """Train a fresh network on the one coreset in ``inputs``.
+    """Train a new network on the coreset in ``inputs``.
 
-    Only the data's shape and device are used, and its validation rows where the logits' scale is chosen there.
-
-    It resumes from ``report.load()`` with the same bits.
+    Only the data's shape and device are used, and its validation rows if they choose the logits' scale. It resumes from
+    ``report.load()`` with the same bits.
 
     Raises:
-        ConfigError: :meth:`Coreset.for_fit`.
+        ConfigError: :meth:`Coreset.for_fit` fails.
         Diverged: the loss or the features became NaN or infinite.
     """
     (stored,) = inputs["coreset"]

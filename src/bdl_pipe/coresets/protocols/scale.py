@@ -1,12 +1,13 @@
-"""The scale s of a protocol's logits, given or chosen on validation rows: one rule for every coreset and protocol.
+"""The scale s of a protocol's logits, given or chosen on validation rows, for every coreset and protocol.
 
-A coreset's labels have a scale of their own: VBPC's is learned for its posterior, that of one-hot rows is 1, and a
-chain sees classes alone. So at one s for all, the NLLs under a protocol compare scales first and images second; the
-accuracy does not depend on s but for mixtures of several draws. ``logit_scale: validation`` takes the s of :data:`GRID`
-of least NLL on the validation rows, once the protocol is fitted; an end of the grid may be taken. The state notes it.
+Each coreset's labels have their own scale: VBPC's scale is learned for its posterior, one-hot rows have scale 1, and
+chains use only the classes. With the same s for all coresets, NLLs under a protocol would therefore mainly compare
+scales; the accuracy depends on s only for mixtures of several draws. ``logit_scale: validation`` chooses the s of
+:data:`GRID` with the least NLL on the validation rows after the protocol is fitted, which may be an end of the grid.
+The state's config records s.
 
-A final fit has the validation rows in the data that its coreset was distilled from: s is one number, chosen after the
-images, but its rows are then not unseen. Test rows are not part of a :class:`~bdl_pipe.data.fitdata.FitData`.
+In a final fit the coreset was distilled from data that include the validation rows: s is one number chosen after the
+images, but on rows that are not held out. Test rows are not part of a :class:`~bdl_pipe.data.fitdata.FitData`.
 """
 
 from collections.abc import Callable
@@ -25,18 +26,18 @@ GRID: Final = tuple(2.0 ** (power / 4) for power in range(-24, 41))  # 1/64 ... 
 
 
 def check_scale(scale: LogitScale) -> None:
-    """Raise ConfigError unless the scale is > 0, or the rule."""
+    """Raise ConfigError unless the scale is > 0 or ``validation``."""
     require(scale == "validation" or scale > 0, "logit_scale", "must be > 0 or validation", scale)
 
 
 def resolved(
     scale: LogitScale, data: FitData, fitted: Callable[[Tensor], Callable[[float], Float[Tensor, "row class"]]]
 ) -> float:
-    """Return the scale, chosen on validation rows where the rule says so.
+    """Return the given scale, or choose it on validation rows.
 
     Args:
-        data: its validation rows, or those of its ``search``, under its own transform.
-        fitted: inputs [row, ...] -> s -> log-probabilities.
+        data: the data whose validation rows, or the validation rows of whose ``search``, are used, with its transform.
+        fitted: inputs [row, ...] -> function of s -> log-probabilities.
 
     Raises:
         ConfigError: there are no validation rows to choose on.
@@ -44,7 +45,7 @@ def resolved(
     if scale != "validation":
         return scale
     rows = (data.search or data).validation
-    require(len(rows) > 0, "logit_scale", "must be a number where there are no validation rows", scale)
+    require(len(rows) > 0, "logit_scale", "must be a number, because there are no validation rows", scale)
     inputs = data.transform.inputs(rows.inputs, data.device)
     classes = data.transform.targets(rows.targets, data.device)
     at = fitted(inputs)
@@ -53,5 +54,5 @@ def resolved(
 
 
 def noted(state: State, scale: LogitScale, factor: float) -> State:
-    """Return the state with a scale that was chosen as ``logit_scale`` of its config, and as it is if it was given."""
+    """Record a chosen scale as ``logit_scale`` in the state's config; a given scale changes nothing."""
     return State(state.tensors, state.config | {"logit_scale": factor}) if scale == "validation" else state

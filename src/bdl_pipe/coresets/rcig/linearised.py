@@ -1,14 +1,15 @@
-"""A network linearised in its weights, trained by ridge regression on a coreset, and the gradient through that.
+"""A network linearised in its weights, trained by ridge regression on a coreset, and the gradient through training.
 
-Around weights θ₀ the model is g(x) = J(x)τ + H(x)W: H(x) the features [h], J(x) the derivative of the network's output
-in the trunk's weights and the head's bias, W the head's weights beside θ₀'s. On a coreset (x̂, ŷ) of n̂ rows both are
-penalised by λ. With K = H_S H_Sᵀ, A = (K + λI)⁻¹ and R = Ŷ − J_Sτ, W is H_Sᵀ A R, and what is left to τ is
+Around weights θ₀ the model is g(x) = J(x)τ + H(x)W, with H(x) the features [h], J(x) the derivative of the network's
+output by the trunk's weights and the head's bias, and W the head's weights, which replace θ₀'s. On a coreset (x̂, ŷ) of
+n̂ rows both τ and W are penalised by λ. With K = H_S H_Sᵀ, A = (K + λI)⁻¹ and R = Ŷ − J_Sτ, W is H_Sᵀ A R, and the loss
+of τ is
 
     L_S(τ) = λ/(2n̂k) [tr Rᵀ A R + ‖τ‖²],      ∇L_S = λ/(n̂k) [τ − J_Sᵀ A R],
     ∇²L_S = λ/(n̂k) [J_Sᵀ (A ⊗ I_k) J_S + I].
 
-For an outer loss L_t(τ, S) the gradient in S is ∂L_t/∂S − ∂/∂S [vᵀ∇L_S] with v = (∇²L_S)⁻¹ ∂L_t/∂τ held fixed
-(Loo et al. 2023). Where L_S is at its least the model is kernel ridge regression with the network's tangent kernel.
+For an outer loss L_t(τ, S) the gradient by S is ∂L_t/∂S − ∂/∂S [vᵀ∇L_S] with v = (∇²L_S)⁻¹ ∂L_t/∂τ held fixed (Loo et
+al. 2023). At the minimum of L_S the model is kernel ridge regression with the network's tangent kernel.
 """
 
 from dataclasses import dataclass
@@ -30,20 +31,20 @@ Tangent = Float[Tensor, " weight"]
 
 @dataclass(frozen=True)
 class ExactConfig:
-    """Both linear problems by one factor of the dual matrix [n̂k, n̂k], and J [n̂k, weight]: for a few hundred rows."""
+    """Solve both linear problems with one factor of the dual matrix [n̂k, n̂k] and J [n̂k, weight]; for few rows."""
 
     name: Literal["exact"]
 
 
 @dataclass(frozen=True)
 class ConjugateGradientConfig:
-    """Both linear problems by conjugate gradients, from 0: one product with J and one with its transpose an iteration.
+    """Solve both linear problems by conjugate gradients from 0, with a product with J and one with Jᵀ per iteration.
 
-    Where ``iterations`` ends them before ``tolerance``, neither problem is solved, and nothing says so.
+    If ``iterations`` is reached before ``tolerance``, the problems are not solved exactly, without a warning.
 
     Attributes:
-        iterations: at most.
-        tolerance: of the residual's norm, over that of the right side.
+        iterations: the largest number of iterations.
+        tolerance: the norm of the residual, relative to the right side's, at which iterations stop.
     """
 
     name: Literal["cg"]
@@ -57,11 +58,12 @@ class ConjugateGradientConfig:
 
 @dataclass(frozen=True)
 class AdamConfig:
-    """Both quadratic problems by a few steps of Adam from 0, as published; neither is solved.
+    """Approximate both solutions by a few steps of Adam from 0, as published.
 
     Attributes:
-        steps: of each (20).
-        lr, adjoint_lr: rates of τ and v (the published code finds its own, from 1e-5 and 5e-5).
+        steps: the number of steps for each problem (20).
+        lr: the learning rate of τ (the published code adapts it from 1e-5).
+        adjoint_lr: the learning rate of v (the published code adapts it from 5e-5).
     """
 
     name: Literal["adam"]
@@ -79,30 +81,30 @@ SolverConfig = ExactConfig | ConjugateGradientConfig | AdamConfig
 
 @final
 class Linearisation:
-    """Features and tangents of networks of one architecture, with a softplus in place of each ReLU.
+    """Features and tangents of networks of one architecture, with a softplus instead of each ReLU.
 
-    Piecewise linear, a ReLU has no second derivative, which the gradient in the images needs.
+    The gradient by the images needs second derivatives, which a piecewise linear ReLU does not have.
     """
 
     def __init__(self, network: networks.Network, softplus: float) -> None:
-        """Take any network of the architecture; it becomes this object's own.
+        """Create the linearisation from a network of the architecture, which is modified.
 
         Args:
             softplus: β of log(1 + e^{βx})/β.
 
         Raises:
-            ConfigError: there is no ReLU to replace.
+            ConfigError: the network has no ReLU.
         """
         relus = [name for name, module in network.named_modules() if isinstance(module, nn.ReLU)]
         if not relus:
-            raise ConfigError("network", "must have layers ReLU, in whose place a softplus is put")
+            raise ConfigError("network", "must have ReLU layers, which are replaced by softplus")
         for name in relus:
             network.set_submodule(name, nn.Softplus(beta=softplus))
         self._trunk = network.trunk.eval()
         self._shapes = {name: p.shape for name, p in self._trunk.named_parameters()}
 
     def at(self, network: networks.Network) -> "Model":
-        """Return the model around the weights of ``network``, which carry no gradient."""
+        """Return the model around the weights of ``network``, which have no gradient."""
         weights = {name: p.detach() for name, p in network.trunk.named_parameters()}
         buffers = {name: b.detach() for name, b in network.trunk.named_buffers()}
         head = network.head
@@ -135,7 +137,7 @@ class Model:
         return self._call(self._weights, images)
 
     def both(self, images: Tensor, tangent: Tangent) -> tuple[Float[Tensor, "row feature"], Float[Tensor, "row class"]]:
-        """Compute H and Jτ; both can be differentiated in the images, Jτ in τ as well."""
+        """Compute H and Jτ, both differentiable in the images, and Jτ also in τ."""
         along, bias = self._named(tangent)
         features, moved = jvp(partial(self._call, images=images), (self._weights,), (along,))[:2]
         return features, moved @ self._head.T + bias
@@ -147,7 +149,7 @@ class Model:
         return torch.cat([*(named[name].flatten() for name in self._shapes), outputs.sum(0)])
 
     def jacobian(self, images: Tensor) -> Float[Tensor, "output weight"]:
-        """Compute J of all rows and classes, a row's classes side by side."""
+        """Compute J for all rows and classes, ordered by row and then by class."""
 
         def outputs(weights: dict[str, Tensor], image: Tensor) -> Tensor:
             return (self._call(weights, image[None]) @ self._head.T)[0]
@@ -169,7 +171,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The model on a coreset: what depends on τ and can be differentiated in the coreset and in τ.
+    """The model on a coreset given τ, differentiable in the coreset and in τ.
 
     Attributes:
         features: H_S.
@@ -210,7 +212,7 @@ def gram_factor(features: Float[Tensor, "row feature"], penalty: float) -> Float
 
 @final
 class InnerProblem:
-    """L_S of one model and coreset, its solution and its adjoint, without any graph."""
+    """L_S of a model and coreset, its solution and its adjoint, without a graph."""
 
     def __init__(self, model: Model, images: Tensor, labels: Tensor, penalty: float, solver: SolverConfig) -> None:
         self._model, self._images, self._labels = model, images.detach(), labels.detach()
@@ -223,7 +225,7 @@ class InnerProblem:
             self._dual = torch.linalg.cholesky(wide @ wide.T + torch.kron(gram, torch.eye(labels.shape[1]).to(gram)))
 
     def solution(self) -> Tangent:
-        """Return τ, where L_S is at its least, or where the solver ended."""
+        """Return the τ that minimises L_S, or the solver's last iterate."""
         if isinstance(self._solver, ExactConfig):
             dual = torch.cholesky_solve(self._labels.double().flatten()[:, None], self._dual)
             return self._jacobian.T @ dual[:, 0].to(self._jacobian.dtype)
@@ -260,7 +262,7 @@ class InnerProblem:
         return torch.as_tensor(solved).to(right)
 
     def _adam(self, right: Tangent, steps: int, lr: float) -> Tangent:
-        """Descend λ/(n̂k) [½ vᵀ(JᵀAJ + I)v − rightᵀv] from 0."""
+        """Minimise λ/(n̂k) [½ vᵀ(JᵀAJ + I)v − rightᵀv] by Adam from 0."""
         at = torch.zeros_like(right).requires_grad_()
         optimiser = Adam([{"params": [at]}], lr=lr)
         for _ in range(steps):
@@ -273,10 +275,10 @@ class InnerProblem:
 def slope_along(
     model: Model, images: Tensor, labels: Tensor, fit: Fitted, tangent: Tangent, along: Tangent, penalty: float
 ) -> Float[Tensor, ""]:
-    """Compute vᵀ∇L_S(τ), which can be differentiated in the coreset.
+    """Compute vᵀ∇L_S(τ), differentiable in the coreset.
 
     Args:
-        fit: of :func:`fitted` at ``tangent``.
+        fit: the result of :func:`fitted` at ``tangent``.
         tangent: τ.
         along: v.
     """

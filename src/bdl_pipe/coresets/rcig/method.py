@@ -1,15 +1,15 @@
 """The method ``rcig``: a coreset by the implicit gradient of a linearised network's training on it (Loo et al. 2023).
 
-The outer loss is the cross-entropy of a batch under softmax(e^ℓ g(x)), g the model that the coreset trains
-(:mod:`.linearised`), less the mean of min(top1(ŷ_m) − top2(ŷ_m), 1/(2k)); ℓ is learned. The implicit part of the
-gradient is scaled down where its norm is above the direct part's, for images and labels each.
+The outer loss is the cross-entropy of a batch under softmax(e^ℓ g(x)), where g is the model trained on the coreset
+(:mod:`.linearised`), minus the mean of min(top1(ŷ_m) − top2(ŷ_m), 1/(2k)); ℓ is learned. The implicit part of the
+gradient is scaled down to the norm of the direct part if it is larger, separately for images and labels.
 
-Deviations: Adam with a cosine in place of AdaBelief; the networks' ages are staggered as in all of our pools; they
-train with their own ReLU, and only the linearisation has the softplus; both linear problems are solved (``exact``), or
-as far as a number of conjugate gradients goes (``cg``), where the published code takes 20 steps of Adam (``adam``).
-Fashion-MNIST, ten images a class, networks after 0 and 50 steps, float32, against a dense solution in float64: the
-error of the implicit gradient of images is 58 and 53 % after 5 iterations of ``cg``, 18 and 16 % after 10 (of labels 26
-and 22 %), 1.2 and 1.0 % after 20, .1 % after 30. ``exact`` ends within .01 %, in the time of 10 iterations.
+Deviations: Adam with a cosine instead of AdaBelief; the networks' ages are staggered as in all of our pools; networks
+train with ReLU, and only the linearisation has the softplus. Both linear problems are solved exactly (``exact``) or by
+conjugate gradients (``cg``), where the published code makes 20 steps of Adam (``adam``). On Fashion-MNIST with ten
+images per class, networks after 0 and 50 steps and float32, compared with a dense solution in float64, the error of the
+images' implicit gradient is 58 and 53 % after 5 iterations of ``cg``, 18 and 16 % after 10 (labels: 26 and 22 %), 1.2
+and 1.0 % after 20, and .1 % after 30. ``exact`` is within .01 % and takes the time of 10 iterations.
 """
 
 from dataclasses import dataclass
@@ -33,17 +33,19 @@ from .linearised import InnerProblem, Linearisation, Model, SolverConfig, fitted
 
 @dataclass(frozen=True)
 class RcigConfig:
-    """``methods.rcig``.
+    """The section ``methods.rcig``.
 
     Attributes:
-        ipc: coreset rows per class.
+        ipc: the number of coreset rows per class.
         network: the architecture of the pool's networks.
-        ridge: λ over the number of rows (published: 5e-4).
-        softplus: β of the softplus that the linearisation has in place of each ReLU (published: 60).
-        solver: of the two linear problems.
-        scale_lr: peak rate of ℓ (published: .03).
-        network_steps: a network that was used trains 1 … network_steps steps, each number as likely (published: 15).
-        coreset: how it is distilled (published: a rate of 3e-3, a pool of 30 at 5e-5, batch 1024, average .99).
+        ridge: λ divided by the number of rows (published: 5e-4).
+        softplus: β of the softplus that replaces each ReLU in the linearisation (published: 60).
+        solver: the solver of the two linear problems.
+        scale_lr: the peak learning rate of ℓ (published: .03).
+        network_steps: after its use a network is trained for 1 … network_steps steps, with equal probability
+            (published: 15).
+        coreset: the settings of the distillation (published: a rate of 3e-3, a pool of 30 at 5e-5, batch 1024, average
+            .99).
     """
 
     ipc: int
@@ -66,13 +68,13 @@ class RcigConfig:
 
 @dataclass(frozen=True)
 class OuterGradient:
-    """The outer loss, and its gradient's two parts.
+    """The outer loss, and the two parts of its gradient.
 
     Attributes:
         loss: L_t.
         outputs: g at the batch [row, class].
-        direct: ∂L_t of images, labels and ℓ.
-        implicit: −∂[vᵀ∇L_S] of images and labels.
+        direct: ∂L_t by images, labels and ℓ.
+        implicit: −∂[vᵀ∇L_S] by images and labels.
     """
 
     loss: Tensor
@@ -100,7 +102,7 @@ def outer_gradient(
         log_scale: ℓ [].
         batch, classes: training rows, without a gradient.
         penalty: λ.
-        weights: of the training rows, in place of the mean over them [row].
+        weights: the weights of the training rows [row]. None: the mean over the rows.
 
     Raises:
         Diverged: the features are not finite.
@@ -132,7 +134,7 @@ def outer_gradient(
 
 
 def clipped(implicit: Tensor, direct: Tensor) -> Tensor:
-    """Scale ``implicit`` down to the norm of ``direct``, where it is above."""
+    """Scale ``implicit`` down to the norm of ``direct`` if its norm is larger."""
     ours, most = implicit.norm(), direct.norm()
     return implicit * (most / ours) if bool(ours > most) else implicit
 
@@ -144,7 +146,7 @@ class _Implicit(PoolSurrogate):
         self._rcig, self._address = config, rng
         template = networks.build(config.network, data.input_shape, data.outputs, rng=Seed(0)).to(data.device)
         self._linearisation = Linearisation(template, config.softplus)
-        self._unit = config.scale_lr / config.coreset.lr  # one rate serves ℓ and the images
+        self._unit = config.scale_lr / config.coreset.lr  # so that one learning rate suits ℓ and the images
         self._log_scale = torch.zeros((), device=data.device, requires_grad=True)
 
     def parameters(self) -> list[Tensor]:
@@ -170,7 +172,7 @@ class _Implicit(PoolSurrogate):
         parts = [d + clipped(i, d) for d, i in zip(found.direct, found.implicit, strict=False)]
         slopes, values = [*parts, found.direct[2]], (coreset, labels, log_scale)
         linear = torch.stack([(slope * value).sum() for slope, value in zip(slopes, values, strict=True)]).sum()
-        return found.loss + (linear - linear.detach()), found.outputs  # L_t, with the gradient that was found
+        return found.loss + (linear - linear.detach()), found.outputs  # L_t, with the computed gradient
 
 
 RCIG = Method(

@@ -1,1 +1,1 @@
-"""What several coreset methods use: the rows that one starts from, networks trained on it, a pool of them."""
+"""Shared parts of coreset methods: initial rows, networks trained on a coreset, and pools of networks."""

@@ -1,8 +1,8 @@
-"""The descent of a coreset along a surrogate: the one outer loop of all methods that distil.
+"""The outer loop of all methods that distil a coreset: it minimises a surrogate loss.
 
-One outer step: the surrogate's loss at the images and labels, all of its randomness by the step's address; one step of
-the optimiser in the images, in the labels where they are learned, and in whatever else the surrogate learns. An
-exponential average of images and labels, without bias, may be what is kept.
+An outer step computes the surrogate's loss at the images and labels, with random numbers from the step's seed address,
+and makes one optimiser step of the images, the labels (if they are learned) and the surrogate's own parameters. The
+result is the last coreset or an unbiased exponential average.
 """
 
 from abc import ABC, abstractmethod
@@ -19,39 +19,40 @@ from .init import Coreset
 
 
 class Surrogate(ABC):
-    """A loss of a coreset, whose gradient is that of what a method minimises, up to a positive factor."""
+    """A loss of a coreset, whose gradient equals the gradient of a method's objective up to a positive factor."""
 
     @abstractmethod
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
-        """Return the loss [] at the images and labels, with its graph; ``rng`` is the step's address."""
+        """Return the loss [] at the images and labels, with its graph; ``rng`` is the step's seed address."""
 
     @abstractmethod
     def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
-        """Do what follows the step of the images and labels; what is returned is reported.
+        """Run after the step of the images and labels; return the metrics to report.
 
         Args:
-            loss: of the step.
-            images: as they are now, with the step's gradient.
-            labels: as they are now.
+            loss: the loss of the step.
+            images: the updated images, with the step's gradient.
+            labels: the updated labels.
         """
 
     def parameters(self) -> list[Tensor]:
-        """Return what is learned beside images and labels."""
+        """Return the surrogate's own learned parameters."""
         return []
 
     def state(self) -> dict[str, Tensor]:
-        """Return all other tensors that a later step depends on."""
+        """Return all other tensors that later steps depend on."""
         return {}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027, by default there is nothing to put back
-        """Put back what ``state`` returned."""
+    def restore(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027, the default state is empty
+        """Restore the tensors of :meth:`state`."""
 
 
 @final
 class CoresetDescent(loop.Objective):
-    """The descent. Labels are held as Ŷ/``label_unit``, so that one rate serves them and the images.
+    """The distillation as a training objective. It stores labels as Ŷ/``label_unit``.
 
-    Adam's step does not depend on the scale of a gradient: a unit of label_lr/lr makes the labels' rate label_lr.
+    Adam's step does not depend on the scale of a gradient, so with the unit label_lr/lr the labels have the learning
+    rate label_lr.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class CoresetDescent(loop.Objective):
         """Start from ``start``, on the device of its images.
 
         Args:
-            label_unit: see above; None: labels stay as they are.
-            average: decay of the average that is kept; None: the last images and labels are.
+            label_unit: the unit of stored labels. None: labels are not learned.
+            average: the decay of the average that is the result. None: the last images and labels are.
         """
         device = start.images.device
         self._start, self._surrogate, self._rng = start, surrogate, rng
@@ -72,7 +73,7 @@ class CoresetDescent(loop.Objective):
         self._taken = 0
 
     def coreset(self) -> Coreset:
-        """Return the coreset as it stands: its average, where there is one."""
+        """Return the current coreset, or its average if there is one."""
         return kept(self._own(), self._start, self._unit, self._decay)
 
     def parameters(self) -> list[Tensor]:
@@ -106,7 +107,7 @@ class CoresetDescent(loop.Objective):
         self._surrogate.restore(state)
 
     def _own(self) -> dict[str, Tensor]:
-        """Return what :func:`kept` reads."""
+        """Return the state for :func:`kept`."""
         now = {"images": self._images.detach(), "labels": self._labels.detach()}
         if self._decay is None:
             return now
@@ -115,7 +116,7 @@ class CoresetDescent(loop.Objective):
 
 
 def kept(state: Mapping[str, Tensor], start: Coreset, label_unit: float | None, average: float | None) -> Coreset:
-    """Return the coreset of a descent's state; the other arguments are those of the descent."""
+    """Return the coreset of a descent's state, given the arguments of the descent."""
     images, labels = state["images"], state["labels"]
     if average is not None and int(state["taken"]) > 0:
         present = 1 - average ** int(state["taken"])
@@ -124,5 +125,5 @@ def kept(state: Mapping[str, Tensor], start: Coreset, label_unit: float | None, 
 
 
 def check_average(average: float | None) -> None:
-    """Raise ConfigError unless ``average`` is a decay, or none."""
+    """Raise ConfigError unless ``average`` is in (0, 1) or None."""
     require(average is None or 0 < average < 1, "average", "must be in (0, 1) or null", average)

@@ -1,4 +1,4 @@
-"""A coreset as a folder for others: tensors, images and the transform, readable without this library."""
+"""Export of a coreset as a folder that can be read without this library: tensors, images and the transform."""
 
 import json
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from .pictures import png, sheet
 
 
 def write(folder: Path, state: State, transform: Transform, classes: Sequence[str]) -> None:
-    """Write a coreset of images into a folder that is there.
+    """Write a coreset of images into an existing folder.
 
-    ``coreset.safetensors`` has the exact tensors (``Coreset.TENSORS``). ``transform.json`` says what the images went
-    through, and ``whitening.safetensors`` has the matrices if they were whitened. ``images/<class>/<number>.png`` are
+    ``coreset.safetensors`` has the exact tensors (``Coreset.TENSORS``). ``transform.json`` describes the images'
+    transform, and ``whitening.safetensors`` has its matrices if they were whitened. ``images/<class>/<number>.png`` are
     the images before the transform, clipped to [0, 1], and ``sheet.png`` shows all.
 
     Args:
-        state: of a coreset of images, as ``Coreset.state`` returns it.
-        transform: of the data that it was made from.
+        state: the state of a coreset of images, from ``Coreset.state``.
+        transform: the transform of the coreset's data.
         classes: the classes' names, in the order of the labels.
     """
     tensors = {name: state.tensors[name].contiguous() for name in Coreset.TENSORS}
@@ -42,7 +42,7 @@ def write(folder: Path, state: State, transform: Transform, classes: Sequence[st
 
 
 def _described(transform: Transform) -> dict[str, object]:
-    """Describe what the transform does to images, and what undoes it."""
+    """Describe the transform of images and its inverse."""
     forward, inverse = "x = (pixels - mean) / std for each channel", "pixels = x std + mean for each channel"
     if transform.whitening is not None:
         forward += "; flat = x of one image as a row, channel by channel; x = (flat - centre) matrix"
@@ -52,5 +52,5 @@ def _described(transform: Transform) -> dict[str, object]:
 
 
 def _file_name(label: str) -> str:
-    """Return a class's name as a folder's: letters, digits, ``-`` and ``_``."""
+    """Return a class's name as a folder name: letters, digits, ``-`` and ``_``."""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in label) or "_"

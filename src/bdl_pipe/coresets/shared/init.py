@@ -1,8 +1,8 @@
-"""The start of a coreset: real training images, equally many of each class, with scaled labels.
+"""The initial coreset: real training images, equally many of each class, with scaled labels.
 
-The rows of a class are drawn, or chosen by their raw inputs: the row nearest to each centre of a k-means of the class,
-or the rows of a herding, whose running mean follows the mean of the class (Welling 2009, with inputs as features). Or
-no row is: pixels of intensities from Unif[0, 1] (Lee et al. 2025, the appendix's ablation of the initialisation).
+The rows of a class are drawn at random or selected by their raw inputs: the row nearest to each centre of a k-means of
+the class, or herding, where the mean of the selected rows follows the mean of the class (Welling 2009, with inputs as
+features). Alternatively, pixels are noise with intensities from Unif[0, 1] (Lee et al. 2025, the appendix's ablation).
 """
 
 import math
@@ -21,29 +21,29 @@ from ...errors import DataError, require
 from ...seeds import Seed
 
 Choice = Literal["random", "kmeans", "herding", "noise"]
-_SAME: Final = 1e-3  # of intensities in [0, 1]: far above rounding, far below what another transform does
+_SAME: Final = 1e-3  # intensities in [0, 1] that differ by more had another transform; rounding is far below
 
 
 @dataclass(frozen=True)
 class Coreset:
-    """A coreset: synthetic (or chosen) rows in the transformed space, ordered by class (within each increment).
+    """A coreset: synthetic or selected rows in transformed units, ordered by class (within each increment).
 
     Attributes:
         images: x̂ [n, channel, height, width] (or [n, feature]).
         labels: Ŷ [n, k], real-valued.
-        classes: the class that each row started from [n].
+        classes: the class of each row's initial image [n].
     """
 
     images: Float[Tensor, "n ..."]
     labels: Float[Tensor, "n k"]
     classes: Int[Tensor, " n"]
-    TENSORS: ClassVar = ("images", "labels", "classes", "raw")  # of its state: one entry a row
+    TENSORS: ClassVar = ("images", "labels", "classes", "raw")  # tensors of its state with an entry for each row
 
     def to(self, device: torch.device | str) -> "Coreset":
         return Coreset(self.images.to(device), self.labels.to(device), self.classes.to(device))
 
     def state(self, data: FitData, about: dict[str, object]) -> State:
-        """Return the artifact's state; ``raw`` are inputs before the transform (intensities in [0, 1], unclipped)."""
+        """Return the artifact's state; ``raw`` are the untransformed inputs (intensities, unclipped)."""
         tensors = {
             "images": self.images,
             "labels": self.labels,
@@ -59,11 +59,11 @@ class Coreset:
 
     @classmethod
     def for_fit(cls, state: State, data: FitData) -> "Coreset":
-        """Read a coreset that something is fitted to in place of the rows of ``data``, on its device.
+        """Read a coreset that replaces the training rows of ``data`` in a fit, on the data's device.
 
         Raises:
-            ConfigError: it lacks a tensor; is of other inputs or classes; its labels are not real numbers, one for
-                each class; or its images went through another transform than those of ``data``, as ``raw`` shows.
+            ConfigError: the coreset lacks a tensor, has other inputs or classes, has labels that are not finite numbers
+                for each class, or had another transform than ``data``, as ``raw`` shows.
         """
         tensors = state.tensors
         lacks = [name for name in (*(field.name for field in fields(cls)), "raw") if name not in tensors]
@@ -76,7 +76,7 @@ class Coreset:
         require(real, "input", f"must be of a coreset with finite real labels [row, class] of {wanted}", got)
         raw = data.transform.inverse_inputs(images)
         same = raw.shape == tensors["raw"].shape and torch.allclose(raw, tensors["raw"], _SAME, _SAME)
-        require(same, "input", "must be of a coreset whose images went through the transform of the data at hand")
+        require(same, "input", "must be of a coreset whose images have the transform of this data set")
         return cls.from_state(state, data.device)
 
 
@@ -87,10 +87,10 @@ def scaled_labels(classes: Int[Tensor, " n"], outputs: int, label_scale: float =
 
 
 def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed, choice: Choice = "random") -> Coreset:
-    """Choose ``ipc`` training rows of each class that has any, no row twice.
+    """Select ``ipc`` different training rows of each class that has training rows.
 
     Raises:
-        DataError: such a class has fewer than ``ipc`` training rows.
+        DataError: a class with training rows has fewer than ``ipc``.
     """
     generator, chosen, there = rng.numpy(), [], np.unique(data.train.targets).tolist()
     for number in there:
@@ -113,8 +113,8 @@ def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed, choice: 
 
 
 def _near_centres(inputs: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
-    """Return the row nearest to each centre of a k-means, of those that no centre before it has."""
-    from sklearn.cluster import KMeans  # half a second of imports
+    """Return the row nearest to each centre of a k-means, without repeating a row."""
+    from sklearn.cluster import KMeans  # here, because it takes half a second
 
     state = int(generator.integers(2**31))
     distances = KMeans(count, n_init=1, random_state=state).fit_transform(inputs)  # [row, centre]
@@ -126,15 +126,15 @@ def _near_centres(inputs: np.ndarray, count: int, generator: np.random.Generator
 
 
 def _herded(inputs: np.ndarray, count: int) -> np.ndarray:
-    """Return rows one after another, each of which brings the mean of all so far nearest to that of the inputs.
+    """Select rows one after another, each of which brings the selected rows' mean nearest to the mean of the inputs.
 
-    Welling's greedy choice maximises ⟨w, x⟩, w ← w + μ − x, which is this where all inputs have one norm.
+    Welling's greedy choice maximises ⟨w, x⟩, w ← w + μ − x, which is the same if all inputs have equal norms.
     """
     mean, squares = inputs.mean(0, dtype=np.float64), (inputs.astype(np.float64) ** 2).sum(1)
     taken, total = list[int](), np.zeros(inputs.shape[1])
     for number in range(1, count + 1):
         ahead = number * mean - total  # the row that would leave no error
-        errors = squares - 2 * (inputs @ ahead)  # ‖x − ahead‖², but for a constant
+        errors = squares - 2 * (inputs @ ahead)  # ‖x − ahead‖² up to a constant
         errors[taken] = np.inf
         taken.append(int(errors.argmin()))
         total += inputs[taken[-1]]

@@ -11,9 +11,9 @@ from ...artifacts import MANIFEST, load
 
 
 def of_artifact(folder: Path, most: int | None = None) -> bytes | None:
-    """Draw the first images of each learned label of a stored coreset as one PNG, of its first seed.
+    """Draw the first images of each learned label of a stored coreset's first seed as one PNG.
 
-    None if the folder holds no artifact, or no coreset of images.
+    It returns None if the folder holds no artifact or no coreset of images.
 
     Raises:
         ArtifactError: the coreset is altered or truncated.
@@ -46,7 +46,7 @@ def sheet(
 
 
 def png(image: Float[np.ndarray, "channel height width"]) -> bytes:
-    """Encode an image in [0, 1] (cut off beyond) as PNG, one pixel a pixel."""
+    """Encode an image in [0, 1] (clipped) as PNG without scaling."""
     pixels = np.rint(255 * np.clip(np.nan_to_num(image), 0, 1)).astype(np.uint8)
     shown = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels[:3], 0, -1)
     buffer = io.BytesIO()

@@ -1,8 +1,8 @@
-"""The model pool: P networks at different ages, so that a coreset does not fit one feature map.
+"""The model pool: P networks at different ages, so that a coreset does not fit a single feature map.
 
-Each outer step draws one network, updates the coreset through it, and then trains it one step on
-the coreset; after T steps it is drawn anew (Zhou et al. 2022; Lee et al. 2025, algorithm 1). The
-initial ages are staggered, iT/P, or all P networks would expire together.
+Each outer step draws one network, updates the coreset through it, and then trains it for one step on the coreset; after
+T steps it is replaced by a new network (Zhou et al. 2022; Lee et al. 2025, algorithm 1). The initial ages are
+staggered, iT/P, so that networks are not all replaced together.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ class PoolConfig:
     """The settings of the model pool.
 
     Attributes:
-        networks: P, how many.
-        steps: T, the age at which a network is drawn anew.
-        lr: Adam's rate of a network's own step.
-        compiled, precision: how the networks are computed, see ``trunk_pass``.
+        networks: P, the number of networks.
+        steps: T, the age at which a network is replaced.
+        lr: Adam's learning rate for the networks.
+        compiled, precision: the forward pass of the networks, see ``trunk_pass``.
     """
 
     networks: int
@@ -46,7 +46,7 @@ class PoolConfig:
 
 
 class ModelPool:
-    """A pool of P networks with their Adams, ages and generations; all of it can be stored and restored."""
+    """A pool of P networks with their Adam states, ages and generations, which can be stored and restored."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ModelPool:
         return loss
 
     def state(self) -> dict[str, Tensor]:
-        """Return weights, buffers and Adam states of every slot, ages and generations."""
+        """Return weights, buffers and Adam states of every slot, and the ages and generations."""
         ages = torch.tensor([member.steps for member in self._members])
         tensors = {"ages": ages, "generations": torch.tensor(self._generations)}
         for slot, member in enumerate(self._members):
@@ -92,7 +92,7 @@ class ModelPool:
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned."""
+        """Restore the tensors of :meth:`state`."""
         self._generations = tensors["generations"].tolist()
         for slot in range(self._config.networks):
             member = self._fresh(slot)
@@ -106,6 +106,6 @@ class ModelPool:
         network = networks.build(self._network, self._input_shape, self._outputs, rng=rng).to(self._device)
         optimiser = adam(network, self._config.lr)
         network.compute_by(self._pass)
-        if self._config.compiled:  # compiled code reads filters in this order
+        if self._config.compiled:  # compiled code expects filters in this order
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return OptimisedNetwork(network, optimiser)

@@ -1,11 +1,11 @@
-"""Surrogates through a pool of networks: what VBPC, FRePo and RCIG have in common.
+"""Surrogates with a pool of networks, for VBPC, FRePo and RCIG.
 
-A batch B of training rows, a network of the model pool, the coreset augmented by one draw; the loss of B given the
-coreset through that network's features; one Adam step of images and labels, then of that network on the coreset
-(Zhou et al. 2022; Lee et al. 2025, algorithm 1).
+An outer step draws a batch B of training rows and a network of the model pool, and augments the coreset. It computes
+the loss of B given the coreset with this network's features, and makes one Adam step of images and labels, then one of
+the network on the coreset (Zhou et al. 2022; Lee et al. 2025, algorithm 1).
 
-A step of class-incremental learning distils its coreset from its own rows alone (published), or beside the earlier
-coreset (ours, :mod:`.memory`).
+A step of class-incremental learning distils its coreset from its own rows alone (published), or together with the
+earlier coreset (ours, :mod:`.memory`).
 """
 
 from abc import abstractmethod
@@ -36,23 +36,25 @@ from .pool import ModelPool, PoolConfig
 
 @dataclass(frozen=True)
 class DistilConfig:
-    """How a coreset is distilled through a pool.
+    """The settings of distillation with a pool.
 
     Attributes:
-        steps: outer updates.
-        batch: training rows a step.
-        lr, label_lr: peak learning rates of images and labels; both fall to 0 by a cosine. Null: labels stay.
-            By ``lamb`` the labels' rate is that of the images, since a step is as long as what it moves.
-        label_scale: factor of the initial labels (onehot − 1/k)/√(k/10).
-        pool: the model pool.
-        augmentation: of the coreset, of the batch and of the networks' own steps.
-        accuracy_every: steps between reports of the batch accuracy.
-        average: decay of an exponential average of images and labels, without bias, which is kept; null: the last are.
-        start: what the images start from: ``random`` rows, those near the centres of a ``kmeans``, those of a
-            ``herding``, or ``noise``.
+        steps: the number of outer steps.
+        batch: the number of training rows of a step.
+        lr: the peak learning rate of images, which falls to 0 by a cosine.
+        label_lr: the peak learning rate of labels, which falls to 0 by a cosine. null: labels are not learned. With
+            ``lamb`` the labels have the images' rate, since a step is proportional to the tensor's norm.
+        label_scale: the factor of the initial labels (onehot − 1/k)/√(k/10).
+        pool: the settings of the model pool.
+        augmentation: the augmentation of the coreset, of the batch and of the networks' training.
+        accuracy_every: the number of steps between reports of the batch accuracy.
+        average: the decay of an unbiased exponential average of images and labels, which is the result. null: the last
+            images and labels are.
+        start: the initial images: ``random`` rows, rows nearest to ``kmeans`` centres, rows from ``herding``, or
+            ``noise``.
         optimiser: the update rule of images and labels.
-        increment: a step of class-incremental learning distils its coreset from its own rows ``alone``, or
-            ``with_earlier`` coreset beside them. Without an earlier coreset both are the same.
+        increment: whether a step of class-incremental learning distils its coreset from its own rows ``alone`` or
+            ``with_earlier`` coreset. Without an earlier coreset both are the same.
     """
 
     steps: int
@@ -70,7 +72,7 @@ class DistilConfig:
 
     @property
     def label_unit(self) -> float | None:
-        """Return the labels' rate in units of the images'; None where labels stay."""
+        """Return the labels' learning rate divided by the images'; None if labels are not learned."""
         return None if self.label_lr is None else self.label_lr / self.lr
 
     def __post_init__(self) -> None:
@@ -87,7 +89,7 @@ def label_margin(labels: Float[Tensor, "n k"], most: float) -> Float[Tensor, ""]
 
 
 class PoolSurrogate(Surrogate):
-    """A loss of a batch given the coreset, through one network of a pool."""
+    """A loss of a batch given the coreset, computed with one network of a pool."""
 
     def __init__(
         self,
@@ -113,13 +115,13 @@ class PoolSurrogate(Surrogate):
         classes: Tensor,
         weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss [] of a batch given the coreset, and the outputs [b, k] by which classes are predicted.
+        """Return the loss [] of a batch given the coreset, and the outputs [b, k] that predict classes.
 
         Args:
-            network: of the pool.
+            network: a network of the pool.
             coreset, labels: the coreset's augmented images and its labels, with a graph.
             images, classes: augmented training rows and their classes.
-            weights: of these rows, whose sum is 1 [b]; None: the loss is their mean.
+            weights: the weights of these rows [b], with the sum 1. None: the loss is the mean over the rows.
         """
 
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
@@ -146,7 +148,7 @@ class PoolSurrogate(Surrogate):
         return {"loss": float(loss), "batch_accuracy": float(self._accuracy), "pool_loss": float(fit)}
 
     def train_network(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Train the network that was drawn one step on the coreset, and return its loss []."""
+        """Train the drawn network for one step on the coreset, and return its loss []."""
         images = images.detach()
         if self._memory is not None:
             images, labels = self._memory.union(images, labels)
@@ -182,12 +184,12 @@ def distil(
     It resumes from ``report.load()`` with the same bits.
 
     Args:
-        surrogate: makes the method's from data, config, memory and address.
-        name: the method's.
-        config: the method's, with ``ipc`` and ``coreset`` (a :class:`DistilConfig`).
+        surrogate: makes the method's surrogate from (data, config, memory, seed).
+        name: the method's name.
+        config: the method's config, with ``ipc`` and ``coreset`` (a :class:`DistilConfig`).
 
     Raises:
-        ConfigError: :meth:`Coreset.for_fit` and :class:`Memory`, of an earlier coreset that it is distilled with.
+        ConfigError: :meth:`Coreset.for_fit` or :class:`Memory` refuses the earlier coreset.
         Diverged: the loss or an image became NaN or infinite.
     """
     outer: DistilConfig = config.coreset
@@ -199,7 +201,7 @@ def distil(
 
 
 def from_checkpoint(name: str, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
-    """Read the coreset as it stands in a checkpoint of :func:`distil`: a search judges it half-way."""
+    """Return the current coreset of a checkpoint of :func:`distil`, which searches score before the end."""
     outer: DistilConfig = config.coreset
     tensors = under("task.", checkpoint.tensors)
     coreset = kept(tensors, _start(data, config, rng), outer.label_unit, outer.average)

@@ -1,9 +1,8 @@
-"""The stage ``coreset`` of every method: a coreset of its data, which may carry that of an earlier step.
+"""The stage ``coreset``: a coreset of the data, to which the coreset of an earlier step may be joined.
 
-In class-incremental learning a step's data hold its new classes alone (``data.increment``). A coreset whose input is
-that of the step before is distilled from its own data, and then has the earlier rows first: S_0 ∪ … ∪ S_j as one
-coreset, on which any protocol is fitted as on every other. The published code of Zhou et al. 2022 (FRePo) trains on the
-same union.
+In class-incremental learning a step's data have only its new classes (``data.increment``). A coreset whose input is the
+coreset of the step before is distilled from its own data and then has the earlier rows first: S_0 ∪ … ∪ S_j is one
+coreset, to which any protocol can be fitted. The published code of Zhou et al. 2022 (FRePo) trains on the same union.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ def coreset_stage(
     validate_sources: Callable[[Any, Mapping[Kind, Any]], None] | None = None,
     in_driver: bool = False,
 ) -> StageSpec:
-    """Return the stage of a method that makes the coreset of its data by ``fit``; the rest is as in ``StageSpec``."""
+    """Return the stage of a method whose ``fit`` makes a coreset; see ``StageSpec`` for the other arguments."""
     return StageSpec(
         partial(_fit, fit),
         needs={**(needs or {}), "coreset": "earlier"},
@@ -39,7 +38,7 @@ def coreset_stage(
 
 
 def joined(earlier: State, new: State) -> State:
-    """Return a coreset of the rows of both, the earlier ones first; all else is that of ``new``."""
+    """Return a coreset of the rows of both, with the earlier rows first; all else comes from ``new``."""
     rows = {name: torch.cat([earlier.tensors[name], new.tensors[name]]) for name in Coreset.TENSORS}
     return State({**new.tensors, **rows}, new.config)
 

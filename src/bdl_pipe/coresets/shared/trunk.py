@@ -1,13 +1,13 @@
-"""Networks that are trained on a coreset alone: features φ(x), the loss and its Adam steps.
+"""Networks trained on a coreset alone: features φ(x), the loss and its Adam steps.
 
-A fit of one network runs through the training loop (:class:`TrunkObjective`). The networks of a pool take one step each
-between two steps of the coreset itself, so that no loop of their own exists (:class:`OptimisedNetwork`).
+A fit of one network uses the training loop (:class:`TrunkObjective`). The networks of a pool make one step each between
+two steps of the coreset, without a training loop (:class:`OptimisedNetwork`).
 
-The step descends the Gaussian likelihood of the coreset, ½·mean_i ‖ŷ_i − Wᵀφ(x̂_i)‖²; its precision
-γ only scales the loss, to which Adam is indifferent, so it is left out.
+The loss is the coreset's Gaussian negative log-likelihood ½·mean_i ‖ŷ_i − Wᵀφ(x̂_i)‖². Its precision γ is omitted,
+because Adam's steps do not depend on the scale of the loss.
 
-φ is the trunk's output times ``feature_scale``. The prior variance of a logit is ‖φ‖²/ρ: with φ as
-it leaves a ConvNet that is in the hundreds (Lee et al. 2025 leave it so: scale 1).
+φ is the trunk's output times ``feature_scale``. The prior variance of a logit is ‖φ‖²/ρ, which is in the hundreds for
+the output of a ConvNet (Lee et al. 2025 use scale 1).
 """
 
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ from .init import Coreset
 
 @dataclass
 class OptimisedNetwork:
-    """A network of a pool, its Adam, and how many steps it has taken."""
+    """A network of a pool with its Adam state and its number of steps."""
 
     network: networks.Network
     optimiser: Adam
     steps: int = 0
 
     def step(self, images: Tensor, labels: Tensor, augmentation: AugmentConfig, rng: Seed) -> Tensor:
-        """Take one Adam step on the augmented coreset, and return its loss []. ``rng`` is the step's own seed."""
+        """Make one Adam step on the augmented coreset, and return its loss []; ``rng`` is the step's seed."""
         self.optimiser.zero_grad()
         loss = coreset_loss(self.network, images, labels, augmentation, rng)
         loss.backward()
@@ -47,7 +47,7 @@ class TrunkObjective(loop.Objective):
     """A network that is trained on one coreset alone."""
 
     def __init__(self, network: networks.Network, coreset: Coreset, augmentation: AugmentConfig, rng: Seed) -> None:
-        """Take the network, on the device of the coreset; every step draws from ``rng`` and its number."""
+        """Create the objective of a network on the coreset's device; step t draws from ``rng`` and t."""
         self._network, self._coreset, self._augmentation, self._rng = network, coreset, augmentation, rng
 
     def parameters(self) -> list[Tensor]:
@@ -71,7 +71,7 @@ class TrunkObjective(loop.Objective):
 
 
 def trained(network: networks.Network) -> list[Tensor]:
-    """Return all parameters but the head's bias, which the paper does not have: ours stays 0."""
+    """Return all parameters except the head's bias, which the paper does not have and which stays 0."""
     return [parameter for name, parameter in network.named_parameters() if name != "head.bias"]
 
 
@@ -90,7 +90,7 @@ def coreset_loss(
 ) -> Tensor:
     """Return ½·mean_i ‖ŷ_i − Wᵀφ(x̂_i)‖² [] of the augmented coreset, in training mode.
 
-    ``rng`` is the step's own seed.
+    ``rng`` is the step's seed.
     """
     network.train()
     with networks.dropout_masks(network, rng.fold("dropout")):

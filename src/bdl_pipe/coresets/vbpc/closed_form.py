@@ -1,19 +1,20 @@
-"""The closed form of Variational Bayesian Pseudo-Coresets: a Gaussian posterior of a linear head.
+"""The closed form of Variational Bayesian Pseudo-Coresets: the Gaussian posterior of a linear head.
 
 Coreset S = (x̂, Ŷ), Φ = φ(x̂), prior W ~ N(0, ρ⁻¹I), likelihood N(ŷ | Wᵀφ, γ⁻¹I), tempered by β_S.
 With a = γ/(ρβ_S) and A = I + aΦΦᵀ the optimum of eq. 15 is, for each class, N(m, V) with
 
     m = aΦᵀA⁻¹Ŷ          V = ρ⁻¹(I − aΦᵀA⁻¹Φ)                                       (eq. 21)
 
-and everything below needs one Cholesky factor of A alone (eq. 28–31). Where the coreset has more
-rows than features, A = I + aΦᵀΦ is factored instead; a matrix of features × features exists there only.
+and everything below needs only one Cholesky factor of A (eq. 28–31). If the coreset has more rows than features, A = I
++ aΦᵀΦ is factored instead; only then is there a matrix of features × features.
 
-Source: Lee et al. 2025, "Variational Bayesian Pseudo-Coreset", section 3 and appendix A. γ is a
-*precision* throughout (the text below eq. 14 once says otherwise). Deviations: the KL keeps its
-constants, so that it is 0 at Φ = 0 and never negative; of eq. 31 only the diagonal is formed.
+Source: Lee et al. 2025, "Variational Bayesian Pseudo-Coreset", section 3 and appendix A. γ is a *precision* everywhere
+(in contrast to a sentence below eq. 14). Deviations: the KL includes its constants, so that it is 0 at Φ = 0 and never
+negative; only the diagonal of eq. 31 is computed.
 
-The paper's outer loss is no bound. Its bound (eq. 16, 23) has E_q[log softmax(z)]; what eq. 25 approximates, and eq. 27
-sums, is log E_q[softmax(z)], the log of the predictive, which is never smaller. :func:`dataset_loss` has either.
+The paper's outer loss is not its bound. The bound (eq. 16, 23) has E_q[log softmax(z)], while eq. 25 approximates and
+eq. 27 sums log E_q[softmax(z)], the log of the predictive, which is never smaller. :func:`dataset_loss` computes
+either.
 """
 
 from dataclasses import dataclass
@@ -34,10 +35,10 @@ class HeadPosterior:
     """The posterior q(W) = Π_j N(w_j | m_j, V), made by :func:`solve`; differentiable in features and labels.
 
     Attributes:
-        features: Φ [n, h] where n <= h (dual); None where n > h (primal): the factor knows all of it.
+        features: Φ [n, h] if n <= h (dual); None if n > h (primal), where the factor suffices.
         mean: m [h, k].
-        factor: lower Cholesky factor of A: [n, n] (dual) or [h, h] (primal).
-        rho: precision of the prior.
+        factor: the lower Cholesky factor of A: [n, n] (dual) or [h, h] (primal).
+        rho: the precision of the prior.
         ratio: a = γ/(ρβ_S).
     """
 
@@ -48,7 +49,7 @@ class HeadPosterior:
     ratio: float
 
     def kl(self) -> Float[Tensor, ""]:
-        """Compute KL[q ‖ p] in nats, constants kept (eq. 28–30).
+        """Compute KL[q ‖ p] in nats, including constants (eq. 28–30).
 
         With V's log-determinant and trace written out, −kh log ρ and −kh cancel exactly:
         ½(k log det A − k tr(A⁻¹(A − I)) + ρ‖m‖²).
@@ -69,8 +70,8 @@ class HeadPosterior:
     def functions(self, test_features: Float[Tensor, "group row h"]) -> GaussianFunctions:
         """Return the Gaussian over the logits φᵀw_j at the rows of each group, which share w_j (eq. 31), in float64.
 
-        The factor of A is computed anew in float64: of φᵀVφ′ = ρ⁻¹(φᵀφ′ − aφᵀΦᵀA⁻¹Φφ′) little is left where the
-        coreset knows the direction, and what float32 leaves need not be the covariance of anything.
+        The factor of A is recomputed in float64: φᵀVφ′ = ρ⁻¹(φᵀφ′ − aφᵀΦᵀA⁻¹Φφ′) cancels in directions that the coreset
+        determines, and in float32 the result need not be a covariance matrix.
         """
         phi = test_features.double()
         if self.features is None:
@@ -86,10 +87,10 @@ class HeadPosterior:
         return GaussianFunctions(mean[None], (covariance / self.rho)[None, :, None], noise, classes=True)
 
     def covariance(self, most_bytes: int = 2**30) -> Float[Tensor, "h h"]:
-        """Form V = ρ⁻¹(I + aΦᵀΦ)⁻¹, which no prediction needs.
+        """Compute V = ρ⁻¹(I + aΦᵀΦ)⁻¹, which predictions do not need.
 
         Raises:
-            ConfigError: it would have more than ``most_bytes`` bytes.
+            ConfigError: V would have more than ``most_bytes`` bytes.
         """
         width = len(self.mean)
         size, rule = width**2 * self.mean.element_size(), f"must have at most {most_bytes / 2**20:,.0f} MiB"
@@ -101,9 +102,9 @@ class HeadPosterior:
         return (identity - self.ratio * whitened.T @ whitened) / self.rho
 
     def draws(self, count: int, rng: Seed) -> Float[Tensor, "draw h k"]:
-        """Draw weights of the head from N(m, V), without V.
+        """Draw weights of the head from N(m, V), without computing V.
 
-        Dual: a draw w₀ of the prior is moved to the posterior by Matheron's rule, w = w₀ − aΦᵀA⁻¹(Φw₀ + e/√(aρ)),
+        Dual: a draw w₀ of the prior becomes a draw of the posterior by Matheron's rule, w = w₀ − aΦᵀA⁻¹(Φw₀ + e/√(aρ)),
         e ~ N(0, I). Primal: w = ρ^(−½) L⁻ᵀz.
         """
         (width, classes), generator = self.mean.shape, rng.generator()
@@ -125,7 +126,7 @@ class HeadPosterior:
 
 
 def _whitened(factor: Float[Tensor, "m m"], vectors: Float[Tensor, "group row m"]) -> Float[Tensor, "group row m"]:
-    """Return L⁻¹v of each vector."""
+    """Return L⁻¹v for each vector v."""
     return torch.linalg.solve_triangular(factor, vectors.flatten(0, 1).T, upper=False).T.unflatten(0, vectors.shape[:2])
 
 
@@ -140,17 +141,17 @@ def solve(
 
     Args:
         features: Φ, the trunk's features of the coreset.
-        labels: Ŷ, real-valued targets, one column a class.
-        rho: precision of the prior, > 0.
-        gamma: *precision* of the coreset's Gaussian likelihood, > 0.
-        beta: β_S, the temper of the coreset's KL; None is the paper's choice, n.
+        labels: Ŷ, real-valued targets with a column for each class.
+        rho: the precision of the prior, > 0.
+        gamma: the *precision* of the coreset's Gaussian likelihood, > 0.
+        beta: β_S, the temper of the coreset's KL. None: the paper's choice, n.
 
-    No jitter is added: A = I + aΦΦᵀ has no eigenvalue below 1, so its Cholesky factor exists
-    whatever the rank of Φ, in float32 as long as a‖Φ‖² stays below 1e7.
+    No jitter is added: A = I + aΦΦᵀ has no eigenvalue below 1, so its Cholesky factor exists for any rank of Φ, in
+    float32 if a‖Φ‖² is below 1e7.
 
     Raises:
         ConfigError: rho, gamma or beta is not > 0.
-        Diverged: the features are not finite, or beyond that range.
+        Diverged: the features are not finite or beyond this range.
     """
     temper = float(len(features)) if beta is None else beta
     for name, value in (("rho", rho), ("gamma", gamma), ("beta", temper)):
@@ -162,15 +163,15 @@ def solve(
     factor = _factor(identity + ratio * gram, ratio)
     if n <= h:  # m = aΦᵀA⁻¹Ŷ
         mean = ratio * features.T @ torch.cholesky_solve(labels, factor)
-    else:  # the push-through identity: Φᵀ(I + aΦΦᵀ)⁻¹ = (I + aΦᵀΦ)⁻¹Φᵀ
+    else:  # push-through identity: Φᵀ(I + aΦΦᵀ)⁻¹ = (I + aΦᵀΦ)⁻¹Φᵀ
         mean = ratio * torch.cholesky_solve(features.T @ labels, factor)
     return HeadPosterior(features if n <= h else None, mean, factor, rho, ratio)
 
 
 def _factor(matrix: Float[Tensor, "m m"], ratio: float) -> Float[Tensor, "m m"]:
-    """Return the lower Cholesky factor; on another device than the CPU NaN where there is none.
+    """Return the lower Cholesky factor; on devices other than the CPU it is NaN if it does not exist.
 
-    To look whether there is one waits for the device; NaN is found by whoever looks at the loss.
+    Checking that it exists would wait for the device; the training loop detects NaN in the loss.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if matrix.device.type != "cpu":
@@ -196,8 +197,8 @@ def variance(
 ) -> Float[Tensor, " b"]:
     """Compute φᵀVφ of each test row.
 
-    Dual: ρ⁻¹(‖φ‖² − a‖L⁻¹Φφ‖²), a difference that round-off can push below 0: clamped there.
-    Primal (``features`` is None): ρ⁻¹‖L⁻¹φ‖², a sum of squares.
+    Dual: ρ⁻¹(‖φ‖² − a‖L⁻¹Φφ‖²), a difference that rounding can make negative; it is clamped at 0. Primal (``features``
+    is None): ρ⁻¹‖L⁻¹φ‖², a sum of squares.
     """
     if features is None:
         return torch.linalg.solve_triangular(factor, test_features.T, upper=False).square().sum(0) / rho
@@ -215,8 +216,8 @@ def expected_log_probs(
 ) -> Float[Tensor, "b k"]:
     """Estimate E[log softmax(z)], z_k ~ N(mean, variance): the likelihood's part of the bound (eq. 16, 23).
 
-    The mean over the draws of each standard normal ``noise`` and of its negative, which is without bias and differs
-    from it by the log-sum-exp alone.
+    The estimate is the mean over each standard normal ``noise`` and its negative, which is unbiased; only the
+    log-sum-exp is random.
     """
     spread = logit_variance.sqrt()[:, None] * noise
     normalisers = torch.stack([torch.logsumexp(mean + side * spread, -1) for side in (1, -1)])  # [2, draw, b]
@@ -235,12 +236,12 @@ def dataset_loss(
     """Compute the outer loss −(n/|B|) Σ_B ℓ(y, x) + β_D KL[q ‖ p], in nats.
 
     Args:
-        batch_features: features of training rows; they need no graph.
+        batch_features: the features of training rows, without a graph.
         batch_labels: class numbers, or one-hot rows.
         num_train: n, the number of training rows.
-        noise: None: ℓ is the log of the predictive by eq. 25, the paper's eq. 27; standard normal numbers: ℓ is
+        noise: None: ℓ is the log of the predictive by eq. 25, as in the paper's eq. 27. Standard normal numbers: ℓ is
             E[log softmax] by :func:`expected_log_probs`, and at β_D = 1 the loss is minus the bound.
-        weights: of the batch's rows, which are class numbers then, in place of 1/|B| each.
+        weights: the weights of the batch's rows, with class numbers as labels. None: 1/|B| each.
     """
     mean, logit_variance = q.logit_moments(batch_features)
     if noise is None:

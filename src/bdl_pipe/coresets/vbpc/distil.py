@@ -1,16 +1,16 @@
-"""Distilling a pseudo-coreset: images and labels descend the dataset loss of the closed form.
+"""The distillation of a pseudo-coreset: images and labels minimise the dataset loss of the closed form.
 
-Lee et al. 2025, algorithm 1: the head's posterior q given S in closed form (eq. 21), the loss of eq. 27 on a batch.
-That is minus the log of the predictive (``outer: predictive``), and not the bound of eq. 16, whose expectation is
-outside of the logarithm: that is ``outer: expected`` (ours), by 16 pairs of draws of the logits a row and step.
+Lee et al. 2025, algorithm 1: the head's posterior q given S is in closed form (eq. 21), and eq. 27 is the loss on a
+batch. It is minus the log of the predictive (``outer: predictive``) and not the bound of eq. 16, whose expectation is
+outside of the logarithm. The bound is ``outer: expected`` (ours), with 16 pairs of draws of the logits per row and
+step.
 
-The paper's setting (E.4): Adam, cosine from 3e-3 for images and labels, batch 1024, 0.5M steps,
-ρ = 1. At a few hundred steps that predictive is under-confident, because the labels' scale sets the
-logits' scale and Σ(x) grows while a trunk fits S. What cures it, on Fashion-MNIST's validation rows
-(ipc 10, width 16, 400 steps, NLL at T' = 100): label rate .1 and ρ = 1: .53; ρ = 10: .473; label
-rate .3 as well: .474, with no temperature left to gain, and flat in T' from 20 to 200 (ρ = 1: .50 to
-.65). So the labels have their own ``label_lr`` (deviation). Instance norm equalled batch norm by
-the coreset's statistics and predicts each row by itself, so it is the default of ours.
+The paper's setting (E.4) is Adam, a cosine from 3e-3 for images and labels, batch 1024, 0.5M steps and ρ = 1. After a
+few hundred steps its predictive is under-confident, because the labels' scale sets the logits' scale and Σ(x) grows
+while a trunk fits S. On Fashion-MNIST's validation rows (ipc 10, width 16, 400 steps, NLL at T' = 100): label rate .1
+and ρ = 1: .53; ρ = 10: .473; label rate .3 as well: .474, which no temperature improves, and constant in T' from 20 to
+200 (ρ = 1: .50 to .65). So the labels have their own ``label_lr`` (deviation). Instance norm was as good as batch norm
+with the coreset's statistics and predicts each row independently, so it is our default.
 """
 
 from typing import Final, Literal, final
@@ -28,12 +28,12 @@ from . import closed_form
 from .head import HeadConfig
 
 Outer = Literal["predictive", "expected"]
-_PAIRS: Final = 16  # of draws of a row's logits
+_PAIRS: Final = 16  # pairs of draws of a row's logits
 
 
 @final
 class DatasetLoss(PoolSurrogate):
-    """Eq. 27 of a batch, or the bound, in (images, labels)."""
+    """The loss of eq. 27 on a batch, or the bound, as a function of (images, labels)."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class DatasetLoss(PoolSurrogate):
     ) -> None:
         super().__init__(data, network, config, memory=memory, rng=rng)
         self._head, self._beta, self._outer = head, beta_dataset, outer
-        # of all classes so far, each with as many rows as one of this step has
+        # the rows of all classes so far, if each had as many as a class of this step
         self._rows = len(data.train) if memory is None else round(len(data.train) / memory.share)
         self._step = rng
 
@@ -78,4 +78,4 @@ class DatasetLoss(PoolSurrogate):
         return loss, phi @ q.mean.detach()
 
     def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
-        return super().after(step, loss / self._rows, images, labels)  # eq. 27 is a sum over all of them
+        return super().after(step, loss / self._rows, images, labels)  # eq. 27 is a sum over all rows

@@ -1,4 +1,4 @@
-"""The head that predicts from a coreset: the closed form on the features of a trunk."""
+"""The closed-form head on the features of a trunk."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from . import closed_form
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The settings of the closed-form head and of the features that it sees.
+    """The settings of the closed-form head and its features.
 
     Attributes:
-        rho: ρ, precision of the prior of the head's weights.
-        gamma: γ, *precision* of the coreset's Gaussian likelihood.
-        feature_scale: factor of φ.
+        rho: ρ, the precision of the prior of the head's weights.
+        gamma: γ, the *precision* of the coreset's Gaussian likelihood.
+        feature_scale: the factor of φ.
     """
 
     rho: float

@@ -1,4 +1,4 @@
-"""The method ``vbpc``: a distilled coreset, and students of the closed form on it (Lee et al. 2025)."""
+"""The method ``vbpc``: a distilled coreset, and students with the closed-form head (Lee et al. 2025)."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,14 +24,14 @@ class VbpcConfig:
     """The section ``methods.vbpc`` of params.yaml.
 
     Attributes:
-        ipc: coreset rows per class.
+        ipc: the number of coreset rows per class.
         network: the architecture of the pool's and the student's networks.
         rho, gamma, feature_scale: see ``HeadConfig``.
-        beta_dataset: β_D, weight of the KL in the outer loss.
-        coreset: how the coreset is distilled.
-        student: how a trunk is trained on it.
-        outer: the outer loss: minus the log of the ``predictive`` (the paper's), or minus the bound, whose likelihood
-            is ``expected`` under the posterior.
+        beta_dataset: β_D, the weight of the KL in the outer loss.
+        coreset: the settings of the distillation.
+        student: the settings of a trunk's training on the coreset.
+        outer: the outer loss: minus the log of the ``predictive`` (the paper's), or minus the bound with the
+            ``expected`` log-likelihood.
     """
 
     ipc: int
@@ -61,7 +61,7 @@ def _surrogate(data: FitData, config: VbpcConfig, memory: Memory | None, rng: Se
 
 
 def default(size: Size) -> Section:
-    """Return a coreset under the shallow and wide network that the closed form needs."""
+    """Return the hyperparameters, with the shallow and wide network that the closed form needs."""
     return {**posterior.default(size), "coreset": {"steps": size.steps(400), "batch": min(128, size.train)}}
 
 

@@ -1,8 +1,8 @@
-"""What predicts from a coreset: a trunk trained on it, and the closed-form posterior of its head.
+"""The posterior of a coreset: a trunk trained on it, and the closed-form posterior of the head.
 
-Lee et al. 2025, algorithm 2: a fresh network, T' Adam steps on S with the Gaussian likelihood, then
-eq. 21 once, then one forward pass a prediction (eq. 25, 31). The state holds what that reads: m, the
-Cholesky factor of A (n̂×n̂) and Φ, never V (h×h); where n̂ > h, m and the factor of A (h×h) alone.
+Lee et al. 2025, algorithm 2: a new network, T' Adam steps on S with the Gaussian likelihood, then eq. 21 once; a
+prediction is one forward pass (eq. 25, 31). The state has m, the Cholesky factor of A (n̂×n̂) and Φ, never V (h×h); if
+n̂ > h, it has m and the factor of A (h×h).
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from ..shared.init import Coreset
 from ..shared.trunk import TrunkObjective, features
 from .closed_form import HeadPosterior
 
-_CHUNK = 250  # inputs per forward pass, whose activations the processor's cache can hold
+_CHUNK = 250  # inputs per forward pass, whose activations fit in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class StudentConfig:
     """The settings of the trunk's training on the coreset.
 
     Attributes:
-        steps: T', Adam steps; 0 leaves the random trunk.
-        lr: Adam's constant rate.
-        augmentation: of the coreset at each step; the closed form sees the coreset as it is.
+        steps: T', the number of Adam steps; with 0 the trunk stays random.
+        lr: Adam's constant learning rate.
+        augmentation: the augmentation of the coreset at each step; the closed form uses the coreset without
+            augmentation.
     """
 
     steps: int
@@ -52,10 +53,10 @@ class StudentConfig:
 
 @dataclass(frozen=True)
 class Spec:
-    """The description that the trunk is rebuilt from and the head's tensors are read by.
+    """The description of the trunk and the head's tensors.
 
     Attributes:
-        network, input_shape: the trunk.
+        network, input_shape: the trunk's architecture and the shape of its inputs.
         feature_scale, rho, ratio: see ``HeadConfig`` and ``HeadPosterior``.
     """
 
@@ -68,12 +69,12 @@ class Spec:
 
 @final
 class VbpcPosterior:
-    """A posterior of one trunk φ and q(W), which predicts in closed form, deterministically."""
+    """A posterior of one trunk φ and q(W), which predicts in closed form."""
 
     key = "vbpc"
 
     def __init__(self, spec: Spec, trunk: dict[str, Tensor], head: HeadPosterior) -> None:
-        """Take the ``state_dict`` of the headless network as ``trunk``."""
+        """Create the posterior; ``trunk`` is the ``state_dict`` of the network without a head."""
         self.spec, self.head = spec, head
         self._network = networks.build(spec.network, spec.input_shape, 0, rng=Seed(0)).to(head.mean.device).eval()
         self._network.load_state_dict(trunk)
@@ -110,20 +111,20 @@ class VbpcPosterior:
 
 
 def default(size: Size) -> Section:
-    """Return ten images of a class at most, and the shallow and wide network that the closed form needs."""
+    """Return hyperparameters of at most ten images per class, with the wide network that the closed form needs."""
     return {"ipc": min(10, max(1, size.fewest // 3)), "network": {**size.convnet(8, 32), "pool": "average"}}
 
 
 def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
-    """Train a fresh network on the one coreset in ``inputs`` (on ``data.device``), and solve for its head.
+    """Train a new network on the coreset in ``inputs`` (on ``data.device``), and solve for its head.
 
-    Only the data's shape and device are used, no row of it. Resumes from ``report.load()`` with the same bits.
+    Only the data's shape and device are used. It resumes from ``report.load()`` with the same bits.
 
     Args:
-        config: a method's, with ``network``, ``head`` (a :class:`~.head.HeadConfig`) and ``student``.
+        config: a method's config, with ``network``, ``head`` (a :class:`~.head.HeadConfig`) and ``student``.
 
     Raises:
-        ConfigError: :meth:`Coreset.for_fit`.
+        ConfigError: :meth:`Coreset.for_fit` fails.
         Diverged: the loss or a weight became NaN or infinite.
     """
     (stored,) = inputs["coreset"]

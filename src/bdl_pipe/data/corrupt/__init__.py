@@ -1,13 +1,13 @@
 """The 19 corruptions of CIFAR-10-C at its five severities, for images of any size.
 
-Hendrycks & Dietterich 2019, in the version for 32×32 images, whose strengths are far below those for
-ImageNet. Lengths (blur widths, displacements, grains) scale with the smaller side over 32; noise
-levels, contrasts and shares do not. A one-channel image is a grey one of three equal channels; what
-would colour it is read back by its luma (Rec. 601), so ``saturate`` leaves it alone at severities 1–3.
+Hendrycks & Dietterich 2019, in the version for 32×32 images, whose strengths are far below ImageNet's version. Lengths
+(blur widths, displacements, grains) scale with the smaller side over 32; noise levels, contrasts and shares do not. A
+one-channel image is treated as three equal channels and converted back by the luma (Rec. 601), so ``saturate`` does not
+change it at severities 1–3.
 
-Deviations from the published images: values are rounded to the nearest grey level where those were
-truncated; random numbers are our own, an independent stream for each (corruption, severity, image);
-the textures of ``frost`` are synthetic; those of each module are said there.
+Deviations from the published images: values are rounded to the nearest grey level and not truncated; random numbers
+come from an independent stream for each (corruption, severity, image); the textures of ``frost`` are synthetic. Each
+module lists its other deviations.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ _FUNCTIONS: Final[dict[str, Callable[[np.ndarray, Any, Streams], np.ndarray]]] =
     "saturate": colour.saturate,
 }
 NAMES: Final = tuple(_FUNCTIONS)  # the benchmark's 15, then its four extra ones
-_CHUNK: Final = 2**18  # values worked on at a time: bounds memory and stays in cache
+_CHUNK: Final = 2**18  # values that are processed together: bounds memory and fits in a cache
 
 __all__ = ["NAMES", "SEVERITIES", "corrupt"]
 
@@ -58,9 +58,9 @@ def corrupt(
         images: uint8 [image, channel, height, width].
         name: one of ``NAMES``.
         severity: 1 to 5.
-        rng: the address of the randomness; image i draws from its own stream below it, so that it
-            comes out the same alone, in any batch and on any worker.
-        first: the number of ``images[0]``, where ``images`` is a part of a larger set.
+        rng: the seed address; image i draws from its own stream below it, so that the result does not depend on the
+            batch or the worker.
+        first: the number of ``images[0]`` in a larger set.
 
     Raises:
         ConfigError: an unknown name or severity.

@@ -8,21 +8,21 @@ from .streams import Streams
 
 
 def gaussian_blur(images: np.ndarray, sigma: float, streams: Streams) -> np.ndarray:
-    """Smooth by a Gaussian of deviation ``sigma``, in pixels of a 32×32 image."""
+    """Smooth with a Gaussian of standard deviation ``sigma``, in pixels of a 32×32 image."""
     return filters.gaussian(images, sigma * filters.scale_of(images))
 
 
 def defocus_blur(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> np.ndarray:
-    """Convolve with a disc that is itself smoothed a little."""
+    """Convolve with a slightly smoothed disc."""
     kernel = resized(disc(*strength), filters.scale_of(images))
     return scipy.ndimage.correlate(images, kernel[None, None], mode="mirror")
 
 
 def glass_blur(images: np.ndarray, strength: tuple[float, int, int], streams: Streams) -> np.ndarray:
-    """Smooth, give each inner pixel the value of a random near one for some rounds, and smooth again.
+    """Smooth, replace each inner pixel by a random nearby pixel for some rounds, and smooth again.
 
-    The near pixel is at −d … d − 1 in either direction. The published images are made by exchanges
-    in sequence, which there come to copies from pixels not yet changed: the same thing, done at once.
+    The nearby pixel is at −d … d − 1 in either direction. The published code exchanges pixels in sequence, which has
+    the same effect as these simultaneous copies, since it copies from pixels that are not yet changed.
     """
     scale = filters.scale_of(images)
     sigma, reach, rounds = strength[0] * scale, max(1, round(strength[1] * scale)), strength[2]

@@ -13,8 +13,8 @@ from .streams import Streams
 def elastic_transform(images: np.ndarray, strength: tuple[float, float, float], streams: Streams) -> np.ndarray:
     """Apply a random affine map, then a smooth random displacement of each pixel (Simard et al. 2003).
 
-    Displacements are white noise, uniform in (−1, 1), smoothed and multiplied. On images of another size
-    they are multiplied so that their size relative to the image is that of 32×32.
+    Displacements are white noise, uniform in (−1, 1), smoothed and scaled. For other image sizes they are scaled so
+    that their size relative to the image is the same as for 32×32.
     """
     height, width = images.shape[-2:]
     side, scale = min(height, width), filters.scale_of(images)

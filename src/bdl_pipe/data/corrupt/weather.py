@@ -84,15 +84,15 @@ def plasma_fractal(streams: Streams, size: int, decay: float) -> np.ndarray:
 def spatter(images: np.ndarray, strength: tuple[Any, ...], streams: Streams) -> np.ndarray:
     """Add drops of water (severities 1–3) or mud (4, 5): smoothed noise above a threshold.
 
-    The edges of drops, from which the light on water is computed, are the borders of the thresholded
-    mask; the original finds them with Canny's detector, whose thresholds that jump exceeds.
+    The edges of drops, from which the light on water is computed, are the borders of the thresholded mask. The original
+    uses Canny's detector, which finds the same edges, since the jump exceeds its thresholds.
     """
     if images.shape[1] == 1:
         return filters.luma(np.clip(spatter(np.repeat(images, 3, axis=1), strength, streams), 0, 1))
     mean, deviation, sigma, threshold, amount, kind = strength
     scale = filters.scale_of(images)
     white = streams.normal(1, *images.shape[-2:])
-    # noise loses more the wider it is smoothed: keep the share above the threshold as it is at 32×32
+    # wider smoothing reduces noise more: keep the share above the threshold of 32×32
     white *= np.float32(deviation * filters.kept_deviation(sigma) / filters.kept_deviation(sigma * scale))
     liquid = np.float32(mean) + filters.gaussian(white, sigma * scale)
     if kind == "water":

@@ -1,4 +1,4 @@
-"""How the cells of a column were read: why they are no feature, and what a reader should know."""
+"""Findings about how the cells of a column were read: reasons to refuse them, and remarks."""
 
 from typing import Final
 
@@ -9,11 +9,11 @@ from ...errors import brief, short
 from ..sources.cells import Cells
 from ..sources.forms import ANY_DATE, CLOCK, CODE, DRESSED, NUMBER, are_all, gap_mask
 
-MOST: Final = 0.5  # A column with at least this share of numbers is meant as numbers.
+MOST: Final = 0.5  # the least share of numbers in a column that is meant as numbers
 
 
 def refusal(cells: Cells) -> str:
-    """Say why cells can be neither numbers, categories nor dates; empty if they can."""
+    """Return why cells can be neither numbers, categories nor dates; empty if they can."""
     if cells.kind == "other":
         return f"it holds {brief(cells.values.type)}, which is neither numbers, texts nor dates"
     if cells.kind == "number" and cells.is_rounded:
@@ -32,12 +32,12 @@ def refusal(cells: Cells) -> str:
 
 
 def names_rows(cells: Cells) -> str:
-    """Say why nearly every row of a column of texts has one of its own: numbers with a word among them, or texts."""
+    """Return why nearly all texts of a column differ: they are numbers with a few words, or free texts."""
     share = number_share(cells)
     word = short(no_number(cells.filled))
     if share >= MOST:
         return f"{share:.0%} of its cells are numbers but for texts such as {word}: write gaps as empty cells"
-    return f"it names rows: nearly every one has a text of its own, such as {word}"
+    return f"it identifies rows: nearly every row has a different text, such as {word}"
 
 
 def number_share(cells: Cells) -> float:
@@ -46,13 +46,13 @@ def number_share(cells: Cells) -> float:
 
 
 def no_number(texts: pa.ChunkedArray) -> str:
-    """Return the first of these texts that is no number; the first if all are."""
+    """Return the first text that is not a number, or the first text if all are numbers."""
     others = texts.filter(pc.invert(pc.match_substring_regex(texts, NUMBER)))
     return str((others if len(others) else texts)[0].as_py())
 
 
 def remarks(cells: Cells) -> list[str]:
-    """Return what a reader should know of how cells were read, a line each."""
+    """Return remarks on how cells were read, one line each."""
     name, words = cells.name or "''", cells.gap_words
     if cells.kind != "text":
         return [f"{name}: {short(word)} is read as a gap, in {count:,} rows" for word, count in words.items()]

@@ -1,6 +1,6 @@
-"""What the values of a column may be meant to be: dates, gaps, codes, one word in two spellings.
+"""Remarks on values that may mean something else: dates, gaps, codes, one word in two spellings.
 
-All of it is read as it is written. A remark says so, since a reader cannot know what was meant.
+Values are always read as written; a remark tells the user about a possible other meaning.
 """
 
 import re
@@ -24,7 +24,7 @@ _NO_DAYS: Final = ("0001-01-01", "1753-01-01", "1899-12-30", "1900-01-01", "1970
 
 
 def doubts(cells: Cells) -> list[str]:
-    """Return a line for each thing that the values of a column may be meant to be and are not read as."""
+    """Return a line for each possible meaning of a column's values other than the one they are read with."""
     name = cells.name or "''"
     if cells.kind == "number" and not cells.is_rounded:
         return [f"{name}: {line}" for line in _of_numbers(cells)]
@@ -69,7 +69,7 @@ def _of_texts(cells: Cells) -> Iterator[str]:
 
 
 def twins(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the pairs of names that differ in case and blanks alone, each with the first of its kind."""
+    """Return the pairs of names that differ only in case and blanks, each paired with the first."""
     first, pairs = dict[str, str](), []
     for name in sorted(names):
         other = first.setdefault(re.sub(r"[\s_]+", " ", name.strip().casefold()), name)
@@ -79,7 +79,7 @@ def twins(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _gap(values: np.ndarray, is_known: Callable[[float], bool], written: Callable[[float], str]) -> str:
-    """Name the smallest or largest value if it is a usual word for a gap, occurs twice and is far from all others."""
+    """Name the smallest or largest value if it is a usual fill value, occurs twice and is far from all others."""
     if not len(values):
         return ""
     for value in (values.min(), values.max()):

@@ -1,4 +1,4 @@
-"""Inspect a user's images: their shape and classes, and what would spoil a fit."""
+"""Inspection of a user's images: their shape and classes, and problems that would spoil a fit."""
 
 import hashlib
 import warnings
@@ -33,7 +33,7 @@ def inspect_images(path: Path, size: int | None = None, skip_broken: bool = Fals
 
     Args:
         size: the images of a folder are scaled and cut to this many pixels a side.
-        skip_broken: leave out files that are no readable images.
+        skip_broken: whether unreadable image files are skipped.
 
     Raises:
         DataError: the images cannot be used; the message names the cure.
@@ -55,10 +55,10 @@ def inspect_images(path: Path, size: int | None = None, skip_broken: bool = Fals
 
 
 def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolder | Npz, list[str]]:
-    """Return what reads the images, and a remark if files are left out, and one if hidden ones are."""
+    """Return the source of the images, with remarks on skipped and hidden files."""
     if not path.is_dir():
         if size is not None:
-            raise DataError(f"{path}: --size is for folders of images; those of an .npz have one size")
+            raise DataError(f"{path}: --size is for folders of images; leave it out for an .npz")
         return Npz(str(path)), []
     try:
         skipped = _broken(path, skip_broken)
@@ -80,7 +80,7 @@ def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolde
 
 
 def _roots(path: Path) -> list[Path]:
-    """List the folders of classes' folders."""
+    """List the folders that contain the classes' folders."""
     return [path / part for part in ("train", "test") if (path / part).is_dir()] or [path]
 
 
@@ -89,7 +89,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _require_no_tables(path: Path) -> None:
-    """Raise DataError if a folder holds tables, with the command that makes them one."""
+    """Raise DataError if a folder holds tables; the message has a command that joins them."""
     for suffix, command in _JOINED.items():
         if any(path.rglob(f"*{suffix}")):
             joined = command.format(folder=path, file=path.with_suffix(suffix))
@@ -97,7 +97,7 @@ def _require_no_tables(path: Path) -> None:
 
 
 def _layers(files: list[Path], root: Path) -> list[str]:
-    """Return a remark on images with transparent pixels, and one on films, of which one frame is read."""
+    """Return remarks on images with transparent pixels, and on animations, of which one frame is read."""
     transparent, films = list[Path](), list[Path]()
     for file in files:
         with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
@@ -114,10 +114,10 @@ def _layers(files: list[Path], root: Path) -> list[str]:
 
 
 def _broken(path: Path, skip: bool) -> list[Path]:
-    """List the files that are no readable images.
+    """List the unreadable image files.
 
     Raises:
-        DataError: there is one, and ``skip`` is False.
+        DataError: there is one and ``skip`` is False.
     """
     paths = _files(path)
     errors = {file: error for file in paths if (error := broken(file)) is not None}
@@ -129,7 +129,7 @@ def _broken(path: Path, skip: bool) -> list[Path]:
 
 
 def _require_enough(path: Path, classes: dict[str, int]) -> None:
-    """Raise DataError for one class alone, a class of few images, or few images in all."""
+    """Raise DataError if there is only one class, a class has few images, or there are few images in total."""
     if len(classes) < 2:
         raise DataError(f"{path}: must have at least 2 classes, got only {', '.join(classes)}")
     rare = [name for name, count in classes.items() if count < FEWEST_OF_CLASS]
@@ -141,7 +141,7 @@ def _require_enough(path: Path, classes: dict[str, int]) -> None:
 
 
 def _copies(raw: Raw) -> list[str]:
-    """Return a remark on images that occur twice, one on those in two classes, and one on test images that train."""
+    """Return remarks on repeated images, on images in two classes, and on test images among the training images."""
     labels: dict[bytes, set[int]] = {}
     for digest, label in zip(_digests(raw.train), raw.train.targets.tolist(), strict=True):
         labels.setdefault(digest, set()).add(label)

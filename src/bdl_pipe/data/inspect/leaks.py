@@ -8,13 +8,13 @@ import numpy as np
 
 from ...errors import DataError, short
 
-_VALUES: Final = 20  # Columns of more different values than this are no classes.
-_COPIES: Final = 0.01  # A share of rows that are copies above which a remark is worth its line.
+_VALUES: Final = 20  # a column with more different values is not a column of classes
+_COPIES: Final = 0.01  # the share of repeated rows above which there is a remark
 _SAME_ORDER: Final = 0.9999  # A rank correlation above this means the same order.
 
 
 def copies(codes: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Return the columns that are equal to an earlier one, each with the reason why it is left out."""
+    """Return the columns that equal an earlier column, each with the reason for leaving it out."""
     first, reasons = dict[bytes, str](), dict[str, str]()
     for name, values in codes.items():
         original = first.setdefault((values + 0.0).tobytes(), name)  # −0 is 0
@@ -24,7 +24,7 @@ def copies(codes: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 
 def repeated_rows(columns: Sequence[np.ndarray]) -> list[str]:
-    """Return a remark if many rows are equal in all these columns to another."""
+    """Return a remark if many rows equal another row in all these columns."""
     keys = np.zeros(len(columns[0]), np.uint64)
     for values in columns:
         keys = (keys ^ (values.astype(np.float64) + 0.0).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
@@ -36,7 +36,7 @@ def repeated_rows(columns: Sequence[np.ndarray]) -> list[str]:
 
 
 def ranked(values: np.ndarray) -> np.ndarray:
-    """Return ranks of mean 0 and norm 1; 0 for empty cells."""
+    """Return ranks scaled to mean 0 and norm 1; 0 for empty cells."""
     from scipy.stats import rankdata
 
     gaps = np.isnan(values)
@@ -47,7 +47,7 @@ def ranked(values: np.ndarray) -> np.ndarray:
 
 
 def same_orders(ranks: Mapping[str, np.ndarray]) -> list[str]:
-    """Return a remark for each pair of features in which one has the order of the other."""
+    """Return a remark for each pair of features with the same order of rows."""
     names = list(ranks)
     if len(names) < 2:
         return []
@@ -57,7 +57,7 @@ def same_orders(ranks: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def orders_of_target(ranks: Mapping[str, np.ndarray], target: str, answer: np.ndarray) -> list[str]:
-    """Return a remark for each feature that has the order of the target."""
+    """Return a remark for each feature that orders the rows like the target."""
     names = [name for name, values in ranks.items() if _have_one_order(values, answer)]
     return [f"{name} has the order of the target {target}: is it known when you predict?" for name in names]
 
@@ -69,11 +69,11 @@ def require_no_leak(name: str, values: np.ndarray, target: str, answer: np.ndarr
         return
     if np.array_equal(values[there], answer[there]) or _same_partition(values[there], answer[there]):
         cure = f"leave it out with --leave-out {name}, or choose another target"
-        raise DataError(f"{path}: column {short(name)} is the target {short(target)} once more; {cure}")
+        raise DataError(f"{path}: column {short(name)} repeats the target {short(target)}; {cure}")
 
 
 def _have_one_order(ranks: np.ndarray, answer: np.ndarray) -> bool:
-    """Return True if a feature has the target's order in the rows that have the feature, which are half of all."""
+    """Return True if at least half of the rows have the feature, and it orders them like the target."""
     there = ranks != 0
     if there.all() or 2 * there.sum() < len(ranks):
         return abs(float(ranks @ answer)) > _SAME_ORDER
@@ -81,7 +81,7 @@ def _have_one_order(ranks: np.ndarray, answer: np.ndarray) -> bool:
 
 
 def _same_partition(first: np.ndarray, second: np.ndarray) -> bool:
-    """Return True if two columns of few values divide the rows alike."""
+    """Return True if two columns with few values divide the rows into the same groups."""
     counts = [len(np.unique(column)) for column in (first, second)]
     if counts[0] != counts[1] or counts[0] > _VALUES:
         return False

@@ -13,8 +13,8 @@ from ..size import Size
 from ..sources.images import ImageFolder, Npz
 from ..sources.table import Table
 
-FEWEST: Final = 50  # A data set has at least this many rows.
-FEWEST_OF_CLASS: Final = 5  # Training, validation and test rows would not all have a smaller class.
+FEWEST: Final = 50  # the least number of rows of a data set
+FEWEST_OF_CLASS: Final = 5  # the least number of rows of a class, so that training, validation and test rows have it
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class Profile:
     """The description of a user's table or images.
 
     Attributes:
-        source: reads the rows as they were inspected.
-        raw: the rows, as the source reads them.
-        rows: training rows; of a table all rows that have a target.
-        shape: of a row as a network sees it: (number,) or (channel, height, width).
-        classes: class -> training rows, the largest first; empty for regression.
-        remarks: warnings for the reader, a line each.
-        test_rows: images that the data set brings itself as test rows; 0: none.
-        left_out: column of a table that is no feature -> why.
-        without_target: rows of a table that lack a target and are left out.
+        source: the source of the inspected rows.
+        raw: the rows, from the source.
+        rows: the number of training rows; for a table, of all rows with a target.
+        shape: the shape of a network's input: (number,) or (channel, height, width).
+        classes: class -> number of training rows, the largest first; empty for regression.
+        remarks: warnings for the user, one line each.
+        test_rows: the number of the data set's own test images; 0 if it has none.
+        left_out: column of a table that is not a feature -> reason.
+        without_target: the number of rows of a table that lack a target and are left out.
     """
 
     source: Table | ImageFolder | Npz
@@ -45,11 +45,15 @@ class Profile:
 
     @property
     def columns(self) -> Mapping[str, ColumnKind]:
-        """Return the features of a table and what each is; empty for images."""
+        """Return the features of a table with their kinds; empty for images."""
         return (self.source.columns or {}) if isinstance(self.source, Table) else {}
 
     def size(self, calibration: float = 0.0) -> Size:
-        """Return the size from which hyperparameters follow; ``calibration``: a share of rows that no fit sees."""
+        """Return the data set's size, from which default hyperparameters follow.
+
+        Args:
+            calibration: the share of training rows that are excluded from all fits.
+        """
         return Size(
             self.source.task,
             self.rows,
@@ -61,10 +65,10 @@ class Profile:
         )
 
     def dataset(self, log: bool | None = None) -> dict[str, Any]:
-        """Return the keys of a :class:`~bdl_pipe.DatasetConfig` that depend on the data, as ``read_config`` takes them.
+        """Return the keys of a :class:`~bdl_pipe.DatasetConfig` that depend on the data, for ``read_config``.
 
         Args:
-            log: whether the logarithms of a table's targets are fitted; None: as the training rows of a split say.
+            log: whether the logarithms of a table's targets are fitted. None: the training rows of a split decide.
         """
         source = {"name": self.source.name, **_changed(self.source)}
         if not isinstance(self.source, Table):
@@ -74,7 +78,7 @@ class Profile:
         return {"source": source, "normalise": "robust", "targets": targets}
 
     def describe(self) -> list[str]:
-        """Describe the data, a line for each finding."""
+        """Return a description of the data, a line for each finding."""
         lines = [f"{self.source.path}: {self._kind()}"]
         for kind in ("number", "category", "date"):
             names = [name or "''" for name, its_kind in self.columns.items() if its_kind == kind]
@@ -97,7 +101,7 @@ class Profile:
 
 
 def _changed(config: Any) -> dict[str, Any]:
-    """Return a source's keys that differ from their defaults, and ``categories``, on which a table's width depends."""
+    """Return a source's keys that differ from their defaults, and ``categories``, which a table's width depends on."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     changed = {key: value for key, value in values.items() if value != defaults[key] or key == "categories"}
@@ -108,6 +112,6 @@ def _changed(config: Any) -> dict[str, Any]:
 
 
 def listed(names: Sequence[str] | Mapping[str, Any], shown: int = 8) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and the number of others."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return brief(", ".join(list(names)[:shown])) + more

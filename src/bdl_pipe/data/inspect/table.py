@@ -1,6 +1,6 @@
-"""Inspect a user's table: its columns, their kinds, and what would spoil a fit.
+"""Inspection of a user's table: its columns, their kinds, and problems that would spoil a fit.
 
-All rows are read. A fit uses only these results: counts of rows, columns and categories, and the kinds of the columns.
+All rows are read. A fit uses only these results: the counts of rows, columns and categories, and the kinds of columns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,9 +24,9 @@ from .cells import remarks as cell_remarks
 from .doubts import doubts
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
-_CLASSES: Final = 20  # Whole numbers with more values than this are quantities.
-CATEGORIES: Final = 20  # A category becomes at most this many columns.
-_IDENTIFIER: Final = 0.9  # A column with at least this share of different values names rows.
+_CLASSES: Final = 20  # whole numbers with more different values are quantities
+CATEGORIES: Final = 20  # the most columns of a category
+_IDENTIFIER: Final = 0.9  # a column with at least this share of different values identifies rows
 _INDEX: Final = "it is the index of a table; give it a name of its own to use it"
 
 
@@ -36,9 +36,9 @@ def inspect_table(
     """Inspect a CSV or Parquet file.
 
     Args:
-        targets: the columns that are predicted.
-        task: None: the targets decide.
-        leave_out: columns that are no features.
+        targets: the columns to predict.
+        task: the task. None: it follows from the targets.
+        leave_out: columns that must not be features.
 
     Raises:
         DataError: the table cannot be used; the message names the cure.
@@ -84,7 +84,7 @@ def inspect_table(
         skip_without_target=table.num_rows < all_rows,
     )
     left_out, width = features.left_out, features.width
-    del codes, ranks, features  # The rows take their memory.
+    del codes, ranks, features  # frees memory for the rows
     return Profile(
         source,
         checked(table_rows(table, source)),
@@ -99,14 +99,14 @@ def inspect_table(
 
 @dataclass(frozen=True)
 class Features:
-    """The columns that a row is predicted from.
+    """The feature columns of a table.
 
     Attributes:
-        columns: name -> what it is.
-        width: how many numbers a network sees.
-        left_out: column -> why it is no feature.
-        codes: column -> its cells as numbers [n], of the features and of their copies.
-        remarks: warnings for the reader, a line each.
+        columns: name -> kind.
+        width: the number of network inputs.
+        left_out: column -> the reason why it is not a feature.
+        codes: column -> its cells as numbers [n], for features and their copies.
+        remarks: warnings for the user, one line each.
     """
 
     columns: Mapping[str, ColumnKind]
@@ -124,16 +124,15 @@ def inspect_features(
     leave_out: Sequence[str] = (),
     kinds: Mapping[str, ColumnKind] | None = None,
 ) -> Features:
-    """Inspect columns of an open table that are no targets.
+    """Inspect the columns of an open table that are not targets.
 
     Args:
-        origin: names the table in errors.
-        leave_out: columns that are no features.
-        kinds: what some columns are, where the user has said it; such a column is left out only if it is empty or has
-            one value.
+        origin: the table's name in errors.
+        leave_out: columns that must not be features.
+        kinds: the user's kinds of some columns; such a column is left out only if it is empty or constant.
 
     Raises:
-        DataError: no column is left, or a cell is none of the kind that the user has said.
+        DataError: no column is left, or a cell does not have the user's kind.
     """
     columns, left_out = dict[str, ColumnKind](), dict.fromkeys(leave_out, "as you said")
     codes, widths, remarks = dict[str, np.ndarray](), dict[str, int](), list[str]()
@@ -156,7 +155,7 @@ def inspect_features(
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return a file's length and time of change, which differ once a program has written to it."""
+    """Return a file's length and time of change, which differ after a program has written to it."""
     if not path.is_file():
         return 0, 0
     status = path.stat()
@@ -173,7 +172,8 @@ def _require_target(cells: Cells) -> None:
 
 
 def task_of(answers: Sequence[Cells]) -> Task:
-    """Return the task: several targets, fractions and many different whole numbers are quantities, others classes."""
+    """Return the task: regression for several targets, fractions or many different whole numbers, else
+    classification."""
     if len(answers) > 1:
         return "regression"
     cells = answers[0]
@@ -189,7 +189,7 @@ def task_of(answers: Sequence[Cells]) -> Task:
 
 
 def _classes(answers: Sequence[Cells], rows: int) -> tuple[np.ndarray, dict[str, int]]:
-    """Return the labels [n], and the rows of each class, the largest first.
+    """Return the labels [n], and the number of rows of each class, the largest first.
 
     Raises:
         DataError: there are several targets, a label is a fraction, there is only one class, or a class has too few
@@ -205,7 +205,7 @@ def _classes(answers: Sequence[Cells], rows: int) -> tuple[np.ndarray, dict[str,
     if len(counts) < 2:
         raise DataError(f"{column} must have at least 2 classes, got only {listed(counts, 6)}")
     if len(counts) > _IDENTIFIER * rows:
-        rule = "names rows rather than classes: nearly every row has a value of its own; choose another target"
+        rule = "identifies rows: nearly every row has a different value; choose another target"
         raise DataError(f"{column} {rule}")
     rare = [label for label, count in counts.items() if count < FEWEST_OF_CLASS]
     if rare:
@@ -238,7 +238,7 @@ def _targets(answers: Sequence[Cells]) -> np.ndarray:
 
 
 def _kind(cells: Cells, said: ColumnKind | None = None) -> tuple[ColumnKind | None, str]:
-    """Return a feature's kind, or None and why it is left out; ``said``: what the user says that it is."""
+    """Return a feature's kind, or None and the reason for leaving it out; ``said`` is the user's kind."""
     if cells.kind == "empty":
         return None, "it is empty"
     if said is None and (why := refusal(cells)):

@@ -9,7 +9,7 @@ def load(source: Source) -> Raw:
     """Read the whole data set in original units, and check it.
 
     Raises:
-        UserError: it is not on this machine and cannot be fetched; the message names the ways out.
-        DataError: the file, rule and value of whatever is wrong with the rows.
+        UserError: the data set is not on this machine and cannot be downloaded; the message lists solutions.
+        DataError: the rows are wrong; the message names the file, the rule and the value.
     """
     return checked(source.read())

@@ -1,8 +1,8 @@
-"""Sets that come as original files: where those files lie, and whether they are the right ones.
+"""Data sets as original files: the search for the files, and the check of their hashes.
 
-Looked for, in this order: the user's folder ``$BDL_DATA_DIR/<set>/``, a system package's folder,
-the download of ``fetch``. SHA-256 of the files are those of TFDS's checksum lists; where copies
-differ in their gzip header alone, of the decompressed content.
+Files are searched in the user's folder ``$BDL_DATA_DIR/<set>/``, then in a system package's folder, and then downloaded
+by ``fetch``. The SHA-256 of files come from TFDS's checksum lists; if copies differ only in their gzip header, the hash
+is of the decompressed content.
 """
 
 import gzip
@@ -20,11 +20,11 @@ from .files import FOLDER_VARIABLE, Archive, File
 
 
 def read_archive(archive: Archive) -> Raw:
-    """Read a set of original files: from a folder where they already lie, else through TFDS.
+    """Read a set of original files, from a folder that has them or else by TFDS.
 
     Raises:
-        UserError: they are not on this machine and cannot be fetched.
-        DataError: a file is missing, or is not the published one.
+        UserError: the files are not on this machine and cannot be downloaded.
+        DataError: a file is missing or is not the published file.
     """
     folder = locate(archive)
     if folder is None:
@@ -35,14 +35,14 @@ def read_archive(archive: Archive) -> Raw:
 
 
 def manual_folder(name: str) -> Path | None:
-    """Find ``$BDL_DATA_DIR/<set>``, if the variable is set and the folder is there."""
+    """Return ``$BDL_DATA_DIR/<set>`` if the variable is set and the folder exists."""
     root = os.environ.get(FOLDER_VARIABLE)
     folder = Path(root) / name if root else None
     return folder if folder is not None and folder.is_dir() else None
 
 
 def locate(archive: Archive) -> Path | None:
-    """Find the first folder that holds any of the files; a folder that lacks some is an error.
+    """Return the first folder that holds any of the files; it must hold all of them.
 
     Raises:
         DataError: a file is missing in a folder that has others.
@@ -60,7 +60,7 @@ def locate(archive: Archive) -> Path | None:
 
 
 def verify(path: Path, file: File) -> None:
-    """Raise DataError where ``path`` is not the published file."""
+    """Raise DataError if ``path`` is not the published file."""
     expected, mode = (file.content, "decompressed ") if file.content else (file.sha256, "")
     digest = content_sha256(path) if file.content else _sha256(path)
     if digest != expected:
@@ -68,7 +68,7 @@ def verify(path: Path, file: File) -> None:
 
 
 def content_sha256(path: Path) -> str:
-    """Compute the SHA-256 of what a gzip file holds.
+    """Compute the SHA-256 of a gzip file's decompressed content.
 
     Raises:
         DataError: the file is truncated or not gzip.
@@ -93,12 +93,12 @@ def _digest(read: Callable[[int], bytes]) -> str:
 
 
 def members(path: Path, wanted: list[str]) -> dict[str, bytes]:
-    """Read some members of a gzipped tar archive; only regular files are read, nothing is extracted to disk.
+    """Read some members of a gzipped tar archive; only regular files are read, and nothing is extracted to disk.
 
-    It stops at the last of them: what follows (STL-10 has 2.8 GB without labels) is not looked at.
+    It stops after the last wanted member and skips the rest, such as STL-10's 2.8 GB without labels.
 
     Raises:
-        DataError: the archive is truncated before that, is not one, or lacks a member.
+        DataError: the archive is truncated before this, is not an archive, or lacks a member.
     """
     contents: dict[str, bytes] = {}
     try:

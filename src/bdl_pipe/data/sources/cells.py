@@ -1,12 +1,12 @@
-"""The one reader of a user's cells: equal values are equal, whatever file, frame or request carries them.
+"""The reader of a user's cells, which treats equal values in a file, a frame or a request equally.
 
-A cell comes with a type (Parquet, Arrow, pandas, a number of JSON) or as a text (CSV, a text of any of these). A column
-of texts is read by all its texts: numbers, truths, dates (ISO 8601) or texts. Blanks around a text do not count, and an
-empty text is a gap. In a column otherwise of numbers, truths or dates so are words such as ``NA`` and ``?``
-(``forms.GAPS``, and texts without letter or digit); in a column of texts they are texts.
+A cell has a type (Parquet, Arrow, pandas, JSON numbers) or is a text (CSV, or a text in the other formats). All texts
+of a column together decide whether it holds numbers, truths, dates (ISO 8601) or texts. Blanks around a text do not
+count, and an empty text is a gap. In a column of numbers, truths or dates, words such as ``NA`` and ``?`` are gaps, too
+(``forms.GAPS``, and texts without a letter or digit); in a column of texts they are texts.
 
-Nothing is guessed: separators of thousands, units (``12 %``, ``$5``), dates in another form, and whole numbers that a
-float64 would round are named, and are no numbers.
+Nothing is guessed: separators of thousands, units (``12 %``, ``$5``), other date formats, and whole numbers that a
+float64 would round are reported and are not numbers.
 """
 
 import re
@@ -24,8 +24,8 @@ from . import forms
 from .names import require_column
 
 CellKind = Literal["number", "truth", "date", "text", "empty", "other"]
-DECIMAL: Final = b"decimal"  # the point of numbers in texts, in the metadata of a table's schema
-_DAY: Final = 86_400_000_000  # a day has so many microseconds
+DECIMAL: Final = b"decimal"  # key, in a table's schema metadata, of the decimal point in texts
+_DAY: Final = 86_400_000_000  # microseconds of a day
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,9 @@ class Cells:
     """The cells of one column of an open table.
 
     Attributes:
-        origin: the file, as errors name it.
-        values: typed, or texts without blanks around them; null where a cell is empty.
-        decimal: the point of numbers in texts.
+        origin: the file's name in errors.
+        values: typed values, or texts without surrounding blanks; null for empty cells.
+        decimal: the decimal point of numbers in texts.
     """
 
     origin: str
@@ -45,7 +45,7 @@ class Cells:
 
     @classmethod
     def of(cls, table: pa.Table, name: str, origin: str) -> "Cells":
-        """Take a column of a table.
+        """Return the cells of a table's column.
 
         Raises:
             DataError: there is no such column.
@@ -66,7 +66,7 @@ class Cells:
 
     @cached_property
     def kind(self) -> CellKind:
-        """Return what the cells are, by all of them; ``other``: neither of these."""
+        """Return the kind of the cells, which all cells decide; ``other`` if no kind fits."""
         kind = self.values.type
         if self.is_empty:
             return "empty"
@@ -82,7 +82,7 @@ class Cells:
 
     @cached_property
     def is_code(self) -> bool:
-        """Return True for texts of digits, all of one length, of which some begin with 0: numbers would lose it."""
+        """Return True for texts of digits, all of one length, some with a leading 0, which numbers would lose."""
         if not self.is_text or not pc.any(pc.match_substring_regex(self.values, forms.CODE)).as_py():
             return False
         return len(pc.unique(pc.utf8_length(self.filled))) == 1 and forms.are_all(self.filled, r"^[0-9]+$")
@@ -105,14 +105,14 @@ class Cells:
 
     @property
     def gap_words(self) -> Counter[str]:
-        """Count the words that are read as gaps of a column of numbers, truths or dates."""
+        """Count the words that are read as gaps in a column of numbers, truths or dates."""
         if not self.is_text or self.kind not in ("number", "truth", "date"):
             return Counter()
         pairs = self.values.filter(self._gaps).drop_null().value_counts().to_pylist()
         return Counter({pair["values"]: pair["counts"] for pair in pairs})
 
     def missing(self) -> np.ndarray:
-        """Say of each cell whether it is a gap [n]."""
+        """Return, for each cell, whether it is a gap [n]."""
         gaps = self.values.is_null()
         if self.is_text and self.kind in ("number", "truth", "date"):
             gaps = pc.or_(gaps, self._gaps)
@@ -122,7 +122,7 @@ class Cells:
         """Return the cells as finite float64 [n], NaN for gaps; truths are 0 and 1.
 
         Raises:
-            DataError: a cell is no number, is infinite, or is a whole number that would be rounded.
+            DataError: a cell is not a number, is infinite, or is a whole number that would be rounded.
         """
         values = self._floats
         if self.is_rounded:
@@ -141,7 +141,7 @@ class Cells:
         """Return dates as days since 1970, float64 [n], NaN for gaps; instants in UTC.
 
         Raises:
-            DataError: a cell is no date.
+            DataError: a cell is not a date.
         """
         if self._moments is None:
             if self._is_gap_alone:
@@ -183,7 +183,7 @@ class Cells:
 
     @cached_property
     def filled(self) -> pa.ChunkedArray:
-        """The cells that are not empty."""
+        """Return the cells that are not empty."""
         return self.values.drop_null()
 
     @cached_property
@@ -196,12 +196,12 @@ class Cells:
 
     @cached_property
     def _words(self) -> pa.ChunkedArray:
-        """The texts that are not read as gaps."""
+        """Return the texts that are not read as gaps."""
         return pc.if_else(self._gaps, pa.scalar(None, pa.string()), self.values)
 
     @cached_property
     def _numeric(self) -> pa.ChunkedArray | None:
-        """Texts as float64; None if one is no number, or all are words for gaps."""
+        """Return texts as float64; None if a text is not a number, or all are words for gaps."""
         if self.decimal == "." and (found := forms.cast(self.values, pa.float64())) is not None:
             return found
         texts = self._words
@@ -211,14 +211,14 @@ class Cells:
             for sign, other in forms.SIGNS.items():
                 texts = pc.replace_substring(texts, sign, other)
         if self.decimal == ",":
-            if pc.any(pc.match_substring(texts, ".")).as_py():  # of thousands, or another point
+            if pc.any(pc.match_substring(texts, ".")).as_py():  # a separator of thousands, or another decimal point
                 return None
             texts = pc.replace_substring(texts, ",", ".")
         return forms.cast(texts, pa.float64())
 
     @cached_property
     def _truths(self) -> pa.ChunkedArray | None:
-        """Texts as booleans: true and false in any letters, and 1 and 0 among these; None if one is another."""
+        """Return texts as booleans: true, false (in any case), 1 and 0; None if there is another text."""
         lower = pc.utf8_lower(self._words)
         known = pc.is_in(lower, pa.array([None, "true", "false", "1", "0"]))
         if not pc.all(known).as_py() or not pc.any(pc.is_in(lower, pa.array(["true", "false"]))).as_py():
@@ -227,7 +227,7 @@ class Cells:
 
     @cached_property
     def _moments(self) -> pa.ChunkedArray | None:
-        """Dates as microseconds; None if a cell is none."""
+        """Return dates as microseconds; None if a cell is not a date."""
         if pa.types.is_timestamp(self.values.type):
             return self.values
         if not self.is_text or self.is_empty:
@@ -238,10 +238,10 @@ class Cells:
 
     @cached_property
     def _floats(self) -> np.ndarray:
-        """The cells as float64 [n], rounded where whole numbers are large; NaN for gaps.
+        """Return the cells as float64 [n], with large whole numbers rounded; NaN for gaps.
 
         Raises:
-            DataError: a cell is no number.
+            DataError: a cell is not a number.
         """
         kind = self.values.type
         if self.is_text and self._numeric is not None:
@@ -261,7 +261,8 @@ class Cells:
         return np.asarray(found.to_numpy(), np.float64)
 
     def _first(self, form: str = forms.NUMBER) -> tuple[int, str]:
-        """Find the first cell that is no gap and not of this form, or else the first that is no gap, and its row."""
+        """Return the row and text of the first nonempty cell that is not of this form, or of the first nonempty
+        cell."""
         words = self._words if self.is_text else self.values
         form = form.replace("[.,]", f"[{self.decimal}]")
         wrong = pc.invert(pc.match_substring_regex(words, form)) if self.is_text else words.is_valid()
@@ -274,10 +275,10 @@ class Cells:
 
 
 def is_index(table: pa.Table, name: str) -> bool:
-    """Return True for the index of a pandas table, which is no feature.
+    """Return True for the index of a pandas table, which is not a feature.
 
-    It is a column ``__index_level_0__`` of a Parquet file, or a column of whole numbers from 0 on that has no name and
-    is the first, or that pandas has called ``Unnamed: 0``.
+    This is a column ``__index_level_0__`` of a Parquet file, or a column 0, 1, 2, … that is first and unnamed, or that
+    pandas has named ``Unnamed: 0``.
     """
     if re.fullmatch(r"__index_level_\d+__", name):
         return True

@@ -25,10 +25,10 @@ def describe(cells: Cells, kind: ColumnKind, categories: int) -> Column:
     """Describe a whole column: its categories, whether cells are empty, whether dates have hours and a zone.
 
     Args:
-        categories: the most columns of a network's input that a category becomes.
+        categories: the largest number of network inputs of a category.
 
     Raises:
-        DataError: the column has no value or a value that is no ``kind``.
+        DataError: the column has no value, or a value that is not of this kind.
     """
     if cells.is_empty:
         rule = "must have a value in some row, got none; leave it out"
@@ -49,7 +49,7 @@ def describe(cells: Cells, kind: ColumnKind, categories: int) -> Column:
 def described_matrix(
     table: pa.Table, kinds: Mapping[str, ColumnKind], categories: int, origin: str
 ) -> tuple[tuple[Column, ...], np.ndarray]:
-    """Describe columns, and take them as :func:`coded_matrix` does."""
+    """Describe columns, and return them as numbers, see :func:`coded_matrix`."""
     described = []
     matrix = scratch.empty((table.num_rows, len(kinds)), np.float64)
     for place, (name, kind) in enumerate(kinds.items()):
@@ -60,11 +60,10 @@ def described_matrix(
 
 
 def coded_matrix(table: pa.Table, columns: tuple[Column, ...], origin: str) -> np.ndarray:
-    """Take the columns as numbers, float64 [n, column]: NaN where a cell is empty, ``UNSEEN`` for a new category.
+    """Return columns as numbers, float64 [n, column]: NaN for empty cells, ``UNSEEN`` for new categories.
 
     Raises:
-        DataError: a column is not there or holds something else; a cell is empty in a column that had a value in every
-            row when it was described.
+        DataError: a column is missing or of another kind, or has an empty cell although the described column has none.
     """
     matrix = scratch.empty((table.num_rows, len(columns)), np.float64)
     for place, column in enumerate(columns):
@@ -78,11 +77,11 @@ def coded_matrix(table: pa.Table, columns: tuple[Column, ...], origin: str) -> n
 
 
 def codes_of(cells: Cells, column: Column) -> np.ndarray:
-    """Give one column as float64 [n], as :func:`coded_matrix` does.
+    """Return one column as float64 [n], see :func:`coded_matrix`.
 
     Raises:
-        DataError: a cell means something else than those that were described: no number, a date with a zone where there
-            was none, no truth among truths, a number where codes begin with 0.
+        DataError: a cell does not fit the described column: it is not a number, a date has an unexpected time zone, a
+            cell among truths is not a truth, or a number is among codes with leading zeros.
     """
     if column.kind == "category":
         return _places(cells, column)
@@ -97,7 +96,7 @@ def codes_of(cells: Cells, column: Column) -> np.ndarray:
 
 
 def _places(cells: Cells, column: Column) -> np.ndarray:
-    """Give the place of each category in the column's values: of an equal text, or else of the same number or truth."""
+    """Return the index of each category in the column's values, by equal text or else by equal number or truth."""
     texts = cells.values if cells.is_text else cells.texts()
     found = pc.index_in(texts, value_set=pa.array([clean(value) for value in column.values], pa.string()))
     codes = found.cast(pa.float64()).fill_null(UNSEEN).to_numpy().astype(np.float64)
@@ -112,7 +111,7 @@ def _places(cells: Cells, column: Column) -> np.ndarray:
 
 
 def _place(value: str, cells: Cells, column: Column) -> float:
-    """Give the place of a text that is none of the column's values: of the same number or truth, or ``UNSEEN``."""
+    """Return the index of the value equal, as a number or truth, to a text; ``UNSEEN`` if there is none."""
     written = {canonical(known): place for place, known in enumerate(column.values)}
     is_truth, text = {*written} <= {*TRUTHS}, canonical(value)
     text = TRUTHS[int(text)] if is_truth and text in ("0", "1") else text
@@ -129,16 +128,16 @@ def _place(value: str, cells: Cells, column: Column) -> float:
 
 
 def unseen(inputs: np.ndarray, columns: tuple[Column, ...]) -> list[str]:
-    """Return a line for each column of ``inputs`` [n, column] with values unlike all of the fitted file.
+    """Return a line for each column of ``inputs`` [n, column] with values unlike any in the fitted file.
 
-    These are categories that it did not have, and numbers and dates beyond it by more than ``_FAR`` times its range.
+    These are new categories, and numbers and dates that are outside its range by more than ``_FAR`` times the range.
     """
     lines = []
     for column, values in zip(columns, inputs.T, strict=True):
         new = values == UNSEEN
         if column.kind == "category" and new.any():
             where = f"{int(new.sum()):,} rows, the first {int(np.argmax(new)) + 1}"
-            way = "taken as one of the rare categories or, where there are none, as no category"
+            way = "taken as one of the rare categories or, if there are none, as no category"
             lines.append(f"{column.name}: a category that the fitted file did not have, in {where}: {way}")
         if column.ends and (far := _is_far(values, *column.ends)).any():
             where = f"{int(far.sum()):,} rows, the first {int(np.argmax(far)) + 1}"
@@ -159,12 +158,12 @@ def _written(value: float, column: Column) -> str:
 
 
 def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np.ndarray:
-    """Take columns of finite numbers, float64 [n, column]; truths are 0 and 1."""
+    """Return columns of finite numbers as float64 [n, column]; truths are 0 and 1."""
     for name in columns:
         require_column(table, name, origin)
     matrix = scratch.empty((table.num_rows, len(columns)), np.float64)
     for place, name in enumerate(columns):
-        column = Cells.of(table, name, origin)  # One at a time: each holds a copy of what it has read.
+        column = Cells.of(table, name, origin)  # one at a time, because each holds a copy of its column
         matrix[:, place] = column.numbers()
         if np.isnan(matrix[:, place]).any():
             _missing(column, np.isnan(matrix[:, place]))

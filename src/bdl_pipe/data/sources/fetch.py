@@ -1,8 +1,8 @@
 """Downloads through TensorFlow Datasets, without TensorFlow.
 
-TFDS fetches, verifies and caches (``$TFDS_DATA_DIR`` or ``~/tensorflow_datasets``) as ArrayRecord;
-the stock builders need TensorFlow to unpack, so a thin builder hands the original files to this
-package's own parsers. Without a network TFDS retries for minutes: reachability is tested first.
+TFDS downloads, verifies and caches files (``$TFDS_DATA_DIR`` or ``~/tensorflow_datasets``) as ArrayRecord. Its own
+builders need TensorFlow to unpack files, so a small builder passes the original files to this package's parsers.
+Without a network TFDS retries for minutes, so reachability is tested first.
 """
 
 import os
@@ -26,15 +26,15 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def fetch(archive: Archive, *, downloads: Path | None = None, cache: Path | None = None) -> Raw:
-    """Give the set's rows in their original order, downloaded unless TFDS's cache has them.
+    """Return the set's rows in their original order, from TFDS's cache or a download.
 
     Args:
-        downloads: a folder with already downloaded original files.
-        cache: where TFDS keeps its data sets.
+        downloads: a folder with downloaded original files.
+        cache: TFDS's folder of data sets.
 
     Raises:
-        UserError: no network, or TFDS is not installed; it names the ways out.
-        DataError: a downloaded file is not the published one.
+        UserError: there is no network, or TFDS is not installed; the message lists solutions.
+        DataError: a downloaded file is not the published file.
     """
     tfds = _import(archive)
     builder = _builder(tfds, archive, cache)
@@ -55,7 +55,7 @@ def fetch(archive: Archive, *, downloads: Path | None = None, cache: Path | None
 
 
 def require_reachable(archive: Archive) -> None:
-    """Raise UserError within seconds where a host of the files does not answer."""
+    """Raise UserError within seconds if a host of the files does not answer."""
     for host, port in sorted({_address(f.url) for f in archive.files}):
         try:
             socket.create_connection((host, port), timeout=_TIMEOUT).close()
@@ -66,7 +66,7 @@ def require_reachable(archive: Archive) -> None:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Find whom a download of ``url`` connects to: its host, or the proxy of the environment."""
+    """Return the address that a download of ``url`` connects to: its host, or the environment's proxy."""
     scheme, host = urlsplit(url).scheme, urlsplit(url).hostname or ""
     proxy = None if proxy_bypass(host) else getproxies().get(scheme)
     parts = urlsplit(proxy if proxy and "://" in proxy else url)
@@ -95,7 +95,7 @@ def _checksum_error() -> type[Exception]:
 
 
 def _builder(tfds: Any, archive: Archive, cache: Path | None) -> Any:
-    """Make a TFDS builder of this archive; its class is made here because TFDS is imported lazily."""
+    """Make a TFDS builder of this archive, with a class that is defined here because TFDS is imported lazily."""
     from tensorflow_datasets.core.download.checksums import UrlInfo
 
     base: Any = tfds.core.GeneratorBasedBuilder
@@ -130,7 +130,7 @@ def _builder(tfds: Any, archive: Archive, cache: Path | None) -> Any:
 
 
 def _parse(archive: Archive, paths: dict[str, Any]) -> Raw:
-    """Parse downloads, whose names TFDS mangles, under their original names."""
+    """Parse downloaded files under their original names, which TFDS has changed."""
     with TemporaryDirectory() as folder:
         for name, path in paths.items():
             (Path(folder) / name).symlink_to(Path(os.fspath(path)).absolute())

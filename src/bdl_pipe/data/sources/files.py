@@ -12,7 +12,7 @@ FOLDER_VARIABLE: Final = "BDL_DATA_DIR"
 
 @dataclass(frozen=True)
 class File:
-    """One original file: its URL, size and SHA-256 as downloaded; ``content``: SHA-256 once gunzipped."""
+    """One original file: its URL, size and SHA-256; ``content`` is the SHA-256 of the decompressed content."""
 
     url: str
     bytes: int
@@ -30,10 +30,10 @@ class Archive:
     """A set made of original files.
 
     Attributes:
-        files: all of them.
-        shape: of an image, (channel, height, width).
-        parse: the folder that holds them -> raw rows.
-        system: a system package and the folder where it puts the files.
+        files: the original files.
+        shape: the shape of an image, (channel, height, width).
+        parse: the folder of the files -> raw rows.
+        system: a system package and its folder of the files.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which files of a folder are images and which folders are classes, and what lies beside them."""
+"""The images and class folders of a folder, and its other files."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,11 +8,11 @@ from ...errors import DataError, brief, short
 from .forms import clean
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-_NO_CLASSES: Final = ("__macosx", "thumbs.db", "desktop.ini", "@eadir")  # what systems leave beside images
+_NO_CLASSES: Final = ("__macosx", "thumbs.db", "desktop.ini", "@eadir")  # files and folders that operating systems add
 
 
 def is_hidden(path: Path) -> bool:
-    """Return whether a system or an editor made this file or folder: a name that starts with a dot, ``__MACOSX``, …"""
+    """Return whether the name is a system's or an editor's: it starts with a dot, or is ``__MACOSX``, …"""
     return path.name.startswith(".") or path.name.lower() in _NO_CLASSES
 
 
@@ -31,7 +31,7 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def hidden_images(root: Path) -> list[Path]:
-    """List what :func:`class_files` leaves out: hidden folders, and hidden images in the classes' folders."""
+    """List the files that :func:`class_files` skips: hidden folders, and hidden images in the classes' folders."""
     folders = sorted(p for p in root.iterdir() if p.is_dir() and is_hidden(p))
     return folders + [path for folder in class_folders(root) for path in _images(folder) if is_hidden(path)]
 
@@ -40,7 +40,7 @@ def class_files(root: Path) -> dict[Path, list[Path]]:
     """List the images of each class's folder, by name, without hidden folders and files.
 
     Raises:
-        DataError: there is no folder, or one without images, or two of one name.
+        DataError: there is no class folder, one has no images, or two have the same name.
     """
     files = {folder: image_files(folder) for folder in class_folders(root)}
     if not files:
@@ -56,7 +56,7 @@ def class_files(root: Path) -> dict[Path, list[Path]]:
 
 
 def beside_images(path: Path) -> list[Path]:
-    """List what is read neither as an image nor as hidden: other files, folders in a class's folder, dead links.
+    """List entries that are neither images nor hidden: other files, folders in a class's folder, dead links.
 
     Args:
         path: the folder of the classes' folders, or of ``train/`` and ``test/``.
@@ -70,6 +70,6 @@ def beside_images(path: Path) -> list[Path]:
 
 
 def _names(folder: Path) -> str:
-    """Name what is in a folder, for an error."""
+    """Describe a folder's content, for an error."""
     names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in folder.iterdir() if not is_hidden(p))
     return brief(", ".join(names[:4])) + (", …" if len(names) > 4 else "") if names else "none"

@@ -1,7 +1,7 @@
-"""Files that people take for tables or images: each is known by its first bytes, and named with the command that helps.
+"""Files that are not the tables or images they were given as, recognised by their first bytes.
 
-A workbook, an archive or a pointer of Git LFS that is parsed as CSV has a column of garbage at best. Nothing is
-unpacked or converted here: the user's own command does it, and the user sees what comes out.
+The error names the format and a command that helps. A workbook, an archive or a Git LFS pointer parsed as CSV would
+give a column of garbage at best. Nothing is unpacked or converted automatically, so that the user sees the result.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Final
 
 from ...errors import DataError
 
-LONGEST: Final = 512  # bytes of a file's beginning by which its kind is known
+LONGEST: Final = 512  # the most bytes of a file that are checked
 _PANDAS: Final = "make it Parquet: python -c \"import pandas; pandas.read_{}('{{}}').to_parquet('new.parquet')\""
 _CSV: Final = "save the sheet as CSV"
 _PICKLE: Final = "is a pickle, which is never read, since it may run any code; write it as CSV or Parquet"
@@ -39,7 +39,7 @@ _OTHERS: Final = (
     (b"\xff\xfe", _TEXT.format("UTF-16")),
     (b"\xfe\xff", _TEXT.format("UTF-16")),
 )
-_WRITTEN: Final = (  # texts: compared without blanks before them, in small letters
+_WRITTEN: Final = (  # texts, compared in lower case without leading blanks
     (b"version https://git-lfs", "is a pointer of Git LFS, not the file itself; fetch it: git lfs pull"),
     (b"outs:", "is a pointer of DVC, not the file itself; fetch it: dvc pull"),
     (b"<!doctype", "is a web page, perhaps one that asks to sign in; fetch the file itself"),
@@ -53,13 +53,13 @@ _WRITTEN: Final = (  # texts: compared without blanks before them, in small lett
 
 
 def beginning(path: Path) -> bytes:
-    """Return the first bytes of a file that is there."""
+    """Return the first bytes of an existing file."""
     with path.open("rb") as file:
         return file.read(LONGEST)
 
 
 def other_kind(start: bytes, name: str) -> str:
-    """Say what a file is, and what helps, if its first bytes are those of no CSV; empty if they may be."""
+    """Return the format of a file and a command that helps; empty if its first bytes may be a CSV's."""
     if start.startswith(b"PK\x03\x04"):
         office = b"[Content_Types].xml" in start or b"xl/" in start or name.lower().endswith((".xlsx", ".xlsm", ".ods"))
         return f"is an Excel workbook; {_CSV}" if office else f"is a zip archive; unpack it first: unzip {name}"
@@ -69,10 +69,10 @@ def other_kind(start: bytes, name: str) -> str:
 
 
 def require_table(path: Path, parquet: bool) -> None:
-    """Raise DataError for a file of another kind than its name says.
+    """Raise DataError if a file's format differs from its name's.
 
     Args:
-        parquet: whether the name says Parquet, rather than CSV.
+        parquet: whether the name is a Parquet file's and not a CSV's.
     """
     start = beginning(path)
     is_parquet = start.startswith(b"PAR1")

@@ -1,4 +1,4 @@
-"""The forms of cells: which texts are numbers, truths, dates or words for gaps, and how each is written as a text."""
+"""The formats of cells: texts that are numbers, truths, dates or words for gaps, and their canonical texts."""
 
 import re
 import unicodedata
@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 GAPS: Final = (
     *("na", "n/a", "#n/a", "#na", "<na>", "n.a.", "nan", "null", "none", "nil"),
     *("missing", "unknown", "nd", "n.d.", "-nan", "-1.#ind", "1.#qnan"),
-    *("#nv", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"),  # of Excel
+    *("#nv", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"),  # Excel's
 )
 TRUTHS: Final = ("False", "True")
-LARGEST: Final = 2.0**53  # whole numbers beyond it are rounded by a float64
-FARTHEST: Final = 1e150  # a float64 holds the squares of smaller numbers
+LARGEST: Final = 2.0**53  # float64 rounds larger whole numbers
+FARTHEST: Final = 1e150  # the squares of smaller numbers fit in a float64
 _BLANKS: Final = "".join(c for c in map(chr, range(0x3001)) if c.isspace()) + "\u200b\u200e\u200f\u2060\ufeff"
 SIGNS: Final = dict(  # full width, a printed minus, Arabic and Persian digits
     zip("０１２３４５６７８９．－＋−٠١٢٣٤٥٦٧٨٩٫۰۱۲۳۴۵۶۷۸۹", "0123456789.-+-0123456789.0123456789", strict=True)
@@ -35,7 +35,7 @@ DRESSED: Final = r"^[-+(]?\s*[\p{Sc}%]?\s*[-+]?[0-9][0-9.,'’\s]*([dD][-+][0-9]
 
 
 def clean(text: str) -> str:
-    """Return a text or a name in Unicode's composed form (NFC), without blanks or invisible characters around it."""
+    """Return a text in Unicode's composed form (NFC), without surrounding blanks or invisible characters."""
     return unicodedata.normalize("NFC", text).strip(_BLANKS)
 
 
@@ -50,7 +50,7 @@ def is_gap_word(text: str) -> bool:
 
 
 def canonical(text: str) -> str:
-    """Write a text that is a number or a truth as :meth:`Cells.texts` writes those; any other as it is."""
+    """Write a text that is a number or a truth like :meth:`Cells.texts`; return other texts unchanged."""
     if text.lower() in ("true", "false"):
         return text.lower().capitalize()
     if not is_number(text) or re.match(CODE, text) or re.match(WHOLE, text):
@@ -59,7 +59,7 @@ def canonical(text: str) -> str:
 
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Bring a column to one type of its kind: texts, float64, moments of microseconds; whole numbers stay whole."""
+    """Convert a column to the common type of its kind: texts, integers, float64, or timestamps in microseconds."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
@@ -101,7 +101,7 @@ def is_numeric(kind: pa.DataType) -> bool:
 
 
 def gap_mask(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Say of each text whether it is a word for a gap, or an empty cell."""
+    """Return, for each text, whether it is a word for a gap or an empty cell."""
     named = pc.is_in(pc.utf8_lower(texts), pa.array([None, *GAPS]))
     return pc.or_(named, pc.fill_null(pc.match_substring_regex(texts, _WORDLESS), True))
 
@@ -114,7 +114,7 @@ def cast(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
 
 
 def parsed(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Read dates as microseconds, all with a zone or all without; None if one is none."""
+    """Read dates as microseconds, all with a time zone or all without; None if a text is not a date."""
     for zone in (None, "UTC"):
         for unit in ("us", "ns"):
             if (found := cast(texts, pa.timestamp(unit, zone))) is not None:
@@ -139,6 +139,6 @@ def number_texts(values: np.ndarray) -> pa.ChunkedArray:
 
 
 def date_texts(moments: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Write a moment as a day where its time is midnight, and with the time elsewhere."""
+    """Write a timestamp as a day if its time is midnight, else with the time."""
     texts = pc.replace_substring(moments.cast(pa.timestamp("us")).cast(pa.string()), ".000000", "")
     return pc.replace_substring(texts, " 00:00:00", "")

@@ -37,7 +37,7 @@ def read_array(path: Path, dimensions: int) -> np.ndarray:
     """Read one gzipped IDX file of uint8.
 
     Raises:
-        DataError: it is truncated, not gzip, or not IDX of that many dimensions.
+        DataError: the file is truncated, not gzip, or not IDX with this number of dimensions.
     """
     try:
         with gzip.open(path, "rb") as stream:

@@ -1,12 +1,12 @@
-"""ImageNet's smaller relatives, from the archives that their authors give out, or from a folder of one's contents.
+"""Smaller variants of ImageNet, from their authors' archives or from a folder with an archive's content.
 
 - ``tiny_imagenet``: ``tiny-imagenet-200.zip`` (Stanford's CS231n): 200 classes, 64×64, 500 training images of each; its
-  50 validation images of each have labels, and are the test rows here, as in the literature.
+  50 validation images of each, which have labels, are the test rows, as in the literature.
 - ``imagewoof``: ``imagewoof2*.tgz`` (fast.ai): 10 breeds of dogs, images of any size in ``train/`` and ``val/``.
 - ``imagenet_npz``: the downsampled ImageNet of Chrabaszcz et al. 2017, ``train_data_batch_1.npz`` … and
-  ``val_data.npz`` in a folder; its other release is pickled Python, which is not read.
+  ``val_data.npz`` in a folder; the other release is pickled Python, which is not read.
 
-All are yours to fetch: none of them may be passed on, so no checksum is kept, and what is read is checked.
+You must download them yourself, since they may not be redistributed. There are no checksums; the content is checked.
 """
 
 import io
@@ -30,7 +30,7 @@ from .folders import SUFFIXES
 from .images import open_npz
 
 _TINY_SIDE: Final = 64
-_Contents = Callable[[Sequence[str]], Iterable[tuple[str, bytes]]]  # names -> each with its bytes, in any order
+_Contents = Callable[[Sequence[str]], Iterable[tuple[str, bytes]]]  # names -> (name, bytes), in any order
 _BATCH: Final = re.compile(r"train_data_batch_(\d+)\.npz")
 
 
@@ -79,7 +79,7 @@ class ImageWoof:
     """ImageWoof, or ImageNette: ``path`` is its ``.tgz`` file, or the folder in it.
 
     Attributes:
-        side: of the square images that are read: the shorter side is brought to it, and the middle is cut out.
+        side: the side of the square images: the shorter side is scaled to it, and the middle is cut out.
     """
 
     path: str
@@ -92,7 +92,7 @@ class ImageWoof:
         require(self.side > 0, "side", "must be > 0", self.side)
 
     def read(self) -> Raw:
-        """Read images uint8 [n, 3, side, side]; a class is called as its folder; ``val/`` are the test rows.
+        """Read images uint8 [n, 3, side, side]; a class has its folder's name; ``val/`` are the test rows.
 
         Raises:
             DataError: a folder is missing or an image is unreadable.
@@ -123,7 +123,7 @@ class ImageNetNpz:
     """The downsampled ImageNet as ``.npz`` files in the folder ``path``.
 
     Attributes:
-        side: of its images, 8, 16, 32 or 64.
+        side: the side of the images, 8, 16, 32 or 64.
     """
 
     path: str
@@ -144,12 +144,12 @@ class ImageNetNpz:
         folder = Path(self.path)
         names = {int(found[1]): p for p in sorted(folder.glob("*.npz")) if (found := _BATCH.fullmatch(p.name))}
         if not names or sorted(names) != list(range(1, len(names) + 1)):
-            raise DataError(f"{folder}: must hold train_data_batch_1.npz and those that follow, got {sorted(names)}")
+            raise DataError(f"{folder}: must hold train_data_batch_1.npz, …_2.npz, …, got {sorted(names)}")
         counts = [self._rows(names[number]) for number in sorted(names)]
         images = np.empty((sum(counts), 3, self.side, self.side), np.uint8)
         targets = np.empty(len(images), np.int64)
         begin = 0
-        for number in sorted(names):  # one at a time: all of them are 16 GB
+        for number in sorted(names):  # one at a time, because all are 16 GB
             batch = self._batch(names[number])
             images[begin : begin + len(batch)] = batch.inputs
             targets[begin : begin + len(batch)] = batch.targets
@@ -168,11 +168,11 @@ class ImageNetNpz:
         return (Path(self.path),)
 
     def _rows(self, path: Path) -> int:
-        """Count a batch's rows by its labels; an ``.npz`` reads an array when it is asked for."""
+        """Return the number of a batch's labels; an ``.npz`` reads only the accessed array."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 return len(file["labels"]) if "labels" in file.files else 0
-        except Exception as error:  # the readers of archives and of headers raise whatever they stumble over
+        except Exception as error:  # archive and header readers raise any exception
             raise DataError(f"{path}: is not a readable .npz of plain arrays ({brief(error)})") from None
 
     def _batch(self, path: Path) -> Examples:
@@ -190,7 +190,7 @@ class ImageNetNpz:
 
 
 class _Members:
-    """The files of an archive or a folder, by their path below its one top folder."""
+    """The files of an archive or a folder, by their path below its top folder."""
 
     def __init__(self, origin: Path, names: dict[str, str], contents: _Contents) -> None:
         self._origin, self._names, self._contents = origin, names, contents
@@ -211,7 +211,7 @@ class _Members:
         return found
 
     def read(self, names: Sequence[str], side: int, resize: int | None) -> np.ndarray:
-        """Read images as uint8 [n, 3, side, side], one after another; ``resize`` brings them to that size."""
+        """Read images as uint8 [n, 3, side, side], one after another; resized to ``resize`` if it is given."""
         place = {self._names[name]: number for number, name in enumerate(names)}
         images = np.empty((len(names), 3, side, side), np.uint8)
         for name, blob in self._contents(list(place)):
@@ -237,7 +237,7 @@ def _pixels(blob: bytes, origin: str, side: int, resize: int | None) -> np.ndarr
 
 @contextmanager
 def _members(path: Path) -> Iterator[_Members]:
-    """Open a zip, a tar or a folder; a damaged archive is a DataError, also while it is read."""
+    """Open a zip, a tar or a folder; raise DataError for a damaged archive, also during reading."""
     try:
         if path.is_dir():
             names = [str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()]
@@ -257,7 +257,7 @@ def _members(path: Path) -> Iterator[_Members]:
 
 
 def _of_tar(path: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Read members in the order in which they lie: to go back would unpack everything before them again."""
+    """Read members in the archive's order, because going back would unpack the archive again."""
     with tarfile.open(path, "r|*") as tar:
         for member in tar:
             if member.name in wanted and (file := tar.extractfile(member)) is not None:
@@ -265,7 +265,7 @@ def _of_tar(path: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _below(names: Sequence[str]) -> dict[str, str]:
-    """Map the path below the one top folder, where there is one, to the archive's own name; what macOS adds is left."""
+    """Map paths below the top folder, if any, to the archive's own names, without the files that macOS adds."""
     plain = {name: name.removeprefix("./") for name in names}
     own = {name: p for name, p in plain.items() if not p.startswith("__MACOSX/") and "/._" not in f"/{p}"}
     cut = len({p.split("/")[0] for p in own.values()}) == 1

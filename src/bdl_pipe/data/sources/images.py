@@ -1,4 +1,4 @@
-"""A user's images: a folder per class, or an ``.npz`` with arrays."""
+"""A user's images: a folder for each class, or an ``.npz`` with arrays."""
 
 import io
 from collections.abc import Mapping
@@ -19,18 +19,18 @@ from .formats import beginning, other_kind
 from .forms import clean
 
 _GREY: Final = ("1", "L")
-_DEEP: Final = ("I", "F")  # how the names of the modes begin that 8 bits would cut off
+_DEEP: Final = ("I", "F")  # prefixes of image modes with more than 8 bits
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """A folder with one subfolder of images per class, or ``train/`` and ``test/`` holding those.
+    """A folder with one subfolder of images for each class, or with ``train/`` and ``test/`` that have such subfolders.
 
     Attributes:
         path: the folder.
-        size: pixels a side that images are brought to: scaled until the shorter side has as many, then cut to a square
-            around the middle. Null: they have one size already.
-        skip_broken: leave out files that are no readable images.
+        size: the side of the images in pixels: an image is scaled so that its shorter side has this size, then cut to a
+            square around the middle. null: all images already have the same size.
+        skip_broken: whether unreadable image files are skipped.
     """
 
     path: str
@@ -122,13 +122,13 @@ def open_npz(path: Path) -> Mapping[str, np.ndarray]:
             raise DataError(f"{path}: holds Python objects, which are never unpickled; {cure}") from None
         raise DataError(f"{path}: is not a readable .npz of plain arrays ({brief(error)})") from None
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):  # a member of the archive without an array's header
+        if not isinstance(array, np.ndarray):  # a member without an array header
             raise DataError(f"{path}: is not a readable .npz of plain arrays ({brief(name)} is none)")
     return arrays
 
 
 def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
-    """Bring uint8 [n, h, w], [n, h, w, c] or [n, c, h, w], c 1 or 3, to [n, c, h, w]; channels last is tried first."""
+    """Convert uint8 [n, h, w], [n, h, w, c] or [n, c, h, w], c 1 or 3, to [n, c, h, w]; [n, h, w, c] is tried first."""
     if values.dtype != np.uint8:
         raise DataError(f"{origin}: array {name!r} must be uint8 images, got {values.dtype}{_as_bytes(values, name)}")
     if values.ndim == 3:
@@ -144,18 +144,18 @@ def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
 
 
 def _as_bytes(values: np.ndarray, name: str) -> str:
-    """Say how numbers become uint8 images, after their range; empty for what are no such numbers."""
+    """Return advice, depending on the range of values, on their conversion to uint8; empty for other values."""
     if values.dtype.kind not in "buif" or not values.size:
         return ""
     low, high = float(values.min()), float(values.max())
-    if not (low >= 0 and high <= 255):  # NaN, too
+    if not (low >= 0 and high <= 255):  # also for NaN
         return f" from {low:g} to {high:g}; scale it to 0…255"
     scaled = f"(255 * {name}).round()" if high <= 1 else f"{name}.round()" if values.dtype.kind == "f" else name
     return f" from {low:g} to {high:g}; save {scaled}.astype(np.uint8)"
 
 
 def broken(path: Path) -> DataError | None:
-    """Return the error that a file which is no readable image raises; None for an image."""
+    """Return the error of an unreadable image file; None for a readable image."""
     try:
         _open(path)
     except DataError as error:
@@ -167,12 +167,12 @@ def read_images(files: list[Path], shape: tuple[int, ...] | None = None, *, resi
     """Read images as uint8 [n, channel, height, width], photographs upright (:func:`_upright`).
 
     Args:
-        shape: (channel, height, width) that they must have; None: the size of the first, and one
-            channel if every file is grey, else three.
-        resize: pixels a side that they are brought to first; None: they stay as they are.
+        shape: the required (channel, height, width). None: the size of the first image, with one channel if every file
+            is grey, else three.
+        resize: the side in pixels to which images are resized first. None: they are not resized.
 
     Raises:
-        DataError: naming the file that is unreadable or of another size.
+        DataError: a file is unreadable or has another size.
     """
     opened = [_open(path, resize) for path in files]
     grey = shape[0] == 1 if shape else all(image.mode in _GREY for image in opened)
@@ -189,7 +189,7 @@ def read_images(files: list[Path], shape: tuple[int, ...] | None = None, *, resi
 
 def _open(path: Path, resize: int | None = None) -> Image.Image:
     try:
-        # not from its path: Pillow 13 garbles an uncompressed TIFF on its side that it maps into memory
+        # opened as a file, because Pillow 13 garbles a rotated uncompressed TIFF that it memory-maps from a path
         with Image.open(io.BytesIO(path.read_bytes())) as opened:
             opened.load()
             image = on_white(_upright(opened))
@@ -204,7 +204,7 @@ def _open(path: Path, resize: int | None = None) -> Image.Image:
 
 
 def on_white(image: Image.Image) -> Image.Image:
-    """Return an image without transparent pixels, as viewers show it: on white. What they hide is arbitrary."""
+    """Return an image on a white background, as viewers show it; the colours of transparent pixels are arbitrary."""
     if not image.has_transparency_data or image.mode.startswith(_DEEP):
         return image
     layers = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
@@ -212,7 +212,7 @@ def on_white(image: Image.Image) -> Image.Image:
 
 
 def _what(path: Path) -> str:
-    """Say what a file is that is no image for Pillow."""
+    """Describe a file that Pillow cannot open."""
     start = beginning(path)
     if not start:
         return "it is empty"
@@ -221,14 +221,14 @@ def _what(path: Path) -> str:
     if b"<svg" in start:
         return "it is SVG; convert it to PNG"
     kind = other_kind(start, path.name)
-    return f"it {kind}" if kind else "its bytes are those of no kind of image"
+    return f"it {kind}" if kind else "its bytes are not an image format's"
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Return an image as viewers show it: turned and mirrored as its EXIF orientation tag says, if it has one."""
+    """Return an image rotated and mirrored by its EXIF orientation tag, if it has one, as viewers show it."""
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # of a damaged tag, whose reader raises whatever it stumbles over; viewers ignore it, too
+    except Exception:  # a damaged tag, which viewers ignore; its reader raises any exception
         return image
 
 

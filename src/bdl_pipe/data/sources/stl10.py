@@ -1,4 +1,4 @@
-"""STL-10 in the *binary* version: one file of pixels and one of labels a part (Coates, Lee & Ng, 2011).
+"""STL-10 in the *binary* version: a file of pixels and a file of labels for each part (Coates, Lee & Ng, 2011).
 
 An image is 3·96·96 bytes: red, green, blue, each column by column; a label is a byte 1..10. The 100,000
 images without labels are not read.

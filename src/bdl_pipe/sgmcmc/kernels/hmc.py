@@ -1,9 +1,9 @@
 """Hamiltonian Monte Carlo with its acceptance (Duane et al. 1987; Neal 2011), and its step size by dual averaging.
 
 p ~ N(0, T I), L leapfrog steps, accepted with probability min(1, exp((H₀ − H₁)/T)), H = −log p(θ) + ½‖p‖². The law is
-p^{1/T} at any step size ε, given the density of all data. With ``acceptance`` each chain finds its own ε in burn-in
+p^{1/T} at any step size ε, given the density of all data. With ``acceptance`` each chain adapts its own ε in burn-in
 (Hoffman & Gelman 2014, section 3.2.1, with its constants) and keeps it afterwards; the given step size is its first ε.
-A proposal that is NaN or infinite is refused. It counts as an acceptance of 0, so burn-in makes ε smaller.
+A proposal that is NaN or infinite is rejected. It counts as an acceptance of 0, so burn-in makes ε smaller.
 
 Deviation: the code of Kim et al. 2022 and 2023 has K₁ − K₀ in the acceptance, where K₀ − K₁ belongs, and draws momenta
 whose variance does not fit their kinetic energy K. Both are corrected here.
@@ -20,7 +20,7 @@ from ...errors import require
 from ..kernel import ChainState, Density, Kernel, Positions, Randomness
 
 _SHRINKAGE, _DELAY, _FORGETTING = 0.05, 10, 0.75  # γ, t₀ and κ of dual averaging
-_FURTHER: Final = math.log(10)  # towards larger steps, which cost less: μ = log 10ε₁
+_FURTHER: Final = math.log(10)  # μ = log 10ε₁, since larger steps cost less
 
 
 @final
@@ -29,10 +29,10 @@ class Hmc(Kernel):
     """The kernel HMC. Its state counts the proposals that each chain accepted, ``accepted`` [chain].
 
     Attributes:
-        leapfrogs: L, the gradients between two acceptances.
+        leapfrogs: L, the number of leapfrog steps of a proposal.
         jitter: j; each proposal of a chain multiplies ε by a random number between 1 − j and 1 + j, so that no
             direction returns to its start.
-        acceptance: the mean acceptance that burn-in adapts ε to; null: ε is the step size as it is given.
+        acceptance: the mean acceptance that burn-in adapts ε to. null: ε is the given step size.
     """
 
     accepts: ClassVar[bool] = True
@@ -67,7 +67,7 @@ class Hmc(Kernel):
         sizes = self._sizes(state, rng, step_size, adapt).to(position)
         start = temperature**0.5 * rng.normal(position, "momenta")
         proposal, momentum, value_there, gradient_there = position, start, value, gradient
-        for _ in range(self.leapfrogs):  # the gradient at the end of one leapfrog is that at the start of the next
+        for _ in range(self.leapfrogs):  # each leapfrog starts with the last one's final gradient
             momentum = momentum + sizes / 2 * gradient_there
             proposal = proposal + sizes * momentum
             value_there, gradient_there = density(proposal)
@@ -96,7 +96,7 @@ class Hmc(Kernel):
         return sizes[:, None]
 
     def _adapted(self, memory: ChainState, acceptance: Tensor) -> ChainState:
-        """Return the memory after a proposal; factors are logarithms of ε over the given step size."""
+        """Return the memory after a proposal; its factors are logarithms of ε over the given step size."""
         assert self.acceptance is not None
         count = memory["count"] + 1
         weight = 1 / (count + _DELAY)
@@ -110,4 +110,4 @@ class Hmc(Kernel):
         return (rate / rows) ** 0.5
 
     def noise_ratio(self, step_size: float) -> float:
-        return 0.0  # Its gradients are of all rows.
+        return 0.0  # the gradients use all rows

@@ -1,11 +1,11 @@
-"""Preconditioned SGLD: a step size for each weight, by the size of its gradients (Li et al. 2016, Algorithm 1).
+"""Preconditioned SGLD: a step size for each weight that depends on its gradients (Li et al. 2016, Algorithm 1).
 
     V ← βV + (1 − β) g∘g,   G = 1/(δ + √(V / mean V)),   θ ← θ + (η/2) G∘g + N(0, ηT G),   g = ∇ log p(θ)
 
-The paper's drift has a further term, Γ_i = ∂G_ii/∂θ_i, which its code leaves out. With ``adapt: burn_in`` V stands
-still after burn-in, so that Γ is 0 and the law is the law of SGLD with a fixed metric. ``adapt: always`` is the
-approximation without Γ.
-Deviation: V is taken relative to its mean over the weights, so that η has SGLD's units whatever the number of rows.
+The paper's drift has a further term, Γ_i = ∂G_ii/∂θ_i, which its code omits. With ``adapt: burn_in`` V is constant
+after burn-in, so that Γ is 0 and the law is the law of SGLD with a fixed metric. ``adapt: always`` is the approximation
+without Γ. Deviation: V is taken relative to its mean over the weights, so that η has SGLD's units for any number of
+rows.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class Psgld(Kernel):
     """The kernel preconditioned SGLD.
 
     Attributes:
-        decay: β of the gradients' running second moment.
+        decay: β, the decay of the gradients' running second moment.
         damping: δ; a weight without gradients moves 1 + 1/δ times as much as one whose gradients are of mean size.
-        adapt: when V follows the gradients: ``burn_in`` alone, or ``always``, which leaves out Γ.
+        adapt: when V is updated: in ``burn_in`` only, or ``always``, which omits Γ.
     """
 
     name: Literal["psgld"] = "psgld"
@@ -61,4 +61,4 @@ class Psgld(Kernel):
         return 2 * rate / rows
 
     def noise_ratio(self, step_size: float) -> float:
-        return step_size / 4  # of a weight whose metric is 1
+        return step_size / 4  # for a weight with metric 1

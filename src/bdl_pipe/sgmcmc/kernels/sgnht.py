@@ -4,8 +4,8 @@
 
 The friction ξ of a chain grows while its n velocities are hotter than T. Where the gradients' noise has one variance in
 all directions, ξ settles at α plus the friction that balances this noise; the variance need not be known. The step size
-is ε. The law of θ is p^{1/T} up to terms linear in ξ. Deviation: the thermostat's rate κ is a setting. The paper has
-κ = ε², which makes the thermostat slower than any run where the step is small; every κ leaves the same law of θ.
+is ε. The law of θ is p^{1/T} up to terms linear in ξ. Deviation: the thermostat's rate κ is a setting. The paper has κ
+= ε², with which the thermostat does not converge within a run at small steps; the law of θ is the same for every κ.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Sgnht(Kernel):
     """The kernel SGNHT.
 
     Attributes:
-        friction: α of the injected noise, and ξ at the start; in (0, 1).
-        thermostat: κ, how fast the friction follows the velocities.
+        friction: α of the injected noise, and the initial ξ; in (0, 1).
+        thermostat: κ, the rate at which the friction adapts to the velocities.
     """
 
     name: Literal["sgnht"] = "sgnht"
