@@ -28,6 +28,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.method import Task
+from bdl_pipe.metrics.of_predictions import stored_metrics
 from bdl_pipe.seeds import Seed
 
 from .. import tracking
@@ -50,6 +51,12 @@ METRICS: Final[Mapping[Task, tuple[str, ...]]] = {  # the scores of every poster
 }
 RECORD: Final = "search.json"
 
+
+def scores_of(task: Task) -> tuple[str, ...]:
+    """Return the names of all scores that a trial may be asked for."""
+    return (*METRICS[task], *stored_metrics(task))
+
+
 cluster.prepare_environment()  # Ray reads it as it is imported: a head of ours must listen on 127.0.0.1 alone.
 
 
@@ -60,11 +67,13 @@ def branch_of(
     key: str | None,
     settings: Settings,
     evaluate: EvaluateConfig | None = None,
+    metrics: tuple[str, ...] = (METRIC,),
+    verb: str = "tune",
 ) -> Branch:
     """Find the runs that make the run ``key``, or the first run on ``dataset`` in which ``method`` takes part.
 
     Args:
-        evaluate: how a study scores a trial; None: the trials are of a search.
+        evaluate, metrics, verb: as :class:`Branch` has them.
 
     Raises:
         UserError: the method, the data set or the run does not exist.
@@ -89,7 +98,7 @@ def branch_of(
         raise UserError(f"{lineage[-1].key}: is made from runs on {', '.join(others)}: {step}")
     upstream = tuple(run for run in lineage if run not in chain)
     code = provenance.digest([sources.fit_digest(run.method.name, params) for run in lineage])
-    return Branch(tuple(chain), params.seed, upstream, code, settings.threads, evaluate)
+    return Branch(tuple(chain), params.seed, upstream, code, settings.threads, evaluate, metrics, verb)
 
 
 def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
@@ -241,9 +250,8 @@ def opened(
                     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
                     upstream = make_upstream(branch, data, params, settings)
                     parts = {"branch": branch, "data": data, "upstream": upstream}
-                    metrics = METRICS[params.datasets[branch.dataset].task] if branch.evaluate else (METRIC,)
                     tags |= {"stage": "trial", tracking.NEST: run_id}
-                    yield Session(name, folder, settings, parts, tags, metrics)
+                    yield Session(name, folder, settings, parts, tags, branch.metrics)
                     folder.write(**record, parent=run_id, finished=True)
                 except KeyboardInterrupt:
                     print(f"{verb}: stopped; continue with --resume (trials in {folder.address})", file=sys.stderr)

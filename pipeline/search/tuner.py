@@ -17,13 +17,14 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 
 from bdl_pipe.errors import UserError
+from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.search import Sampled, rounded, same
 
 from .. import tracking
 from ..core import provenance
 from ..work.hub import with_plugins
 from . import Session
-from .trial import METRIC, MILESTONES, TIME, Ended, trial
+from .trial import MILESTONES, TIME, Ended, trial
 
 _REDUCTION: Final = 2  # ASHA keeps the better half at each milestone.
 _RETRIES: Final = 2  # A trial whose worker was lost is retried, from its last milestone.
@@ -107,12 +108,12 @@ def points(tried: Sequence[Sampled], at_once: int | None) -> tuple[dict[str, Any
 
 
 def halving(
-    space: Space, first: list[dict[str, Any]], samples: int, seed: int, at_once: int | None
+    space: Space, first: list[dict[str, Any]], samples: int, seed: int, metric: str, at_once: int | None
 ) -> tuple[dict[str, Any], tune.TuneConfig]:
     """Sample by Optuna, and stop weak trials by ASHA; ``first`` are the first samples, which are never stopped."""
     return _domains(space), tune.TuneConfig(
-        metric=METRIC,
-        mode="min",
+        metric=metric,
+        mode="max" if metric_of(metric).better > 0 else "min",
         num_samples=samples,
         max_concurrent_trials=at_once,
         search_alg=OptunaSearch(points_to_evaluate=first or None, seed=seed),
@@ -121,7 +122,7 @@ def halving(
 
 
 def population(
-    space: Space, first: list[dict[str, Any]], samples: int, seed: int
+    space: Space, first: list[dict[str, Any]], samples: int, seed: int, metric: str
 ) -> tuple[dict[str, Any], tune.TuneConfig]:
     """Train a population by Ray's PopulationBasedTraining (Jaderberg et al. 2017).
 
@@ -133,8 +134,8 @@ def population(
         time_attr=TIME, perturbation_interval=1, hyperparam_mutations=_domains(continuous), log_config=False
     )
     return _domains(space), tune.TuneConfig(
-        metric=METRIC,
-        mode="min",
+        metric=metric,
+        mode="max" if metric_of(metric).better > 0 else "min",
         num_samples=samples,
         search_alg=BasicVariantGenerator(points_to_evaluate=first or None, random_state=seed),
         scheduler=scheduler,
