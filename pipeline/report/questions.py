@@ -66,8 +66,8 @@ def risk(table: Table) -> Drawn:
     runs, known = [run for run in table.runs if run.key in table.drawn["risk"]], table.drawn["risk"]
     lines = {table.names[run.key]: known[run.key] for run in runs}
     wrong = Quantity("accuracy") in table.quantities()
-    drawing = figures.risk(lines, [table.marks[run.key] for run in runs], wrong=wrong)
-    return [inline(drawing, f"risk-{table.dataset}")] if lines else []
+    marks = [table.marks[run.key] for run in runs]
+    return [inline(figures.risk(lines, marks, wrong=wrong), f"risk-{table.dataset}")] if lines else []
 
 
 def ood(table: Table) -> list[Grid]:

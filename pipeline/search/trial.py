@@ -1,9 +1,9 @@
 """One trial: the runs from the searched method to the posterior, fitted on training rows, scored on validation rows.
 
 A search scores a trial by one metric of the validation rows: by default the mean −log p(y | x), in the targets' own
-units. If the first run's method can read a checkpoint as a result (``from_checkpoint``), a search also scores the checkpoint at each quarter of
-that run's steps, so that a scheduler can stop a weak trial. The last quarter is the finished posterior. A study scores
-the finished posterior alone, by the metrics of ``evaluate``, and keeps a checkpoint at each quarter.
+units. If the first run's method can read a checkpoint as a result (``from_checkpoint``), a search also scores the
+checkpoint at each quarter of that run's steps, so that a scheduler can stop a weak trial. The last quarter is the
+finished posterior. A study scores the finished posterior alone, and keeps a checkpoint at each quarter.
 """
 
 import tempfile

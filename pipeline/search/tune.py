@@ -1,11 +1,11 @@
 """``python -m pipeline tune METHOD --dataset D --samples N``: search a method's hyperparameters by Ray Tune.
 
-The space is the method's ``search``, the score is a metric of *validation* rows, the NLL by default. The hyperparameters
-in force are the first sample, so the winner is never worse than they are, on those rows. With ``--scheduler pbt`` the
-samples are a population, whose hyperparameters change while they train. The best one's last hyperparameters are then
-fitted from the start, and so are those in force. The winner is written as an overlay for the runs that were searched,
-``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it into params.yaml. ``tune all`` searches every method of
-a data set that declares a space, one after the other.
+The space is the method's ``search``, the score is a metric of *validation* rows, the NLL by default. The
+hyperparameters in force are the first sample, so the winner is never worse than they are, on those rows. With
+``--scheduler pbt`` the samples are a population, whose hyperparameters change while they train. The best one's last
+hyperparameters are then fitted from the start, and so are those in force. The winner is written as an overlay for the
+runs that were searched, ``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it into params.yaml. ``tune all``
+searches every method of a data set that declares a space, one after the other.
 """
 
 import datetime
