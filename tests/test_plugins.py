@@ -155,7 +155,7 @@ WRONG = {  # a line of a plugin -> what is said of it
     "register_metric('x', 3, label='X', better=1, of='predictive')": (
         "the metric x must be a function of a predictive and targets, got 3"
     ),
-    "register_metric('augrc', print, label='X', better=1)": "the metric augrc is taken: the library has one of this name",
+    "register_metric('aurc', print, label='X', better=1)": "the metric aurc is taken: the library has one of this name",
     "register_metric('nll', print, label='X', better=1)": "the metric nll is taken: the library has one of this name",
     "register_source(Named, 3, task='regression', kind='table')": (
         "load of the data source mine must be a function, got 3"
