@@ -209,6 +209,7 @@ def paper(table: str, dataset: str | None, method: str | None, splits: int | Non
 @click.option("--dataset", required=True)
 @click.option("--samples", type=COUNT, required=True, metavar="N", help="Trials.")
 @click.option("--scheduler", type=click.Choice(("asha", "pbt")), default="asha", help="Default: asha.")
+@click.option("--metric", default="nll", help="The score that leads the search. Default: nll.")
 @click.option("--run", help="The run whose branch is searched; default: the first of this method.")
 @TRIALS
 @RESUME

@@ -16,7 +16,7 @@ from bdl_pipe.evaluation import EvaluateConfig, score_clean
 from bdl_pipe.evaluation.joint import keeps_functions
 from bdl_pipe.joint_predictive import JointCategorical
 from bdl_pipe.method import Method, fan_in
-from bdl_pipe.metrics import metric_of
+from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import writer
 from bdl_pipe.portable import CLOSE, trace
 from bdl_pipe.posterior import Predictor, joint

@@ -151,9 +151,11 @@ WRONG = {  # a line of a plugin -> what is said of it
     "register_ood_score('x', 3)": "the OOD score x must be a function of a predictive, got 3",
     "register_ood_score('a b', print)": "the OOD score 'a b' must have a name of letters, digits and _",
     "register_ood_score('max_prob', print)": "the OOD score max_prob is taken: the library has one of this name",
-    "register_metric('x', 3, label='X', better=1)": (
+    "register_metric('x', 3, label='X', better=1)": "the metric x must be a function of stored predictions, got 3",
+    "register_metric('x', 3, label='X', better=1, of='predictive')": (
         "the metric x must be a function of a predictive and targets, got 3"
     ),
+    "register_metric('aurc', print, label='X', better=1)": "the metric aurc is taken: the library has one of this name",
     "register_metric('nll', print, label='X', better=1)": "the metric nll is taken: the library has one of this name",
     "register_source(Named, 3, task='regression', kind='table')": (
         "load of the data source mine must be a function, got 3"
@@ -267,13 +269,27 @@ def test_a_score_is_asked_of_every_predictive() -> None:
 def test_a_metric_is_computed_of_every_predictive() -> None:
     text = "import torch\nfrom bdl_pipe import *\ndef second(p, targets):\n"
     text += "    return (p.log_probs.topk(2).indices[:, 1] == targets) if isinstance(p, Categorical) else None\n"
-    load([write("m.py", text + "register_metric('second', second, label='Second %', better=1, percent=True)")])
+    load(
+        [
+            write(
+                "m.py",
+                text + "register_metric('second', second, label='Second %', better=1, percent=True, of='predictive')",
+            )
+        ]
+    )
     metric = metrics.registered()[-1]
     assert (metric.name, metric.label, metric.better, metric.percent) == ("second", "Second %", 1, True)
     log_probs = torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.1, 0.4]]]).log()
     assert metric.batch(Categorical(log_probs), torch.tensor([1, 1, 0])) == metrics.Mean(2.0, 3)
     assert metric.batch(Gaussian(torch.zeros(1, 3, 2), torch.ones(1, 3, 2)), torch.zeros(3, 2)) is None
-    load([write("n.py", "from bdl_pipe import *\nregister_metric('n', lambda p, y: 3, label='N', better=0)")])
+    load(
+        [
+            write(
+                "n.py",
+                "from bdl_pipe import *\nregister_metric('n', lambda p, y: 3, label='N', better=0, of='predictive')",
+            )
+        ]
+    )
     with pytest.raises(PluginError, match="the metric n must be a tensor of 3 rows, got int"):
         metrics.registered()[-1].batch(Categorical(log_probs), torch.tensor([1, 1, 0]))
 

@@ -34,7 +34,7 @@ def _centre(predictive: bdl.Predictive, targets: Tensor) -> Tensor | None:
     return _score(partial(quantile_scores.quantile_weighted_crps, weight="centre"), predictive, targets)
 
 
-bdl.register_metric("interval_score_90", _interval, label="Interval score", better=-1)
-bdl.register_metric("crps_left", _left, label="CRPS, left tail", better=-1)
-bdl.register_metric("crps_right", _right, label="CRPS, right tail", better=-1)
-bdl.register_metric("crps_centre", _centre, label="CRPS, centre", better=-1)
+bdl.register_metric("interval_score_90", _interval, label="Interval score", better=-1, of="predictive")
+bdl.register_metric("crps_left", _left, label="CRPS, left tail", better=-1, of="predictive")
+bdl.register_metric("crps_right", _right, label="CRPS, right tail", better=-1, of="predictive")
+bdl.register_metric("crps_centre", _centre, label="CRPS, centre", better=-1, of="predictive")

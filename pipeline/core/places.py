@@ -11,6 +11,10 @@ STATE: Final = Path(".state")
 REPORT: Final = Path("report")
 REPORT_FILES: Final = (
     "index.html",
+    "trust.html",
+    "intervals.html",
+    "refuse.html",
+    "unseen.html",
     "comparison.parquet",
     "comparison.csv",
     "comparison.md",

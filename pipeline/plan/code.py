@@ -30,6 +30,7 @@ RESULTS: Final = (  # the modules of the pipeline that write artifacts
     "pipeline.stages.fit",
     "pipeline.core.records",
     "pipeline.stages.evaluate",
+    "pipeline.stages.scores",
     "pipeline.stages.report",
     "pipeline.report",
 )
@@ -41,6 +42,7 @@ BODIES: Final[Mapping[str, str]] = {  # stage kind -> the module that does its w
     "coreset": "pipeline.stages.fit",
     "student": "pipeline.stages.fit",
     "evaluate": "pipeline.stages.evaluate",
+    "scores": "pipeline.stages.scores",
     "report": "pipeline.stages.report",
 }
 

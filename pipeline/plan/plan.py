@@ -58,7 +58,7 @@ def plan(params: Params) -> Plan:
     stages = [_prepare(key, params) for key in params.datasets]
     stages += [_fit(run, params) for kind in FIT_KINDS for run in params.of(kind)]
     stages += [_inputs(key, params) for key in params.inputs]
-    stages += [_evaluate(run, params) for run in params.of("student")]
+    stages += [of_run(run, params) for run in params.of("student") for of_run in (_evaluate, _scores)]
     stages.append(_report(params))
     named, ordered = {stage.name: stage for stage in stages}, dict[str, Stage]()
 
@@ -85,8 +85,8 @@ def one(kind: str, key: str, params: Params) -> Stage:
         return _prepare(key, params)
     if kind == "inputs":
         return _inputs(key, params)
-    run = params.run("student" if kind == "evaluate" else kind, key)
-    return _evaluate(run, params) if kind == "evaluate" else _fit(run, params)
+    of_run = {"evaluate": _evaluate, "scores": _scores}
+    return of_run[kind](params.run("student", key), params) if kind in of_run else _fit(params.run(kind, key), params)
 
 
 def matching(targets: Collection[str], plan: Plan) -> Plan:
@@ -262,6 +262,18 @@ def _evaluate(run: Run, params: Params) -> Stage:
     )
 
 
+def _scores(run: Run, params: Params) -> Stage:
+    return Stage(
+        kind="scores",
+        key=run.key,
+        needs=frozenset({f"evaluate@{run.key}"}),
+        reads=(places.artifact("evaluate", run.key),),
+        makes=(places.artifact("scores", run.key),),
+        params={"seed": params.seed},
+        digests={"code.scores": sources.scores_digest(params)},
+    )
+
+
 def _numbers(run: Run, params: Params) -> dict[str, Any]:
     """Return the values that a run's stage depends on, except its method's section."""
     section, dataset = SECTIONS[run.kind], run.spec.dataset
@@ -277,9 +289,9 @@ def _report(params: Params) -> Stage:
     return Stage(
         kind="report",
         key="",
-        needs=frozenset(f"evaluate@{run.key}" for run in runs),
-        reads=tuple(places.artifact("evaluate", run.key) for run in runs),
+        needs=frozenset(f"{kind}@{run.key}" for run in runs for kind in ("evaluate", "scores")),
+        reads=tuple(places.artifact(kind, run.key) for run in runs for kind in ("evaluate", "scores")),
         makes=tuple(places.REPORT / name for name in places.REPORT_FILES),
         params={"seed": params.seed, **{name: params.raw[name] for name in ("report", "runs", "coresets")}},
-        digests={"code.report": code.digest("report")},
+        digests={"code.report": sources.report_digest(params)},
     )

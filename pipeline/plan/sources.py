@@ -39,7 +39,8 @@ def digests(params: Params) -> dict[str, Any]:
             "inputs": code.digest("inputs"),
             "fit": {name: fit_digest(name, params) for name in methods},
             "evaluate": {name: evaluate_digest(name, params) for name in methods},
-            "report": code.digest("report"),
+            "scores": scores_digest(params),
+            "report": report_digest(params),
         },
         "data": {key: data_digest(key, params) for key in params.datasets},
     }
@@ -65,19 +66,36 @@ def fit_digest(method: str, params: Params) -> str:
 def evaluate_digest(method: str, params: Params) -> str:
     """Hash the code that a method's scores depend on: the code of :func:`fit_digest` and of the evaluation.
 
-    Scores also depend on plugins' metrics and, if a run is scored on OOD sets, on plugins' OOD scores.
+    Scores also depend on plugins' metrics of predictives and, if a run is scored on OOD sets, on plugins' OOD scores.
     """
     more = _plugins(method, params)
     if params.plugins:
-        from bdl_pipe.metrics import METRICS
-
-        more = tuple(sorted({*more, *(module for name in METRICS if (module := METRICS.module_of(name)))}))
+        more = tuple(sorted({*more, *_plugins_metrics(stored=False)}))
     asked = any(params.datasets[run.spec.dataset].ood for run in params.of("student") if run.method.name == method)
     if params.plugins and asked:
         from bdl_pipe.evaluation import OOD_SCORES
 
         more = tuple(sorted({*more, *(m for name in OOD_SCORES if (m := OOD_SCORES.module_of(name)))}))
     return code.digest("evaluate", method, more)
+
+
+def scores_digest(params: Params) -> str:
+    """Hash the code of the metrics of stored predictions, and of the plugins that add some."""
+    return code.digest("scores", None, tuple(sorted(_plugins_metrics(stored=True))) if params.plugins else ())
+
+
+def report_digest(params: Params) -> str:
+    """Hash the code of the report, and of the plugins that add metrics, which say how they are printed."""
+    more = _plugins_metrics(stored=True) | _plugins_metrics(stored=False) if params.plugins else set()
+    return code.digest("report", None, tuple(sorted(more)))
+
+
+def _plugins_metrics(*, stored: bool) -> set[str]:
+    """Return the modules of plugins that define metrics of stored predictions, or of predictives."""
+    from bdl_pipe.metrics import METRICS, StoredMetric
+
+    wanted = [name for name, metric in METRICS.items() if isinstance(metric, StoredMetric) == stored]
+    return {module for name in wanted if (module := METRICS.module_of(name))}
 
 
 def _run_of(run: Run) -> str | None:

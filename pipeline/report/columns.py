@@ -4,14 +4,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 from bdl_pipe.evaluation.verdict import verdict
-from bdl_pipe.metrics import COSTS, METRICS, Metric, metric_of
+from bdl_pipe.metrics import COSTS, METRICS, Metric
+from bdl_pipe.metrics.metric import Question
+from bdl_pipe.metrics.of_predictions import LIBRARY, stored_metrics
+from bdl_pipe.metrics.table import OF_TEST_ROWS, metric_of
 from bdl_pipe.metrics.written import writer
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity
 
-from .tables import ChainsInfo, Table, paper_figures
+from .tables import ChainsInfo, RunInfo, Table, paper_figures
 
 NOTHING: Final = "—"
 HEADLINE: Final = (  # The table of all runs has a column for each.
@@ -106,8 +109,8 @@ class Grid:
 
 
 def headline_metrics() -> list[str]:
-    """List the metrics of test rows in the table of all runs: some of the library's, and all that plugins add."""
-    return [*HEADLINE, *(name for name in METRICS if METRICS.module_of(name) is not None)]
+    """List the metrics of test rows in the table of all runs: some of the library's, and those that plugins add."""
+    return [*HEADLINE, *(name for name in METRICS if METRICS.module_of(name) and not METRICS[name].question)]
 
 
 def columns(table: Table) -> list[Column]:
@@ -154,7 +157,7 @@ def figure(estimate: Estimate | None, column: Column) -> Cell:
         return Cell(NOTHING)
     if not math.isfinite(estimate.mean):
         return Cell("NaN" if math.isnan(estimate.mean) else "∞" if estimate.mean > 0 else "−∞")
-    error = None if column.metric.unit else estimate.error
+    error = estimate.error if column.metric.unit in ("", "digits") else None
     return Cell(column.write(estimate.mean), "" if error is None else f"± {column.write(error)}", estimate.mean)
 
 
@@ -175,6 +178,45 @@ def headline(table: Table) -> Grid:
         remarks=[text for _, text in table.remarks()],
         verdict=verdict(table.candidates()),
     )
+
+
+def by_run(table: Table, head: Sequence[str], rows: Sequence[list[Cell]], **more: Any) -> Grid:
+    """Return a table with a row for each run, which begins with the run's name."""
+    cells = [[named(table, run), *row] for run, row in zip(table.runs, rows, strict=True)]
+    return Grid(["Method, setting", *head], cells, **more)
+
+
+def by_score(table: Table, shown: Sequence[Column], **more: Any) -> Grid:
+    """Return the table of runs and of those columns for which a run has a figure."""
+    known = with_figures(table, shown)
+    hints = {column.title: column.metric.about for column in known}
+    return by_run(table, [column.title for column in known], rows(table, known), hints=hints, **more)
+
+
+def named(table: Table, run: RunInfo) -> Cell:
+    """Return the cell that names a run, with its colour in the figures."""
+    colour = f"var(--m{table.marks[run.key].colour})"
+    return Cell(run.method.replace("_", " "), run.setting, colour=colour, hint=run.key)
+
+
+def asked(table: Table, question: Question) -> list[Grid]:
+    """Return the table of a question's metrics, each beside the one that it is read with, the best run first."""
+    wanted = [one for one in {**LIBRARY, **OF_TEST_ROWS}.values() if one.question == question]
+    names = [name for one in wanted for name in (one.name, one.beside) if name]
+    shown = with_figures(table, [Column(metric_of(name).label, Quantity(name)) for name in names])
+    if not shown:
+        return []
+    first = next((column for column in shown if column.metric.better), shown[0])
+    known = table.finite(first.of)
+    ordered = sorted(known, key=lambda run: -first.metric.better * known[run].mean)
+    by_key = {run.key: run for run in table.runs}
+    return [by_score(table.only(by_key[key] for key in ordered), shown)]
+
+
+def of_predictions(table: Table) -> list[Column]:
+    """List the columns of all other metrics of stored predictions, for which at least one run has a figure."""
+    names = (name for name in stored_metrics() if name not in headline_metrics())
+    return with_figures(table, [Column(metric_of(name).label, Quantity(name)) for name in names])
 
 
 def own_scores(table: Table) -> Grid | None:

@@ -8,6 +8,7 @@ its section out.
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,23 +16,20 @@ import jinja2
 
 from bdl_pipe import figures
 from bdl_pipe.coresets.shared.pictures import of_artifact
-from bdl_pipe.figures import INK, LINE, MUTED, Curve, Drawing, Priced, Segment
-from bdl_pipe.metrics import DETECTION, metric_of
+from bdl_pipe.figures import Curve, Priced, Segment
 from bdl_pipe.metrics import standings as which
 from bdl_pipe.metrics.joint import DYADIC, JOINT_GAP
-from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity, average, estimate
+from bdl_pipe.metrics.table import metric_of
+from bdl_pipe.scores import Estimate, Quantity, average, estimate
 
-from . import columns, cross, students
+from . import columns, cross, questions, students
 from .columns import SHIFTED, Cell, Column, Grid
+from .questions import inline
 from .tables import RunInfo, Table
 
 CONFORMAL: Final = ("coverage_conformal", "size_conformal", "width_conformal")
 IMAGES: Final = 10  # A row of a coreset's picture shows at most this many images of a class.
 DRAWN_COSTS: Final = ("bytes", "fit_seconds", "seconds_per_1000")  # There is a figure of NLL against each of these.
-COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"} | {
-    colour: f"var(--m{number})" for number, colour in enumerate(figures.COLOURS)
-}
-"""Colour of a figure -> the CSS variable that replaces it, whose values for light and dark are in ``style.css``."""
 Data = Mapping[str, Any] | None
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -45,28 +43,28 @@ _TEMPLATES: Final = jinja2.Environment(
 def headline(table: Table) -> Data:
     """Return the table of all runs."""
     whole = columns.headline(table)
-    grid = _by_run(table, whole.head[2:], [row[2:] for row in whole.rows], hints=whole.hints)
+    grid = columns.by_run(table, whole.head[2:], [row[2:] for row in whole.rows], hints=whole.hints)
     return {"grid": grid, "sources": whole.sources, "verdict": whole.verdict}
 
 
 def which_one(table: Table) -> Data:
     """Return the differences of all runs to the best and to the deterministic network, and the conclusions."""
     standings = which.standings(table.candidates())
-    names = {run.key: _name(table, run) for run in table.runs}
+    names = {run.key: columns.named(table, run) for run in table.runs}
     return {"standings": standings, "sentences": which.sentences(standings), "names": names} if standings else None
 
 
 def chains(table: Table) -> Data:
     """Return the diagnostics of Markov chains, and the traces of what they predict."""
     known = table.chains()
-    drawn = [_inline(figures.traces(one.traces, key), f"traces-{key}") for key, one in known.items() if one.traces]
+    drawn = [inline(figures.traces(one.traces, key), f"traces-{key}") for key, one in known.items() if one.traces]
     return {"grid": columns.diagnostics(known), "figures": drawn} if known else None
 
 
 def imitation(table: Table) -> Data:
     """Return the table of students beside the posteriors that they imitate."""
     some, bare = students.of(table), students.grid(table)
-    return {"grid": _by_run(some, bare.head, bare.rows, groups=bare.groups)} if some.runs else None
+    return {"grid": columns.by_run(some, bare.head, bare.rows, groups=bare.groups)} if some.runs else None
 
 
 def recalibration(table: Table) -> Data:
@@ -77,23 +75,13 @@ def recalibration(table: Table) -> Data:
     shown += [Column(metric_of(name).label, Quantity(name)) for name in CONFORMAL]
     shown += [Column(f"{metric_of(name).label} before", Quantity(name)) for name in ("coverage_90", "width_90")]
     some = table.only(run for run in table.runs if table.estimate(run.key, Quantity("nll_recalibrated")))
-    return {"grid": _scores(some, shown)} if some.runs else None
+    return {"grid": columns.by_score(some, shown)} if some.runs else None
 
 
 def coresets_by_protocol(table: Table) -> Data:
     """Return the table of coresets × protocols."""
     rows = cross.of(table)
     return {"grid": cross.headline(table, rows), "mark": cross.MARK} if rows else None
-
-
-def reliability(table: Table) -> Data:
-    """Return the reliability diagrams."""
-    drawn = [
-        _inline(figures.reliability(bins, table.names[run.key], table.marks[run.key]), f"rel-{run.key}")
-        for run in table.runs
-        if (bins := table.bins.get(run.key)) is not None
-    ]
-    return {"figures": drawn} if drawn else None
 
 
 def severity(table: Table) -> Data:
@@ -108,7 +96,7 @@ def severity(table: Table) -> Data:
             curves.append(Curve(table.names[run.key], table.marks[run.key], points))
         alt = f"{metric} at severity {levels[-1]} of corruption"
         drawing = figures.curves(curves, metric, "severity (0: clean test set)", alt)
-        drawn.append(_inline(drawing, f"sev-{table.dataset}-{metric}"))
+        drawn.append(inline(drawing, f"sev-{table.dataset}-{metric}"))
     return {"figures": drawn} if drawn else None
 
 
@@ -116,7 +104,7 @@ def corruptions(table: Table) -> Data:
     """Return the tables of methods × corruptions, for accuracy and for NLL: means over severities."""
     names = table.sets("corrupted")
     shown = ([Column(n.replace("_", " "), Quantity(metric, "corrupted", n)) for n in names] for metric in SHIFTED)
-    return {"grids": [_scores(table.done, columns) for columns in shown]} if names else None
+    return {"grids": [columns.by_score(table.done, some) for some in shown]} if names else None
 
 
 def cost(table: Table) -> Data:
@@ -127,33 +115,21 @@ def cost(table: Table) -> Data:
         paid = {name: estimate.mean for name, estimate in known.items() if estimate}
         priced.append(Priced(table.names[key], table.marks[key], nll, paid))
     drawing = figures.against_costs(priced, DRAWN_COSTS)
-    return {"figures": [_inline(drawing, f"cost-{table.dataset}")]} if drawing else None
-
-
-def ood(table: Table) -> Data:
-    """Return a table for each other set: every metric of out-of-distribution detection by each score."""
-    known = {of.score for of in table.quantities() if of.set == "ood" and of.score is not None}
-    grids = []
-    for other in table.sets("ood"):
-        shown, groups = list[Column](), list[tuple[str, int]]()
-        for score in sorted(known, key=lambda score: (score != DEFAULT_SCORE, score)):
-            wanted = [Column(m.label, Quantity(m.name, "ood", other, score=score)) for m in DETECTION]
-            some = columns.with_figures(table, wanted)
-            shown += some
-            groups += [(f"score: {score.replace('_', ' ')}", len(some))] if some else []
-        grids.append(_scores(table, shown, title=f"against {other}", groups=groups))
-    return {"grids": grids} if grids else None
+    return {"figures": [inline(drawing, f"cost-{table.dataset}")]} if drawing else None
 
 
 def together(table: Table) -> Data:
     """Return the joint scores of groups of test rows around two anchors, the gap of random pairs, and the lines."""
     shown = [Column(metric.label, Quantity(metric.name)) for metric in (*DYADIC, JOINT_GAP)]
     known = {metric.name for metric in DYADIC} & {of.metric for of in table.quantities()}
+    known_lines = table.drawn["same_class"]
     lines = [
-        Segment(table.names[r.key], table.marks[r.key], table.lines[r.key]) for r in table.runs if r.key in table.lines
+        Segment(table.names[run.key], table.marks[run.key], known_lines[run.key])
+        for run in table.runs
+        if run.key in known_lines
     ]
-    drawn = [_inline(figures.same_class(lines), f"same-{table.dataset}")] if lines else []
-    return {"grid": _scores(table.done, shown), "figures": drawn} if known else None
+    drawn = [inline(figures.same_class(lines), f"same-{table.dataset}")] if lines else []
+    return {"grid": columns.by_score(table.done, shown), "figures": drawn} if known else None
 
 
 def coreset_images(table: Table) -> Data:
@@ -183,7 +159,7 @@ def steps(table: Table) -> Data:
             grids.append(Grid(head, rows, metric_of(metric).label))
             curves = [Curve(first.names[key], first.marks[key], points) for key, points in scores.items()]
             drawing = figures.curves(curves, metric, "classes so far", f"{metric} after the last step")
-            drawn.append(_inline(drawing, f"increments-{number}-{metric}"))
+            drawn.append(inline(drawing, f"increments-{number}-{metric}"))
         made.append({"step": first.runs[0].step, "figures": drawn, "grids": grids})
     return {"groups": made} if made else None
 
@@ -209,29 +185,6 @@ def ranks(table: Table) -> Data:
     return {"ranks": found, "grid": grid}
 
 
-def _name(table: Table, run: RunInfo) -> Cell:
-    """Return the cell that names a run, with its colour in the figures."""
-    colour = f"var(--m{table.marks[run.key].colour})"
-    return Cell(run.method.replace("_", " "), run.setting, colour=colour, hint=run.key)
-
-
-def _inline(drawing: Drawing, name: str) -> Mapping[str, Any]:
-    """Return a figure as an element of the page, in the page's colours, and its width."""
-    return {"inline": drawing.svg(name, COLOURS), "inches": drawing.inches}
-
-
-def _by_run(table: Table, head: Sequence[str], rows: Sequence[list[Cell]], **more: Any) -> Grid:
-    """Return a table with a row for each run, which begins with the run's name."""
-    named = [[_name(table, run), *row] for run, row in zip(table.runs, rows, strict=True)]
-    return Grid(["Method, setting", *head], named, **more)
-
-
-def _scores(table: Table, shown: Sequence[Column], **more: Any) -> Grid:
-    """Return the table of runs and of those columns for which a run has a figure."""
-    known = columns.with_figures(table, shown)
-    return _by_run(table, [column.title for column in known], columns.rows(table, known), **more)
-
-
 @dataclass(frozen=True)
 class Section:
     """A page or a section of one: its template's name, its title, and the function that returns the template's data."""
@@ -248,11 +201,9 @@ SECTIONS: Final = (  # Each data set has these sections.
     Section("students", "Students", imitation),
     Section("recalibration", "Recalibration", recalibration),
     Section("coresets", "Coresets under each protocol", coresets_by_protocol),
-    Section("reliability", "Reliability", reliability),
     Section("severity", "Score against severity", severity),
     Section("corruptions", "Accuracy % by corruption", corruptions),
     Section("cost", "NLL against cost", cost),
-    Section("ood", "Out-of-distribution detection", ood),
     Section("joint", "Several inputs together", together),
     Section("images", "Coreset images", coreset_images),
 )
@@ -268,7 +219,10 @@ def index(table: Table) -> Data:
     return {"parts": parts, "closing": _rendered(CLOSING, table)}
 
 
-PAGES: Final = (Section("index", "Bayesian deep learning methods, side by side", index),)
+PAGES: Final = (
+    Section("index", "Bayesian deep learning methods, side by side", index),
+    *(Section(name, title, partial(questions.answers, question=name)) for name, title in questions.TITLES.items()),
+)
 
 
 def render(table: Table, provenance: Mapping[str, Any], dpi: int) -> dict[str, str]:

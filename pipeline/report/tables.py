@@ -2,13 +2,13 @@
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
 import pyarrow
 import pyarrow.parquet
 
@@ -19,6 +19,12 @@ from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
 ABSENT: Final = "no result: the evaluation is absent"
+DRAWN: Final[Mapping[str, Callable[[Path], Any]]] = {  # the name of a table beside the scores -> what reads it
+    "calibration": scores.merged_bins,
+    "same_class": scores.mean_same_class,
+    "risk": scores.mean_risk,
+    "pit": scores.counted_pit,
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class RunInfo:
 
     Attributes:
         evaluate: folder of the ``evaluate`` artifact, which may be absent.
+        scores: folder of the ``scores`` artifact, which may be absent, or of an earlier evaluation.
         warnings: the run's own, and those of the artifacts that it was fitted from.
         step: the step of class-incremental learning that the data set is, if it is one.
         coreset: the coreset that the run predicts from, if it does.
@@ -96,6 +103,7 @@ class RunInfo:
     chains: Mapping[str, ChainsInfo] = field(default_factory=dict)
     imitates: str | None = None
     ended: tuple[str, ...] = ()
+    scores: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -105,16 +113,14 @@ class Table:
     Attributes:
         runs: the runs to show: all, or the runs on one data set.
         scores: run -> its scores, for runs that have some.
-        bins: run -> its calibration bins, for runs that have some.
-        lines: run -> P(Y_1 = Y_2) along the line between two test rows, for runs that have it.
+        drawn: the name of a table for figures -> run -> that table, for runs that have it; see :data:`DRAWN`.
         marks: run -> its mark, the same in all figures.
         dataset: the data set, where the runs are those on one.
     """
 
     runs: tuple[RunInfo, ...]
     scores: Mapping[str, RunScores]
-    bins: Mapping[str, pd.DataFrame]
-    lines: Mapping[str, pd.DataFrame]
+    drawn: Mapping[str, Mapping[str, Any]]
     marks: Mapping[str, Mark]
     dataset: str = ""
 
@@ -186,16 +192,28 @@ def gather(runs: Sequence[RunInfo]) -> Table:
     Raises:
         ArtifactError: a table that exists is altered, truncated or of an older version.
     """
-    known, bins, lines = dict[str, RunScores](), dict[str, pd.DataFrame](), dict[str, pd.DataFrame]()
+    known, drawn = dict[str, RunScores](), {name: dict[str, Any]() for name in DRAWN}
     for run in runs:
-        if (run.evaluate / artifacts.MANIFEST).is_file():
-            folder = artifacts.load(run.evaluate, "evaluate").path
-            known[run.key] = RunScores(scores.read(folder / "scores.parquet"))
-            if (folder / "calibration.parquet").is_file():
-                bins[run.key] = scores.merged_bins(folder / "calibration.parquet")
-            if (folder / "same_class.parquet").is_file():
-                lines[run.key] = scores.mean_same_class(folder / "same_class.parquet")
-    return Table(tuple(runs), known, bins, lines, _marks(runs))
+        folders = _folders(run)
+        if folders:
+            stored = [scores.read(folder / "scores.parquet") for folder in folders]
+            known[run.key] = RunScores(pyarrow.concat_tables(stored))
+        for name, folder in product(DRAWN, folders):
+            if (folder / f"{name}.parquet").is_file():
+                drawn[name][run.key] = DRAWN[name](folder / f"{name}.parquet")
+    return Table(tuple(runs), known, drawn, _marks(runs))
+
+
+def _folders(run: RunInfo) -> list[Path]:
+    """Return the folders of a run's evaluation and of the scores of that evaluation, in so far as they are there."""
+    manifest = run.evaluate / artifacts.MANIFEST
+    if not manifest.is_file():
+        return []
+    folders = [artifacts.load(run.evaluate, "evaluate").path]
+    if run.scores is not None and (run.scores / artifacts.MANIFEST).is_file():
+        stored = artifacts.load(run.scores, "scores")
+        folders += [stored.path] if stored.manifest["about"]["evaluate"] == artifacts.sha256(manifest) else []
+    return folders
 
 
 def _marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:

@@ -28,6 +28,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.method import Task
+from bdl_pipe.metrics.of_predictions import stored_metrics
 from bdl_pipe.seeds import Seed
 
 from .. import tracking
@@ -50,6 +51,12 @@ METRICS: Final[Mapping[Task, tuple[str, ...]]] = {  # the scores of every poster
 }
 RECORD: Final = "search.json"
 
+
+def scores_of(task: Task) -> tuple[str, ...]:
+    """Return the names of all scores that a trial can report."""
+    return (*METRICS[task], *stored_metrics(task))
+
+
 cluster.prepare_environment()  # before Ray is imported, so that our heads listen only on 127.0.0.1
 
 
@@ -60,11 +67,13 @@ def branch_of(
     key: str | None,
     settings: Settings,
     evaluate: EvaluateConfig | None = None,
+    metrics: tuple[str, ...] = (METRIC,),
+    verb: str = "tune",
 ) -> Branch:
     """Return the run ``key`` with its upstream runs, or the first run on ``dataset`` that uses ``method``.
 
     Args:
-        evaluate: the metrics of a study's trials. None: the trials belong to a search.
+        evaluate, metrics, verb: see :class:`Branch`.
 
     Raises:
         UserError: the method, the data set or the run does not exist.
@@ -89,7 +98,7 @@ def branch_of(
         raise UserError(f"{lineage[-1].key}: has inputs on {', '.join(others)}: {step}")
     upstream = tuple(run for run in lineage if run not in chain)
     code = provenance.digest([sources.fit_digest(run.method.name, params) for run in lineage])
-    return Branch(tuple(chain), params.seed, upstream, code, settings.threads, evaluate)
+    return Branch(tuple(chain), params.seed, upstream, code, settings.threads, evaluate, metrics, verb)
 
 
 def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
@@ -242,9 +251,8 @@ def opened(
                     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
                     upstream = make_upstream(branch, data, params, settings)
                     parts = {"branch": branch, "data": data, "upstream": upstream}
-                    metrics = METRICS[params.datasets[branch.dataset].task] if branch.evaluate else (METRIC,)
                     tags |= {"stage": "trial", tracking.NEST: run_id}
-                    yield Session(name, folder, settings, parts, tags, metrics)
+                    yield Session(name, folder, settings, parts, tags, branch.metrics)
                     folder.write(**record, parent=run_id, finished=True)
                 except KeyboardInterrupt:
                     print(f"{verb}: stopped; continue with --resume (trials in {folder.address})", file=sys.stderr)

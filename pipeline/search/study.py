@@ -28,7 +28,7 @@ from ..core import places, provenance, records
 from ..core.load import load, typed
 from ..core.model import Params
 from ..core.settings import Settings
-from . import METRICS, branch_of, data_hash, opened
+from . import METRICS, branch_of, data_hash, opened, scores_of
 from .trial import Branch, Ended
 
 RESULTS: Final = Path("results")
@@ -108,18 +108,20 @@ def plan(path: Path, settings: Settings) -> Study:
     try:
         asked = config.read(StudyConfig, file, _TOP)
         params = typed(config.merge(base, asked.overlay))
-        branch = branch_of(params, asked.method, asked.dataset, asked.run, settings, params.evaluate)
-        task = params.datasets[asked.dataset].task
+        task = params.datasets[asked.dataset].task if asked.dataset in params.datasets else "classification"
+        metrics = tuple(dict.fromkeys((*METRICS[task], *asked.metrics)))
+        how = (params.evaluate, metrics, "study")
+        branch = branch_of(params, asked.method, asked.dataset, asked.run, settings, *how)
         for i, metric in enumerate(asked.metrics):
-            rule = f"must be one of {task}{nearest(metric, METRICS[task])}"
-            require(metric in METRICS[task], f"metrics[{i}]", rule, metric)
+            rule = f"must be one of {task}{nearest(metric, scores_of(task))}"
+            require(metric in scores_of(task), f"metrics[{i}]", rule, metric)
         for point in asked.points():
             branch.configs(values_of(point))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.path.removeprefix(f'{_TOP}.')}", error.rule, error.value) from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return Study(branch, asked, path, params, METRICS[task])
+    return Study(branch, asked, path, params, metrics)
 
 
 def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, Any]:

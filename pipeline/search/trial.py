@@ -1,9 +1,9 @@
 """One trial: the runs from the searched method to the posterior, fitted to training rows, scored on validation rows.
 
-A search scores a trial by the mean −log p(y | x) of the validation rows, in the targets' own units. If the first run's
-method can turn a checkpoint into a result (``from_checkpoint``), a search also scores the checkpoint at each quarter of
-that run's steps, so that a scheduler can stop a weak trial. The last quarter is the finished posterior. A study scores
-only the finished posterior, with the metrics of ``evaluate``, and stores a checkpoint at each quarter.
+A search scores a trial by one metric of the validation rows: by default the mean −log p(y | x), in the targets' own
+units. If the first run's method can read a checkpoint as a result (``from_checkpoint``), a search also scores the
+checkpoint at each quarter of that run's steps, so that a scheduler can stop a weak trial. The last quarter is the
+finished posterior. A study scores only the finished posterior, and stores a checkpoint at each quarter.
 """
 
 import tempfile
@@ -14,17 +14,17 @@ from typing import Any, Final
 
 import torch
 
-from bdl_pipe import config, evaluation, search
+from bdl_pipe import config, search
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError, Diverged
+from bdl_pipe.errors import ConfigError, Diverged, require
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.grids import SEED, Result
 from bdl_pipe.memory import keep_freed_memory
 from bdl_pipe.method import Method, fan_in
-from bdl_pipe.posterior import Predictor, prediction_address
+from bdl_pipe.metrics.table import metric_of
+from bdl_pipe.posterior import prediction_address
 from bdl_pipe.progress import Report, Silent
-from bdl_pipe.registry import posterior_of
 from bdl_pipe.search import DIVERGED, Sampled, rounded
 from bdl_pipe.seeds import Seed
 
@@ -60,7 +60,9 @@ class Branch:
         upstream: the runs before these, in order, which are fitted once.
         code: the hash of the code of all these runs.
         threads: the threads of a trial's process.
-        evaluate: the metrics of a study's trial. None: the trial belongs to a search.
+        evaluate: how a trial is scored; None: by the NLL alone.
+        metrics: the scores that a trial reports; a search has one, which it minimises or maximises.
+        verb: the command, ``tune`` or ``study``; random streams depend on it.
         repeat: the number of the trial's seed.
     """
 
@@ -70,6 +72,8 @@ class Branch:
     code: str = ""
     threads: int = 1
     evaluate: EvaluateConfig | None = None
+    metrics: tuple[str, ...] = (METRIC,)
+    verb: str = "tune"
     repeat: int = 0
 
     @property
@@ -87,15 +91,11 @@ class Branch:
         """Return ``<method>-<data set>``."""
         return f"{self.method.name}-{self.dataset}"
 
-    @property
-    def verb(self) -> str:
-        """Return the command, ``tune`` or ``study``; random streams depend on it."""
-        return "tune" if self.evaluate is None else "study"
-
     def facts(self) -> list[Any]:
         """List everything that a trial's score depends on, except the searched hyperparameters and the data."""
         runs = [[r.kind, r.key, config.to_mapping(r.config)] for r in (*self.upstream, *self.runs)]
-        return [runs, self.seed, self.code, self.evaluate and config.to_mapping(self.evaluate)]
+        led = [self.metrics] if self.verb == "tune" and self.metrics != (METRIC,) else []
+        return [runs, self.seed, self.code, self.evaluate and config.to_mapping(self.evaluate), *led]
 
     def configs(self, sampled: Sampled) -> list[Any]:
         """Read each run's config; with the sampled hyperparameters in the configs of the searched method."""
@@ -176,37 +176,36 @@ class Milestones(Report):
 def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -> None:
     """Fit and score one sample, as Ray Tune's trainable.
 
-    A search scores the sample by its NLL, and also scores checkpoints if the method supports it. A study uses the
-    metrics of ``branch.evaluate``; a diverged fit has no scores.
+    A search scores the sample by one metric, and also scores checkpoints if the method supports it. A study scores it
+    by several metrics; a diverged fit has no scores.
     """
     from ray import tune
 
     torch.set_num_threads(branch.threads)
     keep_freed_memory()
-    branch, evaluate = replace(branch, repeat=sampled.get(SEED, 0)), branch.evaluate
-    values = {key: rounded(value) if evaluate is None else value for key, value in sampled.items() if key != SEED}
+    branch, is_search, asked = replace(branch, repeat=sampled.get(SEED, 0)), branch.verb == "tune", branch.metrics
+    values = {key: rounded(value) if is_search else value for key, value in sampled.items() if key != SEED}
     first = branch.runs[0]
     read = first.stage.from_checkpoint
 
     def score(made: State) -> dict[str, float]:
         fitted = branch.finish(made, data, configs, upstream)
-        if evaluate is None:
+        if branch.evaluate is None:
             return {METRIC: search.validation_nll(fitted, data, branch.predictions)}
-        predictor = Predictor(posterior_of(fitted, data.device), data.transform, data.classes)
-        without_joints = replace(evaluate, joint_pairs=0, joint_groups=0)
-        scored = evaluation.score_clean(predictor, data.validation, without_joints, branch.predictions, data.device)
-        return {name: value for name, (value, _) in scored.metrics.items()}
+        scores = search.validation_scores(fitted, data, branch.predictions, branch.evaluate)
+        require(not is_search or asked[0] in scores, "--metric", "must be a score of this posterior", asked[0])
+        return {asked[0]: scores[asked[0]]} if is_search else scores
 
     def score_checkpoint(checkpoint: State) -> dict[str, float]:
-        if read is None or evaluate is not None:
+        if read is None or not is_search:
             return {}
         return score(read(checkpoint, data, inputs_of(first, upstream), configs[0], rng=branch.rng(first)))
 
-    report = Silent() if read is None and evaluate is None else Milestones(score_checkpoint)
+    report = Silent() if read is None and is_search else Milestones(score_checkpoint)
     try:
         configs = branch.configs(values)
         scores = score(branch.make(data, upstream, configs, report))
     except (ConfigError, Diverged) as error:  # the space has no rules between keys, so a ConfigError is a bad sample
         print(error)
-        scores = {METRIC: DIVERGED} if evaluate is None else {}
+        scores = {asked[0]: -metric_of(asked[0]).better * DIVERGED} if is_search else {}
     tune.report({**scores, TIME: MILESTONES})

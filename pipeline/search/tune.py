@@ -1,11 +1,11 @@
 """``python -m pipeline tune METHOD --dataset D --samples N``: search a method's hyperparameters by Ray Tune.
 
-The space is the method's ``search``, and the score is the negative log-likelihood of *validation* rows. The present
-hyperparameters are the first sample, so the winner is never worse on these rows. With ``--scheduler pbt`` the samples
-are a population, whose hyperparameters change during training; then the best member's last hyperparameters and the
-present ones are fitted from the start. The winner is written as an overlay for the searched runs,
-``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it into params.yaml. ``tune all`` searches all methods of a
-data set that have a space, one after another.
+The space is the method's ``search``, and the score is a metric of *validation* rows, by default the negative
+log-likelihood. The present hyperparameters are the first sample, so the winner is never worse on these rows. With
+``--scheduler pbt`` the samples are a population, whose hyperparameters change during training; then the best member's
+last hyperparameters and the present ones are fitted from the start. The winner is written as an overlay for the
+searched runs, ``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it into params.yaml. ``tune all`` searches
+all methods of a data set that have a space, one after another.
 """
 
 import datetime
@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe.config import nearest
-from bdl_pipe.errors import UserError
+from bdl_pipe.errors import UserError, require
+from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.search import DIVERGED, hyperparameters, nested, rounded, same
 
 from ..core import overlays, provenance
 from ..core.load import load
 from ..core.model import SECTIONS, Params
 from ..core.settings import Settings
-from . import Session, branch_of, folder_of, opened
+from . import Session, branch_of, folder_of, opened, scores_of
 from .trial import METRIC, MILESTONES, Branch, Ended
 
 OVERLAYS: Final = Path("params/tuned")
@@ -52,6 +53,7 @@ def tune(
     dataset: str,
     samples: int,
     scheduler: str = ASHA,
+    metric: str = METRIC,
     run: str | None = None,
     max_concurrent: int | None = None,
     resume: bool = False,
@@ -62,6 +64,7 @@ def tune(
     Args:
         samples: the number of trials.
         scheduler: ``asha`` (the default) or ``pbt``.
+        metric: the score of validation rows that the search improves.
         run: the run to search, with its upstream runs. None: the first run that uses the method.
         max_concurrent: the largest number of trials at once.
         resume: continue a search that was stopped.
@@ -87,7 +90,7 @@ def tune(
         methods = [name for name in methods if not (resume and name in finished)]
     for number, name in enumerate(methods, start=1):
         params = load()
-        asked = plan(params, name, dataset, samples, run, settings, scheduler)
+        asked = plan(params, name, dataset, samples, run, settings, scheduler, metric)
         if method == ALL:
             print(f"{name}: {number} of {len(methods)} searches on {dataset}")
             resume = name in stopped
@@ -121,14 +124,14 @@ def search_one(search: Search, params: Params, settings: Settings, at_once: int 
     """Search one method, and return the winner's overlay.
 
     Raises:
-        UserError: the search cannot be opened, trials failed, or no sample gave a finite likelihood.
+        UserError: the search cannot be opened, trials failed, or no sample gave a finite score.
     """
     branch = search.branch
     facts = [dict(branch.method.search), search.samples, search.scheduler]
     with opened(branch.name, branch, facts, params, settings, resume) as session:
         path = conclude(search, *_run(search, session, at_once))
     if path is None:  # the search is finished as well, since resuming it would change nothing
-        raise UserError(f"{branch.name}: no sample of {search.samples} gave a finite likelihood")
+        raise UserError(f"{branch.name}: no sample of {search.samples} gave a finite score")
     return path
 
 
@@ -136,11 +139,11 @@ def _run(search: Search, session: Session, at_once: int | None) -> tuple[Sequenc
     """Run the trials; return the trials with constant hyperparameters, and the population's trials, if any."""
     from . import tuner
 
-    asked = (search.branch.method.search, search.first, search.samples, search.branch.seed)
+    asked = (search.branch.method.search, search.first, search.samples, search.branch.seed, search.branch.metrics[0])
     if search.scheduler == ASHA:
         return tuner.run(session, *tuner.halving(*asked, at_once)), ()
     population = tuner.run(session, *tuner.population(*asked))
-    best = sorted(filter(_is_finished, population), key=_nll)[:1]
+    best = sorted(filter(_is_finished, population), key=_loss)[:1]
     finals = [*(trial.sampled for trial in best), *search.first]
     return tuner.run(session, *tuner.points(finals, at_once), "finals") if best else (), population
 
@@ -153,13 +156,17 @@ def plan(
     key: str | None,
     settings: Settings,
     scheduler: str = ASHA,
+    metric: str = METRIC,
 ) -> Search:
     """Plan the search of ``method`` on ``dataset``, in the run ``key`` or the first run that uses the method.
 
     Raises:
         UserError: the method, data set or run does not exist, or has no space, or the scheduler cannot search it.
     """
-    branch = branch_of(params, method, dataset, key, settings)
+    how = params.evaluate if metric != METRIC else None  # the NLL needs no other score
+    branch = branch_of(params, method, dataset, key, settings, how, (metric,))
+    known = [name for name in scores_of(params.datasets[dataset].task) if metric_of(name).better]
+    require(metric in known, "--metric", f"must be a score with a better end{nearest(metric, known)}", metric)
     space, first = branch.method.search, branch.runs[0]
     if not space:
         known = sorted({run.method.name for run in params.runs.values() if run.method.search})
@@ -182,19 +189,20 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
     branch, finished = search.branch, [trial for trial in trials if _is_finished(trial)]
     if not finished:
         return None
-    best = min(finished, key=_nll)
+    best, (metric,) = min(finished, key=_loss), branch.metrics
     winner = {key: rounded(value) for key, value in best.sampled.items()}
-    present = [_nll(trial) for trial in finished if any(same(trial.sampled, first) for first in search.first)]
+    present = [trial.scores[metric] for trial in finished if any(same(trial.sampled, first) for first in search.first)]
     against = f" (in force: {present[0]:.5g})" if present else ""
     today = datetime.datetime.now(datetime.UTC).date()
     by = f" --scheduler {search.scheduler}" if population else ""
+    by += f" --metric {metric}" if metric != METRIC else ""
     comments = [
         f"python -m pipeline tune {branch.method.name} --dataset {branch.dataset} --samples {search.samples}{by}",
-        f"validation nll {_nll(best):.5g}{against}; {len(finished)} of {len(trials)} samples finished",
+        f"validation {metric} {best.scores[metric]:.5g}{against}; {len(finished)} of {len(trials)} samples finished",
         f"run {branch.runs[-1].key}, split 0, one seed a sample; commit {provenance.commit()}, {today}",
     ]
     if population:
-        reached = min(map(_nll, filter(_is_finished, population)))
+        reached = min(filter(_is_finished, population), key=_loss).scores[metric]
         comments.append(f"a population of {len(population)} with changing hyperparameters reached {reached:.5g}")
     path = OVERLAYS / f"{branch.name}.yaml"
     overlay = dict[str, Any]()  # only for the searched runs
@@ -207,8 +215,9 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
 
 
 def _is_finished(trial: Ended) -> bool:
-    return trial.milestone == MILESTONES and _nll(trial) < DIVERGED
+    return trial.milestone == MILESTONES and _loss(trial) < DIVERGED
 
 
-def _nll(trial: Ended) -> float:
-    return trial.scores[METRIC]
+def _loss(trial: Ended) -> float:
+    ((metric, value),) = trial.scores.items()
+    return -metric_of(metric).better * value

@@ -17,13 +17,14 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 
 from bdl_pipe.errors import UserError
+from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.search import Sampled, rounded, same
 
 from .. import tracking
 from ..core import provenance
 from ..work.hub import with_plugins
 from . import Session
-from .trial import METRIC, MILESTONES, TIME, Ended, trial
+from .trial import MILESTONES, TIME, Ended, trial
 
 _REDUCTION: Final = 2  # ASHA keeps the better half at each milestone.
 _RETRIES: Final = 2  # retries of a trial that lost its worker, from its last milestone
@@ -109,13 +110,13 @@ def points(tried: Sequence[Sampled], at_once: int | None) -> tuple[dict[str, Any
 
 
 def halving(
-    space: Space, first: list[dict[str, Any]], samples: int, seed: int, at_once: int | None
+    space: Space, first: list[dict[str, Any]], samples: int, seed: int, metric: str, at_once: int | None
 ) -> tuple[dict[str, Any], tune.TuneConfig]:
     """Return the configuration for Optuna's sampler with ASHA; the samples ``first`` come first and are never
     stopped."""
     return _domains(space), tune.TuneConfig(
-        metric=METRIC,
-        mode="min",
+        metric=metric,
+        mode="max" if metric_of(metric).better > 0 else "min",
         num_samples=samples,
         max_concurrent_trials=at_once,
         search_alg=OptunaSearch(points_to_evaluate=first or None, seed=seed),
@@ -124,7 +125,7 @@ def halving(
 
 
 def population(
-    space: Space, first: list[dict[str, Any]], samples: int, seed: int
+    space: Space, first: list[dict[str, Any]], samples: int, seed: int, metric: str
 ) -> tuple[dict[str, Any], tune.TuneConfig]:
     """Return the configuration for Ray's PopulationBasedTraining (Jaderberg et al. 2017).
 
@@ -136,8 +137,8 @@ def population(
         time_attr=TIME, perturbation_interval=1, hyperparam_mutations=_domains(continuous), log_config=False
     )
     return _domains(space), tune.TuneConfig(
-        metric=METRIC,
-        mode="min",
+        metric=metric,
+        mode="max" if metric_of(metric).better > 0 else "min",
         num_samples=samples,
         search_alg=BasicVariantGenerator(points_to_evaluate=first or None, random_state=seed),
         scheduler=scheduler,

@@ -38,7 +38,8 @@ def of(params: Params) -> Comparison:
         shown = columns.columns(part)
         for run in part.done.runs:
             name, about = f"{dataset} {part.names[run.key]}", _about(table, run, shown)
-            compared.append(Compared(run.key, name, _params(table, run), _metrics(table, run, shown), about))
+            metrics = _metrics(table, run, [*shown, *columns.of_predictions(part)])
+            compared.append(Compared(run.key, name, _params(table, run), metrics, about))
         fixed = ["params.setting", "params.network", "params.seeds"]
         views[dataset] = _view(f'params.dataset = "{dataset}"', "metrics.nll", fixed, shown)
     parts = table.by_dataset()

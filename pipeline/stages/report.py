@@ -48,6 +48,7 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
         method=run.method.name,
         setting=run.spec.setting,
         evaluate=places.artifact("evaluate", run.key),
+        scores=places.artifact("scores", run.key),
         warnings=tuple(warnings),
         step=_step(params.datasets[run.spec.dataset]),
         coreset=_coreset(params.run("coreset", coreset)) if coreset else None,

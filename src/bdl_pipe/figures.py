@@ -22,7 +22,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from .metrics import metric_of
+from .metrics.table import metric_of
 from .metrics.written import percent, writer
 from .scores import Estimate
 
@@ -270,6 +270,55 @@ def same_class(lines: Sequence[Segment]) -> Drawing:
     at = [(one.name, one.points.iloc[len(one.points) // 2]) for one in lines]
     texts = (f"{name} {both['joint']:.3f} and {both['product']:.3f}" for name, both in at)
     return Drawing(figure, f"P(Y₁ = Y₂) of the middle twice, by the joint and by the product: {', '.join(texts)}")
+
+
+@_styled
+def risk(lines: Mapping[str, "pd.Series"], marks: Sequence[Mark], *, wrong: bool) -> Drawing:
+    """Draw the risk of the accepted rows against their share, a line for each method, least risk last in the legend.
+
+    Args:
+        lines: method -> as :func:`bdl_pipe.scores.mean_risk` returns it.
+        marks: how each is drawn.
+        wrong: the risk is a share of wrong answers, on a logarithmic axis with lines at 1 and 5 %; else a mean loss.
+    """
+    figure = Figure(figsize=(6.4, max(3.4, 0.4 + 0.14 * len(lines))))
+    axes, scale = figure.subplots(), 100 if wrong else 1
+    looks = [
+        {key: value for key, value in mark.look().items() if key not in ("elinewidth", "marker")} for mark in marks
+    ]
+    for (name, line), look in sorted(zip(lines.items(), looks, strict=True), key=lambda item: -item[0][1].mean()):
+        axes.plot(100 * line.index, (scale * line).where(line > 0), label=name, linewidth=1.2, **look)
+    for level in (1, 5) if wrong else ():
+        axes.axhline(level, color=MUTED, linewidth=0.8, linestyle=(0, (3, 2)))
+    title = "wrong answers among the accepted, %" if wrong else "mean squared error of the accepted"
+    axes.set(xlim=(0, 100), xlabel="accepted rows, % (coverage)", title=title)
+    if wrong:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    figure.legend(loc="outside right center")
+    at = [(name, scale * float(line.iloc[round(0.8 * len(line)) - 1])) for name, line in lines.items()]
+    return Drawing(figure, f"Risk against coverage; risk at 80 % coverage: {_listed(at)}")
+
+
+@_styled
+def pit(count: "pd.Series", low: int, high: int, name: str, mark: Mark = Mark()) -> Drawing:
+    """Draw in which tenth of its predictive each target lies, with the band of right predictives.
+
+    Args:
+        count: as :func:`bdl_pipe.scores.counted_pit` returns it.
+        low, high: the counts that a bin may have, see :func:`bdl_pipe.metrics.pit.band`.
+        name: names the method in the title.
+    """
+    figure = Figure(figsize=(2.2, 1.9))
+    axes, bins, total = figure.subplots(), len(count), int(count.sum())
+    axes.axhspan(low, high, color=MUTED, alpha=0.25, linewidth=0)
+    axes.bar((np.arange(bins) + 0.5) / bins, count, 0.9 / bins, color=mark.look()["color"], alpha=0.75)
+    axes.set(xlim=(0, 1), xticks=[0, 0.5, 1], xlabel="F(y)", ylim=(0, 1.05 * max(high, int(count.max()))))
+    axes.set_title(fill(name, 28))
+    outside = int(((count < low) | (count > high)).sum())
+    shares = ", ".join(percent(value / total) for value in count)
+    return Drawing(figure, f"F(y) of {name} in {bins} bins, %: {shares}; {outside} outside of the band of chance")
 
 
 @_styled

@@ -48,6 +48,8 @@ KEYS: Final = COLUMNS[:-2]  # No two rows agree in all of these columns.
 CALIBRATION: Final = ("split", "seed", "bin", "lower", "upper", "count", "confidence", "accuracy")
 
 SAME_CLASS: Final = ("split", "seed", "share", "joint", "product")
+RISK: Final = ("split", "seed", "coverage", "risk")
+PIT: Final = ("split", "seed", "bin", "count")
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,24 @@ def mean_same_class(path: Path) -> "pd.DataFrame":
         ArtifactError: the file is not a table with these columns.
     """
     return _read(path, SAME_CLASS).groupby("share")[["joint", "product"]].mean()
+
+
+def mean_risk(path: Path) -> "pd.Series":
+    """Read a run's ``risk.parquet``: the risk by coverage, means over splits and seeds.
+
+    Raises:
+        ArtifactError: the file is no table of such a curve.
+    """
+    return _read(path, RISK).groupby("coverage")["risk"].mean()
+
+
+def counted_pit(path: Path) -> "pd.Series":
+    """Read a run's ``pit.parquet``: the number of values of F(y) by bin, in all splits and seeds together.
+
+    Raises:
+        ArtifactError: the file is no table of such counts.
+    """
+    return _read(path, PIT).groupby("bin")["count"].sum()
 
 
 def _read(path: Path, columns: Sequence[str]) -> "pd.DataFrame":

@@ -10,16 +10,20 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from typing import Any, Final
 
 import torch
 
-from . import config
+from . import config, evaluation
 from .artifacts import State
 from .data.fitdata import FitData
+from .evaluation import EvaluateConfig
 from .method import Method
+from .metrics import of_predictions
+from .metrics.stored import of_table
 from .posterior import Predictor
 from .registry import posterior_of
 from .seeds import Seed
@@ -65,6 +69,19 @@ def validation_nll(state: State, data: FitData, rng: Seed) -> float:
         total -= float(predictive.log_prob(targets).double().sum())
     nll = total / len(validation)
     return min(nll, DIVERGED) if nll == nll else DIVERGED
+
+
+def validation_scores(state: State, data: FitData, rng: Seed, how: EvaluateConfig) -> dict[str, float]:
+    """Compute the scores of validation rows by name, but for joint ones: of predictives and of stored predictions.
+
+    Raises:
+        Diverged: a prediction is not finite.
+    """
+    predictor = Predictor(posterior_of(state, data.device), data.transform, data.classes)
+    alone = replace(how, joint_pairs=0, joint_groups=0)
+    scored = evaluation.score_clean(predictor, data.validation, alone, rng, data.device)
+    stored = of_predictions.scores(of_table(scored.predictions, rng))
+    return {name: value for name, (value, _) in (scored.metrics | stored).items()}
 
 
 def rounded(value: float) -> float:

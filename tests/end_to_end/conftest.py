@@ -124,7 +124,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
             shutil.rmtree(place, ignore_errors=True)  # an attempt that failed; this one will say why
             project = make(place / "tiny", PARAMS)
             said = project.pipeline("repro", "-j", "2", env={"BDL_TRACKING": "on"}).stdout
-            assert "9 stages done" in said and "report: " in said and "| ensemble |" in said
+            assert "11 stages done" in said and "report: " in said and "| ensemble |" in said
             project.git("add", "-A")
             project.git("commit", "-qm", "results")
             (place / "whole").touch()

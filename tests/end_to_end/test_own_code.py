@@ -62,17 +62,27 @@ def test_a_network_and_its_weights(tmp_path: Path) -> None:
     assert not (project.folder / "ran").exists()
 
 
-def test_plugins_of_all_four_kinds(tmp_path: Path) -> None:
+def test_plugins_of_all_kinds(tmp_path: Path) -> None:
     raw = only(plugin_stages.with_plugins(), "stripes", ("stripes",))
     project = make(tmp_path / "tiny", "")
     plugin_stages.write(project.folder, raw)
     said, rows = repro(project, "trajectory@stripes-sgd")  # a worker has to import the plugins, too
-    assert "2 stages done" in said and "3 stages done" in said
+    assert "2 stages done" in said and "4 stages done" in said
     of_digits = {(row["score"], row["metric"]) for row in rows if (row["set"], row["name"]) == ("ood", "digits")}
     assert {("max_prob", "auroc"), ("top_margin", "auroc"), ("top_margin", "fpr95")} <= of_digits
     (accuracy,) = (row for row in rows if row["set"] == "test" and row["metric"] == "accuracy")
     assert accuracy["n"] == "6" and accuracy["dataset"] == "stripes"  # a tenth of the rows that the plugin makes
-    assert "score: top margin" in (project.folder / "report/index.html").read_text()
+    assert "score: top margin" in (project.folder / "report/unseen.html").read_text()
+    assert not any(row["metric"] == "surely_wrong" for row in rows)  # no answer is that sure
+    project.edit("plugins/metric.py", "< 0.01", "< 0.75")
+    again = project.pipeline("repro").stdout
+    assert {line.split(":")[0] for line in again.splitlines() if line.endswith(": started")} == {
+        "scores@stripes-snapshots",
+        "report",
+    }
+    with open(project.folder / "report/comparison.csv") as file:
+        (wrong,) = (row for row in csv.DictReader(file) if row["metric"] == "surely_wrong")
+    assert wrong["n"] == "6" and "Surely wrong %" in (project.folder / "report/comparison.md").read_text()
     about = json.loads((project.folder / "work/student/stripes-snapshots/manifest.json").read_text())["about"]
     assert about["plugins"] == ["plugins/method.py", "plugins/network.py"]
 

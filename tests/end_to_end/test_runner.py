@@ -129,13 +129,13 @@ def test_a_new_method_makes_nothing_out_of_date(project: Project) -> None:
     project.edit("params.yaml", "methods:\n", f"{plugin}\nmethods:\n  {params}\n")
     row = "  new: {dataset: digits, method: snapshots, setting: small, seeds: 2, input: trajectory/digits-sgd}\n"
     project.edit("params.yaml", "runs:\n", "runs:\n" + row)
-    own = {"student@new", "evaluate@new", "report"}
+    own = {"student@new", "evaluate@new", "scores@new", "report"}
     assert stale(project) == own
     assert stale_for_dvc(project) == {*own, "sources"}
     project.dvc("repro", "sources")
     assert stale_for_dvc(project) == own
     said = project.pipeline("repro").stdout
-    assert "3 of 11 stages to run" in said and "| snapshots |" in said
+    assert "4 of 14 stages to run" in said and "| snapshots |" in said
     assert stale_for_dvc(project) == set()
 
 
@@ -261,7 +261,7 @@ def test_a_failed_run_prints_no_table_of_other_params(project: Project) -> None:
     )
     done = project.pipeline("repro", code=1)
     assert "FAILED trajectory@digits-sgd" in done.stderr and "lower the learning rate" in done.stderr
-    needing = "evaluate@digits-ensemble, report, student@digits-ensemble"
+    needing = "evaluate@digits-ensemble, report, scores@digits-ensemble, student@digits-ensemble"
     assert f"not run, because a stage that they need failed: {needing}\n" in done.stderr
     assert "| deterministic |" in done.stdout and "| ensemble |" not in done.stdout
     said = " ".join(done.stdout.split())

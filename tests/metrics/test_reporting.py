@@ -12,7 +12,8 @@ import torch
 from scipy import stats
 
 from bdl_pipe.artifacts import State, write_state
-from bdl_pipe.metrics import COSTS, DETECTION, METRICS, comparison, cost, metric_of, written
+from bdl_pipe.metrics import COSTS, DETECTION, METRICS, comparison, cost, written
+from bdl_pipe.metrics.table import metric_of
 
 RATIO = 1 / 9  # test rows over training rows
 

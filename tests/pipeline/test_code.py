@@ -14,7 +14,8 @@ from pipeline.plan import code
 
 ROOT = Path(__file__).parents[2]
 DIGESTS = "import json; from pipeline.plan import code; print(json.dumps({f'{k} {m}': code.digest(k, m) "
-DIGESTS += "for k in ('student', 'evaluate') for m in code.methods()}))"
+DIGESTS += "for k in ('student', 'evaluate') for m in code.methods()}"
+DIGESTS += " | {k: code.digest(k) for k in ('scores', 'report')}))"
 
 
 def module(method: str) -> str:
@@ -155,5 +156,22 @@ def test_a_stored_reference_changes_the_digests_of_evaluations_alone(copy: Path,
         after = digests(copy)
     finally:
         new.unlink()
-    assert {key.split()[0] for key in before if before[key] != after[key]} == {"evaluate"}
+    assert {key.split()[0] for key in before if before[key] != after[key]} == {"evaluate", "report"}
     assert all(before[key] != after[key] for key in before if key.startswith("evaluate "))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("file", ["of_predictions", "selective", "calibration", "curves"])
+def test_a_metric_of_stored_predictions_changes_the_digests_of_scores_and_the_report_alone(
+    copy: Path, before: dict[str, str], file: str
+) -> None:
+    """No fit and no evaluation depends on one; the report prints it. (Curves are drawn from what scores stores.)"""
+    place = copy / f"src/bdl_pipe/metrics/{file}.py"
+    text = place.read_text()
+    place.write_text(text + COMMENT)
+    try:
+        after = digests(copy)
+    finally:
+        place.write_text(text)
+    stale = {"scores"} if file == "curves" else {"scores", "report"}
+    assert {key for key in before if before[key] != after[key]} == stale

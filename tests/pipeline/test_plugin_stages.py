@@ -40,7 +40,7 @@ register_source(StripesConfig, load, task="classification", kind="image")
 """
 FILES = {"source": SOURCE} | {  # the others are the plugins of the docs
     kind: plugin_files()[f"plugins/{name}.py"]
-    for kind, name in (("method", "snapshots"), ("network", "wave"), ("score", "margin"))
+    for kind, name in (("method", "snapshots"), ("network", "wave"), ("score", "margin"), ("metric", "surely_wrong"))
 }
 
 
@@ -90,6 +90,10 @@ def write(folder: Path, params: Mapping[str, object]) -> None:
         ),
         ("source", {"prepare@stripes"}),
         ("score", {"evaluate@stripes-snapshots", "evaluate@digits-ensemble"}),  # boston has no other data
+        (
+            "metric",  # no fit and no evaluation
+            {*(f"scores@{run}" for run in ("stripes-snapshots", "digits-ensemble", "boston-deterministic")), "report"},
+        ),
     ],
 )
 def test_a_change_makes_stale_what_uses_it(tmp_path: Path, file: str, stale: set[str]) -> None:
@@ -102,11 +106,11 @@ def test_a_change_makes_stale_what_uses_it(tmp_path: Path, file: str, stale: set
 
 @pytest.mark.process
 def test_without_the_section_every_digest_is_as_before(tmp_path: Path) -> None:
-    """Also where files of plugins lie about; and a plugin that no run uses makes nothing stale, but for its score."""
+    """Also where files of plugins lie about; and a plugin that no run uses makes nothing stale, but for its scores."""
     write(tmp_path, yaml.safe_load(PARAMS))
     plain = digests(tmp_path)
     raw = yaml.safe_load(PARAMS)
-    raw["plugins"] = [f"plugins/{name}.py" for name in FILES if name != "score"]
+    raw["plugins"] = [f"plugins/{name}.py" for name in FILES if name not in ("score", "metric")]
     write(tmp_path, raw)
     assert digests(tmp_path) == plain
 

@@ -18,9 +18,10 @@ from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation.joint import LINES, PAIRED
 from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity, Score
 from pipeline import report
-from pipeline.report import columns, page, tables
+from pipeline.report import columns, page, questions, tables
 
-FILES = {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json", "index.html"}
+PAGES = {f"{name}.html" for name in ("index", "trust", "intervals", "refuse", "unseen")}
+FILES = PAGES | {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     text = (built[0] / "report/index.html").read_text()
     parsed = Page(text)
     assert parsed.open == []
-    assert all(url.startswith(("#", "data:")) for url in parsed.urls)
+    assert {url for url in parsed.urls if not url.startswith(("#", "data:"))} == PAGES
     text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text)
     assert "://" not in text and "@import" not in text and "url(//" not in text
     for run in built[1]:
@@ -145,7 +146,7 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     assert all(a.get("alt") for tag, a in parsed.tags if tag == "img")
     assert all(a["scope"] for tag, a in parsed.tags if tag == "th" and a)
     figures = [a for tag, a in parsed.tags if tag == "svg" and a["aria-label"]]
-    assert len(figures) == 8 + 2 + 1 + 1 + 1  # reliability, severity, cost, cost of boston, traces
+    assert len(figures) == 2 + 1 + 1 + 1  # severity, cost, cost of boston, traces
     assert sum(tag == "img" for tag, _ in parsed.tags) == 2  # one picture a coreset
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert not re.search(r"#[0-9a-f]{6}\b", drawn), "a colour that does not follow light and dark"
@@ -163,12 +164,12 @@ def test_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
     (drawn,) = page.cost(table)["figures"]
     assert drawn["inline"].startswith("<svg") and "var(--ink)" in drawn["inline"]
     assert "deterministic 2.86" in drawn["inline"] and "Size: deterministic 6 kB, ensemble 6 kB" in drawn["inline"]
-    more = page.Section("reliability", "Another <section>", lambda table: {"figures": [drawn]})
+    more = page.Section("severity", "Another <section>", lambda table: {"figures": [drawn]})
     monkeypatch.setattr(page, "SECTIONS", (more,))
     monkeypatch.setattr(page, "PAGES", (*page.PAGES, replace(page.PAGES[0], name="index", title="Another page")))
     text = page.render(table, {}, 80)["index.html"]
     assert "<h3>Another &lt;section&gt;</h3>" in text and "<title>Another page</title>" in text
-    assert text.count('<a href="index.html">') == 2
+    assert text.count('<a href="index.html">') == 2 and text.count('<a href="refuse.html">') == 1
 
 
 def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
@@ -338,7 +339,7 @@ def test_every_score_of_other_data_has_columns_and_one_that_a_plugin_adds_its_ow
     of = [Quantity(metric, "ood", "other", score=score) for metric, score in by]
     run = write_run(tmp_path, "d", "m", "s", [Score(0, 0, quantity, 0.75, 9) for quantity in of])
     table = tables.gather([run])
-    (grid,) = page.ood(table)["grids"]
+    (grid,) = questions.answers(table, "unseen")["parts"]["d"]["grids"]
     assert grid.groups == [("score: max prob", 1), ("score: feature density", 1), ("score: top margin", 2)]
     assert grid.head[1:] == ["AUROC", "AUROC", "AUROC", "FPR95"] and grid.title == "against other"
     assert [cell.text for cell in grid.rows[0]] == ["m", *["0.750"] * 4]
@@ -407,12 +408,15 @@ def test_the_metric_of_a_plugin_is_a_column(tmp_path, monkeypatch):
     from bdl_pipe.metrics import METRICS, register_metric
 
     monkeypatch.setattr(METRICS, "_others", {})
-    register_metric("worst", lambda predictive, targets: None, label="Worst %", better=-1, percent=True)
-    figures = [Score(0, 0, Quantity(metric), 0.25, 9) for metric in ("accuracy", "worst")]
+    register_metric("worst", lambda fit: None, label="Worst %", better=-1, percent=True)
+    register_metric("asked", lambda fit: None, label="Asked", better=-1, question="refuse")
+    figures = [Score(0, 0, Quantity(metric), 0.25, 9) for metric in ("accuracy", "worst", "asked")]
     table = tables.gather([write_run(tmp_path, "d", "m", "s", figures)])
     assert [c.title for c in columns.columns(table)] == ["Accuracy %", "Worst %"]
     assert columns.headline(table).rows[0][4].text == "25.00"
     assert columns.metrics(table) == {"d-m-s": {"accuracy": 0.25, "worst": 0.25}}
+    (grid,) = questions.answers(table, "refuse")["parts"]["d"]["grids"]
+    assert grid.head[1:] == ["Asked"] and grid.rows[0][1].text == "0.250"
 
 
 def test_the_page_concludes_which_method_to_take(built):

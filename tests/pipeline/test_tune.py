@@ -192,7 +192,7 @@ def test_the_winner_is_the_best_finished_sample(toy):
 def test_a_search_whose_samples_all_diverged_is_one_line(toy, monkeypatch):
     monkeypatch.setattr(tune, "opened", lambda *_: nullcontext())
     monkeypatch.setattr(tune, "_run", lambda *_: ([ended(-3.0, 0.5, trial.MILESTONES - 1), ended(1.0, DIVERGED)], ()))
-    with pytest.raises(UserError, match="no sample of 4 gave a finite likelihood"):
+    with pytest.raises(UserError, match="no sample of 4 gave a finite score"):
         tune.search_one(search_of(), load(), SETTINGS, None, resume=False)
 
 

@@ -13,6 +13,7 @@ from ..data.examples import Examples, Task
 from ..data.inspect.table import task_of
 from ..data.sources.cells import Cells
 from ..errors import require, short
+from ..metrics import of_predictions, stored
 from ..predictive import Categorical, Continuous
 from ..scores import Quantity, RunScores, Score
 from ..seeds import Seed
@@ -67,7 +68,7 @@ def compare(
     x = given.as_table(X) if given.is_frame(X) else np.asarray(X)
     folds = list(_folds(x, y, cv, chosen, random_state))
     require(len(folds) > 1, "cv", "must be at least 2 folds", len(folds))
-    figures = {name: list[Score]() for name in made}
+    figures, drawn = {name: list[Score]() for name in made}, Seed(root_of(random_state)).fold("scores")
     said = {name: list[np.ndarray]() for name in made}
     for number, (train, test) in enumerate(folds):
         shared = dict[str, dict[int, fitting.Made]]()
@@ -75,7 +76,7 @@ def compare(
             model = clone(estimator)
             fitted_before = shared.setdefault(_sharing(model), {})
             model._fit(given.taken(x, train), given.taken(y, train), fitted_before)
-            found, line = _scored(model, given.taken(x, test), given.taken(y, test))
+            found, line = _scored(model, given.taken(x, test), given.taken(y, test), drawn.fold(number))
             figures[name] += [Score(number, 0, of, *value) for of, value in found.items()]
             said[name].append(line)
     tables = {name: scores.table(DATASET, name, "", values) for name, values in figures.items()}
@@ -121,18 +122,24 @@ def _sharing(model: BayesianEstimator) -> str:
     return repr((model.conformal, model.columns, model.random_state, model.device, model.threads))
 
 
-def _scored(model: Any, x: Any, y: Any) -> tuple[dict[Quantity, tuple[float, int]], np.ndarray]:
-    """Score a fitted model on test rows; return what its reliability follows from, too."""
+def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tuple[float, int]], np.ndarray]:
+    """Score a fitted model on test rows; return what its reliability follows from, too.
+
+    Args:
+        drawn: the address of what metrics of stored predictions draw, the same for all methods.
+    """
     rows, fitted = model._rows(x), model.fitted_
     targets = (
         model._places(y, len(rows)) if isinstance(model, BayesianClassifier) else given.targets_of(y, len(rows))[0]
     )
     with fitting.threads(model.threads):
         examples, rng = Examples(rows, targets), fitted.address()
-        found, _ = evaluation.score_all(
+        found, clean = evaluation.score_all(
             fitted.predictor(), examples, defaults.evaluate(), rng, model.device, ood={}, transfer={}
         )
         line = _said(model, rows, targets)
+    more = of_predictions.scores(stored.of_table(clean.predictions, drawn))
+    found |= {Quantity(name): figure for name, figure in more.items()}
     return {**found, Quantity("fit_seconds", "cost"): (model.fit_seconds_, 1)}, line
 
 

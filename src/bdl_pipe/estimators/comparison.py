@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from ..metrics import COSTS, METRICS, metric_of
+from ..metrics import COSTS, METRICS
 from ..metrics.comparison import Difference
 from ..metrics.standings import Candidate, difference, sentences, standings
+from ..metrics.table import OF_TEST_ROWS, metric_of
 from ..scores import Estimate, Quantity, RunScores
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class Comparison:
 
     def _frame(self, value: Any) -> "pd.DataFrame":
         known = {of.metric for each in self.scores.values() for of in each.quantities}
-        names = [name for name in (*METRICS, *_ALL_COSTS) if name in known]
+        names = [name for name in (*OF_TEST_ROWS, *_ALL_COSTS) if name in known]
         rows = {name: {metric: _value(of, metric, value) for metric in names} for name, of in self.scores.items()}
         frame: pd.DataFrame = _pandas().DataFrame.from_dict(rows, orient="index", columns=names)
         order: Sequence[str] = sorted(

@@ -13,9 +13,10 @@ import numpy as np
 from scipy import stats
 
 from .. import artifacts
-from ..metrics import comparison, metric_of
+from ..metrics import comparison
 from ..metrics.comparison import Difference
 from ..metrics.standings import TEST_OVER_TRAIN, Candidate, difference
+from ..metrics.table import metric_of
 from ..scores import Quantity, average
 
 LONGER: Final = "run them longer"  # The warning of chains that are too short ends so.

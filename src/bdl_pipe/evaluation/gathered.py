@@ -74,8 +74,10 @@ class Gathered:
         low, high = metrics.interval(predictive, INTERVAL)
         self.mean("coverage_90", metrics.covered(low, high, targets))
         self.mean("width_90", metrics.Mean.of(high - low))
-        outputs = targets.shape[1]
-        for name, values in (("target", targets), ("mean", predictive.mean), ("variance", predictive.variance)):
+        outputs, below = targets.shape[1], predictive.cdf(targets.double()).clamp(0, 1)
+        moments = (("mean", predictive.mean), ("variance", predictive.variance))
+        quantiles = (("q05", low), ("q50", predictive.quantile(0.5)), ("q95", high))
+        for name, values in (("target", targets), *moments, *quantiles, ("pit", below)):
             for k, column in enumerate(values.unbind(-1)):
                 self.column(name if outputs == 1 else f"{name}_{k}", column)
         self.column("log_prob", predictive.log_prob(targets))

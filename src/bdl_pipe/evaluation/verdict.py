@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from ..metrics import metric_of
 from ..metrics.comparison import Difference
 from ..metrics.standings import BASELINE, Candidate, difference
+from ..metrics.table import metric_of
 from ..metrics.written import seconds
 from ..scores import Quantity, average
 from .choice import LEVEL, Choice, choose, coverage, finite, fit_seconds, half_width, loss, split_seconds

@@ -16,8 +16,8 @@ from .classification import (
 )
 from .cost import COSTS
 from .joint import GroupLogProbs
-from .metric import Mean, Metric
-from .registered import METRICS, metric_of, register_metric, registered
+from .metric import Mean, Metric, StoredMetric
+from .registered import METRICS, register_metric, registered
 from .regression import covered, crps, interval, noise_variance, out_of_reach, squared_error
 from .scores import log_likelihood, nll
 
@@ -29,6 +29,7 @@ __all__ = [
     "GroupLogProbs",
     "Mean",
     "Metric",
+    "StoredMetric",
     "accuracy",
     "batch_nll",
     "bins_of",
@@ -38,7 +39,6 @@ __all__ = [
     "detection",
     "interval",
     "log_likelihood",
-    "metric_of",
     "nll",
     "noise_variance",
     "out_of_reach",

@@ -147,7 +147,15 @@ MUTUAL_INFORMATION = Metric(
 BATCH_NLL = Metric(
     "batch_nll", "Batch NLL", "negative log of the draws' mean likelihood of a batch, by its rows", better=-1
 )
-ECE = Metric("ece", "ECE %", "expected calibration error, equal-width bins", better=-1, percent=True, shifted=True)
+ECE = Metric(
+    "ece",
+    "ECE %",
+    "expected calibration error, equal-width bins",
+    better=-1,
+    percent=True,
+    shifted=True,
+    question="trust",
+)
 
 DETECTION = (  # the metrics of an OOD score, which :func:`detection` computes
     Metric("auroc", "AUROC", "area under the ROC curve", better=+1),

@@ -10,7 +10,7 @@ split are averaged first, and on one split a loss has no error.
 from dataclasses import dataclass
 
 from ..scores import Estimate, Quantity, RunScores, estimate
-from .registered import metric_of
+from .table import metric_of
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from ..predictive import Predictive
@@ -38,6 +39,8 @@ class Mean:
 
 
 BatchMetric = Callable[[Any, Tensor], Mean | None]  # the first argument is a predictive of the metric's kind
+StoredTask = Literal["classification", "regression", "both"]
+Question = Literal["", "trust", "intervals", "refuse", "unseen"]  # the page of the report that shows a metric
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Metric:
         value: the score of the mean over all batches.
         shifted: the metric is also computed on corrupted images and on rows of another data set.
         unit: how else a report prints it, see :mod:`bdl_pipe.metrics.written`.
+        question: the report's page that shows the metric; empty: none of its own.
+        beside: the metric that a reader needs beside this one, such as its value by chance; empty: none.
     """
 
     name: str
@@ -68,8 +73,27 @@ class Metric:
     kind: type[Any] = Predictive
     value: Callable[[Mean], float] = attrgetter("value")
     shifted: bool = False
-    unit: Literal["", "count", "bytes", "seconds", "noise"] = ""
+    unit: Literal["", "digits", "count", "bytes", "seconds", "noise"] = ""
+    question: Question = ""
+    beside: str = ""
 
     def batch(self, predictive: Predictive, targets: Tensor) -> Mean | None:
         """Return the mean of one batch; None where evaluation computes the metric, or the predictive has none."""
         return self.of(predictive, targets) if self.of is not None and isinstance(predictive, self.kind) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredMetric(Metric):
+    """A score that follows from the stored predictions of one fit, :mod:`bdl_pipe.metrics.stored`.
+
+    Attributes:
+        function: computes the score of predictions; None where they have none.
+        task: the predictions that ``function`` takes.
+        rows: returns a contribution of each row [row] whose mean is the score, so that two fits are compared in pairs
+            of rows: the score is linear in the rows, up to terms that vanish faster than its error. None: unknown.
+            It returns None where the predictions have none.
+    """
+
+    function: Callable[[Any], float | None]
+    task: StoredTask = "both"
+    rows: Callable[[Any], np.ndarray | None] | None = None

@@ -1,84 +1,100 @@
 """Metrics of stored predictions: they need no posterior, so that one that is added fits and predicts nothing again.
 
 A metric is a function of the predictions of one fit (:mod:`bdl_pipe.metrics.stored`) that returns a number, or None
-where these predictions have none.
+where these predictions have none; :func:`bdl_pipe.register_metric` adds one.
 
-    def spread(fit):
-        return float(fit.uncertainty.std())
-
-    register_metric_of_predictions("spread", spread, label="Spread", better=0)
+    for (split, seed), fit in stored.read(Path("work/evaluate/houses-vbll/predictions.parquet")):
+        print(split, seed, scores(fit))
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from ..errors import short
-from ..plugins import PluginError, Registered
+from ..plugins import PluginError
 from . import conformal, halves
 from .brier_parts import brier_parts
-from .metric import Metric
+from .metric import StoredMetric
 from .pit import quantile_error
 from .registered import METRICS
-from .selective import gain, oracle, risk_coverage
+from .selective import contributions, gain, gain_contributions, oracle, risk_coverage
 from .stored import Stored, StoredClasses, StoredValues
 
-OfPredictions = Callable[[Any], float | None]  # the argument is of the metric's kind
-Task = Literal["classes", "regression", "both"]
-
 LEVEL: Final = 0.9
-_KINDS: Final[dict[Task, tuple[type, ...]]] = {
-    "classes": (StoredClasses,),
+_STEP: Final = 0.02  # of a level, over which the growth of sets is measured
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "classification": (StoredClasses,),
     "regression": (StoredValues,),
     "both": (StoredClasses, StoredValues),
 }
 
 
-@dataclass(frozen=True)
-class StoredMetric:
-    """A score of stored predictions.
+def scores(fit: Stored) -> dict[str, tuple[float, int]]:
+    """Return all scores that the predictions of one fit have: name -> (value, number of rows).
 
-    Attributes:
-        metric: name, label, about, better, percent: what a report prints.
-        of: computes the score; None where the predictions have none.
-        task: which predictions ``of`` takes.
+    Raises:
+        PluginError: a metric's function returns no finite number.
     """
+    found = ((name, score(metric, fit)) for name, metric in stored_metrics().items())
+    return {name: (value, len(fit)) for name, value in found if value is not None}
 
-    metric: Metric
-    of: OfPredictions
-    task: Task
 
-    def score(self, fit: Stored) -> float | None:
-        """Return the score of the predictions of one fit; None where they have none.
+def score(metric: StoredMetric, fit: Stored) -> float | None:
+    """Return a score of the predictions of one fit; None where they have none.
 
-        Raises:
-            PluginError: the function returns no finite number.
-        """
-        if not isinstance(fit, _KINDS[self.task]):
-            return None
-        value = self.of(fit)
-        if value is None:
-            return None
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise PluginError(f"the metric {self.metric.name} must be a finite number or None, got {short(value)}")
-        return float(value)
+    Raises:
+        PluginError: the function returns no finite number.
+    """
+    value = metric.function(fit) if isinstance(fit, _KINDS[metric.task]) else None
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise PluginError(f"the metric {metric.name} must be a finite number or None, got {short(value)}")
+    return float(value)
+
+
+def stored_metrics(task: Literal["classification", "regression"] | None = None) -> dict[str, StoredMetric]:
+    """Return the metrics of stored predictions by name, the library's and those that were added; of one task or all."""
+    added = {name: metric for name, metric in METRICS.items() if isinstance(metric, StoredMetric)}
+    return {name: one for name, one in (LIBRARY | added).items() if task is None or one.task in (task, "both")}
 
 
 def _calibration(name: str, title: str, about: str) -> tuple[StoredMetric, ...]:
     """Return the error of a measure, its mean under perfect calibration, and the p-value."""
-    error = Metric(f"ece_{name}", f"{title} %", about, better=-1, percent=True)
-    right = Metric(
-        f"ece_{name}_expected", f"{title} if right %", f"{about}: its mean if the probabilities were right", 0, True
-    )
-    chance = Metric(
-        f"ece_{name}_p", f"{title} p", f"how often {title} is as large if the probabilities are right", better=0
-    )
+    key, classes = f"ece_{name}", {"task": "classification", "question": "trust"}
+
+    def of(value: str) -> Callable[[StoredClasses], float]:
+        return lambda fit: float(getattr(fit.calibration[name], value))
+
     return (
-        StoredMetric(error, lambda fit: fit.calibration[name].value, "classes"),
-        StoredMetric(right, lambda fit: fit.calibration[name].expected, "classes"),
-        StoredMetric(chance, lambda fit: fit.calibration[name].p_value, "classes"),
+        _metric(key, f"{title} %", about, -1, of("value"), percent=True, beside=f"{key}_expected", **classes),
+        _metric(
+            f"{key}_expected",
+            f"{title} by chance %",
+            f"{about}: its mean if the probabilities were right",
+            0,
+            of("expected"),
+            percent=True,
+            task="classification",
+        ),
+        _metric(
+            f"{key}_p",
+            f"{title} p",
+            f"how often {title} is as large if the probabilities are right",
+            0,
+            of("p_value"),
+            **classes,
+        ),
     )
+
+
+def _metric(
+    name: str, label: str, about: str, better: Literal[-1, 0, 1], function: Callable[[Any], float | None], **more: Any
+) -> StoredMetric:
+    return StoredMetric(name=name, label=label, about=about, better=better, function=function, **more)
 
 
 def _brier(part: str, about: str, better: Literal[-1, 0, 1]) -> StoredMetric:
@@ -86,17 +102,29 @@ def _brier(part: str, about: str, better: Literal[-1, 0, 1]) -> StoredMetric:
         parts = brier_parts(fit.probs, fit.labels)
         return None if parts is None else float(getattr(parts, part))
 
-    return StoredMetric(Metric(f"brier_{part}", f"Brier {part}", about, better), of, "classes")
+    return _metric(
+        f"brier_{part}", f"Brier {part}", about, better, of, task="classification", question="trust", unit="digits"
+    )
 
 
-def _sets(score: str, function: halves.Score) -> StoredMetric:
+def _sets(name: str, function: halves.Score) -> StoredMetric:
     def of(fit: StoredClasses) -> float | None:
         if len(fit) < 2:
             return None
         return float(halves.class_sets(function, fit.probs, fit.labels, LEVEL, fit.rng).sum(1).mean())
 
-    about = f"mean number of classes in the sets of {score.upper()} that hold 90 %, each half from the other"
-    return StoredMetric(Metric(f"set_size_{score}", f"Set {score.upper()}", about, better=-1), of, "classes")
+    def rows(fit: StoredClasses) -> np.ndarray:
+        """Return sizes and, to first order, what a row does to the threshold: it is higher where rows are not held."""
+        low, members, high = (
+            halves.class_sets(function, fit.probs, fit.labels, LEVEL + step, fit.rng) for step in (-_STEP, 0, _STEP)
+        )
+        slope = (high.sum() - low.sum()) / len(fit) / (2 * _STEP)  # of the mean size, by the level
+        own = members.sum(1) - slope * members[np.arange(len(fit)), fit.labels]
+        return members.sum(1).mean() + own - own.mean()
+
+    about = f"mean number of classes in the sets of {name.upper()} that hold 90 %, each half from the other"
+    label = f"Set {name.upper()}"
+    return _metric(f"set_size_{name}", label, about, -1, of, task="classification", question="intervals", rows=rows)
 
 
 def _worst(fit: StoredClasses) -> float | None:
@@ -107,12 +135,13 @@ def _worst(fit: StoredClasses) -> float | None:
     return conformal.held_by_group(held, fit.probs.argmax(1))[0].share
 
 
-def _width(way: Literal["widened", "moved"]) -> OfPredictions:
+def _width(way: Literal["widened", "moved"]) -> Callable[[StoredValues], float | None]:
     def of(fit: StoredValues) -> float | None:
-        low, centre, high = (fit.quantile(level) for level in ((1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2))
-        if low is None or centre is None or high is None or len(fit) < 2:
+        if fit.interval is None or len(fit) < 2:
             return None
-        targets = fit.targets[:, 0]
+        (low, centre, high), targets = fit.interval, fit.targets[:, 0]
+        if way == "widened" and not ((low < centre) & (centre < high)).all():
+            return None
         found = (
             halves.widened(low, centre, high, targets, LEVEL, fit.rng)
             if way == "widened"
@@ -123,146 +152,149 @@ def _width(way: Literal["widened", "moved"]) -> OfPredictions:
     return of
 
 
-def _quantiles(value: str) -> OfPredictions:
+def _quantiles(value: str) -> Callable[[StoredValues], float | None]:
     return lambda fit: None if fit.pit is None else float(getattr(quantile_error(fit.pit), value))
 
 
-METRICS_OF_PREDICTIONS: Final[Registered[StoredMetric]] = Registered(
-    "metric of predictions",
-    {
-        one.metric.name: one
-        for one in (
-            *_calibration("adaptive", "Adaptive ECE", "calibration error over bins of equal mass"),
-            *_calibration("class_wise", "Class-wise ECE", "calibration error of each class, mean over classes"),
-            *_calibration("smooth", "Smooth ECE", "calibration error by a kernel, without bins"),
-            _brier("reliability", "how far shares are from stated probabilities, squared; corrected", -1),
-            _brier("resolution", "how far shares differ between probabilities, squared; corrected", +1),
-            _brier("uncertainty", "Brier's score of the shares of the classes; corrected", 0),
-            _sets("lac", lambda probs, _: conformal.lac(probs)),
-            _sets("aps", conformal.aps),
-            _sets("raps", conformal.raps),
-            StoredMetric(
-                Metric(
-                    "worst_class_coverage",
-                    "Worst class %",
-                    "lowest share of targets in sets of LAC over predicted classes; 90 % over all rows",
-                    better=+1,
-                    percent=True,
-                ),
-                _worst,
-                "classes",
-            ),
-            StoredMetric(
-                Metric("quantile_error", "Quantile error", "mean squared gap of shares and levels of quantiles", -1),
-                _quantiles("value"),
-                "regression",
-            ),
-            StoredMetric(
-                Metric(
-                    "quantile_error_expected", "Quantile error if right", "its mean if the predictives are right", 0
-                ),
-                _quantiles("expected"),
-                "regression",
-            ),
-            StoredMetric(
-                Metric("pit_p", "PIT p", "p-value of the test that F(y) is uniform (Kolmogorov and Smirnov)", 0),
-                _quantiles("p_value"),
-                "regression",
-            ),
-            StoredMetric(
-                Metric(
-                    "width_at_90",
-                    "Width at 90 %",
-                    "mean width of intervals widened to hold 90 %, each half from the other; original units",
-                    better=-1,
-                ),
-                _width("widened"),
-                "regression",
-            ),
-            StoredMetric(
-                Metric(
-                    "width_cqr_90",
-                    "Width CQR",
-                    "mean width of intervals moved to hold 90 %, each half from the other; original units",
-                    better=-1,
-                ),
-                _width("moved"),
-                "regression",
-            ),
-            StoredMetric(
-                Metric("aurc", "AURC", "mean risk over all coverages, the least certain refused first", -1),
-                lambda fit: risk_coverage(fit.losses, fit.uncertainty).aurc,
-                "both",
-            ),
-            StoredMetric(
-                Metric("aurc_oracle", "AURC of an oracle", "mean risk where the largest losses are refused first", 0),
-                lambda fit: oracle(fit.losses).aurc,
-                "both",
-            ),
-            StoredMetric(
-                Metric("augrc", "AUGRC", "area below the share of accepted losses, by coverage", -1),
-                lambda fit: risk_coverage(fit.losses, fit.uncertainty).augrc,
-                "both",
-            ),
-            StoredMetric(
-                Metric("refusal_gain", "Refusal gain %", "share of an oracle's saving by refusal (AUGRC)", +1, True),
-                lambda fit: gain(fit.losses, fit.uncertainty),
-                "both",
-            ),
-            StoredMetric(
-                Metric("coverage_at_1", "Coverage at 1 %", "largest coverage with at most 1 % wrong", +1, True),
-                lambda fit: risk_coverage(fit.losses, fit.uncertainty).coverage_at(0.01),
-                "classes",
-            ),
-            StoredMetric(
-                Metric("coverage_at_5", "Coverage at 5 %", "largest coverage with at most 5 % wrong", +1, True),
-                lambda fit: risk_coverage(fit.losses, fit.uncertainty).coverage_at(0.05),
-                "classes",
-            ),
-            StoredMetric(
-                Metric("risk_at_80", "Risk at 80 %", "mean loss of the 80 % most certain rows", -1),
-                lambda fit: risk_coverage(fit.losses, fit.uncertainty).risk_at(0.8),
-                "both",
-            ),
-        )
-    },
-)
+def _coverage_at(risk: float) -> Callable[[StoredClasses], float]:
+    return lambda fit: risk_coverage(fit.losses, fit.uncertainty).coverage_at(risk)
 
 
-def scores(fit: Stored) -> dict[str, tuple[float, int]]:
-    """Return all scores that the predictions of one fit have: name -> (value, number of rows)."""
-    found = ((name, one.score(fit)) for name, one in METRICS_OF_PREDICTIONS.items())
-    return {name: (value, len(fit)) for name, value in found if value is not None}
-
-
-def register_metric_of_predictions(
-    name: str,
-    of: OfPredictions,
-    *,
-    label: str,
-    better: Literal[-1, 0, 1],
-    about: str = "",
-    percent: bool = False,
-    task: Task = "both",
-) -> None:
-    """Add a metric of stored predictions.
-
-    Args:
-        name: its name in stored scores.
-        of: computes the score of the predictions of one fit; None where they have none.
-        label: its title in a report.
-        better: +1: a higher value is better; -1: a lower value is better; 0: neither is.
-        about: one sentence for readers.
-        percent: a report prints the value as per cent.
-        task: the predictions that ``of`` takes: ``classes``, ``regression`` or ``both``.
-
-    Raises:
-        PluginError: ``of`` is no function, the task is none, or the name is taken.
-    """
-    if not callable(of):
-        raise PluginError(f"the metric {name} must be a function of stored predictions, got {short(of)}")
-    if task not in _KINDS:
-        raise PluginError(f"the task of the metric {name} must be classes, regression or both, got {short(task)}")
-    if name in METRICS:
-        raise PluginError(f"the metric {name} is taken: a metric of predictives has this name")
-    METRICS_OF_PREDICTIONS.add(name, StoredMetric(Metric(name, label, about, better, percent), of, task), of.__module__)
+LIBRARY: Final = {
+    metric.name: metric
+    for metric in (
+        *_calibration("adaptive", "Adaptive ECE", "calibration error over bins of equal mass"),
+        *_calibration("class_wise", "Class-wise ECE", "calibration error of each class, mean over classes"),
+        *_calibration("smooth", "Smooth ECE", "calibration error by a kernel, without bins"),
+        _brier("reliability", "how far shares are from stated probabilities, squared; corrected", -1),
+        _brier("resolution", "how far shares differ between probabilities, squared; corrected", +1),
+        _brier("uncertainty", "Brier's score of the shares of the classes; corrected", 0),
+        _sets("lac", lambda probs, _: conformal.lac(probs)),
+        _sets("aps", conformal.aps),
+        _sets("raps", conformal.raps),
+        _metric(
+            "worst_class_coverage",
+            "Worst class %",
+            "lowest share of targets in sets of LAC over predicted classes; 90 % over all rows",
+            +1,
+            _worst,
+            percent=True,
+            task="classification",
+            question="intervals",
+        ),
+        _metric(
+            "quantile_error",
+            "Quantile error",
+            "mean squared gap of shares and levels of quantiles",
+            -1,
+            _quantiles("value"),
+            task="regression",
+            question="intervals",
+            beside="quantile_error_expected",
+            unit="digits",
+        ),
+        _metric(
+            "quantile_error_expected",
+            "Quantile error by chance",
+            "mean squared gap of shares and levels of quantiles: its mean if the predictives were right",
+            0,
+            _quantiles("expected"),
+            task="regression",
+            unit="digits",
+        ),
+        _metric(
+            "pit_p",
+            "PIT p",
+            "p-value of the test that F(y) is uniform (Kolmogorov and Smirnov)",
+            0,
+            _quantiles("p_value"),
+            task="regression",
+            question="intervals",
+        ),
+        _metric(
+            "width_at_90",
+            "Width at 90 %",
+            "mean width of intervals widened to hold 90 %, each half from the other; original units",
+            -1,
+            _width("widened"),
+            task="regression",
+            question="intervals",
+        ),
+        _metric(
+            "width_cqr_90",
+            "Width CQR",
+            "mean width of intervals moved to hold 90 %, each half from the other; original units",
+            -1,
+            _width("moved"),
+            task="regression",
+            question="intervals",
+        ),
+        _metric(
+            "augrc",
+            "AUGRC",
+            "area below the share of accepted losses, by coverage; by chance half of the mean loss",
+            -1,
+            lambda fit: risk_coverage(fit.losses, fit.uncertainty).augrc,
+            question="refuse",
+            rows=lambda fit: contributions(fit.losses, fit.uncertainty),
+            unit="digits",
+        ),
+        _metric(
+            "refusal_gain",
+            "Refusal gain %",
+            "share of an oracle's saving by refusal (AUGRC)",
+            +1,
+            lambda fit: gain(fit.losses, fit.uncertainty),
+            percent=True,
+            question="refuse",
+            rows=lambda fit: gain_contributions(fit.losses, fit.uncertainty),
+        ),
+        _metric(
+            "aurc",
+            "AURC",
+            "mean risk over all coverages, the least certain refused first",
+            -1,
+            lambda fit: risk_coverage(fit.losses, fit.uncertainty).aurc,
+            question="refuse",
+            beside="aurc_oracle",
+            unit="digits",
+        ),
+        _metric(
+            "aurc_oracle",
+            "AURC of an oracle",
+            "mean risk where the largest losses are refused first",
+            0,
+            lambda fit: oracle(fit.losses).aurc,
+            unit="digits",
+        ),
+        _metric(
+            "coverage_at_1",
+            "Coverage at 1 %",
+            "largest coverage with at most 1 % wrong",
+            +1,
+            _coverage_at(0.01),
+            percent=True,
+            task="classification",
+            question="refuse",
+        ),
+        _metric(
+            "coverage_at_5",
+            "Coverage at 5 %",
+            "largest coverage with at most 5 % wrong",
+            +1,
+            _coverage_at(0.05),
+            percent=True,
+            task="classification",
+            question="refuse",
+        ),
+        _metric(
+            "risk_at_80",
+            "Risk at 80 %",
+            "mean loss of the 80 % most certain rows",
+            -1,
+            lambda fit: risk_coverage(fit.losses, fit.uncertainty).risk_at(0.8),
+            question="refuse",
+            unit="digits",
+        ),
+    )
+}

@@ -49,14 +49,23 @@ def pit_histogram(values: Float[np.ndarray, " row"], bins: int = 10, level: floa
         ConfigError: ``bins`` is below 1, or ``level`` is not in (0, 1).
         DataError: see :func:`quantile_error`.
     """
+    require(bins >= 1, "bins", "must be at least 1", bins)
+    values = _checked(values)
+    count = np.bincount(np.minimum((values * bins).astype(int), bins - 1), minlength=bins)
+    return PitHistogram(count, *band(len(values), bins, level))
+
+
+def band(rows: int, bins: int, level: float = 0.95) -> tuple[int, int]:
+    """Return the counts that a bin of equal width may have where the predictives are right; see :class:`PitHistogram`.
+
+    Raises:
+        ConfigError: ``level`` is not in (0, 1).
+    """
     from scipy.stats import binom
 
-    require(bins >= 1, "bins", "must be at least 1", bins)
     require(0 < level < 1, "level", "must be in (0, 1)", level)
-    values = _checked(values)
-    outside, rows = (1 - level) / bins / 2, len(values)
-    count = np.bincount(np.minimum((values * bins).astype(int), bins - 1), minlength=bins)
-    return PitHistogram(count, int(binom.ppf(outside, rows, 1 / bins)), int(binom.isf(outside, rows, 1 / bins)))
+    outside = (1 - level) / bins / 2
+    return int(binom.ppf(outside, rows, 1 / bins)), int(binom.isf(outside, rows, 1 / bins))
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,21 @@
-"""The table of metrics, in the order of stored scores, and the function that adds a metric to it."""
+"""The metrics of predictives, in the order of stored scores, and the function that adds a metric.
 
+Metrics of stored predictions are in :mod:`bdl_pipe.metrics.of_predictions`, and all metrics together in
+:mod:`bdl_pipe.metrics.table`. An evaluation imports neither, so that no prediction depends on them.
+"""
+
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from torch import Tensor
 
 from ..errors import short
 from ..plugins import PluginError, Registered
 from ..predictive import Predictive
-from . import classification, cost, joint, regression, scores
-from .metric import Mean, Metric
+from . import classification, joint, regression, scores
+from .metric import Mean, Metric, Question, StoredMetric, StoredTask
 
 Values = Callable[[Predictive, Tensor], Tensor | None]
 
@@ -59,39 +64,66 @@ METRICS: Final[Registered[Metric]] = Registered(
 )
 
 
-_OTHERS: Final = {metric.name: metric for metric in (*classification.DETECTION, *cost.COSTS)}
-
-
-def metric_of(name: str) -> Metric:
-    """Return the metric of test rows, of out-of-distribution detection or of cost that has this name."""
-    return _OTHERS[name] if name in _OTHERS else METRICS[name]
-
-
 def registered() -> list[Metric]:
-    """Return all metrics of test rows, in the order of stored scores: the library's, then those that were added."""
-    return list(METRICS.values())
+    """Return all metrics of predictives, in the order of stored scores: the library's, then those that were added."""
+    return [metric for metric in METRICS.values() if not isinstance(metric, StoredMetric)]
 
 
 def register_metric(
-    name: str, values: Values, *, label: str, better: Literal[-1, 0, 1], about: str = "", percent: bool = False
+    name: str,
+    function: Callable[..., Any],
+    *,
+    label: str,
+    better: Literal[-1, 0, 1],
+    about: str = "",
+    percent: bool = False,
+    task: StoredTask = "both",
+    of: Literal["predictions", "predictive"] = "predictions",
+    question: Question = "",
 ) -> None:
-    """Add a metric, whose mean over the test rows is stored and reported for every run.
+    """Add a metric, which is stored and reported for every run.
 
     Args:
         name: its name in stored scores.
-        values: (predictive, targets) -> values [batch, ...], one or several for each row, in original units; None where
-            the predictive has no such metric.
+        function: of stored predictions, see :mod:`bdl_pipe.metrics.stored`, -> a number; or, see ``of``,
+            (predictive, targets) -> values [batch, ...], one or several for each row, in original units, whose mean is
+            the score. It returns None where there is no such metric.
         label: its title in a report.
         better: +1: a higher value is better; -1: a lower value is better; 0: neither is.
         about: one sentence for readers.
         percent: a report prints the value as per cent.
+        task: the stored predictions that ``function`` takes: ``classification``, ``regression`` or ``both``.
+        of: ``predictions``: a new or changed metric has scores made again, and no fit and no prediction.
+            ``predictive``: for what predictions do not have, such as draws; every run is evaluated again.
+        question: the report's page that shows the metric; empty: the table of all runs.
 
     Raises:
-        PluginError: ``values`` is no function, or the name is taken.
+        PluginError: ``function`` is no function, the task or the page is none, or the name is taken.
     """
-    if not callable(values):
-        raise PluginError(f"the metric {name} must be a function of a predictive and targets, got {short(values)}")
+    what = "stored predictions" if of == "predictions" else "a predictive and targets"
+    if not callable(function):
+        raise PluginError(f"the metric {name} must be a function of {what}, got {short(function)}")
+    for key, value, allowed in (
+        ("task", task, get_args(StoredTask)),
+        ("question", question, get_args(Question)),
+        ("of", of, ("predictions", "predictive")),
+    ):
+        if value not in allowed:
+            rule = ", ".join(word or '""' for word in allowed)
+            raise PluginError(f"the {key} of the metric {name} must be one of {rule}, got {short(value)}")
+    # by its name and not by an import, which would make the results of a plugin depend on all metrics
+    if name in importlib.import_module(f"{__package__}.of_predictions").LIBRARY:
+        raise PluginError(f"the metric {name} is taken: the library has one of this name")
+    about_it: Any = {"name": name, "label": label, "about": about, "better": better, "percent": percent}
+    metric = (
+        StoredMetric(**about_it, question=question, function=function, task=task)
+        if of == "predictions"
+        else Metric(**about_it, question=question, of=_mean_of(name, function))
+    )
+    METRICS.add(name, metric, function.__module__)
 
+
+def _mean_of(name: str, values: Values) -> Callable[[Predictive, Tensor], Mean | None]:
     def of(predictive: Predictive, targets: Tensor) -> Mean | None:
         found = values(predictive, targets)
         if found is None:
@@ -101,4 +133,4 @@ def register_metric(
             raise PluginError(f"the metric {name} must be a tensor of {len(targets)} rows, got {shape}")
         return Mean.of(found)
 
-    METRICS.add(name, Metric(name, label, about, better, percent, of), values.__module__)
+    return of

@@ -102,7 +102,12 @@ RMSE = Metric(
     value=attrgetter("root"),
 )
 COVERAGE_90 = Metric(
-    "coverage_90", "Coverage %", "share of targets inside of the central 90 % interval", better=0, percent=True
+    "coverage_90",
+    "Coverage %",
+    "share of targets inside of the central 90 % interval",
+    better=0,
+    percent=True,
+    question="intervals",
 )
 WIDTH_90 = Metric("width_90", "Width", "mean width of the central 90 % interval, original units", better=-1)
 CRPS = Metric(

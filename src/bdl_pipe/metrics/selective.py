@@ -84,6 +84,21 @@ def risk_coverage(losses: np.ndarray, uncertainty: np.ndarray) -> RiskCoverage:
     return RiskCoverage(np.repeat(shared, count).cumsum())
 
 
+def contributions(losses: np.ndarray, uncertainty: np.ndarray) -> Float[np.ndarray, " row"]:
+    """Return what each row adds to the AUGRC: their mean is the AUGRC, and their variance over n its error squared.
+
+    With a pair's kernel ℓ_i·(1{u_j > u_i} + ½ 1{u_j = u_i}), the AUGRC is the mean over all pairs (i, j), i = j too. A
+    row's contribution is the mean over pairs that it begins plus that over pairs that it ends, less the AUGRC
+    (Hoeffding 1948), so that the error is right up to a share of 1/n.
+    """
+    losses, uncertainty = np.asarray(losses, np.float64), np.asarray(uncertainty, np.float64)
+    area = risk_coverage(losses, uncertainty).augrc
+    _, group, count = np.unique(uncertainty, return_inverse=True, return_counts=True)
+    cost = np.bincount(group, losses)
+    above, below = len(losses) - count.cumsum() + count / 2, cost.cumsum() - cost / 2
+    return (losses * above[group] + below[group]) / len(losses) - area
+
+
 def oracle(losses: np.ndarray) -> RiskCoverage:
     """Return the curve of refusing the largest losses first: no order is better."""
     return risk_coverage(losses, losses)
@@ -104,3 +119,13 @@ def gain(losses: np.ndarray, uncertainty: np.ndarray) -> float | None:
     if chance - best <= 1e-12 * abs(chance):
         return None
     return (chance - risk_coverage(losses, uncertainty).augrc) / (chance - best)
+
+
+def gain_contributions(losses: np.ndarray, uncertainty: np.ndarray) -> Float[np.ndarray, " row"] | None:
+    """Return what each row adds to the :func:`gain`, which is their mean; None as there. See :func:`contributions`."""
+    share = gain(losses, uncertainty)
+    if share is None:
+        return None
+    chance, best = contributions(losses, np.zeros(len(losses))), contributions(losses, losses)
+    saved, saving = chance - contributions(losses, uncertainty), chance - best
+    return share + (saved - share * saving) / saving.mean()

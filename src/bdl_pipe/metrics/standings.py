@@ -22,11 +22,14 @@ import pyarrow.parquet as pq
 from ..scores import Quantity, RunScores
 from . import comparison
 from .comparison import Difference, Ranks
-from .registered import metric_of
+from .metric import StoredMetric
+from .stored import read
+from .table import metric_of
 
 BASELINE: Final = "deterministic"
 METRIC: Final = Quantity("nll")
 COST: Final = Quantity("seconds_per_1000", "cost")
+_BY_ROW: Final = ("nll", "rmse", "accuracy")
 TEST_OVER_TRAIN: Final = 1 / 9  # rows of the standard splits
 
 
@@ -118,8 +121,9 @@ def difference(
 
     Args:
         comparisons: the number of intervals that hold together.
-        metric: the NLL, the RMSE, or the accuracy, whose loss is its negative. On one split a difference of RMSEs is a
-            difference of mean squared errors over the sum of the two RMSEs; the error of that sum is left out.
+        metric: its loss is its negative where higher values are better. On one split a difference of RMSEs is a
+            difference of mean squared errors over the sum of the two RMSEs; the error of that sum is left out. Other
+            metrics than those of :func:`losses` have no error on one split.
         test_over_train: as :func:`standings`.
     """
     if one.scores.splits != other.scores.splits:
@@ -140,13 +144,19 @@ def losses(path: Path, metric: str) -> np.ndarray | None:
 
     Args:
         metric: ``nll``: −log p(y | x); ``rmse``: the squared error of the mean; ``accuracy``: minus 1 where the most
-            probable class is the target, else 0.
+            probable class is the target, else 0; a metric of stored predictions: what each row contributes to it.
 
     Returns:
-        None if there is no such file.
+        None if there is no such file, or if what a row contributes is unknown.
     """
-    if not path.is_file():
+    of = metric_of(metric)
+    stored = of if isinstance(of, StoredMetric) else None
+    if not path.is_file() or (stored is None and metric not in _BY_ROW) or (stored is not None and stored.rows is None):
         return None
+    if stored is not None and stored.rows is not None:
+        fits = [stored.rows(fit) for _, fit in read(path)]
+        known = [rows for rows in fits if rows is not None]
+        return -stored.better * np.mean(known, axis=0) if known else None
     rows = pq.read_table(path, columns=["row", "log_prob"] if metric == "nll" else None).to_pandas()
     if metric == "nll":
         found = -rows["log_prob"].to_numpy()

@@ -20,10 +20,10 @@ from jaxtyping import Float
 from ..errors import DataError
 from ..seeds import Seed
 from .calibration import MEASURES, stated
-from .calibration_tests import Checked, check
+from .calibration_tests import Checked, check_all
 
 DRAWS: Final = 199  # columns of labels drawn where the probabilities are taken to be right
-_NEARLY: Final = 1e-3  # of a log density that was stored in float32
+QUANTILES: Final = {"q05": 0.05, "q50": 0.5, "q95": 0.95}  # the columns of quantiles, and their levels
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +61,7 @@ class StoredClasses:
     @cached_property
     def calibration(self) -> dict[str, Checked]:
         """Return the calibration errors with their values under perfect calibration: measure -> result."""
-        return {
-            name: check(measure, self.probs, self.labels, self.rng.fold(name), DRAWS)
-            for name, measure in MEASURES.items()
-        }
+        return check_all(MEASURES, self.probs, self.labels, self.rng, DRAWS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +72,8 @@ class StoredValues:
         targets, means, variances: of each output [row, output].
         log_prob: the log density of each row's targets [row].
         rng: the address of whatever a metric draws.
+        below: F(y) of each output by itself [row, output], where that is stored.
+        quantiles: at the levels :data:`QUANTILES` [level, row, output], where they are stored.
     """
 
     targets: np.ndarray
@@ -82,6 +81,8 @@ class StoredValues:
     variances: np.ndarray
     log_prob: np.ndarray
     rng: Seed
+    below: np.ndarray | None = None
+    quantiles: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         shapes = {part.shape for part in (self.targets, self.means, self.variances)}
@@ -101,33 +102,15 @@ class StoredValues:
         """Return the predicted variance, averaged over outputs."""
         return self.variances.mean(1)
 
-    @cached_property
-    def gaussian(self) -> bool:
-        """Say whether the predictive is one Gaussian of one output: its log densities are the stored ones.
-
-        A mixture of Gaussians is none, and its quantiles do not follow from what is stored.
-        """
-        from scipy.stats import norm
-
-        if self.targets.shape[1] != 1:
-            return False
-        density = norm.logpdf(self.targets, self.means, np.sqrt(self.variances))[:, 0]
-        return bool(np.allclose(density, self.log_prob, rtol=_NEARLY, atol=_NEARLY))
-
-    @cached_property
+    @property
     def pit(self) -> Float[np.ndarray, " row"] | None:
-        """Return F(y) of each row; None where the predictive is not one Gaussian."""
-        from scipy.stats import norm
+        """Return F(y) of each row; None where it is not stored or there are several outputs, which depend."""
+        return None if self.below is None or self.targets.shape[1] > 1 else self.below[:, 0]
 
-        if not self.gaussian:
-            return None
-        return norm.cdf(self.targets, self.means, np.sqrt(self.variances))[:, 0]
-
-    def quantile(self, level: float) -> Float[np.ndarray, " row"] | None:
-        """Return the quantile of each row; None where the predictive is not one Gaussian."""
-        from scipy.stats import norm
-
-        return norm.ppf(level, self.means, np.sqrt(self.variances))[:, 0] if self.gaussian else None
+    @property
+    def interval(self) -> Float[np.ndarray, "level row"] | None:
+        """Return the quantiles of each row at :data:`QUANTILES`; None as for :attr:`pit`."""
+        return None if self.quantiles is None or self.targets.shape[1] > 1 else self.quantiles[..., 0]
 
 
 Stored = StoredClasses | StoredValues
@@ -161,7 +144,10 @@ def of_table(rows: pa.Table, rng: Seed = Seed(0)) -> Stored:
     if "p_0" in rows.column_names:
         return StoredClasses(_columns(rows, "p", several=True), _columns(rows, "target")[:, 0], rng)
     targets, means, variances = (_columns(rows, name) for name in ("target", "mean", "variance"))
-    return StoredValues(targets, means, variances, _columns(rows, "log_prob")[:, 0], rng)
+    known, below, quantiles = {name.partition("_")[0] for name in rows.column_names}, None, None
+    if {"pit", *QUANTILES} <= known:
+        below, quantiles = _columns(rows, "pit"), np.stack([_columns(rows, name) for name in QUANTILES])
+    return StoredValues(targets, means, variances, _columns(rows, "log_prob")[:, 0], rng, below, quantiles)
 
 
 def _columns(rows: pa.Table, name: str, *, several: bool = False) -> np.ndarray:

@@ -10,13 +10,18 @@ _ROUNDING: Final = 1.01  # A ratio of noise variances up to this is one variance
 
 def writer(metric: Metric) -> Callable[[float], str]:
     """Return the function that writes the values of a metric."""
-    by_unit = {"count": count, "bytes": size, "seconds": seconds, "noise": noise}
+    by_unit = {"digits": digits, "count": count, "bytes": size, "seconds": seconds, "noise": noise}
     return percent if metric.percent else by_unit.get(metric.unit, plain)
 
 
 def plain(value: float) -> str:
     """Write a number with three digits after the point."""
     return f"{value:.3f}"
+
+
+def digits(value: float) -> str:
+    """Write a number with three significant digits."""
+    return f"{value:.3g}"
 
 
 def percent(value: float) -> str:

@@ -1,0 +1,93 @@
+"""The pages that answer one question each: for each data set the sentences that figures bear, figures and tables."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from bdl_pipe import figures
+from bdl_pipe.evaluation.questions import SENTENCES
+from bdl_pipe.figures import INK, LINE, MUTED, Drawing
+from bdl_pipe.metrics import DETECTION
+from bdl_pipe.metrics.metric import Question
+from bdl_pipe.metrics.pit import band
+from bdl_pipe.scores import DEFAULT_SCORE, Quantity
+
+from . import columns
+from .columns import Column, Grid
+from .tables import Table
+
+COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"} | {
+    colour: f"var(--m{number})" for number, colour in enumerate(figures.COLOURS)
+}
+"""Colour of a figure -> the CSS variable that replaces it, whose values for light and dark are in ``style.css``."""
+TITLES: Final[Mapping[Question, str]] = {
+    "trust": "Can I trust its probabilities?",
+    "intervals": "Are its intervals right?",
+    "refuse": "Which answers should I refuse?",
+    "unseen": "Does it know what it has not seen?",
+}
+Drawn = list[Mapping[str, Any]]
+
+
+def answers(table: Table, question: Question) -> Mapping[str, Any]:
+    """Return what a page shows of each data set that has scores for its question."""
+    parts = {}
+    for dataset, whole in table.by_dataset().items():
+        part = whole.done
+        grids = ood(part) if question == "unseen" else columns.asked(part, question)
+        if grids:
+            said = SENTENCES[question](part.candidates()) if question in SENTENCES else []
+            drawn = _DRAWN[question](part) if question in _DRAWN else []
+            parts[dataset] = {"sentences": said, "figures": drawn, "grids": grids}
+    return {"parts": parts}
+
+
+def reliability(table: Table) -> Drawn:
+    """Draw the reliability diagrams."""
+    bins = table.drawn["calibration"]
+    drawn = (run for run in table.runs if run.key in bins)
+    return [
+        inline(figures.reliability(bins[r.key], table.names[r.key], table.marks[r.key]), f"rel-{r.key}") for r in drawn
+    ]
+
+
+def pit(table: Table) -> Drawn:
+    """Draw the histograms of F(y)."""
+    drawn = []
+    for run in table.runs:
+        if (count := table.drawn["pit"].get(run.key)) is not None:
+            low, high = band(int(count.sum()), len(count))
+            one = figures.pit(count, low, high, table.names[run.key], table.marks[run.key])
+            drawn.append(inline(one, f"pit-{run.key}"))
+    return drawn
+
+
+def risk(table: Table) -> Drawn:
+    """Draw the risk against coverage, all runs together."""
+    runs, known = [run for run in table.runs if run.key in table.drawn["risk"]], table.drawn["risk"]
+    lines = {table.names[run.key]: known[run.key] for run in runs}
+    wrong = Quantity("accuracy") in table.quantities()
+    marks = [table.marks[run.key] for run in runs]
+    return [inline(figures.risk(lines, marks, wrong=wrong), f"risk-{table.dataset}")] if lines else []
+
+
+def ood(table: Table) -> list[Grid]:
+    """Return a table for each other set: every metric of out-of-distribution detection by each score."""
+    known = {of.score for of in table.quantities() if of.set == "ood" and of.score is not None}
+    grids = []
+    for other in table.sets("ood"):
+        shown, groups = list[Column](), list[tuple[str, int]]()
+        for score in sorted(known, key=lambda score: (score != DEFAULT_SCORE, score)):
+            wanted = [Column(m.label, Quantity(m.name, "ood", other, score=score)) for m in DETECTION]
+            some = columns.with_figures(table, wanted)
+            shown += some
+            groups += [(f"score: {score.replace('_', ' ')}", len(some))] if some else []
+        grids.append(columns.by_score(table, shown, title=f"against {other}", groups=groups))
+    return grids
+
+
+def inline(drawing: Drawing, name: str) -> Mapping[str, Any]:
+    """Return a figure as an element of the page, in the page's colours, and its width."""
+    return {"inline": drawing.svg(name, COLOURS), "inches": drawing.inches}
+
+
+_DRAWN: Final[Mapping[Question, Callable[[Table], Drawn]]] = {"trust": reliability, "intervals": pit, "refuse": risk}

@@ -1,0 +1,37 @@
+"""The stage ``scores``: the metrics and curves of stored predictions, which fit nothing and predict nothing again."""
+
+from collections import defaultdict
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bdl_pipe import artifacts, scores
+from bdl_pipe.metrics import curves, of_predictions, stored
+from bdl_pipe.scores import Quantity, Score
+from bdl_pipe.seeds import Seed
+
+from ..core import places
+from ..core.model import Params
+from ..core.settings import Settings
+from ..plan.plan import Stage
+from ..work.executor import Executor
+
+
+def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
+    """Make ``work/scores/<key>``: scores.parquet, risk.parquet and, for regression, pit.parquet.
+
+    What a metric draws is drawn at the same address for all runs, so that they are compared in pairs.
+    """
+    run, place = params.run("student", stage.key), places.artifact("scores", stage.key)
+    evaluated = artifacts.load(places.artifact("evaluate", stage.key), "evaluate").path
+    found, tables = list[Score](), defaultdict[str, list[pa.Table]](list)
+    for at, fit in stored.read(evaluated / "predictions.parquet", Seed(params.seed).fold("scores")):
+        found += [Score(*at, Quantity(name), *figure) for name, figure in of_predictions.scores(fit).items()]
+        for name, table in curves.tables(fit).items():
+            tables[name].append(scores.of_fit(table, *at))
+    tables["scores"].append(scores.table(run.spec.dataset, run.method.name, run.spec.setting, found))
+    about = {"evaluate": artifacts.sha256(evaluated / artifacts.MANIFEST), "seed": params.seed}
+    places.sweep(place)
+    with artifacts.publish(place, "scores", about=about) as folder:
+        for name, parts in tables.items():
+            pq.write_table(pa.concat_tables(parts), folder / f"{name}.parquet")

@@ -1,0 +1,119 @@
+"""Sentences that stored scores bear: on probabilities, on intervals and sets, and on answers to refuse.
+
+A difference is more than chance if its 95 % interval leaves out 0; the intervals of one sentence hold together
+(:func:`bdl_pipe.metrics.standings.difference`). A run is shown to be wrong by a p-value of at most 5 %: of runs that
+are right one in twenty is. The p-values of several fits share rows; twice their mean is a p-value however they depend
+(Rüschendorf 1982; Vovk & Wang 2020).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ..metrics.metric import Question
+from ..metrics.standings import Candidate, difference
+from ..metrics.table import metric_of
+from ..metrics.written import writer
+from ..scores import Quantity, average
+from .choice import coverage, finite, loss
+
+FALSE_ALARMS: Final = 0.05
+
+
+def trust(candidates: Sequence[Candidate]) -> list[str]:
+    """Say whose probabilities are not shown to be wrong, and whose are nearest to what happened."""
+    known = finite(candidates, "ece_adaptive")
+    if not known:
+        return []
+    right = [one for one in known if p_value(one, "ece_adaptive_p") > FALSE_ALARMS]
+    best = min(known, key=lambda one: loss(one, "ece_adaptive"))
+    chance, p = _written(best, "ece_adaptive_expected"), p_value(best, "ece_adaptive_p")
+    said = f"{best.name} has the smallest adaptive ECE, {_written(best, 'ece_adaptive')} %"
+    return [
+        f"Probabilities: {_shown(known, right, 'adaptive ECE is more than chance gives')}",
+        f"Smallest error: {said}, where chance gives {chance} % (p = {p:.2g}).",
+    ]
+
+
+def intervals(candidates: Sequence[Candidate]) -> list[str]:
+    """Say whose intervals are not shown to be wrong, and whose are the narrowest at equal coverage, or whose sets."""
+    sized = finite(candidates, "set_size_lac")
+    if sized:
+        return [f"Sets that hold 90 %: {first(candidates, 'set_size_lac')}"]
+    known = finite(candidates, "pit_p")
+    if not known:
+        return []
+    right = [one for one in known if p_value(one, "pit_p") > FALSE_ALARMS]
+    off = [(one.name, gap) for one in candidates if (gap := coverage(one)) is not None]
+    few, many = ([name for name, gap in off if gap.apart and gap.mean * sign > 0] for sign in (-1, 1))
+    held = [f"too {what} targets of {', '.join(names)}" for what, names in (("few", few), ("many", many)) if names]
+    whole = "as many targets as they should, within the error, of all others" if held else "90 % of all, within error"
+    return [
+        f"Distributions: {_shown(known, right, 'F(y) is not uniform')}",
+        f"90 % intervals: they hold {'; '.join([*held, whole])}.",
+        f"Narrowest at equal coverage: {first(candidates, 'width_at_90')}",
+    ]
+
+
+def refuse(candidates: Sequence[Candidate]) -> list[str]:
+    """Say whose order of refusal costs least, and how many rows it answers with at most 1 % wrong."""
+    known = finite(candidates, "augrc")
+    if not known:
+        return []
+    best = min(known, key=lambda one: loss(one, "augrc"))
+    said = [f"Least cost of refusal: {first(candidates, 'augrc')}"]
+    if best.scores.values(Quantity("coverage_at_1")):
+        shares = [f"at most {risk} % wrong in {_written(best, f'coverage_at_{risk}')} %" for risk in (1, 5)]
+        said.append(f"Answered: {best.name} has {' and '.join(shares)} of the rows.")
+    return [*said, f"Order alone: {first(candidates, 'refusal_gain')}"]
+
+
+SENTENCES: Final[dict[Question, Callable[[Sequence[Candidate]], list[str]]]] = {
+    "trust": trust,
+    "intervals": intervals,
+    "refuse": refuse,
+}
+
+
+def first(candidates: Sequence[Candidate], metric: str) -> str:
+    """Say which run is the best by a metric, and from which others it cannot be told apart."""
+    ordered = sorted(finite(candidates, metric), key=lambda one: loss(one, metric))
+    if not ordered:
+        return "no run has such a score."
+    best, *others = ordered
+    of = metric_of(metric)
+    said = f"{best.name} has the {'highest' if of.better > 0 else 'lowest'} {of.label.removesuffix(' %')}, "
+    said += f"{_written(best, metric)}{' %' if of.percent else ''}."
+    gaps = {one.name: difference(one, best, len(others), metric) for one in others}
+    known = {name: gap for name, gap in gaps.items() if gap is not None and math.isfinite(gap.error)}
+    if not others or not known:
+        return f"{said} Its error is unknown: there is one split, and no error by rows." if others else said
+    tied = [name for name, gap in known.items() if not gap.apart]
+    if len(known) < len(gaps):
+        said += f" {len(gaps) - len(known)} others cannot be compared with it in pairs."
+    if not tied:
+        return f"{said} All others that can be compared are worse by more than the error."
+    worse = f"{len(known) - len(tied)} of {len(known)} are worse by more than the error"
+    return f"{said} It cannot be told apart from {', '.join(tied)}; {worse}."
+
+
+def p_value(one: Candidate, metric: str) -> float:
+    """Return the p-value of all fits of a run together; see the module. It is NaN without any."""
+    found = [p for group in one.scores.groups(Quantity(metric)) for p in group]
+    return math.nan if not found else found[0] if len(found) == 1 else min(1.0, 2 * average(found))
+
+
+def _shown(known: Sequence[Candidate], right: Sequence[Candidate], how: str) -> str:
+    names = ", ".join(one.name for one in right)
+    wrong = len(known) - len(right)
+    test = f"their {how}, with false alarms for 5 % of right runs"
+    if not right:
+        return f"all {len(known)} runs are shown to be wrong ({test})."
+    if not wrong:
+        return f"none of {len(known)} runs is shown to be wrong (it would be if {test.removeprefix('their ')})."
+    return f"{wrong} of {len(known)} runs are shown to be wrong ({test}); not {names}."
+
+
+def _written(one: Candidate, metric: str) -> str:
+    of = metric_of(metric)
+    return writer(of)(average(one.scores.values(Quantity(metric))))

@@ -1,0 +1,182 @@
+"""The stage that scores stored predictions, and the report's pages of questions, against hand computation."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sklearn.metrics
+
+from bdl_pipe import artifacts, scores
+from bdl_pipe.scores import Quantity, Score
+from bdl_pipe.seeds import Seed
+from pipeline import report
+from pipeline.core import places
+from pipeline.report import RunInfo, questions, tables
+from pipeline.stages import scores as stage
+from tests.pipeline.test_report import Page
+
+CLASSES, ROWS = 4, 400
+
+
+class Run:
+    """What the stage reads of an entry of ``runs``."""
+
+    def __init__(self, dataset: str, method: str) -> None:
+        self.spec, self.method = self, self
+        self.dataset, self.name, self.setting = dataset, method, "s"
+
+
+class Params:
+    """What the stage reads of params.yaml."""
+
+    seed = 3
+
+    def __init__(self, runs: dict[str, Run]) -> None:
+        self.runs = runs
+
+    def run(self, kind: str, key: str) -> Run:
+        return self.runs[key]
+
+
+class Stage:
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+def classes(sharp: float, noise: float) -> pa.Table:
+    """Predictions of the same rows: right ones, sharper than is right, or with noise."""
+    random = Seed(0).numpy()
+    logits = 1.5 * random.normal(size=(ROWS, CLASSES))
+    probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    labels = (probs.cumsum(1)[:, :-1] <= random.random((ROWS, 1))).sum(1)
+    stated = np.exp(sharp * (logits + noise * random.normal(size=logits.shape)))
+    stated /= stated.sum(1, keepdims=True)
+    own = stated[np.arange(ROWS), labels]
+    columns = {f"p_{k}": stated[:, k] for k in range(CLASSES)}
+    return pa.table({"row": np.arange(ROWS), "target": labels, **columns, "log_prob": np.log(own)})
+
+
+def values(width: float, split: int) -> pa.Table:
+    """Gaussian predictions of one output, too narrow or too wide by a factor."""
+    import scipy.stats
+
+    random = Seed(1).fold(split).numpy()
+    mean, sd = random.normal(size=60), np.exp(random.normal(size=60) / 2)
+    target, stated = mean + sd * random.normal(size=60), scipy.stats.norm(mean, width * sd)
+    quantiles = {f"q{level:02d}": stated.ppf(level / 100) for level in (5, 50, 95)}
+    columns = {"target": target, "mean": mean, "variance": (width * sd) ** 2, **quantiles, "pit": stated.cdf(target)}
+    return pa.table({"row": np.arange(60), **columns, "log_prob": stated.logpdf(target)})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
+    """Evaluations and their scores: three runs of classes on one split, two of regression on three splits."""
+    root = tmp_path_factory.mktemp("questions")
+    fits = {f"c-{name}": {0: classes(*how)} for name, how in CASES.items()}
+    fits |= {f"v-{name}": {split: values(width, split) for split in range(3)} for name, width in WIDTHS.items()}
+    about = {key: Run("images" if key[0] == "c" else "rows", key[2:]) for key in fits}
+    found = []
+    with places.rooted(root):
+        for key, by_split in fits.items():
+            of = about[key]
+            metric = "accuracy" if of.dataset == "images" else "coverage_90"
+            figures = [Score(split, 0, Quantity(metric), 0.9, 60) for split in by_split]
+            with artifacts.publish(places.artifact("evaluate", key), "evaluate") as folder:
+                pq.write_table(scores.table(of.dataset, of.name, "s", figures), folder / "scores.parquet")
+                tables_ = [scores.of_fit(table, split, 0) for split, table in by_split.items()]
+                pq.write_table(pa.concat_tables(tables_), folder / "predictions.parquet")
+            stage.run(Stage(key), Params(about), None, None)  # type: ignore[arg-type]
+            both = [places.artifact(kind, key) for kind in ("evaluate", "scores")]
+            found.append(RunInfo(key, of.dataset, of.name, "s", both[0], scores=both[1]))
+    return found
+
+
+CASES = {"right": (1.0, 0.0), "sharp": (3.0, 0.0), "noisy": (1.0, 2.0)}
+WIDTHS = {"right": 1.0, "narrow": 0.4}
+
+
+def test_scores_are_those_of_the_stored_predictions(runs: list[RunInfo]) -> None:
+    """Against scikit-learn: the AUGRC by the accuracy and the AUROC of wrong answers (Traub et al. 2024, eq. 7)."""
+    table = tables.gather(runs)
+    for run in runs[:3]:
+        stored = pq.read_table(run.evaluate / "predictions.parquet").to_pandas()
+        probs = stored[[f"p_{k}" for k in range(CLASSES)]].to_numpy()
+        wrong = probs.argmax(1) != stored["target"]
+        accuracy, auroc = 1 - wrong.mean(), sklearn.metrics.roc_auc_score(wrong, -probs.max(1))
+        found = {name: table.estimate(run.key, Quantity(name)) for name in ("augrc", "coverage_at_5", "risk_at_80")}
+        expected = (1 - auroc) * accuracy * (1 - accuracy) + (1 - accuracy) ** 2 / 2
+        assert found["augrc"] is not None and found["augrc"].mean == pytest.approx(expected, rel=1e-9)
+        ordered = wrong.to_numpy()[np.argsort(-probs.max(1))].cumsum() / np.arange(1, ROWS + 1)
+        assert found["risk_at_80"] is not None and found["risk_at_80"].mean == pytest.approx(ordered[319])
+        held = np.flatnonzero(ordered <= 0.05 + 1e-12)
+        covered = (held[-1] + 1) / ROWS if len(held) else 0
+        assert found["coverage_at_5"] is not None and found["coverage_at_5"].mean == pytest.approx(covered)
+        assert table.drawn["risk"][run.key][0.8] == pytest.approx(ordered[319])
+    counts = table.drawn["pit"]["v-right"]
+    assert counts.sum() == 180 and len(counts) == 10
+
+
+def test_runs_draw_at_the_same_addresses(runs: list[RunInfo]) -> None:
+    """Equal predictions of two methods have equal scores: which halves are drawn is the same for all."""
+    about = {key: Run("images", key) for key in ("a", "b")}
+    with places.rooted(runs[0].evaluate.parents[1]):
+        for key in about:
+            with artifacts.publish(places.artifact("evaluate", key), "evaluate") as folder:
+                pq.write_table(scores.of_fit(classes(1.0, 0.0), 0, 0), folder / "predictions.parquet")
+            stage.run(Stage(key), Params(about), None, None)  # type: ignore[arg-type]
+        one, other = (scores.read(places.artifact("scores", key) / "scores.parquet") for key in about)
+    assert one["value"].equals(other["value"]) and len(one) > 20
+
+
+def test_each_page_has_its_sentences_figures_and_table_best_first(runs: list[RunInfo]) -> None:
+    table = tables.gather(runs)
+    trust = questions.answers(table, "trust")["parts"]
+    assert list(trust) == ["images"]
+    shown, smallest = trust["images"]["sentences"]
+    assert shown.startswith("Probabilities: 2 of 3 runs are shown to be wrong") and shown.endswith("; not right.")
+    assert smallest.startswith("Smallest error: right has the smallest adaptive ECE, ")
+    (grid,) = trust["images"]["grids"]
+    assert grid.head[1:4] == ["Adaptive ECE %", "Adaptive ECE by chance %", "Adaptive ECE p"]
+    assert grid.rows[0][0].text == "right" and grid.rows[0][1].best
+    assert [row[1].value for row in grid.rows] == sorted(row[1].value for row in grid.rows)
+
+    intervals = questions.answers(table, "intervals")["parts"]
+    distributions, held, narrowest = intervals["rows"]["sentences"]
+    assert distributions.startswith("Distributions: 1 of 2 runs are shown to be wrong")
+    assert held.startswith("90 % intervals: they hold ")
+    assert narrowest.startswith("Narrowest at equal coverage: ") and "cannot be told apart from" in narrowest
+    assert len(intervals["rows"]["figures"]) == 2 and intervals["images"]["figures"] == []
+    assert "0 outside of the band of chance" in intervals["rows"]["figures"][0]["inline"]
+
+    refuse = questions.answers(table, "refuse")["parts"]
+    least, answered, _ = refuse["images"]["sentences"]
+    assert least.startswith("Least cost of refusal: ") and "noisy" not in least
+    assert answered.startswith("Answered: ") and "at most 1 % wrong in " in answered
+    assert [len(refuse[name]["figures"]) for name in ("images", "rows")] == [1, 1]
+    assert questions.answers(table, "unseen") == {"parts": {}}
+
+
+def test_pages_are_whole_and_link_to_each_other(runs: list[RunInfo], tmp_path: Path) -> None:
+    report.build(runs, tmp_path / "out", provenance={}, dpi=80)
+    names = {path.name for path in (tmp_path / "out").glob("*.html")}
+    for name in names:
+        page = Page((tmp_path / "out" / name).read_text())
+        assert page.open == [] and {url for url in page.urls if url[0] not in "#d"} == names
+        ids = [facts["id"] for _, facts in page.tags if "id" in facts]
+        assert len(ids) == len(set(ids))
+    assert "No run of this report has scores for this question." in (tmp_path / "out/unseen.html").read_text()
+    stored = pq.read_table(tmp_path / "out/comparison.parquet")
+    assert {"augrc", "ece_smooth_p", "width_at_90", "accuracy"} <= set(stored["metric"].to_pylist())
+
+
+def test_scores_of_an_earlier_evaluation_are_left_out(runs: list[RunInfo], tmp_path: Path) -> None:
+    run = runs[0]
+    with artifacts.publish(tmp_path / "new", "evaluate", about={"again": 1}) as folder:
+        for name in ("scores", "predictions"):
+            (folder / f"{name}.parquet").write_bytes((run.evaluate / f"{name}.parquet").read_bytes())
+    again = RunInfo(run.key, "images", "right", "s", tmp_path / "new", scores=run.scores)
+    table = tables.gather([again])
+    assert Quantity("accuracy") in table.quantities() and Quantity("augrc") not in table.quantities()
+    assert questions.answers(table, "refuse") == {"parts": {}}
