@@ -4,8 +4,6 @@ Each takes the training rows' arrays, then the rows' own, and returns one number
 looks like the training data. No row that is asked about has a part in the fit.
 """
 
-import math
-
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.linalg import pinvh
@@ -14,6 +12,7 @@ from scipy.special import xlogy
 from ...errors import DataError
 
 Values = Float[np.ndarray, " row"]
+Train = Float[np.ndarray, "train width"]
 Features = Float[np.ndarray, "row width"]
 NEIGHBOURS_A_ROW = 1e-3  # of the training rows: 50 of CIFAR's 50,000
 _SMALLEST = 1e-9  # of a residual's length, as a share of the rows' own: below it is rounding
@@ -35,7 +34,7 @@ def kl_matching(train_log_probs: Float[np.ndarray, "train class"], log_probs: Fl
     return (probs @ log_typical.T - own[:, None]).max(1)
 
 
-def mahalanobis(train: Features, labels: Int[np.ndarray, " train"], features: Features) -> Values:
+def mahalanobis(train: Train, labels: Int[np.ndarray, " train"], features: Features) -> Values:
     """Return −min_k (h − μ_k)ᵀ Σ⁻¹ (h − μ_k), Σ the covariance within classes, which all share.
 
     Source: Lee et al. 2018, eq. 1 and 2. Σ is divided by the number of rows. Of a singular Σ it is the pseudo-inverse:
@@ -44,7 +43,7 @@ def mahalanobis(train: Features, labels: Int[np.ndarray, " train"], features: Fe
     return -_class_distances(*_float64(train, features), labels).min(1)
 
 
-def relative_mahalanobis(train: Features, labels: Int[np.ndarray, " train"], features: Features) -> Values:
+def relative_mahalanobis(train: Train, labels: Int[np.ndarray, " train"], features: Features) -> Values:
     """Return −min_k [d_k(h) − d_0(h)], d_0 the squared distance to the mean of all by the covariance of all.
 
     Source: Ren et al. 2021, section 2. d_k is that of :func:`mahalanobis`.
@@ -55,7 +54,7 @@ def relative_mahalanobis(train: Features, labels: Int[np.ndarray, " train"], fea
     return -(_class_distances(known, rows, labels).min(1) - whole)
 
 
-def nearest(train: Features, features: Features, neighbours: int | None = None) -> Values:
+def nearest(train: Train, features: Features, neighbours: int | None = None) -> Values:
     """Return −‖h − h₍ₖ₎‖ to the k-th nearest training row, of features of length 1 (Sun et al. 2022, section 3).
 
     Args:
@@ -79,7 +78,7 @@ def principal_dimension(width: int) -> int:
 
 
 def vim(
-    train: Features,
+    train: Train,
     train_logits: Float[np.ndarray, "train class"],
     features: Features,
     logits: Float[np.ndarray, "row class"],
@@ -136,8 +135,5 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
     return lengths
 
 
-def _float64(*parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    known, rows = (np.asarray(part, np.float64) for part in parts)
-    if not math.prod(known.shape) or known.shape[1:] != rows.shape[1:]:
-        raise DataError(f"features must be of the training rows' width, {known.shape[1:]}, got {rows.shape[1:]}")
-    return known, rows
+def _float64(known: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(known, np.float64), np.asarray(rows, np.float64)
