@@ -1,6 +1,7 @@
 """Features and logits of every posterior that has them, and the rows that evaluation stores of them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def made(key: str, data: FitData) -> Predictor:
     for other in first:
         kind = "trajectory" if other == "sgd" else "coreset"
         inputs = {kind: [fit(other, kind, data)]}
-    changes = {"stochastic": "head"} if method == "bnn" else {}
+    changes: dict[str, Any] = {"stochastic": "head"} if method == "bnn" else {}
     state: State = fit(method, "student", data, inputs, **changes)
     assert state.config["posterior"] == key
     return Predictor(posterior_of(state), data.transform)
@@ -144,6 +145,7 @@ def test_stored_rows_are_what_the_posterior_answers(
     layer = last_layer(fitted.posterior, fitted.transform.inputs(held.test.inputs[rows]), rng=Seed(0))
     features = layer.features
     assert layer.logits is not None and stored.test.features is not None and stored.train.origin is not None
+    assert stored.test.logits is not None
     if width < features.shape[1]:
         directions = unfamiliar._directions(features.shape[1])
         torch.testing.assert_close(directions.T @ directions, torch.eye(width), rtol=0, atol=1e-6)
@@ -158,7 +160,7 @@ def test_stored_rows_are_what_the_posterior_answers(
 
 def test_evaluation_stores_rows_where_there_are_unfamiliar_sets_and_changes_no_score(tiny_images: FitData) -> None:
     fitted, held = Predictor(network(2, shared=False), tiny_images.transform), sets(tiny_images)
-    known = {"ood": held.others, "transfer": {}}
+    known: dict[str, Any] = {"ood": held.others, "transfer": {}}
     before, plain = evaluation.score_all(fitted, held.test, SETTINGS, Seed(0), **known)
     after, clean = evaluation.score_all(fitted, held.test, SETTINGS, Seed(0), **known, train=tiny_images.train)
     timed = {quantity for quantity in before if quantity.metric == "seconds_per_1000"}

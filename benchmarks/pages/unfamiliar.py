@@ -3,8 +3,8 @@
     python -m pipeline repro evaluate && python -m benchmarks.pages.unfamiliar   # it predicts nothing anew
 
 Every run on a data set with unfamiliar sets has stored rows beside its predictions (1,500 training rows, 1,000 test
-rows, 500 of each unfamiliar set), from which all scores here are computed. The report's own AUROC is of all rows, so that its
-figures differ in the second digit. Scores are described in docs/out-of-distribution.md.
+rows, 500 of each unfamiliar set), from which all scores here are computed. The report's own AUROC is of all rows, so
+that its figures differ in the second digit. Scores are described in docs/out-of-distribution.md.
 """
 
 import time
@@ -28,8 +28,9 @@ TITLES: Final = {
     "aupr_out": "AUPR, unfamiliar rows as positives",
 }
 NOTE: Final = """All figures are per cent. ± is a standard error: over seeds where a run has several, else over rows by
-DeLong et al. (1988). Bold: the best score of the run, and each that it cannot be told apart from at 95 % for all comparisons
-together. A dash: the posterior has no features that its draws share, no linear last layer, or one draw."""
+DeLong et al. (1988). Bold: the best score of the run, and each that it cannot be told apart from at 95 %
+for all comparisons together. A dash: the posterior has no features that its draws share, no linear last
+layer, or one draw."""
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ def test_wrong_variants_are_found() -> None:
     """The comparison above would fail: features as they are, an origin at 0, one covariance of all rows."""
     one = cells()
     centred = Cells(one.train, np.zeros_like(one.labels), one.features, one.weight, one.bias)
-    wrong = {
+    wrong: dict[str, Any] = {
         "nearest": -np.sort(np.linalg.norm(one.features[:, None] - one.train, axis=2), axis=1)[:, 2],
         "vim": ood.vim(one.train, one.logits(one.train), one.features, one.logits(one.features), 0 * one.origin),
         "mahalanobis": ood.mahalanobis(centred.train, centred.labels, one.features),

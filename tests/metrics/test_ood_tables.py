@@ -171,9 +171,13 @@ def test_near_is_what_openood_says(dataset: str, name: str, group: str) -> None:
 
 
 def test_a_score_of_a_plugin_is_computed_from_the_stored_rows(forgotten_plugins: None) -> None:
-    ood.register_stored_score("length", "Length", lambda train, rows: -np.linalg.norm(rows.logits, axis=1))
-    found = ood.scores_of(several(0))["length"]
-    np.testing.assert_allclose(found["test"], -np.linalg.norm(several(0).test.logits, axis=1))
+    def length(train: Rows, rows: Rows) -> np.ndarray:
+        assert rows.logits is not None
+        lengths: np.ndarray = -np.linalg.norm(rows.logits, axis=1)
+        return lengths
+
+    ood.register_stored_score("length", "Length", length)
+    np.testing.assert_allclose(ood.scores_of(several(0))["length"]["test"], length(several(0).train, several(0).test))
     header, _ = ood.table([ood.result("a", "fashion_mnist", {(0, 0): several(0)})], "near")
     assert "Length" in header
     with pytest.raises(PluginError):
