@@ -252,6 +252,7 @@ def _evaluate(run: Run, params: Params) -> Stage:
         key=run.key,
         needs=frozenset({f"prepare@{spec.dataset}", f"student@{run.key}"}),
         reads=(
+            places.artifact("prepare", spec.dataset) / MANIFEST,
             places.artifact("holdout", spec.dataset),
             places.artifact("student", run.key),
             places.record("student", run.key),

@@ -79,7 +79,9 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     places.sweep(place)
     with artifacts.publish(place, "evaluate", about=about) as folder:
         for name, parts in tables.items():
-            pq.write_table(pa.concat_tables(parts), folder / f"{name}.parquet")
+            pq.write_table(
+                pa.concat_tables(parts), folder / f"{name}.parquet", compression="zstd", use_dictionary=False
+            )
     return store
 
 
@@ -88,7 +90,8 @@ def answer(task: EvalTask, shared: Mapping[str, Any], report: Report) -> State:
     fitted, how, tables = _fitted(task, shared), (task.config, task.rng, task.device), dict[str, pa.Table]()
     if task.corruption is None:
         test, others = shared[f"test-{task.split}"], {name: shared[name] for name in ("ood", "transfer")}
-        figures, clean = evaluation.score_all(fitted, test, *how, **others)
+        train = shared.get(f"train-{task.split}")
+        figures, clean = evaluation.score_all(fitted, test, *how, **others, train=train)
         tables = {name: scores.of_fit(table, task.split, task.seed) for name, table in clean.tables.items()}
     else:
         name, files = task.corruption, shared[f"corrupted-{task.corruption}"]
@@ -132,6 +135,11 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
     for job in holdouts[0].corruptions():
         shared.setdefault(f"corrupted-{job.name}", {})[job.severity] = holdouts[0].corrupted_file(*job)
         sizes[job.name] += len(holdouts[0].corrupted(*job))
+    if shared["ood"]:
+        fits = prepared.load_fits(places.artifact("prepare", run.spec.dataset), splits, final=True)
+        shared |= {
+            f"train-{split}": evaluation.training_rows(data.train) for split, data in zip(splits, fits, strict=True)
+        }
     clean = sum(len(part) for part in (*shared["ood"].values(), *shared["transfer"].values()))
     for split, held in enumerate(holdouts):
         shared[f"test-{split}"] = held.test
@@ -142,7 +150,8 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
             rng = prediction_address(params.seed, run.key, split, seed)
             for corruption in (None, *sizes):
                 question = EvalTask(about, split, seed, corruption, params.evaluate, rng, settings.device)
-                data = (f"test-{split}", "ood", "transfer") if corruption is None else (f"corrupted-{corruption}",)
+                clean_data = [name for name in (f"test-{split}", f"train-{split}", "ood", "transfer") if name in shared]
+                data = clean_data if corruption is None else [f"corrupted-{corruption}"]
                 size = len(held.test) + clean if corruption is None else sizes[corruption]
                 tasks.append(Task(f"{at}-{corruption or 'test'}", question, (*states, *data), size=size))
     return shared, tasks

@@ -1,15 +1,18 @@
 """The plan of an evaluation: what is read once, and what is left to be read by the tasks that need it."""
 
+import json
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from bdl_pipe import artifacts, evaluation
 from bdl_pipe.data import prepared, store
 from bdl_pipe.data.fitdata import Examples
+from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.files import FileBytes
@@ -39,6 +42,13 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         store.write(folder / "ood" / "noise.arrow", images(ROWS, 2))
         for i, (name, severity) in enumerate(SETS):
             store.write(folder / "corrupted" / f"{name}-{severity}.arrow", images(SHIFTED, 3 + i))
+    with artifacts.publish(Path("work/prepare/d"), "prepare") as folder:
+        schema = {"task": "classification", "classes": ["a", "b", "c"], "fit_rows": "train"}
+        (folder / "schema.json").write_text(json.dumps(schema))
+        for split in range(2):
+            store.write(folder / str(split) / "train.arrow", images(ROWS, 9 + split), about={"train": ROWS})
+            transform = Transform("image", torch.zeros(1), torch.ones(1))
+            artifacts.write_state(folder / str(split) / "transform", transform.state())
     with artifacts.publish(student, "student") as folder:
         made = fitted_cases.student(tmp_path / "made", images=True)
         for name in ("0-0", "transform-0"):

@@ -5,7 +5,7 @@ predicted by ``Predictor.batches``, of ``EvaluateConfig.batch`` rows.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -23,15 +23,20 @@ from .config import EvaluateConfig
 from .distance import Distances
 from .gathered import Gathered, Scores, has_one_noise, normalised
 from .joint import joint_scores, keeps_functions, lines_between_classes, same_class_along
+from .last_layers import LastLayer, last_layer, register_last_layer
 from .ood import OOD_SCORES, ood_scores, register_ood_score
+from .unfamiliar import stored_rows, training_rows
 
 __all__ = [
     "OOD_SCORES",
     "CleanResult",
     "EvaluateConfig",
+    "LastLayer",
     "Scores",
+    "last_layer",
     "measure_cost",
     "ood_scores",
+    "register_last_layer",
     "register_ood_score",
     "same_class_along",
     "score_all",
@@ -39,6 +44,8 @@ __all__ = [
     "score_clean",
     "score_corrupted",
     "score_ood",
+    "stored_rows",
+    "training_rows",
 ]
 
 
@@ -56,6 +63,7 @@ class CleanResult:
         line: P(Y_1 = Y_2) along lines between test rows, for classes; see :func:`.joint.lines_between_classes`.
         in_distribution_scores: score -> [n], higher for rows that look like training data: what :func:`score_ood`
             compares with.
+        unfamiliar: what scores of the unfamiliar are computed from; see :mod:`.unfamiliar`.
     """
 
     metrics: Scores
@@ -63,11 +71,17 @@ class CleanResult:
     calibration: pa.Table | None
     line: pa.Table | None
     in_distribution_scores: dict[str, np.ndarray]
+    unfamiliar: pa.Table | None = None
 
     @property
     def tables(self) -> dict[str, pa.Table]:
-        """Return the tables to store, by name: ``predictions`` and, for classes, ``calibration`` and ``same_class``."""
+        """Return the tables to store, by name.
+
+        They are ``predictions`` and, for classes, ``calibration``, ``same_class`` and, where there are unfamiliar sets,
+        ``unfamiliar``.
+        """
         found = {"predictions": self.predictions, "calibration": self.calibration, "same_class": self.line}
+        found["unfamiliar"] = self.unfamiliar
         return {name: table for name, table in found.items() if table is not None}
 
 
@@ -196,11 +210,14 @@ def score_all(
     *,
     ood: Mapping[str, Examples],
     transfer: Mapping[str, Examples],
+    train: Examples | None = None,
 ) -> tuple[Figures, CleanResult]:
     """Score a posterior on the test rows, against other data sets, on labelled rows of other sets, and by its cost.
 
     Args:
         ood, transfer: name -> rows; see :class:`bdl_pipe.data.prepared.Holdout`.
+        train: the training rows, or :func:`training_rows` of them; with them and unfamiliar sets the result has
+            ``unfamiliar``.
     """
     clean = score_clean(fitted, test, config, rng, device)
     figures = _named("test", clean.metrics)
@@ -210,6 +227,8 @@ def score_all(
             figures |= _named("ood", metrics_of_score, name, score=score)
     for name, other in transfer.items():
         figures |= _named("transfer", score_classification(fitted, other, config, rng, device), name)
+    if ood and train is not None:
+        clean = replace(clean, unfamiliar=stored_rows(fitted, train, test, ood, config, rng, device))
     return figures | _named("cost", measure_cost(fitted, test.inputs, config, rng, device)), clean
 
 

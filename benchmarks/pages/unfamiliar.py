@@ -1,0 +1,71 @@
+"""results/ood: runs by scores of the unfamiliar, of the default run.
+
+    python -m pipeline repro evaluate && python -m benchmarks.pages.unfamiliar   # it predicts nothing anew
+
+Every run on a data set with unfamiliar sets has stored rows beside its predictions (1,500 training rows, 1,000 test
+rows, 500 of each unfamiliar set), from which all scores here are computed. The report's own AUROC is of all rows, so
+that its figures differ in the second digit. Scores are described in docs/out-of-distribution.md.
+"""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from bdl_pipe.metrics import ood
+from bdl_pipe.metrics.ood.sets import GROUPS
+from benchmarks.pages.coresets import uncommitted
+from pipeline.core import places
+from pipeline.core.load import load
+from pipeline.core.settings import Settings
+from pipeline.stages import report
+
+OUT: Final = Path("results/ood")
+FILE: Final = "unfamiliar.parquet"
+TITLES: Final = {
+    "auroc": "AUROC",
+    "fpr95": "FPR95: unfamiliar rows that are accepted with 95 % of the test rows, lower is better",
+    "aupr_in": "AUPR, test rows as positives",
+    "aupr_out": "AUPR, unfamiliar rows as positives",
+}
+NOTE: Final = """All figures are per cent. ± is a standard error: over seeds where a run has several, else over rows by
+DeLong et al. (1988). Bold: the best score of the run, and each that it cannot be told apart from at 95 %
+for all comparisons together. A dash: the posterior has no features that its draws share, no linear last
+layer, or one draw."""
+
+
+def main() -> None:
+    """Write the page and its figures from what lies in this folder."""
+    params, started = load(), time.process_time()
+    results: dict[str, list[ood.Result]] = {}
+    size = 0
+    for run in params.of("student"):
+        path = places.artifact("evaluate", run.key) / FILE
+        if path.is_file():
+            size += path.stat().st_size
+            name = run.key.removeprefix(f"{run.spec.dataset}-")
+            found = ood.result(name, run.spec.dataset, dict(ood.read(path)))
+            results.setdefault(run.spec.dataset, []).append(found)
+    facts = report.facts(params, Settings.read())
+    facts |= {"bytes of stored rows": f"{size:,}", "seconds of all scores": round(time.process_time() - started)}
+    text = ["# Scores of the unfamiliar", *uncommitted(facts), __doc__.partition("\n")[2].strip("\n"), NOTE]
+    text.append("\n".join(f"- {key}: {value}" for key, value in facts.items()))
+    OUT.mkdir(parents=True, exist_ok=True)
+    for dataset, runs in results.items():
+        text += [f"## {dataset}", *page(runs)]
+        ood.frame(runs).round(6).to_csv(OUT / f"{dataset}.csv", index=False)
+    (OUT / "README.md").write_text("\n\n".join(text) + "\n")
+
+
+def page(runs: list[ood.Result]) -> list[str]:
+    """Return what follows from the figures, then a table for each metric and group of sets."""
+    groups = [group for group in GROUPS if any(one.figures.get(group) for one in runs)]
+    text = ["\n".join(f"- {ood.sentence(runs, group)}" for group in groups)]
+    for metric, title in TITLES.items():
+        for group in groups:
+            sets = ", ".join(dict.fromkeys(name for one in runs for name in one.sets.get(group, ())))
+            text += [f"### {title}; {group} sets: {sets}", ood.markdown(*ood.table(runs, group, metric))]
+    return text
+
+
+if __name__ == "__main__":
+    main()

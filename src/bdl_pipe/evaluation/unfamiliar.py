@@ -1,0 +1,143 @@
+"""The rows that are stored for scores of the unfamiliar: what a fit makes of them, capped.
+
+Of each fit: probabilities, logits, features and the evaluation's own scores of 1,500 training rows, 1,000 test rows and
+500 rows of each unfamiliar set, drawn once for all runs on a data set. Features are float16, or float32 where float16
+cannot hold them; of a trunk that is wider than 128, 128 random directions of them are stored, at right angles, which
+keep distances and angles nearly (Johnson & Lindenstrauss 1984). Training rows are those of a final fit.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..data.examples import Examples
+from ..errors import DataError
+from ..metrics.ood.rows import ORIGIN, OWN, TEST, TRAIN
+from ..posterior import Predictor
+from ..predictive import Categorical
+from ..seeds import Seed
+from .config import EvaluateConfig
+from .last_layers import LastLayer, find_last_layer
+from .ood import ood_scores
+
+MOST: Final = {TRAIN: 1_500, TEST: 1_000}
+MOST_OTHERS: Final = 500
+WIDEST: Final = 128
+
+
+def kept(examples: Examples, name: str) -> tuple[np.ndarray, Examples]:
+    """Return the numbers of the rows of a set that are stored, in their order, and these rows."""
+    most, address = MOST.get(name, MOST_OTHERS), Seed(0).fold("unfamiliar rows", name)
+    rows = np.arange(len(examples))
+    if len(rows) > most:
+        rows = np.sort(address.numpy().choice(len(rows), most, replace=False))
+    return rows, Examples(examples.inputs[rows], examples.targets[rows])
+
+
+def training_rows(examples: Examples) -> Examples:
+    """Return the training rows that are stored."""
+    return kept(examples, TRAIN)[1]
+
+
+def stored_rows(
+    fitted: Predictor,
+    train: Examples,
+    test: Examples,
+    others: Mapping[str, Examples],
+    config: EvaluateConfig,
+    rng: Seed,
+    device: torch.device | str = "cpu",
+) -> pa.Table | None:
+    """Return the stored rows of a posterior of classes; None of one that has other outputs.
+
+    The columns are set, row, target (−1 on unfamiliar sets), log_probs, features and logits where the posterior has
+    them, and ``score_…`` for each score of :func:`.ood.ood_scores`. A row of the set ``origin`` holds the features at
+    which the logits are nearest to 0.
+
+    Args:
+        train: all training rows, or :func:`training_rows` of them.
+        others: name -> the rows of an unfamiliar set.
+
+    Raises:
+        Diverged: a prediction is not finite.
+        DataError: a set has the name of another part of the table.
+    """
+    taken = {TRAIN, TEST, ORIGIN} & others.keys()
+    if taken:
+        raise DataError(f"an unfamiliar set must not have the name {taken.pop()}, which stored rows have")
+    tables = []
+    for name, examples in {TRAIN: train, TEST: test, **others}.items():
+        rows, chosen = kept(examples, name)
+        part = _outputs(fitted, chosen, config, rng, device)
+        if part is None:
+            return None
+        known = name in (TRAIN, TEST)
+        target = chosen.targets if known else np.full(len(rows), -1)
+        tables.append({"set": np.full(len(rows), name), "row": rows, "target": target.astype(np.int32), **part})
+    return _table(tables)
+
+
+def _outputs(
+    fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str
+) -> dict[str, np.ndarray] | None:
+    parts: dict[str, list[np.ndarray]] = {}
+    for rows, predictive in fitted.batches(examples.inputs, config.batch, rng=rng, device=device):
+        if not isinstance(predictive, Categorical):
+            return None
+        columns = {"log_probs": predictive.log_probs.cpu().numpy()}
+        columns |= {f"{OWN}{name}": values.astype(np.float32) for name, values in ood_scores(predictive).items()}
+        inputs = fitted.transform.inputs(examples.inputs[rows], device)
+        layer = find_last_layer(fitted.posterior, inputs, rng=rng.fold("predict"))
+        columns |= {} if layer is None else _stored(layer)
+        for name, values in columns.items():
+            parts.setdefault(name, []).append(values)
+    origin = parts.pop(ORIGIN, [])
+    whole = {name: np.concatenate(values) for name, values in parts.items()}
+    return whole | ({ORIGIN: origin[0]} if origin else {})
+
+
+def _stored(layer: LastLayer) -> dict[str, np.ndarray]:
+    width = layer.features.shape[1]
+    projection = None if width <= WIDEST else _directions(width).to(layer.features)
+
+    def narrow(features: Tensor) -> np.ndarray:
+        return (features if projection is None else features @ projection).cpu().numpy()
+
+    found = {"features": narrow(layer.features)}
+    if layer.logits is not None:
+        found["logits"] = layer.logits.cpu().numpy()
+    if layer.origin is not None:
+        found[ORIGIN] = narrow(layer.origin)
+    return found
+
+
+def _directions(width: int) -> Float[Tensor, "width direction"]:
+    """Return random directions at right angles, of length 1."""
+    normal = torch.randn(width, WIDEST, generator=Seed(0).fold("unfamiliar directions", width).generator())
+    return torch.linalg.qr(normal.double()).Q.float()
+
+
+def _table(sets: list[dict[str, np.ndarray]]) -> pa.Table:
+    """Return one table of all sets, with the row of the origin where there is one."""
+    origin = [part.pop(ORIGIN) for part in sets if ORIGIN in part][:1]
+    whole = {name: np.concatenate([part[name] for part in sets]) for name in sets[0]}
+    if origin:
+        classes = whole["log_probs"].shape[1]
+        of_origin = {name: np.zeros_like(values[:1]) for name, values in whole.items()}
+        of_origin |= {"set": np.array([ORIGIN]), "row": np.array([-1]), "target": np.array([-1], np.int32)}
+        of_origin |= {"features": origin[0][None], "log_probs": np.full((1, classes), -np.log(classes), np.float32)}
+        whole = {name: np.concatenate([values, of_origin[name]]) for name, values in whole.items()}
+    if "features" in whole and np.abs(whole["features"]).max() < np.finfo(np.float16).max:
+        whole["features"] = whole["features"].astype(np.float16)
+    return pa.table({name: _column(values) for name, values in whole.items()})
+
+
+def _column(values: np.ndarray) -> pa.Array:
+    if values.ndim == 1:
+        return pa.array(values)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])

@@ -1,0 +1,42 @@
+"""Scores of how unfamiliar a row is, from stored arrays, and how well they find the rows of other data sets.
+
+:mod:`.outputs` and :mod:`.fitted` have the scores as functions of arrays, :mod:`.rows` computes them from the rows that
+evaluation stores, :mod:`.areas` has areas with their errors, and :mod:`.table` the tables of runs by scores.
+"""
+
+from .areas import Area, area
+from .fitted import kl_matching, mahalanobis, nearest, relative_mahalanobis, vim
+from .outputs import energy, entropy, gen, max_logit, max_softmax, mutual_information
+from .rows import SCORES, Rows, StoredFit, of_table, read, register_stored_score, scores_of
+from .sets import group_of
+from .table import Result, frame, markdown, result, sentence, table
+
+__all__ = [
+    "SCORES",
+    "Area",
+    "Result",
+    "Rows",
+    "StoredFit",
+    "area",
+    "energy",
+    "entropy",
+    "frame",
+    "gen",
+    "group_of",
+    "kl_matching",
+    "mahalanobis",
+    "markdown",
+    "max_logit",
+    "max_softmax",
+    "mutual_information",
+    "nearest",
+    "of_table",
+    "read",
+    "register_stored_score",
+    "relative_mahalanobis",
+    "result",
+    "scores_of",
+    "sentence",
+    "table",
+    "vim",
+]

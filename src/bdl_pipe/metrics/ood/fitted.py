@@ -1,0 +1,139 @@
+"""Scores of the unfamiliar that are fitted to training rows, and then asked about other rows.
+
+Each takes the training rows' arrays, then the rows' own, and returns one number a row in float64, high where the row
+looks like the training data. No row that is asked about has a part in the fit.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.linalg import pinvh
+from scipy.special import xlogy
+
+from ...errors import DataError
+
+Values = Float[np.ndarray, " row"]
+Train = Float[np.ndarray, "train width"]
+Features = Float[np.ndarray, "row width"]
+NEIGHBOURS_A_ROW = 1e-3  # of the training rows: 50 of CIFAR's 50,000
+_SMALLEST = 1e-9  # of a residual's length, as a share of the rows' own: below it is rounding
+
+
+def kl_matching(train_log_probs: Float[np.ndarray, "train class"], log_probs: Float[np.ndarray, "row class"]) -> Values:
+    """Return −min_k KL(p ‖ d_k), d_k the mean of the training rows' probabilities that predict the class k.
+
+    Source: Hendrycks et al. 2022, section 4.2. Deviation: d_k is over training rows, theirs over validation rows. A
+    class that no training row is predicted as has no d_k.
+    """
+    train, logs = np.asarray(train_log_probs, np.float64), np.asarray(log_probs, np.float64)
+    predicted = train.argmax(1)
+    typical = np.stack([np.exp(train[predicted == k]).mean(0) for k in np.unique(predicted)])  # [class, class]
+    probs = np.exp(logs)
+    own = xlogy(probs, probs).sum(1)
+    with np.errstate(divide="ignore"):
+        log_typical = np.maximum(np.log(typical), np.log(np.finfo(np.float64).tiny))  # 0 · log 0 is 0
+    return (probs @ log_typical.T - own[:, None]).max(1)
+
+
+def mahalanobis(train: Train, labels: Int[np.ndarray, " train"], features: Features) -> Values:
+    """Return −min_k (h − μ_k)ᵀ Σ⁻¹ (h − μ_k), Σ the covariance within classes, which all share.
+
+    Source: Lee et al. 2018, eq. 1 and 2. Σ is divided by the number of rows. Of a singular Σ it is the pseudo-inverse:
+    directions in which no training row varies are left out, as in the published code.
+    """
+    return -_class_distances(*_float64(train, features), labels).min(1)
+
+
+def relative_mahalanobis(train: Train, labels: Int[np.ndarray, " train"], features: Features) -> Values:
+    """Return −min_k [d_k(h) − d_0(h)], d_0 the squared distance to the mean of all by the covariance of all.
+
+    Source: Ren et al. 2021, section 2. d_k is that of :func:`mahalanobis`.
+    """
+    known, rows = _float64(train, features)
+    centre = known.mean(0)
+    whole = _squared(rows - centre, _precision(known - centre))
+    return -(_class_distances(known, rows, labels).min(1) - whole)
+
+
+def nearest(train: Train, features: Features, neighbours: int | None = None) -> Values:
+    """Return −‖h − h₍ₖ₎‖ to the k-th nearest training row, of features of length 1 (Sun et al. 2022, section 3).
+
+    Args:
+        neighbours: k; None: a thousandth of the training rows, at least 1, which is the paper's 50 of CIFAR's 50,000
+            and its 1,000 of ImageNet's 1.3 million.
+
+    Raises:
+        DataError: there are fewer training rows than ``neighbours``.
+    """
+    known, rows = (part / np.maximum(_lengths(part), np.finfo(np.float64).tiny) for part in _float64(train, features))
+    k = max(1, round(NEIGHBOURS_A_ROW * len(known))) if neighbours is None else neighbours
+    if not 0 < k <= len(known):
+        raise DataError(f"neighbours must be 1 … {len(known)}, the number of training rows, got {k}")
+    squared = (known**2).sum(1) + (rows**2).sum(1)[:, None] - 2 * rows @ known.T
+    return -np.sqrt(np.maximum(np.partition(squared, k - 1, axis=1)[:, k - 1], 0.0))
+
+
+def principal_dimension(width: int) -> int:
+    """Return the dimension of ViM's principal space for features of ``width`` (Wang et al. 2022, section 5)."""
+    return 1000 if width >= 2048 else 512 if width >= 768 else width // 2
+
+
+def vim(
+    train: Train,
+    train_logits: Float[np.ndarray, "train class"],
+    features: Features,
+    logits: Float[np.ndarray, "row class"],
+    origin: Float[np.ndarray, " width"],
+    dimension: int | None = None,
+) -> Values | None:
+    """Return log Σ_k exp(z_k) − α ‖R Rᵀ(h − o)‖, the virtual logit against the others (Wang et al. 2022, eq. 5 to 7).
+
+    R are the directions in which training rows, seen from o, vary least: all but the first ``dimension``. α makes the
+    mean virtual logit of training rows the mean of their largest logits.
+
+    Args:
+        origin: o = −W⁺b, where the last layer's outputs are nearest to 0.
+        dimension: None: :func:`principal_dimension`.
+
+    Returns:
+        None where no training row leaves the principal space, so that there is no α.
+    """
+    from .outputs import energy
+
+    known, rows = (part - np.asarray(origin, np.float64) for part in _float64(train, features))
+    first = principal_dimension(known.shape[1]) if dimension is None else dimension
+    _, vectors = np.linalg.eigh(known.T @ known / len(known))  # the smallest first
+    rest = vectors[:, : known.shape[1] - first]
+    typical = float(_lengths(known @ rest).mean())
+    if not typical > _SMALLEST * float(_lengths(known).mean()):
+        return None
+    alpha = float(np.asarray(train_logits, np.float64).max(1).mean()) / typical
+    virtual: np.ndarray = alpha * _lengths(rows @ rest)[:, 0]
+    return energy(logits) - virtual
+
+
+def _class_distances(known: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the squared distances [row, class] to the classes that training rows have."""
+    classes, place = np.unique(labels, return_inverse=True)
+    means = np.stack([known[place == k].mean(0) for k in range(len(classes))])
+    precision = _precision(known - means[place])
+    return np.stack([_squared(rows - mean, precision) for mean in means], axis=1)
+
+
+def _precision(centred: np.ndarray) -> np.ndarray:
+    """Return the pseudo-inverse of the covariance of centred rows."""
+    inverse: np.ndarray = pinvh(centred.T @ centred / len(centred))
+    return inverse
+
+
+def _squared(centred: np.ndarray, precision: np.ndarray) -> np.ndarray:
+    values: np.ndarray = ((centred @ precision) * centred).sum(1)
+    return values
+
+
+def _lengths(rows: np.ndarray) -> np.ndarray:
+    lengths: np.ndarray = np.linalg.norm(rows, axis=1, keepdims=True)
+    return lengths
+
+
+def _float64(known: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(known, np.float64), np.asarray(rows, np.float64)

@@ -1,0 +1,30 @@
+"""Which unfamiliar sets are near a data set and which are far from it.
+
+OpenOOD (Yang et al. 2022; version 1.5, Zhang et al. 2023) calls a set near where its rows look alike and their meaning
+differs, and far where the kind of picture differs, too. It pairs MNIST with Fashion-MNIST and NotMNIST as near, with
+Textures, CIFAR-10, Tiny ImageNet and Places365 as far; CIFAR-10 with CIFAR-100 and Tiny ImageNet as near, and CIFAR-100
+alike. It has no benchmark of Fashion-MNIST: the pair with MNIST is read the other way round. Classes that are held out
+of the data set itself are always near. All other sets are far: noise, and the 8 x 8 digits that are blurred by their
+enlargement.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+Group = Literal["near", "far"]
+GROUPS: Final[tuple[Group, Group]] = ("near", "far")
+_CIFAR: Final = ("cifar10", "cifar100", "tiny_imagenet")
+_GREY: Final = ("mnist", "mnist5k", "fashion_mnist", "notmnist")
+_FAMILIES: Final = (_GREY, _CIFAR)
+
+
+def group_of(dataset: str, unfamiliar: str, groups: Mapping[str, Group] | None = None) -> Group:
+    """Return whether a set is near a data set or far from it.
+
+    Args:
+        groups: set -> group, which comes before the rule of this module.
+    """
+    if groups is not None and unfamiliar in groups:
+        return groups[unfamiliar]
+    pair = any(dataset in family and unfamiliar in family for family in _FAMILIES)
+    return "near" if pair or unfamiliar == "held_out" else "far"

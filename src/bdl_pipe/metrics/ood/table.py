@@ -1,0 +1,224 @@
+"""How well each score finds unfamiliar rows, run by run: figures, tables, and which score wins by more than its error.
+
+Each metric is computed against each set and averaged over the sets near, and over the sets far, each set counting once,
+as OpenOOD 1.5 does (Zhang et al. 2023). The error of an area under the ROC curve is over the fits of a run where there
+are several, s/√n, else over its rows (:mod:`.areas`). FPR95 and the average precisions have an error over fits alone.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from scipy import stats
+
+from .. import classification
+from ..comparison import Difference
+from .areas import Area, area
+from .rows import SCORES, TEST, StoredFit, label_of, scores_of
+from .sets import GROUPS, Group, group_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRICS: Final = tuple(metric.name for metric in classification.DETECTION)
+LEVEL: Final = 0.95
+ABSENT: Final = "–"
+Row = list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """One score of one run against the sets of one group.
+
+    Attributes:
+        values: metric -> its value for each seed; of a run on several splits, for each split, seeds averaged.
+        areas: the area under the ROC curve of each fit, with its places.
+    """
+
+    values: Mapping[str, tuple[float, ...]]
+    areas: tuple[Area, ...]
+
+    def mean(self, metric: str = "auroc") -> float:
+        """Return the mean over fits."""
+        return float(np.mean(self.values[metric]))
+
+    def error(self, metric: str = "auroc") -> float:
+        """Return the standard error of the mean; infinite where it is unknown."""
+        each = self.values[metric]
+        if len(each) > 1:
+            return float(np.std(each, ddof=1)) / math.sqrt(len(each))
+        return self.areas[0].error if metric == "auroc" else math.inf
+
+    def over(self, other: "Figure", comparisons: int = 1) -> Difference:
+        """Return the area of this score minus that of another one of the same run, in pairs of fits or of rows."""
+        if len(self.values["auroc"]) == 1:
+            return self.areas[0].minus(other.areas[0], comparisons, LEVEL)
+        gaps = np.subtract(self.values["auroc"], other.values["auroc"])
+        error = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+        half = float(stats.t.ppf(1 - (1 - LEVEL) / 2 / max(1, comparisons), len(gaps) - 1)) * error
+        return Difference(float(gaps.mean()), half, error)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """All scores of one run.
+
+    Attributes:
+        name: the run's.
+        fits: how many.
+        figures: group -> score -> figure; a group without a set is missing.
+        sets: group -> the names of its sets.
+    """
+
+    name: str
+    fits: int
+    figures: Mapping[Group, Mapping[str, Figure]]
+    sets: Mapping[Group, tuple[str, ...]]
+
+    def ordered(self, group: Group) -> list[str]:
+        """List the scores, the largest mean area first."""
+        return sorted(self.figures.get(group, {}), key=lambda score: -self.figures[group][score].mean())
+
+    def tied(self, group: Group) -> list[str]:
+        """List the best score and all that it cannot be told apart from, at 95 % for all comparisons together."""
+        first, *others = self.ordered(group)
+        best = self.figures[group][first]
+        near = [score for score in others if not best.over(self.figures[group][score], len(others)).apart]
+        return [first, *near]
+
+
+def result(
+    name: str,
+    dataset: str,
+    fits: Mapping[tuple[int, int], StoredFit],
+    groups: Mapping[str, Group] | None = None,
+) -> Result:
+    """Return the figures of one run from its stored rows.
+
+    Args:
+        dataset: the fitted data set, which says with ``groups`` what is near; see :func:`.sets.group_of`.
+        fits: (split, seed) -> rows, with the same unfamiliar sets.
+    """
+    found = {at: scores_of(fit) for at, fit in fits.items()}
+    names, scores = next(iter(fits.values())).others, next(iter(found.values()))
+    sets: dict[Group, tuple[str, ...]] = {
+        group: tuple(other for other in names if group_of(dataset, other, groups) == group) for group in GROUPS
+    }
+    sets = {group: others for group, others in sets.items() if others}
+    figures = {
+        group: {score: _figure({at: each[score] for at, each in found.items()}, others) for score in scores}
+        for group, others in sets.items()
+    }
+    return Result(name, len(fits), figures, sets)
+
+
+def _figure(fits: Mapping[tuple[int, int], Mapping[str, np.ndarray]], names: Sequence[str]) -> Figure:
+    units = defaultdict[int, list[dict[str, float]]](list)  # what is independent: splits where there are several
+    several = len({split for split, _ in fits}) > 1
+    for (split, seed), found in fits.items():
+        each = [classification.detection(found[TEST], found[name]) for name in names]
+        means = {metric: float(np.mean([one[metric] for one in each])) for metric in METRICS}
+        units[split if several else seed].append(means)
+    values = {
+        metric: tuple(float(np.mean([one[metric] for one in unit])) for unit in units.values()) for metric in METRICS
+    }
+    return Figure(values, tuple(area(found[TEST], [found[name] for name in names]) for found in fits.values()))
+
+
+def scores_in(results: Sequence[Result]) -> list[str]:
+    """List the scores that some run has, the registered ones first."""
+    named = {score: None for one in results for figures in one.figures.values() for score in figures}
+    return [*(score for score in SCORES if score in named), *sorted(named.keys() - SCORES.keys())]
+
+
+def table(results: Sequence[Result], group: Group, metric: str = "auroc") -> tuple[Row, list[Row]]:
+    """Return the header and the rows of runs by scores, in per cent; the best of a run, and its equals, in bold.
+
+    A score that the run lacks, since its posterior has no features, no linear last layer or one draw, is a dash.
+    """
+    scores = scores_in(results)
+    rows = []
+    for one in results:
+        figures = one.figures.get(group, {})
+        best = set(one.tied(group)) if figures and metric == "auroc" else set[str]()
+        cells = [_cell(figures.get(score), metric, bold=score in best) for score in scores]
+        rows.append([one.name, *cells])
+    return ["Run", *map(label_of, scores)], rows
+
+
+def _cell(figure: Figure | None, metric: str, *, bold: bool) -> str:
+    if figure is None:
+        return ABSENT
+    error = figure.error(metric)
+    said = f"{100 * figure.mean(metric):.1f}" + (f" ± {100 * error:.1f}" if math.isfinite(error) else "")
+    return f"**{said}**" if bold else said
+
+
+def frame(results: Sequence[Result]) -> "pd.DataFrame":
+    """Return all figures: run, fits, group, score, metric, mean, error (NaN where it is unknown)."""
+    import pandas as pd
+
+    columns = ("run", "fits", "group", "score", "metric", "mean", "error")
+    rows = [
+        (one.name, one.fits, group, score, metric, figure.mean(metric), figure.error(metric))
+        for one in results
+        for group, figures in one.figures.items()
+        for score, figure in figures.items()
+        for metric in METRICS
+    ]
+    return pd.DataFrame(rows, columns=columns).replace(math.inf, math.nan)
+
+
+def markdown(header: Row, rows: Sequence[Row]) -> str:
+    """Return a table in Markdown."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def sentence(results: Sequence[Result], group: Group) -> str:
+    """Say which score wins over all runs, and in how many runs it wins by more than its error.
+
+    Over runs a score is compared with each other one in the runs that have both: the mean difference of their areas,
+    with Student's t over runs, at 95 % for all comparisons together. Runs share data and trajectories, so that the
+    interval is of these runs, and not of any others.
+    """
+    runs = [one for one in results if one.figures.get(group)]
+    if not runs:
+        return f"No run has a {group} set: nothing can be said."
+    sets = ", ".join(dict.fromkeys(name for one in runs for name in one.sets[group]))
+    shared = [score for score in scores_in(runs) if sum(score in one.figures[group] for one in runs) > len(runs) / 2]
+    means = {score: _over_runs(runs, group, score) for score in shared}
+    first = max(means, key=means.__getitem__)
+    alone = sum(one.tied(group) == [first] for one in runs)
+    among = sum(first in one.tied(group) for one in runs)
+    said = f"On {group} sets ({sets}), {label_of(first)} has the largest mean AUROC, {100 * means[first]:.1f} %"
+    said += (
+        f": in {alone} of {len(runs)} runs it wins by more than its error, in {among} no score is shown to be better."
+    )
+    gaps = {score: _gap(runs, group, first, score, len(shared) - 1) for score in shared if score != first}
+    apart = {score: gap for score, gap in gaps.items() if gap is not None and gap.apart}
+    near = [label_of(score) for score in gaps if score not in apart]
+    if near:
+        return f"{said} Over the runs it cannot be told apart from {', '.join(near)}."
+    if not apart:
+        return said
+    second = min(apart, key=lambda score: apart[score].mean)
+    beside = f"{label_of(second)} by {100 * apart[second].mean:.1f} ± {100 * apart[second].error:.1f} points"
+    return f"{said} Over the runs it beats every other score by more than the error; the nearest is {beside}."
+
+
+def _over_runs(runs: Sequence[Result], group: Group, score: str) -> float:
+    return float(np.mean([one.figures[group][score].mean() for one in runs if score in one.figures[group]]))
+
+
+def _gap(runs: Sequence[Result], group: Group, first: str, other: str, comparisons: int) -> Difference | None:
+    both = [one.figures[group] for one in runs if {first, other} <= one.figures[group].keys()]
+    if len(both) < 2:
+        return both[0][first].over(both[0][other], comparisons) if both else None
+    gaps = np.array([figures[first].mean() - figures[other].mean() for figures in both])
+    error = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+    half = float(stats.t.ppf(1 - (1 - LEVEL) / 2 / comparisons, len(gaps) - 1)) * error
+    return Difference(float(gaps.mean()), half, error)

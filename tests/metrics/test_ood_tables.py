@@ -1,0 +1,195 @@
+"""Areas with their errors, and the tables of scores of the unfamiliar, on rows whose answer is known."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import scipy.stats
+import sklearn.metrics
+
+from bdl_pipe.errors import DataError
+from bdl_pipe.metrics import ood
+from bdl_pipe.metrics.ood import rows as stored
+from bdl_pipe.metrics.ood.rows import Rows, StoredFit
+from bdl_pipe.metrics.ood.table import scores_in
+from bdl_pipe.plugins import PluginError
+from bdl_pipe.seeds import Seed
+
+
+def tied(count: int, shift: float, seed: int) -> np.ndarray:
+    """Scores of few values, so that there are ties within a side and between both."""
+    return np.round(Seed(seed).numpy().normal(shift, 1, count) * 2) / 2
+
+
+def test_an_area_is_the_share_of_pairs_in_order_and_ties_count_half() -> None:
+    inside, sets = tied(40, 1, 0), [tied(30, 0, 1), tied(50, 0.5, 2)]
+    pairs = [[(a > b) + (a == b) / 2 for a, b in itertools.product(inside, out)] for out in sets]
+    found = ood.area(inside, sets)
+    assert found.mean == pytest.approx(np.mean([np.mean(part) for part in pairs]), rel=1e-12)
+    each = [sklearn.metrics.roc_auc_score([1] * 40 + [0] * len(out), np.concatenate([inside, out])) for out in sets]
+    assert found.mean == pytest.approx(np.mean(each), rel=1e-12)
+
+
+def test_the_error_is_delongs() -> None:
+    """By the kernel's matrix of all pairs: S10/m + S01/n of its row and column means (DeLong et al. 1988, eq. 4–6)."""
+    inside, out = tied(40, 1, 0), tied(30, 0, 1)
+    kernel = np.greater.outer(inside, out) + np.equal.outer(inside, out) / 2
+    variance = kernel.mean(1).var(ddof=1) / 40 + kernel.mean(0).var(ddof=1) / 30
+    assert ood.area(inside, [out]).error == pytest.approx(math.sqrt(variance), rel=1e-12)
+    twice = ood.area(inside, [out, out])  # the same set twice is not independent, but its places in are the same
+    assert twice.mean == pytest.approx(ood.area(inside, [out]).mean)
+    np.testing.assert_allclose(twice.inside, kernel.mean(1))
+
+
+def test_two_equal_scores_of_the_same_rows_are_told_apart_as_often_as_stated() -> None:
+    """Two scores that share most of their noise: 5 % of 95 % intervals miss 0, within a band of 1e-4.
+
+    The wrong variant takes the errors of both as independent: it misses far too seldom.
+    """
+    repeats, right, wrong = 400, 0, 0
+    for number in range(repeats):
+        random = Seed(number).fold("delong").numpy()
+
+        def pair(count: int, shift: float, random: np.random.Generator = random) -> Iterator[np.ndarray]:
+            shared = random.normal(shift, 1, count)
+            return (shared + 0.4 * random.normal(size=count) for _ in range(2))
+
+        inside, first, second = pair(120, 1), pair(100, 0), pair(80, 0)
+        one, other = (ood.area(i, [a, b]) for i, a, b in zip(inside, first, second, strict=True))
+        gap = one.minus(other)
+        right += gap.apart
+        wrong += abs(gap.mean) > 1.96 * math.hypot(one.error, other.error)
+    low, high = scipy.stats.binom.interval(1 - 1e-4, repeats, 0.05)
+    assert low <= right <= high
+    assert wrong < low
+
+
+def several(seed: int, *, features: bool = True, gap: float = 3.0, shared: int = 0) -> StoredFit:
+    """A fit whose features tell the near set, and whose probabilities tell nothing."""
+    random, fixed = Seed(seed).fold("fit").numpy(), Seed(shared).fold("rows").numpy()
+
+    def part(count: int, shift: float, labels: bool) -> Rows:
+        target = np.arange(count) % 3 if labels else np.full(count, -1)
+        centres = 5 * np.eye(6)[target] if labels else np.zeros((count, 6))
+        seen = centres + fixed.normal(size=(count, 6)) + shift + 0.3 * random.normal(size=(count, 6))
+        logits = random.normal(size=(count, 3))
+        logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        own = {"max_prob": logs.max(1), "density": random.normal(size=count)}
+        if not features:
+            return Rows(logs, target, own=own)
+        return Rows(logs, target, seen, logits, np.zeros(6), own)
+
+    return StoredFit(part(60, 0, True), part(50, 0, True), {"mnist": part(40, gap, False), "noise": part(30, 9, False)})
+
+
+def test_means_are_over_sets_of_a_group_and_fits() -> None:
+    fits = {(0, 0): several(0), (0, 1): several(1)}
+    groups = {"mnist": "far"}
+    one = ood.result("a", "fashion_mnist", fits, groups)  # type: ignore[arg-type]
+    assert one.sets == {"far": ("mnist", "noise")}
+    expected = []
+    for fit in fits.values():
+        found = ood.scores_of(fit)["nearest"]
+        for name in ("mnist", "noise"):
+            truth = [1] * 50 + [0] * len(found[name])
+            expected.append(sklearn.metrics.roc_auc_score(truth, np.concatenate([found["test"], found[name]])))
+    figure = one.figures["far"]["nearest"]
+    assert figure.mean() == pytest.approx(np.mean(expected), rel=1e-12)
+    by_fit = np.reshape(expected, (2, 2)).mean(1)
+    assert figure.error() == pytest.approx(by_fit.std(ddof=1) / math.sqrt(2), rel=1e-9)
+    assert set(figure.values) == {"auroc", "aupr_in", "aupr_out", "fpr95"}
+
+
+def test_seeds_of_a_split_are_averaged_first() -> None:
+    fits = {(split, seed): several(10 * split + seed, gap=0.2, shared=split) for split in range(3) for seed in range(2)}
+    figure = ood.result("a", "fashion_mnist", fits).figures["near"]["energy"]
+    assert len(figure.values["auroc"]) == 3 and len(figure.areas) == 6
+
+
+def test_the_winner_is_named_and_a_posterior_without_features_has_dashes() -> None:
+    whole = ood.result("whole", "fashion_mnist", {(0, 0): several(0)})
+    bare = ood.result("bare", "fashion_mnist", {(0, 0): several(0, features=False)})
+    assert whole.tied("near")[0] in ("mahalanobis", "nearest", "relative_mahalanobis")
+    assert "max_softmax" not in whole.tied("near")
+    header, lines = ood.table([whole, bare], "near")
+    assert header[:3] == ["Run", "Max softmax", "Max logit"] and header[-1] == "Density"
+    by_name = {line[0]: dict(zip(header, line, strict=True)) for line in lines}
+    assert by_name["bare"]["ViM"] == by_name["bare"]["Energy"] == by_name["bare"]["Nearest"] == "–"
+    assert by_name["whole"][stored.label_of(whole.tied("near")[0])].startswith("**")
+    assert "±" in by_name["bare"]["Entropy"] and "±" not in ood.table([whole], "near", "fpr95")[1][0][1]
+    text = ood.markdown(header, lines).splitlines()
+    assert text[1] == "| --- " + "| ---: " * (len(header) - 1) + "|" and len(text) == 4
+    said = ood.sentence([whole, whole], "near")
+    assert "On near sets (mnist)" in said and stored.label_of(whole.ordered("near")[0]) in said
+    assert ood.sentence([whole], "far").startswith("On far sets (noise)")
+    assert ood.sentence([], "near") == "No run has a near set: nothing can be said."
+
+
+def test_equal_scores_are_not_told_apart() -> None:
+    fit = several(0)
+    twin = {"twin": ood.scores_of(fit)["nearest"]}
+    own = {name: {"twin": twin["twin"][name]} for name in ("test", "mnist", "noise")}
+    changed = StoredFit(
+        fit.train,
+        Rows(fit.test.log_probs, fit.test.labels, fit.test.features, fit.test.logits, None, own["test"]),
+        {n: Rows(r.log_probs, r.labels, r.features, r.logits, None, own[n]) for n, r in fit.others.items()},
+    )
+    one = ood.result("a", "fashion_mnist", {(0, 0): changed})
+    assert {"twin", "nearest"} <= set(one.tied("far"))
+    assert scores_in([one])[-1] == "twin"
+
+
+def test_no_row_that_is_asked_about_is_fitted() -> None:
+    """The scores of test rows are the same whatever the unfamiliar rows are; of training rows they are not."""
+    fit = several(0)
+    alone = ood.scores_of(StoredFit(fit.train, fit.test, {"noise": fit.others["noise"]}))
+    other = ood.scores_of(StoredFit(several(5).train, fit.test, fit.others))
+    for name, by_set in ood.scores_of(fit).items():
+        np.testing.assert_allclose(by_set["test"], alone[name]["test"], rtol=1e-12, err_msg=name)
+    for name in ("kl_matching", "mahalanobis", "relative_mahalanobis", "nearest", "vim"):
+        assert not np.allclose(other[name]["test"], alone[name]["test"]), name
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "group"),
+    [
+        ("fashion_mnist", "mnist5k", "near"),
+        ("fashion_mnist", "held_out", "near"),
+        ("fashion_mnist", "digits", "far"),
+        ("cifar10", "cifar100", "near"),
+        ("cifar10", "svhn", "far"),
+        ("pets", "mnist", "far"),
+    ],
+)
+def test_near_is_what_openood_says(dataset: str, name: str, group: str) -> None:
+    assert ood.group_of(dataset, name) == group
+
+
+def test_a_score_of_a_plugin_is_computed_from_the_stored_rows(forgotten_plugins: None) -> None:
+    def length(train: Rows, rows: Rows) -> np.ndarray:
+        assert rows.logits is not None
+        lengths: np.ndarray = -np.linalg.norm(rows.logits, axis=1)
+        return lengths
+
+    ood.register_stored_score("length", "Length", length)
+    np.testing.assert_allclose(ood.scores_of(several(0))["length"]["test"], length(several(0).train, several(0).test))
+    header, _ = ood.table([ood.result("a", "fashion_mnist", {(0, 0): several(0)})], "near")
+    assert "Length" in header
+    with pytest.raises(PluginError):
+        ood.register_stored_score("nearest", "Again", lambda train, rows: None)
+    ood.register_stored_score("short", "Short", lambda train, rows: np.zeros(2))
+    with pytest.raises(PluginError, match="the score short must be one number for each of 120 rows"):
+        ood.scores_of(several(0))
+
+
+def test_a_file_that_is_no_table_of_rows_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"split": [0], "seed": [0]}), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"must have the columns split, seed, .*got no \['log_probs', 'row', "):
+        next(iter(ood.read(tmp_path / "rows.parquet")))
+    with pytest.raises(DataError, match="must be a table of stored rows"):
+        next(iter(ood.read(tmp_path / "missing.parquet")))
