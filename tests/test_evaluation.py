@@ -456,7 +456,8 @@ def test_regression_is_scored_in_original_units() -> None:
     standard, z = np.einsum("bf,sfo->sbo", inputs, weights), (targets - 50) / 10
     density = (np.exp(-0.5 * (z - standard) ** 2) / np.sqrt(2 * np.pi)).mean(0)
     assert found["log_likelihood_normalised"] == pytest.approx(np.log(density).mean(), rel=1e-5)
-    assert list(result.predictions.column_names) == ["row", "target", "mean", "variance", "log_prob"]
+    columns = ["row", "target", "mean", "variance", "q05", "q50", "q95", "pit", "log_prob"]
+    assert list(result.predictions.column_names) == columns
     np.testing.assert_allclose(result.predictions["mean"], draws.mean(0)[:, 0], rtol=1e-5)
     np.testing.assert_allclose(result.predictions["variance"], 100 + draws.var(0)[:, 0], rtol=1e-4)
     assert result.calibration is None

@@ -49,7 +49,7 @@ def test_figures_are_those_of_each_fold(regression: Comparison) -> None:
     assert row["mean"] == pytest.approx(gap.mean(), rel=1e-6) and row["error"] == pytest.approx(error, rel=1e-5)
     assert row["high"] - row["mean"] == pytest.approx(stats.t.ppf(0.975, 2) * error, rel=1e-5)
     assert row["apart"] == (row["low"] > 0)
-    assert {"fit_seconds", "seconds_per_1000", "coverage_90", "crps"} <= {*regression.table.columns}
+    assert {"fit_seconds", "seconds_per_1000", "coverage_90", "crps", "augrc", "pit_p"} <= {*regression.table.columns}
     assert regression.verdict.startswith("linear has the lowest NLL.")
 
 

@@ -83,6 +83,8 @@ def test_figures_are_written_for_people(write: Callable[[float], str], value: fl
 
 def test_a_metric_knows_how_it_is_written() -> None:
     assert [written.writer(cost)(1500.0) for cost in COSTS] == ["1.5 k", "1.5 kB", "25 min", "25 min", "1.5 kB"]
+    small = {0.00886: "0.00886", 0.01: "0.0100", -2.48e-5: "-0.000025", 3.68: "3.68", 1234.5: "1234", 0.0: "0.000"}
+    assert [written.writer(metric_of("augrc"))(value) for value in small] == [*small.values()]
     assert written.writer(METRICS["accuracy"])(0.5) == "50.00" and written.writer(METRICS["nll"])(0.5) == "0.500"
     assert [metric_of(metric.name) for metric in (*COSTS, *DETECTION, METRICS["nll"])] == [
         *COSTS,

@@ -4,6 +4,7 @@ import csv
 import re
 import shutil
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +188,16 @@ def test_the_shipped_studies_are_whole(monkeypatch):
     asked = planned[0]
     fits = fits_of(asked, lambda point, seed: dict.fromkeys(("accuracy", "nll", "brier", "ece"), 0.5))
     assert b"<svg" in study.draw(asked, fits)
+
+
+def test_a_metric_of_stored_predictions_is_a_score_by_its_name(toy, tmp_path, monkeypatch):
+    """Of a study beside those of all, and of a search alone."""
+    asked = planned(tmp_path, metrics=["nll", "augrc"])
+    assert asked.metrics == ("rmse", "nll", "crps", "coverage_90", "width_90", "augrc")
+    (scores,), _ = reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)
+    assert scores["augrc"] > 0 and {*asked.metrics} <= scores.keys()
+    led = replace(asked, branch=replace(asked.branch, metrics=("augrc",), verb="tune"))
+    (alone,), _ = reports_of(led, {"inner.shift": 1.0, "inner.more": 1.0}, monkeypatch=monkeypatch)
+    assert alone.keys() == {"augrc", TIME} and alone["augrc"] > 0
+    with pytest.raises(UserError, match=r"metrics\[1\] must be one of .*, got 'augrk'"):
+        planned(tmp_path, metrics=["nll", "augrk"])

@@ -97,7 +97,8 @@ def score_clean(
     of these rows.
 
     A prediction of classes has the columns row, target, p_0 …, entropy, mutual_information, log_prob; a prediction of
-    regression, in original units, row, target, mean, variance (suffixed _0, _1 … for several outputs), log_prob.
+    regression, in original units, row, target, mean, variance, quantiles q05, q50 and q95, pit, which is F(y) of the
+    target (these suffixed _0, _1 … for several outputs), log_prob.
 
     Raises:
         Diverged: a prediction is not finite.

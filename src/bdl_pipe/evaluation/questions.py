@@ -47,7 +47,7 @@ def intervals(candidates: Sequence[Candidate]) -> list[str]:
     off = [(one.name, gap) for one in candidates if (gap := coverage(one)) is not None]
     few, many = ([name for name, gap in off if gap.apart and gap.mean * sign > 0] for sign in (-1, 1))
     held = [f"too {what} targets of {', '.join(names)}" for what, names in (("few", few), ("many", many)) if names]
-    whole = "as many targets as they should, within the error, of all others" if held else "90 % of all, within error"
+    whole = f"as many targets as they should, within the error, of all {'others' if held else 'runs'}"
     return [
         f"Distributions: {_shown(known, right, 'F(y) is not uniform')}",
         f"90 % intervals: they hold {'; '.join([*held, whole])}.",

@@ -1,5 +1,6 @@
 """Values as readers see them: about three digits, and the unit."""
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -20,8 +21,9 @@ def plain(value: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Write a number with three significant digits."""
-    return f"{value:.3g}"
+    """Write a number with three significant digits, or with the six after the point that there is space for."""
+    after = 2 - math.floor(math.log10(abs(value))) if value else 3
+    return f"{value:.{min(6, max(0, after))}f}"
 
 
 def percent(value: float) -> str:
