@@ -31,6 +31,7 @@ RESULTS: Final = (  # what of the pipeline writes artifacts
     "pipeline.stages.fit",
     "pipeline.core.records",
     "pipeline.stages.evaluate",
+    "pipeline.stages.decide",
     "pipeline.stages.report",
     "pipeline.report",
 )
@@ -42,6 +43,7 @@ BODIES: Final[Mapping[str, str]] = {  # stage kind -> the module that does its w
     "coreset": "pipeline.stages.fit",
     "student": "pipeline.stages.fit",
     "evaluate": "pipeline.stages.evaluate",
+    "decide": "pipeline.stages.decide",
     "report": "pipeline.stages.report",
 }
 

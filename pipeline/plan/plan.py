@@ -59,6 +59,7 @@ def plan(params: Params) -> Plan:
     stages += [_fit(run, params) for kind in FIT_KINDS for run in params.of(kind)]
     stages += [_inputs(key, params) for key in params.inputs]
     stages += [_evaluate(run, params) for run in params.of("student")]
+    stages += [_decide(key, params) for key in params.decisions]
     stages.append(_report(params))
     named, ordered = {stage.name: stage for stage in stages}, dict[str, Stage]()
 
@@ -85,6 +86,8 @@ def one(kind: str, key: str, params: Params) -> Stage:
         return _prepare(key, params)
     if kind == "inputs":
         return _inputs(key, params)
+    if kind == "decide":
+        return _decide(key, params)
     run = params.run("student" if kind == "evaluate" else kind, key)
     return _evaluate(run, params) if kind == "evaluate" else _fit(run, params)
 
@@ -259,6 +262,20 @@ def _evaluate(run: Run, params: Params) -> Stage:
         makes=(places.artifact("evaluate", run.key),),
         params=_numbers(run, params) | {"evaluate": params.raw["evaluate"]},
         digests={f"code.evaluate.{spec.method}": sources.evaluate_digest(spec.method, params)},
+    )
+
+
+def _decide(key: str, params: Params) -> Stage:
+    if key not in params.decisions:
+        raise UserError(f"decisions.{key} is not an entry (known: {', '.join(params.decisions) or 'none'})")
+    return Stage(
+        kind="decide",
+        key=key,
+        needs=frozenset(),
+        reads=(),
+        makes=(places.artifact("decide", key),),
+        params={"seed": params.seed, f"decisions.{key}": params.raw["decisions"][key]},
+        digests={f"code.decide.{key}": sources.decide_digest(key, params)},
     )
 
 

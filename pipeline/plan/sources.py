@@ -31,7 +31,7 @@ def write(params: Params) -> None:
 
 
 def digests(params: Params) -> dict[str, Any]:
-    """Return what the file holds: ``code.<stage kind>``, ``code.{fit,evaluate}.<method>``, ``data.<key>``."""
+    """Return what the file holds: ``code.<stage kind>``, ``code.{fit,evaluate}.<method>``, ``code.decide.<key>``, ``data.…``."""
     methods = code.methods()
     return {
         "code": {
@@ -39,6 +39,7 @@ def digests(params: Params) -> dict[str, Any]:
             "inputs": code.digest("inputs"),
             "fit": {name: fit_digest(name, params) for name in methods},
             "evaluate": {name: evaluate_digest(name, params) for name in methods},
+            "decide": {key: decide_digest(key, params) for key in params.decisions},
             "report": code.digest("report"),
         },
         "data": {key: data_digest(key, params) for key in params.datasets},
@@ -77,6 +78,14 @@ def evaluate_digest(method: str, params: Params) -> str:
 
         more = tuple(sorted({*more, *(m for name in OOD_SCORES if (m := OOD_SCORES.module_of(name)))}))
     return code.digest("evaluate", method, more)
+
+
+def decide_digest(key: str, params: Params) -> str:
+    """Hash the code that a decision depends on, its methods' and its plugins', and the users' files that it reads."""
+    entry = params.decisions[key]
+    modules = {*entry.modules(), *(module for name in entry.methods() if (module := code.module_of(name)))}
+    facts = [code.digest("decide", None, tuple(sorted(modules))), {str(p): _sha256(p) for p in entry.files()}]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _run_of(run: Run) -> str | None:
