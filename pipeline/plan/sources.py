@@ -31,7 +31,7 @@ def write(params: Params) -> None:
 
 
 def digests(params: Params) -> dict[str, Any]:
-    """Return what the file holds: ``code.<stage kind>``, ``code.{fit,evaluate}.<method>``, ``code.decide.<key>``, ``data.…``."""
+    """Return what the file holds: ``code.<stage kind>``, ``code.{fit,evaluate}.<method>``, ``code.decide.<key>``, …."""
     methods = code.methods()
     return {
         "code": {
@@ -84,7 +84,7 @@ def decide_digest(key: str, params: Params) -> str:
     """Hash the code that a decision depends on, its methods' and its plugins', and the users' files that it reads."""
     entry = params.decisions[key]
     modules = {*entry.modules(), *(module for name in entry.methods() if (module := code.module_of(name)))}
-    facts = [code.digest("decide", None, tuple(sorted(modules))), {str(p): _sha256(p) for p in entry.files()}]
+    facts = [code.digest("decide", None, tuple(sorted(modules))), _files(entry)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

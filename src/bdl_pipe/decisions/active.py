@@ -69,9 +69,13 @@ class Labelling:
         return self._rows[new], self._labels[new]
 
     def fitted(self, belief: Belief | None, rng: Seed) -> None:
-        """Score the belief on the rows apart; without one there is nothing to score."""
-        if belief is None:
-            return
+        """Score the belief on the rows apart.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        require(belief is not None, "method", "must be named: the scores of active learning are its posterior's")
+        assert belief is not None
         log_probs, labels = belief.log_probs(self._rows[self._held], rng).numpy(), self._labels[self._held]
         scores = {
             "accuracy": (log_probs.argmax(1) == labels).mean(),

@@ -29,7 +29,7 @@ class Agent:
 
     Attributes:
         rule: a key of :data:`.rules.RULES`.
-        method: a name of the registry; empty: the rule asks no posterior.
+        method: a name of the registry; empty: none is fitted, and the rule asks no posterior.
         updates: between refits the posterior learns row by row, where it can (see :mod:`.recursive`).
         width: the standard deviations of the rule ``ucb``.
         pace: a factor of the steps of all fits, as of the estimators.
@@ -48,10 +48,10 @@ class Agent:
     def __post_init__(self) -> None:
         require(self.rule in RULES, "rule", f"must be a rule{nearest(self.rule, RULES)}", self.rule)
         needed = self.choosing.needs_posterior
-        require(bool(self.method) == needed, "method", self._rule(needed), self.method)
+        require(bool(self.method) or not needed, "method", "must be named: the rule asks a posterior", self.method)
         require(self.width >= 0, "width", "must be >= 0", self.width)
         require(self.pace > 0, "pace", "must be > 0", self.pace)
-        require(needed or not self.updates, "updates", self._rule(needed), self.updates)
+        require(bool(self.method) or not self.updates, "updates", "must be false without a method", self.updates)
 
     @property
     def choosing(self) -> Rule:
@@ -84,7 +84,7 @@ class Agent:
             standardised: whether numbers are standardised by these rows; else they are fitted as they are.
 
         Returns:
-            The belief; None where the rule asks no posterior.
+            The belief; None without a method.
 
         Raises:
             UserError: the method cannot predict the task, there are too few rows, or a target is constant.
@@ -114,7 +114,3 @@ class Agent:
         """List the runs that a fit at this size is made from."""
         above: Mapping[str, Any] = self.upstream
         return plan(self.method, size, override=self.override, made_from=self.made_from, upstream=above)
-
-    @staticmethod
-    def _rule(needed: bool) -> str:
-        return "must be named by an agent whose rule asks a posterior" if needed else "must be left out with this rule"

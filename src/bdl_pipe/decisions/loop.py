@@ -25,7 +25,7 @@ def play(
         width: of the rule ``ucb``.
     """
     for start, stop in pairwise([*problem.refits, problem.rounds]):
-        belief = fit(*problem.known(), rng.fold("fit", start)) if rule.needs_posterior else None
+        belief = fit(*problem.known(), rng.fold("fit", start))
         problem.fitted(belief, rng.fold("fitted", start))
         learns = belief is not None and belief.learns
         step = 1 if learns else max(1, stop - start)
@@ -42,10 +42,9 @@ def play(
 
 def refits(rounds: int, first: int, growth: float) -> tuple[int, ...]:
     """Return rounds at which the known rows, ``first`` at the start, have grown by a factor each."""
-    found, known = [0], float(first)
-    while (at := round(known * growth) - first) < rounds:
-        found.append(max(at, found[-1] + 1))
-        known = first + found[-1]
+    found = [0]
+    while (at := max(round((first + found[-1]) * growth) - first, found[-1] + 1)) < rounds:
+        found.append(at)
     return tuple(found)
 
 
