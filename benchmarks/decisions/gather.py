@@ -15,7 +15,7 @@ KEYS: Final = ["decision", "agent", "metric"]
 
 
 def store(work: Path, place: Path) -> None:
-    """Write ``curves.csv`` (mean, standard error over seeds), ``scores.csv`` (the last of each seed) and ``facts.json``.
+    """Write ``curves.csv`` (mean and error over seeds), ``scores.csv`` (the last of each seed) and ``facts.json``.
 
     Decisions without a result are left out, and named in ``facts.json``.
     """

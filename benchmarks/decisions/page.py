@@ -109,7 +109,7 @@ def _is_bandit(decision: str) -> bool:
 def _bandits(scores: pd.DataFrame, bandits: list[str], wheels: list[str], facts: dict[str, Any]) -> list[str]:
     rounds = {facts["tasks"][key]["rounds"] for key in bandits}
     lines = [
-        f"Cumulative regret over {', '.join(map(str, sorted(rounds)))} rounds, the first of which take each arm in turn.",
+        f"Cumulative regret over {', '.join(map(str, sorted(rounds)))} rounds, which first take each arm in turn.",
         "Regret is in units of the regret of uniform choices: 1 is no better than chance. `uniform`, `oracle` and",
         "`greedy` (a plain network) are the references. The others draw a function for each round (Thompson sampling).",
         "`vbll_marginal` draws each arm's value by itself, and `vbll_ucb` takes the mean plus one standard deviation.",
@@ -152,8 +152,8 @@ def _sentence(scores: pd.DataFrame, wheels: list[str]) -> str:
 def _searches(scores: pd.DataFrame, searches: list[str]) -> list[str]:
     lines = [
         "Regret is the optimum less the best value so far (of `tuning`: mean squared error), here as a mean over 24",
-        "evaluations after 10 random ones. `gp` is an exact GP of gpytorch. `…_ei` takes expected improvement in place of",
-        "Thompson sampling.",
+        "evaluations after 10 random ones. `gp` is an exact GP of gpytorch. `…_ei` takes expected improvement in place",
+        "of Thompson sampling.",
         "",
         *_table(scores, searches, "mean_regret"),
         "",

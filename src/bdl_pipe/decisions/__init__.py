@@ -5,6 +5,7 @@ of functions, marginals or class probabilities (:mod:`.questions`). ``docs/decis
 """
 
 from .agents import Agent as Agent
+from .bandits import Bandit as Bandit
 from .decision import TASKS as TASKS
 from .decision import DecisionConfig as DecisionConfig
 from .decision import decide as decide
