@@ -44,7 +44,7 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
         PluginError: see :func:`load`.
     """
     sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
-    _keys(raw, sections, optional=("inputs", "plugins"))
+    _keys(raw, sections, optional=("inputs", "plugins", "decisions"))
     plugins.load(raw["plugins"] if raw.get("plugins") is not None else [])
     registry = _library() if registry is None else registry
     seed = raw["seed"]
@@ -66,7 +66,16 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
     for key, bundle in bundles.items():
         _check_bundle(key, bundle, runs, datasets)
     evaluate = config.read(EvaluateConfig, raw["evaluate"], "evaluate")
-    return Params(seed, datasets, bundles, runs, evaluate, config.read(ReportConfig, raw["report"], "report"), raw)
+    report = config.read(ReportConfig, raw["report"], "report")
+    return Params(seed, datasets, bundles, runs, evaluate, report, raw, _decisions(raw))
+
+
+def _decisions(raw: Mapping[str, Any]) -> dict[str, Any]:
+    if not raw.get("decisions"):
+        return {}
+    from bdl_pipe.decisions import DecisionConfig  # brings torch, which most commands do without
+
+    return {k: config.read(DecisionConfig, v, f"decisions.{k}") for k, v in _section(raw, "decisions").items()}
 
 
 def _library() -> Mapping[str, Method]:

@@ -93,6 +93,7 @@ class Params:
     Attributes:
         inputs: name -> artifacts that form an input together: stage kind -> ``<stage kind>/<run>``.
         raw: the content of the file.
+        decisions: key -> a checked ``bdl_pipe.decisions.DecisionConfig``.
     """
 
     seed: int
@@ -102,6 +103,7 @@ class Params:
     evaluate: EvaluateConfig
     report: ReportConfig
     raw: Mapping[str, Any]
+    decisions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def plugins(self) -> Sequence[str]:

@@ -31,6 +31,7 @@ RESULTS: Final = (  # the modules of the pipeline that write artifacts
     "pipeline.core.records",
     "pipeline.stages.evaluate",
     "pipeline.stages.scores",
+    "pipeline.stages.decide",
     "pipeline.stages.report",
     "pipeline.report",
 )
@@ -43,6 +44,7 @@ BODIES: Final[Mapping[str, str]] = {  # stage kind -> the module that does its w
     "student": "pipeline.stages.fit",
     "evaluate": "pipeline.stages.evaluate",
     "scores": "pipeline.stages.scores",
+    "decide": "pipeline.stages.decide",
     "report": "pipeline.stages.report",
 }
 

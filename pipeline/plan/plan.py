@@ -59,6 +59,7 @@ def plan(params: Params) -> Plan:
     stages += [_fit(run, params) for kind in FIT_KINDS for run in params.of(kind)]
     stages += [_inputs(key, params) for key in params.inputs]
     stages += [of_run(run, params) for run in params.of("student") for of_run in (_evaluate, _scores)]
+    stages += [_decide(key, params) for key in params.decisions]
     stages.append(_report(params))
     named, ordered = {stage.name: stage for stage in stages}, dict[str, Stage]()
 
@@ -85,6 +86,8 @@ def one(kind: str, key: str, params: Params) -> Stage:
         return _prepare(key, params)
     if kind == "inputs":
         return _inputs(key, params)
+    if kind == "decide":
+        return _decide(key, params)
     of_run = {"evaluate": _evaluate, "scores": _scores}
     return of_run[kind](params.run("student", key), params) if kind in of_run else _fit(params.run(kind, key), params)
 
@@ -272,6 +275,20 @@ def _scores(run: Run, params: Params) -> Stage:
         makes=(places.artifact("scores", run.key),),
         params={"seed": params.seed},
         digests={"code.scores": sources.scores_digest(params)},
+    )
+
+
+def _decide(key: str, params: Params) -> Stage:
+    if key not in params.decisions:
+        raise UserError(f"decisions.{key} is not an entry (known: {', '.join(params.decisions) or 'none'})")
+    return Stage(
+        kind="decide",
+        key=key,
+        needs=frozenset(),
+        reads=(),
+        makes=(places.artifact("decide", key),),
+        params={"seed": params.seed, f"decisions.{key}": params.raw["decisions"][key]},
+        digests={f"code.decide.{key}": sources.decide_digest(key, params)},
     )
 
 

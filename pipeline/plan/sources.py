@@ -31,7 +31,7 @@ def write(params: Params) -> None:
 
 
 def digests(params: Params) -> dict[str, Any]:
-    """Return the content of the file: ``code.<stage kind>``, ``code.{fit,evaluate}.<method>``, ``data.<key>``."""
+    """Return the content of the file: ``code.<stage kind>``, ``code.{fit,evaluate,decide}.<name>``, ``data.<key>``."""
     methods = code.methods()
     return {
         "code": {
@@ -39,6 +39,7 @@ def digests(params: Params) -> dict[str, Any]:
             "inputs": code.digest("inputs"),
             "fit": {name: fit_digest(name, params) for name in methods},
             "evaluate": {name: evaluate_digest(name, params) for name in methods},
+            "decide": {key: decide_digest(key, params) for key in params.decisions},
             "scores": scores_digest(params),
             "report": report_digest(params),
         },
@@ -96,6 +97,14 @@ def _plugins_metrics(*, stored: bool) -> set[str]:
 
     wanted = [name for name, metric in METRICS.items() if isinstance(metric, StoredMetric) == stored]
     return {module for name in wanted if (module := METRICS.module_of(name))}
+
+
+def decide_digest(key: str, params: Params) -> str:
+    """Hash the code that a decision depends on, its methods' and its plugins', and the users' files that it reads."""
+    entry = params.decisions[key]
+    modules = {*entry.modules(), *(module for name in entry.methods() if (module := code.module_of(name)))}
+    facts = [code.digest("decide", None, tuple(sorted(modules))), _files(entry)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _run_of(run: Run) -> str | None:

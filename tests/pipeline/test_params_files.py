@@ -40,6 +40,7 @@ def digest(name: str) -> str:
     found = load(name)
     content: dict[str, Any] = {"seed": found.seed, "evaluate": config.to_mapping(found.evaluate)}
     content |= {f"datasets.{key}": config.to_mapping(dataset) for key, dataset in found.datasets.items()}
+    content |= {f"decisions.{key}": found.raw["decisions"][key] for key in found.decisions}
     for (kind, key), run in found.runs.items():
         about = [run.spec.dataset, run.method.name, run.spec.setting, run.spec.seeds, dict(run.sources)]
         content[f"{kind}.{key}"] = [*about, config.to_mapping(run.config)]

@@ -1,0 +1,19 @@
+"""Decisions that hang on a posterior: bandits, active learning and Bayesian optimisation, in one loop by one contract.
+
+A task makes problems, an agent is a method of the registry with a rule, and a rule asks the fitted posterior for draws
+of functions, marginals or class probabilities (:mod:`.questions`). ``docs/decisions.md`` shows how to add each.
+"""
+
+from .agents import Agent as Agent
+from .bandits import Bandit as Bandit
+from .decision import TASKS as TASKS
+from .decision import DecisionConfig as DecisionConfig
+from .decision import decide as decide
+from .decision import register_task as register_task
+from .decision import table as table
+from .loop import play as play
+from .questions import Belief as Belief
+from .questions import Problem as Problem
+from .questions import Question as Question
+from .rules import RULES as RULES
+from .rules import register_rule as register_rule

@@ -1,0 +1,116 @@
+"""Agents: a method of the registry, and the rule by which its posterior chooses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from .. import config, offers
+from ..config import nearest
+from ..data.config import DatasetConfig
+from ..data.raw import FEWEST_ROWS
+from ..errors import DataError, require
+from ..estimators import given
+from ..estimators.fitted import Fitted
+from ..estimators.given import Targets
+from ..estimators.parts import fit_parts
+from ..estimators.plan import Run, known, plan
+from ..seeds import Seed
+from .beliefs import PosteriorBelief
+from .rules import RULES, Rule
+
+_ROOTS: Final = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An entry of ``agents`` of a decision.
+
+    Attributes:
+        rule: a key of :data:`.rules.RULES`.
+        method: a name of the registry; empty: none is fitted, and the rule asks no posterior.
+        updates: between refits the posterior learns row by row, where it can (see :mod:`.recursive`).
+        width: the standard deviations of the rule ``ucb``.
+        pace: a factor of the steps of all fits, as of the estimators.
+        override, made_from, upstream: as of the estimators.
+    """
+
+    rule: str
+    method: str = ""
+    updates: bool = False
+    width: float = 1.0
+    pace: float = 0.1
+    override: dict[str, Any] = field(default_factory=dict)
+    made_from: str | None = None
+    upstream: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.rule in RULES, "rule", f"must be a rule{nearest(self.rule, RULES)}", self.rule)
+        needed = self.choosing.needs_posterior
+        require(bool(self.method) or not needed, "method", "must be named: the rule asks a posterior", self.method)
+        require(self.width >= 0, "width", "must be >= 0", self.width)
+        require(self.pace > 0, "pace", "must be > 0", self.pace)
+        require(bool(self.method) or not self.updates, "updates", "must be false without a method", self.updates)
+
+    @property
+    def choosing(self) -> Rule:
+        """Return the rule."""
+        return RULES[self.rule]
+
+    def check(self, task: str) -> None:
+        """Check that the method predicts ``task`` and that the rule is for it.
+
+        Raises:
+            UserError: it is unknown or cannot; or the rule is for the other kind of targets.
+        """
+        kinds = {"classification": "classes", "regression": "numbers"}
+        is_for = self.choosing.of in ("any", kinds[task])
+        rules = [name for name, rule in RULES.items() if rule.of in ("any", kinds[task])]
+        require(is_for, "rule", f"must be one for {kinds[task]} ({', '.join(rules)})", self.rule)
+        if self.method:
+            known(self.method, task)  # type: ignore[arg-type]
+
+    def fit(
+        self, rows: np.ndarray, targets: np.ndarray, classes: tuple[str, ...], rng: Seed, *, standardised: bool = True
+    ) -> PosteriorBelief | None:
+        """Fit the method to rows in memory with the defaults of their size, as the estimators do.
+
+        Targets are never taken as logarithms, so that a Gaussian over functions stays one.
+
+        Args:
+            rows: numbers [row, column], or images uint8 [row, channel, height, width].
+            targets: float64 [row], or labels int64 [row] where ``classes`` are their names.
+            standardised: whether numbers are standardised by these rows; else they are fitted as they are.
+
+        Returns:
+            The belief; None without a method.
+
+        Raises:
+            UserError: the method cannot predict the task, there are too few rows, or a target is constant.
+            Diverged: the fit diverged at its smallest rates, too.
+        """
+        if not self.method:
+            return None
+        if len(rows) < FEWEST_ROWS:
+            raise DataError(f"{self.method}: must be fitted to at least {FEWEST_ROWS} rows, got {len(rows)}")
+        own = Targets(targets if classes else targets.reshape(-1, 1).astype(np.float64), classes)
+        if rows.ndim > 2:
+            profile = given.image_profile(rows, own)
+        else:
+            profile = given.table_profile(given.table_of(rows.astype(np.float64)), own, None, numbers=True)
+        size = given.size_of(profile, 0.0, self.pace)
+        runs = self.plan(size)
+        entry = offers.dataset(profile.dataset(log=False), size, splits=1)
+        scaling = {} if classes else {"targets": "standardise" if standardised else "none"}
+        typed = config.read(DatasetConfig, {**entry, **scaling}, "data")
+        parts, _ = fit_parts(profile.raw, typed, runs, rng.integer() % _ROOTS, cross=False, device="cpu")
+        about = {"seed": rng.integer() % _ROOTS, "run": runs[-1].key}
+        return PosteriorBelief(
+            Fitted(parts, about, {"classes": classes}).predictor(), self.method, updates=self.updates
+        )
+
+    def plan(self, size: Any) -> list[Run]:
+        """List the runs that a fit at this size is made from."""
+        above: Mapping[str, Any] = self.upstream
+        return plan(self.method, size, override=self.override, made_from=self.made_from, upstream=above)

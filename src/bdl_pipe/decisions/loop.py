@@ -1,0 +1,62 @@
+"""The loop that all decisions share: fit, ask, choose, observe."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from ..seeds import Seed
+from .questions import Belief, Problem
+from .rules import Rule
+
+Fit = Callable[[np.ndarray, np.ndarray, Seed], Belief | None]  # (rows, targets, address) -> what is believed then
+
+
+def play(
+    problem: Problem, fit: Fit, rule: Rule, rng: Seed, *, width: float = 1.0
+) -> dict[str, list[tuple[int, float]]]:
+    """Play a problem to its end, and return its curves: metric -> pairs of a round and a value.
+
+    A belief is fitted to all known rows at each of the problem's ``refits``. Between them it answers all rounds at
+    once, unless it learns row by row.
+
+    Args:
+        fit: is called with the known rows, their targets and the address of the fit.
+        width: of the rule ``ucb``.
+    """
+    for start, stop in pairwise([*problem.refits, problem.rounds]):
+        belief = fit(*problem.known(), rng.fold("fit", start))
+        problem.fitted(belief, rng.fold("fitted", start))
+        learns = belief is not None and belief.learns
+        step = 1 if learns else max(1, stop - start)
+        for at in range(start, stop, step):
+            chosen = rule.choose(
+                belief, question := problem.question(min(step, stop - at)), width, rng.fold("round", at)
+            )
+            _check(chosen, question.candidates.shape, question.count)
+            rows, targets = problem.answer(chosen)
+            if learns and belief is not None:
+                belief.learn(rows, targets)
+    return problem.curves()
+
+
+def refits(rounds: int, first: int, growth: float) -> tuple[int, ...]:
+    """Return rounds at which the known rows, ``first`` at the start, have grown by a factor each."""
+    found = [0]
+    while (at := max(round((first + found[-1]) * growth) - first, found[-1] + 1)) < rounds:
+        found.append(at)
+    return tuple(found)
+
+
+def _check(chosen: np.ndarray, shape: tuple[int, ...], count: int) -> None:
+    """Check what a rule returns, which may be a plugin's."""
+    good = (
+        chosen.shape == (shape[0], count)
+        and chosen.dtype.kind == "i"
+        and bool(((chosen >= 0) & (chosen < shape[1])).all())
+    )
+    if not good or any(len({*row}) < count for row in chosen.tolist()):
+        got = f"{chosen.dtype} {list(chosen.shape)}"
+        raise ValueError(
+            f"a rule must choose {count} different of {shape[1]} candidates in {shape[0]} groups, got {got}"
+        )

@@ -1,0 +1,107 @@
+"""One-row updates of a Gaussian over a linear layer's weights, on features that stay as they are.
+
+    y = wᵀφ + ε,  ε ~ N(0, σ²),  w ~ N(m, A⁻¹):   A ← A + φφᵀ/σ²,   Am ← Am + φy/σ²
+
+The update is exact: after any rows, in any order, the Gaussian is that of Bayesian linear regression on all of them
+with the first Gaussian as its prior (Bishop 2006, eqs 3.50–3.51). For a variational last layer it is the recursive
+update of Brunzema et al. 2024, "Bayesian optimization via continual variational last layer training", section 3.2: q(w)
+is the prior of the rows that come after the fit. Features and σ² are those of the last fit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..baselines import linear
+from ..baselines.exact_layer import ExactLayerPosterior, features
+from ..baselines.linear_model import LinearRegressionPosterior
+from ..joint_predictive import GaussianFunctions
+from ..last_layer.methods import LastLayerPosterior
+from ..last_layer.regression import Regression
+from ..posterior import Posterior
+from ..seeds import Seed
+
+
+@dataclass
+class RecursiveLayer:
+    """The Gaussian w ~ N(A⁻¹b, A⁻¹), with its noise variance; float64.
+
+    Attributes:
+        precision: A.
+        shift: b = Am.
+    """
+
+    precision: Float[Tensor, "h h"]
+    shift: Float[Tensor, " h"]
+    noise_variance: Float[Tensor, ""]
+
+    def learn(self, features: Float[Tensor, "row h"], targets: Float[Tensor, " row"]) -> None:
+        """Condition on rows."""
+        scaled = features.double().mT / self.noise_variance
+        self.precision = self.precision + scaled @ features.double()
+        self.shift = self.shift + scaled @ targets.double()
+
+    def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
+        """Return the Gaussian over wᵀφ at the rows of each group."""
+        factor = torch.linalg.cholesky(self.precision)
+        mean = torch.cholesky_solve(self.shift[:, None], factor)
+        return linear.functions(linear.LinearPosterior(mean, factor, self.noise_variance), features.double())
+
+
+@dataclass
+class RecursivePosterior:
+    """A fitted posterior of one target whose last layer learns row by row.
+
+    Attributes:
+        features: transformed inputs [row, ...] -> φ [row, h].
+        layer: the Gaussian over its weights.
+    """
+
+    features: Callable[[Tensor], Tensor]
+    layer: RecursiveLayer
+
+    @torch.no_grad()
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+        """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
+        return self.layer.functions(self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]))
+
+    @torch.no_grad()
+    def learn(self, inputs: Float[Tensor, "row ..."], targets: Float[Tensor, "row 1"]) -> None:
+        """Condition on rows."""
+        self.layer.learn(self.features(inputs), targets[:, 0])
+
+
+@torch.no_grad()
+def recursive(posterior: Posterior) -> RecursivePosterior | None:
+    """Return the posterior of one target with one-row updates; None: its class has none.
+
+    They exist for the methods ``linear``, ``map_blr``, ``gbll`` and ``ldgbll``, and ``vbll`` with point features, with
+    either layer.
+    """
+    if isinstance(posterior, LinearRegressionPosterior | ExactLayerPosterior):
+        factor, noise = posterior.tensors["factor"].double(), posterior.tensors["noise_variance"].double()
+        precision, mean = factor @ factor.mT, posterior.tensors["mean"].double()[:, 0]
+        if isinstance(posterior, LinearRegressionPosterior):
+            return RecursivePosterior(_with_bias, RecursiveLayer(precision, precision @ mean, noise))
+        trunk = posterior.trunk
+        return RecursivePosterior(lambda x: features(trunk, x), RecursiveLayer(precision, precision @ mean, noise))
+    if not isinstance(posterior, LastLayerPosterior):
+        return None
+    learner = posterior.learner
+    if not isinstance(learner.layer, Regression) or learner.spec.features is not None:
+        return None
+    noise = learner.layer.noise_covariance.double()[0, 0]
+    if learner.exact is not None:
+        basis, variance = learner.exact.basis.double(), learner.exact.variance.double()[0]
+        precision, mean = basis / variance @ basis.mT, learner.exact.mean.double()[0]
+    else:
+        precision = torch.linalg.inv(learner.layer.covariance().matrix()[0].double())
+        mean = learner.layer.mean.double()[0]
+    return RecursivePosterior(learner.trunk, RecursiveLayer((precision + precision.mT) / 2, precision @ mean, noise))
+
+
+def _with_bias(inputs: Tensor) -> Tensor:
+    return linear.with_bias(inputs.flatten(1).double())

@@ -1,0 +1,41 @@
+"""Rows of the catalogue's data sets, as decisions take them."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..data.encoding import Encoding
+from ..data.raw import Raw
+
+
+@cache
+def raw_of(source: Any) -> Raw:
+    """Read a data set once."""
+    raw: Raw = source.read()
+    return raw
+
+
+def inputs_of(source: Any) -> np.ndarray:
+    """Return the inputs of a data set's own training rows: images as they are, a table's columns as numbers.
+
+    Categories and gaps are encoded by the inputs of all rows, and no target is looked at.
+    """
+    raw = raw_of(source)
+    if raw.kind == "image" or not raw.columns:
+        return raw.train.inputs
+    rows = raw.train.inputs
+    found: np.ndarray = Encoding.fit(raw.columns, rows)(torch.from_numpy(rows)).numpy()
+    return found
+
+
+def numbers_of(source: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Return standardised inputs float64 [row, column], labels and the names of the classes of a data set.
+
+    A column that is constant is 0.
+    """
+    raw, rows = raw_of(source), inputs_of(source)
+    flat = rows.reshape(len(rows), -1).astype(np.float64)
+    deviation = flat.std(0)
+    return (flat - flat.mean(0)) / np.where(deviation > 0, deviation, 1.0), raw.train.targets, raw.classes

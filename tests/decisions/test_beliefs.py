@@ -1,0 +1,101 @@
+"""What fitted posteriors answer, and where they refuse."""
+
+import numpy as np
+import pytest
+import torch
+
+from bdl_pipe.config import read
+from bdl_pipe.decisions import Agent, DecisionConfig, decide, register_task, table
+from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.seeds import Seed
+
+RANDOM = np.random.default_rng(5)
+ROWS = RANDOM.normal(size=(30, 2))
+TARGETS = 10 + 5 * (np.sin(ROWS[:, 0]) + 0.1 * RANDOM.normal(size=30))
+LABELS = (ROWS[:, 0] > 0).astype(np.int64)
+QUESTION = RANDOM.normal(size=(4, 3, 2))
+
+
+def belief(method: str, **more: object):
+    return Agent("thompson", method, **more).fit(ROWS, TARGETS, (), Seed(0))
+
+
+def test_draws_of_a_gaussian_have_its_mean_and_covariance() -> None:
+    """Of 20,000 draws; each entry within 5 standard errors (false alarm below 1e-5). Groups draw for themselves."""
+    fitted = belief("linear")
+    mean, deviation = fitted.parts(QUESTION, Seed(1))
+    drawn = fitted.values(QUESTION, 20_000, Seed(2))
+    assert (drawn.mean(0) - mean[0]).abs().max() < 5 * float(deviation.max()) / 20_000**0.5
+    assert torch.allclose(drawn.std(0), deviation[0], rtol=0.03)
+    predictor = fitted._predictor
+    inputs = predictor.transform.inputs(QUESTION.reshape(-1, 2)).unflatten(0, (4, 3))
+    covariance = predictor.posterior.functions(inputs, rng=Seed(0)).covariance[0, :, 0] * predictor.transform.scale**2
+    for group in range(4):
+        assert np.cov(drawn[:, group].T.numpy()) == pytest.approx(covariance[group].numpy(), rel=0.1, abs=0.02)
+    apart = np.corrcoef(drawn[:, 0, 0], drawn[:, 1, 0])[0, 1]
+    assert abs(apart) < 5 / 20_000**0.5
+    assert torch.allclose(fitted.means(QUESTION, Seed(0)), mean[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["ensemble", "dropout"])
+def test_a_draw_is_one_member_at_all_candidates_of_a_group(method: str) -> None:
+    fitted = belief(method)
+    members, none = fitted.parts(QUESTION, Seed(1))
+    drawn = fitted.values(QUESTION, 50, Seed(1))
+    assert (none == 0).all() and len(members) > 1
+    for group in range(4):
+        distances = (drawn[:, None, group] - members[None, :, group]).abs().amax(-1)  # [draw, member]
+        assert distances.amin(1).max() < 1e-4
+        assert len(set(distances.argmin(1).tolist())) > 1
+    assert torch.allclose(fitted.means(QUESTION, Seed(1)), members.mean(0), atol=1e-4)
+
+
+def test_a_point_estimate_refuses_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"^deterministic: must answer draws of functions, and its posterior has one"):
+        belief("deterministic").values(QUESTION, 1, Seed(0))
+    with pytest.raises(UserError, match=r"^dropout: has no one-row updates: its posterior must be refitted"):
+        belief("dropout", updates=True)
+    with pytest.raises(UserError, match=r"^linear: must be fitted to at least 10 rows, got 5$"):
+        Agent("thompson", "linear").fit(ROWS[:5], TARGETS[:5], (), Seed(0))
+    classes = Agent("bald", "linear").fit(ROWS, LABELS, ("no", "yes"), Seed(0))
+    assert classes is not None
+    with pytest.raises(UserError, match=r"^linear: must answer draws of class probabilities, and its posterior"):
+        classes.class_draws(ROWS, 10, Seed(0))
+
+
+def test_class_draws_are_those_of_the_joint() -> None:
+    fitted = Agent("bald", "d_vbll").fit(ROWS, LABELS, ("no", "yes"), Seed(0))
+    assert fitted is not None
+    drawn = fitted.class_draws(ROWS, 400, Seed(0))
+    assert drawn.shape == (400, 30, 2) and torch.allclose(drawn.exp().sum(-1), torch.ones(400, 30).double(), atol=1e-5)
+    mean = fitted.log_probs(ROWS, Seed(0)).exp()
+    assert (drawn.exp().mean(0) - mean).abs().max() < 0.1  # 400 draws, against the layer's own rule
+
+
+@pytest.mark.parametrize("updates", [False, True])
+def test_a_decision_repeats_bit_by_bit_and_learns(updates: bool) -> None:
+    agents = {"a": {"rule": "thompson", "method": "linear", "updates": updates}, "u": {"rule": "uniform"}}
+    task = {"name": "optimisation", "function": "branin", "evaluations": 8, "candidates": 60}
+    entry = read(DecisionConfig, {"task": task, "agents": agents, "seeds": 2}, "d")
+    once, again = decide(entry, "d", "a", 1, 0), decide(entry, "d", "a", 1, 0)
+    assert all(torch.equal(once.tensors[name], again.tensors[name]) for name in once.tensors)
+    other = decide(entry, "d", "u", 1, 0)
+    assert once.tensors["regret"][0, 1] == other.tensors["regret"][0, 1]  # one problem for all agents of a seed
+    assert decide(entry, "d", "u", 0, 0).tensors["regret"][0, 1] != other.tensors["regret"][0, 1]
+    rows = table([once, other]).to_pylist()
+    assert rows[0] == {**rows[0], "decision": "d", "agent": "a", "seed": 1, "metric": "regret", "round": 0}
+
+
+def test_an_active_learner_needs_a_method() -> None:
+    task = {"name": "active_learning", "source": {"name": "digits"}, "labels": 5, "held": 100}
+    entry = read(DecisionConfig, {"task": task, "agents": {"u": {"rule": "uniform"}}}, "d")
+    with pytest.raises(ConfigError, match=r"^method must be named: the scores of active learning"):
+        decide(entry, "d", "u", 0, 0)
+
+
+def test_a_task_of_another_kind_is_refused() -> None:
+    class Loose:
+        name = "loose"
+
+    with pytest.raises(UserError, match="must be a frozen dataclass"):
+        register_task(Loose)

@@ -1,0 +1,68 @@
+"""One-row updates against fits of all rows, and against conditioning in dense float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from bdl_pipe.baselines import linear
+from bdl_pipe.decisions import Agent
+from bdl_pipe.decisions.recursive import RecursiveLayer, recursive
+from bdl_pipe.seeds import Seed
+
+RANDOM = np.random.default_rng(3)
+ROWS = RANDOM.normal(size=(24, 3))
+TARGETS = np.sin(ROWS[:, 0]) + ROWS[:, 1] + 0.1 * RANDOM.normal(size=24)
+EXACT = {"layer": {"posterior": "exact"}}
+AGENTS = {
+    "linear": Agent("thompson", "linear", updates=True),
+    "map_blr": Agent("thompson", "map_blr", updates=True),
+    "gbll": Agent("thompson", "gbll", updates=True),
+    "vbll": Agent("thompson", "vbll", updates=True),
+    "vbll exact": Agent("thompson", "vbll", updates=True, override=EXACT),
+}
+
+
+def test_the_layer_is_bayesian_linear_regression_on_all_rows() -> None:
+    """Rows one by one, in another order, and all at once, against the library's exact posterior."""
+    phi, y = torch.from_numpy(ROWS), torch.from_numpy(TARGETS)
+    whole = linear.posterior(phi, y[:, None], 0.7, 0.04)
+    for order in (range(24), RANDOM.permutation(24)):
+        layer = RecursiveLayer(torch.eye(3, dtype=torch.float64) / 0.7, torch.zeros(3).double(), torch.tensor(0.04))
+        for row in order:
+            layer.learn(phi[[row]], y[[row]])
+        assert torch.allclose(layer.precision, whole.factor @ whole.factor.mT, rtol=1e-6)
+        ours, theirs = layer.functions(phi[None, :5]), linear.functions(whole, phi[None, :5])
+        assert torch.allclose(ours.mean, theirs.mean, atol=1e-6)
+        assert torch.allclose(ours.covariance, theirs.covariance, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_updated_posterior_is_the_fitted_one_given_the_new_rows(name: str) -> None:
+    """Against conditioning the fitted posterior's own Gaussian over functions at old and new inputs (Bishop 2.81)."""
+    belief = AGENTS[name].fit(ROWS[:16], TARGETS[:16], (), Seed(0))
+    assert belief is not None and belief.learns
+    predictor = belief._predictor
+    inputs, after = predictor.transform.inputs(ROWS), predictor.transform.targets(TARGETS[16:, None]).double()[:, 0]
+    fitted = predictor.posterior.functions(inputs[None], rng=Seed(0))
+    mean, covariance = fitted.mean[0, 0, :, 0].double(), fitted.covariance[0, 0, 0].double()
+    before = recursive(predictor.posterior)
+    assert before is not None
+    start = before.functions(inputs[None], rng=Seed(0))
+    assert torch.allclose(start.mean[0, 0, :, 0], mean, atol=2e-4)
+    assert torch.allclose(start.covariance[0, 0, 0], covariance, atol=2e-3 * float(covariance.diagonal().max()))
+
+    old, new = slice(0, 16), slice(16, 24)
+    noisy = covariance[new, new] + fitted.noise[0, 0].double() * torch.eye(8)
+    gain = covariance[old, new] @ torch.linalg.inv(noisy)
+    expected = mean[old] + gain @ (after - mean[new])
+    left = covariance[old, old] - gain @ covariance[new, old]
+    for row in range(16, 24):
+        belief.learn(ROWS[[row]], TARGETS[[row]])
+    found = belief._updated.functions(inputs[None, old], rng=Seed(0))
+    assert torch.allclose(found.mean[0, 0, :, 0], expected, atol=2e-3)
+    assert torch.allclose(found.covariance[0, 0, 0], left, atol=2e-3 * float(covariance.diagonal().max()))
+    phi = before.features(inputs[new]).double()
+    added = belief._updated.layer.precision - before.layer.precision
+    assert torch.allclose(
+        added, phi.mT @ phi / before.layer.noise_variance, rtol=1e-5, atol=1e-6 * float(added.abs().max())
+    )

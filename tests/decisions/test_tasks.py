@@ -1,0 +1,150 @@
+"""Active learning and optimisation: what a task asks, observes and scores."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bdl_pipe.config import read
+from bdl_pipe.decisions import RULES, DecisionConfig, play
+from bdl_pipe.decisions.active import ActiveLearning
+from bdl_pipe.decisions.bandits import RowsBandit
+from bdl_pipe.decisions.optimisation import FUNCTIONS, Optimisation, TableOptimisation
+from bdl_pipe.errors import ConfigError
+from bdl_pipe.seeds import Seed
+
+MINIMA = {
+    "branin": [[0.5427728, 0.1516667], [0.1238936, 0.8183333], [0.9616528, 0.165]],
+    "hartmann6": [[0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573]],
+}
+
+
+class Knows:
+    """A belief that knows the labels' probabilities, whatever it was fitted to."""
+
+    learns = False
+
+    def __init__(self, sure: float) -> None:
+        self._sure = sure
+
+    def log_probs(self, rows: np.ndarray, rng: Seed) -> torch.Tensor:
+        right = torch.from_numpy((rows[:, 0] > 0).astype(np.int64))
+        probs = torch.full((len(rows), 2), 1 - self._sure, dtype=torch.float64)
+        return probs.scatter(1, right[:, None], self._sure).log()
+
+    def values(self, *_: object) -> torch.Tensor:
+        raise NotImplementedError
+
+    parts = means = class_draws = learn = values
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_has_its_published_minimum(name: str) -> None:
+    function, columns, minimum = FUNCTIONS[name]
+    assert function(np.array(MINIMA[name])) == pytest.approx([minimum] * len(MINIMA[name]), abs=2e-5)
+    rows = Seed(0).numpy().random((20_000, columns))
+    assert function(rows).min() >= minimum
+
+
+def test_a_search_observes_what_it_chooses_and_its_regret_falls() -> None:
+    task = Optimisation("branin", start=4, evaluations=12, batch=5, candidates=50)
+    problem = task.problem(Seed(0))
+    assert problem.refits == (0, 5, 10)
+    curves = play(problem, lambda *_: None, RULES["uniform"], Seed(1))
+    rows, values = problem.known()
+    assert rows.shape == (16, 2) and values == pytest.approx(-FUNCTIONS["branin"][0](rows))
+    regret = [value for _, value in curves["regret"]]
+    assert len(regret) == 13 and sorted(regret, reverse=True) == regret
+    assert regret[-1] == pytest.approx(-FUNCTIONS["branin"][2] - values.max())
+    assert curves["mean_regret"][0][1] == pytest.approx(np.mean(regret[1:]))
+
+
+def table(path: Path, rows: int, target: str = "y") -> dict[str, object]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(rows, 2))
+    labels = [["no", "yes"][int(v > 0)] for v in x[:, 0]] if target == "label" else [f"{v:.6f}" for v in x[:, 0] ** 2]
+    text = "\n".join([f"a,b,{target}", *(f"{a:.6f},{b:.6f},{t}" for (a, b), t in zip(x, labels, strict=True))])
+    path.write_text(text + "\n")
+    task = "classification" if target == "label" else "regression"
+    return {"name": "table", "path": str(path), "target": [target], "task": task}
+
+
+def test_a_table_is_searched_without_repetition_to_its_optimum(tmp_path: Path) -> None:
+    task = read(TableOptimisation, {"source": table(tmp_path / "t.csv", 30), "start": 5, "evaluations": 25}, "task")
+    problem = task.problem(Seed(0))
+    curves = play(problem, lambda *_: None, RULES["uniform"], Seed(1))
+    rows, _ = problem.known()
+    assert len(np.unique(rows, axis=0)) == 30 and rows.min() == 0 and rows.max() == 1
+    assert curves["regret"][-1][1] == 0
+    with pytest.raises(ConfigError, match=r"^evaluations must leave 30 rows with start, got 31$"):
+        read(TableOptimisation, {"source": table(tmp_path / "t.csv", 30), "evaluations": 21}, "task").problem(Seed(0))
+
+
+def test_labels_are_asked_for_once_and_scores_are_of_rows_apart(tmp_path: Path) -> None:
+    sizes = {"start": 3, "labels": 8, "batch": 4, "candidates": 20, "wanted": 5, "held": 40}
+    task = read(ActiveLearning, {"source": table(tmp_path / "t.csv", 120, "label"), **sizes}, "task")
+    problem = task.problem(Seed(0))
+    assert problem.refits == (0, 4, 8) and problem.classes == ("no", "yes")
+    start = problem.known()[1]
+    assert np.bincount(start).tolist() == [3, 3]
+    curves = play(problem, lambda *_: Knows(0.9), RULES["entropy"], Seed(1))
+    rows, labels = problem.known()
+    assert len(np.unique(rows, axis=0)) == 14 and (labels == (rows[:, 0] > 0)).all()
+    held = {row.tobytes() for row in problem._rows[problem._held]}
+    assert len(held) == 40 and not held & {row.tobytes() for row in rows}
+    assert curves["accuracy"] == [(6, 1.0), (10, 1.0), (14, 1.0)]
+    assert [value for _, value in curves["nll"]] == pytest.approx([-np.log(0.9)] * 3)
+
+
+def test_rows_are_a_bandit_of_labels_or_of_mushrooms(tmp_path: Path) -> None:
+    source = table(tmp_path / "t.csv", 200, "label")
+    problem = read(RowsBandit, {"source": source, "rounds": 200}, "task").problem(Seed(0))
+    assert (problem._means.sum(1) == 1).all() and problem._rows.mean(0) == pytest.approx([0, 0], abs=1e-9)
+    task = read(RowsBandit, {"source": source, "rounds": 200, "game": "mushroom", "edible": "yes"}, "task")
+    problem = task.problem(Seed(0))
+    good = problem._rows[:, 0] > problem._rows[:, 0][problem._means[:, 1] < 0].max()
+    rewards = problem._rewards * 15
+    assert (rewards[:, 0] == 0).all() and rewards[good, 1] == pytest.approx(5)
+    bad = rewards[~good, 1]
+    assert sorted(np.unique(bad.round())) == [-35, 5]
+    assert abs((bad > 0).mean() - 0.5) < 4 * np.sqrt(0.25 / len(bad))  # false alarm 6e-5
+    with pytest.raises(ConfigError, match=r"^edible must be one of no, yes, got 'e'$"):
+        read(RowsBandit, {"source": source, "rounds": 200, "game": "mushroom"}, "task").problem(Seed(0))
+
+
+WHEEL = {"name": "wheel", "delta": 0.5}
+BAD = {
+    "rule": (
+        {"a": {"rule": "thomson", "method": "vbll"}},
+        r"^d.agents.a.rule must be a rule \(did you mean thompson\?\)",
+    ),
+    "method": ({"a": {"rule": "thompson"}}, "^d.agents.a.method must be named: the rule asks a posterior"),
+    "unknown": ({"a": {"rule": "thompson", "method": "vbl"}}, "^d.agents.a method must be a name of bdl_pipe.METHODS"),
+    "classes": ({"a": {"rule": "thompson", "method": "d_vbll"}}, "^d.agents.a method must support regression"),
+    "for labels": ({"a": {"rule": "bald", "method": "vbll"}}, r"^d.agents.a.rule must be one for numbers \(uniform"),
+    "pace": ({"a": {"rule": "thompson", "method": "vbll", "pace": 0.0}}, "^d.agents.a.pace must be > 0, got 0.0"),
+    "none": ({}, "^d.agents must have at least one agent"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_agent_is_one_line(name: str) -> None:
+    agents, said = BAD[name]
+    with pytest.raises(ConfigError, match=said):
+        read(DecisionConfig, {"task": WHEEL, "agents": agents}, "d")
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"name": "wheel", "delta": 1.0}, "^d.task.delta must be between 0 and 1, got 1.0"),
+        ({"name": "wheels", "delta": 0.5}, "^d.task.name must be one of wheel, rows_bandit, active_learning"),
+        ({"name": "rows_bandit", "source": {"name": "boston"}}, "^d.task.source must be a data set of classes, got"),
+        ({"name": "optimisation", "function": "branin", "batch": 0}, "^d.task.batch must be > 0, got 0"),
+        ({"name": "wheel", "delta": 0.5, "growth": 1.0}, "^d.task.growth must be > 1, got 1.0"),
+    ],
+)
+def test_a_bad_task_is_one_line(task: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(DecisionConfig, {"task": task, "agents": {"a": {"rule": "uniform"}}}, "d")

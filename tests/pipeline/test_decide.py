@@ -1,0 +1,112 @@
+"""The stage kind decide: planned for each entry, made by tasks that resume, stale by what it depends on alone."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from bdl_pipe import plugins
+from bdl_pipe.decisions import decide, table
+from bdl_pipe.errors import ConfigError, UserError
+from pipeline.core.load import typed
+from pipeline.core.model import Params
+from pipeline.core.settings import Settings
+from pipeline.plan import plan, sources
+from pipeline.stages import decide as body
+from pipeline.work.executor import Inline
+from tests.test_docs import plugin_files
+
+ROOT = Path(__file__).parents[2]
+TASK = {"name": "optimisation", "function": "branin", "evaluations": 8, "candidates": 40}
+AGENTS = {"linear": {"rule": "thompson", "method": "linear", "updates": True}, "chance": {"rule": "uniform"}}
+ENTRY = {"task": TASK, "agents": AGENTS, "seeds": 2}
+
+
+def params(**decisions: object) -> Params:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    return typed({**raw, "decisions": decisions})
+
+
+def test_each_entry_is_a_stage_that_no_other_needs() -> None:
+    before, after = plan.plan(params()), plan.plan(params(one=ENTRY, two=ENTRY))
+    assert set(after) - set(before) == {"decide@one", "decide@two"}
+    assert all(dict(after[name].digests) == dict(stage.digests) for name, stage in before.items())
+    assert after["decide@one"].params == {"seed": 0, "decisions.one": ENTRY}
+    assert not any(name.startswith("decide@") for stage in after.values() for name in stage.needs)
+    with pytest.raises(UserError, match=r"^decisions.three is not an entry \(known: one\)$"):
+        plan.one("decide", "three", params(one=ENTRY))
+
+
+def test_dvc_describes_the_stage_as_the_plan_does() -> None:
+    """tests/pipeline/test_plan.py compares the stages of params.yaml, which has no decisions."""
+    theirs = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["decide"]
+    stage = plan.one("decide", "key", params(key=ENTRY))
+    numbers = [name for name in theirs["do"]["params"] if isinstance(name, str)]
+    (digests,) = (named["work/sources.yaml"] for named in theirs["do"]["params"] if not isinstance(named, str))
+    assert theirs["foreach"] == "${decisions}" and "deps" not in theirs["do"] and not stage.reads
+    assert {name.replace("${key}", "key") for name in numbers} == {*stage.params}
+    assert {name.replace("${key}", "key") for name in digests} == {*stage.digests}
+    outs = {name.replace("${key}", "key") for name in theirs["do"]["outs"]}
+    assert outs == {*map(str, stage.makes), "work/identity/decide/key.json"}
+    assert sources.digests(params(key=ENTRY))["code"]["decide"] == {"key": stage.digests["code.decide.key"]}
+
+
+def test_a_digest_depends_on_the_methods_and_on_the_files_that_are_read(tmp_path: Path) -> None:
+    rows = tmp_path / "t.csv"
+    rows.write_text("a,y\n1,2\n2,3\n")
+    source = {"name": "table", "path": str(rows), "target": ["y"], "task": "regression"}
+
+    def digest(method: str) -> str:
+        agents = {"a": {"rule": "thompson", "method": method}}
+        entry = {"task": {"name": "table_optimisation", "source": source}, "agents": agents}
+        return sources.decide_digest("key", params(key=entry))
+
+    assert digest("linear") != digest("gp")
+    before = digest("linear")
+    rows.write_text("a,y\n1,2\n2,4\n")
+    assert digest("linear") != before
+
+
+def test_the_stage_makes_the_curves_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = params(key=ENTRY)
+    stage, asked = plan.one("decide", "key", loaded), list[tuple[str, int]]()
+
+    def counted(entry: object, key: str, agent: str, seed: int, root: int) -> object:
+        asked.append((agent, seed))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return decide(entry, key, agent, seed, root)
+
+    monkeypatch.setattr(body, "decide", counted)
+    with pytest.raises(KeyboardInterrupt):
+        body.run(stage, loaded, Inline(Settings()), Settings())
+    store = body.run(stage, loaded, Inline(Settings()), Settings())
+    assert asked == [("linear", 0), ("chance", 0), ("linear", 1), ("linear", 1), ("chance", 1)]
+    found = pq.read_table("work/decide/key/curves.parquet")
+    entry = loaded.decisions["key"]
+    expected = table(decide(entry, "key", agent, seed, 0) for seed in range(2) for agent in AGENTS)
+    assert found.equals(expected)
+    store.clear()
+
+
+def test_a_task_of_a_plugin_is_played_and_its_code_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten_plugins: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plugins").mkdir()
+    Path("plugins/prices.py").write_text(plugin_files()["plugins/prices.py"])
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    agents = {"uniform": {"rule": "uniform"}, "oracle": {"rule": "oracle"}}
+    raw |= {"plugins": ["plugins/prices.py"]}
+    raw |= {"decisions": {"prices": {"task": {"name": "prices", "rounds": 60}, "agents": agents}}}
+    loaded = typed(raw)
+    assert plugins.loaded()[-1].module in loaded.decisions["prices"].modules()
+    played = decide(loaded.decisions["prices"], "prices", "oracle", 0, 0)
+    assert played.tensors["regret"][-1].tolist() == [45.0, 0.0]
+
+
+def test_a_bad_entry_stops_every_command() -> None:
+    with pytest.raises(ConfigError, match=r"^decisions.key.seeds must be >= 1, got 0$"):
+        params(key={**ENTRY, "seeds": 0})
