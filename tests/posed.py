@@ -29,7 +29,12 @@ class There(Tensor):
     @staticmethod
     def __new__(cls, held: Tensor) -> "There":
         return Tensor._make_wrapper_subclass(
-            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=DEVICE
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=DEVICE,
         )
 
     def __init__(self, held: Tensor) -> None:
@@ -40,6 +45,11 @@ class There(Tensor):
 
     def tolist(self) -> Any:
         return self.held.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError("a tensor of another device is no NumPy array; move it to the CPU first")
+        return self.held.detach().resolve_conj().resolve_neg().numpy()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -137,5 +147,7 @@ def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 def _require(ok: bool, name: str, flat: list[Any]) -> None:
     if not ok:
-        told = ", ".join(f"{'there' if isinstance(x, There) else 'here'} {list(x.shape)}" for x in flat if isinstance(x, Tensor))
+        told = ", ".join(
+            f"{'there' if isinstance(x, There) else 'here'} {list(x.shape)}" for x in flat if isinstance(x, Tensor)
+        )
         raise RuntimeError(f"{name}: all tensors must be on one device, got {told}")

@@ -21,6 +21,7 @@ from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.evaluation import EvaluateConfig, score_all
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import posterior_of
+from bdl_pipe.repeatable import repeat_bits
 from bdl_pipe.seeds import Seed
 from tests.cases import CASES, Case
 from tests.resuming import Killed, Watched
@@ -35,10 +36,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--part", type=int, default=0)
     parser.add_argument("--parts", type=int, default=1)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases that have one of these in their names")
+    parser.add_argument("--as-torch-does", action="store_true", help="without repeat_bits")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    cases = [case for case in CASES if chosen.only in str(case)][chosen.part :: chosen.parts]
+    if not chosen.as_torch_does:
+        repeat_bits(chosen.device)
+    cases = [case for case in CASES if any(o in str(case) for o in chosen.only)][chosen.part :: chosen.parts]
     for case in cases:
         start, row = time.perf_counter(), {"case": str(case)}
         try:

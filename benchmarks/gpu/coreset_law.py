@@ -27,6 +27,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
+from bdl_pipe.repeatable import repeat_bits
 from bdl_pipe.search import validation_nll
 from pipeline.core.load import load
 from pipeline.core.model import Run
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1_000_000, help="outer steps")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    repeat_bits(Settings.read().device)
     for argument in chosen.runs:
         name, _, seconds = argument.partition(":")
         key, _, whole = name.partition("@")
@@ -114,14 +116,18 @@ def ladder(key: str, epochs: int, seconds: float, most: int, out: Path) -> None:
     found, data, settings = branch(key)
     if epochs:
         (run,) = found.upstream
-        upstream: Upstream = {(run.kind, run.key): [read_state(path.with_suffix("")) for path in sorted(WHOLE.glob(f"{epochs}-*.json"))]}
+        upstream: Upstream = {
+            (run.kind, run.key): [read_state(path.with_suffix("")) for path in sorted(WHOLE.glob(f"{epochs}-*.json"))]
+        }
     else:
         upstream = make_upstream(found, data, load(), settings)
     first, steps, step, rest = found.runs[0], FIRST, 0.0, 0.0
     while steps <= most and time.perf_counter() + 1.1 * steps * step + rest < end:
         configs = [with_steps(run.config, steps, epochs) for run in found.runs]
         start = time.perf_counter()
-        coreset = first.stage.fit_one(data, inputs_of(first, upstream), configs[0], rng=found.rng(first), report=Silent())
+        coreset = first.stage.fit_one(
+            data, inputs_of(first, upstream), configs[0], rng=found.rng(first), report=Silent()
+        )
         distilled = time.perf_counter() - start
         step = distilled / steps
         fitted = found.finish(coreset, data, configs, upstream)
