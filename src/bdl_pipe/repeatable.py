@@ -6,10 +6,10 @@ import torch
 
 
 def repeat_bits(device: torch.device | str) -> None:
-    """Let torch use nothing in this process that gives other bits each time on ``device``; on a CPU it uses nothing such.
+    """Let torch use nothing in this process that gives other bits each time on ``device``; on a CPU it never does.
 
-    Gradients of convolutions and of indices are otherwise summed in the order in which a GPU's threads end. An operation
-    that has no other form is a warning. Convolutions are of float32 in full, not of TF32's ten bits, which torch takes
+    A GPU otherwise sums gradients of convolutions and of indices in the order in which its threads end. torch warns of
+    an operation that has no other form. Convolutions are of float32 in full, not of TF32's ten bits, which torch takes
     by itself; who wants speed asks for ``bfloat16``. cuBLAS reads its variable when it is first used.
     """
     if torch.device(device).type != "cuda":
