@@ -25,6 +25,7 @@ from bdl_pipe.method import Method, fan_in
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.posterior import prediction_address
 from bdl_pipe.progress import Report, Silent
+from bdl_pipe.repeatable import repeat_bits
 from bdl_pipe.search import DIVERGED, Sampled, rounded
 from bdl_pipe.seeds import Seed
 
@@ -182,6 +183,7 @@ def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -
     from ray import tune
 
     torch.set_num_threads(branch.threads)
+    repeat_bits(data.device)
     keep_freed_memory()
     branch, is_search, asked = replace(branch, repeat=sampled.get(SEED, 0)), branch.verb == "tune", branch.metrics
     values = {key: rounded(value) if is_search else value for key, value in sampled.items() if key != SEED}

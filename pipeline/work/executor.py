@@ -18,6 +18,7 @@ from bdl_pipe.checkpoints import Done as Done  # stages import it from here, sin
 from bdl_pipe.checkpoints import Kept, Send, measured
 from bdl_pipe.memory import keep_freed_memory
 from bdl_pipe.progress import Report
+from bdl_pipe.repeatable import repeat_bits
 
 from ..core.settings import Settings, require_device
 from .display import Display
@@ -143,6 +144,7 @@ def attempt(
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     torch.set_num_threads(settings.threads)
     require_device(settings.device)
+    repeat_bits(settings.device)
     keep_freed_memory()
     return measured(
         lambda report: work(task.payload, shared, report),

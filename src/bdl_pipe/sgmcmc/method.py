@@ -219,7 +219,7 @@ def _draws(
         draws: list[Tensor] = []
     else:
         saved = under("chains.", last.tensors)
-        draws = list(saved.pop("draws"))
+        draws = list(saved.pop("draws").to(chains.target.device))
         first, state = int(last.config["step"]), chains.restored(saved)
     wanted, total = {*kept}, thinning.steps
     for done, state in chains.steps(state, first, total):  # noqa: B020

@@ -164,7 +164,7 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
     splits = []
     for (first, *_), rows in zip(states, data, strict=True):
         spec = read(NetworkSpec, first.config["spec"], "spec")
-        by_chain = {name: value.unflatten(0, (config.chains, -1)) for name, value in first.tensors.items()}
+        by_chain = {name: value.cpu().unflatten(0, (config.chains, -1)) for name, value in first.tensors.items()}
         chains = [NetworkDraws(spec, {name: v[k] for name, v in by_chain.items()}) for k in range(config.chains)]
         splits.append(diagnostics.of_split(chains, rows, config.diagnostics))
     return diagnostics.over_splits(splits, config.diagnostics)

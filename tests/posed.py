@@ -1,0 +1,153 @@
+"""A device that is the CPU and poses as another one, so that code for GPUs can be tested on any machine.
+
+Its tensors say ``meta`` and hold values on the CPU. As on a GPU, an operation of tensors here and there is an error
+unless the ones of the CPU are single numbers, places of an index, or the source of a copy; so is a random number drawn
+there by a generator of the CPU, and a view of its memory as a NumPy array. Inside ``posing()`` torch knows it.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+DEVICE = "meta"
+_COPIES = {"aten::copy_", "aten::_to_copy"}
+_INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"}
+
+
+class There(Tensor):
+    """A tensor of the device; ``held``: its values, on the CPU."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> "There":
+        return Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=DEVICE,
+        )
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"There({self.held!r})"
+
+    def tolist(self) -> Any:
+        return self.held.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError("a tensor of another device is no NumPy array; move it to the CPU first")
+        return self.held.detach().resolve_conj().resolve_neg().numpy()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _call(func, args, kwargs or {})
+
+
+class Generator(torch.Generator):
+    """A generator of the device."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(DEVICE)
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, made: list[Generator]) -> None:
+        super().__init__()
+        self._made = made
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = {g._cdata for g in self._made}
+        drawn = [x for x in tree_flatten((args, dict(kwargs or {})))[0] if isinstance(x, torch.Generator)]
+        found = _call(func, args, kwargs or {})
+        at = [x for x in tree_flatten(found)[0] if isinstance(x, Tensor)]
+        if drawn and any((g._cdata in own) != isinstance(x, There) for g in drawn for x in at):
+            raise RuntimeError(f"{func}: the generator must be of the tensor's device")
+        return found
+
+
+class _Made(TorchFunctionMode):
+    """``tensor``, ``as_tensor`` and ``new_tensor``, which are made for ``meta`` without the dispatcher's modes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.new_tensor:
+            like, *args = args
+            options = {"dtype": like.dtype, "device": like.device} | kwargs
+            func, kwargs = torch.tensor, options
+        if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu").type == DEVICE:
+            if isinstance(args[0], Tensor):
+                return args[0].to(DEVICE, kwargs.get("dtype") or args[0].dtype)
+            grad = kwargs.pop("requires_grad", False)
+            return func(*args, **{**kwargs, "device": None}).to(DEVICE).requires_grad_(grad)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def posing() -> Iterator[str]:
+    """Let torch know the device, and yield its name."""
+
+    made: list[Generator] = []  # the dispatcher hands a generator on as another object
+
+    def generator(self: Any, device: torch.device | str = "cpu") -> torch.Generator:
+        if torch.device(device).type != DEVICE:
+            return torch.Generator(device).manual_seed(self.integer())
+        made.append(Generator())
+        made[-1].manual_seed(self.integer())
+        return made[-1]
+
+    known = torch.autocast
+
+    def autocast(device: str, *args: Any, **options: Any) -> Any:
+        return known("cpu" if device == DEVICE else device, *args, **options)
+
+    patches = mock.patch("bdl_pipe.seeds.Seed.generator", generator), mock.patch("torch.autocast", autocast)
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a change in place would leave ``held``
+    try:
+        with patches[0], patches[1], _Made(), _Mode(made):
+            yield DEVICE
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+
+
+def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    name, (flat, _) = func._schema.name, tree_flatten((args, dict(kwargs)))
+    there = [x for x in flat if isinstance(x, There)]
+    here = [x for x in flat if isinstance(x, Tensor) and not isinstance(x, There)]
+    device = kwargs.get("device")
+    wanted = torch.device(device).type if device is not None else None
+    goes = wanted == DEVICE if wanted else bool(there)
+    if name == "aten::copy_":
+        goes = isinstance(args[0], There)
+    elif name in _INDEXED:
+        one = [args[0], *args[2:3]]
+        _require(all(isinstance(x, There) or not x.ndim for x in one if isinstance(x, Tensor)) or not there, name, flat)
+    elif name not in _COPIES and there:
+        _require(all(not x.ndim for x in here), name, flat)
+    if wanted == DEVICE:
+        kwargs = {**kwargs, "device": "cpu"}
+    args, kwargs = tree_map(lambda x: x.held if isinstance(x, There) else x, (args, dict(kwargs)))
+    found = func(*args, **kwargs)
+    return tree_map(lambda x: There(x) if isinstance(x, Tensor) else x, found) if goes else found
+
+
+def _require(ok: bool, name: str, flat: list[Any]) -> None:
+    if not ok:
+        told = ", ".join(
+            f"{'there' if isinstance(x, There) else 'here'} {list(x.shape)}" for x in flat if isinstance(x, Tensor)
+        )
+        raise RuntimeError(f"{name}: all tensors must be on one device, got {told}")

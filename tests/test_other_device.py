@@ -1,0 +1,75 @@
+"""Every method on a device that is not the CPU: fitted, killed and resumed, scored, summed up.
+
+The device is a GPU where there is one, else a CPU that poses as one (:mod:`tests.posed`). The pose has no forward-mode
+derivatives, and two gradients through a norm are beyond it: those cases need the GPU.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.evaluation import EvaluateConfig, score_all
+from bdl_pipe.posterior import Predictor
+from bdl_pipe.progress import Report
+from bdl_pipe.registry import posterior_of
+from bdl_pipe.seeds import Seed
+from tests.cases import CASES, Case
+from tests.posed import There, posing
+from tests.resuming import Killed, Watched
+from tests.test_conformance import config_of, data_of, inputs_of, parametrize
+
+BEYOND_THE_POSE = {
+    *("kfac_laplace-student-regression", "ldgbll-student-regression", "rcig-coreset-classification"),  # forward mode
+    *("sngp-student-classification", "sngp-student-regression", "bpc_w-coreset-classification"),
+}
+pytestmark = pytest.mark.filterwarnings("ignore:for .* a no-op")  # which it is not, for tensors of the pose
+HAS_GPU = torch.cuda.is_available()
+SCORES = EvaluateConfig(15, 7, 10, 3)
+
+
+@pytest.fixture
+def device() -> Iterator[str]:
+    with nullcontext("cuda") if HAS_GPU else posing() as name:
+        yield name
+
+
+@parametrize([case for case in CASES if HAS_GPU or str(case) not in BEYOND_THE_POSE])
+def test_a_fit_runs_there_and_goes_on_there(case: Case, device: str) -> None:
+    host = data_of(case.task)
+    data, config = host.on(device), config_of(case)
+
+    def fit(report: Report) -> State:
+        return case.stage.fit_one(data, inputs_of(case), config, rng=Seed(7).fold("member", 0), report=report)
+
+    watched = Watched()
+    state = fit(watched)
+    if watched.asked:
+        killed = Watched((watched.asked + 1) // 2)
+        with pytest.raises(Killed):
+            fit(killed)
+        resumed = fit(Watched(kept=killed.kept))
+        assert HAS_GPU or to_bytes(resumed) == to_bytes(state)
+    if case.stage.summarise is not None:
+        case.stage.summarise([[state]], [data], config)
+    if case.kind == "student":
+        fitted = Predictor(posterior_of(state, device), data.transform, data.classes)
+        figures, _ = score_all(fitted, host.validation, SCORES, Seed(1), device, ood={}, transfer={})
+        assert figures
+
+
+def test_the_pose_is_as_strict_as_a_gpu() -> None:
+    here = torch.arange(3.0)
+    with posing() as device:
+        there = here.to(device)
+        assert isinstance(there, There) and (there + 1).tolist() == [1, 2, 3] and (there + here[1]).sum().item() == 6
+        assert there[torch.tensor([2, 0])].cpu().tolist() == [2, 0], "places may be of the CPU"
+        with pytest.raises(RuntimeError, match="all tensors must be on one device"):
+            there + here
+        with pytest.raises(RuntimeError, match="generator must be of the tensor's device"):
+            torch.randn(3, generator=Seed(0).generator(), device=device)
+        with pytest.raises(TypeError):
+            there.numpy()
+        assert torch.randn(3, generator=Seed(0).generator(device), device=device).shape == (3,)
