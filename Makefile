@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install data repro check test soak lint quick pytest weather ui docs bench clean distclean
+.PHONY: help install data repro check test soak lint quick pytest weather ui docs tutorials bench clean distclean
 help:
 	@echo "make install   .venv with the versions of constraints.txt"
 	@echo "make repro     run what is out of date, JOBS=$(JOBS) stages at once, and print the comparison"
@@ -24,6 +24,7 @@ help:
 	@echo "make lint      lint, types, import contracts alone"
 	@echo "make ui        the tracking page"
 	@echo "make docs      docs/ as a site"
+	@echo "make tutorials run docs/tutorials, and write their pages"
 	@echo "make bench     speed and memory"
 	@echo "make clean     remove results (DVC's cache keeps them: dvc checkout); distclean: also .venv and cache"
 
@@ -103,6 +104,9 @@ docs: install
 	@python -m benchmarks.site
 	@NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 	@echo "site: $(CURDIR)/.state/site/index.html"
+
+tutorials: install data
+	@OMP_NUM_THREADS=1 python -m benchmarks.tutorials
 
 bench: install data
 	@for file in $(filter-out $(SOAKS:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do echo "== $$file"; OMP_NUM_THREADS=1 python $$file || exit 1; done

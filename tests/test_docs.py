@@ -32,7 +32,8 @@ from tests import commands
 from .cases import fit
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TUTORIALS = ROOT / "docs/tutorials"  # one process runs all blocks of a page: tests/test_tutorials.py
+PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if TUTORIALS not in p.parents)]
 BLOCKS = [
     pytest.param(page, language, text, id=f"{page.relative_to(ROOT)}-{number}-{language}")
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]

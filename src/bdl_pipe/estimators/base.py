@@ -116,10 +116,14 @@ class BayesianEstimator(BaseEstimator):
         runs = plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
         entry = offers.dataset(profile.dataset(), size, splits=1)
         typed = config.read(DatasetConfig, entry, "data")
+        made = {} if made is None else made
         with fitting.threads(self.threads):
             parts, self.fit_seconds_ = fit_parts(
                 profile.raw, typed, runs, seed, cross=self.conformal == "cross", device=self.device, made=made
             )
+        self.made_from_ = {
+            run.key.removeprefix(f"{DATASET}-"): made[0][fitting.address(run, seed)][0] for run in runs[:-1]
+        }
         plugins = plugins_of(runs)
         about = {
             "dataset": DATASET,
@@ -260,7 +264,7 @@ class BayesianEstimator(BaseEstimator):
         if own.get("estimator") != cls.__name__:
             raise ArtifactError(f"{path}: must be of a {cls.__name__}, got {short(own.get('estimator'))}")
         made = cls(**{**own["params"], "device": device})
-        made.fitted_ = fitted
+        made.fitted_, made.made_from_ = fitted, {}
         made._set_facts(own["fitted"])
         return made
 

@@ -29,7 +29,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     Attributes:
         classes_: the labels in order, as they came; probabilities have this order.
-        n_features_in_, feature_names_in_, left_out_, remarks_, fit_seconds_, fitted_: as
+        n_features_in_, feature_names_in_, left_out_, remarks_, fit_seconds_, fitted_, made_from_: as
             :class:`.regressor.BayesianRegressor` has them.
     """
 

@@ -36,7 +36,7 @@ def fit(runs: Sequence[Run], data: FitData, seed: int, split: int = 0, made: Mad
     alone = data.device == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter  # as the pipeline's records are
     for run in runs:
-        about = json.dumps([run.kind, run.key, config.to_mapping(run.config), seed, split], sort_keys=True, default=str)
+        about = address(run, seed, split)
         if about not in made:
             start = clock()
             states = _fit_run(run, data, of_run, Seed(seed).fold(run.kind, run.key), split)
@@ -44,6 +44,11 @@ def fit(runs: Sequence[Run], data: FitData, seed: int, split: int = 0, made: Mad
         of_run[run.key], took = made[about]
         seconds += took
     return of_run[runs[-1].key][0], seconds
+
+
+def address(run: Run, seed: int, split: int = 0) -> str:
+    """Return the key of a run among those that were made: all that its states follow from on the same data."""
+    return json.dumps([run.kind, run.key, config.to_mapping(run.config), seed, split], sort_keys=True, default=str)
 
 
 def _fit_run(run: Run, data: FitData, above: Mapping[str, list[State]], root: Seed, split: int) -> list[State]:

@@ -32,6 +32,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         remarks_: what a reader should know of the columns, a line each.
         fit_seconds_: of all fits, with those that the method is made from.
         fitted_: the posterior's state, a :class:`.fitted.Fitted`.
+        made_from_: run -> its states, one a seed, for each run that the posterior is made from, such as a coreset;
+            empty for an estimator that was saved and read.
     """
 
     def fit(self, X: Any, y: Any) -> "BayesianRegressor":

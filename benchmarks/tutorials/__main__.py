@@ -1,0 +1,88 @@
+"""Run tutorials and write their pages, ``docs/tutorials/*.md``, with pictures: ``python -m benchmarks.tutorials``.
+
+Each script runs in a process of its own, as many at once as there are cores; ``NAME…`` runs those whose name begins so.
+With ``--check`` nothing is written: the scripts must run, and print and draw in the cells in which the pages say so.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from .page import index, page, page_of, pictures_of, shape
+from .script import FOLDER, ROOT, scripts
+
+
+def execute(script: Path, folder: Path) -> list[dict[str, Any]]:
+    """Run a script in a fresh process; return what each cell printed and drew, the pictures in ``folder``.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    command = [sys.executable, "-m", "benchmarks.tutorials.execute", str(script), str(folder)]
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    done = subprocess.run(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{done.stderr[-4000:]}\n{script.name} failed")
+    found: list[dict[str, Any]] = json.loads((folder / "cells.json").read_text())
+    return found
+
+
+def write(script: Path, found: list[dict[str, Any]], folder: Path) -> None:
+    """Write the page of a script that has run, and its pictures."""
+    for old in pictures_of(script):
+        old.unlink()
+    (FOLDER / "images").mkdir(exist_ok=True)
+    for number, picture in enumerate([picture for cell in found for picture in cell["pictures"]], 1):
+        shutil.copy(folder / picture["file"], FOLDER / "images" / f"{script.stem}-{number}.png")
+    page_of(script).write_text(page(script, found))
+
+
+def compare(script: Path, found: list[dict[str, Any]]) -> str:
+    """Say how the page differs from what its script does: nothing where it has the same cells, texts and pictures."""
+    stored, made = page_of(script).read_text(), page(script, found)
+    return "" if shape(stored) == shape(made) else f"{page_of(script).name} is not what {script.name} makes"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tutorials that are named, or all; return 1 if one failed or its page differs."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tutorials", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(argv)
+    chosen = [s for s in scripts() if not options.names or s.name.startswith(tuple(options.names))]
+
+    def one(script: Path) -> str:
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as name:
+            try:
+                found = execute(script, Path(name))
+            except SystemExit as error:
+                return str(error)
+            if options.check:
+                problem = compare(script, found)
+            else:
+                problem = ""
+                write(script, found, Path(name))
+        print(f"{time.perf_counter() - start:5.0f} s  {script.name}", flush=True)
+        return problem
+
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
+        problems = [problem for problem in pool.map(one, chosen) if problem]
+    if not options.check and not problems:
+        (FOLDER / "index.md").write_text(index())
+    print("\n".join(problems), file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
