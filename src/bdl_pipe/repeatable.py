@@ -16,5 +16,7 @@ def repeat_bits(device: torch.device | str) -> None:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it writes every tensor twice, for our tests alone
+    # Otherwise torch writes every new tensor twice, which finds reads of memory that nobody wrote. It is a property of
+    # the module, which torch's types do not have.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.allow_tf32 = False

@@ -22,10 +22,10 @@ class MlpConfig:
     Attributes:
         hidden: the width of each hidden layer.
         activation: ``relu``, ``leaky_relu`` of slope 0.01 below zero (torch's default), ``tanh``, or ``mish``,
-            x·tanh(log(1 + exp x)) (Misra 2020), which is smooth. dropout: the dropout probability of each hidden unit,
-            after its activation. frequencies: the frequencies of the periodic encoding of a table's numbers
-            (:mod:`.periodic`), in cycles per
-                unit. Empty: no encoding.
+            x·tanh(log(1 + exp x)) (Misra 2020), which is smooth.
+        dropout: the dropout probability of each hidden unit, after its activation.
+        frequencies: the frequencies of the periodic encoding of a table's numbers (:mod:`.periodic`), in cycles per
+            unit. Empty: no encoding.
     """
 
     name: Literal["mlp"]
