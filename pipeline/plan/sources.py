@@ -86,8 +86,11 @@ def scores_digest(params: Params) -> str:
 
 
 def report_digest(params: Params) -> str:
-    """Hash the code of the report, and of the plugins that add metrics, which say how they are printed."""
+    """Hash the code of the report, and of the plugins that add metrics or scores of stored rows."""
+    from bdl_pipe.metrics.ood import SCORES
+
     more = _plugins_metrics(stored=True) | _plugins_metrics(stored=False) if params.plugins else set()
+    more |= {module for name in SCORES if (module := SCORES.module_of(name))}
     return code.digest("report", None, tuple(sorted(more)))
 
 

@@ -6,13 +6,11 @@ from typing import Any, Final
 from bdl_pipe import figures
 from bdl_pipe.evaluation.questions import SENTENCES
 from bdl_pipe.figures import INK, LINE, MUTED, Drawing
-from bdl_pipe.metrics import DETECTION
 from bdl_pipe.metrics.metric import Question
 from bdl_pipe.metrics.pit import band
-from bdl_pipe.scores import DEFAULT_SCORE, Quantity
+from bdl_pipe.scores import Quantity
 
-from . import columns
-from .columns import Column, Grid
+from . import columns, unseen
 from .tables import Table
 
 COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"} | {
@@ -33,9 +31,11 @@ def answers(table: Table, question: Question) -> Mapping[str, Any]:
     parts = {}
     for dataset, whole in table.by_dataset().items():
         part = whole.done
-        grids = ood(part) if question == "unseen" else columns.asked(part, question)
+        if question == "unseen":
+            said, grids = unseen.answer(part)
+        else:
+            said, grids = SENTENCES[question](part.candidates()), columns.asked(part, question)
         if grids:
-            said = SENTENCES[question](part.candidates()) if question in SENTENCES else []
             drawn = _DRAWN[question](part) if question in _DRAWN else []
             parts[dataset] = {"sentences": said, "figures": drawn, "grids": grids}
     return {"parts": parts}
@@ -68,21 +68,6 @@ def risk(table: Table) -> Drawn:
     wrong = Quantity("accuracy") in table.quantities()
     marks = [table.marks[run.key] for run in runs]
     return [inline(figures.risk(lines, marks, wrong=wrong), f"risk-{table.dataset}")] if lines else []
-
-
-def ood(table: Table) -> list[Grid]:
-    """Return a table for each other set: every metric of out-of-distribution detection by each score."""
-    known = {of.score for of in table.quantities() if of.set == "ood" and of.score is not None}
-    grids = []
-    for other in table.sets("ood"):
-        shown, groups = list[Column](), list[tuple[str, int]]()
-        for score in sorted(known, key=lambda score: (score != DEFAULT_SCORE, score)):
-            wanted = [Column(m.label, Quantity(m.name, "ood", other, score=score)) for m in DETECTION]
-            some = columns.with_figures(table, wanted)
-            shown += some
-            groups += [(f"score: {score.replace('_', ' ')}", len(some))] if some else []
-        grids.append(columns.by_score(table, shown, title=f"against {other}", groups=groups))
-    return grids
 
 
 def inline(drawing: Drawing, name: str) -> Mapping[str, Any]:
