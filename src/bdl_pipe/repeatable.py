@@ -16,5 +16,5 @@ def repeat_bits(device: torch.device | str) -> None:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it writes every tensor twice, for our tests alone
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - its stubs lack it
     torch.backends.cudnn.allow_tf32 = False
