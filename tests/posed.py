@@ -34,7 +34,7 @@ class There(Tensor):
             strides=held.stride(),
             storage_offset=held.storage_offset(),
             dtype=held.dtype,
-            device=DEVICE,
+            device=torch.device(DEVICE),
         )
 
     def __init__(self, held: Tensor) -> None:
@@ -52,7 +52,7 @@ class There(Tensor):
         return self.held.detach().resolve_conj().resolve_neg().numpy()
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _call(func, args, kwargs or {})
 
 
@@ -70,11 +70,11 @@ class _Mode(TorchDispatchMode):
         self._made = made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own = {g._cdata for g in self._made}
+        own = {_address(g) for g in self._made}
         drawn = [x for x in tree_flatten((args, dict(kwargs or {})))[0] if isinstance(x, torch.Generator)]
         found = _call(func, args, kwargs or {})
         at = [x for x in tree_flatten(found)[0] if isinstance(x, Tensor)]
-        if drawn and any((g._cdata in own) != isinstance(x, There) for g in drawn for x in at):
+        if drawn and any((_address(g) in own) != isinstance(x, There) for g in drawn for x in at):
             raise RuntimeError(f"{func}: the generator must be of the tensor's device")
         return found
 
@@ -122,6 +122,10 @@ def posing() -> Iterator[str]:
             yield DEVICE
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+
+
+def _address(made: torch.Generator) -> int:
+    return made._cdata  # type: ignore[attr-defined]
 
 
 def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:

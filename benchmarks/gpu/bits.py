@@ -44,7 +44,8 @@ def main() -> None:
         repeat_bits(chosen.device)
     cases = [case for case in CASES if any(o in str(case) for o in chosen.only)][chosen.part :: chosen.parts]
     for case in cases:
-        start, row = time.perf_counter(), {"case": str(case)}
+        row: dict[str, Any] = {"case": str(case)}
+        start = time.perf_counter()
         try:
             row |= told(case, chosen.device)
         except Exception as error:  # every case is told of, whatever the others raise

@@ -56,7 +56,7 @@ def use(mode: str) -> None:
     tf32, equal = MODES[mode]
     torch.backends.cudnn.allow_tf32 = tf32
     torch.use_deterministic_algorithms(equal, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - its stubs lack it
 
 
 def gradient(network: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from bdl_pipe.artifacts import State, read_state
 from benchmarks.gpu.bits import far
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", default=["torch", "first", "second", "killed"])
     chosen = parser.parse_args()
     made: dict[str, dict[str, State]] = {}
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name in chosen.runs:
         clean()
         start = time.perf_counter()

@@ -58,7 +58,7 @@ def _data() -> dict[str, plan.Stage]:
 def weights(stages: plan.Plan) -> dict[str, float]:
     """Return the seconds from the start of each stage to the end of all that needs it."""
     found: dict[str, float] = {}
-    for name in reversed(stages):
+    for name in reversed([*stages]):
         after = [found[other] for other, stage in stages.items() if name in stage.needs]
         found[name] = LONG.get(name, 10.0) + max(after, default=0.0)
     return found

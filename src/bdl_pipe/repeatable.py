@@ -16,7 +16,5 @@ def repeat_bits(device: torch.device | str) -> None:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Otherwise torch writes every new tensor twice, which finds reads of memory that nobody wrote. It is a property of
-    # the module, which torch's types do not have.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - its stubs lack it
     torch.backends.cudnn.allow_tf32 = False
