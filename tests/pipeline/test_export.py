@@ -189,7 +189,7 @@ def test_a_coreset_of_other_data_than_there_are_now_is_refused(
     monkeypatch.setenv("BDL_TRACKING", "off")
     walk.stage("prepare", "digits")
     assert cli.main(["export", "coreset", KEY, "--to", "out"]) == 2
-    assert "whose images went through the transform of the data at hand); make repro" in capsys.readouterr().err
+    assert "whose images have the transform of this data set); make repro" in capsys.readouterr().err
     assert not Path("out").exists()
 
 
