@@ -126,7 +126,8 @@ def test_a_command_is_one(page: Path, language: str, text: str) -> None:
         elif words[:1] == ["make"]:
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M)
         elif words[:2] == ["python", "-m"]:
-            assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file()
+            module = ROOT / words[2].replace(".", "/")
+            assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()
         elif words:
             assert words[0] in OTHER_PROGRAMS, line
 
