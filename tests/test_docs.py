@@ -127,7 +127,8 @@ def test_a_command_is_one(page: Path, language: str, text: str) -> None:
         elif words[:1] == ["make"]:
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M)
         elif words[:2] == ["python", "-m"]:
-            assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file()
+            module = ROOT / words[2].replace(".", "/")
+            assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()
         elif words[:1] == ["docker"]:
             assert (ROOT / words[words.index("-f") + 1]).is_file()
         elif words[:2] == ["pip", "install"]:

@@ -1,7 +1,7 @@
 """The page results/decisions: tables, curves and the sentences that they bear. It is made from the stored tables.
 
 Agents of one seed meet the same problem, so differences are paired by problem: a task and a seed. Their standard error
-is s/√J of J problems; a difference is called one where it is larger than twice its error.
+is s/√J of J problems; a difference is called one where Student's test of J − 1 degrees finds it at 5 %.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any, Final
 import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy import stats
 
 from bdl_pipe.figures import STYLE, Drawing, Mark
 from bdl_pipe.files import write_bytes
@@ -95,9 +96,9 @@ def difference(
     return float(gaps.mean()), float(gaps.std(ddof=1) / math.sqrt(len(gaps))), len(gaps)
 
 
-def verdict(gap: float, error: float, *, lower_is_better: bool) -> str:
-    """Say which of two is better by more than twice the error of the difference."""
-    if not abs(gap) > 2 * error:
+def verdict(gap: float, error: float, problems: int, *, lower_is_better: bool) -> str:
+    """Say which of two is better, by Student's test at 5 %; one problem tells nothing."""
+    if problems < 2 or not abs(gap) > stats.t.ppf(0.975, problems - 1) * error:
         return "no difference beyond its error"
     return "better" if (gap < 0) == lower_is_better else "worse"
 
@@ -136,10 +137,10 @@ def _sentence(scores: pd.DataFrame, wheels: list[str]) -> str:
     """Say whether drawing from VBLL's joint explores better, either way."""
     gap, error, count = difference(scores, "regret", wheels, VBLL, "vbll_marginal")
     of = {name: difference(scores, "regret", wheels, VBLL, name) for name in RIVALS}
-    said = {name: verdict(*found[:2], lower_is_better=True) for name, found in of.items()}
+    said = {name: verdict(*found, lower_is_better=True) for name, found in of.items()}
     groups = {word: [name for name in RIVALS if said[name] == word] for word in ("better", "worse")}
     rest = [name for name in RIVALS if said[name] not in groups]
-    joint = verdict(gap, error, lower_is_better=True)
+    joint = verdict(gap, error, count, lower_is_better=True)
     named = {"better": "is better than", "worse": "is worse than"}.get(joint, "does not differ beyond its error from")
     parts = [f"{word} than {', '.join(names)}" for word, names in groups.items() if names]
     parts += [f"not told apart from {', '.join(rest)}"] if rest else []
@@ -162,10 +163,10 @@ def _searches(scores: pd.DataFrame, searches: list[str]) -> list[str]:
         *_table(scores, searches, "regret"),
     ]
     for key in searches:
-        gap, error, _ = difference(scores, "mean_regret", [key], "gp", VBLL)
+        gap, error, count = difference(scores, "mean_regret", [key], "gp", VBLL)
         lines += [
             "",
-            f"{key}: `gp` less `{VBLL}` {gap:+.3g} ± {error:.2g}: {verdict(gap, error, lower_is_better=True)}.",
+            f"{key}: `gp` less `{VBLL}` {gap:+.3g} ± {error:.2g}: {verdict(gap, error, count, lower_is_better=True)}.",
         ]
     return lines
 
@@ -190,8 +191,10 @@ def _labelling(scores: pd.DataFrame, labelling: list[str], facts: dict[str, Any]
     for agent in sorted(set(scores[scores.decision.isin(labelling)].agent)):
         own = next(name for name in ("d_vbll", "dropout", "network") if agent.startswith(name))
         if agent != f"{own}_uniform":
-            gap, error, _ = difference(scores, "accuracy", labelling, agent, f"{own}_uniform")
-            lines.append(f"| {agent} | {gap:+.3f} ± {error:.3f} | {verdict(gap, error, lower_is_better=False)} |")
+            gap, error, count = difference(scores, "accuracy", labelling, agent, f"{own}_uniform")
+            lines.append(
+                f"| {agent} | {gap:+.3f} ± {error:.3f} | {verdict(gap, error, count, lower_is_better=False)} |"
+            )
     return lines
 
 
@@ -199,7 +202,9 @@ def _differences(scores: pd.DataFrame, metric: str, decisions: list[str], others
     lines = ["| other | difference | problems | |", "|---|---|---|---|"]
     for other in others:
         gap, error, count = difference(scores, metric, decisions, VBLL, other)
-        lines.append(f"| {other} | {gap:+.3f} ± {error:.3f} | {count} | {verdict(gap, error, lower_is_better=True)} |")
+        lines.append(
+            f"| {other} | {gap:+.3f} ± {error:.3f} | {count} | {verdict(gap, error, count, lower_is_better=True)} |"
+        )
     return lines
 
 
@@ -210,6 +215,6 @@ def _table(scores: pd.DataFrame, decisions: list[str], metric: str, highest: boo
     order = mean.rank(ascending=not highest).mean(axis=1).sort_values().index
     lines = [f"| agent | {' | '.join(decisions)} |", f"|---|{'---|' * len(decisions)}"]
     for agent in order:
-        cells = [f"{mean.loc[agent, d]:.3g} ± {error.loc[agent, d]:.2g}" for d in decisions]
+        cells = [f"{mean.loc[agent, d]:.3g} ± {error.loc[agent, d]:.2g}".replace(" ± nan", "") for d in decisions]
         lines.append(f"| {agent} | {' | '.join(cells)} |")
     return lines

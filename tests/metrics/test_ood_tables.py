@@ -119,7 +119,7 @@ def test_the_winner_is_named_and_a_posterior_without_features_has_dashes() -> No
     header, lines = ood.table([whole, bare], "near")
     assert header[:3] == ["Run", "Max softmax", "Max logit"] and header[-1] == "Density"
     by_name = {line[0]: dict(zip(header, line, strict=True)) for line in lines}
-    assert by_name["bare"]["ViM"] == by_name["bare"]["Energy"] == by_name["bare"]["Nearest"] == "–"
+    assert by_name["bare"]["ViM"] == by_name["bare"]["Energy"] == by_name["bare"]["Nearest neighbours"] == "–"
     assert by_name["whole"][stored.label_of(whole.tied("near")[0])].startswith("**")
     assert "±" in by_name["bare"]["Entropy"] and "±" not in ood.table([whole], "near", "fpr95")[1][0][1]
     text = ood.markdown(header, lines).splitlines()

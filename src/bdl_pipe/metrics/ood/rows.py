@@ -110,8 +110,8 @@ SCORES: Final[Registered[StoredScore]] = Registered(
         "gen": StoredScore("GEN", lambda train, rows: outputs.gen(rows.log_probs)),
         "kl_matching": StoredScore("KL", lambda train, rows: fitted.kl_matching(train.log_probs, rows.log_probs)),
         "mahalanobis": StoredScore("Mahalanobis", _mahalanobis),
-        "relative_mahalanobis": StoredScore("Relative", _relative),
-        "nearest": StoredScore("Nearest", _nearest),
+        "relative_mahalanobis": StoredScore("Relative Mahalanobis", _relative),
+        "nearest": StoredScore("Nearest neighbours", _nearest),
         "vim": StoredScore("ViM", _vim),
     },
 )
