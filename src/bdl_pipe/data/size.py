@@ -81,6 +81,16 @@ class Size:
         return max(1, self.train // self.batch)
 
     @property
+    def validation(self) -> float:
+        """Return the share of the training rows that are validation rows."""
+        return 0.2 if self.rows < 50_000 else 0.1
+
+    @property
+    def searched_steps_per_epoch(self) -> int:
+        """Return the number of whole batches in an epoch of a search's fits, which do not see validation rows."""
+        return max(1, (self.train - round(self.validation * self.train)) // self.batch)
+
+    @property
     def network(self) -> Section:
         """Return the default network. It has no batch norm, which chains and some weight distributions do not
         support."""
