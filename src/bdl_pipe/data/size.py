@@ -9,6 +9,7 @@ of rows and the precision of their noise (``scaled``).
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..errors import DataError
 from .examples import Task
 
 _TRAIN_SHARE: Final = 0.9  # the share of training rows of standard splits
@@ -101,8 +102,14 @@ class Size:
         return {"name": "mlp", "hidden": self.hidden, "activation": "mish", "frequencies": _MANY_ROWS}
 
     def convnet(self, side: int, width: int | None = None) -> Section:
-        """Return a ConvNet with features of at most ``side`` pixels a side."""
-        assert self.image is not None
+        """Return a ConvNet with features of at most ``side`` pixels a side.
+
+        Raises:
+            DataError: the rows are not images.
+        """
+        if self.image is None:
+            cure = "for a table take another method, such as ensemble"
+            raise DataError(f"rows must be images for this method's ConvNet ({cure}), got rows of {self.width} numbers")
         pixels, blocks = min(self.image[1:]), 1
         while pixels // 2 ** (blocks + 1) >= 1 and pixels / 2**blocks > side:
             blocks += 1
