@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import pytest
 
 from bdl_pipe import offers
+from bdl_pipe.data import prepare
 from bdl_pipe.data.size import Size
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.method import Default, Method, Upstream
 from bdl_pipe.registry import METHODS, register_method
+from bdl_pipe.seeds import Seed
 
 SMALL, MIDDLE, LARGE = (Size("regression", rows, 13) for rows in (300, 5_000, 200_000))
 RIVALS = ["boosting", "linear", "constant"]  # of tables
@@ -49,6 +51,18 @@ def test_upstream_runs_are_the_ones_that_are_needed() -> None:
     assert keys(SMALL, "dark_knowledge", "swag") == ["iterates", "sgmcmc"]
     assert keys(LARGE, "swag") == ["sgd", "iterates"], "iterates of many rows start at the end of sgd"
     assert keys(IMAGES, *names(IMAGES)) == ["sgd", "iterates", "sgmcmc", "vbpc", "random_coreset"]
+
+
+def test_iterates_fit_in_an_epoch_without_validation_rows() -> None:
+    """A search fits the training rows without the validation rows: of 469 rows 338, so 10 steps, not 13."""
+    for rows in (20, 100, 300, 400, 469, 506, 900, 2_300, 3_000, 9_000):
+        size = Size("classification", rows, 13)
+        (train, _), *_ = prepare.uci_splits(rows, 1)
+        searched, _ = prepare.hold_out(len(train), offers.dataset({}, size)["validation"], "x.csv", rng=Seed(0))
+        section = METHODS["sgd"].upstream["iterates"].override(size)
+        steps = max(1, len(searched) // section["batch"])
+        assert section["snapshots_per_epoch"] == min(20, steps), rows
+        assert section["snapshots"] <= section["extra_epochs"] * section["snapshots_per_epoch"], rows
 
 
 def test_seconds_grow_with_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

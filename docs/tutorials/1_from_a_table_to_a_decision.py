@@ -43,10 +43,10 @@ run(folder, f"python -m pipeline add data/tumours.csv --target diagnosis --metho
 #
 # `repro` runs what is out of date, and nothing else: run it again, and nothing happens. The sentences above the table
 # are the report's verdict; the table and its pictures are in `report/index.html`. Here the lines of progress are left
-# out, and a warning of scikit-learn's.
+# out.
 
 # %%
-hidden = ("started", "done,", "tracking page", "stages to run", "RuntimeWarning", "xp.log")
+hidden = ("started", "done,", "tracking page", "stages to run")
 run(folder, "python -m pipeline repro -j 2", hide=hidden, BDL_TRACKING="off")
 
 # %% [markdown]

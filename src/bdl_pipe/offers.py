@@ -61,7 +61,7 @@ def dataset(own: Section, size: Size, splits: int | None = None) -> Section:
     return {
         **own,
         "whiten": False,
-        "validation": 0.2 if size.rows < 50_000 else 0.1,
+        "validation": size.validation,
         "fit_rows": "train_and_validation",
         "splits": splits or size.splits,
         "ood": [],

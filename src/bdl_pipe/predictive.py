@@ -124,7 +124,12 @@ class Continuous(Predictive):
     @property
     @abstractmethod
     def epistemic_variance(self) -> Float[Tensor, "batch output"]:
-        """Return the variance of the draws' means; 0 for one draw."""
+        """Return the variance of the draws' means; 0 for one draw.
+
+        A closed form over weights or functions counts as one draw: the variance of the function is then part of
+        ``variance``, as the noise is, and this is 0 although the model is uncertain. ``functions`` of the posterior has
+        the function's variance alone.
+        """
 
     @abstractmethod
     def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:

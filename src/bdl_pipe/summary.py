@@ -1,9 +1,10 @@
 """A predictive as named columns with a row for each input, for files and the served model.
 
 Classes: ``p_<class>``, ``predicted``, ``entropy`` H[y|x] and ``mutual_information`` I[y;θ|x], in nats. Regression, in
-original units: ``mean``, ``variance``, ``sd``, ``epistemic_variance`` (the variance of the draws' means) and the
-central 90 % interval ``lower``, ``upper``, the quantiles of the *mixture* of draws, not of a Gaussian with its moments;
-with several outputs each name ends in ``_<target>``.
+original units: ``mean``, ``variance``, ``sd``, ``epistemic_variance`` (the variance of the draws' means; 0 for a closed
+form, whose ``variance`` has the model's and the noise's together) and the central 90 % interval ``lower``, ``upper``,
+the quantiles of the *mixture* of draws, not of a Gaussian with its moments; with several outputs each name ends in
+``_<target>``.
 
 A recalibrated posterior adds ``recalibrated_p_<class>`` and ``set``, the classes of the conformal set with ``|``
 between them (within a name, ``|`` is written ``\\|`` and ``\\`` is written ``\\\\``), or ``recalibrated_sd`` and the

@@ -1,6 +1,7 @@
 """Rivals without a network: boosting, linear models and the constant, each against what it stands for."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -167,6 +168,21 @@ def test_logistic_regression_is_scikit_learns_at_the_chosen_strength() -> None:
         np.testing.assert_allclose(found.mean.numpy(), peer.predict_proba(inputs.double()), atol=1e-5)
         strong = LogisticRegression(C=1e-4, max_iter=1_000).fit(inputs.double(), known)
         assert chosen > 1e-3 and np.abs(found.mean.numpy() - strong.predict_proba(inputs.double())).max() > 0.1
+
+
+def test_a_weak_prior_whose_probability_rounds_to_zero_is_not_chosen_and_warns_nobody() -> None:
+    """Separable training rows, and a validation row on the wrong side: with a weak prior its logarithm is -inf."""
+    x = np.linspace(-1, 1, 100)[:, None] * [1.0, 0.5, -1.0]
+    x = np.concatenate([x[::2], x[1::2]])
+    y = (x[:, 0] > 0).astype(int)
+    x[-1], y[-1] = 3 * x[-1], 1 - y[-1]
+    data = table(x, y, ("a", "b"))
+    with pytest.warns(RuntimeWarning, match="divide by zero"):  # so that the rows are such rows
+        weakest = linear_model._logistic(data, 1e4).predict_log_proba(data.tensors("validation")[0].double().numpy())
+    assert np.isneginf(weakest[-1, y[-1]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert linear_model._strength(data) < 1e4
 
 
 def conformal(rival: str, classes: tuple[str, ...]) -> tuple[int, int, int]:

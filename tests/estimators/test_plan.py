@@ -1,5 +1,6 @@
 """The runs that a method is made from are those that ``add`` writes; other methods and runs can be asked for."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ import bdl_pipe as bdl
 from bdl_pipe import BayesianClassifier, BayesianRegressor
 from bdl_pipe.config import merge
 from bdl_pipe.data.size import Size
+from bdl_pipe.errors import UserError
 from bdl_pipe.estimators.plan import Run, plan
 from bdl_pipe.offers import offered
 from bdl_pipe.registry import METHODS
@@ -88,6 +90,28 @@ def test_a_method_without_a_default_keeps_a_network_that_suits() -> None:
     (fcg,) = plan("fcg_u", SIZES["few"])  # whose section has a ConvNet
     assert fcg.config.network.hidden == tuple(SIZES["few"].hidden)
     assert fcg.config.training.epochs == SIZES["few"].epochs(2_000)
+
+
+@pytest.mark.parametrize("name", ["few", "classes", "images"])
+@pytest.mark.parametrize("method", [name for name in METHODS if "student" in METHODS[name].stages])
+def test_every_method_is_planned_or_refused_in_one_line(name: str, method: str) -> None:
+    """A refusal is a ValueError in one line: a key, an argument or the rows, and the rule."""
+    try:
+        runs = plan(method, SIZES[name])
+    except UserError as refusal:
+        said = str(refusal)
+        assert re.match(r"^(method|rows|methods\.[\w.]+) (must|is missing)", said), said
+        assert isinstance(refusal, ValueError) and "\n" not in said
+        assert METHODS[method] not in offered(SIZES[name]), said
+    else:
+        assert runs[-1].method is METHODS[method]
+
+
+@pytest.mark.parametrize("method", ["vbpc", "random_coreset", "coreset_krr"])
+def test_a_coreset_of_a_table_is_refused(method: str) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    with pytest.raises(ValueError, match=r"^rows must be images .* take another method.*, got rows of 3 numbers$"):
+        BayesianClassifier(method).fit(x, x[:, 0] > 0)
 
 
 def test_hyperparameters_of_every_run_can_be_changed() -> None:

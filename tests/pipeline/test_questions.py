@@ -9,12 +9,14 @@ import pytest
 import sklearn.metrics
 
 from bdl_pipe import artifacts, scores
+from bdl_pipe.metrics.ood.rows import Rows, StoredFit
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
 from pipeline import report
 from pipeline.core import places
-from pipeline.report import RunInfo, questions, tables
+from pipeline.report import RunInfo, columns, questions, tables, unseen
 from pipeline.stages import scores as stage
+from tests.metrics.test_ood_tables import several
 from tests.pipeline.test_report import Page
 
 CLASSES, ROWS = 4, 400
@@ -180,3 +182,69 @@ def test_scores_of_an_earlier_evaluation_are_left_out(runs: list[RunInfo], tmp_p
     table = tables.gather([again])
     assert Quantity("accuracy") in table.quantities() and Quantity("augrc") not in table.quantities()
     assert questions.answers(table, "refuse") == {"parts": {}}
+
+
+def stored_rows(fits: list[StoredFit]) -> pa.Table:
+    """The rows as evaluation stores them, of each seed of one split."""
+
+    def vectors(values: np.ndarray) -> pa.Array:
+        return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+
+    parts = []
+    for seed, fit in enumerate(fits):
+        for name, rows in {"train": fit.train, "test": fit.test, **fit.others}.items():
+            numbers = {"split": np.zeros(len(rows), int), "seed": np.full(len(rows), seed), "row": np.arange(len(rows))}
+            known = {"log_probs": rows.log_probs, "features": rows.features, "logits": rows.logits}
+            lists = {column: vectors(values) for column, values in known.items() if values is not None}
+            own = {f"score_{score}": values for score, values in rows.own.items()}
+            parts.append(pa.table({"set": [name] * len(rows), "target": rows.labels, **numbers, **lists, **own}))
+    return pa.concat_tables(parts)
+
+
+def test_the_page_of_the_unseen_has_every_score_on_near_and_far_sets(tmp_path: Path) -> None:
+    """Areas against scikit-learn, errors over seeds; a run without stored rows is in no such table."""
+    fits = {"whole": [several(0)], "bare": [several(seed, features=False) for seed in range(2)], "absent": []}
+    runs = []
+    for name, seeds in fits.items():
+        figures = [
+            Score(0, 0, Quantity("auroc", "ood", set_, score="max_prob"), 0.5, 50) for set_ in ("mnist", "noise")
+        ]
+        with artifacts.publish(tmp_path / name, "evaluate") as folder:
+            pq.write_table(scores.table("fashion_mnist", name, "s", figures), folder / "scores.parquet")
+            if seeds:
+                pq.write_table(stored_rows(seeds), folder / "unfamiliar.parquet")
+        runs.append(RunInfo(name, "fashion_mnist", name, "s", tmp_path / name))
+    said, grids = unseen.answer(tables.gather(runs))
+
+    assert said[0].startswith("Near sets: On near sets (mnist), ") and " of 2 runs it wins" in said[0]
+    assert said[1].startswith("Far sets: On far sets (noise), ") and len(said) == 2
+    near, far, *rates = grids[:4]
+    assert [grid.title.split(" by each score, on ") for grid in (near, far, *rates)] == [
+        [metric, sets] for metric in ("AUROC %", "FPR95 %") for sets in ("near sets (mnist)", "far sets (noise)")
+    ]
+    assert [grid.title for grid in grids[4:]] == ["against mnist", "against noise"]
+    assert [[row[0].text for row in grid.rows] for grid in grids] == [["whole", "bare"]] * 4 + [[*fits]] * 2
+
+    for grid, other in ((near, "mnist"), (far, "noise")):
+        whole, bare = (dict(zip(grid.head, row, strict=True)) for row in grid.rows)
+        areas = {name: [100 * auroc(fit.test, fit.others[other]) for fit in seeds] for name, seeds in fits.items()}
+        assert whole["Entropy"].value == pytest.approx(areas["whole"][0], rel=1e-9)
+        assert whole["Entropy"].small.startswith("± "), "of one fit, over its rows"
+        assert bare["Entropy"].value == pytest.approx(np.mean(areas["bare"]), rel=1e-9)
+        assert bare["Entropy"].figure == f"{np.mean(areas['bare']):.1f} ± {abs(np.diff(areas['bare'])[0]) / 2:.1f}"
+        assert bare["Energy"].text == bare["Nearest neighbours"].text == columns.NOTHING
+        assert whole["Nearest neighbours"].best and not whole["Entropy"].best
+        for cells in (whole, bare):
+            assert max(cells.values(), key=lambda cell: cell.value or 0).best
+    for grid in rates:
+        whole, bare = (dict(zip(grid.head, row, strict=True)) for row in grid.rows)
+        assert whole["Entropy"].value is not None and whole["Entropy"].small == "", "one fit has no error"
+        assert bare["Entropy"].small.startswith("± ")
+        assert not any(cell.best for cell in (*whole.values(), *bare.values()))
+
+
+def auroc(inside: Rows, outside: Rows) -> float:
+    """Of minus the entropy."""
+    values = [(np.exp(rows.log_probs) * rows.log_probs).sum(1) for rows in (inside, outside)]
+    truth = np.repeat([1, 0], [len(inside), len(outside)])
+    return float(sklearn.metrics.roc_auc_score(truth, np.concatenate(values)))

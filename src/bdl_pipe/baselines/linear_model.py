@@ -107,7 +107,9 @@ def _strength(data: FitData) -> float:
     for strength in _STRENGTHS:
         fitted = _logistic(data, strength)
         log_probs = np.full((len(rows), data.outputs), -50.0)  # for classes without training rows
-        log_probs[:, fitted.classes_] = fitted.predict_log_proba(rows.reshape(len(rows), -1).astype(float))
+        # a weak prior's probability may round to 0 on separable rows; if it is a label's, the score is −inf and loses
+        with np.errstate(divide="ignore"):
+            log_probs[:, fitted.classes_] = fitted.predict_log_proba(rows.reshape(len(rows), -1).astype(float))
         scores.append(float(log_probs[np.arange(len(rows)), labels].mean()))
     return _STRENGTHS[int(np.argmax(scores))]
 

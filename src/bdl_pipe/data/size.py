@@ -9,6 +9,7 @@ of rows and the precision of their noise (``scaled``).
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..errors import DataError
 from .examples import Task
 
 _TRAIN_SHARE: Final = 0.9  # the share of training rows of standard splits
@@ -81,6 +82,16 @@ class Size:
         return max(1, self.train // self.batch)
 
     @property
+    def validation(self) -> float:
+        """Return the share of the training rows that are validation rows."""
+        return 0.2 if self.rows < 50_000 else 0.1
+
+    @property
+    def searched_steps_per_epoch(self) -> int:
+        """Return the number of whole batches in an epoch of a search's fits, which do not see validation rows."""
+        return max(1, (self.train - round(self.validation * self.train)) // self.batch)
+
+    @property
     def network(self) -> Section:
         """Return the default network. It has no batch norm, which chains and some weight distributions do not
         support."""
@@ -91,8 +102,14 @@ class Size:
         return {"name": "mlp", "hidden": self.hidden, "activation": "mish", "frequencies": _MANY_ROWS}
 
     def convnet(self, side: int, width: int | None = None) -> Section:
-        """Return a ConvNet with features of at most ``side`` pixels a side."""
-        assert self.image is not None
+        """Return a ConvNet with features of at most ``side`` pixels a side.
+
+        Raises:
+            DataError: the rows are not images.
+        """
+        if self.image is None:
+            cure = "for a table take another method, such as ensemble"
+            raise DataError(f"rows must be images for this method's ConvNet ({cure}), got rows of {self.width} numbers")
         pixels, blocks = min(self.image[1:]), 1
         while pixels // 2 ** (blocks + 1) >= 1 and pixels / 2**blocks > side:
             blocks += 1

@@ -69,6 +69,7 @@ def plan(
 
     Raises:
         UserError: there is no such method or run, or it cannot predict the task.
+        DataError: the method is for images, and the rows are not images.
         ConfigError: a hyperparameter is unknown, missing or out of its range.
     """
     method = known(name, size.task)

@@ -80,7 +80,8 @@ class Regression(LastLayer):
         """Return N(W̄φ, φᵀSφ + Σ_ii) for each output (eq. 17), one draw.
 
         :class:`Gaussian` holds a variance for each output, so its ``log_prob`` omits the correlations of the outputs;
-        ``noise_covariance`` has them. ``rng`` is not used.
+        ``noise_covariance`` has them. As for every closed form, ``epistemic_variance`` is 0 and φᵀSφ is part of
+        ``variance``; :meth:`functions` has it alone. ``rng`` is not used.
         """
         with full_precision(features):
             features = self._cast(features)

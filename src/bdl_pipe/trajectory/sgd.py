@@ -213,7 +213,7 @@ def default_iterates(size: Size) -> Section:
     """
     snapshots = _SNAPSHOTS
     if size.small:
-        per_epoch = min(size.steps_per_epoch, _SNAPSHOTS)
+        per_epoch = min(size.searched_steps_per_epoch, _SNAPSHOTS)  # so that a search can fit them, too
         extra = min(_EXTRA_EPOCHS, -(-_SNAPSHOTS // per_epoch))
         snapshots = min(snapshots, extra * per_epoch)
         more: Section = {"extra_epochs": extra}
