@@ -34,8 +34,8 @@ from ..work.display import Display
 from ..work.executor import Done, Executor, Task, Where
 from ..work.store import Store
 
-GROUP_SIZE: Final = 10  # seeds of one task, where they are fitted together; a result's bits depend on it
-FEW_ROWS: Final = 20_000  # of all seeds of a single task together: it is done here, not by a cluster's worker
+GROUP_SIZE: Final = 10  # seeds that one task fits together; a change of this number changes results' last bits
+FEW_ROWS: Final = 20_000  # a single task with at most so many rows over all seeds runs here, not on a cluster's worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _parts(task: Task, made: Done) -> list[tuple[str, Done]]:
 
 
 def facts(run: Run, params: Params) -> dict[str, Any]:
-    """Collect what an artifact is made from, as far as params.yaml says it; the same in equal runs."""
+    """Collect the settings of params.yaml that an artifact depends on; equal runs give equal values."""
     several = {kind: f"{kind}/{key}" for kind, key in run.sources.items()}
     return {
         "dataset": run.spec.dataset,
