@@ -152,7 +152,7 @@ class Table:
         return labels(self.runs, " ")
 
     def remarks(self) -> list[tuple[str, str]]:
-        """List notes on runs, as (kind, text): missing scores, and warnings. Each note is listed once, with its runs."""
+        """List notes on runs, as (kind, text): missing scores, and warnings. Each is listed once, with its runs."""
         found: dict[tuple[str, str], list[str]] = {}
         for run in self.runs:
             absent = [] if run.key in self.scores else [("note", ABSENT)]
