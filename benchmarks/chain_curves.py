@@ -80,7 +80,7 @@ class Chains:
 
     @classmethod
     def read(cls, run: Run, params: Params) -> "Chains":
-        """Read what a teacher of params.yaml is made from, on split 0."""
+        """Read the inputs of a teacher of params.yaml, on split 0."""
         starts, name = list[artifacts.State](), run.spec.dataset
         if source := run.sources.get("trajectory"):
             found, known = places.artifact("trajectory", source), params.run("trajectory", source).spec.seeds

@@ -1,4 +1,4 @@
-"""Pages of results/collapsed that a script writes: tables, and where and from what they were made."""
+"""Pages of results/collapsed that a script writes: tables, and their origin."""
 
 import platform
 import subprocess

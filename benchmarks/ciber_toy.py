@@ -55,7 +55,7 @@ def parts(weights: np.ndarray) -> list[np.ndarray]:
 
 
 def features(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """What the last layer reads: weights [draw, 140], inputs [x] -> [draw, x, unit]."""
+    """The last layer's inputs: weights [draw, 140], inputs [x] -> [draw, x, unit]."""
     first, bias, middle, shift, _ = parts(weights)
     hidden = np.maximum(x[None, :, None] * first[:, None] + bias[:, None], 0)
     return np.maximum(np.einsum("dxi,doi->dxo", hidden, middle) + shift[:, None], 0)

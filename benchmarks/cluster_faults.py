@@ -1,4 +1,4 @@
-"""What a fault costs on a cluster: ``python -m benchmarks.cluster_faults --to results/cluster_faults.md``.
+"""The cost of a fault on a cluster: ``python -m benchmarks.cluster_faults --to results/cluster_faults.md``.
 
 A cluster of two nodes, on networks of their own and without the project, fits a trajectory of two seeds, and a
 posterior from it. When the first checkpoint is there, one thing goes wrong. For each fault the table has what the
@@ -21,7 +21,7 @@ from benchmarks.faults.scene import prepared
 
 
 def main() -> int:
-    """Let the faults happen that are asked for, and say what came of each."""
+    """Cause the chosen faults, and report the effects of each."""
     parser = argparse.ArgumentParser(description="Let one thing after the other go wrong on a cluster.")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[fault.name for fault in FAULTS])
     parser.add_argument("--quick", action="store_true", help="leave out the partition of five minutes")

@@ -34,7 +34,7 @@ Scenario = tuple[str, Sequence[Stage], Cluster]
 
 
 def scenarios() -> Iterator[Scenario]:
-    """Yield what is simulated: its name, the stages, the cluster."""
+    """Yield the simulated cases: name, stages, cluster."""
     tables = workloads.paper_tables()
     short_chain = workloads.without(tables, "vbpc-table9")
     for gpus in SIZES:
@@ -80,7 +80,7 @@ def simulated(driver: Driver) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Check, or simulate, and write what came of it."""
+    """Check, or simulate, and write the outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="real runs of this machine, instead of the scenarios")
     asked, driver = parser.parse_args(), Driver.measured(OUT / "throughput.json")

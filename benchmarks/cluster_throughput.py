@@ -1,4 +1,4 @@
-"""What a cluster's driver can do on this machine.
+"""The throughput of a cluster's driver on this machine.
 
     python -m benchmarks.cluster_throughput                # writes results/scale/throughput.json and .md
     python -m benchmarks.cluster_throughput --checkpoints  # those by the hub and past it: checkpoints.json
@@ -50,7 +50,7 @@ def nothing(payload: Any, shared: Mapping[str, Any], report: Report) -> State:
 
 
 def main() -> None:
-    """Measure, and write what was measured."""
+    """Measure, and write the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, nargs="+", default=[10, 100, 1000, 10_000])
     parser.add_argument("--stages", type=int, nargs="*", default=[10, 100])

@@ -1,4 +1,4 @@
-"""What a stage costs with so many trivial ones."""
+"""The cost of a stage in a graph of many trivial stages."""
 
 import os
 import shutil

@@ -147,7 +147,7 @@ def adaptive(y: float, centre: float, half_widths: list[float], radius: float) -
 
 
 def clock(step: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a call, after one that is not counted."""
+    """Median seconds of a call, after one warm-up call."""
     times: list[float] = []
     for _ in range(repeats + 1):
         start = time.perf_counter()

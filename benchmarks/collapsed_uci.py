@@ -1,4 +1,4 @@
-"""What of CIBER's score on a small table is the collapsing, and what the triangular likelihood.
+"""How much of CIBER's score on a small table comes from the collapsing, and how much from the triangular likelihood.
 
     python -m pipeline paper ciber:table1 --dataset Boston
     python -m benchmarks.collapsed_uci boston

@@ -90,7 +90,7 @@ def read_reference(path: Path = STORED) -> Reference:
 
 
 def prior(x: Tensor, y: Tensor, rngs: Sequence[Seed]) -> list[Predictive]:
-    """Functions of the prior, whatever the data: what a method that learned nothing would score."""
+    """Functions of the prior: the score of a method that learned nothing from the data."""
     return [_functions(prior_sd() * rng.fold("prior").numpy().standard_normal((2000, WEIGHTS))) for rng in rngs]
 
 

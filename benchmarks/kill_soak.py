@@ -150,7 +150,7 @@ class Soak:
         return done.returncode == 0
 
     def _victim(self) -> tuple[str, psutil.Process] | None:
-        """A kind of process at random, of those that there are, and one of its processes."""
+        """A random kind of the running processes, and one process of this kind."""
         there: dict[str, list[psutil.Process]] = {}
         for other in _marked(self.folder):
             try:
@@ -253,7 +253,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _copy(folder: Path, params: Path) -> Path:
-    """A fresh clone of what is committed, with ``params`` as its params.yaml."""
+    """A fresh clone of the last commit, with ``params`` as its params.yaml."""
     subprocess.run(["git", "clone", "-q", str(ROOT), str(folder)], check=True)
     shutil.copy(params, folder / "params.yaml")
     return folder

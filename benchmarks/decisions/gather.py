@@ -1,4 +1,4 @@
-"""The curves of ``work/decide`` as the tables of results/decisions, with what they were made from."""
+"""The curves of ``work/decide`` as the tables of results/decisions, with their origin."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What goes wrong, and what a user does about it."""
+"""The kinds of faults, and the user's cure for each."""
 
 import signal
 import subprocess

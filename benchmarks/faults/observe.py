@@ -1,4 +1,4 @@
-"""Let a fault happen, and see what comes of it."""
+"""Cause a fault, and record its effects."""
 
 import os
 import shutil
@@ -135,7 +135,7 @@ def _wait(process: "subprocess.Popen[str]") -> None:
 
 
 def _settle(folder: Path, seconds: float = 30.0) -> int:
-    """Wait for the processes that work in ``folder`` to end, and count those that do not."""
+    """Wait for the processes that work in ``folder`` to end, and count the remaining ones."""
     until = time.monotonic() + seconds
     while (left := _in(folder)) and time.monotonic() < until:
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What was seen, as a page."""
+"""A page of the observed effects."""
 
 import datetime
 import os

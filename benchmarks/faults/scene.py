@@ -90,7 +90,7 @@ class Scene:
 
 
 def prepared(folder: Path, epochs: int) -> Path:
-    """Clone what is committed, with a small graph as its params.yaml and its data prepared."""
+    """Clone the last commit, with a small graph as its params.yaml and its data prepared."""
     subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{ROOT}", str(folder)], check=True)
     (folder / "dvc.lock").unlink(missing_ok=True)
     raw = {**PARAMS, "methods": {**PARAMS["methods"], "sgd": {**PARAMS["methods"]["sgd"], "epochs": epochs}}}

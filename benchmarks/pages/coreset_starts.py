@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def prepared(key: str) -> tuple[Branch, FitData, Upstream]:
-    """Make what the coreset of a run is made from, on training rows alone."""
+    """Make the inputs of a run's coreset, from training rows alone."""
     read, settings = load(), Settings.read()
     run = read.run("student", key)
     method = read.run("coreset", run.sources["coreset"]).method.name

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def page(runs: list[ood.Result]) -> list[str]:
-    """Return what follows from the figures, then a table for each metric and group of sets."""
+    """Return the conclusions from the figures, then a table for each metric and group of sets."""
     groups = [group for group in GROUPS if any(one.figures.get(group) for one in runs)]
     text = ["\n".join(f"- {ood.sentence(runs, group)}" for group in groups)]
     for metric, title in TITLES.items():

@@ -1,4 +1,4 @@
-"""Real runs of this machine, and what is simulated of them."""
+"""Real runs of this machine beside their simulations."""
 
 import json
 import os

@@ -14,7 +14,7 @@ HOUR: Final = 3600.0
 
 @dataclass(frozen=True)
 class Driver:
-    """What a driver does, in seconds.
+    """The costs of a driver, in seconds.
 
     Attributes:
         task: of a stage's driver for each task, result and store included.

@@ -127,7 +127,7 @@ class _Run:
         self.env.process(self._let_in())
 
     def _let_in(self) -> Iterator[Any]:
-        """Start those with the longest way to go, as the scheduler does."""
+        """Start the stages with the longest remaining path, as the scheduler does."""
         yield self.env.timeout(_TICK)  # all that become ready at this moment are there first
         while self.free and self.waiting:
             self.free -= 1

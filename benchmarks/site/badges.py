@@ -1,4 +1,4 @@
-"""README's badges: small pictures of what is stored in the repository, with no service behind them."""
+"""README's badges: small pictures from files of the repository, without a service."""
 
 import re
 import tomllib

@@ -30,7 +30,7 @@ def blocks() -> dict[str, str]:
 
 
 def drawn(layers: list[str]) -> str:
-    """Draw layers as floors of a house; each may import what is below it."""
+    """Draw layers as floors of a house; each may import the floors below it."""
     lines = []
     for layer in layers:
         rooms = [room.strip().removeprefix("bdl_pipe.") for room in layer.split("|")]

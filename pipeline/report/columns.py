@@ -1,4 +1,4 @@
-"""The report's metrics, columns and tables: what is shown of each run, how it is written, and which end is better."""
+"""The report's metrics, columns and tables: the figures of each run, their format, and which end is better."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ class Column:
 
     @property
     def metric(self) -> Metric:
-        """Return what the column measures and which end is better."""
+        """Return a description of the column's metric, and which end is better."""
         return metric_of(self.of.metric)
 
     def write(self, value: float) -> str:

@@ -55,7 +55,7 @@ def which_one(table: Table) -> Data:
 
 
 def chains(table: Table) -> Data:
-    """Return the diagnostics of Markov chains, and the traces of what they predict."""
+    """Return the diagnostics of Markov chains, and the traces of their predictions."""
     known = table.chains()
     drawn = [inline(figures.traces(one.traces, key), f"traces-{key}") for key, one in known.items() if one.traces]
     return {"grid": columns.diagnostics(known), "figures": drawn} if known else None

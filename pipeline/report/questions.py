@@ -27,7 +27,7 @@ Drawn = list[Mapping[str, Any]]
 
 
 def answers(table: Table, question: Question) -> Mapping[str, Any]:
-    """Return what a page shows of each data set that has scores for its question."""
+    """Return a page's contents for each data set that has scores for its question."""
     parts = {}
     for dataset, whole in table.by_dataset().items():
         part = whole.done

@@ -1,4 +1,4 @@
-"""Students beside the posteriors that they imitate: size, speed, what is lost, and the joint of several inputs."""
+"""Students beside the posteriors that they imitate: size, speed, losses, and the joint of several inputs."""
 
 from collections.abc import Callable
 from typing import Final

@@ -152,7 +152,7 @@ class Table:
         return labels(self.runs, " ")
 
     def remarks(self) -> list[tuple[str, str]]:
-        """List what is to be said of runs, as (kind, text): no scores, and warnings. Each stands once with its runs."""
+        """List notes on runs, as (kind, text): missing scores, and warnings. Each is listed once, with its runs."""
         found: dict[tuple[str, str], list[str]] = {}
         for run in self.runs:
             absent = [] if run.key in self.scores else [("note", ABSENT)]
@@ -205,7 +205,7 @@ def gather(runs: Sequence[RunInfo]) -> Table:
 
 
 def _folders(run: RunInfo) -> list[Path]:
-    """Return the folders of a run's evaluation and of the scores of that evaluation, in so far as they are there."""
+    """Return the folders of a run's evaluation and of the scores of that evaluation, if they exist."""
     manifest = run.evaluate / artifacts.MANIFEST
     if not manifest.is_file():
         return []

@@ -1,1 +1,1 @@
-"""What each stage kind does: numbers and artifacts in, an artifact out."""
+"""The work of each stage kind: settings and artifacts in, an artifact out."""

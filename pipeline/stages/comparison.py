@@ -20,7 +20,7 @@ _ONLY_CHARTS: Final = ("bytes", "peak_bytes", "seconds_per_1000")  # metrics tha
 
 
 def track(plan: Plan, params: Params, settings: Settings) -> None:
-    """Show in MLflow what it lacks: stages that are up to date, and the comparison."""
+    """Add to MLflow the stages that are up to date and missing there, and the comparison."""
     with tracking.opened(settings, params, "dvc repro") as tracker:
         tracker.project(plan)
         tracker.compare(lambda: of(params))

@@ -1,7 +1,7 @@
 """The evaluate stage: every seed of a run on test rows, corrupted rows, other data, and its cost.
 
-Tasks: for each (split, seed) one on the test rows (with the OOD sets, whose scores are compared
-with those of the test rows, and the transfer sets) and one on each corruption.
+Tasks: for each (split, seed) one on the test rows, with the transfer sets and the OOD sets (their
+scores are compared with the test rows' scores), and one on each corruption.
 """
 
 from collections import Counter, defaultdict
@@ -123,7 +123,7 @@ def _fitted(task: EvalTask, shared: Mapping[str, Any]) -> Predictor:
 def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:
     """Plan the shared data and the tasks.
 
-    Files stand in place of the corrupted rows: each is read by the task that scores it.
+    Corrupted rows are passed as files: the task that scores a file reads it.
     """
     student = artifacts.load(places.artifact("student", run.key), "student")
     shared: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
 
 
 def _fit_cost(record: Mapping[str, Any], task: EvalTask) -> dict[Quantity, tuple[float, int]]:
-    """Return the seconds of one fit, with all that it was made from, and the memory that took, by the record."""
+    """Return the recorded seconds of one fit, including its upstream stages, and its peak memory."""
     at = f"{task.split}-{task.seed}"
     costs = {"fit_seconds": record["total_seconds"][at], "peak_bytes": record["peak_bytes"][at]}
     return {Quantity(metric, "cost"): (value, 1) for metric, value in costs.items()}

@@ -1,7 +1,7 @@
-"""What the stages that fit have in common: a run of params.yaml in, an artifact out.
+"""The common part of all stages that fit: a run of params.yaml in, an artifact out.
 
 params → run → data and input states of each split → one task for each (split, seed) → artifact,
-then provenance, then summaries. The artifact comes first: whatever fails after it loses nothing.
+then provenance, then summaries. The artifact comes first, so that no later failure loses it.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ from ..work.display import Display
 from ..work.executor import Done, Executor, Task, Where
 from ..work.store import Store
 
-GROUP_SIZE: Final = 10  # seeds of one task, where they are fitted together; a result's bits depend on it
-FEW_ROWS: Final = 20_000  # of all seeds of a single task together: it is done here, not by a cluster's worker
+GROUP_SIZE: Final = 10  # seeds that one task fits together; a change of this number changes results' last bits
+FEW_ROWS: Final = 20_000  # a single task with at most so many rows over all seeds runs here, not on a cluster's worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _parts(task: Task, made: Done) -> list[tuple[str, Done]]:
 
 
 def facts(run: Run, params: Params) -> dict[str, Any]:
-    """Collect what an artifact is made from, as far as params.yaml says it; the same in equal runs."""
+    """Collect the settings of params.yaml that an artifact depends on; equal runs give equal values."""
     several = {kind: f"{kind}/{key}" for kind, key in run.sources.items()}
     return {
         "dataset": run.spec.dataset,
@@ -208,8 +208,8 @@ def _grouped(tasks: list[Task], fit_many: FitMany) -> list[Task]:
 def _where(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings: Settings) -> Where:
     """Return where the tasks run.
 
-    A single task runs here if no cluster is named, since a worker of this machine has no more than this process; so
-    does a task that fits small tables together. Several tasks of this machine may be too short for workers.
+    A single task runs here if no cluster is named, since a worker on this machine has the same resources as this
+    process; so does a task that fits small tables together. Several tasks may be too short for this machine's workers.
     """
     if run.stage.in_driver:
         return "here"
@@ -248,7 +248,7 @@ def _publish(
 def _recalibrate(
     run: Run, seed: int, split: int, done: Mapping[str, Done], data: FitData
 ) -> Iterator[tuple[str, State]]:
-    """Yield what is learnt of each fit of a split from the rows that no fit saw, with its name in the artifact."""
+    """Yield the recalibration of each fit of a split, learnt from left-out rows, with its name in the artifact."""
     rows = prepared.load_calibration(places.artifact("prepare", run.spec.dataset), split)
     if rows is None:
         return
@@ -261,7 +261,7 @@ def _recalibrate(
 
 
 def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) -> Summary:
-    """Return what the method says of all seeds of all splits together, and which fits had diverged."""
+    """Return the method's summary of all seeds of all splits, with a warning for fits that had diverged."""
     slow = _slowed(done)
     if run.stage.summarise is None:
         return Summary(warnings=slow)
@@ -272,7 +272,7 @@ def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) ->
 
 
 def _slowed(done: Mapping[str, Done]) -> list[str]:
-    """Say which fits had diverged, and at what share of their rates they were made again."""
+    """Return a warning with the number of fits that had diverged, and the share of their rates in the second try."""
     shares = {name: made.result.config.get(RATE_SHARE) for name, made in done.items()}
     slow = {name: share for name, share in shares.items() if share is not None}
     if not slow:

@@ -25,15 +25,15 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
 
 
 def infos(params: Params) -> list[report.RunInfo]:
-    """Say what all entries of ``runs`` are, and where their results lie."""
+    """Return a description of each entry of ``runs``, with the folders of its results."""
     return [run_info(run, params) for run in params.of("student")]
 
 
 def run_info(run: Run, params: Params) -> report.RunInfo:
-    """Say what an entry of ``runs`` is, and where its results lie.
+    """Return a description of an entry of ``runs``, with the folders of its results.
 
     Raises:
-        ArtifactError: a record of the run, or of what it is made from, is damaged.
+        ArtifactError: a record of the run or of an upstream run is damaged.
     """
     coreset, own = run.sources.get("coreset"), records.read("student", run.key)
     splits = params.datasets[run.spec.dataset].splits
@@ -60,7 +60,7 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
 
 
 def _ended(run: Run, params: Params, warnings: Sequence[str]) -> tuple[str, ...]:
-    """Say what ended the fits of a run, or else of the networks that it is made from."""
+    """Return the reason why the fits of a run ended, or else the fits of its trajectories."""
     if any(warning.endswith(LONGER) for warning in warnings):
         return ("chains",)
     validated = params.datasets[run.spec.dataset].validation > 0
@@ -70,9 +70,9 @@ def _ended(run: Run, params: Params, warnings: Sequence[str]) -> tuple[str, ...]
 
 
 def _imitated(run: Run, params: Params) -> str | None:
-    """Name the run whose posterior a student imitates: its input, or what the input's own method makes of that input.
+    """Return the run that a student imitates: its input, or a run of the input's own method on the same input.
 
-    The average of chains is such a run of a student of chains. None: the run imitates nothing.
+    For a student of chains this is the run that averages the chains. None means that the run imitates nothing.
     """
     if not run.method.imitates:
         return None
@@ -100,7 +100,7 @@ def _network(run: Run, params: Params) -> str:
 
 
 def _step(dataset: DatasetConfig) -> report.Step | None:
-    """Say which step a data set is; steps of one group differ in their order and number alone."""
+    """Return the incremental step of a data set; steps of one group differ only in their order and number."""
     if dataset.increment is None:
         return None
     numbers = config.to_mapping(dataset)

@@ -126,7 +126,7 @@ def test_predictions_refuse_other_columns_and_shapes(tmp_path: Any) -> None:
             model.predict(other)
     with pytest.raises(ValueError, match=r"level must be in \(0, 1\), got 90"):
         model.predict_interval(frame, 90)
-    with pytest.raises(ValueError, match="conformal must be asked for before fit: BayesianRegressor"):
+    with pytest.raises(ValueError, match="conformal must be set before fit: BayesianRegressor"):
         model.predict_interval(frame, conformal=True)
     with pytest.raises(ValueError, match="rows must divide the 60 rows of X, got 7"):
         model.joint(frame, 7)
@@ -136,7 +136,7 @@ def test_predictions_refuse_other_columns_and_shapes(tmp_path: Any) -> None:
         model.log_prob(frame, np.stack([Y, Y], 1))
     images = np.random.default_rng(0).integers(0, 255, (60, 8, 8)).astype(np.uint8)
     of_images = BayesianClassifier("boosting", override={"rounds": 2}).fit(images, LABELS)
-    with pytest.raises(ValueError, match=r"images must have shape \[1, 8, 8\], as those of fit, got \[1, 9, 8\]"):
+    with pytest.raises(ValueError, match=r"images must have shape \[1, 8, 8\], as in fit, got \[1, 9, 8\]"):
         of_images.predict(np.zeros((2, 9, 8), np.uint8))
     with pytest.raises(ValueError, match="X: must be images, as in fit"):
         of_images.predict(X)

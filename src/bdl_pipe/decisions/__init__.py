@@ -1,7 +1,7 @@
-"""Decisions that hang on a posterior: bandits, active learning and Bayesian optimisation, in one loop by one contract.
+"""Decisions by a posterior: bandits, active learning and Bayesian optimisation, in one loop with one interface.
 
-A task makes problems, an agent is a method of the registry with a rule, and a rule asks the fitted posterior for draws
-of functions, marginals or class probabilities (:mod:`.questions`). ``docs/decisions.md`` shows how to add each.
+A task makes problems, an agent is a registered method with a rule, and a rule chooses from draws of functions,
+marginals or class probabilities of the fitted posterior (:mod:`.questions`). See ``docs/decisions.md`` to add more.
 """
 
 from .agents import Agent as Agent

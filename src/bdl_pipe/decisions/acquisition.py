@@ -1,4 +1,4 @@
-"""What a label or an evaluation is worth: acquisition functions of class probabilities and of functions' values.
+"""Acquisition functions: the value of a label or an evaluation, from class probabilities or functions' values.
 
 Functions of classes take log p(class | row, draw) as [draw, row, class], each draw being one function at all rows, and
 return nats [row]. Expectations over draws are exact for the draws that are given.
@@ -38,7 +38,7 @@ def epig(draws: Float[Tensor, "draw row class"], targets: Float[Tensor, "draw ta
     """Return E_{x*} I[y; y* | x, x*], the expected predictive information gain (Bickford Smith et al. 2023, eq. 8).
 
     Args:
-        targets: of the same draws at the inputs x* that predictions are wanted at.
+        targets: log-probabilities of the same draws at the inputs x* of future predictions.
     """
     own, theirs = draws.exp(), targets.exp()
     own_entropy, their_entropy = entropy(mixture(draws)), entropy(mixture(targets)).mean()
@@ -55,7 +55,7 @@ def batch_bald(draws: Float[Tensor, "draw row class"], count: int) -> list[int]:
     The entropy of the joint of a batch is a sum over all outcomes, without sampling of outcomes.
 
     Raises:
-        ConfigError: the outcomes of the rows before the last are too many.
+        ConfigError: the rows before the last have too many joint outcomes.
     """
     classes = draws.shape[-1]
     most = 1 + int(math.log(MOST_OUTCOMES) / math.log(classes) + 1e-9)

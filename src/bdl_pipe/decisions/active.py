@@ -1,7 +1,7 @@
-"""Active learning: which labels to ask for, from a pool of rows whose labels are hidden.
+"""Active learning: which labels to request, from a pool of rows with hidden labels.
 
-Some rows of each class are known at the start, as is usual (Kirsch et al. 2019). Each step chooses a batch out of a
-random part of the pool, all its labels are observed, and the method is fitted again. The scores are accuracy and
+Some rows of each class are known at the start, as is usual (Kirsch et al. 2019). Each step chooses a batch from a
+random part of the pool and observes its labels, and the method is fitted again. The scores are accuracy and
 NLL on rows that are never in the pool. All rows are training rows of the data set.
 """
 
@@ -23,12 +23,12 @@ class Labelling:
     """One seed's pool; a round is the choice of one label.
 
     Args:
-        start: the numbers of the rows that are known.
-        pool: those whose labels are hidden.
-        held: those that the scores are of.
+        start: indices of the rows that are known at the start.
+        pool: indices of the rows with hidden labels.
+        held: indices of the rows that are scored.
         batch: labels in each step.
-        candidates: rows of the pool that a step chooses from.
-        wanted: rows of the pool at which predictions are wanted (``epig``).
+        candidates: rows of the pool from which a step chooses.
+        wanted: rows of the pool that represent future predictions (``epig``).
     """
 
     standardised = False
@@ -69,10 +69,10 @@ class Labelling:
         return self._rows[new], self._labels[new]
 
     def fitted(self, belief: Belief | None, rng: Seed) -> None:
-        """Score the belief on the rows apart.
+        """Score the belief on the held rows.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the agent has no belief.
         """
         require(belief is not None, "method", "must be named: the scores of active learning are its posterior's")
         assert belief is not None
@@ -94,13 +94,13 @@ class ActiveLearning:
     """The section ``task`` of active learning.
 
     Attributes:
-        source: of a data set of classes, as in ``datasets``.
+        source: the source of a classification data set, as in ``datasets``.
         start: known rows of each class at the start.
-        labels: labels that are asked for.
+        labels: the number of labels to request.
         batch: labels in each step.
-        candidates: rows of the pool that a step chooses from.
-        wanted: rows of the pool at which predictions are wanted (rule ``epig``).
-        held: rows that the scores are of.
+        candidates: rows of the pool from which a step chooses.
+        wanted: rows of the pool that represent future predictions (rule ``epig``).
+        held: rows that are scored.
     """
 
     source: Any = field(metadata={"read": catalog.read})
@@ -124,11 +124,11 @@ class ActiveLearning:
         return "classification"
 
     def problem(self, rng: Seed) -> Labelling:
-        """Draw the rows that are known, those apart, and the pool.
+        """Draw the known rows, the held rows, and the pool.
 
         Raises:
             ConfigError: the data set has too few rows, of a class or of all.
-            DataError: it cannot be read.
+            DataError: the data set cannot be read.
         """
         raw, rows = raw_of(self.source), inputs_of(self.source)
         labels, order = raw.train.targets, rng.numpy().permutation(len(rows))

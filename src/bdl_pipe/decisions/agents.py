@@ -1,4 +1,4 @@
-"""Agents: a method of the registry, and the rule by which its posterior chooses."""
+"""Agents: a registered method, and the rule by which its posterior chooses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,11 +29,11 @@ class Agent:
 
     Attributes:
         rule: a key of :data:`.rules.RULES`.
-        method: a name of the registry; empty: none is fitted, and the rule asks no posterior.
-        updates: between refits the posterior learns row by row, where it can (see :mod:`.recursive`).
-        width: the standard deviations of the rule ``ucb``.
-        pace: a factor of the steps of all fits, as of the estimators.
-        override, made_from, upstream: as of the estimators.
+        method: the name of a registered method. If empty, nothing is fitted, and the rule uses no posterior.
+        updates: between refits the posterior learns row by row (see :mod:`.recursive`); an error if it cannot.
+        width: the number of standard deviations in the rule ``ucb``.
+        pace: a factor of the steps of all fits, as in the estimators.
+        override, made_from, upstream: as in the estimators.
     """
 
     rule: str
@@ -62,7 +62,7 @@ class Agent:
         """Check that the method predicts ``task`` and that the rule is for it.
 
         Raises:
-            UserError: it is unknown or cannot; or the rule is for the other kind of targets.
+            UserError: the method is unknown or cannot predict it; or the rule is for the other kind of targets.
         """
         kinds = {"classification": "classes", "regression": "numbers"}
         is_for = self.choosing.of in ("any", kinds[task])
@@ -76,15 +76,15 @@ class Agent:
     ) -> PosteriorBelief | None:
         """Fit the method to rows in memory with the defaults of their size, as the estimators do.
 
-        Targets are never taken as logarithms, so that a Gaussian over functions stays one.
+        Targets are never transformed to logarithms, so that a Gaussian over functions stays Gaussian.
 
         Args:
             rows: numbers [row, column], or images uint8 [row, channel, height, width].
-            targets: float64 [row], or labels int64 [row] where ``classes`` are their names.
-            standardised: whether numbers are standardised by these rows; else they are fitted as they are.
+            targets: float64 [row], or labels int64 [row] with the names ``classes``.
+            standardised: whether numbers are standardised by these rows.
 
         Returns:
-            The belief; None without a method.
+            The belief, or None without a method.
 
         Raises:
             UserError: the method cannot predict the task, there are too few rows, or a target is constant.
@@ -111,6 +111,6 @@ class Agent:
         )
 
     def plan(self, size: Any) -> list[Run]:
-        """List the runs that a fit at this size is made from."""
+        """List the upstream runs of a fit at this size."""
         above: Mapping[str, Any] = self.upstream
         return plan(self.method, size, override=self.override, made_from=self.made_from, upstream=above)

@@ -1,13 +1,13 @@
-"""Contextual bandits: the wheel, and rows of a table whose classes are arms or whose class is poison.
+"""Contextual bandits: the wheel, and rows of a table with an arm for each class, or with edible and poisonous rows.
 
-A reward is predicted from a context and an arm in blocks: the row of arm a holds (context, 1) in the a-th of as many
-blocks as there are arms, and zeros elsewhere (as Zhou et al. 2020, "Neural contextual bandits with UCB-based
-exploration", section 5). One posterior so answers for all arms, and a linear one is a linear model for each arm.
+A reward is predicted from a context and an arm in blocks: each arm has one block of columns, and the row of an arm has
+(context, 1) in this arm's block and zeros in all others (as Zhou et al. 2020, "Neural contextual bandits with UCB-based
+exploration", section 5). So one posterior answers for all arms, and a linear posterior is a linear model for each arm.
 
-Regret is expected: the best arm's mean reward less the chosen one's, so that the noise of rewards is not in it. It is
-divided by the regret of uniform choices of the same rounds, which is the mean over arms, without sampling:
-1 is no better than chance. Agents see rewards divided by the largest mean reward, whose range is taken as known; they
-are not standardised by the rewards so far, which would hide that others can be much larger.
+Regret is expected: the best arm's mean reward minus the chosen arm's, so that it contains no noise of rewards. It is
+divided by the regret of uniform choices in the same rounds, which is the mean over arms, without sampling:
+1 is no better than chance. Agents get rewards divided by the largest mean reward, which is taken as known. Rewards are
+not standardised by the rewards so far, which would hide that other rewards can be much larger.
 """
 
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ _POINTS: Final = 40  # of a curve
 
 @final
 class Bandit:
-    """A bandit whose rounds are known: contexts [round, column] and mean rewards [round, arm].
+    """A bandit with all rounds known: contexts [round, column] and mean rewards [round, arm].
 
     Args:
-        rewards: the rewards that each arm would give, drawn beforehand, so that agents of one seed meet the same luck.
-        means: their means given the context.
-        initial: rounds in which arms are taken in turn before the first fit; at least ten, and until rewards differ.
+        rewards: the rewards that each arm would give, drawn beforehand, so that all agents of a seed get the same luck.
+        means: the mean rewards given the context.
+        initial: rounds before the first fit, which pull the arms in turn; at least ten, and until rewards differ.
         growth: a posterior is fitted again when the known rows have grown by this factor.
     """
 
@@ -76,7 +76,7 @@ class Bandit:
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """Return ``regret``, cumulative since the first fit, and ``simple_regret``, of the last quarter of rounds.
 
-        Both are divided by those of uniform choices.
+        Both are divided by the regret of uniform choices.
         """
         means = self._means[self._before : self._done]
         best, chosen = means.max(1), means[np.arange(len(means)), self._chosen[self._before :]]
@@ -103,12 +103,12 @@ def in_blocks(contexts: np.ndarray, arms: int) -> np.ndarray:
 class Wheel:
     """The wheel bandit (Riquelme, Tucker & Snoek 2018, "Deep Bayesian bandits showdown", section 5.4).
 
-    Contexts are uniform in the unit disc. Arm 0 gives 1.2, the others 1.0; but beyond radius δ one of the others, which
-    the quadrant says, gives 50. All with a standard deviation of 0.01.
+    Contexts are uniform in the unit disc. Arm 0 gives 1.2, the other arms 1.0; but beyond radius δ one other arm, which
+    depends on the quadrant, gives 50. All rewards have a standard deviation of 0.01.
 
     Attributes:
         delta: δ.
-        rounds: of contexts, those before the first fit among them.
+        rounds: the number of rounds, including the rounds before the first fit.
         initial: rounds of each arm before the first fit.
         growth: see :class:`Bandit`.
     """
@@ -145,14 +145,14 @@ class Wheel:
 
 @dataclass(frozen=True)
 class RowsBandit:
-    """A bandit whose contexts are the rows of a labelled data set, without repetition, in random order.
+    """A bandit with the rows of a labelled data set as contexts, without repetition, in random order.
 
     Attributes:
-        source: of a data set of classes, as in ``datasets``.
+        source: the source of a classification data set, as in ``datasets``.
         game: ``label``: an arm for each class, reward 1 for the row's own. ``mushroom``: the arms are to pass (0) and
             to eat: +5 where the label is ``edible``, else +5 or −35 with probability ½ each (Riquelme et al. 2018).
         edible: the label of edible rows in ``mushroom``.
-        rounds, initial, growth: as :class:`Wheel`.
+        rounds, initial, growth: as in :class:`Wheel`.
     """
 
     source: Any = field(metadata={"read": catalog.read})

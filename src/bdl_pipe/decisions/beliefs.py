@@ -1,4 +1,4 @@
-"""Fitted posteriors as beliefs: what each class of posteriors answers, and one line where it cannot."""
+"""Fitted posteriors as beliefs: the answers of each class of posteriors, or an error of one line."""
 
 from typing import Final, final
 
@@ -20,7 +20,7 @@ _AT_ONCE: Final = 2_000_000  # numbers of a batch of questions, so that a long b
 
 @final
 class PosteriorBelief:
-    """The belief of a fitted posterior; see :class:`.questions.Belief` for what it answers.
+    """The belief of a fitted posterior; :class:`.questions.Belief` documents its answers.
 
     Attributes:
         learns: whether it has one-row updates and uses them.
@@ -30,7 +30,7 @@ class PosteriorBelief:
         updates: use one-row updates.
 
     Raises:
-        UserError: ``updates`` is asked for, and the posterior has none.
+        UserError: ``updates`` is set, and the posterior does not support it.
     """
 
     def __init__(self, predictor: Predictor, method: str, *, updates: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Decisions: a task and the agents that play it over seeds; the tasks that there are, and the table of their curves."""
+"""Decisions: a task and the agents that play it over seeds; the registered tasks, and the table of their curves."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -30,11 +30,11 @@ class Task(Protocol):
 
     @property
     def task(self) -> str:
-        """Return what an agent predicts, ``regression`` or ``classification``."""
+        """Return the agents' prediction task, ``regression`` or ``classification``."""
         ...
 
     def problem(self, rng: Seed) -> Problem:
-        """Make the problem of a seed; all agents of the seed meet the same."""
+        """Make the problem of a seed, the same for all agents."""
         ...
 
 
@@ -47,7 +47,7 @@ def register_task(task: type[Any]) -> None:
     """Add a task under the name that its config has.
 
     Raises:
-        PluginError: it is no frozen dataclass with ``name``, ``task`` and ``problem``, or its name is taken.
+        PluginError: the config is not a frozen dataclass with ``name``, ``task`` and ``problem``, or its name is taken.
     """
     name = variant_name(task, "decision task")
     lacks = [attribute for attribute in ("task", "problem") if not hasattr(task, attribute)]
@@ -65,9 +65,9 @@ class DecisionConfig:
     """An entry of the section ``decisions`` of params.yaml.
 
     Attributes:
-        task: what is decided; ``name`` chooses it.
+        task: the decision task; ``name`` chooses it.
         agents: name -> the agent.
-        seeds: how many problems each agent plays.
+        seeds: the number of problems that each agent plays.
     """
 
     task: Any = field(metadata={"read": _task})
@@ -90,7 +90,7 @@ class DecisionConfig:
         return [Path(path) for path in getattr(self.task, "files", tuple)()]
 
     def methods(self) -> set[str]:
-        """Return the methods of the agents, and those that their posteriors are made from."""
+        """Return the methods of the agents and of their upstream runs."""
         size = Size(self.task.task, rows=100, width=4, has_test=True)
         return {run.method.name for agent in self.agents.values() if agent.method for run in agent.plan(size)}
 

@@ -17,12 +17,12 @@ def play(
 ) -> dict[str, list[tuple[int, float]]]:
     """Play a problem to its end, and return its curves: metric -> pairs of a round and a value.
 
-    A belief is fitted to all known rows at each of the problem's ``refits``. Between them it answers all rounds at
-    once, unless it learns row by row.
+    A belief is fitted to all known rows at each of the problem's ``refits``. Between refits it answers all rounds in
+    one call, or one round at a time if it learns row by row.
 
     Args:
         fit: is called with the known rows, their targets and the address of the fit.
-        width: of the rule ``ucb``.
+        width: the number of standard deviations in the rule ``ucb``.
     """
     for start, stop in pairwise([*problem.refits, problem.rounds]):
         belief = fit(*problem.known(), rng.fold("fit", start))
@@ -49,7 +49,7 @@ def refits(rounds: int, first: int, growth: float) -> tuple[int, ...]:
 
 
 def _check(chosen: np.ndarray, shape: tuple[int, ...], count: int) -> None:
-    """Check what a rule returns, which may be a plugin's."""
+    """Check the choices of a rule, which may come from a plugin."""
     good = (
         chosen.shape == (shape[0], count)
         and chosen.dtype.kind == "i"

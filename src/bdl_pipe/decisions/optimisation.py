@@ -1,7 +1,7 @@
-"""Bayesian optimisation of functions that are costly: two of the literature, and any table of evaluations.
+"""Bayesian optimisation of costly functions: two test functions of the literature, and any table of evaluations.
 
-An agent maximises; what is minimised is taken with the other sign. Inputs lie in the unit cube. Each step chooses a
-batch of candidates: half of them uniform, half around the best input so far, or all rows of a table that are left.
+An agent maximises; to minimise a function, its sign is changed. Inputs lie in the unit cube. Each step chooses a
+batch from candidates: half of them uniform, half around the best input so far, or all remaining rows of a table.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,10 +61,10 @@ class Search:
     Args:
         value: inputs [row, column] -> the value of each.
         start: the first inputs.
-        optimum: the largest value that there is.
+        optimum: the largest possible value.
         batch: evaluations in each step.
-        candidates: of each step.
-        grid: the inputs that there are; None: the unit cube.
+        candidates: the number of candidates in each step.
+        grid: all possible inputs. None means the unit cube.
     """
 
     classes: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Search:
         """Score nothing: regret needs evaluations alone."""
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """Return ``regret``, the optimum less the best value so far, and ``mean_regret``, its mean over the rounds."""
+        """Return ``regret``, the optimum minus the best value so far, and ``mean_regret``, its mean over the rounds."""
         reached = self._optimum - np.maximum.accumulate(self._values)[self._before - 1 :]
         curve = [(number, float(value)) for number, value in enumerate(reached)]
         return {"regret": curve, "mean_regret": [(self.rounds, float(reached[1:].mean()))]}
@@ -124,9 +124,9 @@ class Optimisation:
     Attributes:
         function: a key of ``FUNCTIONS``.
         start: random evaluations before the first fit.
-        evaluations: after them.
-        batch: evaluations between refits; a belief that learns row by row chooses them one by one, another all at once.
-        candidates: of each step.
+        evaluations: evaluations after the first fit.
+        batch: evaluations between refits. A belief that learns row by row chooses them one by one, others all together.
+        candidates: the number of candidates in each step.
     """
 
     function: Literal["branin", "hartmann6"]
@@ -158,9 +158,9 @@ class TableOptimisation:
     """The section ``task`` of a table of evaluations: its columns are inputs, its target is the value.
 
     Attributes:
-        source: of a data set of regression with one target; equal inputs stand in it once.
-        goal: whether the smallest or the largest value is looked for.
-        start, evaluations, batch, candidates: as :class:`Optimisation`.
+        source: the source of a regression data set with one target and no repeated inputs.
+        goal: whether to search for the smallest or the largest value.
+        start, evaluations, batch, candidates: as in :class:`Optimisation`.
     """
 
     source: Any = field(metadata={"read": catalog.read})
@@ -180,11 +180,11 @@ class TableOptimisation:
         return "regression"
 
     def problem(self, rng: Seed) -> Search:
-        """Draw the first evaluations; columns are brought to the unit cube.
+        """Draw the first evaluations; columns are scaled to the unit cube.
 
         Raises:
             ConfigError: the table has several targets, equal inputs, or fewer rows than evaluations.
-            DataError: it cannot be read.
+            DataError: the table cannot be read.
         """
         rows, values = inputs_of(self.source).astype(np.float64), raw_of(self.source).train.targets
         require(values.shape[1] == 1, "source", "must have one target", f"{values.shape[1]} targets")

@@ -1,7 +1,7 @@
-"""The contract of decisions: what a problem asks, and what a posterior must answer.
+"""The interface of decisions: the questions of a problem, and the answers of a posterior.
 
-A problem hands over a :class:`Question`: groups of candidates. A rule chooses candidates of each group, and for that it
-asks a :class:`Belief` for one of five answers:
+A problem makes a :class:`Question`: groups of candidates. A rule chooses candidates from each group, by one of five
+answers of a :class:`Belief`:
 
 - ``values``: draws of functions, each at all candidates of its group together;
 - ``parts``: the marginal distribution of the function at each candidate, an equal mixture of Gaussians or of points;
@@ -24,14 +24,14 @@ from ..seeds import Seed
 
 @dataclass(frozen=True)
 class Question:
-    """Candidates, of which each group's are chosen from together.
+    """Groups of candidates; each group is a separate choice.
 
     Attributes:
         candidates: raw rows [group, candidate, ...].
-        count: how many different candidates are chosen of each group.
-        best: the largest value that was observed so far, of optimisation.
-        inputs: rows of the inputs that predictions are wanted at, of active learning [row, ...].
-        truth: the mean reward of each candidate [group, candidate]. The rule ``oracle`` alone reads it.
+        count: the number of different candidates to choose from each group.
+        best: in optimisation, the largest value observed so far.
+        inputs: in active learning, rows [row, ...] that represent future predictions.
+        truth: the mean reward of each candidate [group, candidate]. Only the rule ``oracle`` reads it.
     """
 
     candidates: np.ndarray
@@ -43,11 +43,11 @@ class Question:
 
 @runtime_checkable
 class Belief(Protocol):
-    """What an agent believes after a number of rows, in the units of the targets, without the noise of observations."""
+    """An agent's belief after a number of rows, in the units of the targets, without the noise of observations."""
 
     @property
     def learns(self) -> bool:
-        """Say whether :meth:`learn` updates the belief row by row; it must be fitted anew otherwise."""
+        """Return whether :meth:`learn` updates the belief row by row; otherwise it must be fitted again."""
         ...
 
     def values(self, candidates: np.ndarray, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:
@@ -79,13 +79,13 @@ class Belief(Protocol):
 
 @runtime_checkable
 class Problem(Protocol):
-    """One seed's problem: it asks, observes what is chosen, and scores it.
+    """One seed's problem: it makes questions, observes the choices, and scores them.
 
     Attributes:
-        rounds: how many choices an agent makes.
-        refits: the rounds, from 0 on and in order, at which an agent's posterior is fitted to all rows known by then.
-        classes: the names of the classes; empty: targets are numbers.
-        standardised: whether a fit standardises numbers by those that are known.
+        rounds: the number of choices that an agent makes.
+        refits: the rounds, starting with 0 and in order, at which an agent's posterior is fitted to all known rows.
+        classes: the names of the classes; empty if targets are numbers.
+        standardised: whether a fit standardises numbers by the known rows.
     """
 
     rounds: int
@@ -98,7 +98,7 @@ class Problem(Protocol):
         ...
 
     def question(self, rounds: int) -> Question:
-        """Ask for the choices of the next ``rounds`` rounds."""
+        """Return the question for the next ``rounds`` rounds."""
         ...
 
     def answer(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +106,7 @@ class Problem(Protocol):
         ...
 
     def fitted(self, belief: Belief | None, rng: Seed) -> None:
-        """Take note of the belief after each refit, to score it; None: the agent has none."""
+        """Score the belief after each refit; it is None if the agent has no posterior."""
         ...
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:

@@ -1,11 +1,11 @@
-"""One-row updates of a Gaussian over a linear layer's weights, on features that stay as they are.
+"""One-row updates of a Gaussian over a linear layer's weights, on fixed features.
 
     y = wᵀφ + ε,  ε ~ N(0, σ²),  w ~ N(m, A⁻¹):   A ← A + φφᵀ/σ²,   Am ← Am + φy/σ²
 
-The update is exact: after any rows, in any order, the Gaussian is that of Bayesian linear regression on all of them
-with the first Gaussian as its prior (Bishop 2006, eqs 3.50–3.51). For a variational last layer it is the recursive
-update of Brunzema et al. 2024, "Bayesian optimization via continual variational last layer training", section 3.2: q(w)
-is the prior of the rows that come after the fit. Features and σ² are those of the last fit.
+The update is exact: after any rows, in any order, the Gaussian equals the posterior of Bayesian linear regression on
+all these rows with the first Gaussian as its prior (Bishop 2006, eqs 3.50–3.51). For a variational last layer it is the
+recursive update of Brunzema et al. 2024, "Bayesian optimization via continual variational last layer training", section
+3.2: q(w) is the prior for the rows after the fit. Features and σ² come from the last fit.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class RecursiveLayer:
 
 @dataclass
 class RecursivePosterior:
-    """A fitted posterior of one target whose last layer learns row by row.
+    """A fitted posterior of one target that updates its last layer row by row.
 
     Attributes:
         features: transformed inputs [row, ...] -> φ [row, h].
@@ -76,10 +76,10 @@ class RecursivePosterior:
 
 @torch.no_grad()
 def recursive(posterior: Posterior) -> RecursivePosterior | None:
-    """Return the posterior of one target with one-row updates; None: its class has none.
+    """Return the posterior of one target with one-row updates, or None if its class does not support them.
 
-    They exist for the methods ``linear``, ``map_blr``, ``gbll`` and ``ldgbll``, and ``vbll`` with point features, with
-    either layer.
+    The methods ``linear``, ``map_blr``, ``gbll`` and ``ldgbll`` support them, and so does ``vbll`` with point features
+    and either layer.
     """
     if isinstance(posterior, LinearRegressionPosterior | ExactLayerPosterior):
         factor, noise = posterior.tensors["factor"].double(), posterior.tensors["noise_variance"].double()

@@ -1,6 +1,6 @@
-"""Rules: a belief and a question in, the chosen candidates out. Each rule asks a belief for one of its answers.
+"""Rules: a belief and a question in, the chosen candidates out. Each rule uses one of a belief's answers.
 
-A rule of one's own is a function and a line, :func:`register_rule`.
+Add your own rule as a function, by :func:`register_rule`.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ class Rule:
     """A way to choose.
 
     Attributes:
-        choose: (belief, question, width, address) -> numbers of candidates, int64 [group, count].
-        of: the targets that it is for.
-        needs_posterior: whether it asks a belief at all.
+        choose: (belief, question, width, address) -> indices of candidates, int64 [group, count].
+        of: the kind of targets that the rule is for.
+        needs_posterior: whether the rule uses a belief.
     """
 
     choose: Choose
@@ -48,10 +48,10 @@ def oracle(belief: Belief | None, question: Question, width: float, rng: Seed) -
     """Choose by the true means.
 
     Raises:
-        UserError: the problem does not have them.
+        UserError: the problem has no true means.
     """
     if question.truth is None:
-        raise UserError("rule: must be one that the task has (oracle is for bandits), got oracle")
+        raise UserError("rule: must fit the task (oracle is for bandits), got oracle")
     return _top(torch.from_numpy(question.truth), question.count)
 
 
@@ -67,7 +67,7 @@ def thompson(belief: Belief, question: Question, width: float, rng: Seed) -> np.
 
 
 def marginal_thompson(belief: Belief, question: Question, width: float, rng: Seed) -> np.ndarray:
-    """Choose the largest of values that are drawn from the marginals, each by itself."""
+    """Choose the largest of values that are drawn from the marginals independently."""
     mean, deviation = belief.parts(question.candidates, rng.fold("parts"))
     shape = (question.count, *mean.shape[1:])
     which = torch.randint(len(mean), shape, generator=rng.fold("which").generator())
@@ -117,7 +117,7 @@ def batch_bald(belief: Belief, question: Question, width: float, rng: Seed) -> n
 def epig(belief: Belief, question: Question, width: float, rng: Seed) -> np.ndarray:
     """Choose the largest expected predictive information gains."""
     if question.inputs is None:
-        raise UserError("rule: must be one that the task has (epig is for active learning), got epig")
+        raise UserError("rule: must fit the task (epig is for active learning), got epig")
     candidates = question.candidates[0]
     draws = belief.class_draws(np.concatenate([candidates, question.inputs]), _DRAWS, rng)
     gains = acquisition.epig(draws[:, : len(candidates)], draws[:, len(candidates) :])
@@ -149,10 +149,10 @@ RULES: Final[Registered[Rule]] = Registered(
 
 
 def register_rule(name: str, choose: Choose, of: Of = "numbers") -> None:
-    """Add a rule, which ``rule: <name>`` of an agent then means.
+    """Add a rule; agents use it by ``rule: <name>``.
 
     Raises:
-        PluginError: it is no function, or its name is taken.
+        PluginError: the rule is not a function, or its name is taken.
     """
     if not callable(choose):
         raise PluginError(f"the rule {name} must be a function (belief, question, width, address) -> [group, count]")

@@ -1,4 +1,4 @@
-"""Rows of the catalogue's data sets, as decisions take them."""
+"""Rows of the catalogue's data sets, in the form that decisions need."""
 
 from functools import cache
 from typing import Any
@@ -18,9 +18,9 @@ def raw_of(source: Any) -> Raw:
 
 
 def inputs_of(source: Any) -> np.ndarray:
-    """Return the inputs of a data set's own training rows: images as they are, a table's columns as numbers.
+    """Return the inputs of a data set's own training rows: images unchanged, a table's columns as numbers.
 
-    Categories and gaps are encoded by the inputs of all rows, and no target is looked at.
+    Categories and gaps are encoded by the inputs of all rows, without the targets.
     """
     raw = raw_of(source)
     if raw.kind == "image" or not raw.columns:
@@ -33,7 +33,7 @@ def inputs_of(source: Any) -> np.ndarray:
 def numbers_of(source: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return standardised inputs float64 [row, column], labels and the names of the classes of a data set.
 
-    A column that is constant is 0.
+    A constant column becomes 0.
     """
     raw, rows = raw_of(source), inputs_of(source)
     flat = rows.reshape(len(rows), -1).astype(np.float64)

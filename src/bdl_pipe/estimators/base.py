@@ -1,4 +1,4 @@
-"""What both estimators have in common: their parameters, a fit from rows in memory, and predictives of new rows."""
+"""The common base of both estimators: parameters, a fit from rows in memory, and predictives of new rows."""
 
 import copy
 import json
@@ -34,29 +34,29 @@ from .plan import DATASET, known, plan, plugins_of, root_of
 
 T = TypeVar("T", bound="BayesianEstimator")
 _AS_IT_IS: Final[dict[str, Any]] = {"dtype": None, "ensure_all_finite": False, "allow_nd": True}
-_SPLIT_SHARE: Final = 0.2  # of the rows, that split conformal takes
-_MOST: Final = 10_000_000  # numbers of cross-conformal in memory at once
+_SPLIT_SHARE: Final = 0.2  # share of the rows that split conformal leaves out
+_MOST: Final = 10_000_000  # the most numbers of cross-conformal in memory
 
 
 class BayesianEstimator(BaseEstimator):
-    """A method of the registry behind ``fit`` and ``predict``.
+    """A registered method behind ``fit`` and ``predict``.
 
     Args:
-        method: a name of ``bdl_pipe.METHODS``, a plugin's too.
-        override: hyperparameters in place of the method's, as in ``override`` of a run in ``params.yaml``.
-            scikit-learn's searches reach one as ``override__training__epochs``.
-        made_from: what the method is made from: the key of a run (``sgd``, ``iterates``, ``sgmcmc``, ``vbpc``, …),
-            another method, or ``data`` for the data alone. None: what ``python -m pipeline add`` makes it from.
-        upstream: such a key or method -> hyperparameters of that run in place of its own.
-        columns: what columns of a frame are, where the inspection errs: name -> ``number``, ``category`` or ``date``.
-        conformal: ``split``: a fifth of the rows calibrate intervals or sets, and no fit sees them. ``cross``: five
-            further fits calibrate them, on all rows. None: neither.
+        method: a name of ``bdl_pipe.METHODS``; plugins add names.
+        override: hyperparameters that replace the method's, as in ``override`` of a run in ``params.yaml``.
+            scikit-learn's searches set one hyperparameter as ``override__training__epochs``.
+        made_from: the upstream run of the method: its key (``sgd``, ``iterates``, ``sgmcmc``, ``vbpc``, …), another
+            method, or ``data`` for the data alone. None means the choice of ``python -m pipeline add``.
+        upstream: key or method of an upstream run -> hyperparameters that replace that run's own.
+        columns: name of a column of a frame -> ``number``, ``category`` or ``date``, to correct the inspection.
+        conformal: ``split`` calibrates intervals or sets on a fifth of the rows, which are left out of the fit.
+            ``cross`` calibrates them on all rows, with five further fits. None calibrates nothing.
         pace: a factor of all steps.
-        minutes: how long the fit may take, at the pace of this machine: the result then depends on the machine. None:
-            no limit.
-        random_state: the root of all random addresses. None: 0. Of a generator of NumPy a whole number is drawn.
+        minutes: a limit of the fit's time on this machine: the result then depends on the machine. None sets no limit.
+        random_state: the root of all random addresses. None means 0. A NumPy generator is used to draw an integer.
         device: where torch computes.
-        threads: of torch while it fits and predicts; another number may change the last bits. None: torch's setting.
+        threads: the number of torch's threads in fits and predictions; it may change the last bits. None keeps torch's
+            setting.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BayesianEstimator(BaseEstimator):
         device: Any = "cpu",
         threads: Any = 1,
     ) -> None:
-        """Take the parameters as they are; ``fit`` checks them, as scikit-learn's estimators do."""
+        """Store the parameters unchanged; ``fit`` checks them, as in scikit-learn's estimators."""
         self.method = method
         self.override = override
         self.made_from = made_from
@@ -185,7 +185,7 @@ class BayesianEstimator(BaseEstimator):
         return self._targets(y, rows)
 
     def _rows(self, x: Any) -> np.ndarray:
-        """Return new rows as the fit has seen its own."""
+        """Return new rows in the form of the fit's rows."""
         check_is_fitted(self, "fitted_")
         schema = self.fitted_.schema
         if schema["kind"] == "image":
@@ -224,12 +224,13 @@ class BayesianEstimator(BaseEstimator):
         """Return the joint distribution of the targets of several rows, which share a function.
 
         Args:
-            rows: so many rows after one another are a group with a joint of its own; None: all are one group.
-            draws: functions that are drawn where the posterior has no draws of its own.
+            rows: the number of consecutive rows in a group; each group has its own joint. None puts all rows in one
+                group.
+            draws: number of functions to draw if the posterior has no draws of its own.
 
         Returns:
-            Targets for its ``log_prob`` are tensors of shape ``target_shape``: labels' places in ``classes_`` [group,
-            row], or [group, row, output].
+            A joint; its ``log_prob`` takes targets as tensors of shape ``target_shape``: indices into ``classes_``
+            [group, row], or values [group, row, output].
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or the rows are not whole groups.
@@ -246,7 +247,7 @@ class BayesianEstimator(BaseEstimator):
 
         Raises:
             NotFittedError: ``fit`` was not called.
-            TypeError: a parameter is nothing that JSON can hold.
+            TypeError: JSON cannot represent a parameter.
         """
         check_is_fitted(self, "fitted_")
         params = {**self.get_params(deep=False), "random_state": self.fitted_.about["seed"]}
@@ -258,7 +259,7 @@ class BayesianEstimator(BaseEstimator):
         """Read what :meth:`save` wrote; nothing is unpickled.
 
         Raises:
-            ArtifactError: the folder is no whole artifact of such an estimator.
+            ArtifactError: the folder is not a complete artifact of such an estimator.
         """
         fitted, own = Fitted.load(Path(path), device)
         if own.get("estimator") != cls.__name__:
@@ -284,7 +285,7 @@ class BayesianEstimator(BaseEstimator):
             self.feature_names_in_ = np.array(facts["feature_names_in_"], dtype=object)
 
     def _conformal_parts(self) -> tuple[list[int], list[Predictor]]:
-        """Return the fits whose left-out rows calibrate: that of all rows, or those of cross-conformal.
+        """Return the fits that calibrate on their left-out rows: the fit of all rows, or the fits of cross-conformal.
 
         Raises:
             ValueError: the fit has no such rows.
@@ -293,7 +294,7 @@ class BayesianEstimator(BaseEstimator):
         numbers = [i for i, part in enumerate(self.fitted_.parts) if part.recalibration is not None]
         if not numbers:
             name = type(self).__name__
-            raise ValueError(f"conformal must be asked for before fit: {name}(…, conformal='split') or 'cross'")
+            raise ValueError(f"conformal must be set before fit: {name}(…, conformal='split') or 'cross'")
         return numbers, [self.fitted_.predictor(i) for i in numbers]
 
     def _each_part(self, rows: np.ndarray, numbers: list[int]) -> Iterator[tuple[slice, list[Predictive]]]:

@@ -1,4 +1,4 @@
-"""Classification with any method of the registry, as scikit-learn's estimators are used.
+"""Classification with any registered method, in the interface of scikit-learn's estimators.
 
 model = BayesianClassifier("d_vbll").fit(X, y)
 model.predict(X_new), model.predict_proba(X_new), model.predict_set(X_new, level=0.9)
@@ -21,20 +21,20 @@ from .sampling import sample
 
 @final
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
-    """A Bayesian classifier: a method of the registry, with its defaults for data of this size.
+    """A Bayesian classifier: a registered method, with its defaults for data of this size.
 
     ``X`` is an array [n, column], a frame (pandas, polars, Arrow) with numbers, categories, dates and gaps, or images
     of whole numbers from 0 to 255: [n, height, width], [n, height, width, channel] or [n, channel, height, width] with
-    1 or 3 channels. ``y`` are labels [n]. The parameters are those of :class:`.base.BayesianEstimator`.
+    1 or 3 channels. ``y`` are labels [n]. :class:`.base.BayesianEstimator` documents the parameters.
 
     Attributes:
-        classes_: the labels in order, as they came; probabilities have this order.
-        n_features_in_, feature_names_in_, left_out_, remarks_, fit_seconds_, fitted_, made_from_: as
-            :class:`.regressor.BayesianRegressor` has them.
+        classes_: the sorted labels; probabilities have this order.
+        n_features_in_, feature_names_in_, left_out_, remarks_, fit_seconds_, fitted_, made_from_: as in
+            :class:`.regressor.BayesianRegressor`.
     """
 
     def fit(self, X: Any, y: Any) -> "BayesianClassifier":
-        """Fit the method to all rows; a fifth of them say when training ends, and then it is fitted to all.
+        """Fit the method to all rows: a fifth of them first decides when training ends, then all rows are fitted.
 
         Raises:
             ValueError: the rows, the labels or a parameter break a rule; the message has the rule and the value.
@@ -71,9 +71,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """Return which classes are in the set of each row, bool [n, class].
 
         Args:
-            level: the fewest classes that have this probability together.
-            conformal: calibrated sets, which hold the class of a new row with this probability whatever the posterior
-                is (:mod:`.conformal`), and may be empty; for them ``fit`` needs the parameter ``conformal``.
+            level: the total probability of a set; each set has the fewest classes that reach it.
+            conformal: return calibrated sets, which contain the class of a new row with this probability for every
+                posterior (:mod:`.conformal`), and may be empty; ``fit`` then needs the parameter ``conformal``.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or the level is not in (0, 1), or the fit has no
@@ -98,7 +98,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         return np.concatenate(sets)
 
     def sample(self, X: Any, draws: int = 1) -> np.ndarray:
-        """Draw a class of each row by itself [draw, n]; the same at every call.
+        """Draw a class of each row independently [draw, n]; every call returns the same draws.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or ``draws`` is not above 0.
@@ -119,10 +119,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         return predictive.log_prob(places).double().cpu().numpy()
 
     def _places(self, y: Any, rows: int) -> np.ndarray:
-        """Return the places of labels among the classes.
+        """Return the indices of labels among the classes.
 
         Raises:
-            DataError: one is none of them, or there are not as many as rows.
+            DataError: a label is not among the classes, or the numbers of labels and rows differ.
         """
         labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y).reshape(-1)
         require(len(labels) == rows, "y", f"must have as many rows as X ({rows:,})", len(labels))

@@ -40,14 +40,14 @@ def compare(
 ) -> Comparison:
     """Compare methods by cross-validation: each is fitted and scored on the same folds.
 
-    A run that several methods are made from, such as a trajectory, is fitted once a fold.
+    An upstream run of several methods, such as a trajectory, is fitted once per fold.
 
     Args:
-        X, y: as ``fit`` of :class:`.BayesianRegressor` and :class:`.BayesianClassifier` takes them.
-        methods: names of ``bdl_pipe.METHODS``, or estimators; or a mapping name in the table -> such a method.
-        cv: the number of folds, shuffled, of classes with equal shares; or what scikit-learn's ``cv`` may be.
-        task: ``classification`` or ``regression``; None: as ``add`` decides it, by the targets.
-        random_state: of the folds, and of the methods that are given by name.
+        X, y: as in ``fit`` of :class:`.BayesianRegressor` and :class:`.BayesianClassifier`.
+        methods: names of ``bdl_pipe.METHODS``, or estimators; or a mapping name in the table -> name or estimator.
+        cv: the number of shuffled folds, stratified for classes; or any value of scikit-learn's ``cv``.
+        task: ``classification`` or ``regression``. None decides by the targets, as ``add`` does.
+        random_state: the seed of the folds, and of the methods that are given by name.
         params: parameters of the methods that are given by name, such as ``pace``.
 
     Raises:
@@ -118,15 +118,15 @@ def _folds(x: Any, y: Any, cv: Any, task: Task, random_state: Any) -> Any:
 
 
 def _sharing(model: BayesianEstimator) -> str:
-    """Return what the rows and the addresses of a model's runs depend on."""
+    """Return the parameters that determine the rows and the addresses of a model's runs."""
     return repr((model.conformal, model.columns, model.random_state, model.device, model.threads))
 
 
 def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tuple[float, int]], np.ndarray]:
-    """Score a fitted model on test rows; return what its reliability follows from, too.
+    """Score a fitted model on test rows; also return the data of its reliability line.
 
     Args:
-        drawn: the address of what metrics of stored predictions draw, the same for all methods.
+        drawn: the address of the metrics' random numbers, the same for all methods.
     """
     rows, fitted = model._rows(x), model.fitted_
     targets = (

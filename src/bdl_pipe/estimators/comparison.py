@@ -33,8 +33,8 @@ class Line:
     """A reliability line.
 
     Attributes:
-        said: probabilities that the method said.
-        seen: the share of rows in which what it said came true.
+        said: probabilities that the method stated.
+        seen: the share of rows in which the stated event occurred.
     """
 
     said: np.ndarray
@@ -55,10 +55,10 @@ class Comparison:
     def __init__(
         self, task: str, scores: Mapping[str, RunScores], reliability: Mapping[str, Line], test_over_train: float
     ) -> None:
-        """Take the scores of each method.
+        """Build the tables from the scores of each method.
 
         Args:
-            test_over_train: the number of test rows of a fold over that of its training rows.
+            test_over_train: a fold's number of test rows divided by its number of training rows.
         """
         self.task, self.scores, self.reliability = task, dict(scores), dict(reliability)
         self.folds = next(iter(scores.values())).splits
@@ -67,7 +67,7 @@ class Comparison:
 
     @cached_property
     def table(self) -> "pd.DataFrame":
-        """Every score of every method, means over folds: a row a method, the lowest NLL first."""
+        """Every score of every method, means over folds: one row for each method, the lowest NLL first."""
         return self._frame(lambda of: of.mean)
 
     @cached_property
@@ -77,10 +77,10 @@ class Comparison:
 
     @cached_property
     def differences(self) -> "pd.DataFrame":
-        """Each method's losses less those of the method with the lowest NLL, in pairs over folds.
+        """Each method's losses minus the losses of the method with the lowest NLL, paired over folds.
 
         Columns: metric, method, to, mean, error, low, high, apart. Losses are the NLL, and the RMSE or minus the
-        accuracy. Errors are Nadeau and Bengio's; the 95 % intervals from low to high hold together for all methods.
+        accuracy. Errors are Nadeau and Bengio's; the 95 % intervals from low to high hold simultaneously.
         """
         pd, (best, *others) = _pandas(), self.table.index
         rows = []
@@ -94,14 +94,14 @@ class Comparison:
         return pd.DataFrame(rows, columns=["metric", "method", "to", "mean", "error", "low", "high", "apart"])
 
     def difference(self, one: str, other: str, metric: str = "nll", *, comparisons: int = 1) -> Difference:
-        """Return one method's loss less another's, with its standard error (Nadeau & Bengio 2003).
+        """Return one method's loss minus another's, with its standard error (Nadeau & Bengio 2003).
 
         Args:
-            metric: ``nll``, ``rmse`` or ``accuracy``, whose loss is its negative.
-            comparisons: the number of intervals that hold together.
+            metric: ``nll``, ``rmse`` or ``accuracy``; the loss of ``accuracy`` is its negative.
+            comparisons: the number of intervals that hold simultaneously.
 
         Raises:
-            KeyError: there is no such method.
+            KeyError: the comparison has no method of this name.
         """
         pair = self._candidates[one], self._candidates[other]
         found = difference(*pair, comparisons, metric, self._ratio)
@@ -110,11 +110,11 @@ class Comparison:
 
     @cached_property
     def verdict(self) -> str:
-        """What follows: the best method by NLL, and those that cannot be told apart from it."""
+        """A sentence with the best method by NLL, and the methods that do not differ from it by more than chance."""
         return " ".join(sentences(standings([*self._candidates.values()], self._ratio)))
 
     def plot_reliability(self) -> "Drawing":
-        """Draw how often what each method said came true: classes by confidence, or targets in central intervals.
+        """Plot each method's stated probability against how often it was right: of classes, or of central intervals.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -126,7 +126,7 @@ class Comparison:
         return figures.calibration(lines, self._marks(figures.Mark), said, seen)
 
     def plot_cost(self) -> "Drawing":
-        """Draw the NLL against the seconds of a fit and those to predict 1,000 rows.
+        """Plot the NLL against the seconds of a fit and against the seconds to predict 1,000 rows.
 
         Raises:
             ImportError: matplotlib is not installed.

@@ -1,6 +1,6 @@
-"""What a fit leaves: the posterior's state with its data's transform, of all rows and of each part of cross-conformal.
+"""The result of a fit: posterior states with the data's transform, for all rows and for each part of cross-conformal.
 
-Its folder is a student artifact, as the pipeline's: ``bdl_pipe.load_predictor`` reads it, too. Nothing is unpickled.
+Its folder is a student artifact like the pipeline's: ``bdl_pipe.load_predictor`` reads it, too. Nothing is unpickled.
 """
 
 import json
@@ -34,8 +34,8 @@ class Part:
     """One fitted posterior.
 
     Attributes:
-        split: the number of the split that it is of, in its addresses: 0 for all rows, 1 … for cross-conformal.
-        recalibration: what was learnt of rows that this fit did not see; None: there were none.
+        split: the number of its split, in its addresses: 0 for all rows, 1 … for cross-conformal.
+        recalibration: learnt from rows that this fit left out. None if it left out no rows.
     """
 
     split: int
@@ -46,11 +46,11 @@ class Part:
 
 @dataclass(eq=False)
 class Fitted:
-    """The parts of a fit; the first is that of all rows.
+    """The parts of a fit; the first part was fitted to all rows.
 
     Attributes:
         about: the manifest's facts: the root seed, the run, the method, its hyperparameters.
-        schema: what new rows must look like.
+        schema: the required columns or shape of new rows.
     """
 
     parts: Sequence[Part]
@@ -60,7 +60,7 @@ class Fitted:
     _ready: dict[int, Predictor] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is rebuilt from the states."""
+        """Return the fields without the posteriors, which are rebuilt from the states."""
         return {**{k: v for k, v in self.__dict__.items() if k != "columns"}, "_ready": {}}
 
     @cached_property
@@ -82,7 +82,7 @@ class Fitted:
         return self._ready[part]
 
     def address(self, part: int = 0) -> Seed:
-        """Return the address of a part's draws: the one of the pipeline's scores."""
+        """Return the address of a part's draws, which is the address of the pipeline's scores."""
         return prediction_address(self.about["seed"], self.about["run"], self.parts[part].split, 0)
 
     def batches(self, rows: np.ndarray, part: int = 0, batch: int = 1000) -> Iterator[tuple[slice, Predictive]]:
@@ -93,7 +93,7 @@ class Fitted:
         """Write the artifact.
 
         Args:
-            own: what the estimator adds, as JSON can hold it.
+            own: the estimator's own entries, as JSON values.
         """
         with artifacts.publish(path, KIND, about=self.about) as folder:
             for part in self.parts:

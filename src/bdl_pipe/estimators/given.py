@@ -44,7 +44,7 @@ class Targets:
 
     @property
     def task(self) -> Task:
-        """Return what is predicted."""
+        """Return the quantity to predict."""
         return "classification" if self.values.ndim == 1 else "regression"
 
 
@@ -62,7 +62,7 @@ def table_of(given: Any, names: Sequence[str] | None = None) -> pa.Table:
     """Return a frame, or an array [n, column], as an Arrow table of typed columns.
 
     Args:
-        names: of the columns, by place; None: those of the frame, or ``x0``, ``x1`` … of an array.
+        names: the columns' names in order. None keeps the frame's names, or names an array's columns ``x0``, ``x1`` …
 
     Raises:
         DataError: two columns have one name.
@@ -151,9 +151,7 @@ def images_of(given: np.ndarray, shape: Sequence[int] | None = None) -> np.ndarr
         given = given.astype(np.uint8)
     images = image_array(given, ORIGIN, ORIGIN)
     if shape is not None and list(images.shape[1:]) != list(shape):
-        raise DataError(
-            f"{ORIGIN}: images must have shape {list(shape)}, as those of fit, got {list(images.shape[1:])}"
-        )
+        raise DataError(f"{ORIGIN}: images must have shape {list(shape)}, as in fit, got {list(images.shape[1:])}")
     return images
 
 

@@ -1,4 +1,4 @@
-"""Fit all rows, and what calibrates intervals and sets: rows that no fit sees, or fits that leave out parts."""
+"""Fit all rows, and calibrate intervals and sets on left-out rows, or by further fits that leave out parts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from . import fitting
 from .fitted import Fitted, Part
 from .plan import DATASET, Run
 
-PARTS: Final = 5  # of cross-conformal
+PARTS: Final = 5  # the folds of cross-conformal
 
 
 def fit_parts(

@@ -23,7 +23,7 @@ from ..registry import METHODS
 from .defaults import section
 
 DATASET: Final = "data"
-DATA: Final = "data"  # of ``made_from``: the data alone
+DATA: Final = "data"  # the value of ``made_from`` for a fit from the data alone
 _USUAL: Final[Mapping[Kind, str]] = {"trajectory": "iterates", "teacher": "sgmcmc", "coreset": "vbpc"}
 _KINDS: Final = get_args(Kind)
 _ROOTS: Final = 2**31 - 1
@@ -210,7 +210,7 @@ def _own(method: Method, default: Default | None, size: Size, above: Run | None)
     return {**base, **{key: value for key, value in found.items() if key in fields}}
 
 
-_SHARED: Final = frozenset({"network", "rho", "gamma", "feature_scale"})  # what a posterior has of its coreset
+_SHARED: Final = frozenset({"network", "rho", "gamma", "feature_scale"})  # a posterior copies these from its coreset
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""Regression with any method of the registry, as scikit-learn's estimators are used.
+"""Regression with any registered method, in the interface of scikit-learn's estimators.
 
 model = BayesianRegressor("vbll").fit(X, y)
 model.predict(X_new), model.predict_interval(X_new, level=0.9)
@@ -21,23 +21,23 @@ from .sampling import sample
 
 @final
 class BayesianRegressor(RegressorMixin, BayesianEstimator):
-    """A Bayesian regressor: a method of the registry, with its defaults for data of this size.
+    """A Bayesian regressor: a registered method, with its defaults for data of this size.
 
     ``X`` is an array [n, column] or a frame (pandas, polars, Arrow) with numbers, categories, dates and gaps; ``y`` are
-    numbers [n] or [n, output]. The parameters are those of :class:`.base.BayesianEstimator`.
+    numbers [n] or [n, output]. :class:`.base.BayesianEstimator` documents the parameters.
 
     Attributes:
-        n_features_in_, feature_names_in_: of ``X``, as scikit-learn has them.
-        left_out_: column -> why it is no feature.
-        remarks_: what a reader should know of the columns, a line each.
-        fit_seconds_: of all fits, with those that the method is made from.
+        n_features_in_, feature_names_in_: features of ``X``, as in scikit-learn.
+        left_out_: column -> the reason why it is not a feature.
+        remarks_: notes on the columns, one line each.
+        fit_seconds_: seconds of all fits, including the upstream runs.
         fitted_: the posterior's state, a :class:`.fitted.Fitted`.
-        made_from_: run -> its states, one a seed, for each run that the posterior is made from, such as a coreset;
-            empty for an estimator that was saved and read.
+        made_from_: upstream run, such as a coreset -> its states, one for each seed; empty for an estimator that was
+            saved and loaded.
     """
 
     def fit(self, X: Any, y: Any) -> "BayesianRegressor":
-        """Fit the method to all rows; a fifth of them say when training ends, and then it is fitted to all.
+        """Fit the method to all rows: a fifth of them first decides when training ends, then all rows are fitted.
 
         Raises:
             ValueError: the rows, the targets or a parameter break a rule; the message has the rule and the value.
@@ -47,7 +47,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the predictive's mean [n], or [n, output] where ``y`` had two dimensions, float64.
+        """Return the predictive's mean [n], or [n, output] if ``y`` had two dimensions, float64.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`.
@@ -64,9 +64,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """Return the ends of the central intervals of probability ``level``, each of the shape of :meth:`predict`.
 
         Args:
-            conformal: calibrated intervals, which hold a new target with this probability whatever the posterior is
-                (:mod:`.conformal`); for them ``fit`` needs the parameter ``conformal``. The box of several outputs
-                holds all of them together.
+            conformal: return calibrated intervals, which contain a new target with this probability for every posterior
+                (:mod:`.conformal`); ``fit`` then needs the parameter ``conformal``. With several outputs, the box of
+                their intervals contains all targets with this probability.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or the level is not in (0, 1), or the fit has no
@@ -94,7 +94,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return ends
 
     def sample(self, X: Any, draws: int = 1) -> np.ndarray:
-        """Draw targets of each row by itself, float64 [draw, n] or [draw, n, output]; the same at every call.
+        """Draw targets of each row independently, float64 [draw, n] or [draw, n, output]; every call returns the same.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or ``draws`` is not above 0.
@@ -109,7 +109,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """Return log p(y | x) of each row, natural logarithm of a density in the targets' own units, float64 [n].
 
         Raises:
-            NotFittedError, ValueError: as :meth:`predict_dist`; or the targets are no such targets.
+            NotFittedError, ValueError: as :meth:`predict_dist`; or the targets are not numbers of the fit's shape.
         """
         predictive = self.predict_dist(X)
         targets, _ = given.targets_of(y, len(predictive.mean))

@@ -9,8 +9,8 @@ from torch import Tensor
 from ..predictive import Categorical, Continuous, Exponential, Gaussian, Predictive
 from ..seeds import Seed
 
-_FURTHEST: Final = 1e-9  # of the distribution lies beyond each end of the bracket in which draws are looked for
-_TOLERANCE: Final = 1e-12  # of a draw's level
+_FURTHEST: Final = 1e-9  # the probability beyond each end of the bracket in which draws are searched
+_TOLERANCE: Final = 1e-12  # tolerance of a draw's level
 
 
 def sample(predictive: Predictive, draws: int, rng: Seed) -> Tensor:

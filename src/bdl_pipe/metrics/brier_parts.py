@@ -5,13 +5,13 @@ o of all n rows (Murphy 1973),
 
     reliability Σ_b (n_b/n) (p_b − o_b)²,   resolution Σ_b (n_b/n) (o_b − o)²,   uncertainty o (1 − o).
 
-Low reliability is good: what is said is what happens. High resolution is good: bins differ in what happens. The
-uncertainty is the labels' own. Reliability and resolution are both biased upwards by shares that vary, by
-V = Σ_b (n_b/n) o_b(1 − o_b)/(n_b − 1) on average. The corrected parts are the ones of Ferro & Fricker (2012):
+Low reliability is good: shares agree with the stated probabilities. High resolution is good: shares differ between
+bins. The uncertainty depends on the labels alone. The sampling noise of shares biases reliability and resolution up, by
+V = Σ_b (n_b/n) o_b(1 − o_b)/(n_b − 1) on average. The corrected parts are Ferro & Fricker's (2012):
 reliability − V, resolution − V + o(1 − o)/(n − 1), and uncertainty + o(1 − o)/(n − 1). Reliability is then unbiased
 where the bins of the rows are fixed, the sum of the parts is unchanged, and a part may be below 0.
 
-Inside a bin probabilities differ, and the score of p_b is not that of them (Stephenson et al. 2008). The rest is
+Probabilities differ within a bin, so their score differs from the score of p_b (Stephenson et al. 2008). The rest is
 ``within`` = Σ_i [(p_i − y_i)² − (p_b − y_i)²] / n, so that the four parts add up to Brier's score exactly.
 All parts are sums over classes, as :func:`bdl_pipe.metrics.brier` is.
 """

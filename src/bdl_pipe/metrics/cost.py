@@ -1,4 +1,4 @@
-"""What a posterior costs: numbers stored, bytes, seconds, peak memory."""
+"""The cost of a posterior: stored numbers, bytes, seconds, peak memory."""
 
 import resource
 import statistics

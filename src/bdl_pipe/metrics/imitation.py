@@ -18,10 +18,10 @@ class Beside:
     """A student's figure beside its teacher's.
 
     Attributes:
-        student, teacher: the figures; None where there is no such score.
-        lost: what the student loses, above 0 where the student is worse: its figure minus the teacher's, or the
-            teacher's minus its own of a metric whose higher values are better. The error is the standard error over
-            splits; None on one split. None where a figure is missing, or the two have different numbers of splits.
+        student, teacher: the figures; None if a score is missing.
+        lost: the student's loss, above 0 if the student is worse: its figure minus the teacher's, or the teacher's
+            minus the student's if higher values are better. Its error is the standard error over splits, and None on
+            one split. None if a figure is missing, or the two have different numbers of splits.
     """
 
     student: Estimate | None

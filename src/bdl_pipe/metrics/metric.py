@@ -45,7 +45,7 @@ Question = Literal["", "trust", "intervals", "refuse", "unseen"]  # the page of 
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of a posterior on rows whose targets are known.
+    """A score of a posterior on rows with known targets.
 
     Attributes:
         name: its name in stored scores.
@@ -60,8 +60,8 @@ class Metric:
         value: the score of the mean over all batches.
         shifted: the metric is also computed on corrupted images and on rows of another data set.
         unit: how else a report prints it, see :mod:`bdl_pipe.metrics.written`.
-        question: the report's page that shows the metric; empty: none of its own.
-        beside: the metric that a reader needs beside this one, such as its value by chance; empty: none.
+        question: the report's page that shows the metric; empty if no such page shows it.
+        beside: the metric to read together with this one, such as its value by chance; may be empty.
     """
 
     name: str

@@ -85,20 +85,20 @@ def register_metric(
 
     Args:
         name: its name in stored scores.
-        function: of stored predictions, see :mod:`bdl_pipe.metrics.stored`, -> a number; or, see ``of``,
-            (predictive, targets) -> values [batch, ...], one or several for each row, in original units, whose mean is
-            the score. It returns None where there is no such metric.
+        function: stored predictions (:mod:`bdl_pipe.metrics.stored`) -> a number; or, with ``of="predictive"``,
+            (predictive, targets) -> values [batch, ...], one or several for each row, in original units; their mean is
+            the score. It returns None if the metric is not defined.
         label: its title in a report.
         better: +1: a higher value is better; -1: a lower value is better; 0: neither is.
         about: one sentence for readers.
         percent: a report prints the value as per cent.
         task: the stored predictions that ``function`` takes: ``classification``, ``regression`` or ``both``.
-        of: ``predictions``: a new or changed metric has scores made again, and no fit and no prediction.
-            ``predictive``: for what predictions do not have, such as draws; every run is evaluated again.
-        question: the report's page that shows the metric; empty: the table of all runs.
+        of: ``predictions`` means that a new or changed metric repeats only the scores, no fit and no prediction.
+            ``predictive`` gives access to more, such as draws; a new or changed metric evaluates every run again.
+        question: the report's page that shows the metric. If empty, the table of all runs shows it.
 
     Raises:
-        PluginError: ``function`` is no function, the task or the page is none, or the name is taken.
+        PluginError: ``function`` is not a function, the task or the page is unknown, or the name is taken.
     """
     what = "stored predictions" if of == "predictions" else "a predictive and targets"
     if not callable(function):

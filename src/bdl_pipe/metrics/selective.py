@@ -110,10 +110,9 @@ def by_chance(losses: np.ndarray) -> RiskCoverage:
 
 
 def gain(losses: np.ndarray, uncertainty: np.ndarray) -> float | None:
-    """Return which share of what an oracle saves of the AUGRC is saved: 1 for the oracle, 0 by chance, or below.
+    """Return the reduction of the AUGRC as a share of an oracle's reduction: 1 for the oracle, 0 by chance, or below.
 
-    Returns:
-        None: all losses are equal, so that no order saves anything.
+    It is None if all losses are equal, so that no order reduces the AUGRC.
     """
     chance, best = by_chance(losses).augrc, oracle(losses).augrc
     if chance - best <= 1e-12 * abs(chance):
@@ -122,7 +121,7 @@ def gain(losses: np.ndarray, uncertainty: np.ndarray) -> float | None:
 
 
 def gain_contributions(losses: np.ndarray, uncertainty: np.ndarray) -> Float[np.ndarray, " row"] | None:
-    """Return what each row adds to the :func:`gain`, which is their mean; None as there. See :func:`contributions`."""
+    """Return each row's part of the :func:`gain`, which is their mean, or None. See :func:`contributions`."""
     share = gain(losses, uncertainty)
     if share is None:
         return None

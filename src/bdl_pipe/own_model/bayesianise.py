@@ -3,8 +3,8 @@
     posterior = bdl_pipe.bayesianise(model, method="kfac_laplace", train_loader=loader)
     posterior.predict(inputs)
 
-The model is copied and not touched. Its copy, without the head, is a trunk of the library; its weights are a trajectory
-of one snapshot (``trajectory.pretrained`` makes the same of a file); and the method's own fit does the rest.
+The model is copied and not changed. The copy without its head becomes a trunk of the library, and its weights become a
+trajectory of one snapshot (as ``trajectory.pretrained`` makes from a file). The method's own fit starts from these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,29 +55,30 @@ def bayesianise(
     random_state: int = 0,
     report: Report | None = None,
 ) -> ModulePosterior:
-    """Return a posterior of ``model``, by a method of the registry.
+    """Return a posterior of ``model``, fitted by a registered method.
 
     Args:
-        model: it takes a tensor or, by names, a dictionary of tensors, and gives outputs [row, output], as a tensor or
-            as ``logits``; its last layer is linear. Classes: outputs are logits. Regression: means in the targets' own
-            units, or means and log-variances. Weights that need no gradient stay as they are.
+        model: takes a tensor, or a dictionary of tensors as keyword arguments, and returns outputs [row, output], as a
+            tensor or as ``logits``; its last layer is linear. For classes the outputs are logits. For regression they
+            are means in the targets' own units, or means and log-variances. Weights without gradient are not changed.
         method: a name of ``bdl_pipe.METHODS``.
         train_loader: batches (inputs, targets), or dictionaries with ``labels``. It is read once.
-        task: of whole-numbered targets; None: classification, or regression where targets are not whole numbers.
-        head: the dotted name of the last layer; None: it is looked for.
-        epochs: passes over the rows that start from the model: of SGD before ``deterministic`` and ``kfac_laplace``
-            (None: none), and what methods that train cannot do without.
-        lr: the learning rate, or the rate of a chain's steps; None: 1e-3, for inducing weights 1e-2, for chains 3e-3.
-        config: hyperparameters of the method, as under ``methods.<method>`` in params.yaml; those not given follow
-            from the rest.
-        trajectory: the same of the epochs of SGD (``methods.sgd``).
+        task: the task of integer targets. None means classification. Other targets mean regression.
+        head: the dotted name of the last layer. None searches for it.
+        epochs: passes over the rows, starting from the model. Methods that train need it; before ``deterministic`` and
+            ``kfac_laplace`` it adds epochs of SGD, and None adds no epoch.
+        lr: the learning rate, or the rate of a chain's steps. None means 1e-3, for inducing weights 1e-2, for chains
+            3e-3.
+        config: hyperparameters of the method, as under ``methods.<method>`` in params.yaml; missing ones are derived
+            from the other arguments.
+        trajectory: hyperparameters of the epochs of SGD, as under ``methods.sgd``.
         teacher: the posterior that ``dark_knowledge`` imitates; ``model`` is the student.
-        chains: of ``sgmcmc``.
-        random_state: the root of all random numbers; the global generators are left as they were.
-        report: told of the progress of each stage of the fit; checkpoints are not kept.
+        chains: the number of chains of ``sgmcmc``.
+        random_state: the root of all random numbers; the global generators do not change.
+        report: receives the progress of each stage of the fit; checkpoints are not kept.
 
     Raises:
-        UserError: the model, the loader or a hyperparameter is not what it must be, in one line.
+        UserError: the model, the loader or a hyperparameter breaks a rule; the message has the rule, in one line.
         Diverged: a fit diverged at the smallest rates, too.
     """
     found = methods.method_of(method)
@@ -106,7 +107,7 @@ def bayesianise(
 
 @final
 class _Progress(Report):
-    """A report that passes progress on, and no checkpoints: those of one stage are of no use to another."""
+    """A report that passes progress on, but no checkpoints: one stage's checkpoint does not fit another stage."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -119,7 +120,7 @@ class _Fit:
     """The stages of a method, on the rows of a loader.
 
     Attributes:
-        notes: what the stages say of their fits.
+        notes: notes of the stages on their fits.
     """
 
     def __init__(

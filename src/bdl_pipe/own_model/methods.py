@@ -1,6 +1,6 @@
-"""The methods that can be had from a user's model, what each needs beside it, and the hyperparameters it starts from.
+"""The methods that can start from a user's model, with their other inputs and their default hyperparameters.
 
-A method of the registry can be had if it is made from one trajectory or may start from one; so can inducing weights,
+A registered method can do so if it is made from one trajectory or may start from one; so can inducing weights,
 which are converted from the network, chains, and a distilled student.
 """
 
@@ -36,16 +36,16 @@ _STEPS_OF_PCA: Final = 60
 
 @dataclass(frozen=True)
 class Setting:
-    """What hyperparameters follow from.
+    """The facts from which hyperparameters are derived.
 
     Attributes:
         network: the section ``network``.
-        task: what is predicted.
-        rows, batch: training rows, and rows of a step.
-        epochs: more epochs; None: none.
-        lr: the learning rate; None: the method's.
+        task: ``classification`` or ``regression``.
+        rows, batch: the number of training rows, and of rows in a step.
+        epochs: the number of additional epochs. None adds no epoch.
+        lr: the learning rate. None takes the method's rate.
         precision: λ_n of a chain's targets; None for classes.
-        points: patterns of layers whose weights stay points; of inducing weights.
+        points: for inducing weights, patterns of layers that keep point weights.
     """
 
     network: Section
@@ -74,10 +74,10 @@ class Setting:
 
 
 def method_of(name: str) -> Method:
-    """Return a method that can be had from a user's model.
+    """Return a method that can start from a user's model.
 
     Raises:
-        UserError: there is none of this name, or it cannot be had from a model.
+        UserError: no method has this name, or the method cannot start from a model.
     """
     if name not in METHODS:
         raise UserError(f"method must be one of {', '.join(OWN)}, got {name!r}{nearest(name, METHODS)}")
@@ -86,7 +86,7 @@ def method_of(name: str) -> Method:
     student = method.stages.get("student")
     if name not in OWN and not (plugin and student is not None and dict(student.needs) == {"trajectory": "one_to_one"}):
         needs = "it is no posterior" if student is None else f"it is made from {_sources(method)}"
-        raise UserError(f"method must be one that can be had from a model ({', '.join(OWN)}), got {name}: {needs}")
+        raise UserError(f"method must be able to start from a model ({', '.join(OWN)}), got {name}: {needs}")
     return method
 
 

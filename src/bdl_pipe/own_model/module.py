@@ -51,7 +51,7 @@ class ModuleConfig:
 @final
 @dataclass(frozen=True)
 class Registered:
-    """A user's model that this process knows; it stays known as long as this lives.
+    """A user's model that is registered in this process for the lifetime of this object.
 
     Attributes:
         config: the network's, for any method.
@@ -92,12 +92,12 @@ def register(
     *,
     frozen_trunk: bool = False,
 ) -> Registered:
-    """Make a model known to this process; the model itself is not touched.
+    """Register a model in this process; the model itself is not changed.
 
     Args:
-        probe: a few packed rows, which the model is asked about.
-        head: dotted name of the last linear layer; None: it is looked for.
-        frozen_trunk: freeze all but the head.
+        probe: a few packed rows, on which the model is called for the checks.
+        head: dotted name of the last linear layer. None searches for it.
+        frozen_trunk: freeze all weights except the head's.
 
     Raises:
         UserError: the model cannot be copied, does not take the rows, gives no outputs [row, output], or does not end
@@ -112,10 +112,10 @@ def register(
 
 
 def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: bool, frozen_trunk: bool) -> Registered:
-    """Make a model known that was registered before, elsewhere, with what was found then; it is not called.
+    """Register a model again in another process, with the facts found at its first registration; it is not called.
 
     Raises:
-        UserError: it cannot be copied, or has no such head.
+        UserError: the model cannot be copied, or has no such head.
     """
     own = _copied(model)
     layer = dict(own.named_modules()).get(head)
@@ -222,7 +222,7 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
 
 
 def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tensor) -> bool:
-    """Say whether the head after the trunk gives the outputs."""
+    """Return whether trunk and head together reproduce the model's outputs."""
     try:
         features = trunk(probe)
     except Exception:  # the user's code, without its head
@@ -246,7 +246,7 @@ def frozen(trunk: ModuleTrunk, model: nn.Module) -> list[str]:
 
 
 def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
-    """Say whether the model runs with its filters in the order in which most images are fastest."""
+    """Return whether the model's filters are in the memory order that is fastest for most images."""
     if not any(weight.ndim in (4, 5) for weight in trunk.parameters()):
         return True
     try:
@@ -258,7 +258,7 @@ def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
 
 
 def _digest(trunk: ModuleTrunk, head: nn.Linear) -> str:
-    """Return a digest of all that a posterior of the model needs and that its state does not hold."""
+    """Return a digest of everything that a posterior needs from the model and does not store itself."""
     whole = hashlib.sha256(
         json.dumps([to_mapping(trunk.layout), trunk.head, head.in_features, head.out_features]).encode()
     )
@@ -285,7 +285,7 @@ def _source(kind: type) -> str:
 
 
 def _asked(rule: str, of: Callable[[], Any]) -> Any:
-    """Return what the user's code gives; whatever it raises is one line."""
+    """Return the result of the user's code; raise its exceptions as an error of one line."""
     try:
         return of()
     except Exception as error:

@@ -41,12 +41,12 @@ _PREDICTED: Final = 1000  # rows at once, of a loader's
 
 @dataclass(frozen=True)
 class About:
-    """What a posterior says of itself.
+    """Facts about a posterior.
 
     Attributes:
-        method: its name.
-        task: what is predicted.
-        digest: of the model.
+        method: the method's name.
+        task: ``classification`` or ``regression``.
+        digest: the model's digest.
         head: the name of the model's last layer.
         layout: of the model's inputs.
         plain_order: whether the model's filters keep the plain memory order.
@@ -72,7 +72,7 @@ class ModulePosterior:
         about: the method, its hyperparameters, and notes.
         inner: the method's posterior, of packed rows and standardised targets.
         transform: of the targets.
-        recalibration: what was learnt of rows that the fit did not see; None: nothing.
+        recalibration: learnt from rows that the fit left out. None if :meth:`recalibrated` was not called.
         device: where it predicts.
     """
 
@@ -87,19 +87,19 @@ class ModulePosterior:
         device: torch.device | str = "cpu",
         recalibrated: Recalibration | None = None,
     ) -> None:
-        """Take the parts; ``trunk`` keeps the model known to this process."""
+        """Store the parts; ``trunk`` keeps the model registered in this process."""
         self.inner, self.transform, self.about, self.trunk = inner, transform, about, trunk
         self.device, self.recalibration = torch.device(device), recalibrated
         self._units = Predictor(inner, transform)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what the user should know, one line each."""
+        """Return notes for the user, one line each."""
         return self.about.notes
 
     @torch.no_grad()
     def predict(self, inputs: ModelInputs, *, rng: Seed = Seed(0)) -> Predictive:
-        """Return the predictive of inputs as the model takes them, of targets in their own units.
+        """Return the predictive for the model's inputs, with targets in their own units.
 
         Raises:
             DataError: the inputs have other names, shapes or types than the loader's.
@@ -110,7 +110,7 @@ class ModulePosterior:
         return self._units.own_units(predictive)
 
     def predict_dist(self, inputs: ModelInputs, *, rng: Seed = Seed(0)) -> Predictive:
-        """Do what :meth:`predict` does; the estimators have this name for it."""
+        """Call :meth:`predict`; this is its name in the estimators."""
         return self.predict(inputs, rng=rng)
 
     @torch.no_grad()
@@ -122,11 +122,11 @@ class ModulePosterior:
         draws: int = DRAWS,
         rng: Seed = Seed(0),
     ) -> Joint:
-        """Return the joint of each group of inputs, without recalibration, which is of single rows.
+        """Return the joint of each group of inputs, without recalibration, which applies to single rows.
 
         Args:
-            inputs: as the model takes them, each tensor [group, row, ...].
-            places, draws: as :func:`bdl_pipe.joint` takes them.
+            inputs: the model's inputs, each tensor [group, row, ...].
+            places, draws: as in :func:`bdl_pipe.joint`.
 
         Raises:
             DataError: as :meth:`predict`.
@@ -146,10 +146,10 @@ class ModulePosterior:
     def recalibrated(self, loader: Any, *, rng: Seed = Seed(0)) -> "ModulePosterior":
         """Return the posterior with the temperature (classes) or width (regression) that fits a loader's rows best.
 
-        They must be rows that neither the model nor the fit has seen. What was learnt before is not used.
+        Neither the model nor the fit may have used these rows. An earlier recalibration is replaced.
 
         Raises:
-            DataError: the loader yields another thing than the one of the fit.
+            DataError: the loader yields inputs or targets of another form than the fit's loader.
         """
         where = "the loader of recalibrated"
         found = loaders.read(loader, where, rng=rng, task=self.about.task, layout=self.about.layout)
@@ -169,10 +169,10 @@ class ModulePosterior:
 
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "ModulePosterior":
-        """Rebuild the posterior of a model that this process knows.
+        """Rebuild the posterior of a model that is registered in this process.
 
         Raises:
-            UserError: it does not: no :func:`~.bayesianise.bayesianise` or :meth:`load` had it.
+            UserError: no call of :func:`~.bayesianise.bayesianise` or :meth:`load` has registered the model here.
         """
         about = _about(state)
         trunk = known(about.digest)
@@ -196,10 +196,10 @@ class ModulePosterior:
         """Read what :meth:`save` wrote, on the device of the model.
 
         Args:
-            model: of the same code, settings, shapes and frozen weights; its other weights are not used.
+            model: a model with the same code, settings, shapes and frozen weights; its other weights are not used.
 
         Raises:
-            ArtifactError: the folder is not a whole posterior, or the model is another one.
+            ArtifactError: the folder is not a complete posterior, or belongs to another model.
         """
         state = artifacts.load(Path(path), _KIND).state(_STEM)
         about = _about(state)

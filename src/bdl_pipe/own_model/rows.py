@@ -25,7 +25,7 @@ class LoadedRows:
     Attributes:
         layout: of the inputs.
         examples: packed inputs float32 [row, 1, 1, width], and labels int64 [row] or targets float64 [row, output].
-        task: what the targets are of.
+        task: ``classification`` or ``regression``.
         batch: rows of the largest batch.
     """
 
@@ -43,13 +43,13 @@ def read(loader: Any, where: str, *, rng: Seed, task: Task | None = None, layout
 
     Args:
         loader: it yields (inputs, targets), or dictionaries whose key ``labels`` has the targets.
-        where: what the loader is called in errors.
+        where: the loader's name in errors.
         rng: the address of the loader's own random numbers, such as an order of rows.
-        task: of whole-numbered targets, ``classification`` unless it says ``regression``.
-        layout: that the inputs must have; None: that of the first batch.
+        task: the task of integer targets; None means ``classification``.
+        layout: the required layout of the inputs. None takes the layout of the first batch.
 
     Raises:
-        DataError: the loader is empty or yields another thing; inputs or targets differ from batch to batch; a number
+        DataError: the loader is empty or yields other objects; inputs or targets differ from batch to batch; a number
             is not finite.
     """
     if not isinstance(loader, Iterable) or isinstance(loader, Tensor | Mapping | str):

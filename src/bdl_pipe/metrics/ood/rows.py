@@ -26,15 +26,15 @@ _ALWAYS: Final = ("split", "seed", "set", "row", "target", "log_probs")
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of one set, as one fit sees them.
+    """Rows of one set, with one fit's outputs.
 
     Attributes:
         log_probs: the logarithms of the predicted probabilities.
-        labels: the classes of training and test rows; −1 elsewhere.
-        features: what the last layer sees; None where the posterior has no such layer.
-        logits: what the last layer gives; None where the posterior has none.
-        origin: the features at which the logits are nearest to 0; None where there is no linear layer.
-        own: scores that evaluation computed: the registered ones, and the method's own.
+        labels: the classes of training and test rows; −1 for other rows.
+        features: the inputs of the last layer; None if the posterior has no such layer.
+        logits: the outputs of the last layer; None if the posterior has no such layer.
+        origin: the features at which the logits are nearest to 0; None if the last layer is not linear.
+        own: scores that evaluation computed: the registered scores, and the method's own.
     """
 
     log_probs: Float[np.ndarray, "row class"]
@@ -50,7 +50,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class StoredFit:
-    """The stored rows of one fit: training rows, test rows, and those of each unfamiliar set."""
+    """The stored rows of one fit: training rows, test rows, and the rows of each unfamiliar set."""
 
     train: Rows
     test: Rows
@@ -63,8 +63,8 @@ class StoredScore:
 
     Attributes:
         label: its title in a table.
-        of: (training rows, rows) -> [row], high where a row looks like the training data; None where the rows lack
-            what it needs.
+        of: (training rows, rows) -> [row], high if a row looks like the training data; None if the rows lack a field
+            that the score needs.
     """
 
     label: str
