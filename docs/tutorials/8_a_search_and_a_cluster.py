@@ -22,7 +22,7 @@ load_diabetes(as_frame=True).frame.rename(columns={"target": "progression"}).to_
     folder / "data/diabetes.csv", index=False
 )
 methods = "--methods vbll boosting linear"
-run(folder, f"python -m pipeline add data/diabetes.csv --target progression {methods} --splits 2 --minutes 1")
+run(folder, f"python -m pipeline add data/diabetes.csv --target progression {methods} --splits 2")
 
 # %% [markdown]
 # ## A cluster of one

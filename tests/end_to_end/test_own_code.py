@@ -91,4 +91,4 @@ def test_plugins_of_all_kinds(tmp_path: Path) -> None:
     error = read(project, "stripes-snapshots", code=1).stderr.splitlines()[-1]
     assert "work/student/stripes-snapshots: was made with the plugin plugins/network.py: the plugin" in error
     missing = project.pipeline("check", code=2).stderr
-    assert missing.startswith("check: the plugin plugins/network.py is not there") and missing.count("\n") == 1
+    assert missing.startswith("check: the plugin plugins/network.py is missing") and missing.count("\n") == 1

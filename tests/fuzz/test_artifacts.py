@@ -66,7 +66,7 @@ def evaluated(path: Path) -> Any:
     table = tables.gather([tables.RunInfo("d-m-s", "d", "m", "s", path)])
     if not table.scores:  # what the report says of a run without a manifest
         raise ArtifactError(f"{path}: {tables.ABSENT}")
-    return table.scores, table.bins
+    return table.scores, table.drawn
 
 
 READERS: Final[dict[str, Callable[[Path], Any]]] = {

@@ -200,7 +200,7 @@ def test_what_is_no_trunk_and_head_is_one_line(file: str, made: str, shape: tupl
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("none.py", None, r"network.path must be a file that can be imported \(the plugin none.py is not there"),
+        ("none.py", None, r"network.path must be a file that can be imported \(the plugin none.py is missing"),
         ("net.txt", "", r"network.path must be a Python file \(….py\)"),
         ("broken.py", "def f(:\n", r"SyntaxError in line 1"),
     ],

@@ -61,7 +61,7 @@ def test_a_search_scores_what_diverged_and_goes_on(
     assert last[trial.METRIC] < 1e4
     reported.clear()
     for sample in (diverging, sound):
-        trial.trial({**sample, trial.SEED: 0}, replace(chain, evaluate=EVALUATE), tiny[task], {})
+        trial.trial({**sample, trial.SEED: 0}, replace(chain, evaluate=EVALUATE, verb="study"), tiny[task], {})
     first, last = [metrics for metrics in reported if metrics[trial.TIME] == trial.MILESTONES]
     assert not {trial.METRIC, "nll"} & {*first}
     assert "nll" in last

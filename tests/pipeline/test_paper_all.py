@@ -76,13 +76,13 @@ def test_a_page_keeps_cells_of_runs_that_are_not_here(project: Path, capsys: pyt
     """As where an overlay's runs were made in another clone; a page with as many cells is written anew."""
     assert cli.main(["paper", "all"]) == 0
     first, other = PAGE.read_bytes(), Path("results/inducing/table5-cifar10-on-fashion_mnist.csv")
-    assert "kept" not in capsys.readouterr().out
+    assert "not changed" not in capsys.readouterr().out
     Path("work/identity/evaluate/fashion_mnist-d_vbll.json").unlink()
     other.write_text(other.read_text().replace("0.32", "0.99"))
     assert cli.main(["paper", "all"]) == 0
     said = capsys.readouterr().out
     assert f"not changed, since the runs here fill fewer of its cells: {PAGE.with_suffix('.csv')}\n" in said
-    assert said.count("kept") == 1 and PAGE.read_bytes() == first and "0.99" not in other.read_text()
+    assert said.count("not changed") == 1 and PAGE.read_bytes() == first and "0.99" not in other.read_text()
 
 
 def test_what_is_missing_is_said_and_nothing_is_written(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -280,5 +280,5 @@ def test_weights_or_curvature_of_zero_have_no_best_precision() -> None:
         (torch.zeros(3, 4).double(), found),
         (mean(3, 4), Factors(found.inputs, 0 * found.outputs)),
     ]:
-        with pytest.raises(ValueError, match="no largest value"):
+        with pytest.raises(ValueError, match="has no maximum"):
             evidence_precision([decompose(weights, curvature)])

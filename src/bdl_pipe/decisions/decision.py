@@ -131,7 +131,7 @@ def table(states: Iterable[State]) -> pa.Table:
     rows = [
         (*(state.config[name] for name in COLUMNS[:3]), metric, int(at), value)
         for state in states
-        for metric, points in state.tensors.items()
+        for metric, points in sorted(state.tensors.items())  # a stored state has another order
         for at, value in points.tolist()
     ]
     kinds = (pa.string(), pa.string(), pa.int64(), pa.string(), pa.int64(), pa.float64())
