@@ -1,17 +1,17 @@
-"""results/dark_knowledge: chains against what they cost and against temperature: NLL of their average, R-hat, bulk ESS.
+"""results/dark_knowledge: NLL of the chains' average, R-hat and bulk ESS, by cost and by temperature.
 
     python -m benchmarks.chain_curves boston            # of prepare@boston: five kernels, T = 0.01, 0.1, 0.3, 1
     python -m pipeline repro teacher@KEY                # the first entry of teachers on fashion_mnist, or --teacher
     python -m benchmarks.chain_curves fashion_mnist     # its own kernel, T = 0.01, 0.1 and 1
 
-Network, prior, ``BATCH`` and chains are those of the teacher in params.yaml. On boston every kernel has ``PASSES``
-passes over the rows and one rate on their mean loss, that of the toy problems (a cycle begins at four times the rate;
-HMC finds its own step and has all rows in each). On Fashion-MNIST the sampler and its steps are the teacher's, too.
-Split 0, all rows that a final fit sees. Test rows are scored and choose nothing.
+Network, prior, ``BATCH`` and number of chains are the teacher's in params.yaml. On boston every kernel makes ``PASSES``
+passes over the rows, with the toy problems' rate on the mean loss (a cycle starts at four times this rate; HMC finds
+its own step size and uses all rows in each step). On Fashion-MNIST the sampler and its steps are the teacher's, too.
+The rows are all rows of split 0 that a final fit uses. Test rows are scored but choose nothing.
 
-The average is over the draws of all chains since burn-in, a quarter of each chain (on Fashion-MNIST: the teacher's).
-R-hat and ESS are ArviZ's (rank-normalised split R-hat, bulk ESS), of p(true class) or E[y] at the first ``WATCHED``
-test rows, the worst of them. A pass is one gradient of every row.
+The average is over the draws of all chains after burn-in, which is a quarter of each chain (on Fashion-MNIST the
+teacher's burn-in). R-hat and ESS are ArviZ's (rank-normalised split R-hat, bulk ESS) for p(true class) or E[y] at the
+first ``WATCHED`` test rows; the worst row counts. A pass computes one gradient of every row.
 """
 
 import argparse

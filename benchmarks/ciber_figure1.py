@@ -1,9 +1,10 @@
-"""CIBER's figure 1: the surface y p(y | x = 1, w) p(w) under a Gaussian and under the triangle that stands for it.
+"""CIBER's figure 1: the surface y p(y | x = 1, w) p(w) under a Gaussian and under the triangle that approximates it.
 
 Zeng and Van den Broeck 2023, figure 1 and examples 2 to 4: f = ReLU(w), w uniform on [-3, 3], y about f with
-variance 1. Beside the picture: E[y] and p(y) by the library's exact integral (``collapsed.rectified``) for both of its
-radii, by 50-digit quadrature of the surface in w and y, and in closed form; how far the triangle's surface lies from
-the Gaussian's; and into how many parts the surface falls above and below any level, which says how many peaks it has.
+variance 1. Beside the picture the page has E[y] and p(y), by the library's exact integral (``collapsed.rectified``) for
+both of its radii, by 50-digit quadrature of the surface in w and y, and in closed form; the distance between the
+triangle's and the Gaussian's surface; and the number of parts of the surface above and below any level, which is the
+number of its peaks and valleys.
 
     python -m benchmarks.ciber_figure1
 """

@@ -1,22 +1,23 @@
 """CIBER's figure 2: ten samples of a posterior as a mixture, or with a box over the last layer, against 2,000.
 
-Zeng and Van den Broeck 2023, figure 2 and appendix C.1. The problem, and what is ours of it: ``benchmarks.ciber_toy``;
-the posterior: ``benchmarks.references.ciber_nuts``, stored. Of ten samples, the predictive of y at x by
+Zeng and Van den Broeck 2023, figure 2 and appendix C.1. ``benchmarks.ciber_toy`` has the problem and lists our choices;
+``benchmarks.references.ciber_nuts`` has the stored posterior. Three predictives of y at x are made of ten samples:
 
     mixture    the average of N(f_s(x), σ²): the paper's "HMC"
-    CIBER      a box [min, max] of the last layer's weights over the ten, the other weights each sample's, triangles of
-               radius √6·σ, exactly; all ten weights collapsed, or the three or the one of the largest range·|feature|
-               with the others each sample's
-    fit        one Gaussian of the mean and variance of f over the ten, plus σ²
+    CIBER      the exact integral over a box [min, max] of the last layer's weights over the ten samples, with triangles
+               of radius √6·σ; the other weights are each sample's. Either all ten last weights are collapsed, or the
+               three with the largest range·|feature|, or only the largest
+    fit        one Gaussian with the mean and variance of f over the ten samples, plus σ²
 
-Ten samples are: ``thinned`` draws, far apart in the posterior; ``aligned``, the same with each sample's units permuted
-to the first one's, as the units' order means nothing and a box over different orders less; a ``run`` of successive
-draws of one chain; a ``walk`` in the neighbourhood of one draw, which is not a sample of the whole posterior but is
-what a trajectory of SGD gives.
+The ten samples are one of four kinds: ``thinned`` draws, far apart in the posterior; ``aligned``, the same draws with
+each sample's units permuted to match the first sample's (the order of units is arbitrary, and a box over different
+orders is meaningless); a ``run`` of successive draws of one chain; a ``walk`` around one draw, which does not sample
+the whole posterior but resembles a trajectory of SGD.
 
-Scores against the mixture of all 2,000, on a grid of x: W₁ of y; KL(truth ‖ estimate), CIBER's with the tail of
-``benchmarks/ciber_linear.py``; the truth's mass within the central 90 % of the estimate; the width of that interval
-over the truth's. Averaged over x in the data's intervals and elsewhere in [-1.5, 1.5], and over disjoint sets.
+The truth is the mixture of all 2,000 draws. Scores on a grid of x: W₁ of y; KL(truth ‖ estimate), for CIBER with the
+tail of ``benchmarks/ciber_linear.py``; the truth's mass within the central 90 % of the estimate; this interval's width
+over the truth's. They are averaged over x within the data's intervals, over x in the rest of [-1.5, 1.5], and over
+disjoint sets of samples.
 
     python -m benchmarks.ciber_figure2
 """

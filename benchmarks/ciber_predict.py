@@ -1,8 +1,8 @@
-"""CIBER for classes: what a prediction costs beyond the snapshots' trunks and last layers.
+"""CIBER for classes: the cost of a prediction beyond the snapshots' trunks and last layers.
 
-For each form, 10,000 images × 28 snapshots × 10 classes by default: the weights with the largest range·|feature| are
-chosen for each image, snapshot and class, their averages fan_in, put within the bounds and divided by their sum.
-Features are rectified normal numbers; weights normal about those of a network, so that all have a range.
+Each form is timed on 10,000 images × 28 snapshots × 10 classes by default. For each image, snapshot and class it
+chooses the weights with the largest range·|feature|, averages, clamps the averages to the bounds and divides them by
+their sum. Features are rectified normal numbers; weights are normal around a network's, so that each has a range.
 
     python benchmarks/ciber_predict.py --threads 2
 

@@ -3,10 +3,11 @@
     python -m pipeline prepare
     python -m benchmarks.ciber_second boston work/prepare/boston
 
-Each split's trajectory is fitted anew on the training rows alone, by the run ``<data set>-swa``; what collapses its
-snapshots, and SWAG, are as in ``methods``. Printed: the negative log-likelihood of validation rows in the target's
-unit, its mean and standard error over splits and less SWAG's, paired; seconds to predict 1,000 rows with their
-log-likelihood (the least of five in each split, one thread); and of how many units the weights that vary most are.
+Each split's trajectory is fitted on the training rows alone, with the configuration of the run ``<data set>-swa``; the
+collapsed methods and SWAG are configured as in ``methods``. The program prints the negative log-likelihood of the
+validation rows in the target's unit, as mean and standard error over splits, also as a paired difference to SWAG's; the
+seconds to predict 1,000 rows with their log-likelihood (the least of five per split, one thread); and the number of
+units with the weights that vary most.
 """
 
 import argparse

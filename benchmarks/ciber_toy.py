@@ -1,12 +1,12 @@
-"""The toy regression of CIBER's figure 2: few samples of a posterior, collapsed or not, beside 2,000 of them.
+"""The toy regression of CIBER's figure 2: few samples of a posterior, collapsed or not, beside 2,000 samples.
 
 Zeng and Van den Broeck 2023, appendix C.1: 10 inputs uniform on [-1, -.5] and [.5, 1], targets a cubic polynomial with
 Gaussian noise; a ReLU network with two hidden layers, Gaussian priors and likelihood. They state no polynomial, noise,
-width or prior; ours: 4x³ - 2x, five inputs in each interval, a noise of .2 or .5 known to the likelihood, two layers of
-ten units; weights N(0, 2/d_in), d_in the width of what they read, hidden biases N(0, 1), no bias at the output, so that
-the last layer has ten weights. Here are the problem and the network; the sampler is
-``benchmarks/references/ciber_nuts.py``, whose draws are stored; what is made of them is in
-``benchmarks/ciber_figure2.py``.
+width or prior. We take 4x³ - 2x, five inputs in each interval, a noise of .2 or .5 that the likelihood knows, and two
+layers of ten units; the priors are N(0, 2/d_in) for weights, d_in the number of a layer's inputs, and N(0, 1) for
+hidden biases. The output has no bias, so that the last layer has ten weights. This module has the problem and the
+network; ``benchmarks/references/ciber_nuts.py`` samples the posterior and stores the draws;
+``benchmarks/ciber_figure2.py`` uses the draws.
 """
 
 import json

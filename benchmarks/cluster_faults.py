@@ -1,10 +1,10 @@
 """The cost of a fault on a cluster: ``python -m benchmarks.cluster_faults --to results/cluster_faults.md``.
 
-A cluster of two nodes, on networks of their own and without the project, fits a trajectory of two seeds, and a
-posterior from it. When the first checkpoint is there, one thing goes wrong. For each fault the table has what the
-terminal said, how long it took beside the undisturbed run, and whether the artifacts are that run's, bit for bit.
-Where the command fails, the fault is mended (the head is started again, space is made), and the same command is given
-again; nothing else is done. Linux, as root.
+A cluster of two nodes, each with its own network and without the project, fits a trajectory of two seeds and a
+posterior from it. After the first checkpoint one fault is caused. For each fault the table has the terminal's output,
+the seconds beside an undisturbed run, and whether the artifacts equal the undisturbed run's bit for bit. If the command
+fails, the fault is repaired (the head is started again, space is freed) and the same command is run again; nothing else
+is done. Needs Linux and root.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""How far one driver goes: a simulation of clusters that are not at hand, fed with what one driver was measured to do.
+"""How far one driver scales: a simulation of clusters that we do not have, with the measured throughput of one driver.
 
-    python -m benchmarks.cluster_simulation --check    # real runs of this machine beside what is simulated of them
+    python -m benchmarks.cluster_simulation --check    # real runs on this machine beside their simulation
     python -m benchmarks.cluster_simulation            # the scenarios: results/scale/simulation.{json,md,svg}
 
-The simulator is ``benchmarks/simulation/run.py``, what it runs ``workloads.py`` beside it. Figures of the driver are
-those of results/scale/throughput.json; those of networks, GPUs, stores and prices are stated, and none of them was
-measured here. Equal inputs make equal figures, on any machine.
+``benchmarks/simulation/run.py`` is the simulator, and ``workloads.py`` beside it has the workloads. The driver's
+figures are from results/scale/throughput.json; the figures of networks, GPUs, stores and prices are assumed, not
+measured. Equal inputs give equal figures, on any machine.
 """
 
 import argparse
