@@ -1,19 +1,20 @@
-"""The price of inducing weights: prediction, a training step, and what is stored.
+"""The price of inducing weights: prediction, a training step, and bytes stored.
 
-(a) log-probabilities under K draws of FFG-U: ConvNet 128-256-512, one batch and four of 32 images at 32×32, which
-    share our draws. Over an ensemble of K deterministic networks, and over a plain loop, for each batch and draw the
-    paper's formulas (eqs 11-12) term by term as the authors' code has them: every factor is computed again, Ψ⁻¹Z for
-    each draw, and the mean and the noise are apart. "lean loop": the same factors again, but Ψ⁻¹ on the small matrix
-    and one product for both. "channels_last": as above on images in that order of memory, which ours takes on a CPU
-    by itself. "new factors": ours with an empty cache; "kept factors": with those of an earlier call, the usual case.
+(a) log-probabilities under K draws of FFG-U: ConvNet 128-256-512, one batch and four batches of 32 images at 32×32,
+    which share our draws. Times are divided by an ensemble of K deterministic networks and by a plain loop. The loop
+    computes for each batch and draw the paper's formulas (eqs 11-12) term by term, like the authors' code: every factor
+    again, Ψ⁻¹Z for each draw, mean and noise separately. "lean loop" also computes the factors again, but applies Ψ⁻¹
+    to the small matrix and computes mean and noise in one product. "channels_last" is the loop on images in this memory
+    order, which our code chooses on a CPU. "new factors" is our code with an empty cache; "kept factors" is our code
+    with the factors of an earlier call, the usual case.
 (b) a training step (forward, backward; one draw) over the deterministic network's.
 (c) bytes on disk of a fitted posterior over the network's: this ConvNet and ResNet-50; M = 64.
 
     export MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000
     python benchmarks/inducing.py --device cpu --threads 2
 
-With glibc's own limits each pass gives its memory back and takes it again page by page, 15 ms for this network, or not,
-by where on the heap other blocks happen to lie; with those above no form does.
+With glibc's default limits a pass may return its memory and take it again page by page, 15 ms for this network,
+depending on the places of other blocks on the heap; with the limits above no form does so.
 
 The forms of a case run in turn, so that a busy machine slows all of them; figures are medians, ratios are of
 medians. Goals: K = 20 at least 1.15 times as fast as the loop on a CPU, and within 1.3 of the ensemble.

@@ -2,15 +2,15 @@
 
 Ritter, Kukla, Zhang & Li 2021 (section 4.1, appendix J.1): 20,000 updates of Adam at 1e-3, a tenth of it after 10,000
 for FCG-U and Ensemble-U; U of 25 × 2 for the input layer (the bias is an input) and 1 × 25 for the output layer; 8
-members. The paper averages 32 draws an update, we 8: a quarter of the work. J.1 is silent on the following, where we
-take: the same U for FFG-U; the library's starting values, no caps; a constant rate for FCG-W; draws of weights, not
-of outputs, for FFG-W. "ensemble_w", which figure 2 does not have, is 8 networks fitted by maximum likelihood, from
-their own starting weights.
+members. The paper averages 32 draws an update, we 8: a quarter of the work. Where J.1 states nothing we take the same U
+for FFG-U; the library's starting values without caps; a constant rate for FCG-W; draws of weights, not of outputs, for
+FFG-W. "ensemble_w", which figure 2 does not have, is 8 networks fitted by maximum likelihood, each from its own
+starting weights.
 
     python -m benchmarks.inducing_methods --keep FOLDER --figure results/inducing/regression.png
 
-All seeds of a method are fitted as one batched model. ``--keep`` keeps each method's draws, and reads them where they
-are there.
+All seeds of a method are fitted as one batched model. ``--keep`` stores each method's draws, and reads draws that are
+already stored.
 """
 
 import argparse

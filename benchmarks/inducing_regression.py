@@ -1,13 +1,13 @@
-"""The 1-D regression of the inducing-weight paper, with a number: how far a method's functions are from NUTS's.
+"""The 1-D regression of the inducing-weight paper, with the distance between a method's functions and NUTS's.
 
 Ritter, Kukla, Zhang & Li 2021 (section 4.1, appendix J.1), after Foong et al. 2019: 50 inputs from U[-1, -0.7] and
 50 from U[0.5, 1], y ~ N(cos(4x + 0.8), 0.01), the second number a variance (J.1 prints 0.4x; 4.1 and figure 2 have
 4x). One hidden layer of 50 tanh units; each layer's weights and biases have the prior N(0, 16/d_in), d_in the
-width of what it reads, the bias not counted. The paper shows pictures; here, at each x of a grid, the
+number of its inputs without the bias. The paper shows pictures; we compute, at each x of a grid, the
 1-Wasserstein distance between a method's draws of f(x) and NUTS's, averaged over the grid and over its parts.
 
-Here are the problem, the reference and the distance; the methods, and what runs them, are in
-``inducing_methods.py``. It needs no sampler: NUTS's functions are stored
+This module has the problem, the reference and the distance; ``inducing_methods.py`` has the methods and runs
+them. It needs no sampler: NUTS's functions are stored
 (``results/inducing/regression_nuts.safetensors``) and come from ``python -m benchmarks.references.inducing_nuts``.
 """
 

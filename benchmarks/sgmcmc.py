@@ -1,16 +1,16 @@
 """A step of a chain over networks, beside the packages ``posteriors`` and ``blackjax``; effective draws a second.
 
 (a) One step of SGLD of a perceptron 784-200-200-10 (batch 200), of a ConvNet with group norm (batch 64) and of a small
-    perceptron 13-50-10 (batch 91): ours, that of ``posteriors`` and that of ``blackjax`` (under jit) on the same
-    network, and a step of plain stochastic gradient descent, which the others are compared with. Several chains of ours
-    run as a batch, and one after another. Goals: ahead of both packages; at most 1.1 times plain descent; a batch at
-    least 1.5 times as fast, where one chain leaves the processor idle: on the small perceptron.
-(b) ``--draws boston``, ``--draws convnet``: in place of (a), effective draws a second of CPU of each kernel, by what it
-    predicts at 50 validation rows. The posterior is a teacher's of params.yaml: of ``boston-sghmc``, or of
-    ``fashion_mnist-sghmc``. So is the rate, as ``scaled`` step sizes: one for all kernels. HMC, which needs all rows,
-    finds its step in burn-in, and is left out of the ConvNet.
+    perceptron 13-50-10 (batch 91): ours, the step of ``posteriors`` and the step of ``blackjax`` (under jit) on the
+    same network. The baseline is a step of plain stochastic gradient descent. Several of our chains run as a batch, and
+    one after another. Goals: faster than both packages; at most 1.1 times plain descent; a batch at least 1.5 times as
+    fast on the small perceptron, where one chain leaves the processor idle.
+(b) ``--draws boston``, ``--draws convnet``: instead of (a), effective draws of each kernel per second of CPU, measured
+    on the predictions at 50 validation rows. Posterior and rate are a teacher's in params.yaml, ``boston-sghmc`` or
+    ``fashion_mnist-sghmc``; all kernels use this rate, as ``scaled`` step sizes. HMC needs all rows and finds its step
+    in burn-in; it is left out for the ConvNet.
 
-The packages are left out, with a line, where they are not installed: ``pip install posteriors blackjax jax``.
+A package that is not installed is left out, with a message: ``pip install posteriors blackjax jax``.
 
     python -m benchmarks.sgmcmc
     python -m pipeline repro prepare@boston && python -m benchmarks.sgmcmc --draws boston

@@ -1,7 +1,7 @@
 """The price of a variational last layer: a training step over a linear head's, and over the ``vbll`` package's.
 
 (a) trunk + last layer over trunk + linear head, forward and backward: WRN-28-10 at 32×32 and the 2×50 MLP.
-(b) our layer over the package's (``pip install --no-deps vbll==0.4.9``; left out, with a line, where it is not
+(b) our layer over the package's (``pip install --no-deps vbll==0.4.9``; left out, with a message, if it is not
     installed): batch 128, 640 features, forward and backward of the loss, gradients of features and parameters.
 
     python benchmarks/vbll_step.py --device cpu --threads 1 2 --cases "diagonal, 640"

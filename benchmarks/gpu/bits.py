@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu.bits OUT.jsonl --part 0 --parts 4
 
-The cases are those of the conformance tests. Each is fitted twice from one seed, then killed at a checkpoint and
-resumed, and its predictions of the validation rows are asked twice; last, they are compared with the predictions of
-the same fit on the CPU. A line of JSON for each case: whether the bits are the same, the largest difference of a stored
-number over the largest number of its tensor, or what was raised.
+The cases are the conformance tests' cases. Each is fitted twice from one seed, then killed at a checkpoint and
+resumed. It predicts the validation rows twice; the predictions are also compared with the same fit's predictions on the
+CPU. For each case one line of JSON has whether the bits are the same and the largest difference of a stored number
+over the largest number of its tensor, or the error.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""results/gpu: what the programs of ``benchmarks/gpu`` found, as tables and a page.
+"""results/gpu: the output of the programs of ``benchmarks/gpu``, as tables and a page.
 
     python -m benchmarks.gpu.page                                            # the page, from the tables
     python -m benchmarks.gpu.page --collect "NVIDIA H100" d2f3e88 FOLDER     # first add what lies in a folder
 
-A folder holds what the programs wrote. A stage's last outcome counts, and of a run's scores the last. The law of a
-coreset method's scores, y = a + b (steps/1000)^−c, is fitted as in ``benchmarks/pages/vbpc_law.py``, where there are
-four numbers of steps or more; the errors are those of the fit.
+``FOLDER`` has the files that the programs wrote. The last outcome of each stage and the last scores of each run count.
+For a coreset method with at least four numbers of steps the law y = a + b (steps/1000)^−c is fitted to its scores as in
+``benchmarks/pages/vbpc_law.py``; the errors are the fit's.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""What float32 in full, and equal bits, cost a step of a ConvNet on a GPU, and the error of TF32.
+"""The cost of full float32 and of equal bits in a step of a ConvNet on a GPU, and the error of TF32.
 
     python -m benchmarks.gpu.passes OUT.json
 
-A step is forward and backward of cross entropy, of the default network of Fashion-MNIST at its batch, and of the VBPC
-paper's (three blocks, width 128, 32×32×3, batch 256). Medians of 30 steps; the modes take turns. The error is that of
-the gradient of all weights: its distance from the CPU's in float64, over the latter's norm.
+A step is a forward and a backward pass of cross entropy, for the default network of Fashion-MNIST at its batch size and
+for the VBPC paper's network (three blocks, width 128, 32×32×3, batch 256). Figures are medians of 30 steps; the modes
+take turns. The error is the distance of the gradient of all weights from the CPU's gradient in float64, over the norm
+of the CPU's gradient.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""One stage of the pipeline four times on a GPU: as torch does it by itself, twice as the pipeline does it, and killed.
+"""One stage of the pipeline, run four times on a GPU: with torch's defaults, twice with the pipeline's, and killed.
 
     BDL_DEVICE=cuda BDL_EXECUTOR=inline BDL_TRACKING=off python -m benchmarks.gpu.same_stage OUT.json
 
-The stage is ``trajectory fashion_mnist-experts`` (two seeds, an epoch of Fashion-MNIST each). The last run is ended by
-SIGKILL at a fraction of its time and run again, which goes on from its checkpoint. Written: seconds of each run, the
-SHA-256 of each seed's tensors, and the largest difference of a weight from the second run's, over the largest weight of
-its tensor.
+The stage is ``trajectory fashion_mnist-experts`` (two seeds, an epoch of Fashion-MNIST each). The last run is killed by
+SIGKILL at a fraction of its time; it is then run again and continues from its checkpoint. The output has the seconds of
+each run, the SHA-256 of each seed's tensors, and the largest difference of a weight from the second run's, over the
+largest weight of its tensor.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The pipeline's own stages on a GPU, several at once: what each returned, its seconds, and its scores.
+"""The pipeline's own stages on a GPU, several in parallel: the exit code, seconds and scores of each.
 
     BDL_DEVICE=cuda BDL_EXECUTOR=inline BDL_TRACKING=off python -m benchmarks.gpu.stages OUT --jobs 14 --seconds 160
 
-Each stage of params.yaml is a process, ``python -m stages KIND KEY``, which starts when all that it needs is there; the
-stage with the longest way to the end goes first. Prepared data must lie in ``work/``. Written as the stages end: a line
-of JSON for each in ``OUT/stages.jsonl``, the output of those that failed in ``OUT/failed.log``, and at the end the
-scores of each evaluated run, split and seed in ``OUT/scores.jsonl``. What has not ended in time is killed, and named.
+Each stage of params.yaml is a process, ``python -m stages KIND KEY``, which starts when its inputs exist; the stage with
+the longest remaining chain starts first. Prepared data must lie in ``work/``. When a stage ends, one line of JSON is
+written to ``OUT/stages.jsonl`` and, if it failed, its output to ``OUT/failed.log``. At the end ``OUT/scores.jsonl`` has
+the scores of each evaluated run, split and seed. Stages that are still running at the time limit are killed and named.
 """
 
 import argparse

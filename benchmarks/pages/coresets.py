@@ -1,12 +1,12 @@
 """results/coresets: every coreset of this folder's runs under each protocol, as a page, with curves and pictures.
 
-Run it in a folder whose report is up to date: ``python -m benchmarks.pages.coresets``. It computes nothing anew.
+Run ``python -m benchmarks.pages.coresets`` in a project folder with an up-to-date report. It fits and predicts nothing.
 
-- ``README.md``: the report's tables, where they come from, what each picture's rows are.
+- ``README.md``: the report's tables, their origin, and the coreset in each row of each picture.
 - ``coresets.csv``: the cells, one figure a row.
 - ``<dataset>-<protocol>.svg``: the NLL against the seconds of distillation. Coresets of one method and size that differ
   in their number of outer steps are joined by a line, from shorter to longer distillation.
-- ``<dataset>-ipc<n>.png``: a row for each coreset, a column for each class: the image whose label is largest there.
+- ``<dataset>-ipc<n>.png``: a row for each coreset, a column for each class, with the image of the largest label there.
 - ``starts.md``: each method against the images that it started from, by ``benchmarks.pages.coreset_starts``.
 - ``cost.md``: seconds of an outer step, ratios and bytes, by ``benchmarks/coresets.py``.
 """

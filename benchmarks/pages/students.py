@@ -1,12 +1,12 @@
 """results/dark_knowledge/students.md: students beside the posteriors that they imitate, of params/students.yaml.
 
     python -m pipeline apply params/students.yaml && python -m pipeline repro report
-    python -m benchmarks.pages.students             # in the same folder; it computes nothing anew
+    python -m benchmarks.pages.students             # in the same folder; it fits and predicts nothing
 
-The columns: how many times the student's bytes the teacher has; seconds per 1,000 predictions; what the student loses
-(its NLL or RMSE minus the teacher's, the teacher's accuracy minus its own, mean over splits); the joint NLL of 20
-inputs by dyadic sampling, with its gap to the product of marginals; the AUROC on images of digits by the mutual
-information of a posterior's functions, of which a plain student has one, and so none.
+The columns: the teacher's bytes over the student's; seconds per 1,000 predictions; the student's loss (its NLL or RMSE
+minus the teacher's, the teacher's accuracy minus its own, mean over splits); the joint NLL of 20 inputs by dyadic
+sampling, with its gap to the product of marginals; the AUROC on images of digits by the mutual information of a
+posterior's functions. A plain student is one function and has no mutual information.
 """
 
 from pathlib import Path

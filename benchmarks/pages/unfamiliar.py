@@ -1,4 +1,4 @@
-"""results/ood: runs by scores of the unfamiliar, of the default run.
+"""results/ood: the runs of the default run by their scores of unfamiliar rows.
 
     python -m pipeline repro evaluate && python -m benchmarks.pages.unfamiliar   # it predicts nothing anew
 

@@ -2,12 +2,12 @@
 
     python -m benchmarks.pages.vbpc_ablations
 
-An effect is the score of what is taken away or varied minus that of the setting that is the default there. The
-paper's are of CIFAR-100 at ten images a class (Lee et al. 2025, tables 13 and 15 to 20). Ours are means over seeds of
-the difference within a seed, since both settings have the same seeds, with the standard error of that mean; the
-paper's seeds are not printed, so its two errors are taken as independent, and its ± for a standard error. A sign is
-``0`` where an effect is within twice its error. With two seeds that calls 30 % of null effects of ours real (Student's
-t with one degree of freedom), half of them of either sign. An effect of the paper is *found* where ours has its sign.
+An effect is the score of a varied setting minus the score of the default setting. The paper's effects are on CIFAR-100
+at ten images a class (Lee et al. 2025, tables 13 and 15 to 20). Ours are means over seeds of the difference within a
+seed, since both settings have the same seeds, with the standard error of this mean. The paper does not print its seeds,
+so we take its two errors as independent, and its ± as a standard error. A sign is ``0`` if an effect is within twice
+its error. With two seeds this rule calls 30 % of our null effects real (Student's t with one degree of freedom), half
+of them with either sign. An effect of the paper is *found* if ours has the same sign.
 """
 
 import csv

@@ -3,9 +3,9 @@
     python -m benchmarks.pages.vbpc_law
 
 For every width and depth of the trunk y = a + b (steps/1000)^−c is fitted by least squares, y the NLL or the share of
-errors, 0 <= a, 0.05 <= c <= 3 (SciPy). What it says of the paper's 500,000 steps is a: far outside of what was run, so
-its standard error (of the fit, not of the law) is given, too. ``law.md`` has the laws, ``law.svg`` the curves against
-steps and against seconds.
+errors, 0 <= a, 0.05 <= c <= 3 (SciPy). At the paper's 500,000 steps the law predicts about a. This is far outside the
+measured steps, so the page has its standard error, too (the error of the fit, not of the law). ``law.md`` has the laws,
+``law.svg`` the curves against steps and against seconds.
 """
 
 import csv

@@ -8,7 +8,7 @@ authors, which takes ten times as long (0.5 s against 0.05 s a draw of one chain
 draws of which 5,000 are burn-in, as in J.1, in four chains, so that R-hat can be computed. The chains are run side by
 side, in float32 (both libraries' default) over the weights divided by their prior deviations, to a tree depth of 10
 (both libraries' default), and start from the prior. Weights are not kept: they have 50!·2⁵⁰ symmetries, so only
-functions can be compared. R-hat and effective sample sizes are those of f(x) at each x of the grid (ArviZ:
+functions can be compared. R-hat and effective sample sizes are computed for f(x) at each x of the grid (ArviZ:
 rank-normalised split R-hat, bulk ESS). On a small machine set JAX_PLATFORMS=cpu.
 """
 

@@ -3,9 +3,9 @@
     python -m benchmarks.references.inducing_slice
 
 Given the first layer, the regression is linear in the output layer with a Gaussian prior, so that its weights
-integrate out in closed form and, afterwards, are drawn exactly. What is left, 100 weights under a Gaussian prior, is
-sampled by elliptical slices (Murray, Adams & MacKay 2010), which have no step size and reject nothing. No line is
-shared with ``inducing_nuts.py`` but R-hat and the effective sample size; chains start from the prior.
+integrate out in closed form and, afterwards, are drawn exactly. The remaining 100 weights, under a Gaussian prior, are
+sampled by elliptical slices (Murray, Adams & MacKay 2010), which have no step size and reject nothing. The code shares
+only R-hat and the effective sample size with ``inducing_nuts.py``; chains start from the prior.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What is simulated, and what comes of it: a driver, stages, a cluster, an outcome; and the stated figures."""
+"""The inputs and outputs of the simulation: a driver, stages, a cluster, an outcome; and the assumed figures."""
 
 import json
 from dataclasses import dataclass

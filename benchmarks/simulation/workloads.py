@@ -1,4 +1,4 @@
-"""What is simulated, and the seconds that are stated: the tables, a sweep, ImageNet's bytes, many short tasks."""
+"""The workloads of the simulation and their assumed seconds: tables, a sweep, ImageNet's data, many short tasks."""
 
 import random
 from collections.abc import Mapping

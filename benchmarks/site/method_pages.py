@@ -1,4 +1,4 @@
-"""The generated parts of ``docs/methods/*.md``: what a method takes and makes, its numbers, the keys of its section.
+"""The generated parts of ``docs/methods/*.md``: a method's inputs and results, its numbers, the keys of its section.
 
 Blocks are called ``facts METHOD``, ``numbers METHOD`` and ``keys METHOD``.
 """

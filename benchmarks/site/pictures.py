@@ -2,9 +2,9 @@
 
     python -m benchmarks.site.pictures [METHOD ...]
 
-Without names it draws those that are missing, so that it may be stopped at any time. A method is fitted as
-``BayesianRegressor(method).fit(x, y)`` fits it, with the defaults of the estimators, and nothing is chosen for the
-picture. Methods that take images alone have no picture of this kind.
+Without names it draws the missing pictures, so that it may be stopped at any time. A method is fitted by
+``BayesianRegressor(method).fit(x, y)`` with the estimators' defaults; nothing is tuned for the picture. Methods that
+accept only images have no picture of this kind.
 """
 
 import io

