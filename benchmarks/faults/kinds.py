@@ -36,18 +36,18 @@ def nothing(scene: Scene) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong.
+    """A fault that is caused while a command runs.
 
     Attributes:
-        name: for ``--only``.
-        what: is done, in a few words.
-        act: does it, once the first checkpoint is there, or before the command where ``at_start``.
-        fails: the command is expected to fail, and to be given again.
-        says: words that the terminal must have by then.
-        cure: what a user does before that.
-        cured: the same in words; empty: nothing.
-        head: the cluster is started with these options of the head.
-        disk, spill: the project, or the head's files, are on a small disk of their own.
+        name: the name for ``--only``.
+        what: a few words that describe the fault.
+        act: causes the fault, after the first checkpoint or, with ``at_start``, before the command.
+        fails: the command is expected to fail, and is then run again.
+        says: words that the terminal must show by the end of the first command.
+        cure: a user's repair before the command is run again.
+        cured: the repair in words; empty if there is none.
+        head: options with which the cluster's head is started.
+        disk, spill: the project, or the head's files, are on their own small disk.
     """
 
     name: str
@@ -84,7 +84,7 @@ def kill_head(scene: Scene) -> None:
 
 
 def kill_gcs(scene: Scene) -> None:
-    """End the head but for the raylet that the command speaks with: what a command on another node sees."""
+    """End the head except the raylet to which the command is connected, as if the command ran on another node."""
     scene.cluster.kill_gcs()
 
 
@@ -114,7 +114,7 @@ def partition(seconds: float) -> Act:
 
 
 def fill_store(scene: Scene) -> None:
-    """Let another program on the cluster hold more objects than the head's store has room for."""
+    """Start another program on the cluster that holds more objects than fit in the head's store."""
     with (scene.folder.parent / "hog.log").open("w+") as log:
         command = [sys.executable, "-c", HOG, scene.cluster.address, str(STORE_BYTES)]
         hog = subprocess.Popen(command, cwd="/", env=bare(), stdout=log, stderr=log, text=True)
@@ -132,7 +132,7 @@ def fill_store_and_disk(scene: Scene) -> None:
 
 
 def fill_head(scene: Scene) -> None:
-    """Leave no byte free on the disk of the head's files."""
+    """Fill the disk of the head's files."""
     assert scene.temporary is not None
     namespaces.fill(scene.temporary)
 
@@ -144,7 +144,7 @@ def spare_head(scene: Scene) -> None:
 
 
 def fill_disk(scene: Scene) -> None:
-    """Leave no byte free on the project's disk."""
+    """Fill the project's disk."""
     namespaces.fill(scene.folder)
 
 
@@ -154,7 +154,7 @@ def spare_disk(scene: Scene) -> None:
 
 
 def slow_worker(scene: Scene) -> None:
-    """Let the second node's tasks run for a tenth of the time only."""
+    """Limit the second node's tasks to a tenth of the time."""
     end = threading.Event()
 
     def often() -> None:
@@ -172,7 +172,7 @@ def slow_worker(scene: Scene) -> None:
 
 
 def another_driver(scene: Scene) -> None:
-    """Give the same command in a second terminal."""
+    """Run the same command in a second terminal."""
     scene.start()
 
 

@@ -22,16 +22,16 @@ LIMIT_SECONDS: Final = 900.0  # a command that takes longer hangs
 
 @dataclass(frozen=True)
 class Observed:
-    """What came of a fault.
+    """The outcome of a fault.
 
     Attributes:
-        codes: of the commands, in their order.
-        told: seconds from the fault to the end of the command that it happened to.
-        seconds: of all commands.
-        lines: of each command, all that it printed.
-        same: the artifacts are those of the undisturbed run.
-        left: processes of the commands that outlived them.
-        load: of the machine, over the last minute, at the end.
+        codes: the commands' exit codes, in their order.
+        told: seconds from the fault to the end of the disturbed command.
+        seconds: the seconds of all commands together.
+        lines: the printed lines of each command.
+        same: the artifacts equal the undisturbed run's.
+        left: the number of the commands' processes that outlived them.
+        load: the machine's load over the last minute, at the end.
     """
 
     fault: Fault
@@ -45,7 +45,7 @@ class Observed:
 
     @property
     def well(self) -> bool:
-        """Say whether all went as it should."""
+        """Return whether exit codes, output, artifacts and processes are as expected."""
         wanted = bool(self.codes[0]) == self.fault.fails and self.codes[-1] == 0
         silent = not any("Traceback" in line for lines in self.lines for line in lines)
         told = any(self.fault.says in line for line in self.lines[0])
@@ -53,7 +53,7 @@ class Observed:
 
 
 def observe(fault: Fault, project: Path, expected: dict[str, bytes]) -> Observed:
-    """Run the command in a copy of ``project`` on a fresh cluster, and let the fault happen to it."""
+    """Run the command in a copy of ``project`` on a fresh cluster, and cause the fault."""
     with scene_of(fault, project) as scene:
         if fault.at_start:
             fault.act(scene)
@@ -109,7 +109,7 @@ def wait_until_at_work(scene: Scene, process: "subprocess.Popen[str]") -> bool:
 
 
 def artifacts(folder: Path) -> dict[str, bytes]:
-    """Read all that was made, but for records of seconds, dates and what a result was made from."""
+    """Read all artifacts, without the records of seconds, dates and inputs."""
     work = folder / "work"
     paths = [path for kind in ("trajectory", "student") for path in (work / kind).rglob("*") if path.is_file()]
     kept = [path for path in paths if not path.name.endswith((".run.json", "identity.json"))]

@@ -20,10 +20,10 @@ _HEADER: Final = """\
 
 
 def page(earlier: str, project: Path, undisturbed: float, seen: list[Observed]) -> str:
-    """Write what was seen of a clone as a page, with what an ``earlier`` page has of other faults.
+    """Write the outcomes in a clone as a page, together with the other faults of an ``earlier`` page.
 
     Args:
-        undisturbed: seconds of the run that nothing happened to.
+        undisturbed: seconds of the run without a fault.
     """
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project, capture_output=True, text=True, check=True)
     rows, parts = _earlier(earlier)
@@ -59,7 +59,7 @@ well.
 
 
 def _earlier(page: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Read the rows and the terminals of a page, by what was done."""
+    """Read the rows and the terminal output of a page, by fault."""
     rows = {line[2:].partition(" | ")[0]: line for line in page.splitlines() if line.startswith("| ")}
     parts = [part.partition("\n\n") for part in page.split("\n### ")[1:]]
     return rows, {what: text.rstrip("\n") + "\n" for what, _, text in parts}

@@ -67,7 +67,7 @@ class Scene:
     temporary: Path | None = None
 
     def start(self) -> "subprocess.Popen[str]":
-        """Give the command; what it prints goes to a file of its number."""
+        """Start the command; its output goes to a file with the command's number."""
         with (self.folder.parent / f"command-{len(self.commands)}.log").open("w") as log:
             process = subprocess.Popen(
                 COMMAND,

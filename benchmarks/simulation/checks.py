@@ -57,7 +57,7 @@ def work(payload: tuple[float, int], shared: Mapping[str, Any], report: Any) -> 
 
 
 def steps(payload: tuple[int, int, float], shared: Mapping[str, Any], report: Any) -> Any:
-    """Take so many steps of so long, with a checkpoint of so many bytes after each but the last."""
+    """Take ``count`` steps of ``seconds`` each, with a checkpoint of ``size`` bytes after each step except the last."""
     count, size, seconds = payload
     blob = State({"blob": torch.zeros(size, dtype=torch.uint8)}, {})
     for step in range(count):
@@ -99,10 +99,10 @@ def of_tasks(driver: Driver, seconds: tuple[float, ...], size: float, every: flo
 def full_hub(
     driver: Driver, workers: int = 8, count: int = 40, size: int = 10**7, repeats: int = 3
 ) -> dict[str, float]:
-    """Let workers ask the hub for more than it can do, whose pace two of them show that do nothing but ask.
+    """Overload the hub with checkpoints of many workers; two workers that only send checkpoints measure its speed.
 
-    In turn, so that the load is in both; the seconds of tasks of one step, which keep none, are taken off. It needs a
-    quiet machine.
+    Both take turns, so that the machine's load affects both. The seconds of tasks of one step, which keep no
+    checkpoint, are subtracted. The check needs a quiet machine.
     """
     settings = Settings(checkpoint_seconds=0.0, needs=Needs(cpus=1 / 8))
     seconds = dict[str, list[float]](none=[], two=[], all=[])

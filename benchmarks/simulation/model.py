@@ -17,11 +17,11 @@ class Driver:
     """The costs of a driver, in seconds.
 
     Attributes:
-        task: of a stage's driver for each task, result and store included.
-        message: of the hub for a progress message; a task sends ``MESSAGES`` a second.
-        checkpoint, byte: of the hub for a checkpoint, and for each byte of one, or of a result.
-        warm, cold: from submission to a first step, in a worker that runs and in one that has to start.
-        stage: of the driver's machine for a stage; record: for DVC's record of it, after the last.
+        task: a stage's driver needs this for each task, including result and store.
+        message: the hub needs this for a progress message; a task sends ``MESSAGES`` a second.
+        checkpoint, byte: the hub needs these for a checkpoint, and for each byte of a checkpoint or result.
+        warm, cold: the time from submission to the first step, in a running worker and in a worker that must start.
+        stage: the driver's machine needs this for a stage; record: and this for DVC's record of it, after the last.
     """
 
     task: float
@@ -56,13 +56,14 @@ class Driver:
 
 @dataclass(frozen=True)
 class Stage:
-    """Tasks that can run at once, once all of ``needs`` are done.
+    """Tasks that can run in parallel when all of ``needs`` are done.
 
     Attributes:
-        tasks: seconds of each.
-        checkpoint: bytes of one; 0: none is kept.
-        parts: a checkpoint after each of so many equal parts of a task, as a trial of a search has; 0: by the clock.
-        data: bytes that a node needs once; result: bytes that a task brings home.
+        tasks: the seconds of each task.
+        checkpoint: bytes of a checkpoint; with 0 the tasks keep no checkpoints.
+        parts: the number of equal parts of a task that end with a checkpoint, as in a search's trial; with 0,
+            checkpoints are kept at fixed intervals.
+        data: bytes that a node needs once; result: bytes that a task sends to the driver.
         reports: its tasks send progress messages.
         here: it runs in the driver's process and takes no slot.
     """
@@ -80,15 +81,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines, and how they are used.
+    """A cluster of machines and its settings.
 
     Attributes:
-        nodes, slots: how many nodes, and tasks at once of each.
+        nodes, slots: the number of nodes, and of parallel tasks on each.
         every: seconds between checkpoints.
-        checkpoints: ``driver``, through the hub, or ``store``, straight to one.
-        data: ``wire``, from the driver to one node after the other; ``tree``, from any node that has them; ``store``.
-        preempted: times an hour that a node is taken away; noticed: seconds until its tasks go on elsewhere.
-        at_once: stages at once, those with the longest way to go first; 0: all that can run.
+        checkpoints: ``driver`` sends them through the hub, ``store`` directly to an object store.
+        data: ``wire`` sends them from the driver to one node after the other, ``tree`` from any node that has them;
+            ``store``: each node reads an object store.
+        preempted: preemptions of a node per hour; noticed: seconds until its tasks continue on other nodes.
+        at_once: the number of parallel stages; stages with the longest remaining chain start first. 0 means no limit.
     """
 
     nodes: int
@@ -103,7 +105,7 @@ class Cluster:
 
 @dataclass
 class Outcome:
-    """What a simulated run came to, in seconds and bytes.
+    """The outcome of a simulated run, in seconds and bytes.
 
     Attributes:
         makespan: until DVC has recorded the last stage.

@@ -1,10 +1,10 @@
 """A discrete-event simulation (simpy) of stages on a cluster.
 
-A task needs a slot of a node (a GPU), its stage's driver, a worker, its data if its node does not have them yet, and its
-own seconds, in which it sends checkpoints; then its result is sent to the driver. Each process that serves one request
-at a time is a queue: each stage has its own driver and hub, all of them share the two directions of one machine's wire,
-and each node has a link to a store. Nodes are preempted after exponential times; once the loss of a task is noticed, the
-task continues from its last checkpoint on another node.
+A task needs a slot of a node (a GPU), its stage's driver, a worker, its data if its node does not have them yet, and
+its own seconds, in which it sends checkpoints; then its result is sent to the driver. Each process that serves one
+request at a time is a queue: each stage has its own driver and hub, all of them share the two directions of one
+machine's wire, and each node has a link to a store. Nodes are preempted after exponential times; once the loss of a
+task is noticed, the task continues from its last checkpoint on another node.
 """
 
 import collections
@@ -26,7 +26,7 @@ _TICK: Final = 1e-6
 
 
 class _Queue:
-    """What does one thing after the other, in the order in which it is asked."""
+    """A server that handles one request after the other, in the order of arrival."""
 
     def __init__(self) -> None:
         self.free, self.busy = 0.0, 0.0
@@ -57,7 +57,7 @@ class _Load:
 
 @dataclass
 class _Node:
-    """A node, the tasks at it, and what it has; ``life`` tells it from what it was before it was preempted."""
+    """A node with its tasks and its data; ``life`` counts its preemptions, to distinguish it from its predecessors."""
 
     number: int
     life: int = 0
@@ -69,7 +69,7 @@ class _Node:
 
 @dataclass
 class _Desk:
-    """A stage's own: its driver, its hub, and when those that have its data are free to pass them on."""
+    """The driver and the hub of a stage, and the times at which the nodes with its data can send them."""
 
     driver: _Queue = field(default_factory=_Queue)
     hub: _Queue = field(default_factory=_Queue)
