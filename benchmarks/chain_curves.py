@@ -54,11 +54,11 @@ from pipeline.core.model import Params, Run
 
 TEMPERATURES: Final = {"boston": (0.01, 0.1, 0.3, 1.0), "fashion_mnist": (0.01, 0.1, 1.0)}
 PASSES: Final = 10_000  # each kernel passes over boston's rows so often
-DRAWS: Final = 60  # of a chain
-POINTS: Final = 12  # of a curve
+DRAWS: Final = 60  # draws per chain
+POINTS: Final = 12  # points per curve
 WATCHED: Final = 32
 _PLAIN: Final = {"name": "scaled", "rate": RATE}
-_CYCLES: Final = {"name": "scaled", "rate": 4 * RATE, "cycle": PASSES / 10, "exploration": 0.3}  # in epochs
+_CYCLES: Final = {"name": "scaled", "rate": 4 * RATE, "cycle": PASSES / 10, "exploration": 0.3}  # cycle: in epochs
 KERNELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "sgld": {"kernel": {"name": "sgld"}, "step_size": _PLAIN},
     "sghmc": {"kernel": {"name": "sghmc", "friction": 0.05}, "step_size": _PLAIN},
@@ -124,7 +124,7 @@ class Chains:
 
     @torch.no_grad()
     def scored(self, draws: NetworkDraws) -> tuple[Tensor, Tensor]:
-        """Return log p(y | x, θ) in original units [draw, row], and what is watched [draw, watched row]."""
+        """Return log p(y | x, θ) in original units [draw, row], and the watched quantity [draw, watched row]."""
         likelihood, watched = [], []
         rows, targets = self.data.transform.inputs(self.test.inputs), torch.tensor(self.test.targets)
         shift, scale = self.data.transform.shift, self.data.transform.scale
@@ -180,7 +180,7 @@ def variants(name: str, own: SgmcmcConfig, chains: Chains, passes: float | None)
 
 
 def page(name: str, rows: Sequence[Mapping[str, str]], facts: Mapping[str, Any], batch: int | None) -> str:
-    """Write the page: the last point of each curve, and what the chains' steps see: ``batch`` rows, or all of them."""
+    """Write the page: the last point of each curve, and the rows of a chain's step: ``batch`` rows, or all."""
     head = ["kernel", "T", "passes", "NLL", "R-hat", "bulk ESS", "KL to the posterior", "noise, worst", "CPU s"]
     about = __doc__.split("\n\n", 2)[2].strip()
     seen = f"minibatches of {batch} rows" if batch else "all rows in each step"

@@ -28,11 +28,11 @@ from bdl_pipe.figures import STYLE
 from benchmarks.ciber_integrals import DIGITS, nearest_radius, triangle, triangle_below
 from benchmarks.ciber_page import PAGES, table, write
 
-REACH: Final = 3  # of the weight's uniform
+REACH: Final = 3  # the weight is uniform on [-REACH, REACH]
 POINTS: Final = (-2, -1, 0, 1, 2, 3, 4, 5)
 TAIL: Final = 17  # deviations of a Gaussian, beyond which there is less than 1e-60 of it
 LEVELS: Final = 60
-LIKELIHOODS: Final = {  # as the rows and the panels name them -> the library's name of the radius
+LIKELIHOODS: Final = {  # the name in rows and panels -> the library's name of the radius
     "triangle, √6 (the variance)": "variance",
     "triangle, 2.297 (the nearest in L2; the paper's)": "density",
 }

@@ -39,10 +39,10 @@ from benchmarks.ciber_page import PAGES, error, table, write
 from benchmarks.ciber_toy import HIDDEN, INTERVALS, NOISES, Reference, cubic, features, functions, parts, read_reference
 
 GRID = np.linspace(-1.5, 1.5, 25)
-REACH, POINTS = 14.0, 281  # of y: half the noise a step
+REACH, POINTS = 14.0, 281  # the grid of y, with steps of half the noise
 TAIL, COVER = 0.01, 0.9
-Densities = np.ndarray  # of y [x, y]
-Estimate = Callable[[np.ndarray, np.ndarray, np.ndarray], Densities]  # of weights [draw, 140], x, y
+Densities = np.ndarray  # densities of y [x, y]
+Estimate = Callable[[np.ndarray, np.ndarray, np.ndarray], Densities]  # arguments: weights [draw, 140], x, y
 
 
 def gaussians(y: np.ndarray, mean: np.ndarray, deviation: np.ndarray | float) -> np.ndarray:

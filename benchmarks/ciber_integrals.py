@@ -31,7 +31,7 @@ SAMPLES = (5, 10, 20, 50)
 
 
 def nearest_radius() -> mpf:
-    """The radius whose triangle is nearest N(0, 1) in L2: the zero of the squared distance's derivative."""
+    """The radius of the triangle nearest to N(0, 1) in L2: the zero of the squared distance's derivative."""
     with mp.workdps(DIGITS):
         return mp.findroot(lambda r: r * mp.erf(r / mp.sqrt(2)) - r / 3 - 4 * (mp.npdf(0) - mp.npdf(r)), mpf("2.3"))
 
@@ -150,8 +150,8 @@ def example_page() -> list[str]:
 def gaussian_sigmoid(mean: float | mpf, deviation: float | mpf) -> mpf:
     """∫ σ(f) N(f; mean, deviation²) df, to 50 digits.
 
-    By the trapezoidal rule of step h on the whole line, whose error is e^(-2πd/h) for a pole at a distance of d = π/s
-    from the real axis (Trefethen and Weideman 2014): 1e-60 here; what is beyond 16 deviations is 1e-56.
+    The trapezoidal rule of step h on the whole line has an error of e^(-2πd/h) for a pole at a distance of d = π/s from
+    the real axis (Trefethen and Weideman 2014): 1e-60 here. The mass beyond 16 deviations is 1e-56.
     """
     with mp.workdps(DIGITS):
         m, s = mpf(mean), mpf(deviation)

@@ -35,8 +35,8 @@ from bdl_pipe.collapsed.integrals import few_uniforms, radius
 from bdl_pipe.seeds import Seed
 
 TAIL = 0.01
-POINTS = 601  # of y
-TOGETHER = 10  # trials whose estimates are averaged
+POINTS = 601  # points of the grid of y
+TOGETHER = 10  # number of trials in an average of estimates
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from benchmarks.ciber_page import PAGES, error, table, write
 SPREADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SIZES = (5, 10, 20, 50, 100, 150, 300)
 PAPER_MC = 0.130
-Scores = dict[str, Tensor]  # by name, of each trial
+Scores = dict[str, Tensor]  # name -> score of each trial
 
 
 def mean_error(values: Tensor) -> tuple[float, float]:

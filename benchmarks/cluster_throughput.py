@@ -194,7 +194,7 @@ def _tasks(count: int) -> dict[str, float]:
 
 
 def _waits(count: int) -> dict[str, float]:
-    """Seconds of ``ray.wait`` alone on so many results that are there: one at a time, and all that are ready."""
+    """Seconds of ``ray.wait`` on this many finished results, taken one at a time, and all that are ready together."""
 
     @ray.remote(num_cpus=0)
     def done(number: int) -> int:
@@ -219,7 +219,7 @@ def _waits(count: int) -> dict[str, float]:
 
 
 def _first_step() -> dict[str, float]:
-    """Seconds from submission to a task's first step: in a worker that runs, and in one that has to start."""
+    """Seconds from submission to a task's first step, in a running worker and in a worker that must start."""
 
     def once() -> float:
         executor, start = Cluster(Settings()), time.time()
@@ -234,7 +234,7 @@ def _first_step() -> dict[str, float]:
 
 
 def _bytes() -> dict[str, int]:
-    """Bytes of a trivial task and of its result, beside what it is about."""
+    """Bytes of a trivial task and of its result, without data and weights."""
     task = Task("0-0", 0)
     return {"task": len(pickle.dumps(with_plugins(task))), "result": len(to_bytes(nothing(None, {}, None)))}  # type: ignore[arg-type]
 

@@ -56,7 +56,7 @@ from bdl_pipe.sgmcmc.sampling import density_of
 
 Form = Callable[[], Tensor]
 Outputs = Callable[[Tensor, Tensor], Tensor]  # weights [draw, weight], images -> logits [draw, row, class]
-Part = tuple[tuple[str, ...], tuple[str, ...]]  # the functions whose seconds are a part's, and those to be taken off
+Part = tuple[tuple[str, ...], tuple[str, ...]]  # functions: their seconds are added; subtracted
 CLASSES, SIDE, PREDICTED = 10, 28, 100
 
 _INNER = ("inner.py:descended", "inner.py:langevin")

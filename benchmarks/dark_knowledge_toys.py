@@ -43,7 +43,7 @@ PUBLISHED: Final = {  # table 2 of the paper, of its own points
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the table: KL and TV at each point of the grid, and what is drawn of the predictive."""
+    """A row of the table: KL and TV at each point of the grid, and the predictive's mean and deviation."""
 
     divergence: np.ndarray
     mean: np.ndarray

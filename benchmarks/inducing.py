@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def compare(name: str, forms: dict[str, Step], repeats: int, device: str) -> None:
-    """Time the forms in turn and print a line each; the first is what the others are compared with."""
+    """Time the forms in turn and print a line each; the first form is the baseline."""
     times: dict[str, list[float]] = {form: [] for form in forms}
     for step in forms.values():
         step()

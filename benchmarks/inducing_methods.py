@@ -40,11 +40,11 @@ from benchmarks.inducing_regression import HIDDEN, NOISE_VARIANCE, PRIOR_SCALE, 
 
 STEPS, RATE, DECAYED, DRAWS, MEMBERS = 20_000, 1e-3, 10_000, 8, 8
 SHOWN: Final = 1000  # functions of a prediction, as many as the paper takes of NUTS
-SIZES: Final = {"trunk.*": (25, 2, 1), "head": (1, 25, HIDDEN)}  # rows and cols of U, and what the layer reads
+SIZES: Final = {"trunk.*": (25, 2, 1), "head": (1, 25, HIDDEN)}  # rows and cols of U; the layer's inputs
 DECAYING: Final = ("fcg_u", "ensemble_u")
-_AT_ONCE: Final = 100  # updates whose noise is drawn together
+_AT_ONCE: Final = 100  # the noise of this many updates is drawn together
 
-Noises = Iterator[dict[str, Tensor]]  # of each update, [member, ...] each
+Noises = Iterator[dict[str, Tensor]]  # the noise of each update, tensors [member, ...]
 
 
 def network(rng: Seed) -> networks.Network:

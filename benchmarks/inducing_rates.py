@@ -27,7 +27,7 @@ RATES: Final[dict[str, tuple[float, bool | None]]] = {
     "1e-3, then 1e-4": (1e-3, True),
     "1e-2, then 1e-3": (1e-2, True),
 }
-DRAWS: Final = 400  # of the bound that is printed
+DRAWS: Final = 400  # draws for the printed bound
 
 
 def minus_bound(net: Bayesian, x: Tensor, y: Tensor, rng: Seed) -> float:

@@ -67,7 +67,7 @@ def curve(state: State) -> Curve:
 
 
 def measured(one: Curve) -> dict[str, float]:
-    """Return what the table says of one fit."""
+    """Return the table's cells for one fit."""
     f, size, found = toys.curve(X), np.abs(X), one.predictive
     variance, mean = (values[:, 0].double().numpy() for values in (found.variance, found.mean))
     holds = np.abs(found.cdf(torch.tensor(f[:, None]))[:, 0].numpy() - 0.5) <= 0.475

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def cases(options: argparse.Namespace) -> dict[str, tuple[Callable[[], dict[str, Step]], int]]:
-    """What makes the forms of each case, and how often they run."""
+    """Return, for each case, the function that makes its forms and the number of repeats."""
     found: dict[str, tuple[Callable[[], dict[str, Step]], int]] = {
         "WRN-28-10, 10 classes": (lambda: wide(options.wide_batch, options.device), options.repeats),
         "2x50 MLP, regression": (lambda: small(options.device), 3 * options.small_repeats),
@@ -74,7 +74,7 @@ def cases(options: argparse.Namespace) -> dict[str, tuple[Callable[[], dict[str,
 
 
 def compare(name: str, forms: dict[str, Step], repeats: int, device: str) -> None:
-    """Time the forms in turn and print a line each; the first is what the others are compared with."""
+    """Time the forms in turn and print a line each; the first form is the baseline."""
     times: dict[str, list[float]] = {form: [] for form in forms}
     for step in forms.values():
         step()

@@ -97,7 +97,7 @@ def difference(
 
 
 def verdict(gap: float, error: float, problems: int, *, lower_is_better: bool) -> str:
-    """Say which of two is better, by Student's test at 5 %; one problem tells nothing."""
+    """Return which of two agents is better, by Student's test at 5 %; one problem cannot decide."""
     if problems < 2 or not abs(gap) > stats.t.ppf(0.975, problems - 1) * error:
         return "no difference beyond its error"
     return "better" if (gap < 0) == lower_is_better else "worse"
@@ -134,7 +134,7 @@ def _bandits(scores: pd.DataFrame, bandits: list[str], wheels: list[str], facts:
 
 
 def _sentence(scores: pd.DataFrame, wheels: list[str]) -> str:
-    """Say whether drawing from VBLL's joint explores better, either way."""
+    """Return the sentence that compares exploring by draws from VBLL's joint with draws from its marginals."""
     gap, error, count = difference(scores, "regret", wheels, VBLL, "vbll_marginal")
     of = {name: difference(scores, "regret", wheels, VBLL, name) for name in RIVALS}
     said = {name: verdict(*found, lower_is_better=True) for name, found in of.items()}

@@ -13,7 +13,7 @@ from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.observe import Observed
 from benchmarks.faults.scene import COMMAND
 
-_LINES: Final = 8  # of a terminal
+_LINES: Final = 8  # printed lines of a terminal
 _HEADER: Final = """\
 | fault | exit codes | fault to command's end | then | all seconds | undisturbed | bits | left | load | commit |
 | --- | --- | ---: | --- | ---: | ---: | --- | ---: | ---: | --- |"""

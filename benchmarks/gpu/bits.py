@@ -48,7 +48,7 @@ def main() -> None:
         start = time.perf_counter()
         try:
             row |= told(case, chosen.device)
-        except Exception as error:  # every case is told of, whatever the others raise
+        except Exception as error:  # an error in one case must not stop the others
             ours = [f for f in traceback.extract_tb(error.__traceback__) if "bdl_pipe" in f.filename]
             row["error"] = f"{type(error).__name__}: {error}"[:500]
             row["at"] = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(ours[-5:]))

@@ -36,7 +36,7 @@ from pipeline.search import branch_of, load_data, make_upstream
 from pipeline.search.trial import Branch, Upstream, inputs_of
 
 FIRST, PUBLISHED_STARTS = 25, 20
-WHOLE = Path("work/experts")  # of whole epochs, a file for each seed
+WHOLE = Path("work/experts")  # experts of whole epochs, one file per seed
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def write(out: Path, row: dict[str, Any]) -> None:
 
 
 def branch(key: str) -> tuple[Branch, FitData, Settings]:
-    """Find what a run is made from, from its coreset on, and the training rows."""
+    """Return the inputs of a run, from its coreset on, and the training rows."""
     read, settings = load(), Settings.read()
     run = read.run("student", key)
     method = read.run("coreset", run.sources["coreset"]).method.name

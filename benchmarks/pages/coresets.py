@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def uncommitted(facts: Mapping[str, object]) -> list[str]:
-    """Return the warning that a page needs whose runs were made from files that no commit has; none elsewhere."""
+    """Return a warning for the page if its runs were made from uncommitted files, else nothing."""
     if not str(facts["commit"]).endswith("-dirty"):
         return []
     return [
@@ -97,7 +97,7 @@ def curves(table: tables.Table, rows: Sequence[cross.Row]) -> Iterator[str]:
 
 
 def pictures(table: tables.Table) -> Iterator[str]:
-    """Draw the coresets of each size side by side; yield what the page says of each file."""
+    """Draw the coresets of each size side by side; yield the page's text on each file."""
     there = [c for c in table.coresets().values() if (c.path / artifacts.MANIFEST).is_file()]
     for ipc in sorted({c.ipc for c in there if c.ipc}):
         alike = [c for c in there if c.ipc == ipc]
@@ -108,7 +108,7 @@ def pictures(table: tables.Table) -> Iterator[str]:
 
 
 def _row(coreset: CoresetInfo) -> np.ndarray:
-    """Put a coreset's images side by side [c, h, w], for each class the one whose label is largest there."""
+    """Put a coreset's images side by side [c, h, w], for each class the image with the largest label there."""
     state = artifacts.load(coreset.path, "coreset").state("0-0").tensors
     raw, labels = state["raw"].float().numpy(), state["labels"].float().numpy()
     shown = [

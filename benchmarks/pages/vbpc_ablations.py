@@ -18,19 +18,19 @@ from pathlib import Path
 
 OUT = Path("results/vbpc")
 Score = tuple[float, float]  # mean, standard error
-SCORES = {"accuracy": 1, "nll": 0}  # a column -> whether it is told in %
+SCORES = {"accuracy": 1, "nll": 0}  # a column -> 1 if it is in %
 CALLED = 1 - 2 / math.pi * math.atan(2)  # chance that |t| > 2 with one degree of freedom
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """What a table of the paper varies, its default, and what stands for its values here.
+    """The varied setting of one of the paper's tables, its default, and the study's values for it.
 
     Attributes:
-        axis: of the study.
-        base: the study's value of the default.
-        values: a value of the study -> the paper's own, accuracy in % and NLL.
-        default: the paper's, of its default.
+        axis: the study's axis.
+        base: the study's value for the default.
+        values: a value of the study -> the paper's accuracy in % and NLL.
+        default: the paper's accuracy in % and NLL for its default.
     """
 
     table: int
@@ -178,7 +178,7 @@ def sign(found: Score) -> str:
 
 
 def verdict(ours: str, theirs: str) -> str:
-    """Say how our sign stands to the paper's."""
+    """Return the comparison of our sign with the paper's, in words."""
     if theirs == "0":
         return "neither" if ours == "0" else "ours alone"
     return "found" if ours == theirs else "not found" if ours == "0" else "the other sign"

@@ -84,7 +84,7 @@ def summarise(parts: list[dict[str, np.ndarray]]) -> dict[str, float]:
 
 
 def store(path: Path, x: np.ndarray, y: np.ndarray, draws: np.ndarray, about: dict[str, Any]) -> None:
-    """Write the thinned functions, chain by chain, and what is known of all of them; draws [chain, draw, x]."""
+    """Write the thinned functions, chain by chain, and the diagnostics of all draws; draws [chain, draw, x]."""
     found = diagnose(draws)
     about |= {"r_hat_max": float(found["r_hat"].max()), "ess_min": float(found["ess"].min())}
     thinned = draws[:, :: math.ceil(draws[..., 0].size / KEPT)].reshape(-1, len(GRID))

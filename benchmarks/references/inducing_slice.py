@@ -24,7 +24,7 @@ from benchmarks import inducing_regression as regression
 from benchmarks.inducing_regression import HIDDEN, NOISE_VARIANCE, PRIOR_SCALE
 from benchmarks.references.inducing_nuts import diagnose
 
-OUTPUT_VARIANCE = PRIOR_SCALE**2 / HIDDEN  # of an output weight and of the output bias, a priori
+OUTPUT_VARIANCE = PRIOR_SCALE**2 / HIDDEN  # prior variance of an output weight and the bias
 
 
 class Conditional(NamedTuple):
@@ -46,7 +46,7 @@ def conditional(whitened: Tensor, x: Tensor, y: Tensor) -> Conditional:
     """Bayesian linear regression on the features, in float64."""
     phi = features(whitened, x)
     identity = torch.eye(phi.shape[-1], dtype=phi.dtype)
-    root = torch.linalg.cholesky(phi.mT @ phi / NOISE_VARIANCE + identity / OUTPUT_VARIANCE)  # of the precision
+    root = torch.linalg.cholesky(phi.mT @ phi / NOISE_VARIANCE + identity / OUTPUT_VARIANCE)  # precision's factor
     shift = (phi.mT @ y / NOISE_VARIANCE)[..., None]
     mean = torch.cholesky_solve(shift, root)
     quadratic = y @ y / NOISE_VARIANCE - (shift * mean).sum((-2, -1))

@@ -146,6 +146,6 @@ def real_graph(driver: Driver) -> dict[str, Any]:
             if jobs == 1:
                 seconds = json.loads((place / ".state/seconds.json").read_text())
     stages = [Stage(n, (seconds[n],), frozenset(s.needs), reports=False) for n, s in plan(typed(raw)).items()]
-    here = replace(driver, task=0.0, warm=0.0, cold=0.0, stage=0.0, record=0.0)  # in the stages' seconds already
+    here = replace(driver, task=0.0, warm=0.0, cold=0.0, stage=0.0, record=0.0)  # included in the stages' seconds
     came = simulate(stages, Cluster(1, slots=2, at_once=2), here)
     return {"real": walls[2], "simulated": came.makespan, "one at a time": walls[1], "seconds": seconds}

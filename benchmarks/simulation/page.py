@@ -87,7 +87,7 @@ def used(run: Mapping[str, Any]) -> float:
 
 
 def knee(runs: Sequence[Mapping[str, Any]], share: float = 0.8) -> int:
-    """Return the most slots of which a share is at work; 0: none of these."""
+    """Return the largest number of slots of which at least this share is at work; 0 if there is none."""
     return max((run["nodes"] * run["slots"] for run in runs if used(run) >= share), default=0)
 
 

@@ -174,7 +174,7 @@ class _Run:
                 yield self.env.timeout(self.cluster.noticed)
 
     def _dispatch(self) -> Iterator[Any]:
-        """Give free slots to tasks in the order in which they were handed over, as Ray does."""
+        """Assign free slots to tasks in the order of submission, as Ray does."""
         while True:
             place = yield self.ready.get()
             while True:
@@ -203,7 +203,7 @@ class _Run:
         if self.cluster.data == "tree":
             first = desk.holders[0] == 0.0 and len(desk.holders) == 1
             when = max(now, heapq.heappop(desk.holders)) + size / NETWORK
-            for _ in range(2):  # the one that gave, and the one that has taken
+            for _ in range(2):  # the sending node and the receiving node
                 heapq.heappush(desk.holders, when)
             if not first:
                 return when
@@ -225,7 +225,7 @@ class _Run:
         return desk.hub.take(arrived, self.of.checkpoint + stage.checkpoint * self.of.byte)
 
     def _home(self, size: float, desk: _Desk) -> float:
-        """Return when the hub has a result; the driver then takes it once more, from Ray."""
+        """Return the time at which the hub has a result; the driver then fetches it a second time, from Ray."""
         when = desk.hub.take(self._arrived(size), size * self.of.byte)
         self._arrived(size)
         return when

@@ -13,7 +13,7 @@ from pipeline.plan.plan import plan
 ROOT: Final = Path(__file__).resolve().parents[2]
 _UCI, _IMAGES, _RESNET = 60.0, 3 * HOUR, 6 * HOUR
 _HERE: Final = 10.0  # seconds of a stage in the driver's process
-_PREDICTIONS: Final = 4e6  # bytes of what an evaluation brings home
+_PREDICTIONS: Final = 4e6  # bytes of an evaluation's result
 CORESETS: Final = {  # hours of Lee et al. 2025, table 12; of FRePo and RCIG VBPC's, as stated
     "vbpc": 5.5,
     "bpc_cd": 8.5,
@@ -107,5 +107,5 @@ def short(tasks: int = 100_000, together: int = 1) -> list[Stage]:
 
 
 def without(stages: list[Stage], table: str) -> list[Stage]:
-    """Leave out a table."""
+    """Return the stages without the stages of one table."""
     return [stage for stage in stages if not stage.name.startswith(f"{table}/")]

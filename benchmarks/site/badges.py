@@ -13,7 +13,7 @@ from . import stored
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = Path("docs/images/badges")
 COLOUR: Final = "#3f51b5"
-WIDTH: Final = 6.4  # of a letter of 11 px
+WIDTH: Final = 6.4  # pixels per letter, at a font size of 11 px
 
 
 def pages() -> dict[Path, str]:

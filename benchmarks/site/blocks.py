@@ -10,7 +10,7 @@ BLOCK: Final = re.compile(r"(<!-- generated: ([\w -]+) -->\n).*?(<!-- end -->)",
 
 
 def filled(page: str, parts: Mapping[str, str]) -> str:
-    """Return the page with each of its blocks written anew.
+    """Return the page with each of its blocks replaced.
 
     Args:
         parts: name of a block -> its text.

@@ -10,7 +10,7 @@ from .blocks import table
 ROOT: Final = Path(__file__).parents[2]
 FLOORS: Final = ("floors: stages, pipeline", "floors of the pipeline")
 WIDTH: Final = 74
-ADDITIONS: Final = {  # what is added -> the page with the example, the file of the example
+ADDITIONS: Final = {  # an addition -> the page with the example, the file of the example
     "a method": ("your-method.md", "plugins/snapshots.py"),
     "a network": ("your-network.md", "plugins/wave.py"),
     "a data source": ("your-data.md", "plugins/rings.py"),
@@ -46,7 +46,7 @@ def drawn(layers: list[str]) -> str:
 
 
 def additions(folder: str) -> str:
-    """Return a table of what one adds, with the lines of the example on the page that shows it."""
+    """Return a table of the additions, with the number of lines of each example and its page."""
     rows = []
     for what, (page, file) in ADDITIONS.items():
         text = (ROOT / "docs" / page).read_text()

@@ -16,7 +16,7 @@ from bdl_pipe.sgmcmc.kernels import KernelConfig
 
 WORDS: Final = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", type(None): "`null`"}
 ROLE: Final = re.compile(r":\w+:`~?\.*([^`]+)`")
-KEYS_OF_MANY: Final = {  # what a key means wherever a docstring does not say it
+KEYS_OF_MANY: Final = {  # a key -> its meaning if a docstring lacks it
     "name": "which variant this section is.",
     "network": "the architecture.",
     "training": "epochs, batches and the optimiser.",
@@ -133,7 +133,7 @@ def anchor(section: type) -> str:
 
 
 def meanings(section: type) -> dict[str, str]:
-    """Return what the docstrings of a config and of its bases say of each key."""
+    """Return the text on each key from the docstrings of a config and of its bases."""
     found: dict[str, str] = {}
     for cls in reversed(section.__mro__):
         if not dataclasses.is_dataclass(cls) or not cls.__doc__:

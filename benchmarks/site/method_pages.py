@@ -67,7 +67,7 @@ def picture(name: str, method: Method) -> str:
 
 
 def facts(name: str, method: Method) -> str:
-    """Return a table of what a method takes, makes and is called."""
+    """Return a table of a method's inputs, results and names."""
     estimators = {"regression": "BayesianRegressor", "classification": "BayesianClassifier"}
     rows = [["task", ", ".join(sorted(method.tasks))]]
     for kind, stage in method.stages.items():

@@ -31,7 +31,7 @@ SIDE: Final = 70  # points a side of the map of probabilities
 
 
 def main() -> None:
-    """Draw the pictures that are asked for, or those that are missing."""
+    """Draw the pictures of the named methods, or without names all missing pictures."""
     OUT.mkdir(parents=True, exist_ok=True)
     asked = sys.argv[1:]
     if not asked:

@@ -48,7 +48,7 @@ def write(script: Path, found: list[dict[str, Any]], folder: Path) -> None:
 
 
 def compare(script: Path, found: list[dict[str, Any]]) -> str:
-    """Say how the page differs from what its script does: nothing where it has the same cells, texts and pictures."""
+    """Return the differences between a page and its script's output; none if cells, texts and pictures are the same."""
     stored, made = page_of(script).read_text(), page(script, found)
     return "" if shape(stored) == shape(made) else f"{page_of(script).name} is not what {script.name} makes"
 

@@ -12,7 +12,7 @@ from .tables import INSTALL, Table
 
 
 def write(table: Table, folder: Path) -> Path:
-    """Write ``<name>.csv`` into a folder, the names of R's rows left out; a file that is there stays.
+    """Write ``<name>.csv`` into a folder, without the names of R's rows; an existing file is not changed.
 
     Raises:
         UserError: the package is missing; the line that installs it is named.

@@ -122,7 +122,7 @@ def means(frame: pd.DataFrame, score: str) -> pd.DataFrame:
 
 
 def above(nll: pd.DataFrame) -> list[tuple[str, str, float]]:
-    """List the pairs whose NLL is above that of ``constant``, with the difference."""
+    """List the pairs with a larger NLL than ``constant``, with the difference."""
     more = nll.sub(nll["constant"], axis=0)
     return [(t, m, more.loc[t, m]) for t in BY_NAME if t in more.index for m in more.columns if more.loc[t, m] > 0]
 
@@ -155,7 +155,7 @@ def kinds() -> dict[str, list[str]]:
 
 
 def _by_kind(frame: pd.DataFrame) -> list[str]:
-    """Say how often networks are at or below boosting, by the kind of a table."""
+    """Return how often networks are at or below boosting, by the kind of a table."""
     nll = means(frame, "nll")
     bayesian = networks(list(nll.columns))
     every = [*bayesian, *(name for name in NOT_BAYESIAN if name in nll.columns)]
@@ -216,7 +216,7 @@ def _by_method(frame: pd.DataFrame) -> str:
 
 
 def _ratio(score: pd.DataFrame, method: str) -> float:
-    """Return the geometric mean over tables of a method's score over that of ``constant``."""
+    """Return the geometric mean over tables of the ratio of a method's score to ``constant``'s."""
     return float(np.exp(np.log(score[method] / score["constant"]).mean()))
 
 
@@ -255,7 +255,7 @@ def _ranks(frame: pd.DataFrame) -> list[str]:
 
 
 def _boosting(frame: pd.DataFrame) -> str:
-    """List the tables on which boosting's NLL is below that of every Bayesian network."""
+    """List the tables on which boosting has a smaller NLL than every Bayesian network."""
     nll = means(frame, "nll")
     found = []
     for name in (name for name in BY_NAME if name in nll.index):

@@ -46,7 +46,7 @@ _LINKED: Final = ("src", "pipeline", "stages")  # the stages of dvc.yaml depend 
 def make(folder: Path) -> None:
     """Make the folder: the default params with the plugin of the scores, the graph of stages, and a DVC repository.
 
-    What is there stays, so that a run that was stopped goes on.
+    Existing files are not changed, so that a stopped run can continue.
     """
     (folder / "plugins").mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(__file__).with_name("tail_scores.py"), folder / PLUGIN)
@@ -88,14 +88,14 @@ def add(folder: Path, tables: Sequence[Table], minutes: int = MINUTES) -> None:
 
 
 def _minutes(folder: Path, name: str) -> int | None:
-    """Return what ``add`` was told, by the head of the overlay that it wrote; None: the folder lacks the table."""
+    """Return the minutes given to ``add``, from the head of its overlay; None if the folder lacks the table."""
     path = folder / ADDED / f"{name}.yaml"
     found = re.search(r"--minutes (\d+)", path.read_text()) if path.is_file() else None
     return int(found[1]) if found else None
 
 
 def run(folder: Path, jobs: int) -> bool:
-    """Run what is out of date, and return whether every stage has a result.
+    """Run the stages that are out of date, and return whether every stage has a result.
 
     Raises:
         UserError: nothing could be run.
