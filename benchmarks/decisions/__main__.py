@@ -1,7 +1,7 @@
 """``python -m benchmarks.decisions tables | tune | gather | page``.
 
-``tables`` and ``tune`` make the files that tasks read (:mod:`.tables`); ``gather`` stores the runs' curves, and ``page``
-writes results/decisions from the stored curves.
+``tables`` and ``tune`` make the files that tasks read (:mod:`.tables`); ``gather`` stores the runs' curves, and
+``page`` writes results/decisions from the stored curves.
 """
 
 import sys

@@ -2,10 +2,11 @@
 
     BDL_DEVICE=cuda BDL_EXECUTOR=inline BDL_TRACKING=off python -m benchmarks.gpu.stages OUT --jobs 14 --seconds 160
 
-Each stage of params.yaml is a process, ``python -m stages KIND KEY``, which starts when its inputs exist; the stage with
-the longest remaining chain starts first. Prepared data must lie in ``work/``. When a stage ends, one line of JSON is
-written to ``OUT/stages.jsonl`` and, if it failed, its output to ``OUT/failed.log``. At the end ``OUT/scores.jsonl`` has
-the scores of each evaluated run, split and seed. Stages that are still running at the time limit are killed and named.
+Each stage of params.yaml is a process, ``python -m stages KIND KEY``, which starts when its inputs exist; the stage
+with the longest remaining chain starts first. Prepared data must lie in ``work/``. When a stage ends, one line of JSON
+is written to ``OUT/stages.jsonl`` and, if it failed, its output to ``OUT/failed.log``. At the end ``OUT/scores.jsonl``
+has the scores of each evaluated run, split and seed. Stages that are still running at the time limit are killed and
+named.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python -m benchmarks.pages.method_costs
 
-A method's cost is taken from its run in ``results/default_run/comparison.md``: the seconds of a fit, including the runs
-that it needs, and the number of stored parameters, on Fashion-MNIST if the method has a run there, else on boston. A row
-with several methods has the first method's cost; a method with several settings has the last setting's. A protocol for
-any coreset has no cost, since the coreset determines it.
+A method's cost is taken from its run in ``results/default_run/comparison.md``: the seconds of a fit, including the
+runs that it needs, and the number of stored parameters, on Fashion-MNIST if the method has a run there, else on
+boston. A row with several methods has the first method's cost; a method with several settings has the last setting's.
+A protocol for any coreset has no cost, since the coreset determines it.
 """
 
 from pathlib import Path

@@ -6,9 +6,9 @@
 ``benchmarks/toys/problems.py`` defines the posterior. The sampler is NumPyro's (Hoffman & Gelman 2014; Phan, Pradhan &
 Jankowiak 2019), with our log joint written a second time, in JAX and float64. Our own chains are sampled again, as
 ``benchmarks/references/hmc.py`` does, to have all draws; they must have the stored mean and deviation
-(``results/dark_knowledge/regression.safetensors``). We compare the mean and the standard deviation of f at each point of
-the grid. A difference is divided by its Monte Carlo error, which follows from the effective draws of both samplers at
-that point (ArviZ, for the mean and for the deviation). If both sample the same law, each z is about N(0, 1); nearby
+(``results/dark_knowledge/regression.safetensors``). We compare the mean and the standard deviation of f at each point
+of the grid. A difference is divided by its Monte Carlo error, which follows from the effective draws of both samplers
+at that point (ArviZ, for the mean and for the deviation). If both sample the same law, each z is about N(0, 1); nearby
 points of the grid are correlated. One of 242 such numbers is beyond 4.5 in at most one of 600 runs.
 """
 

@@ -1,10 +1,10 @@
 """A discrete-event simulation (simpy) of stages on a cluster.
 
-A task needs a slot of a node (a GPU), its stage's driver, a worker, its data if its node does not have them yet, and its
-own seconds, in which it sends checkpoints; then its result is sent to the driver. Each process that serves one request
-at a time is a queue: each stage has its own driver and hub, all of them share the two directions of one machine's wire,
-and each node has a link to a store. Nodes are preempted after exponential times; once the loss of a task is noticed, the
-task continues from its last checkpoint on another node.
+A task needs a slot of a node (a GPU), its stage's driver, a worker, its data if its node does not have them yet, and
+its own seconds, in which it sends checkpoints; then its result is sent to the driver. Each process that serves one
+request at a time is a queue: each stage has its own driver and hub, all of them share the two directions of one
+machine's wire, and each node has a link to a store. Nodes are preempted after exponential times; once the loss of a
+task is noticed, the task continues from its last checkpoint on another node.
 """
 
 import collections

