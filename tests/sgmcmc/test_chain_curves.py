@@ -44,7 +44,7 @@ def test_a_curve_ends_at_the_average_of_all_draws(task: str) -> None:
 def test_the_page_says_which_rows_a_step_sees() -> None:
     for batch, seen in ((None, "all rows in each step"), (128, "minibatches of 128 rows")):
         text = page("boston", [], {}, batch)
-        assert f"Network, prior, {seen} and chains are those of the teacher" in text and "``" not in text
+        assert f"Network, prior, {seen} and number of chains are the teacher's" in text and "``" not in text
 
 
 def test_a_pass_is_one_gradient_of_every_row() -> None:
