@@ -82,8 +82,8 @@ def test_a_decision_repeats_bit_by_bit_and_learns(updates: bool) -> None:
     other = decide(entry, "d", "u", 1, 0)
     assert once.tensors["regret"][0, 1] == other.tensors["regret"][0, 1]  # one problem for all agents of a seed
     assert decide(entry, "d", "u", 0, 0).tensors["regret"][0, 1] != other.tensors["regret"][0, 1]
-    rows = table([once, other]).to_pylist()
-    assert rows[0] == {**rows[0], "decision": "d", "agent": "a", "seed": 1, "metric": "regret", "round": 0}
+    rows = [row for row in table([once, other]).to_pylist() if row["metric"] == "regret"]
+    assert rows[0] == {**rows[0], "decision": "d", "agent": "a", "seed": 1, "round": 0}
 
 
 def test_an_active_learner_needs_a_method() -> None:

@@ -123,7 +123,7 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         net(),
         [(X, Y)],
         {"method": "gp"},
-        "method must be one that can be had .* got gp: it is made",
+        "method must be able to start from a model .* got gp: it is made",
     ),
     "an ensemble": (net(), [(X, Y)], {"method": "ensemble"}, "got ensemble: it is made from several trajectories"),
     "a coreset": (net(), [(X, Y)], {"method": "vbpc"}, "got vbpc: it is made from a coreset"),
