@@ -24,6 +24,7 @@ FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 OWN = {name: METHODS[name] for name in METHODS if METHODS[name].config.__module__.startswith("bdl_pipe.")}
 
 
+@pytest.mark.process
 def test_every_generated_page_is_what_its_command_writes() -> None:
     """``python -m benchmarks.site`` would change nothing; in its own process, where no test has added a network."""
     assert len(site.pages()) > 40
