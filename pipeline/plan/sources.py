@@ -50,9 +50,8 @@ def digests(params: Params) -> dict[str, Any]:
 def fit_digest(method: str, params: Params) -> str:
     """Hash the code that a method's artifacts depend on: the method's, and plugins in its runs' configs.
 
-    A run with another run as its input also depends on the code of that run's method, which defines the posterior, and
-    a
-    run depends on the users' files that its config names, such as a network's.
+    A run with another run as its input also depends on the code of that run's method, which defines the posterior. A
+    run also depends on the users' files that its config names, such as a network's.
     """
     read = {params.run("student", key).method.name for run in params.of_method(method) if (key := _run_of(run))}
     modules = {module for name in read if (module := code.module_of(name))}
