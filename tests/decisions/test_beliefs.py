@@ -73,6 +73,30 @@ def test_class_draws_are_those_of_the_joint() -> None:
 
 
 @pytest.mark.parametrize("updates", [False, True])
+def test_a_column_that_is_constant_in_the_known_rows_changes_no_answer(updates: bool) -> None:
+    without, agent = belief("map_blr", updates=updates), Agent("thompson", "map_blr", updates=updates)
+    wide = agent.fit(np.insert(ROWS, 1, 3.0, axis=1), TARGETS, (), Seed(0))
+    assert wide is not None
+    if updates:
+        without.learn(ROWS[:3], TARGETS[:3])
+        wide.learn(np.insert(ROWS[:3], 1, 8.0, axis=1), TARGETS[:3])
+    question = np.insert(QUESTION, 1, 7.0, axis=2)
+    assert torch.equal(wide.values(question, 5, Seed(2)), without.values(QUESTION, 5, Seed(2)))
+    assert torch.equal(wide.means(question, Seed(2)), without.means(QUESTION, Seed(2)))
+    for ours, theirs in zip(wide.parts(question, Seed(2)), without.parts(QUESTION, Seed(2)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_column_that_is_constant_in_the_known_rows_changes_no_probability() -> None:
+    without, agent = Agent("bald", "d_vbll").fit(ROWS, LABELS, ("no", "yes"), Seed(0)), Agent("bald", "d_vbll")
+    wide = agent.fit(np.insert(ROWS, 0, 0.0, axis=1), LABELS, ("no", "yes"), Seed(0))
+    assert wide is not None and without is not None
+    rows = np.insert(ROWS, 0, 1.0, axis=1)
+    assert torch.equal(wide.log_probs(rows, Seed(1)), without.log_probs(ROWS, Seed(1)))
+    assert torch.equal(wide.class_draws(rows, 4, Seed(1)), without.class_draws(ROWS, 4, Seed(1)))
+
+
+@pytest.mark.parametrize("updates", [False, True])
 def test_a_decision_repeats_bit_by_bit_and_learns(updates: bool) -> None:
     agents = {"a": {"rule": "thompson", "method": "linear", "updates": updates}, "u": {"rule": "uniform"}}
     task = {"name": "optimisation", "function": "branin", "evaluations": 8, "candidates": 60}

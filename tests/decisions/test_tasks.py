@@ -101,6 +101,7 @@ def test_rows_are_a_bandit_of_labels_or_of_mushrooms(tmp_path: Path) -> None:
     source = table(tmp_path / "t.csv", 200, "label")
     problem = read(RowsBandit, {"source": source, "rounds": 200}, "task").problem(Seed(0))
     assert (problem._means.sum(1) == 1).all() and problem._rows.mean(0) == pytest.approx([0, 0], abs=1e-9)
+    source |= {"columns": {"a": "number", "b": "number"}}
     task = read(RowsBandit, {"source": source, "rounds": 200, "game": "mushroom", "edible": "yes"}, "task")
     problem = task.problem(Seed(0))
     good = problem._rows[:, 0] > problem._rows[:, 0][problem._means[:, 1] < 0].max()

@@ -95,10 +95,13 @@ class Agent:
         if len(rows) < FEWEST_ROWS:
             raise DataError(f"{self.method}: must be fitted to at least {FEWEST_ROWS} rows, got {len(rows)}")
         own = Targets(targets if classes else targets.reshape(-1, 1).astype(np.float64), classes)
+        columns = None
         if rows.ndim > 2:
             profile = given.image_profile(rows, own)
         else:
-            profile = given.table_profile(given.table_of(rows.astype(np.float64)), own, None, numbers=True)
+            table = given.table_of(rows.astype(np.float64))
+            profile = given.table_profile(table, own, None, numbers=True)
+            columns = [table.column_names.index(name) for name in profile.raw.features]  # a constant one is left out
         size = given.size_of(profile, 0.0, self.pace)
         runs = self.plan(size)
         entry = offers.dataset(profile.dataset(log=False), size, splits=1)
@@ -106,9 +109,8 @@ class Agent:
         typed = config.read(DatasetConfig, {**entry, **scaling}, "data")
         parts, _ = fit_parts(profile.raw, typed, runs, rng.integer() % _ROOTS, cross=False, device="cpu")
         about = {"seed": rng.integer() % _ROOTS, "run": runs[-1].key}
-        return PosteriorBelief(
-            Fitted(parts, about, {"classes": classes}).predictor(), self.method, updates=self.updates
-        )
+        predictor = Fitted(parts, about, {"classes": classes}).predictor()
+        return PosteriorBelief(predictor, self.method, updates=self.updates, columns=columns)
 
     def plan(self, size: Any) -> list[Run]:
         """List the upstream runs of a fit at this size."""

@@ -1,5 +1,6 @@
 """Fitted posteriors as beliefs: the answers of each class of posteriors, or an error of one line."""
 
+from collections.abc import Sequence
 from typing import Final, final
 
 import numpy as np
@@ -28,13 +29,16 @@ class PosteriorBelief:
     Args:
         method: names the posterior in errors.
         updates: use one-row updates.
+        columns: the places of the columns that the posterior was fitted to, out of those of all rows. None: all.
 
     Raises:
         UserError: ``updates`` is set, and the posterior does not support it.
     """
 
-    def __init__(self, predictor: Predictor, method: str, *, updates: bool = False) -> None:
-        self._predictor, self._method = predictor, method
+    def __init__(
+        self, predictor: Predictor, method: str, *, updates: bool = False, columns: Sequence[int] | None = None
+    ) -> None:
+        self._predictor, self._method, self._columns = predictor, method, columns
         self._updated: RecursivePosterior | None = recursive(predictor.posterior) if updates else None
         if updates and self._updated is None:
             raise UserError(f"{method}: has no one-row updates: its posterior must be refitted (updates: false)")
@@ -97,7 +101,7 @@ class PosteriorBelief:
 
     @torch.no_grad()
     def log_probs(self, rows: np.ndarray, rng: Seed) -> Float[Tensor, "row class"]:
-        predictive = self._predictor.transformed(rows, rng=rng)
+        predictive = self._predictor.transformed(self._fitted(rows), rng=rng)
         assert isinstance(predictive, Categorical)
         return predictive.log_probs.double()
 
@@ -108,7 +112,7 @@ class PosteriorBelief:
         Raises:
             UserError: the joint of several rows is the product of its marginals, or is not by draws.
         """
-        found = self._predictor.joint(rows[None], rng=rng, draws=draws)
+        found = self._predictor.joint(self._fitted(rows)[None], rng=rng, draws=draws)
         if not isinstance(found, JointCategorical) or found.is_product:
             raise self._refusal("draws of class probabilities")
         return found.draw_log_probs[:, 0].double()
@@ -123,7 +127,7 @@ class PosteriorBelief:
         if self._updated is None:
             raise UserError(f"{self._method}: has no one-row updates: its posterior must be refitted (updates: false)")
         transform = self._predictor.transform
-        self._updated.learn(transform.inputs(rows), transform.targets(targets.reshape(-1, 1)))
+        self._updated.learn(transform.inputs(self._fitted(rows)), transform.targets(targets.reshape(-1, 1)))
 
     @property
     def _posterior(self) -> Posterior | RecursivePosterior:
@@ -163,7 +167,11 @@ class PosteriorBelief:
         assert scale is not None
         return scale[0].double()
 
+    def _fitted(self, rows: np.ndarray) -> np.ndarray:
+        return rows if self._columns is None else rows[..., self._columns]
+
     def _in_parts(self, candidates: np.ndarray) -> list[np.ndarray]:
+        candidates = self._fitted(candidates)
         count = max(1, -(-candidates.size // _AT_ONCE))
         return np.array_split(candidates, min(len(candidates), count))
 

@@ -1,7 +1,6 @@
 """Rows of the catalogue's data sets, in the form that decisions need."""
 
-from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -9,12 +8,15 @@ import torch
 from ..data.encoding import Encoding
 from ..data.raw import Raw
 
+_READ: Final[dict[str, Raw]] = {}
 
-@cache
+
 def raw_of(source: Any) -> Raw:
-    """Read a data set once."""
-    raw: Raw = source.read()
-    return raw
+    """Read a data set once in this process."""
+    key = repr(source)  # a source with kinds of columns has no hash
+    if key not in _READ:
+        _READ[key] = source.read()
+    return _READ[key]
 
 
 def inputs_of(source: Any) -> np.ndarray:
