@@ -1,7 +1,7 @@
-"""``python -m benchmarks.decisions tables | tune | gather | page``.
+"""``python -m benchmarks.decisions tables | tune | gather [DEVICE] | page``.
 
-``tables`` and ``tune`` make the files that tasks read (:mod:`.tables`); ``gather`` stores the runs' curves, and
-``page`` writes results/decisions from the stored curves.
+``tables`` and ``tune`` make the files that tasks read (:mod:`.tables`); ``gather`` stores the runs' curves with the
+machine's name (DEVICE, if another machine made them), and ``page`` writes results/decisions from the stored curves.
 """
 
 import sys
@@ -17,8 +17,8 @@ if __name__ == "__main__":
         tables.write(Path("work/tables"))
     elif what == ["tune"]:
         tables.tune(PLACE / "tuning.csv")
-    elif what == ["gather"]:
-        gather.store(Path("work/decide"), PLACE)
+    elif what[:1] == ["gather"] and len(what) < 3:
+        gather.store(Path("work/decide"), PLACE, *what[1:])
     elif what == ["page"]:
         page.write(PLACE)
     else:

@@ -10,14 +10,18 @@ import pandas as pd
 from bdl_pipe.files import write_bytes
 from pipeline.core import provenance
 from pipeline.core.load import load
+from pipeline.core.records import device_name
 
 KEYS: Final = ["decision", "agent", "metric"]
 
 
-def store(work: Path, place: Path) -> None:
+def store(work: Path, place: Path, device: str | None = None) -> None:
     """Write ``curves.csv`` (mean and error over seeds), ``scores.csv`` (the last of each seed) and ``facts.json``.
 
     Decisions without a result are left out, and named in ``facts.json``.
+
+    Args:
+        device: the machine that made the runs. None: this one.
     """
     params = load()
     done = [key for key in params.decisions if (work / key / "curves.parquet").is_file()]
@@ -29,6 +33,7 @@ def store(work: Path, place: Path) -> None:
     _write(place / "curves.csv", curves)
     facts = {
         "commit": provenance.commit(),
+        "device": device or device_name("cpu"),
         "root": params.seed,
         "missing": [key for key in params.decisions if key not in done],
         "tasks": {key: params.raw["decisions"][key]["task"] for key in done},

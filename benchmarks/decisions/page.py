@@ -44,7 +44,8 @@ def page(scores: pd.DataFrame, facts: dict[str, Any]) -> str:
     lines = [
         "# Decisions",
         "",
-        f"Commit {facts['commit']}, root seed {facts['root']}; tasks, agents and seeds: `params/decisions.yaml`.",
+        f"Commit {facts['commit']}, root seed {facts['root']}, on {facts['device']}; tasks, agents and seeds:",
+        "`params/decisions.yaml`.",
         "`python -m benchmarks.decisions gather` stores the tables of the runs, and `page` writes this page of them.",
         "Means over seeds ± standard errors. `scores.csv` has each seed, `curves.csv` every round.",
     ]
