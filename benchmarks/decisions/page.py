@@ -44,8 +44,8 @@ def page(scores: pd.DataFrame, facts: dict[str, Any]) -> str:
     lines = [
         "# Decisions",
         "",
-        f"Commit {facts['commit']}, root seed {facts['root']}, on {facts['device']}; tasks, agents and seeds:",
-        "`params/decisions.yaml`.",
+        f"Commit {facts['commit']}, root seed {facts['root']}. Device: {facts['device']}.",
+        "Tasks, agents and seeds: `params/decisions.yaml`.",
         "`python -m benchmarks.decisions gather` stores the tables of the runs, and `page` writes this page of them.",
         "Means over seeds ± standard errors. `scores.csv` has each seed, `curves.csv` every round.",
     ]
@@ -163,12 +163,13 @@ def _searches(scores: pd.DataFrame, searches: list[str]) -> list[str]:
         "",
         *_table(scores, searches, "regret"),
     ]
+    lines += ["", "Mean regret of one less another's, paired by problem (below 0: the first is better):", ""]
+    lines += ["| search | one | other | difference | |", "|---|---|---|---|---|"]
     for key in searches:
-        gap, error, count = difference(scores, "mean_regret", [key], "gp", VBLL)
-        lines += [
-            "",
-            f"{key}: `gp` less `{VBLL}` {gap:+.3g} ± {error:.2g}: {verdict(gap, error, count, lower_is_better=True)}.",
-        ]
+        for one, other in (("gp", VBLL), ("gp", "uniform"), (VBLL, "uniform"), (VBLL, "vbll_marginal")):
+            gap, error, count = difference(scores, "mean_regret", [key], one, other)
+            told = verdict(gap, error, count, lower_is_better=True)
+            lines.append(f"| {key} | `{one}` | `{other}` | {gap:+.3g} ± {error:.2g} | {told} |")
     return lines
 
 
