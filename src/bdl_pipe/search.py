@@ -80,7 +80,7 @@ def validation_scores(state: State, data: FitData, rng: Seed, how: EvaluateConfi
     predictor = Predictor(posterior_of(state, data.device), data.transform, data.classes)
     alone = replace(how, joint_pairs=0, joint_groups=0)
     scored = evaluation.score_clean(predictor, data.validation, alone, rng, data.device)
-    stored = of_predictions.scores(of_table(scored.predictions, rng))
+    stored = of_predictions.scores(of_table(scored.predictions, rng, scored.draws))
     return {name: value for name, (value, _) in (scored.metrics | stored).items()}
 
 

@@ -138,7 +138,7 @@ def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tup
             fitted.predictor(), examples, defaults.evaluate(), rng, model.device, ood={}, transfer={}
         )
         line = _said(model, rows, targets)
-    more = of_predictions.scores(stored.of_table(clean.predictions, drawn))
+    more = of_predictions.scores(stored.of_table(clean.predictions, drawn, clean.draws))
     found |= {Quantity(name): figure for name, figure in more.items()}
     return {**found, Quantity("fit_seconds", "cost"): (model.fit_seconds_, 1)}, line
 

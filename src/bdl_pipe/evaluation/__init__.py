@@ -21,6 +21,7 @@ from ..seeds import Seed
 from . import references
 from .config import EvaluateConfig
 from .distance import Distances
+from .draws import DrawnRows
 from .gathered import Gathered, Scores, has_one_noise, normalised
 from .joint import joint_scores, keeps_functions, lines_between_classes, same_class_along
 from .last_layers import LastLayer, last_layer, register_last_layer
@@ -64,6 +65,7 @@ class CleanResult:
         in_distribution_scores: score -> [n], higher for rows that look like training data: what :func:`score_ood`
             compares with.
         unfamiliar: what scores of the unfamiliar are computed from; see :mod:`.unfamiliar`.
+        draws: predictions by draw of some test rows, where there are several draws; see :mod:`.draws`.
     """
 
     metrics: Scores
@@ -72,16 +74,17 @@ class CleanResult:
     line: pa.Table | None
     in_distribution_scores: dict[str, np.ndarray]
     unfamiliar: pa.Table | None = None
+    draws: pa.Table | None = None
 
     @property
     def tables(self) -> dict[str, pa.Table]:
         """Return the tables to store, by name.
 
-        They are ``predictions`` and, for classes, ``calibration``, ``same_class`` and, where there are unfamiliar sets,
-        ``unfamiliar``.
+        They are ``predictions``, where there are several draws ``draws``, and, for classes, ``calibration``,
+        ``same_class`` and, where there are unfamiliar sets, ``unfamiliar``.
         """
         found = {"predictions": self.predictions, "calibration": self.calibration, "same_class": self.line}
-        found["unfamiliar"] = self.unfamiliar
+        found |= {"unfamiliar": self.unfamiliar, "draws": self.draws}
         return {name: table for name, table in found.items() if table is not None}
 
 
@@ -104,7 +107,7 @@ def score_clean(
         Diverged: a prediction is not finite.
     """
     gathered, own_joint = Gathered(), keeps_functions(fitted.posterior)
-    distances = Distances(references.find(examples, fitted.transform))
+    distances, drawn = Distances(references.find(examples, fitted.transform)), DrawnRows(len(examples))
     row = fitted.transform.inputs(examples.inputs[:1], device)[None]
     one_noise = examples.targets.ndim > 1 and has_one_noise(fitted.posterior, row, rng)
     for rows, transformed in fitted.transformed_batches(examples.inputs, config.batch, rng=rng, device=device):
@@ -115,6 +118,7 @@ def score_clean(
             gathered.ood_scores.setdefault(name, []).append(values)
         gathered.add_registered(predictive, targets, metrics.registered())
         distances.add(rows, transformed)
+        drawn.add(rows, predictive, targets)
         if isinstance(predictive, Categorical):
             gathered.add_classes(predictive, targets, config)
         elif isinstance(predictive, Continuous):
@@ -133,7 +137,8 @@ def score_clean(
     calibration = None if gathered.bins is None else pa.table(gathered.bins.table())
     in_distribution = {name: np.concatenate(parts) for name, parts in gathered.ood_scores.items()}
     line = lines_between_classes(fitted, examples, config, rng, device)
-    return CleanResult(scores, gathered.table(examples), calibration, line, in_distribution)
+    table = gathered.table(examples)
+    return CleanResult(scores, table, calibration, line, in_distribution, draws=drawn.table())
 
 
 def score_classification(

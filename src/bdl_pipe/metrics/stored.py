@@ -27,6 +27,20 @@ QUANTILES: Final = {"q05": 0.05, "q50": 0.5, "q95": 0.95}  # the columns of quan
 
 
 @dataclass(frozen=True, eq=False)
+class StoredDraws:
+    """The predictions by draw of some rows of one fit; :mod:`bdl_pipe.evaluation.draws` says which.
+
+    Attributes:
+        rows: the places of these rows among those of the fit [place].
+        log_probs: for classes, the log-probabilities of each draw [draw, place, class]; of regression, the log density
+            of the row's targets under each draw [draw, place], in original units. float64.
+    """
+
+    rows: np.ndarray
+    log_probs: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class StoredClasses:
     """The predictions of classes of one fit.
 
@@ -34,11 +48,13 @@ class StoredClasses:
         probs: of the mixture [row, class], in float64; each row sums to 1.
         labels: the true classes [row].
         rng: the address of whatever a metric draws.
+        draws: the probabilities by draw of some rows; None where they are not stored or there is one draw.
     """
 
     probs: np.ndarray
     labels: np.ndarray
     rng: Seed
+    draws: StoredDraws | None = None
 
     def __post_init__(self) -> None:
         probs, labels = stated(self.probs, self.labels)
@@ -74,6 +90,7 @@ class StoredValues:
         rng: the address of whatever a metric draws.
         below: F(y) of each output by itself [row, output], where that is stored.
         quantiles: at the levels :data:`QUANTILES` [level, row, output], where they are stored.
+        draws: the densities by draw of some rows; None where they are not stored or there is one draw.
     """
 
     targets: np.ndarray
@@ -83,6 +100,7 @@ class StoredValues:
     rng: Seed
     below: np.ndarray | None = None
     quantiles: np.ndarray | None = None
+    draws: StoredDraws | None = None
 
     def __post_init__(self) -> None:
         shapes = {part.shape for part in (self.targets, self.means, self.variances)}
@@ -119,35 +137,60 @@ Stored = StoredClasses | StoredValues
 def read(path: Path, rng: Seed = Seed(0)) -> Iterator[tuple[tuple[int, int], Stored]]:
     """Yield ((split, seed), predictions) of each fit in a ``predictions.parquet``.
 
+    The predictions by draw are read from ``draws.parquet`` beside it, where that exists.
+
     Raises:
-        DataError: the file is no table of predictions.
+        DataError: a file is no table of predictions.
     """
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path} must be a table of predictions: {error}") from error
+    table, beside = _table(path), path.with_name("draws.parquet")
+    drawn = _table(beside) if beside.is_file() else None
     missing = {"split", "seed", "log_prob"} - {*table.column_names}
     if missing:
         raise DataError(f"{path} must have the columns split, seed and log_prob, got no {sorted(missing)}")
     fits = table.select(["split", "seed"]).group_by(["split", "seed"]).aggregate([]).to_pylist()
     for split, seed in sorted((one["split"], one["seed"]) for one in fits):
-        rows = table.filter(pc.and_(pc.equal(table["split"], split), pc.equal(table["seed"], seed)))
-        yield (split, seed), of_table(rows, rng.fold(split, seed))
+        draws = None if drawn is None else _of_fit(drawn, split, seed)
+        yield (split, seed), of_table(_of_fit(table, split, seed), rng.fold(split, seed), draws)
 
 
-def of_table(rows: pa.Table, rng: Seed = Seed(0)) -> Stored:
-    """Return the predictions of one fit from its table, as :func:`bdl_pipe.evaluation.score_clean` makes it.
+def of_table(rows: pa.Table, rng: Seed = Seed(0), draws: pa.Table | None = None) -> Stored:
+    """Return the predictions of one fit from its tables, as :func:`bdl_pipe.evaluation.score_clean` makes them.
 
     Raises:
         DataError: columns are missing, or see the classes of this module.
     """
     if "p_0" in rows.column_names:
-        return StoredClasses(_columns(rows, "p", several=True), _columns(rows, "target")[:, 0], rng)
+        probs = _columns(rows, "p", several=True)
+        drawn = _draws(draws, "log_probs", probs.shape[1])
+        return StoredClasses(probs, _columns(rows, "target")[:, 0], rng, drawn)
     targets, means, variances = (_columns(rows, name) for name in ("target", "mean", "variance"))
     known, below, quantiles = {name.partition("_")[0] for name in rows.column_names}, None, None
     if {"pit", *QUANTILES} <= known:
         below, quantiles = _columns(rows, "pit"), np.stack([_columns(rows, name) for name in QUANTILES])
-    return StoredValues(targets, means, variances, _columns(rows, "log_prob")[:, 0], rng, below, quantiles)
+    log_prob, drawn = _columns(rows, "log_prob")[:, 0], _draws(draws, "log_density")
+    return StoredValues(targets, means, variances, log_prob, rng, below, quantiles, drawn)
+
+
+def _table(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path} must be a table of predictions: {error}") from error
+
+
+def _of_fit(table: pa.Table, split: int, seed: int) -> pa.Table:
+    return table.filter(pc.and_(pc.equal(table["split"], split), pc.equal(table["seed"], seed)))
+
+
+def _draws(table: pa.Table | None, name: str, classes: int = 1) -> StoredDraws | None:
+    if table is None or not len(table):
+        return None
+    if {"row", name} - {*table.column_names}:
+        got = ", ".join(table.column_names)
+        raise DataError(f"predictions by draw must have the columns row and {name}, got {got}")
+    flat = table[name].combine_chunks()
+    values = flat.flatten().to_numpy().astype(np.float64).reshape(len(table), -1, classes).swapaxes(0, 1)
+    return StoredDraws(table["row"].to_numpy(), values if name == "log_probs" else values[..., 0])
 
 
 def _columns(rows: pa.Table, name: str, *, several: bool = False) -> np.ndarray:
