@@ -6,6 +6,7 @@ Each stage of params.yaml is a process, ``python -m stages KIND KEY``, which sta
 with the longest remaining chain starts first. Prepared data must lie in ``work/``. When a stage ends, one line of JSON
 is written to ``OUT/stages.jsonl`` and, if it failed, its output to ``OUT/failed.log``. At the end ``OUT/scores.jsonl``
 has the scores of each evaluated run, split and seed. Stages that still run at the time limit are killed and named.
+``--evaluate`` runs the evaluations alone, of the fits that lie in ``work/student``.
 """
 
 import argparse
@@ -38,10 +39,19 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--only", nargs="*", default=[], help="stages that have this in their names, and their needs")
+    parser.add_argument("--evaluate", action="store_true", help="evaluate the fits that exist, and fit nothing")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     stages = {name: stage for name, stage in plan.plan(load()).items() if stage.kind not in ("prepare", "report")}
-    if chosen.only:
+    if chosen.evaluate:
+        stages = {
+            name: s
+            for name, s in stages.items()
+            if s.kind == "evaluate"
+            and places.artifact("student", s.key).is_dir()
+            and not places.artifact("evaluate", s.key).is_dir()
+        }
+    elif chosen.only:
         wanted = {name for name in stages if any(part in name for part in chosen.only)}
         stages = {name: s for name, s in stages.items() if name in wanted | plan.ancestors(stages | _data(), wanted)}
     run(stages, chosen.out, chosen.jobs, time.monotonic() + chosen.seconds)
