@@ -8,16 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
 
-from bdl_pipe import artifacts, scores
+from bdl_pipe import artifacts, report, scores
 from bdl_pipe.metrics.ood.rows import Rows, StoredFit
+from bdl_pipe.report import RunInfo, columns, questions, tables, unseen
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
-from pipeline import report
 from pipeline.core import places
-from pipeline.report import RunInfo, columns, questions, tables, unseen
 from pipeline.stages import scores as stage
 from tests.metrics.test_ood_tables import several
-from tests.pipeline.test_report import Page
+from tests.report.test_report import Page
 
 CLASSES, ROWS = 4, 400
 

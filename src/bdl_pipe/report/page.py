@@ -14,14 +14,13 @@ from typing import Any, Final
 
 import jinja2
 
-from bdl_pipe import figures
-from bdl_pipe.coresets.shared.pictures import of_artifact
-from bdl_pipe.figures import Curve, Priced, Segment
-from bdl_pipe.metrics import standings as which
-from bdl_pipe.metrics.joint import DYADIC, JOINT_GAP
-from bdl_pipe.metrics.table import metric_of
-from bdl_pipe.scores import Estimate, Quantity, average, estimate
-
+from .. import figures
+from ..coresets.shared.pictures import of_artifact
+from ..figures import Curve, Priced, Segment
+from ..metrics import standings as which
+from ..metrics.joint import DYADIC, JOINT_GAP
+from ..metrics.table import metric_of
+from ..scores import Estimate, Quantity, average, estimate
 from . import columns, cross, questions, students
 from .columns import SHIFTED, Cell, Column, Grid
 from .questions import inline

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from bdl_pipe import figures
-from bdl_pipe.evaluation.questions import SENTENCES
-from bdl_pipe.figures import INK, LINE, MUTED, Drawing
-from bdl_pipe.metrics.metric import Question
-from bdl_pipe.metrics.pit import band
-from bdl_pipe.scores import Quantity
-
+from .. import figures
+from ..evaluation.questions import SENTENCES
+from ..figures import INK, LINE, MUTED, Drawing
+from ..metrics.metric import Question
+from ..metrics.pit import band
+from ..scores import Quantity
 from . import columns, unseen
 from .tables import Table
 

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet
 import pytest
-from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
+from bdl_pipe import report
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation.joint import LINES, PAIRED
+from bdl_pipe.report import columns, page, questions, tables
 from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity, Score
-from pipeline import report
-from pipeline.report import columns, page, questions, tables
+from tests.report.report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
 PAGES = {f"{name}.html" for name in ("index", "trust", "intervals", "refuse", "unseen")}
 FILES = PAGES | {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}

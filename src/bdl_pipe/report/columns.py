@@ -6,14 +6,13 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final
 
-from bdl_pipe.evaluation.verdict import verdict
-from bdl_pipe.metrics import COSTS, METRICS, Metric
-from bdl_pipe.metrics.metric import Question
-from bdl_pipe.metrics.of_predictions import LIBRARY, stored_metrics
-from bdl_pipe.metrics.table import OF_TEST_ROWS, metric_of
-from bdl_pipe.metrics.written import writer
-from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity
-
+from ..evaluation.verdict import verdict
+from ..metrics import COSTS, METRICS, Metric
+from ..metrics.metric import Question
+from ..metrics.of_predictions import LIBRARY, stored_metrics
+from ..metrics.table import OF_TEST_ROWS, metric_of
+from ..metrics.written import writer
+from ..scores import DEFAULT_SCORE, Estimate, Quantity
 from .tables import ChainsInfo, RunInfo, Table, paper_figures
 
 NOTHING: Final = "—"

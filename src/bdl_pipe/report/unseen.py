@@ -3,12 +3,11 @@
 from itertools import product
 from typing import Final
 
-from bdl_pipe.metrics import DETECTION, ood
-from bdl_pipe.metrics.ood.rows import label_of
-from bdl_pipe.metrics.ood.sets import GROUPS, Group
-from bdl_pipe.metrics.ood.table import Figure, Result, scores_in
-from bdl_pipe.scores import DEFAULT_SCORE, Quantity
-
+from ..metrics import DETECTION, ood
+from ..metrics.ood.rows import label_of
+from ..metrics.ood.sets import GROUPS, Group
+from ..metrics.ood.table import Figure, Result, scores_in
+from ..scores import DEFAULT_SCORE, Quantity
 from . import columns
 from .columns import NOTHING, Cell, Column, Grid
 from .tables import Table

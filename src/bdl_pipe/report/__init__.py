@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bdl_pipe import artifacts
-from bdl_pipe.errors import ArtifactError
-
+from .. import artifacts
+from ..errors import ArtifactError
 from . import columns, cross, page, tables
 from .columns import Grid
 from .tables import ChainsInfo, CoresetInfo, RunInfo, Step, gather
