@@ -220,7 +220,7 @@ def index(table: Table) -> Data:
 
 PAGES: Final = (
     Section("index", "Bayesian deep learning methods, side by side", index),
-    *(Section(name, title, partial(questions.answers, question=name)) for name, title in questions.TITLES.items()),
+    *(Section(name, one.title, partial(questions.answers, question=name)) for name, one in questions.PAGES.items()),
 )
 
 
