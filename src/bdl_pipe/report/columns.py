@@ -218,23 +218,6 @@ def of_predictions(table: Table) -> list[Column]:
     return with_figures(table, [Column(metric_of(name).label, Quantity(name)) for name in names])
 
 
-def own_scores(table: Table) -> Grid | None:
-    """Return AUROC by each score of the unfamiliar but the common one, beside the common one; None: no run has one."""
-    sets, made, common = table.sets("ood"), list[list[Cell]](), DEFAULT_SCORE.replace("_", " ")
-    for run, score in product(table.runs, sorted({of.score for of in table.quantities() if of.score})):
-        cells = [Cell(run.method), Cell(run.setting), Cell(score.replace("_", " "))]
-        for other in sets:
-            pair = [Column("AUROC", Quantity("auroc", "ood", other, score=by)) for by in (score, DEFAULT_SCORE)]
-            own, usual = (figure(table.estimate(run.key, column.of), column) for column in pair)
-            better = own.value is not None and usual.value is not None and own.value > usual.value
-            cells += [replace(own, best=better), usual]
-        if score != DEFAULT_SCORE and any(cell.value is not None for cell in cells[3::2]):
-            made.append(cells)
-    head = [title for other in sets for title in (f"AUROC {other}", f"{other}, {common}")]
-    title = f"{table.dataset}: AUROC by the methods' own scores"
-    return Grid(["Method", "Setting", "Score", *head], made, title) if made else None
-
-
 def diagnostics(chains: Mapping[str, ChainsInfo]) -> Grid:
     """Return the table of the chains' diagnostics; its heading says of how many splits a figure is the worst."""
     rows = [[Cell(key), *(_diagnostic(name, one.metrics) for name in DIAGNOSTICS)] for key, one in chains.items()]
