@@ -359,6 +359,32 @@ def test_the_comparison_names_the_page_of_the_other_scores_only_if_a_run_has_som
     assert not any("unseen" in line for line in built("one", "max_prob")[0])
 
 
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ((-2e-4, 1e-5, 3e-4), (True, False, False)),
+        ((-2e-4, -1e-5, 3e-4), (True, True, False)),
+        ((0.0, -1e-5, 3e-4), (True, True, False)),
+        ((2e-4, 1e-5, 3e-4), (False, True, False)),
+        ((-2e-4, -1e-5), (False, False)),
+        ((-2e-4, math.nan, 1e-5), (True, False, False)),
+    ],
+)
+def test_an_unbiased_estimate_below_0_of_what_cannot_be_is_no_better_than_0(tmp_path, values, best):
+    """The mean over seeds counts, as it is printed; an NLL may be below 0 indeed."""
+    runs = []
+    for name, value in zip("abc", values, strict=False):
+        of = ("brier_reliability", "nll")
+        seeds = [Score(0, seed, Quantity(m), value + d, 9) for m in of for seed, d in ((0, 4e-3), (1, -4e-3))]
+        runs.append(write_run(tmp_path, "d", name, "s", seeds))
+    table = tables.gather(runs)
+    cells = columns.cells(table, columns.Column("", Quantity("brier_reliability")))
+    assert tuple(cell.best for cell in cells) == best
+    assert [cell.value for cell in cells if cell.value is not None] == pytest.approx([v for v in values if v == v])
+    nll = columns.cells(table, columns.Column("", Quantity("nll")))
+    assert [cell.best for cell in nll].index(True) == int(np.nanargmin(values))
+
+
 def test_transfer_scores_have_their_columns(tmp_path):
     def scored(method, accuracy, nll):
         other = [Quantity(metric, "transfer", "stl<10") for metric in ("accuracy", "nll")]

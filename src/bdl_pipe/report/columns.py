@@ -21,6 +21,7 @@ HEADLINE: Final = (  # The table of all runs has a column for each.
     *("reference_kl", "reference_sd_ratio", "noise_ratio"),
 )
 SHIFTED: Final = ("accuracy", "nll")  # It has these on corrupted rows and on other data sets, too.
+NOT_BELOW_0: Final = ("brier_reliability",)  # Its estimate is unbiased: below 0 it is noise around 0, and counts as 0.
 DIAGNOSTICS: Final = {  # a metric of chains -> its title, and what it is
     "rhat_prediction": ("R-hat", "rank-normalised split R-hat of predictions; the worst row"),
     "rhat_log_likelihood": ("R-hat of log-likelihood", "rank-normalised split R-hat of the rows' log-likelihood"),
@@ -140,13 +141,14 @@ def rows(table: Table, shown: Sequence[Column], *, with_paper: bool = False) -> 
 def cells(table: Table, column: Column, *, with_paper: bool = False) -> list[Cell]:
     """Return one cell for each run. All that share the best value are marked, but none where all are equal."""
     estimates, better = [table.estimate(run.key, column.of) for run in table.runs], column.metric.better
-    values = {better * e.mean for e in estimates if e and math.isfinite(e.mean)}
-    best, made = max(values) if len(values) > 1 else math.nan, []
+    least = 0.0 if column.of.metric in NOT_BELOW_0 else -math.inf
+    values = [better * max(e.mean, least) if e and math.isfinite(e.mean) else math.nan for e in estimates]
+    known = {value for value in values if not math.isnan(value)}
+    best, made = max(known) if len(known) > 1 else math.nan, []
     papers = paper_figures() if with_paper and column.of.set == "test" else {}
-    for run, estimate in zip(table.runs, estimates, strict=True):
-        is_best = estimate is not None and better * estimate.mean == best
+    for run, estimate, value in zip(table.runs, estimates, values, strict=True):
         printed, _ = papers.get((run.dataset, run.method, run.setting, column.of.metric), ("", ""))
-        made.append(replace(figure(estimate, column), best=is_best, paper=printed))
+        made.append(replace(figure(estimate, column), best=value == best, paper=printed))
     return made
 
 
