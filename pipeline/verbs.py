@@ -170,7 +170,8 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
     """Print the report's comparison or, without an up-to-date report, that of the runs with scores, and the others."""
     from rich.console import Console
 
-    from .report import gather, headlines, show, show_runs
+    from bdl_pipe.report import gather, headlines, show, show_runs
+
     from .stages.report import infos, run_info
 
     if "report" not in why:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -99,13 +100,23 @@ for module in pkgutil.walk_packages(bdl_pipe.__path__, "bdl_pipe."):
         importlib.import_module(module.name)
     except ModuleNotFoundError as error:
         absent[module.name] = error.name
-assert absent == {"bdl_pipe.baselines.gaussian_processes": "gpytorch", "bdl_pipe.figures": "matplotlib"}, absent
+extras = {"baselines.gaussian_processes": "gpytorch", "figures": "matplotlib", "report": "matplotlib"}
+assert absent == {f"bdl_pipe.{name}": package for name, package in extras.items()}, absent
 assert len(list(bdl_pipe.METHODS.values())) == len(bdl_pipe.METHODS) > 40
 for name in bdl_pipe.__all__:
     getattr(bdl_pipe, name)
 """
     done = run(python, "-c", text)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_has_every_file_of_the_library(python: Path) -> None:
+    """Templates, figures of papers and stored draws, too, which the modules read from beside themselves."""
+    (wheel,) = python.parents[2].glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("bdl_pipe/")}
+    files = (path.relative_to(ROOT / "src") for path in (ROOT / "src/bdl_pipe").rglob("*") if path.is_file())
+    assert packed == {path.as_posix() for path in files if "__pycache__" not in path.parts}
 
 
 def test_an_extra_that_is_absent_is_one_line_that_names_it(python: Path) -> None:

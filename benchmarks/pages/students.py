@@ -14,11 +14,11 @@ from typing import Final
 
 from bdl_pipe.metrics.imitation import beside
 from bdl_pipe.metrics.joint import names
+from bdl_pipe.report import columns, students, tables
 from bdl_pipe.scores import Quantity
 from benchmarks.pages.coresets import uncommitted
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
-from pipeline.report import columns, students, tables
 from pipeline.stages import report
 
 OUT: Final = Path("results/dark_knowledge/students.md")

@@ -21,12 +21,12 @@ from bdl_pipe.data.catalog import licence_of
 from bdl_pipe.data.prepared import load_fit
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.method import fan_in
+from bdl_pipe.report.columns import Column, figure
 from bdl_pipe.scores import Quantity, RunScores
 
 from ..core import places, records
 from ..core.load import load
 from ..core.model import Params, Run
-from ..report.columns import Column, figure
 from . import whole
 
 SCORES: Final = ("accuracy", "nll", "ece")  # the columns of the card's scores

@@ -20,6 +20,8 @@ from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.papers import PaperTable, choice, stored
 from bdl_pipe.papers.comparison import Comparison, Ours, compare, runs_of
 from bdl_pipe.papers.pages import stem
+from bdl_pipe.report import Grid, show
+from bdl_pipe.report.columns import Cell
 from bdl_pipe.scores import RunScores
 from bdl_pipe.yaml_files import read_yaml
 
@@ -29,8 +31,6 @@ from ..core.load import load, typed
 from ..core.model import Params
 from ..core.settings import Settings
 from ..plan.plan import Plan, matching, plan
-from ..report import Grid, show
-from ..report.columns import Cell
 from ..run import pool
 from .facts import RESULTS, made
 

@@ -24,6 +24,7 @@ _EXPORTS: Final = {f"bdl_pipe.{name}": f"bdl_pipe.{place.partition(':')[0]}" for
 PUBLIC: Final = "bdl_pipe.public"
 REGISTRY: Final = "bdl_pipe.registry"
 SIZES: Final = "bdl_pipe.data.size"
+REPORT: Final = "bdl_pipe.report"
 RESULTS: Final = (  # the modules of the pipeline that write artifacts
     "pipeline.stages.prepare",
     "pipeline.stages.inputs",
@@ -33,7 +34,6 @@ RESULTS: Final = (  # the modules of the pipeline that write artifacts
     "pipeline.stages.scores",
     "pipeline.stages.decide",
     "pipeline.stages.report",
-    "pipeline.report",
 )
 BODIES: Final[Mapping[str, str]] = {  # stage kind -> the module that does its work
     "prepare": "pipeline.stages.prepare",
@@ -88,12 +88,12 @@ def shipped() -> list[Path]:
 def _beside(module: str) -> Iterator[Path]:
     """List the files of a package, other than modules, that results depend on.
 
-    These are all files of a package of the pipeline, such as templates of pages, and tensors that the library stores.
+    These are the files of the report, such as templates of pages, and tensors that the library stores.
     """
     path = path_of(module)
     if path.name != "__init__.py" or not _counts(module):
         return
-    if module.partition(".")[0] == "pipeline":
+    if module == REPORT:
         yield from (p for p in path.parent.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc"))
     yield from path.parent.glob("*.safetensors")
 

@@ -4,14 +4,15 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from bdl_pipe.report import columns, tables
+from bdl_pipe.report.columns import Column
+from bdl_pipe.report.tables import RunInfo, Table
+
 from .. import tracking
 from ..core import records
 from ..core.model import Params
 from ..core.settings import Settings
 from ..plan.plan import Plan
-from ..report import columns, tables
-from ..report.columns import Column
-from ..report.tables import RunInfo, Table
 from ..tracking import Compared, Comparison
 from .report import infos
 

@@ -5,13 +5,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bdl_pipe import artifacts, config
+from bdl_pipe import artifacts, config, report
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.evaluation.choice import LONGER, ends
 from bdl_pipe.networks.described import described
 from bdl_pipe.scores import average
 
-from .. import report
 from ..core import places, provenance, records
 from ..core.model import Params, Run
 from ..core.settings import Settings

@@ -16,12 +16,13 @@ from bdl_pipe import artifacts
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor
+from bdl_pipe.report import tables
 from bdl_pipe.seeds import Seed
-from pipeline.report import tables
 from tests.data import test_user_data
 from tests.data.test_user_data import TABLE
-from tests.pipeline import fitted_cases, report_cases
+from tests.pipeline import fitted_cases
 from tests.preparing import dataset_of, prepare_at
+from tests.report import report_cases
 
 from .judge import Case, cases, judge
 from .test_data import wounded

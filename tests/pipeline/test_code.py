@@ -15,7 +15,7 @@ from pipeline.plan import code
 ROOT = Path(__file__).parents[2]
 DIGESTS = "import json; from pipeline.plan import code; print(json.dumps({f'{k} {m}': code.digest(k, m) "
 DIGESTS += "for k in ('student', 'evaluate') for m in code.methods()}"
-DIGESTS += " | {k: code.digest(k) for k in ('scores', 'report')}))"
+DIGESTS += " | {k: code.digest(k) for k in ('prepare', 'inputs', 'scores', 'report')}))"
 
 
 def module(method: str) -> str:
@@ -158,6 +158,19 @@ def test_a_stored_reference_changes_the_digests_of_evaluations_alone(copy: Path,
         new.unlink()
     assert {key.split()[0] for key in before if before[key] != after[key]} == {"evaluate", "report"}
     assert all(before[key] != after[key] for key in before if key.startswith("evaluate "))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("file", ["columns.py", "templates/style.css", "paper.csv"])
+def test_a_file_of_the_report_changes_its_digest_alone(copy: Path, before: dict[str, str], file: str) -> None:
+    place = copy / "src/bdl_pipe/report" / file
+    text = place.read_text()
+    place.write_text(text + COMMENT)
+    try:
+        after = digests(copy)
+    finally:
+        place.write_text(text)
+    assert {key for key in before if before[key] != after[key]} == {"report"}
 
 
 @pytest.mark.process

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from report_cases import scores_of_step, write_run
 
 from bdl_pipe import artifacts
 from bdl_pipe.data import prepared
@@ -22,6 +21,7 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import UserError
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
+from bdl_pipe.report import page, tables
 from bdl_pipe.scores import Estimate, Quantity
 from bdl_pipe.seeds import Seed
 from pipeline import cli
@@ -29,13 +29,13 @@ from pipeline.core import overlays
 from pipeline.core.load import load, typed
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import one, plan
-from pipeline.report import page, tables
 from pipeline.search import branch_of
 from pipeline.stages import inputs, report
 from pipeline.work.executor import Inline
 from tests.data.test_increment import rows
 from tests.pipeline import walk
 from tests.preparing import SECTION
+from tests.report.report_cases import scores_of_step, write_run
 
 ROOT = Path(__file__).parents[2]
 NETWORK = {"name": "convnet", "width": 4, "blocks": 2, "norm": "instance", "pool": "average"}

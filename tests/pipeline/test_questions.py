@@ -8,16 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
 
-from bdl_pipe import artifacts, scores
+from bdl_pipe import artifacts, report, scores
 from bdl_pipe.metrics.ood.rows import Rows, StoredFit
+from bdl_pipe.report import RunInfo, columns, questions, tables, unseen
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
-from pipeline import report
 from pipeline.core import places
-from pipeline.report import RunInfo, columns, questions, tables, unseen
 from pipeline.stages import scores as stage
 from tests.metrics.test_ood_tables import several
-from tests.pipeline.test_report import Page
+from tests.report.test_report import Page
 
 CLASSES, ROWS = 4, 400
 
@@ -216,8 +215,10 @@ def test_the_page_of_the_unseen_has_every_score_on_near_and_far_sets(tmp_path: P
         runs.append(RunInfo(name, "fashion_mnist", name, "s", tmp_path / name))
     said, grids = unseen.answer(tables.gather(runs))
 
-    assert said[0].startswith("Near sets: On near sets (mnist), ") and " of 2 runs it wins" in said[0]
-    assert said[1].startswith("Far sets: On far sets (noise), ") and len(said) == 2
+    for sentence, group, sets in zip(said, ("near", "far"), ("mnist", "noise"), strict=True):
+        assert sentence.startswith(f"{group.capitalize()} sets ({sets}): ")
+        assert sentence.lower().count(f"{group} sets") == 1 and " on " not in sentence.lower()
+        assert " has the largest mean AUROC, " in sentence and " of 2 runs it wins" in sentence
     near, far, *rates = grids[:4]
     assert [grid.title.split(" by each score, on ") for grid in (near, far, *rates)] == [
         [metric, sets] for metric in ("AUROC %", "FPR95 %") for sets in ("near sets (mnist)", "far sets (noise)")

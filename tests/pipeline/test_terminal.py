@@ -12,19 +12,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from report_cases import ROWS, row_scores
 from rich.console import Console
 
-from bdl_pipe import artifacts, scores
+from bdl_pipe import artifacts, report, scores
 from bdl_pipe.evaluation.choice import LONGER
+from bdl_pipe.report.columns import Cell, Grid
 from bdl_pipe.yaml_files import read_yaml
-from pipeline import report
 from pipeline.core import places
 from pipeline.core.load import typed
 from pipeline.core.model import Params
-from pipeline.report.columns import Cell, Grid
 from pipeline.stages import comparison
 from pipeline.stages.report import run_info
+from tests.report.report_cases import ROWS, row_scores
 
 TOY = Grid(
     ["Method", "Setting", "NLL", "Parameters"],

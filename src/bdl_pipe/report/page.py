@@ -14,14 +14,13 @@ from typing import Any, Final
 
 import jinja2
 
-from bdl_pipe import figures
-from bdl_pipe.coresets.shared.pictures import of_artifact
-from bdl_pipe.figures import Curve, Priced, Segment
-from bdl_pipe.metrics import standings as which
-from bdl_pipe.metrics.joint import DYADIC, JOINT_GAP
-from bdl_pipe.metrics.table import metric_of
-from bdl_pipe.scores import Estimate, Quantity, average, estimate
-
+from .. import figures
+from ..coresets.shared.pictures import of_artifact
+from ..figures import Curve, Priced, Segment
+from ..metrics import standings as which
+from ..metrics.joint import DYADIC, JOINT_GAP
+from ..metrics.table import metric_of
+from ..scores import Estimate, Quantity, average, estimate
 from . import columns, cross, questions, students
 from .columns import SHIFTED, Cell, Column, Grid
 from .questions import inline
@@ -221,7 +220,7 @@ def index(table: Table) -> Data:
 
 PAGES: Final = (
     Section("index", "Bayesian deep learning methods, side by side", index),
-    *(Section(name, title, partial(questions.answers, question=name)) for name, title in questions.TITLES.items()),
+    *(Section(name, one.title, partial(questions.answers, question=name)) for name, one in questions.PAGES.items()),
 )
 
 

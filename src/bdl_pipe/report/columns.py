@@ -6,14 +6,13 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final
 
-from bdl_pipe.evaluation.verdict import verdict
-from bdl_pipe.metrics import COSTS, METRICS, Metric
-from bdl_pipe.metrics.metric import Question
-from bdl_pipe.metrics.of_predictions import LIBRARY, stored_metrics
-from bdl_pipe.metrics.table import OF_TEST_ROWS, metric_of
-from bdl_pipe.metrics.written import writer
-from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity
-
+from ..evaluation.verdict import verdict
+from ..metrics import COSTS, METRICS, Metric
+from ..metrics.metric import Question
+from ..metrics.of_predictions import LIBRARY, stored_metrics
+from ..metrics.table import OF_TEST_ROWS, metric_of
+from ..metrics.written import writer
+from ..scores import DEFAULT_SCORE, Estimate, Quantity
 from .tables import ChainsInfo, RunInfo, Table, paper_figures
 
 NOTHING: Final = "—"
@@ -22,6 +21,7 @@ HEADLINE: Final = (  # The table of all runs has a column for each.
     *("reference_kl", "reference_sd_ratio", "noise_ratio"),
 )
 SHIFTED: Final = ("accuracy", "nll")  # It has these on corrupted rows and on other data sets, too.
+NOT_BELOW_0: Final = ("brier_reliability",)  # Its estimate is unbiased: below 0 it is noise around 0, and counts as 0.
 DIAGNOSTICS: Final = {  # a metric of chains -> its title, and what it is
     "rhat_prediction": ("R-hat", "rank-normalised split R-hat of predictions; the worst row"),
     "rhat_log_likelihood": ("R-hat of log-likelihood", "rank-normalised split R-hat of the rows' log-likelihood"),
@@ -141,13 +141,14 @@ def rows(table: Table, shown: Sequence[Column], *, with_paper: bool = False) -> 
 def cells(table: Table, column: Column, *, with_paper: bool = False) -> list[Cell]:
     """Return one cell for each run. All that share the best value are marked, but none where all are equal."""
     estimates, better = [table.estimate(run.key, column.of) for run in table.runs], column.metric.better
-    values = {better * e.mean for e in estimates if e and math.isfinite(e.mean)}
-    best, made = max(values) if len(values) > 1 else math.nan, []
+    least = 0.0 if column.of.metric in NOT_BELOW_0 else -math.inf
+    values = [better * max(e.mean, least) if e and math.isfinite(e.mean) else math.nan for e in estimates]
+    known = {value for value in values if not math.isnan(value)}
+    best, made = max(known) if len(known) > 1 else math.nan, []
     papers = paper_figures() if with_paper and column.of.set == "test" else {}
-    for run, estimate in zip(table.runs, estimates, strict=True):
-        is_best = estimate is not None and better * estimate.mean == best
+    for run, estimate, value in zip(table.runs, estimates, values, strict=True):
         printed, _ = papers.get((run.dataset, run.method, run.setting, column.of.metric), ("", ""))
-        made.append(replace(figure(estimate, column), best=is_best, paper=printed))
+        made.append(replace(figure(estimate, column), best=value == best, paper=printed))
     return made
 
 
@@ -217,23 +218,6 @@ def of_predictions(table: Table) -> list[Column]:
     """List the columns of all other metrics of stored predictions, for which at least one run has a figure."""
     names = (name for name in stored_metrics() if name not in headline_metrics())
     return with_figures(table, [Column(metric_of(name).label, Quantity(name)) for name in names])
-
-
-def own_scores(table: Table) -> Grid | None:
-    """Return AUROC by each score of the unfamiliar but the common one, beside the common one; None: no run has one."""
-    sets, made, common = table.sets("ood"), list[list[Cell]](), DEFAULT_SCORE.replace("_", " ")
-    for run, score in product(table.runs, sorted({of.score for of in table.quantities() if of.score})):
-        cells = [Cell(run.method), Cell(run.setting), Cell(score.replace("_", " "))]
-        for other in sets:
-            pair = [Column("AUROC", Quantity("auroc", "ood", other, score=by)) for by in (score, DEFAULT_SCORE)]
-            own, usual = (figure(table.estimate(run.key, column.of), column) for column in pair)
-            better = own.value is not None and usual.value is not None and own.value > usual.value
-            cells += [replace(own, best=better), usual]
-        if score != DEFAULT_SCORE and any(cell.value is not None for cell in cells[3::2]):
-            made.append(cells)
-    head = [title for other in sets for title in (f"AUROC {other}", f"{other}, {common}")]
-    title = f"{table.dataset}: AUROC by the methods' own scores"
-    return Grid(["Method", "Setting", "Score", *head], made, title) if made else None
 
 
 def diagnostics(chains: Mapping[str, ChainsInfo]) -> Grid:

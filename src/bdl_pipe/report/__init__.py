@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bdl_pipe import artifacts
-from bdl_pipe.errors import ArtifactError
-
+from .. import artifacts
+from ..errors import ArtifactError
+from ..scores import DEFAULT_SCORE
 from . import columns, cross, page, tables
 from .columns import Grid
 from .tables import ChainsInfo, CoresetInfo, RunInfo, Step, gather
@@ -41,18 +41,23 @@ def build(runs: Sequence[RunInfo], out: Path, *, provenance: Mapping[str, Any], 
     with artifacts.replacing(out) as folder:
         tables.write_comparison(table, folder)
         cross.write_csv(table, folder / "coresets.csv")
-        (folder / "comparison.md").write_text(page.markdown(headlines(table)))
+        (folder / "comparison.md").write_text(page.markdown(headlines(table)) + _elsewhere(table))
         (folder / "metrics.json").write_text(json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n")
         for name, html in page.render(table, provenance, dpi).items():
             (folder / name).write_text(html)
 
 
 def headlines(table: tables.Table) -> list[Grid]:
-    """Return each data set's headline table, then AUROC by own scores, then its coresets under each protocol."""
+    """Return each data set's headline table, then its coresets under each protocol."""
     parts = table.by_dataset().values()
-    scores = [grid for part in parts if (grid := columns.own_scores(part))]
     coresets = [cross.headline(part, rows) for part in parts if (rows := cross.of(part))]
-    return [*map(columns.headline, parts), *scores, *coresets]
+    return [*map(columns.headline, parts), *coresets]
+
+
+def _elsewhere(table: tables.Table) -> str:
+    """Name the place of the AUROC by further scores, if a run has some: the tables of all runs have the common one."""
+    more = {of.score for of in table.quantities() if of.score} - {DEFAULT_SCORE}
+    return f"\nAUROC here is by {DEFAULT_SCORE}; unseen.html has it by every score, set by set.\n" if more else ""
 
 
 def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> None:

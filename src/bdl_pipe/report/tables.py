@@ -12,11 +12,11 @@ from typing import Any, Final
 import pyarrow
 import pyarrow.parquet
 
-from bdl_pipe import artifacts, scores
-from bdl_pipe.data.increment import IncrementConfig
-from bdl_pipe.figures import COLOURS, Mark
-from bdl_pipe.metrics.standings import Candidate
-from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
+from .. import artifacts, scores
+from ..data.increment import IncrementConfig
+from ..figures import COLOURS, Mark
+from ..metrics.standings import Candidate
+from ..scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
 ABSENT: Final = "no result: the evaluation is absent"
 DRAWN: Final[Mapping[str, Callable[[Path], Any]]] = {  # the name of a table beside the scores -> what reads it

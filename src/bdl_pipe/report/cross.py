@@ -14,10 +14,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from bdl_pipe.metrics import written
-from bdl_pipe.registry import METHODS
-from bdl_pipe.scores import Estimate, Quantity
-
+from ..metrics import written
+from ..registry import METHODS
+from ..scores import Estimate, Quantity
 from . import columns, tables
 from .columns import NOTHING, Cell, Column, Grid
 from .tables import CoresetInfo, RunInfo, Table

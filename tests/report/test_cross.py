@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_cases import write_run
 
+from bdl_pipe import report
+from bdl_pipe.report import CoresetInfo, RunInfo, cross, tables
 from bdl_pipe.scores import Quantity, Score
-from pipeline import report
-from pipeline.report import CoresetInfo, RunInfo, cross, tables
+from tests.report.report_cases import write_run
 
 # coreset -> method, images a class, seconds, {protocol: (accuracies, NLLs) of the seeds}
 CORESETS = {

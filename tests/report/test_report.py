@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet
 import pytest
-from report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
+from bdl_pipe import report
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation.joint import LINES, PAIRED
+from bdl_pipe.report import columns, page, questions, tables
 from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity, Score
-from pipeline import report
-from pipeline.report import columns, page, questions, tables
+from tests.report.report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
 PAGES = {f"{name}.html" for name in ("index", "trust", "intervals", "refuse", "unseen")}
 FILES = PAGES | {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}
@@ -345,28 +345,44 @@ def test_every_score_of_other_data_has_columns_and_one_that_a_plugin_adds_its_ow
     assert [cell.text for cell in grid.rows[0]] == ["m", *["0.750"] * 4]
 
 
-def test_scores_of_a_methods_own_stand_beside_the_common_one(tmp_path):
-    def auroc(method, scores):
-        of = {Quantity("auroc", "ood", other, score=by): value for (by, other), value in scores.items()}
-        return write_run(tmp_path, "d", method, "s", [Score(0, 0, quantity, v, 9) for quantity, v in of.items()])
+def test_the_comparison_names_the_page_of_the_other_scores_only_if_a_run_has_some(tmp_path):
+    def built(method, *by):
+        of = [Quantity("auroc", "ood", "far", score=score) for score in by]
+        run = write_run(tmp_path, "d", method, "s", [Score(0, 0, quantity, 0.5, 9) for quantity in of])
+        report.build([run], tmp_path / f"of_{method}", provenance={}, dpi=80)
+        return (tmp_path / f"of_{method}/comparison.md").read_text().splitlines(), tables.gather([run])
 
-    plain = {("max_prob", "far"): 0.5, ("max_prob", "near"): 0.875}
-    runs = [auroc("a", plain), auroc("b", plain | {("my_density", "far"): 0.75, ("my_density", "near"): 0.625})]
-    runs.append(auroc("c", plain | {("my_density", "near"): 0.9, ("top_margin", "far"): 0.25}))
-    grid, own = report.headlines(tables.gather(runs))
-    assert grid.head[3:5] == ["AUROC far", "AUROC near"] and own.title == "d: AUROC by the methods' own scores"
-    assert own.head == ["Method", "Setting", "Score", "AUROC far", "far, max prob", "AUROC near", "near, max prob"]
-    assert [[cell.text for cell in row] for row in own.rows] == [
-        ["b", "s", "my density", "0.750", "0.500", "0.625", "0.875"],
-        ["c", "s", "my density", columns.NOTHING, "0.500", "0.900", "0.875"],
-        ["c", "s", "top margin", "0.250", "0.500", columns.NOTHING, "0.875"],
-    ]
-    assert [[cell.best for cell in row[3:]] for row in own.rows] == [
-        [True, False, False, False],
-        [False, False, True, False],
-        [False, False, False, False],
-    ]
-    assert len(report.headlines(tables.gather(runs[:1]))) == 1
+    lines, table = built("several", "max_prob", "my_density")
+    assert lines[-2:] == ["", "AUROC here is by max_prob; unseen.html has it by every score, set by set."]
+    (grid,) = questions.answers(table, "unseen")["parts"]["d"]["grids"]
+    assert grid.groups == [("score: max prob", 1), ("score: my density", 1)]
+    assert not any("unseen" in line for line in built("one", "max_prob")[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ((-2e-4, 1e-5, 3e-4), (True, False, False)),
+        ((-2e-4, -1e-5, 3e-4), (True, True, False)),
+        ((0.0, -1e-5, 3e-4), (True, True, False)),
+        ((2e-4, 1e-5, 3e-4), (False, True, False)),
+        ((-2e-4, -1e-5), (False, False)),
+        ((-2e-4, math.nan, 1e-5), (True, False, False)),
+    ],
+)
+def test_an_unbiased_estimate_below_0_of_what_cannot_be_is_no_better_than_0(tmp_path, values, best):
+    """The mean over seeds counts, as it is printed; an NLL may be below 0 indeed."""
+    runs = []
+    for name, value in zip("abc", values, strict=False):
+        of = ("brier_reliability", "nll")
+        seeds = [Score(0, seed, Quantity(m), value + d, 9) for m in of for seed, d in ((0, 4e-3), (1, -4e-3))]
+        runs.append(write_run(tmp_path, "d", name, "s", seeds))
+    table = tables.gather(runs)
+    cells = columns.cells(table, columns.Column("", Quantity("brier_reliability")))
+    assert tuple(cell.best for cell in cells) == best
+    assert [cell.value for cell in cells if cell.value is not None] == pytest.approx([v for v in values if v == v])
+    nll = columns.cells(table, columns.Column("", Quantity("nll")))
+    assert [cell.best for cell in nll].index(True) == int(np.nanargmin(values))
 
 
 def test_transfer_scores_have_their_columns(tmp_path):

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Final
 
-from bdl_pipe.metrics.imitation import Beside, beside
-from bdl_pipe.metrics.joint import SIZES, names
-from bdl_pipe.metrics.table import metric_of
-from bdl_pipe.scores import Quantity
-
+from ..metrics.imitation import Beside, beside
+from ..metrics.joint import SIZES, names
+from ..metrics.table import metric_of
+from ..scores import Quantity
 from .columns import NOTHING, Cell, Column, Grid, figure
 from .tables import Table
 

@@ -1,44 +1,57 @@
 """The pages that answer one question each: for each data set the sentences that figures bear, figures and tables."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from bdl_pipe import figures
-from bdl_pipe.evaluation.questions import SENTENCES
-from bdl_pipe.figures import INK, LINE, MUTED, Drawing
-from bdl_pipe.metrics.metric import Question
-from bdl_pipe.metrics.pit import band
-from bdl_pipe.scores import Quantity
-
+from .. import figures
+from ..evaluation.questions import SENTENCES
+from ..figures import INK, LINE, MUTED, Drawing
+from ..metrics.metric import Question
+from ..metrics.pit import band
+from ..scores import Quantity
 from . import columns, unseen
+from .columns import Grid
 from .tables import Table
 
 COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"} | {
     colour: f"var(--m{number})" for number, colour in enumerate(figures.COLOURS)
 }
 """Colour of a figure -> the CSS variable that replaces it, whose values for light and dark are in ``style.css``."""
-TITLES: Final[Mapping[Question, str]] = {
-    "trust": "Can I trust its probabilities?",
-    "intervals": "Are its intervals right?",
-    "refuse": "Which answers should I refuse?",
-    "unseen": "Does it know what it has not seen?",
-}
+Answer = tuple[list[str], list[Grid]]
 Drawn = list[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of a question.
+
+    Attributes:
+        title: the question.
+        answer: returns the sentences and the tables of one data set; no tables: the page does not show the data set.
+        draw: returns the figures of one data set.
+    """
+
+    title: str
+    answer: Callable[[Table], Answer]
+    draw: Callable[[Table], Drawn]
 
 
 def answers(table: Table, question: Question) -> Mapping[str, Any]:
     """Return a page's contents for each data set that has scores for its question."""
-    parts = {}
+    page, parts = PAGES[question], {}
     for dataset, whole in table.by_dataset().items():
         part = whole.done
-        if question == "unseen":
-            said, grids = unseen.answer(part)
-        else:
-            said, grids = SENTENCES[question](part.candidates()), columns.asked(part, question)
+        said, grids = page.answer(part)
         if grids:
-            drawn = _DRAWN[question](part) if question in _DRAWN else []
-            parts[dataset] = {"sentences": said, "figures": drawn, "grids": grids}
+            parts[dataset] = {"sentences": said, "figures": page.draw(part), "grids": grids}
     return {"parts": parts}
+
+
+def by_metrics(table: Table, question: Question) -> Answer:
+    """Return the sentences on a question, and the table of the metrics that are registered for it."""
+    return SENTENCES[question](table.candidates()), columns.asked(table, question)
 
 
 def reliability(table: Table) -> Drawn:
@@ -75,4 +88,9 @@ def inline(drawing: Drawing, name: str) -> Mapping[str, Any]:
     return {"inline": drawing.svg(name, COLOURS), "inches": drawing.inches}
 
 
-_DRAWN: Final[Mapping[Question, Callable[[Table], Drawn]]] = {"trust": reliability, "intervals": pit, "refuse": risk}
+PAGES: Final[Mapping[Question, Page]] = {
+    "trust": Page("Can I trust its probabilities?", partial(by_metrics, question="trust"), reliability),
+    "intervals": Page("Are its intervals right?", partial(by_metrics, question="intervals"), pit),
+    "refuse": Page("Which answers should I refuse?", partial(by_metrics, question="refuse"), risk),
+    "unseen": Page("Does it know what it has not seen?", unseen.answer, lambda _: []),
+}

@@ -1,14 +1,14 @@
 """Whether runs tell rows of other sets from test rows: which score does it best, and every score against every set."""
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Final
 
-from bdl_pipe.metrics import DETECTION, ood
-from bdl_pipe.metrics.ood.rows import label_of
-from bdl_pipe.metrics.ood.sets import GROUPS, Group
-from bdl_pipe.metrics.ood.table import Figure, Result, scores_in
-from bdl_pipe.scores import DEFAULT_SCORE, Quantity
-
+from ..metrics import DETECTION, ood
+from ..metrics.ood.rows import label_of
+from ..metrics.ood.sets import GROUPS, Group
+from ..metrics.ood.table import Figure, Result, scores_in
+from ..scores import DEFAULT_SCORE, Quantity
 from . import columns
 from .columns import NOTHING, Cell, Column, Grid
 from .tables import Table
@@ -26,10 +26,16 @@ def answer(table: Table) -> tuple[list[str], list[Grid]]:
     }
     results = list(found.values())
     groups = [group for group in GROUPS if any(one.figures.get(group) for one in results)]
-    said = [f"{group.capitalize()} sets: {ood.sentence(results, group)}" for group in groups]
+    said = [_said(results, group) for group in groups]
     part = table.only(run for run in table.runs if run.key in found)
     grids = [_of_group(part, found, group, metric) for metric, group in product(SHOWN, groups)]
     return said, [*grids, *_by_set(table)]
+
+
+def _said(results: Sequence[Result], group: Group) -> str:
+    """Return the sentence on a group of sets with the sets first, as the page's other sentences have their subject."""
+    sets, rest = ood.sentence(results, group).removeprefix(f"On {group} sets (").split("), ", 1)
+    return f"{group.capitalize()} sets ({sets}): {rest}"
 
 
 def _of_group(table: Table, found: dict[str, Result], group: Group, metric: str) -> Grid:
