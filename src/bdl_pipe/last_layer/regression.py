@@ -48,7 +48,8 @@ class Regression(LastLayer):
 
     def _noise_root(self) -> Float[Tensor, "output output"]:
         """Return L of Σ⁻¹ = LLᵀ (eq. 78)."""
-        return self.noise_factor.tril(-1) + torch.diag_embed(self.noise_log_root.exp())
+        diagonal = self.noise_log_root.exp()
+        return self.noise_factor.tril(-1) + (diagonal[:, None] if len(diagonal) == 1 else torch.diag_embed(diagonal))
 
     def _noise_trace(self) -> Float[Tensor, ""]:
         return self._noise_root().square().sum()  # eq. 80
