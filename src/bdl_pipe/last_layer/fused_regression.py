@@ -164,5 +164,11 @@ def _traced(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients from :func:`composed`, which can be differentiated again."""
     inputs, targets = saved[:_DIFFERENTIABLE], saved[_DIFFERENTIABLE]
-    pull = torch.func.vjp(lambda *each: composed(*each, targets, weights), *inputs)[1]
+
+    def again(
+        features: Tensor, mean: Tensor, factor: Tensor, log_scale: Tensor, root: Tensor, noise_log_root: Tensor
+    ) -> Tensor:
+        return composed(features, mean, factor, log_scale, root, noise_log_root, targets, weights)
+
+    pull = torch.func.vjp(again, *inputs)[1]
     return tuple(slope if want else None for slope, want in zip(pull(gradient), needed, strict=True))
