@@ -1,78 +1,20 @@
-"""The library by itself: its wheel in an environment that holds its declared dependencies and nothing else.
+"""The library by itself: its wheel in an environment that holds its declared dependencies and nothing else."""
 
-The environment is made of links to this one's packages: to what pyproject.toml declares without an extra, and to what
-these packages declare in their turn. It needs no network, and an import of anything else fails as it would for a user.
-"""
-
-import os
-import subprocess
-import sys
-import tomllib
-import venv
 import zipfile
-from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from .wheel import PROJECT, ROOT, installed, run
+
 pytestmark = [pytest.mark.process, pytest.mark.slow]
-ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
-def needed(requirements: list[str], seen: set[str]) -> Iterator[metadata.Distribution]:
-    """Yield the distributions that are installed for ``requirements``, each once, and those for theirs."""
-    for requirement in map(Requirement, requirements):
-        name = requirement.name.lower().replace("_", "-")
-        if name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        seen.add(name)
-        try:
-            found = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue  # such as the CUDA libraries of a torch that was built without
-        yield found
-        yield from needed(found.requires or [], seen)
-
-
-def link(requirements: list[str], site: Path) -> None:
-    """Put links to the packages of ``requirements``, and of what they declare, into an environment."""
-    for distribution in needed(requirements, set()):
-        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
-            place = Path(str(distribution.locate_file(top)))
-            if not (site / top).exists():
-                (site / top).symlink_to(place, target_is_directory=place.is_dir())
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of an environment with the wheel and the declared dependencies."""
-    folder = tmp_path_factory.mktemp("installation")
-    source = folder / "source"
-    source.mkdir()
-    for name in ("src", "pyproject.toml", "README.md", "LICENSE"):
-        subprocess.run(["cp", "-r", ROOT / name, source], check=True)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", folder, source],
-        check=True,
-        timeout=300,
-    )
-    (wheel,) = folder.glob("*.whl")
-    venv.create(folder / "venv", with_pip=False, symlinks=True)
-    (site,) = (folder / "venv/lib").glob("python3*/site-packages")
-    link(PROJECT["dependencies"], site)
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True, timeout=300)
-    return folder / "venv/bin/python"
-
-
-def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    return subprocess.run(
-        [python, *arguments], capture_output=True, text=True, env=environment, cwd=python.parent, timeout=500
-    )
+    return installed(tmp_path_factory.mktemp("installation"))
 
 
 def test_no_more_than_ten_packages_are_declared() -> None:

@@ -15,7 +15,7 @@ from bdl_pipe import recalibration
 from bdl_pipe.baselines import boosting, linear_model
 from bdl_pipe.baselines.boosting import BoostingConfig, BoostingPosterior
 from bdl_pipe.baselines.constant import ConstantPosterior
-from bdl_pipe.baselines.trees import Trees, of_boosting
+from bdl_pipe.baselines.trees import Trees, clear_of_rounding, of_boosting
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
@@ -77,6 +77,32 @@ def test_trees_in_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bdl_pipe.baselines.trees._AT_ONCE", 15)
     assert torch.equal(trees(torch.from_numpy(x)), whole)
     assert Trees.constant([1.5, 2.0])(torch.zeros(3, 2)).tolist() == [[1.5, 2.0]] * 3
+
+
+@pytest.mark.parametrize("step", [2.0, 0.01])
+def test_no_row_of_a_lattice_is_within_rounding_of_a_threshold(step: float) -> None:
+    """scikit-learn's thresholds are values of many different rows, or midway between two of few: whole numbers, too."""
+    rng = np.random.default_rng(0)
+    x = (step * rng.integers(0, round(20 / step), size=(600, 2))).astype(np.float32).astype(float)
+    y = np.sin(x[:, 0]) + (x[:, 1] > 7) + 0.1 * rng.normal(size=600)
+    plain = of_boosting(HistGradientBoostingRegressor(max_iter=40, early_stopping=False).fit(x, y), 40)
+    found, known = clear_of_rounding(plain, x), torch.from_numpy(x).float()
+    assert torch.equal(found(known), plain(known))
+    new = known + step / 2 if step == 2.0 else known
+    moved = [torch.nextafter(new, torch.full_like(new, sign * math.inf)) for sign in (-1, 1)]
+    assert all(torch.equal(found(rows), found(new)) for rows in moved)
+    assert max(float((plain(rows) - plain(new)).abs().max()) for rows in moved) > 0.01
+    assert torch.equal(found(new), plain(new))
+
+
+def test_a_stored_posterior_does_not_depend_on_the_last_bits_of_its_inputs() -> None:
+    x, y = rows(600)
+    data = table(x.astype(np.float32).astype(float), y > 0, ("no", "yes"))
+    posterior, (inputs, _) = fitted(data, rounds=40, folds=2), data.tensors("train")
+    meant = posterior.predict(inputs).mean
+    for sign in (-1, 1):
+        moved = torch.nextafter(inputs, torch.full_like(inputs, sign * math.inf))
+        torch.testing.assert_close(posterior.predict(moved).mean, meant, rtol=0, atol=1e-6)
 
 
 def config(**changes: object) -> BoostingConfig:

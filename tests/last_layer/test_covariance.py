@@ -36,7 +36,7 @@ def written_out(layer: Covariance) -> Tensor:
 
 @pytest.fixture(params=[1, 3, 160], ids=lambda rows: f"blocks-of-{rows}")
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BLOCK", request.param)
+    monkeypatch.setattr(module, "BLOCK", request.param)
 
 
 @pytest.mark.usefixtures("blocks")

@@ -106,6 +106,28 @@ class Text(nn.Module):
         return Answer(each[torch.arange(len(each), device=each.device), last])
 
 
+class Answering(nn.Module):
+    """An encoder-decoder as T5: both embed tokens by one weight, which is the head's, too; the answer is one token."""
+
+    def __init__(self, width: int = 16, vocabulary: int = 32, *, tied: bool = True) -> None:
+        super().__init__()
+        self.shared = nn.Embedding(vocabulary, width)
+        self.encoder = nn.ModuleDict({"embed_tokens": self.shared, "block": nn.Linear(width, width)})
+        self.decoder = nn.ModuleDict({"embed_tokens": self.shared, "query": nn.Linear(width, width)})
+        self.norm, self.scale = nn.LayerNorm(width), width**-0.5
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.lm_head.weight = self.shared.weight
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Answer:
+        known = torch.tanh(self.encoder["block"](self.encoder["embed_tokens"](input_ids)))
+        start = self.decoder["embed_tokens"](torch.zeros_like(input_ids[:, :1]))
+        scores = self.decoder["query"](start) @ known.transpose(1, 2)
+        weights = scores.masked_fill(attention_mask[:, None] == 0, -1e9).softmax(-1)
+        found = self.norm(start + weights @ known) * self.scale
+        return Answer(self.lm_head(found)[:, 0])
+
+
 class Dictionaries(Dataset[dict[str, Tensor]]):
     """Rows as dictionaries with labels."""
 

@@ -65,7 +65,12 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         r"head must be a linear layer .* got 'fc \(it has 0, 2\)'",
     ),
     "a named head is not last": (net(8), [(X, Y)], {"head": "0"}, r"head must be the last layer of the model.* got 0 "),
-    "tied weights": (Tied(), [(X, Y)], {}, "model must have one name for each weight, got 'one.weight and two.weight"),
+    "tied weights": (
+        Tied(),
+        [(X, Y)],
+        {},
+        "model must have one name for each weight, but for kfac_laplace .* got 'one.weight and two.weight, which are",
+    ),
     "a tuple as an answer": (Odd(lambda y: (y, y)), [(X, Y)], {}, "model must give a tensor, or logits .* got tuple"),
     "outputs of tokens": (
         Odd(lambda y: y[:, None].expand(-1, 2, -1)),

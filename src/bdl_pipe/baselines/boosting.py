@@ -13,7 +13,7 @@ to all rows. The noise of regression is estimated from the residuals of left-out
   shifted until its level's share of the left-out rows is below it, like a conformal quantile (Romano, Patterson &
   Candès 2019, with folds instead of a split).
 
-Classes: the softmax of the sums. Stored as tensors (:mod:`.trees`).
+Classes: the softmax of the sums. Stored as tensors (:mod:`.trees`), whose thresholds training rows are not on.
 """
 
 import math
@@ -34,7 +34,7 @@ from ..progress import Report
 from ..seeds import Seed
 from .quantiles import SCORES, Quantiles, levels
 from .stored import StoredPosterior
-from .trees import Trees, of_boosting
+from .trees import Trees, clear_of_rounding, of_boosting
 
 _SMALLEST: Final = 1e-6  # the smallest variance, relative to the targets', since an exact fit has none
 _PATIENCE: Final = 20  # rounds without a better score on the left-out rows
@@ -144,7 +144,8 @@ class _Folds:
         for fold, (trees, _) in enumerate(models) if loss != "classes" else ():
             chosen = self._folds == fold
             left_out[chosen] = trees.first(rounds)(torch.from_numpy(self._rows[chosen]))[:, 0].numpy()
-        return of_boosting(self._model(loss, level, rounds).fit(self._rows, targets), rounds), left_out
+        trees = of_boosting(self._model(loss, level, rounds).fit(self._rows, targets), rounds)
+        return clear_of_rounding(trees, self._rows), left_out
 
     def _fold(self, name: str, loss: str, targets: np.ndarray, fold: int, level: float | None) -> tuple[Trees, int]:
         """Return the trees of all folds but one, and the number of rounds with the best score on that fold."""

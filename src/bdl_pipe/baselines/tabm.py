@@ -43,7 +43,7 @@ from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import Learner, TrainingConfig
-from ..training.likelihood import least_head_nll
+from ..training.likelihood import least_head, with_line
 
 _SCALINGS: Final = ("r", "s")
 
@@ -140,15 +140,12 @@ class Tabm(Learner):
         """Return the mixture's score, and the shift and slope of all heads' variance outputs, see ``sgd``."""
         if self.spec.likelihood != "gaussian_head":
             return super().held_out(predicted)
-        score, shift, slope = least_head_nll(predicted, self.spec.variance_floor)
-        return score, {"shift": torch.tensor(shift), "slope": torch.tensor(slope)}
+        return least_head(predicted, self.spec.variance_floor)
 
     def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not found:
             return dict(weights)
-        weight, bias = weights["head_weight"].clone(), weights["head_bias"].clone()
-        weight[:, self.spec.outputs :] *= found["slope"].to(weight)
-        bias[:, self.spec.outputs :] = bias[:, self.spec.outputs :] * found["slope"].to(bias) + found["shift"].to(bias)
+        weight, bias = with_line(weights["head_weight"], weights["head_bias"], found)
         return {**weights, "head_weight": weight, "head_bias": bias}
 
     def undecayed(self) -> set[str]:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _AT_ONCE: Final = 1 << 22  # the most tree nodes that are looked up together
+_CLEAR: Final = 1e-5  # ten times what rounding changes in a standardised float32 input
 _FIELDS: Final = ("feature", "threshold", "left", "right", "value", "root", "start")
 
 
@@ -66,6 +67,23 @@ def of_boosting(model: Any, rounds: int) -> Trees:
     and ``tests/baselines/test_rivals.py`` checks that predictions are equal.
     """
     return _stacked([list(of_round) for of_round in model._predictors[:rounds]], model._baseline_prediction)
+
+
+def clear_of_rounding(trees: Trees, rows: Float[np.ndarray, "row d"]) -> Trees:
+    """Raise each threshold by 1e-5, or half-way to the next larger value of ``rows``, whichever is less.
+
+    A threshold is a value of these rows or midway between two, where whole numbers lie. A row that is on it goes left;
+    another device may round the row's inputs otherwise, by 1e-6 or less, and would send it right. All ``rows`` stay on
+    their sides.
+    """
+    feature, threshold = (trees.tensors[name].numpy() for name in ("feature", "threshold"))
+    raised = threshold + _CLEAR * np.maximum(1.0, np.abs(threshold))
+    for column in np.unique(feature):
+        values, chosen = np.unique(rows[:, column]), feature == column
+        place = np.searchsorted(values, threshold[chosen], side="right")
+        following = np.append(values, np.inf)[place]
+        raised[chosen] = np.minimum(raised[chosen], (threshold[chosen] + following) / 2)
+    return Trees(trees.tensors | {"threshold": torch.from_numpy(raised)})
 
 
 def _stacked(predictors: list[list[Any]], start: np.ndarray) -> Trees:

@@ -11,6 +11,7 @@ includes its constants, so that it is 0 at the prior and never negative.
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypedDict, final
 
 import torch
@@ -170,6 +171,7 @@ class LastLayer(nn.Module, ABC):
         return features.to(self.mean.dtype)
 
 
-def full_precision(features: Tensor) -> torch.autocast:
+def full_precision(features: Tensor) -> AbstractContextManager[object]:
     """Return a context without autocast: sums of squares over h features need more than eight bits."""
-    return torch.autocast(features.device.type, enabled=False)
+    device = features.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -24,7 +24,9 @@ from ..errors import DataError, require
 from ..joint_predictive import GaussianFunctions
 from ..predictive import Gaussian
 from ..seeds import Seed
-from .covariance import Form
+from .covariance import BLOCK, Form
+from .fused import Weights
+from .fused_regression import dense_loss
 from .layer import LastLayer, Options, full_precision
 
 
@@ -48,7 +50,8 @@ class Regression(LastLayer):
 
     def _noise_root(self) -> Float[Tensor, "output output"]:
         """Return L of Σ⁻¹ = LLᵀ (eq. 78)."""
-        return self.noise_factor.tril(-1) + torch.diag_embed(self.noise_log_root.exp())
+        diagonal = self.noise_log_root.exp()
+        return self.noise_factor.tril(-1) + (diagonal[:, None] if len(diagonal) == 1 else torch.diag_embed(diagonal))
 
     def _noise_trace(self) -> Float[Tensor, ""]:
         return self._noise_root().square().sum()  # eq. 80
@@ -61,10 +64,23 @@ class Regression(LastLayer):
         inverse = torch.linalg.solve_triangular(root, identity, upper=False)
         return inverse.mT @ inverse
 
-    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
+    def _check(self, features: Tensor, targets: Tensor) -> None:
         expected = (len(features), len(self.mean))
         if tuple(targets.shape) != expected:  # [batch] would broadcast to [batch, batch]
             raise DataError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
+
+    def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
+        factor = self.covariance.factor
+        if self.covariance.kind != "dense" or factor is None or self.in_features > BLOCK or targets.requires_grad:
+            return super()._loss(features, targets, num_train, kl_weight)
+        self._check(features, targets)
+        weights = Weights(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
+        noise = self._noise_root(), self.noise_log_root
+        targets = targets.to(features.dtype)
+        return dense_loss(features, self.mean, factor, self.covariance.log_scale, *noise, targets, weights)
+
+    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
+        self._check(features, targets)
         root = self._noise_root()
         error = targets.to(features.dtype) - features @ self.mean.mT  # [batch, output]
         squared = (error @ root).square().sum(-1)  # eᵀLLᵀe, eq. 79

@@ -34,6 +34,7 @@ from .module import Registered, frozen, register
 from .posterior import About, ModulePosterior, device_of
 from .rows import own_randomness
 from .rows import read as read_rows
+from .trunk import check, tied
 
 _PROBED: Final = 2  # rows that the model is asked about
 _SHOWN: Final = 3
@@ -83,13 +84,14 @@ def bayesianise(
     """
     found = methods.method_of(method)
     methods.check_needs(method, epochs, teacher)
+    # of a last layer alone the trunk is not drawn: one copy of it, which is the model's, will do
+    last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
+    check(model, may_be_tied=last_alone)
     _check(train_loader, lr, chains, random_state, method)
     rng = Seed(random_state).fold("bayesianise")
     layout = None if teacher is None else teacher.about.layout
     rows = read_rows(train_loader, "train_loader", rng=rng.fold("loader"), task=task, layout=layout)
     methods.check_task(found, rows.task)
-    # of a last layer alone the trunk is not drawn: one copy of it, which is the model's, will do
-    last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
     with own_randomness(rng.fold("model")), torch.enable_grad():
         known = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
@@ -99,7 +101,7 @@ def bayesianise(
         fit = _Fit(found, known, data, setting, dict(config or {}), dict(trajectory or {}), rng, report or Silent())
         state, used = fit.fitted(teacher, chains)
         inner = posterior_of(state, data.device)
-    notes = [*_frozen_notes(model, known, last_alone), *fit.notes]
+    notes = [*_frozen_notes(model, known, last_alone), *_tied_notes(model, known), *fit.notes]
     trunk, digest = known.trunk, known.config.digest
     said = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), tuple(notes))
     return ModulePosterior(inner, transform, said, trunk, data.device)
@@ -218,6 +220,13 @@ class _Fit:
 def _frozen_notes(model: nn.Module, known: Registered, last_alone: bool) -> list[str]:
     names = [] if last_alone else frozen(known.trunk, model)
     return [f"the weights {_few(names)} stay as they are: they need no gradient"] if names else []
+
+
+def _tied_notes(model: nn.Module, known: Registered) -> list[str]:
+    weight = f"{known.trunk.head}.weight"
+    shared = next((one if two == weight else two for one, two in tied(model) if weight in (one, two)), None)
+    note = f"the posterior is over a copy of {weight}; {shared}, which is the same weight, stays as it is"
+    return [] if shared is None else [note]
 
 
 def _few(names: Sequence[str]) -> str:

@@ -4,6 +4,10 @@ The head is the last linear layer: the model without it, followed by it, must gi
 do with the head's output what commutes with a linear layer, such as taking one token's. Weights that the user has
 frozen (``requires_grad`` False) become buffers of the copy: no method moves or draws them.
 
+Tied weights (one weight under several names, as in T5) are refused where a method moves or draws the trunk's weights:
+a state has a tensor for each name. With a frozen trunk they do no harm, and a head that shares its weight with an
+embedding gets a copy of it.
+
 A module cannot be written into a config. So it is registered in this process, under a digest of the names and shapes of
 its weights, its settings, its frozen values and its code; a config names the digest.
 """
@@ -22,10 +26,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config import to_mapping
-from ..errors import UserError, brief, require, short
+from ..errors import UserError, brief, require
 from ..networks import NETWORKS, register_network
 from .layout import Layout
-from .trunk import ModuleTrunk, PlainOrder, called, logits
+from .trunk import ModuleTrunk, PlainOrder, called, check, logits
 
 _CLOSE: Final = 1e-4  # of the largest output: what the order of float32 sums may change
 _TRIED: Final = 4  # linear layers, from the last call on, that are tried as the head
@@ -101,9 +105,10 @@ def register(
 
     Raises:
         UserError: the model cannot be copied, does not take the rows, gives no outputs [row, output], or does not end
-            in a linear layer; two names are one weight; equal rows get other outputs in evaluation.
+            in a linear layer; two names are one weight, and the trunk is not frozen; equal rows get other outputs in
+            evaluation.
     """
-    own = _copied(model)
+    own = _copied(model, may_be_tied=frozen_trunk)
     with torch.no_grad():
         trunk, last = _cut(own, layout, probe.cpu(), head)
     if not _runs_channels_last(trunk, probe.cpu()):
@@ -117,7 +122,7 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
     Raises:
         UserError: the model cannot be copied, or has no such head.
     """
-    own = _copied(model)
+    own = _copied(model, may_be_tied=frozen_trunk)
     layer = dict(own.named_modules()).get(head)
     if not isinstance(layer, nn.Linear):
         raise UserError(f"model must have the linear layer {head}, got {type(layer).__name__}")
@@ -128,20 +133,16 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
     return _registered(trunk, layer, frozen_trunk)
 
 
-def _copied(model: object) -> nn.Module:
-    """Return a copy on the CPU in float32, in evaluation mode, each of whose weights has one name."""
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model must be a torch.nn.Module, got {short(model)}")
+def _copied(model: Any, *, may_be_tied: bool) -> nn.Module:
+    """Return a copy on the CPU in float32, in evaluation mode."""
+    check(model, may_be_tied=may_be_tied)
     own = _asked("can be copied (parametrizations.weight_norm, not utils.weight_norm)", lambda: copy.deepcopy(model))
-    names: dict[int, str] = {}
-    for name, weight in own.named_parameters(remove_duplicate=False):
-        first = names.setdefault(id(weight), name)
-        require(first == name, "model", "must have one name for each weight", f"{first} and {name}, which are one")
     copied: nn.Module = own.cpu().float().eval()
     return copied
 
 
 def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
+    head = copy.deepcopy(head)  # its weight may be the trunk's, too
     _freeze(trunk, whole=frozen_trunk)
     if "module" not in NETWORKS:
         register_network(ModuleConfig, module_trunk)

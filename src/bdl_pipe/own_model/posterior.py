@@ -30,6 +30,7 @@ from ..seeds import Seed
 from . import rows as loaders
 from .layout import Layout, ModelInputs
 from .module import known, register_again
+from .trunk import check, tied
 
 _KIND: Final = "module"
 _STEM: Final = "posterior"
@@ -203,9 +204,10 @@ class ModulePosterior:
         """
         state = artifacts.load(Path(path), _KIND).state(_STEM)
         about = _about(state)
+        check(model, may_be_tied=True)
         registered = [
             register_again(model, about.layout, about.head, plain_order=about.plain_order, frozen_trunk=whole)
-            for whole in (False, True)
+            for whole in ((True,) if tied(model) else (False, True))
         ]
         if about.digest not in {each.config.digest for each in registered}:
             raise ArtifactError(

@@ -1,4 +1,4 @@
-"""A user's model without its head, as a trunk of the library, and how a model is called."""
+"""A user's model without its head, as a trunk of the library; what a model must be, and how it is called."""
 
 from collections.abc import Mapping
 from typing import Any, Final, final
@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, require, short
 from .layout import Layout
 
 AT_ONCE: Final = 128  # rows of a pass in evaluation
+_TAKES_TIES: Final = "kfac_laplace over the last layer without epochs"  # which moves and draws the head's copy alone
 
 
 @final
@@ -70,6 +71,22 @@ class ModuleTrunk(nn.Module):
             if isinstance(layer, nn.modules.dropout._DropoutNd):
                 layer.p = 0.0
         return self.train(self.training)
+
+
+def check(model: object, *, may_be_tied: bool) -> None:
+    """Raise UserError unless ``model`` is a module, each of whose weights has one name if it may not be tied."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model must be a torch.nn.Module, got {short(model)}")
+    pairs = [] if may_be_tied else tied(model)
+    rule = f"must have one name for each weight, but for {_TAKES_TIES}"
+    require(not pairs, "model", rule, " and ".join(pairs[0]) + ", which are one" if pairs else None)
+
+
+def tied(model: nn.Module) -> list[tuple[str, str]]:
+    """Return (first name, further name) for each further name of a weight."""
+    names: dict[int, str] = {}
+    every = [(names.setdefault(id(w), name), name) for name, w in model.named_parameters(remove_duplicate=False)]
+    return [(first, name) for first, name in every if first != name]
 
 
 def called(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -144,6 +144,24 @@ def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float 
     found = min((minimize(nll, [level, slope], jac=True, bounds=ends) for slope in starts), key=lambda f: float(f.fun))
     level, slope = found.x.tolist()
     return float(found.fun), level - slope * centre, slope
+
+
+def least_head(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, dict[str, Tensor]]:
+    """Return the score of :func:`least_head_nll`, and its line as the tensors that :func:`with_line` takes."""
+    score, shift, slope = least_head_nll(predicted, floor)
+    return score, {"shift": torch.tensor(shift), "slope": torch.tensor(slope)}
+
+
+def with_line(
+    weight: Float[Tensor, "*member twice h"],
+    bias: Float[Tensor, "*member twice"],
+    line: Mapping[str, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Return the head whose variance outputs, the second half, are shift + slope·g of the given head's g."""
+    weight, bias, own = weight.clone(), bias.clone(), bias.shape[-1] // 2
+    weight[..., own:, :] *= line["slope"].to(weight)
+    bias[..., own:] = bias[..., own:] * line["slope"].to(bias) + line["shift"].to(bias)
+    return weight, bias
 
 
 def _to_head(variance: Any, floor: float | None) -> Any:

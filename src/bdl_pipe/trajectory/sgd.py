@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, final
 
-import torch
 from torch import Tensor
 
 from ..artifacts import State, stack
@@ -43,7 +42,7 @@ from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import EarlyStopping, Learner, TrainingConfig, require_constant_lr
-from ..training.likelihood import least_head_nll
+from ..training.likelihood import least_head, with_line
 from ..training.loop import OptimiserConfig
 from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_epochs, with_moments
 from ..training.warm_start import Weights, begin, last_network
@@ -122,22 +121,19 @@ class _Network(Learner):
         return self.spec.predictive(self.network(inputs)[None])
 
     def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score, and the shift and slope of the head's variance outputs from :func:`least_head_nll`.
+        """Return the score, and the shift and slope of the head's variance outputs from :func:`least_head`.
 
         A network that memorises its training rows learns small variances for them, and predicts such variances for some
         new rows. A shift alone would increase all variances; the slope corrects the small ones more.
         """
         if self.spec.likelihood != "gaussian_head" or _BIAS not in dict(self.named_parameters()):
             return super().held_out(predicted)
-        score, shift, slope = least_head_nll(predicted, self.spec.variance_floor)
-        return score, {"shift": torch.tensor(shift), "slope": torch.tensor(slope)}
+        return least_head(predicted, self.spec.variance_floor)
 
     def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not found:
             return dict(weights)
-        weight, bias, own = weights[_WEIGHT].clone(), weights[_BIAS].clone(), slice(self.spec.outputs, None)
-        weight[own] *= found["slope"].to(weight)
-        bias[own] = bias[own] * found["slope"].to(bias) + found["shift"].to(bias)
+        weight, bias = with_line(weights[_WEIGHT], weights[_BIAS], found)
         return {**weights, _WEIGHT: weight, _BIAS: bias}
 
 
