@@ -35,7 +35,7 @@ from .posterior import About, ModulePosterior, device_of
 from .rows import own_randomness
 from .rows import read as read_rows
 
-_PROBED: Final = 2  # rows that the model is asked about
+_PROBED: Final = 2  # rows of the call that checks the model
 _SHOWN: Final = 3
 
 
@@ -88,7 +88,7 @@ def bayesianise(
     layout = None if teacher is None else teacher.about.layout
     rows = read_rows(train_loader, "train_loader", rng=rng.fold("loader"), task=task, layout=layout)
     methods.check_task(found, rows.task)
-    # of a last layer alone the trunk is not drawn: one copy of it, which is the model's, will do
+    # a method of the last layer does not draw the trunk, so that all draws share the model's
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
     with own_randomness(rng.fold("model")), torch.enable_grad():
@@ -139,7 +139,7 @@ class _Fit:
         self.notes: list[str] = []
 
     def fitted(self, teacher: ModulePosterior | None, chains: int) -> tuple[State, Any]:
-        """Return the posterior's state and the config that it was fitted by."""
+        """Return the posterior's state and the config of the fit."""
         if teacher is not None:
             return self._distilled(teacher)
         first = start.trajectory(self._model, self._data)
@@ -153,13 +153,13 @@ class _Fit:
         config, stage = self._read(setting, len(first.tensors["head.weight"])), self._method.stages["student"]
         if stage.validate_sources is not None:
             stage.validate_sources(config, {})
-        takes = "trajectory" in stage.needs  # inducing weights start afresh, and the rest of the network as it is
+        takes = "trajectory" in stage.needs  # inducing weights start new; the other weights start at the model's
         state = self._run(stage, {"trajectory": [first]} if takes else {}, config, self._rng.fold("student"))
         self._note(stage, [state], config)
         return state, config
 
     def _points(self) -> dict[str, None]:
-        """Return patterns of the layers that stay as they are where others get random weights."""
+        """Return patterns of the layers that keep point weights while others get random weights."""
         kind, probe = self._method.name, torch.from_numpy(self._data.train.inputs[:_PROBED])
         names = points.points(self._model.trunk, kind, probe)
         if names:
