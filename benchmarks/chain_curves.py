@@ -53,7 +53,7 @@ from pipeline.core.load import load
 from pipeline.core.model import Params, Run
 
 TEMPERATURES: Final = {"boston": (0.01, 0.1, 0.3, 1.0), "fashion_mnist": (0.01, 0.1, 1.0)}
-PASSES: Final = 10_000  # each kernel passes over boston's rows so often
+PASSES: Final = 10_000  # number of passes of each kernel over boston's rows
 DRAWS: Final = 60  # draws per chain
 POINTS: Final = 12  # points per curve
 WATCHED: Final = 32
@@ -71,7 +71,7 @@ COLUMNS: Final = ("kernel", "temperature", "passes", "nll", "rhat", "ess", "kl",
 
 @dataclass(frozen=True)
 class Chains:
-    """The data of ``count`` chains, and the ends of trajectories where they begin; empty: fresh weights."""
+    """The data of ``count`` chains, and the ends of trajectories at which they begin; without ends, fresh weights."""
 
     data: FitData
     test: Examples
@@ -90,7 +90,7 @@ class Chains:
         return cls(data, prepared.load_holdout(places.artifact("holdout", name), 0).test, run.spec.seeds, starts)
 
     def passes(self, sampler: SamplerConfig) -> float:
-        """Return how many passes over all rows a step's gradients are."""
+        """Return the cost of a step's gradients in passes over all rows."""
         share = min(1.0, (sampler.batch or math.inf) / len(self.data.train))
         if sampler.control_variates is not None:
             return 2 * share + 1 / sampler.control_variates
@@ -143,7 +143,7 @@ class Chains:
         return torch.cat(likelihood, 1), torch.cat(watched, 1)[:, :WATCHED]
 
     def divergence(self, states: Sequence[artifacts.State]) -> float | str:
-        """Return KL(the stored posterior, of T = 1 ‖ the average) at the test rows; empty where none is stored."""
+        """Return KL(the stored posterior, of T = 1 ‖ the average) at the test rows; empty if no posterior is stored."""
         if (truth := references.find(self.test, self.data.transform)) is None:
             return ""
         predictive = average(states).predict(self.data.transform.inputs(self.test.inputs))
@@ -152,7 +152,7 @@ class Chains:
 
 
 def diagnose(watched: Tensor) -> tuple[float, float]:
-    """Return the worst R-hat and the least bulk ESS of [chain, draw, row]; NaN of too few."""
+    """Return the worst R-hat and the least bulk ESS of [chain, draw, row]; NaN for too few draws."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         import arviz
@@ -163,7 +163,7 @@ def diagnose(watched: Tensor) -> tuple[float, float]:
 
 
 def variants(name: str, own: SgmcmcConfig, chains: Chains, passes: float | None) -> Iterator[tuple[str, SgmcmcConfig]]:
-    """Yield the kernels with their settings at T = 1, of ``passes`` passes or as many as they have."""
+    """Yield the kernels with their settings at T = 1, of ``passes`` passes; None means their usual number."""
     if name == "boston":
         for kernel, more in KERNELS.items():
             batch = None if kernel == "hmc" else own.sampler.batch

@@ -30,7 +30,7 @@ from benchmarks.ciber_page import PAGES, table, write
 
 REACH: Final = 3  # the weight is uniform on [-REACH, REACH]
 POINTS: Final = (-2, -1, 0, 1, 2, 3, 4, 5)
-TAIL: Final = 17  # deviations of a Gaussian, beyond which there is less than 1e-60 of it
+TAIL: Final = 17  # deviations; a Gaussian has a mass below 1e-60 beyond them
 LEVELS: Final = 60
 LIKELIHOODS: Final = {  # the name in rows and panels -> the library's name of the radius
     "triangle, √6 (the variance)": "variance",
@@ -43,7 +43,7 @@ class Likelihood:
     """A density about f, to 50 digits: an even function, its integral and the places where it is not smooth."""
 
     def __init__(self, match: str | None) -> None:
-        """Take the library's name of a radius, or None for the Gaussian."""
+        """Build the density from the library's name of a radius, or the Gaussian from None."""
         with mp.workdps(DIGITS):
             r = None if match is None else mp.sqrt(6) if match == "variance" else nearest_radius()
         self.density: Callable[[mpf], mpf] = mp.npdf if r is None else lambda u: triangle(u, r)
@@ -102,7 +102,7 @@ def densities() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
 
 
 def parts(values: np.ndarray) -> tuple[int, int]:
-    """Return into how many connected parts {z ≥ c} and {z ≤ -c} fall, each the most over levels c."""
+    """Return the numbers of connected parts of {z ≥ c} and of {z ≤ -c}, each the largest over levels c."""
     counts = []
     for signed in (values, -values):
         levels = np.linspace(0, signed.max(), LEVELS + 2)[1:-1]
@@ -111,7 +111,7 @@ def parts(values: np.ndarray) -> tuple[int, int]:
 
 
 def means() -> list[list[str]]:
-    """Return the rows of E[y]: each less 3/4."""
+    """Return the rows of E[y], each as its difference from 3/4."""
     rows = [[GAUSSIAN, mean_error(None), ""]]
     for name, match in LIKELIHOODS.items():
         rows.append([name, mean_error(match), f"{float(exact(match).mean) - 0.75:g}"])
@@ -124,7 +124,7 @@ def mean_error(match: str | None) -> str:
 
 
 def values() -> tuple[list[list[str]], float]:
-    """Return the rows of p(y), and the largest relative error of the library's beside the quadrature."""
+    """Return the rows of p(y), and the library's largest relative error against the quadrature."""
     rows, worst, gaussian = [], 0.0, Likelihood(None)
     known = {name: Likelihood(match) for name, match in LIKELIHOODS.items()}
     for y in POINTS:

@@ -46,7 +46,7 @@ Estimate = Callable[[np.ndarray, np.ndarray, np.ndarray], Densities]  # argument
 
 
 def gaussians(y: np.ndarray, mean: np.ndarray, deviation: np.ndarray | float) -> np.ndarray:
-    """[..., y] of means [...]."""
+    """Gaussian densities at y [..., y], for means [...]."""
     scale = np.asarray(deviation)[..., None]
     return np.exp(-(((y - mean[..., None]) / scale) ** 2) / 2) / (scale * math.sqrt(2 * math.pi))
 
@@ -65,7 +65,7 @@ def fit(weights: np.ndarray, x: np.ndarray, y: np.ndarray, noise: float) -> Dens
 
 
 def collapsed(weights: np.ndarray, x: np.ndarray, y: np.ndarray, noise: float, count: int = HIDDEN) -> Densities:
-    """CIBER with ``count`` weights of the last layer collapsed, those of the largest range·|feature| for each x."""
+    """CIBER with ``count`` collapsed weights of the last layer: for each x the largest by range·|feature|."""
     z, last = features(weights, x), parts(weights)[4]  # [draw, x, unit], [draw, unit]
     middle, half = (last.max(0) + last.min(0)) / 2, (last.max(0) - last.min(0)) / 2
     order = np.argsort(-half * z, axis=-1, kind="stable")  # features are not negative
@@ -78,7 +78,7 @@ def collapsed(weights: np.ndarray, x: np.ndarray, y: np.ndarray, noise: float, c
 
 
 def box_density(y: np.ndarray, centre: np.ndarray, widths: np.ndarray, noise: float) -> np.ndarray:
-    """[point, y] of centres [point] and half-widths [point, unit], zeros last; units that are off cost nothing."""
+    """Densities [point, y] for centres [point] and half-widths [point, unit], zeros last; zeros cost nothing."""
     found, reach = np.empty((len(centre), len(y))), radius(noise, "variance")
     on = (widths > 0).sum(-1)
     for count in np.unique(on):
@@ -89,7 +89,7 @@ def box_density(y: np.ndarray, centre: np.ndarray, widths: np.ndarray, noise: fl
 
 
 def aligned(weights: np.ndarray) -> np.ndarray:
-    """The same functions, each sample's last hidden units in the order in which they add what the first's do."""
+    """The same functions; each sample's last hidden units are permuted to match the first sample's contributions."""
     first, bias, middle, shift, last = parts(weights)
     adds = features(weights, GRID) * last[:, None]  # [draw, x, unit]
     rows = []
@@ -118,7 +118,7 @@ def score(truth: Densities, estimate: Densities, y: np.ndarray) -> dict[str, np.
 
 
 def quantile(below: np.ndarray, y: np.ndarray, level: float) -> np.ndarray:
-    """Of each row of distribution functions [x, y] -> [x]."""
+    """The quantile at ``level`` of each row of distribution functions [x, y] -> [x]."""
     middle = y + (y[1] - y[0]) / 2
     return np.array([np.interp(level, row, middle) for row in below])
 
@@ -133,7 +133,7 @@ def estimates(noise: float) -> dict[str, Estimate]:
 
 
 def sets(reference: Reference, count: int) -> dict[str, list[np.ndarray]]:
-    """Disjoint sets of ten samples, by how they are taken."""
+    """Disjoint sets of ten samples, by the kind of the samples."""
     every = len(reference.weights) // 10
     thinned = [reference.weights[k::every] for k in range(count)]
     found = {"thinned": thinned, "aligned": [aligned(w) for w in thinned]}

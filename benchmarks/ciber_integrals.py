@@ -50,7 +50,7 @@ def triangle_below(u: mpf, r: mpf) -> mpf:
 
 @dataclass(frozen=True)
 class Example:
-    """p(y = 1) of example 4, by the half of the weights where the unit is off and that where it is on.
+    """p(y = 1) of example 4: the part of the weights where the unit is off, and the part where it is on.
 
     off = tri(1)/2,    on = (1/6) ∫_0^3 tri(1 - w) dw = P(-2 ≤ T ≤ 1)/6
     """
@@ -73,7 +73,7 @@ class Example:
 def by_box(r: float) -> float:
     """p(y = 1) by the box integral: tri(1 - ReLU(w)) as a piecewise polynomial of w."""
     likelihood = triangular(torch.tensor(r, dtype=torch.float64))
-    breaks, pieces = likelihood.breakpoints + 1, likelihood.coefficients  # in w, where the unit is on
+    breaks, pieces = likelihood.breakpoints + 1, likelihood.coefficients  # as functions of w, where the unit is on
     level = float(likelihood(torch.tensor(-1.0, dtype=torch.float64)))
     starts, rows = [0.0], [[level, 0.0]]
     slope = float(pieces[1, 1]) if r > 1 else 0.0
@@ -101,7 +101,7 @@ def radii() -> dict[str, mpf]:
 
 
 def variants(r: mpf) -> dict[str, mpf]:
-    """What else could have been computed in the place of p(y = 1), for a radius."""
+    """Other quantities that the paper could have computed in place of p(y = 1), for a radius."""
     found = Example.of(r)
     with mp.workdps(DIGITS):
         # as printed, (1 - |u|)/α: zero at y = 1 where the unit is off, negative beyond

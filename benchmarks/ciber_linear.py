@@ -15,7 +15,7 @@ A triangle's support is bounded, so KL(truth ‖ CIBER) is infinite. These measu
     tail        KL(truth ‖ 0.99 CIBER + 0.01 Gaussian of its mean and variance)
     support     ∫ p log(p/q) over the support of q, with p as it is: no divergence, and can be negative
     reverse     KL(CIBER ‖ truth)
-    variation   ∫ |p - q|/2, half of what the paper's figure 3 draws; finite whatever the support
+    variation   ∫ |p - q|/2, half of the quantity in the paper's figure 3; finite for every support
     pooled      KL(truth ‖ q), q the average over ten trials of the estimates (with the tail): the other way to read
                 "averaged over 10 trials", as the paper's figure 3 averages
 
@@ -59,7 +59,7 @@ class Problem:
 
     @property
     def deviation(self) -> Float[Tensor, " trial"]:
-        """Of the true predictive."""
+        """The standard deviation of the true predictive."""
         return (1 + self.spread**2).sqrt()
 
     def few(self, count: int) -> "Problem":
@@ -89,12 +89,12 @@ def line(rows: int, noise: float, samples: int, trials: int, rng: Seed) -> Probl
 
 
 def grid(problem: Problem) -> Float[Tensor, "trial y"]:
-    """Nine true deviations to either side."""
+    """A grid of y over nine true deviations on either side."""
     return problem.deviation[:, None] * torch.linspace(-9, 9, POINTS, dtype=torch.float64)
 
 
 def truth(problem: Problem, y: Float[Tensor, "trial y"]) -> Float[Tensor, "trial y"]:
-    """The log density."""
+    """The log density of the true predictive."""
     return gaussian(y, torch.zeros(len(y), 1).to(y), problem.deviation[:, None])
 
 
@@ -129,11 +129,11 @@ class Box:
 
     @property
     def variance(self) -> Float[Tensor, " trial"]:
-        """Of f."""
+        """The variance of f."""
         return (self.half_widths**2).sum(-1) / 3
 
     def log_density(self, y: Float[Tensor, "trial y"], match: str) -> Float[Tensor, "trial y"]:
-        """-∞ beyond the support."""
+        """The log density of y; -∞ beyond the support."""
         return few_uniforms.log_triangular_density(
             y, self.centre[:, None], self.half_widths[:, None], radius(1.0, match)
         )
@@ -158,7 +158,7 @@ def variation(y: Tensor, log_p: Tensor, log_q: Tensor) -> Float[Tensor, " trial"
 
 
 def scores(problem: Problem) -> dict[str, Tensor]:
-    """Each way of measuring each estimate [trial], from these samples."""
+    """The score [trial] of each estimate from these samples by each measure."""
     y = grid(problem)
     p = truth(problem, y)
     mixture, fit = monte_carlo(problem, y), fitted(problem, y)
@@ -187,7 +187,7 @@ def pooled(problem: Problem) -> dict[str, Tensor]:
 
 
 def curve(problem: Problem, sizes: Sequence[int]) -> list[float]:
-    """KL(truth ‖ Monte Carlo) by the number of samples, averaged over the trials: the first of them, and more."""
+    """KL(truth ‖ Monte Carlo) for each number of samples, averaged over the trials; larger numbers add samples."""
     y, found, done = grid(problem), [], 0
     p, q = truth(problem, y), torch.full_like(y, -torch.inf)
     for size in sizes:
@@ -199,7 +199,7 @@ def curve(problem: Problem, sizes: Sequence[int]) -> list[float]:
 
 
 def needed(level: float, sizes: Sequence[int], means: Sequence[float]) -> str:
-    """Samples at which the curve has come down to ``level``, between the sizes on logarithmic scales."""
+    """The number of samples at which the curve falls to ``level``, interpolated on logarithmic scales."""
     if means[0] <= level:
         return f"≤ {sizes[0]}"
     for k in range(1, len(sizes)):

@@ -82,7 +82,7 @@ def variation_rows(*scored: dict[str, Scores]) -> list[list[str]]:
 
 
 def pooled_rows(problems: dict[str, Problem]) -> list[list[str]]:
-    """Five samples, of the problems with one truth for all trials."""
+    """The rows for five samples, for problems with one truth for all trials."""
     return [[name, *map(shown, pooled(p.few(5)).values())] for name, p in problems.items() if "line" not in name]
 
 
@@ -125,7 +125,7 @@ MANY += ["CIBER L2, reverse", "MC to match √6", "MC to match L2", "variance ra
 
 
 def ranges(rng: Seed, trials: int) -> str:
-    """The variance of the uniform distribution on [min, max] of S normal numbers, over theirs."""
+    """The variance of the uniform distribution on [min, max] of S normal numbers, divided by the numbers' variance."""
     random = torch.randn(trials, max(SIZES), generator=rng.fold("ranges").generator(), dtype=torch.float64)
     rows = []
     for size in (2, 3, *SIZES):

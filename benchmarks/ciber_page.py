@@ -12,7 +12,7 @@ PAGES = Path(__file__).resolve().parent.parent / "results" / "collapsed"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table, its first ``left`` columns to the left."""
+    """A Markdown table with its first ``left`` columns aligned to the left."""
     rule = ["---"] * left + ["---:"] * (len(heads) - left)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
 
@@ -22,7 +22,7 @@ def error(mean: float, standard_error: float, digits: int = 4) -> str:
 
 
 def write(path: Path, title: str, command: str, parts: Sequence[str], start: float) -> None:
-    """The page, with its commit, device and the processor seconds since ``start``; files not committed are named."""
+    """Write the page with its commit, its device and the processor seconds since ``start``; name uncommitted files."""
     git = ["git", "-C", str(PAGES)]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
     scripts = [*git, "status", "--porcelain", "--", ":/src", ":/benchmarks"]

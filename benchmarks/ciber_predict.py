@@ -6,7 +6,7 @@ their sum. Features are rectified normal numbers; weights are normal around a ne
 
     python benchmarks/ciber_predict.py --threads 2
 
-"processor" is by the processor's own clock, all threads together, which other work on the machine disturbs less.
+"processor" is the processor time of all threads together, which other work on the machine disturbs less.
 Goal: 5 s on two cores.
 """
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 @torch.no_grad()
 def timed(form: Form, options: argparse.Namespace) -> tuple[float, float, float]:
-    """Seconds, processor seconds, and the seconds in which weights were chosen."""
+    """Seconds, processor seconds, and the seconds that choosing the weights takes."""
     generator = Seed(0).generator()
     shape = (options.snapshots, options.classes, options.width)
     base = torch.randn(shape[1:], generator=generator) / options.width**0.5

@@ -50,7 +50,7 @@ def fitted(data: FitData, trajectory: State, name: str, seed: Seed) -> State:
 
 
 def nll(state: State, data: FitData) -> float:
-    """The mean over validation rows, in the target's unit."""
+    """The mean negative log-likelihood over validation rows, in the target's unit."""
     transform, rows = data.transform, data.validation
     assert transform.shift is not None and transform.scale is not None
     predictive = posterior_of(state).predict(transform.inputs(rows.inputs), rng=Seed(1))
@@ -60,7 +60,7 @@ def nll(state: State, data: FitData) -> float:
 
 
 def seconds(state: State, data: FitData) -> float:
-    """The least of five predictions of ROWS rows, with the log-likelihood of each."""
+    """The seconds of the fastest of five predictions of ROWS rows with their log-likelihoods."""
     rows, posterior, least = data.validation, posterior_of(state), float("inf")
     at = torch.arange(ROWS) % len(rows)
     inputs, targets = data.transform.inputs(rows.inputs)[at], data.transform.targets(rows.targets)[at]

@@ -24,7 +24,7 @@ HIDDEN = 10
 SIZES = (HIDDEN, HIDDEN, HIDDEN * HIDDEN, HIDDEN, HIDDEN)  # the flat vector: in, its bias, middle, its bias, out
 WEIGHTS = sum(SIZES)
 INTERVALS = ((-1.0, -0.5), (0.5, 1.0))
-NOISES = (0.2, 0.5)  # standard deviations: a setting each
+NOISES = (0.2, 0.5)  # standard deviations; each is one setting
 
 
 def cubic(x: np.ndarray) -> np.ndarray:
@@ -43,7 +43,7 @@ def data(rng: Seed, noise: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prior_sd() -> np.ndarray:
-    """Of each weight, [140]."""
+    """The prior standard deviation of each weight, [140]."""
     return np.repeat([math.sqrt(2), 1.0, math.sqrt(2 / HIDDEN), 1.0, math.sqrt(2 / HIDDEN)], SIZES)
 
 

@@ -26,8 +26,8 @@ from benchmarks.simulation.run import simulate
 from pipeline.core import provenance, records
 
 OUT: Final = Path("results/scale")
-GPU_DOLLARS: Final = 2.0  # an hour; stated
-WRITE_DOLLARS: Final = 5e-6  # of an object store; stated. Bytes within a region cost nothing
+GPU_DOLLARS: Final = 2.0  # per hour; assumed
+WRITE_DOLLARS: Final = 5e-6  # per write to an object store; assumed. Bytes within a region cost nothing
 SIZES: Final = (8, 16, 32, 64, 128, 256, 512)
 RATES: Final = (0.05, 0.5, 2.0)
 Scenario = tuple[str, Sequence[Stage], Cluster]
@@ -67,7 +67,7 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def simulated(driver: Driver) -> list[dict[str, Any]]:
-    """Simulate all of them; of each also what sets the pace: the largest of the closed forms."""
+    """Simulate all scenarios, and add the name of the largest closed form, which limits the speed, to each."""
     found = []
     for name, stages, cluster in scenarios():
         came, limits = simulate(stages, cluster, driver), bounds(stages, cluster, driver)
@@ -88,7 +88,7 @@ def main() -> None:
         found = {**checks.all_of(driver), "about": _about()}
         (OUT / "simulation_check.json").write_text(json.dumps(found, indent=1) + "\n")
         return
-    about = _about()  # before anything is edited meanwhile
+    about = _about()  # before the run, during which files may change
     runs = simulated(driver)
     found = {"driver": asdict(driver), "runs": runs, "about": about}
     (OUT / "simulation.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -1,12 +1,12 @@
 """The throughput of a cluster's driver on this machine.
 
     python -m benchmarks.cluster_throughput                # writes results/scale/throughput.json and .md
-    python -m benchmarks.cluster_throughput --checkpoints  # those by the hub and past it: checkpoints.json
+    python -m benchmarks.cluster_throughput --checkpoints  # checkpoints through the hub and past it: checkpoints.json
 
-Measured, most of it several times with the median kept: seconds to connect; progress messages and checkpoints a second
-through the hub, and MB/s of checkpoints; the cost of a task with 10 to 10,000 of them; ``ray.wait`` on as many results,
-one at a time and all that are ready, on the same cluster; seconds from submission to a task's first step, warm and
-cold; the cost of a stage with 10, 100 and (``--stages``) more trivial ones, and of telling DVC of them.
+The script measures, mostly as a median of several runs: seconds to connect; progress messages and checkpoints a second
+through the hub, and MB/s of checkpoints; the cost of a task among 10 to 10,000 tasks; ``ray.wait`` on as many results,
+one at a time and all ready ones together, on the same cluster; seconds from submission to a task's first step, warm and
+cold; the cost of a stage among 10, 100 and (``--stages``) more trivial stages, and the cost of recording them with DVC.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def _hub() -> dict[str, Any]:
         send = Progress(hub)
         for step in range(count):
             send(name, step, count, {"loss": 1.0 / (step + 1)})
-        ray.get(hub.poll.remote())  # after all of them
+        ray.get(hub.poll.remote())  # the hub answers after it has handled all messages
 
     @ray.remote(num_cpus=1)
     def save(hub: Any, store: Store, name: str, blob: bytes, count: int) -> None:
@@ -123,7 +123,7 @@ def _hub() -> dict[str, Any]:
             kept.save(name, blob)
 
     def rate(remote: Any, count: int, workers: int, *arguments: Any) -> float:
-        """Calls a second of so many workers together, the first, which starts them, left out."""
+        """Calls a second of ``workers`` workers together, without the first call, which starts them."""
         with _store() as store:
             hub = make_hub(store)
             ray.get([remote.remote(hub, store, f"t{i}", *arguments, 1) for i in range(workers)])
@@ -146,7 +146,7 @@ def _hub() -> dict[str, Any]:
 
 
 def _two_ways() -> None:
-    """Measure checkpoints a second of two workers through the hub and straight to a folder, in turn."""
+    """Measure checkpoints a second of two workers, in turn through the hub and directly to a folder."""
     rows = []
 
     @ray.remote(num_cpus=1)
@@ -179,7 +179,7 @@ def _two_ways() -> None:
 
 
 def _tasks(count: int) -> dict[str, float]:
-    """Seconds that so many trivial tasks take, results kept in a store or in memory."""
+    """Seconds of ``count`` trivial tasks, with results kept in a store or in memory."""
 
     def run(store: Store | None) -> float:
         executor = Cluster(Settings())

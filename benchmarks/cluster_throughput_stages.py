@@ -15,7 +15,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 
 def stages(count: int) -> dict[str, float]:
-    """Seconds a stage of so many trivial ones: of running them, and of telling DVC of all."""
+    """Seconds per stage of ``count`` trivial stages: to run a stage, and to record it with DVC."""
     with tempfile.TemporaryDirectory(prefix="bdl-stages-") as folder:
         place = Path(folder)
         for name in ("pipeline", "stages", "src", "plugins"):

@@ -1,4 +1,4 @@
-"""Exact integrals over a box of weights: how many a second, beside what else could be done.
+"""Exact integrals over a box of weights: their number per second, beside other ways to compute them.
 
 (a) triangular_density, d = 1, 3, 5, 8 uniform half-widths, float64, no gradient: ours; the textbook signed sum over
     corners (24 terms for d = 3), which loses its digits where widths differ; Monte Carlo; SciPy's nested adaptive
@@ -8,11 +8,11 @@
 
     python benchmarks/collapsed.py --threads 2
 
-Rates are medians over repeats; "a core-second" is by the processor's own clock, which other work on the machine
-disturbs less. "error" is the largest relative error against ours (Monte Carlo: the median one). "times
-for a tenth of the digits" is the time of the draws that Monte Carlo would need to be at 1e-13, ten times our error,
-over ours, from its error at ``--draws``. Goals: 1e6 integrals a second at d = 3, 1,000 times SciPy, Monte Carlo 100
-times slower for a tenth of the accuracy; (c) within 5 s.
+Rates are medians over repeats; "a core-second" counts processor time, which other work on the machine disturbs less.
+"error" is the largest relative error against ours (for Monte Carlo the median error). "times for a tenth of the digits"
+is the time that Monte Carlo would need for an error of 1e-13, ten times our error, over our time; it is computed from
+Monte Carlo's error at ``--draws``. Goals: 1e6 integrals a second at d = 3, 1,000 times SciPy, Monte Carlo 100 times
+slower for a tenth of the accuracy; (c) within 5 s.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from bdl_pipe.collapsed.integrals import cubic_sigmoid, few_uniforms
 from bdl_pipe.seeds import Seed
 
 COUNTS = {1: 400_000, 3: 200_000, 5: 60_000, 8: 6_000}
-OUR_ERROR = 1e-14  # tests/collapsed hold it to 1e-12; what was seen is 3e-15
+OUR_ERROR = 1e-14  # tests/collapsed allow 1e-12; the largest observed error is 3e-15
 
 
 def main() -> None:
@@ -141,7 +141,7 @@ def adaptive(y: float, centre: float, half_widths: list[float], radius: float) -
 
     limits = {"epsabs": 1e-6, "epsrel": 1e-6, "limit": 20}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", IntegrationWarning)  # of the kinks; what error is left is shown
+        warnings.simplefilter("ignore", IntegrationWarning)  # SciPy warns of the kinks; the table shows its error
         total = nquad(integrand, [(-h, h) for h in half_widths], opts=limits)[0]
     return total / math.prod(2 * h for h in half_widths)
 

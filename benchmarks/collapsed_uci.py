@@ -3,10 +3,11 @@
     python -m pipeline paper ciber:table1 --dataset Boston
     python -m benchmarks.collapsed_uci boston
 
-From the trajectories that the first command left, on test rows in the target's unit, the mean log-likelihood and its
-standard error over splits of four predictives of the same iterates: Gaussian or triangular likelihoods (1 % of a
-Gaussian tail), at each iterate's weights or averaged over the box of all weights of the last layer's mean; then the
-share of test rows that no triangle reaches, and the box's deviation over the noise's. Nothing is chosen by it.
+The script reads the trajectories that the first command left. On test rows, in the target's unit, it prints the mean
+log-likelihood and its standard error over splits of four predictives of the same iterates: Gaussian or triangular
+likelihoods (1 % of a Gaussian tail), at each iterate's weights or averaged over the box of all weights of the last
+layer's mean; then the share of test rows that no triangle reaches, and the box's deviation over the noise's deviation.
+These scores choose nothing.
 """
 
 import argparse
@@ -43,7 +44,7 @@ PAIRS: Final = (
 
 
 def scores(trajectory: State, transform: Transform, test: Examples) -> dict[str, float]:
-    """Of one split, by name."""
+    """The scores of one split, by name."""
     spec, weights = read(NetworkSpec, trajectory.config["spec"], "spec"), snapshots(trajectory)
     inputs, targets = transform.inputs(test.inputs), torch.tensor(test.targets)
     iterates = NetworkDraws.of(spec, unstack(weights)).predict(inputs, rng=Seed(0))
@@ -51,7 +52,7 @@ def scores(trajectory: State, transform: Transform, test: Examples) -> dict[str,
     assert isinstance(iterates, Gaussian) and isinstance(collapsed.part, Linear)
     mean, sd = iterates.draw_mean.double(), iterates.draw_variance.double().sqrt()
     triangles = Linear(mean, torch.zeros_like(mean)[..., None], radius(sd, CONFIG.radius))
-    # a Gaussian of the box's and the noise's moments: what is left of the box without the triangle
+    # a Gaussian with the moments of box and noise: the box's effect without the triangle
     blurred = Gaussian(collapsed.part.mean, collapsed.part.variance)
 
     def log_probs(predictive: Continuous) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What predicting from a coreset costs: seconds per 1,000 predictions, and bytes of the stored posterior.
+"""The cost of predicting from a coreset: seconds per 1,000 predictions, and bytes of the stored posterior.
 
 VBPC's posterior of one trunk (``coreset_vi``) and the average of five (``coreset_bma``) against an ensemble of five
 networks and the draws of ``coreset_sgmcmc`` (4 chains of 50), all of one architecture and on one coreset. The paper
@@ -6,8 +6,9 @@ networks and the draws of ``coreset_sgmcmc`` (4 chains of 50), all of one archit
 
     OMP_NUM_THREADS=1 python benchmarks/coreset_predict.py --threads 1
 
-Images are noise of Fashion-MNIST's size; weights are a network's first, for their values cost nothing. The forms run in
-turn in one process; times are medians, ratios are of medians. Prints one JSON line a posterior, then a table.
+Images are noise of Fashion-MNIST's size; weights are a network's initial weights, since their values do not change the
+cost. The forms run in turn in one process; times are medians, ratios are of medians. Prints one JSON line for each
+posterior, then a table.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def main() -> None:
     inputs = torch.randn((options.rows, 1, SIDE, SIDE), generator=Seed(5).generator()).to(options.device)
     forms = {name: predictor(state, options.device) for name, state in states.items()}
     times: dict[str, list[float]] = {name: [] for name in forms}
-    for _ in range(options.repeats + 1):  # the first is not counted
+    for _ in range(options.repeats + 1):  # the first repeat is not counted
         for name, form in forms.items():
             times[name].append(seconds(form, inputs))
     medians = {name: 1000 / options.rows * statistics.median(found[1:]) for name, found in times.items()}

@@ -1,20 +1,21 @@
 """The price of pseudo-coresets: an outer step of each method, the batched draws and chains, and the unrolled gradient.
 
 (a) seconds of an outer step of each method, and the share of each part, by the cumulative seconds of its functions in
-    a profile of a second run; parts do not overlap. A random coreset has no outer step: what is timed is its drawing.
+    a profile of a second run; parts do not overlap. A random coreset has no outer step: its drawing is timed.
 (b) ours over plain loops of the same formulas. ``draws``: the gradient in the coreset's images of forward KL's
     surrogate with M draws of each posterior; in the loop one stateless call and one backward pass for each draw.
     ``chains``: a step of SGHMC on the coreset; in the loop one chain after another. ``prediction``: log-probabilities
     of 100 rows under 50 draws of each chain, in the loop one stateless call for each. ``vmap``: all draws in one call;
     ``unfold``: convolutions as batched matrix products; ``channels_last``: the loop on filters and images in that order
-    of memory. ``of_peak``: what a form's operations a second are of those in a product of 1024×1024 matrices.
+    of memory. ``of_peak``: a form's operations per second over the operations per second in a product of 1024×1024
+    matrices.
 (c) the most bytes that bpc_w's gradient holds: unrolled over 30 steps and over one, and through a graph of all 30.
 
     OMP_NUM_THREADS=1 python benchmarks/coresets.py --device cpu --threads 1
 
 The images have Fashion-MNIST's size and are noise; the network is a ConvNet of ``--width`` with instance norm. The
 forms of a case run in turn in one process and must agree in float64 before they are timed; times are medians, ratios
-are of medians. On a GPU shares need CUDA_LAUNCH_BLOCKING=1. Prints one JSON line a case, then a table. Goals: M = 30
+are of medians. On a GPU shares need CUDA_LAUNCH_BLOCKING=1. The script prints JSON lines, then a table. Goals: M = 30
 draws and 4 chains × 50 draws 3 times as fast as the loop; 30 steps within twice the bytes of one.
 """
 
@@ -56,12 +57,12 @@ from bdl_pipe.sgmcmc.sampling import density_of
 
 Form = Callable[[], Tensor]
 Outputs = Callable[[Tensor, Tensor], Tensor]  # weights [draw, weight], images -> logits [draw, row, class]
-Part = tuple[tuple[str, ...], tuple[str, ...]]  # functions: their seconds are added; subtracted
+Part = tuple[tuple[str, ...], tuple[str, ...]]  # functions with added seconds; functions with subtracted seconds
 CLASSES, SIDE, PREDICTED = 10, 28, 100
 
 _INNER = ("inner.py:descended", "inner.py:langevin")
 _SOLVER = ("linearised.py:solution", "linearised.py:adjoint")
-_BACKWARD: Part = (("loop.py:run_steps>_tensor.py:backward",), ())  # a pool's networks have their own
+_BACKWARD: Part = (("loop.py:run_steps>_tensor.py:backward",), ())  # a pool's networks have their own backward pass
 _EXPERTS: dict[str, Part] = {
     "inner run": (_INNER, ()),
     "unrolled gradient": (("inner.py:backward",), ()),
@@ -152,7 +153,7 @@ def trajectories(data: FitData, width: int) -> list[State]:
 
 
 def methods(ipc: int, inner: int, options: argparse.Namespace) -> dict[str, tuple[dict[str, Any], dict[str, Part]]]:
-    """Each method's section, with the draws and steps that were asked for, and the parts of its outer step."""
+    """Each method's section, with the draws and steps of the options, and the parts of its outer step."""
     augmentation = {"choose": "one", "operations": {"crop": 1.25, "rotate": 15.0, "translate": 0.125, "cutout": 0.25}}
     optimiser = {"name": "adam", "lr": 0.01}
     outer = {"steps": options.steps, "optimiser": optimiser, "augmentation": augmentation, "average": None}
@@ -184,7 +185,7 @@ def methods(ipc: int, inner: int, options: argparse.Namespace) -> dict[str, tupl
 
 @final
 class Clock(Report):
-    """A report that keeps when each step was done."""
+    """A report that keeps the time at which each step was done."""
 
     def __init__(self) -> None:
         self.times = [time.perf_counter()]
@@ -205,7 +206,7 @@ def outer_step(
     stage.fit_one(data, inputs, read, rng=Seed(1), report=clock)
     taken = [after - before for before, after in pairwise(clock.times)]
     profile.runcall(stage.fit_one, data, inputs, read, rng=Seed(1), report=Silent())
-    seconds: dict[str, float] = {}  # cumulative, of a function, and of a function where another calls it
+    seconds: dict[str, float] = {}  # cumulative seconds of a function, and of a function within its caller
     for called, (_, _, _, cumulative, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         seconds[_place(called)] = seconds.get(_place(called), 0.0) + cumulative
         for caller, entry in callers.items():
@@ -270,7 +271,7 @@ def looped(flat: FlatNetwork, skeleton: Network, order: torch.memory_format = to
 
 
 def unfolded(flat: FlatNetwork, skeleton: Network) -> Outputs:
-    """All draws at once, convolutions as batched products of filters and patches."""
+    """All draws in one call, with convolutions as batched products of filters and patches."""
     assert isinstance(skeleton.trunk, nn.Sequential)
     layers = dict(skeleton.trunk.named_children())
 
@@ -346,7 +347,7 @@ def chains(ipc: int, options: argparse.Namespace, dtype: torch.dtype) -> dict[st
 
 
 def prediction(ipc: int, options: argparse.Namespace, dtype: torch.dtype) -> dict[str, Form]:
-    """The log-probabilities [draw, row, class] of 100 rows under the draws of all chains; the coreset is not seen."""
+    """The log-probabilities [draw, row, class] of 100 rows under the draws of all chains; no coreset is needed."""
     flat, _, _ = problem(ipc, options)
     skeleton = spec(options).build(Seed(0)).to(options.device)
     weights = weights_near(flat, options.chains * options.kept).to(options.device, dtype)
@@ -372,7 +373,7 @@ def compare(
     ipc: int,
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Time the forms in turn, after they were found to agree in float64; a ratio is the loop's median over a form's."""
+    """Check that the forms agree in float64, and time them in turn; a ratio is the loop's median over a form's."""
     exact = {name: form() for name, form in make(ipc, options, torch.float64).items()}
     for name, value in exact.items():
         assert (value - exact["loop"]).norm() < 1e-9 * exact["loop"].norm(), f"{case}: {name} disagrees with the loop"
@@ -384,7 +385,7 @@ def compare(
             times[name].append(seconds_of(form, options.device))
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     about = {"case": case, "ipc": ipc}
-    # of networks × rows; a gradient in the images costs one more forward pass, one in the weights two
+    # passes over networks × rows; a gradient in the images costs one more forward pass, a gradient in the weights two
     passes, rows = {
         "draws": (2, 2 * options.draws * CLASSES * ipc),
         "chains": (3, options.chains * CLASSES * ipc),
@@ -410,7 +411,7 @@ def seconds_of(form: Form, device: str) -> float:
 
 @torch.no_grad()
 def forward_operations(rows: int, options: argparse.Namespace) -> int:
-    """Return the floating-point operations of convolutions and head for so many pairs of a network and a row."""
+    """Return the floating-point operations of convolutions and head for ``rows`` pairs of a network and a row."""
     _, images, _ = problem(1, options)
     skeleton = spec(options).build(Seed(0)).to(options.device)
     with FlopCounterMode(display=False) as counter:
@@ -427,7 +428,7 @@ def operations_a_second(device: str, side: int = 1024) -> float:
 
 
 def memory(ipc: int, options: argparse.Namespace) -> dict[str, float]:
-    """Return MiB of the gradient of ‖θ_S‖² in the images, and what 30 steps and a dense graph hold over one step."""
+    """Return MiB of the gradient of ‖θ_S‖² in the images, and the ratios of 30 steps and a dense graph to one step."""
     flat, images, classes = problem(ipc, options)
     start, pixels = weights_near(flat, 1).to(options.device), images.requires_grad_()
     rate, steps = torch.tensor(0.01, device=options.device), options.inner or 30
@@ -445,7 +446,7 @@ def memory(ipc: int, options: argparse.Namespace) -> dict[str, float]:
             weights = weights - rate * slope
         return torch.autograd.grad(weights.square().sum(), pixels)[0]
 
-    # in float32 some ReLU of the many lies at its kink; tests compare the two in float64 to 1e-9
+    # in float32 some ReLU lies at its kink; tests compare the two gradients in float64 to 1e-9
     assert (ours(steps) - dense()).norm() < 0.05 * dense().norm(), "the unrolled gradient disagrees with the dense one"
     forms = {"one step": lambda: ours(1), f"{steps} steps": lambda: ours(steps), f"dense, {steps} steps": dense}
     mib = {name: peak_bytes(form, options.device) / 2**20 for name, form in forms.items()}
@@ -454,7 +455,7 @@ def memory(ipc: int, options: argparse.Namespace) -> dict[str, float]:
 
 
 def peak_bytes(form: Form, device: str) -> int:
-    """The most bytes that a form holds at once beside its inputs, by torch's own account."""
+    """The peak of the bytes that a form holds beside its inputs, by torch's profiler."""
     if device != "cpu":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -32,7 +32,7 @@ from benchmarks.toys.problems import OUT, PROBLEMS, Problem
 from pipeline.core import provenance, records
 
 REFERENCE: Final = "HMC (the reference)"
-PUBLISHED: Final = {  # table 2 of the paper, of its own points
+PUBLISHED: Final = {  # table 2 of the paper, on the paper's own points
     "point (the mode)": "0.246",
     "SGLD": "0.007",
     "student 2-10-2, offline": "0.031",
@@ -56,7 +56,7 @@ def reference(problem: Problem) -> State:
     """Read the stored reference of a problem.
 
     Raises:
-        ValueError: it is of other training rows.
+        ValueError: the reference belongs to other training rows.
     """
     state = artifacts.from_bytes(problem.stored.read_bytes(), str(problem.stored))
     if state.config["rows"] != references.digest(problem.data.train):

@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def compare(name: str, forms: dict[str, Step], repeats: int, device: str) -> None:
-    """Time the forms in turn and print a line each; the first form is the baseline."""
+    """Time the forms in turn and print a line for each; the first form is the baseline."""
     times: dict[str, list[float]] = {form: [] for form in forms}
     for step in forms.values():
         step()
@@ -131,14 +131,14 @@ def each(inputs: Tensor, networks: list[Callable[[Tensor], Tensor]]) -> Tensor:
 
 
 def forgotten(net: Bayesian) -> Bayesian:
-    """The same network with no factors kept."""
+    """The same network with an empty cache of factors."""
     twin = copy.copy(net)
     twin._cache = copy.deepcopy(net._cache)
     return twin
 
 
 def plain_draw(net: Bayesian, generator: torch.Generator, lean: bool) -> dict[str, Tensor]:
-    """A draw of all weights by the paper's formulas, every factor computed again."""
+    """A draw of all weights by the paper's formulas; every factor is computed again."""
     found: dict[str, Tensor] = {}
     for key, place in net.places.items():
         layer = net.layers[key]
@@ -148,7 +148,9 @@ def plain_draw(net: Bayesian, generator: torch.Generator, lean: bool) -> dict[st
 
 
 def plain_matrix(layer: Inducing, generator: torch.Generator, lean: bool) -> Tensor:
-    """Eqs 11-12 for whitened U, in the type of the parameters; ``lean``: Ψ⁻¹ not on Z, mean and noise together."""
+    """Eqs 11-12 for whitened U, in the parameters' type. ``lean`` applies Ψ⁻¹ to the small matrix, not to Z, and
+    computes mean and noise in one product.
+    """
     z_r, z_c = layer.z_out, layer.z_in
     d_r, d_c = layer.log_d_out.exp(), layer.log_d_in.exp()
     (rows, out), (cols, columns) = z_r.shape, z_c.shape

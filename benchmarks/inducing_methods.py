@@ -2,10 +2,10 @@
 
 Ritter, Kukla, Zhang & Li 2021 (section 4.1, appendix J.1): 20,000 updates of Adam at 1e-3, a tenth of it after 10,000
 for FCG-U and Ensemble-U; U of 25 × 2 for the input layer (the bias is an input) and 1 × 25 for the output layer; 8
-members. The paper averages 32 draws an update, we 8: a quarter of the work. Where J.1 states nothing we take the same U
-for FFG-U; the library's starting values without caps; a constant rate for FCG-W; draws of weights, not of outputs, for
-FFG-W. "ensemble_w", which figure 2 does not have, is 8 networks fitted by maximum likelihood, each from its own
-starting weights.
+members. The paper averages 32 draws an update, we average 8: a quarter of the work. Where J.1 states nothing, we take
+the same U for FFG-U; the library's starting values without caps; a constant rate for FCG-W; draws of weights, not of
+outputs, for FFG-W. "ensemble_w", which figure 2 does not have, is 8 networks fitted by maximum likelihood, each from
+its own starting weights.
 
     python -m benchmarks.inducing_methods --keep FOLDER --figure results/inducing/regression.png
 
@@ -39,7 +39,7 @@ from benchmarks import inducing_regression as regression
 from benchmarks.inducing_regression import HIDDEN, NOISE_VARIANCE, PRIOR_SCALE, Method, Predictive
 
 STEPS, RATE, DECAYED, DRAWS, MEMBERS = 20_000, 1e-3, 10_000, 8, 8
-SHOWN: Final = 1000  # functions of a prediction, as many as the paper takes of NUTS
+SHOWN: Final = 1000  # number of functions in a prediction; the paper takes as many from NUTS
 SIZES: Final = {"trunk.*": (25, 2, 1), "head": (1, 25, HIDDEN)}  # rows and cols of U; the layer's inputs
 DECAYING: Final = ("fcg_u", "ensemble_u")
 _AT_ONCE: Final = 100  # the noise of this many updates is drawn together
@@ -64,14 +64,14 @@ def bayesian(kind: Kind, rng: Seed, prior_scale: float = PRIOR_SCALE) -> Bayesia
 
 @final
 class Bound(nn.Module):
-    """Minus the evidence lower bound a row, its expectation an average over draws."""
+    """Minus the evidence lower bound per row, with its expectation averaged over draws."""
 
     def __init__(self, net: Bayesian) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, x: Tensor, y: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-        """``x``, ``y`` [row]; ``noise`` [draw, ...] each."""
+        """Return the loss for ``x``, ``y`` [row] and ``noise``, tensors [draw, ...]."""
         factors = self.net.factors()
         weights = vmap(lambda n: self.net.weights(n, factors))(dict(noise))
         found = vmap(self.net.run, (None, 0))(x[:, None], weights)[..., 0]  # [draw, row]
@@ -80,7 +80,7 @@ class Bound(nn.Module):
 
 @final
 class Point(nn.Module):
-    """Minus the log-likelihood a row of a deterministic network."""
+    """Minus the log-likelihood per row of a deterministic network."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def log_likelihood(found: Tensor, y: Tensor) -> Tensor:
 def run_steps(
     losses: Sequence[nn.Module], x: Tensor, y: Tensor, noises: Noises, steps: int, rate: float, decayed: int | None
 ) -> None:
-    """Fit the parameters of ``losses``, in place, as one batched model; ``decayed``: when the rate falls to a tenth."""
+    """Fit the parameters of ``losses`` in place as one batched model; at step ``decayed`` the rate falls to a tenth."""
     parameters, _ = stack_module_state(list(losses))
     optimiser = torch.optim.Adam(parameters.values(), lr=rate, fused=True)
     slope = None
@@ -138,7 +138,7 @@ def traced(loss: nn.Module, x: Tensor, y: Tensor, parameters: dict[str, Tensor],
 
 
 def noises(nets: Sequence[Bayesian], rngs: Sequence[Seed], draws: int) -> Noises:
-    """Without end; members of Ensemble-U take turns through the draws of an update."""
+    """Yield noise without end; the members of Ensemble-U take turns through the draws of an update."""
     block = 0
     while True:
         places = [rng.fold("noise", block).generator() for rng in rngs]
@@ -160,7 +160,7 @@ def fit(
     draws: int,
     falls: bool | None = None,
 ) -> list[Bayesian]:
-    """Fit networks, one a seed; ``falls``: whether the rate falls to a tenth midway; None: as in the paper."""
+    """Fit one network per seed; ``falls``: whether the rate falls to a tenth midway, None for the paper's choice."""
     nets = [bayesian(kind, rng) for rng in rngs]
     decayed = steps * DECAYED // STEPS if (kind in DECAYING if falls is None else falls) else None
     run_steps([Bound(n) for n in nets], x.float(), y.float(), noises(nets, rngs, draws), steps, rate, decayed)
@@ -168,7 +168,7 @@ def fit(
 
 
 def fit_points(x: Tensor, y: Tensor, rngs: Sequence[Seed], *, steps: int, rate: float) -> list[list[nn.Module]]:
-    """Fit networks, :data:`MEMBERS` a seed."""
+    """Fit :data:`MEMBERS` networks for each seed."""
     ensembles: list[list[nn.Module]] = [[network(rng.fold("member", m)) for m in range(MEMBERS)] for rng in rngs]
     every = [Point(net) for nets in ensembles for net in nets]
     nothing: Noises = iter(dict, None)
@@ -211,14 +211,14 @@ METHODS: Final = (*TITLES, "prior")
 
 
 def named(name: str, steps: int) -> Method:
-    """A method, fitted in ``steps`` updates at a rate that is the larger, the fewer they are."""
+    """A method, fitted in ``steps`` updates; fewer updates have a larger rate."""
     if name == "prior":
         return regression.prior
     return ensemble_w(steps) if name == "ensemble_w" else method(cast(Kind, name), steps)
 
 
 def kept(path: Path | None, run: Callable[[], list[np.ndarray]]) -> tuple[list[np.ndarray], float]:
-    """Draws [draw, x] of each seed and processor seconds of a seed: from the file, or from ``run``."""
+    """The draws [draw, x] of each seed and the processor seconds of one seed: from the file, or from ``run``."""
     if path is not None and path.exists():
         stored = load_file(path)
         return list(stored["draws"]), float(stored["seconds"])

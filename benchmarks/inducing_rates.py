@@ -1,8 +1,8 @@
-"""Which rate a method's own bound asks for, on the 1-D regression of the inducing-weight paper.
+"""The rate with the best evidence lower bound of a method, on the 1-D regression of the inducing-weight paper.
 
 The paper's 20,000 updates of Adam are at 1e-3, falling to a tenth after 10,000 for some methods (Ritter et al. 2021,
-appendix J.1). Here a method is fitted so and at other rates, and the evidence lower bound of the training rows tells
-which is nearer to its optimum. NUTS's functions have no part in that; the distance to them is printed beside it.
+appendix J.1). Here a method is fitted at this rate and at others, and the evidence lower bound of the training rows
+shows which fit is nearer to its optimum. NUTS's functions have no part in that; the distance to them is printed, too.
 
     python -m benchmarks.inducing_rates --only ffg_w --rate "1e-2, then 1e-3"
 """
@@ -31,7 +31,7 @@ DRAWS: Final = 400  # draws for the printed bound
 
 
 def minus_bound(net: Bayesian, x: Tensor, y: Tensor, rng: Seed) -> float:
-    """In nats, of all rows ``x``, ``y`` [row]; Ensemble-U's members have no KL but R(λ)."""
+    """Minus the bound in nats, of all rows ``x``, ``y`` [row]; Ensemble-U's members have R(λ) in place of a KL."""
     noise = net.draw(DRAWS, rng.fold("bound").generator())
     with torch.no_grad():
         return float(methods.Bound(net)(x, y, noise)) * len(y)

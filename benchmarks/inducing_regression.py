@@ -36,7 +36,7 @@ CLUSTERS = ((-1.0, -0.7), (0.5, 1.0))
 GRID = np.linspace(-2, 2, 161)
 
 Predictive = Callable[[Tensor], Tensor]  # inputs [x] -> draws of the noise-free f, [draw, x]
-Method = Callable[[Tensor, Tensor, Sequence[Seed]], list[Predictive]]  # inputs [row], targets [row] -> one a seed
+Method = Callable[[Tensor, Tensor, Sequence[Seed]], list[Predictive]]  # inputs [row], targets [row] -> one per seed
 
 
 def data(rng: Seed) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +47,7 @@ def data(rng: Seed) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prior_sd() -> np.ndarray:
-    """Of each weight, [151]: 4 in the first layer (one input), 4/√50 in the second."""
+    """The prior standard deviation of each weight, [151]: 4 in the first layer (one input), 4/√50 in the second."""
     return np.repeat([PRIOR_SCALE, PRIOR_SCALE / math.sqrt(HIDDEN)], [2 * HIDDEN, HIDDEN + 1])
 
 
@@ -74,7 +74,7 @@ def distances(grid: np.ndarray, reference: np.ndarray, draws: np.ndarray) -> dic
 
 @dataclass(frozen=True)
 class Reference:
-    """NUTS's functions: ``draws`` [draw, x] on ``grid`` [x] for the data ``x``, ``y`` [row]; ``about``: how."""
+    """NUTS's functions: ``draws`` [draw, x] on ``grid`` [x] for the data ``x``, ``y`` [row]; ``about``: the run."""
 
     x: np.ndarray
     y: np.ndarray
@@ -99,7 +99,7 @@ def _functions(weights: np.ndarray) -> Predictive:
 
 
 def halves(reference: Reference) -> dict[str, float]:
-    """One half of the chains against the other: the distance that two runs of the sampler itself have."""
+    """The distance between two halves of the chains, as of two runs of the sampler itself."""
     half = len(reference.draws) // 2  # draws are stored chain by chain
     return distances(reference.grid, reference.draws[:half], reference.draws[half:])
 
@@ -116,9 +116,10 @@ def predict(reference: Reference, method: Method, rngs: Sequence[Seed]) -> list[
 
 
 def draw(reference: Reference, shown: dict[str, np.ndarray], path: Path) -> None:
-    """The paper's figure 2: mean and one to three standard deviations of f, a panel a method; all deviations in one.
+    """Draw the paper's figure 2: mean and one to three standard deviations of f, one panel for each method.
 
-    ``shown``: by title, draws of f [draw, x], NUTS's first; its mean and band are drawn into every other panel, too.
+    One more panel has all deviations. ``shown``: title -> draws of f [draw, x], NUTS's first; NUTS's mean and band are
+    drawn into every other panel, too.
     """
     columns = math.ceil((len(shown) + 1) / 2)
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):

@@ -1,11 +1,11 @@
-"""A soak: kills at random moments of the graph, and what is left of it: ``python -m benchmarks.kill_soak --kills 100``.
+"""A soak test: kill processes of the graph at random moments: ``python -m benchmarks.kill_soak --kills 100``.
 
-In a fresh copy of the project the graph is run by ``python -m pipeline repro`` and, one time in four, by ``dvc repro``,
-and at random moments a process of it is ended by SIGKILL: the driver, DVC, the process that stages are forked from, a
-stage, a worker, the raylet, the GCS. After each kill a command is given again, and nothing else is done. At the end
-there must be no result that was finished and then lost or made again, the bits of an undisturbed run, and no process
-that outlived its run. A ``dvc repro`` makes again what a killed ``python -m pipeline repro`` had no time to record with
-DVC; this is counted by itself.
+The script runs the graph in a fresh copy of the project by ``python -m pipeline repro`` and, one time in four, by
+``dvc repro``. At random moments it ends one of the run's processes by SIGKILL: the driver, DVC, the process that stages
+are forked from, a stage, a worker, the raylet or the GCS. After each kill it gives a command again and repairs nothing.
+At the end no finished result may have been lost or made again, the artifacts must have the bits of an undisturbed run,
+and no process may outlive its run. A ``dvc repro`` repeats results that a killed ``python -m pipeline repro`` had no
+time to record with DVC; the script counts these separately.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 MARK: Final = "BDL_SOAK"
-ORPHAN_SECONDS: Final = 30.0  # after its driver has ended, everything else must have ended, too
+ORPHAN_SECONDS: Final = 30.0  # all other processes must end within this time after their driver
 KINDS: Final = ("prepare", "holdout", "trajectory", "teacher", "coreset", "student", "evaluate")
 VICTIMS: Final[Mapping[str, Callable[[list[str]], bool]]] = {
     "driver": lambda words: "pipeline" in words and "repro" in words,
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 class Soak:
-    """A project, and what happened to it."""
+    """A project, and the counts of its kills and results."""
 
     def __init__(self, folder: Path, rng: random.Random, mean: float) -> None:
         self.folder, self._rng, self._mean = folder, rng, mean
@@ -89,9 +89,9 @@ class Soak:
         return sum(self.kills.values())
 
     def once(self) -> None:
-        """One run, and one kill in it; the next one goes on."""
+        """Run the graph once with one kill; the next run continues."""
         before = _results(self.folder)
-        by_dvc = self._count % 4 == 3 and self._readable()  # DVC refuses a dvc.lock that a kill has cut
+        by_dvc = self._count % 4 == 3 and self._readable()  # DVC refuses a dvc.lock that a kill has truncated
         unrecorded = before.keys() - _recorded(self.folder, before) if by_dvc else set[str]()
         process = self._start(by_dvc)
         until = time.monotonic() + self._rng.expovariate(1 / self._mean)
@@ -108,7 +108,7 @@ class Soak:
             if name:
                 self.kills[name] += 1
                 print(f"{self.total}: {name} after {len(_results(self.folder))} results", flush=True)
-                if name not in ("driver", "dvc"):  # the run goes on, or says what failed; then it is over
+                if name not in ("driver", "dvc"):  # the run continues, or reports the failure and ends
                     time.sleep(min(self._rng.expovariate(1 / self._mean), 30))
         if process.poll() is None:
             os.killpg(process.pid, 9)
@@ -122,7 +122,7 @@ class Soak:
             self._anew()
 
     def finish(self) -> int:
-        """Run undisturbed until there is nothing to do; how many runs that took."""
+        """Run undisturbed until every stage is up to date, and return the number of runs."""
         for run in range(1, 6):
             process = self._start()
             if process.wait() == 0:
@@ -150,7 +150,7 @@ class Soak:
         return done.returncode == 0
 
     def _victim(self) -> tuple[str, psutil.Process] | None:
-        """A random kind of the running processes, and one process of this kind."""
+        """Return a random kind of the running processes, and one process of this kind."""
         there: dict[str, list[psutil.Process]] = {}
         for other in _marked(self.folder):
             try:
@@ -169,7 +169,7 @@ class Soak:
         return kind, self._rng.choice(sorted(there[kind], key=lambda p: p.pid))
 
     def _settle(self) -> None:
-        """Wait for everything of the run to end; what does not is an orphan."""
+        """Wait for the run's processes to end; a process that does not is an orphan."""
         until = time.monotonic() + ORPHAN_SECONDS
         while (left := list(_marked(self.folder))) and time.monotonic() < until:
             time.sleep(0.2)
@@ -181,7 +181,7 @@ class Soak:
                 pass
 
     def _anew(self) -> None:
-        """The graph is finished before the kills are: start it again from nothing."""
+        """Start the graph again from nothing, since it is finished before all kills are done."""
         self.rounds += 1
         for name in ("work", ".state", ".dvc/cache", "mlruns"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -196,7 +196,7 @@ def _parent(process: psutil.Process) -> int:
 
 
 def different(reference: Path, work: Path) -> Iterator[str]:
-    """Artifacts that are not bit for bit those of the reference; seconds, memory and what is made of them aside."""
+    """Yield the artifacts that differ from the reference in a bit; costs in scores are not compared."""
     for kind in KINDS:
         for place in sorted((reference / kind).glob("*/manifest.json")):
             other = work / kind / place.parent.name
@@ -216,13 +216,13 @@ def _scores(folder: Path) -> list[tuple[object, ...]]:
 
 
 def _results(folder: Path) -> dict[str, bytes]:
-    """Stage -> what its result was made from, for every result that is there."""
+    """Return stage -> the record of its result's inputs, for every existing result."""
     place = folder / "work" / "identity"
     return {str(p.relative_to(place)): p.read_bytes() for p in place.rglob("*.json") if not p.name.startswith(".")}
 
 
 def _recorded(folder: Path, results: Mapping[str, bytes]) -> set[str]:
-    """The results of which ``dvc.lock`` has the hash, as they are."""
+    """Return the stages with results that have the hash in ``dvc.lock``."""
     lock = folder / "dvc.lock"
     stages = yaml.safe_load(lock.read_text())["stages"].values() if lock.is_file() else ()
     hashes = {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", ())}
@@ -230,7 +230,7 @@ def _recorded(folder: Path, results: Mapping[str, bytes]) -> set[str]:
 
 
 def _marked(folder: Path) -> Iterator[psutil.Process]:
-    """Every process that was started for the project in ``folder``."""
+    """Yield every process that was started for the project in ``folder``."""
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
@@ -253,7 +253,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _copy(folder: Path, params: Path) -> Path:
-    """A fresh clone of the last commit, with ``params`` as its params.yaml."""
+    """Make a fresh clone of the last commit, with ``params`` as its params.yaml."""
     subprocess.run(["git", "clone", "-q", str(ROOT), str(folder)], check=True)
     shutil.copy(params, folder / "params.yaml")
     return folder

@@ -1,14 +1,15 @@
-"""Laplace's approximation and SWAG: fits and draws over those of other code, and the error of float32.
+"""Laplace's approximation and SWAG: the times of fits and draws beside other code, and the error of float32.
 
-(a) A K-FAC fit of the last layer and of all layers on 2,000 rows, and 20 draws of each, over laplace-torch's
+(a) A K-FAC fit of the last layer and of all layers on 2,000 rows, and 20 draws of each, beside laplace-torch
     (``pip install --no-deps laplace-torch==0.3 asdfghjkl backpack-for-pytorch unfoldNd opt_einsum``, torch without
-    torchvision; left out, with a line, where it is not installed). Its draws are vectors of the drawn weights; ours are
-    whole networks, ready to predict. It cannot take normalisation's weights, which are frozen for it.
-(b) 30 draws of SWAG over algorithm 1 of Maddox et al. 2019 as its published code arranges it (mean, mean square and
-    deviations by layer, made one vector at each draw), written here anew. Ours begins with the stored snapshots.
-(c) The posterior of float32 passes against that of float64, in units of the float64 posterior's own deviations.
+    torchvision; left out, with a message, if it is not installed). Its draws are vectors of the drawn weights; ours are
+    whole networks, ready to predict. It does not support normalisation's weights, which are frozen for it.
+(b) 30 draws of SWAG beside algorithm 1 of Maddox et al. 2019 as its published code arranges it (mean, mean square and
+    deviations by layer, made one vector at each draw), which is written here again. Ours begins with the stored
+    snapshots.
+(c) The posterior of float32 passes against the posterior of float64 passes, in units of the latter's deviations.
 
-    python benchmarks/laplace_swag.py            # CPU seconds of one thread, so that a busy machine tells little
+    python benchmarks/laplace_swag.py            # CPU seconds of one thread, which other work changes little
     python benchmarks/laplace_swag.py --cases last draws --repeats 9
 
 The network is the default one of Fashion-MNIST, trained here for a few seconds on scikit-learn's digits at its size.
@@ -88,7 +89,7 @@ def main() -> None:
 
 
 def digits() -> FitData:
-    """scikit-learn's digits at the size of Fashion-MNIST, the first ones twice: 2,000 rows."""
+    """scikit-learn's digits at the size of Fashion-MNIST, with the first digits twice: 2,000 rows."""
     found = sklearn.datasets.load_digits()
     images = F.interpolate(torch.tensor(found.images)[:, None], size=28, mode="bilinear").mul(15.9).byte().numpy()
     chosen = np.arange(ROWS) % len(images)
@@ -174,7 +175,7 @@ def swag_draws(data: FitData, trajectory: State, dtype: FloatName) -> dict[str, 
 
 
 class PublishedSwag:
-    """What algorithm 1 keeps of the snapshots, layer by layer, and a draw of it, which is put into the network."""
+    """The moments that algorithm 1 keeps of the snapshots, layer by layer; a draw is written into the network."""
 
     def __init__(self, network: Network, trajectory: State, dtype: torch.dtype) -> None:
         self.weights = dict(network.to(dtype).named_parameters())
@@ -213,10 +214,10 @@ def compare(case: str, forms: dict[str, Form], repeats: int) -> None:
 
 
 def error(data: FitData, trajectory: State, layers: str) -> dict[str, float]:
-    """The largest difference of float32 from float64, over layers.
+    """Return the largest relative differences of float32 from float64, over layers.
 
-    Returned are that of the weights' standard deviations along each direction of the float64 posterior, relative, and
-    the prior precision's, relative.
+    One is the difference of the weights' standard deviations along each direction of the float64 posterior, the other
+    is the difference of the prior precision.
     """
     exact, rough = (fitted(data, trajectory, layers, dtype) for dtype in ("float64", "float32"))
     precision, other_precision = (evidence_precision(list(found.values())) for found in (exact, rough))

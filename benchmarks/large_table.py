@@ -2,10 +2,10 @@
 
     python -m benchmarks.large_table --rows 200000 2000000 20000000 --to results/large_table.md
 
-A Parquet file of 20 columns of numbers is written, prepared as ``make repro`` would, and a perceptron is fitted to it
-for an epoch; each step in a process of its own. Memory is what a process allocates itself (anonymous pages, sampled)
-beyond what it had after the imports: pages of mapped files are the system's to keep or to drop. The last two columns
-are the same fit with all rows transformed in memory, as small tables are fitted.
+The script writes a Parquet file of 20 columns of numbers, prepares it as ``make repro`` would, and fits a perceptron to
+it for an epoch; each step runs in its own process. Memory is the memory that a process itself allocates (anonymous
+pages, sampled) beyond its memory after the imports; pages of mapped files do not count, since the system may drop them.
+The last two columns are the same fit with all rows transformed in memory, as small tables are fitted.
 """
 
 import argparse
@@ -26,12 +26,12 @@ COLUMNS: Final = 20
 BATCH: Final = 1024
 HIDDEN: Final = [128, 128]
 _CHUNK: Final = 500_000
-_EVERY: Final = 0.02  # seconds
+_EVERY: Final = 0.02  # seconds between samples
 
 
 @dataclass
 class Used:
-    """What a block used: seconds, and bytes at the peak beyond those at its begin."""
+    """The cost of a block: its seconds, and the bytes at its peak beyond the bytes at its start."""
 
     seconds: float = 0.0
     peak: int = 0

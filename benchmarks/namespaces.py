@@ -1,8 +1,8 @@
-"""A Ray cluster of two nodes on one machine, which share as little as two machines do: for Linux, as root.
+"""A Ray cluster of two nodes on one machine that share as little as two machines do: for Linux, as root.
 
-The head is started from another folder, where our packages cannot be imported. The second node is alone with its
-processes: behind a network interface of its own, with the project's folder, its sources and the head's temporary
-files out of sight.
+The head is started from another folder, where our packages cannot be imported. The second node is isolated: it has its
+own processes and its own network interface, and it cannot read the project's folder, its sources or the head's
+temporary files.
 """
 
 import itertools
@@ -35,7 +35,7 @@ _END_SECONDS: Final = 10.0
 _TRIES: Final = 3
 _NUMBERS: Final = itertools.count()
 _NOBODY: Final = "02:00:00:00:00:01"  # an Ethernet address that no interface has
-_TASKS: Final = ("ray::_remote", "ray::ImplicitFunc")  # titles of processes at a task of ours, or at a trial
+_TASKS: Final = ("ray::_remote", "ray::ImplicitFunc")  # titles of processes that run one of our tasks, or a trial
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Place:
     """Where a node runs.
 
     Attributes:
-        enter: the command that brings another one into its namespaces.
+        enter: the prefix that runs a command in the node's namespaces.
         hidden: folders that are empty there.
     """
 
@@ -53,7 +53,7 @@ class _Place:
 
 
 class Cluster:
-    """A head on this machine, at ``address``, and a second node that joins it, is cut off, and is killed."""
+    """A head on this machine, at ``address``, and a second node that can join it, be cut off, and be killed."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Cluster:
         """Start the head.
 
         Args:
-            stack: ends everything that this starts.
-            logs: the folder of what the nodes print.
-            hidden: folders that the second node does not see, besides our sources and the head's files.
-            health: Ray's settings of how soon a node that does not answer is given up; empty: its own.
+            stack: ends all processes that the cluster starts.
+            logs: the folder of the nodes' output.
+            hidden: folders that the second node cannot read, besides our sources and the head's files.
+            health: Ray's settings of the time after which a node that does not answer is lost; empty for Ray's own.
             head: further options of the head.
-            temporary: the folder of the head's files, with a short path, for sockets; default: one is made.
+            temporary: the folder of the head's files, with a short path, for sockets; by default a new folder.
         """
         self._stack, self._logs, self._health = stack, logs, dict(health)
         self._number = next(_NUMBERS)  # the kernel removes a network some time after it is deleted
@@ -81,7 +81,7 @@ class Cluster:
             temporary = Path(tempfile.mkdtemp(prefix="bdl-"))
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
         self._ours, self._its = self._network()
-        self._left: list[psutil.Process] = []  # of a head of which a part was ended
+        self._left: list[psutil.Process] = []  # processes of a head without its GCS
         stack.callback(self._end_left)
         sources = _sources()
         self._head_place = _Place(self._ours, ["unshare", "--mount"], sources)
@@ -94,7 +94,7 @@ class Cluster:
         self.start_head()
 
     def start_head(self) -> None:
-        """Start the head, or another one."""
+        """Start the head, or a new head after the last one ended."""
         self._head = self._start("head", self._head_place, self._head_words)
 
     def kill_head(self) -> None:
@@ -103,10 +103,10 @@ class Cluster:
         self._end_left()
 
     def kill_gcs(self) -> None:
-        """End the head's GCS, and leave its raylet, as if that were another machine's."""
+        """End the head's GCS, and leave its raylet, as if the raylet were on another machine."""
         self._left = psutil.Process(self._head.pid).children(recursive=True)
         (gcs,) = (process for process in self._left if process.name() == "gcs_server")
-        self._head.kill()  # which would end the others
+        self._head.kill()  # the head process would end the raylet, too
         self._head.wait()
         gcs.kill()
 
@@ -132,12 +132,12 @@ class Cluster:
         return raylet
 
     def cut(self) -> None:
-        """Let no packet pass between the two nodes: each sends to an Ethernet address that no interface has."""
+        """Drop all packets between the two nodes: each sends to an Ethernet address that no interface has."""
         _ip(f"neigh replace {self._its} lladdr {_NOBODY} dev {self._name}a nud permanent")
         _ip(f"-n {self._name} neigh replace {self._ours} lladdr {_NOBODY} dev {self._name}b nud permanent")
 
     def mend(self) -> None:
-        """Let packets pass again."""
+        """Deliver packets again."""
         _ip(f"neigh del {self._its} dev {self._name}a")
         _ip(f"-n {self._name} neigh del {self._ours} dev {self._name}b")
 
@@ -147,7 +147,7 @@ class Cluster:
                 process.kill()
 
     def _processes(self, titles: tuple[str, ...]) -> list[psutil.Process]:
-        """List the second node's processes whose title, or whose program's name, begins with one of ``titles``."""
+        """List the second node's processes with a title or a program's name that begins with one of ``titles``."""
         found = []
         with suppress(psutil.Error):
             for process in psutil.Process(self._node.pid).children(recursive=True):
@@ -157,11 +157,11 @@ class Cluster:
         return found
 
     def _network(self) -> tuple[str, str]:
-        """Lay a cable, and return the addresses of its ends: ours, and that in the second node's namespace."""
+        """Add a virtual cable, and return the addresses of its two ends: ours and the second node's."""
         name, number = self._name, (os.getpid() + self._number) % 16384 * 4
         ours, its = (f"198.18.{number // 256}.{number % 256 + end}" for end in (1, 2))
         _ip(f"netns add {name}")
-        self._stack.callback(_ip, f"netns delete {name}")  # and the cable
+        self._stack.callback(_ip, f"netns delete {name}")  # this deletes the cable, too
         _ip(f"link add {name}a type veth peer name {name}b netns {name}")
         for command in (f"addr add {ours}/30 dev {name}a", f"link set {name}a up"):
             _ip(command)
@@ -170,14 +170,14 @@ class Cluster:
         return ours, its
 
     def _head_words(self) -> list[str]:
-        """Return the options of a head at a free port: one that was killed may still hold its own."""
+        """Return the options of a head at a free port, since a killed head may still hold its port."""
         with socket.socket() as free:
             free.bind((self._ours, 0))
             self.address = f"{self._ours}:{free.getsockname()[1]}"
         return ["--head", f"--port={self.address.rpartition(':')[2]}", *self._head_options]
 
     def _start(self, name: str, place: _Place, options: Callable[[], list[str]]) -> "subprocess.Popen[bytes]":
-        """Start a node of one core at a place where our packages are not found; ``options`` are made for each try."""
+        """Start a node of one core at a place without our packages; each try calls ``options`` again."""
         lines = [f"mount -t tmpfs none {path}" for path in place.hidden]
         lines += [f"{sys.executable} -c 'import {name}' 2>&- && exit 3" for name in ("bdl_pipe", "pipeline", "stages")]
         lines += [f'exec {BIN}/ray start --num-cpus=1 --block --disable-usage-stats "$@"']
@@ -207,12 +207,12 @@ class Cluster:
 
 
 def available() -> bool:
-    """Return whether this machine can have such a cluster."""
+    """Return whether this machine can run such a cluster."""
     return not missing()
 
 
 def missing() -> str:
-    """Return one line with what this machine lacks for such a cluster, and the cure; empty: nothing is missing."""
+    """Return one line with the reason why this machine cannot run such a cluster, and the cure; empty if it can."""
     if sys.platform != "linux":
         return "this needs the namespaces of Linux: run it on a Linux machine"
     for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("mount", "mount")):
@@ -231,16 +231,16 @@ def missing() -> str:
 
 
 def small_disk(stack: ExitStack, folder: Path, megabytes: int) -> None:
-    """Mount a disk of its own, in memory, at ``folder``; nodes that are to see it are started later."""
+    """Mount a separate disk, in memory, at ``folder``; only nodes that start later can read it."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)], check=True)
     stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=False)
 
 
 def fill(folder: Path, but: int = 0) -> Path:
-    """Take all of a disk's free space but ``but`` bytes, and return the file that takes it."""
+    """Fill a disk's free space except ``but`` bytes with a file, and return the file."""
     path = folder / "ballast"
-    for last in (False,) * 9 + (True,):  # others may write meanwhile
+    for last in (False,) * 9 + (True,):  # other processes may write at the same time
         try:
             with path.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - but)
@@ -252,14 +252,14 @@ def fill(folder: Path, but: int = 0) -> Path:
 
 
 def stop(process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
-    """End a process, and all that it started."""
+    """End a process and all processes that it started."""
     if process.poll() is None:
         everyone = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
         for each in everyone:
             with suppress(psutil.Error):
                 each.kill()
         process.wait()
-        psutil.wait_procs(everyone, timeout=_END_SECONDS)  # whose ports are free then
+        psutil.wait_procs(everyone, timeout=_END_SECONDS)  # their ports are free only after that
 
 
 def _sources() -> list[str]:

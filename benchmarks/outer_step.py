@@ -1,8 +1,8 @@
-"""One process of ``vbpc_step.py --against``: outer steps of VBPC, a block of them for each line that it is sent.
+"""One process of ``vbpc_step.py --against``: outer steps of VBPC, one block for each line on standard input.
 
-It runs the ``bdl_pipe`` that is first on its path, at any commit since 1330bff: names that have changed since are tried
-in turn. The images have Fashion-MNIST's size and are noise. Seconds a step answer each line of input, the number of
-steps of a block.
+It runs the ``bdl_pipe`` that is first on its path, at any commit since 1330bff: it tries the old and the new form of
+names that have changed since then. The images have Fashion-MNIST's size and are noise. A line of input is the number of
+steps of a block; the answer is the seconds per step.
 
     PYTHONPATH=SRC python benchmarks/outer_step.py OPTIONS   # as JSON: threads, width, ipc, batch, malloc, pool
 """
@@ -24,15 +24,15 @@ from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
 CLASSES, SIDE, TRAIN_ROWS = 10, 28, 1000
-FOREVER = 1_000_000  # steps: the process is ended long before
+FOREVER = 1_000_000  # steps; the process ends long before
 
 
 class Ended(Exception):
-    """There is no line more."""
+    """Standard input has ended."""
 
 
 class Blocks(Report):
-    """A report that lets a block of steps pass for each line of standard input."""
+    """A report that waits for a line of standard input before each block of steps."""
 
     def __init__(self) -> None:
         self._left, self._taken, self._began = 0, 0, 0.0
@@ -51,7 +51,7 @@ class Blocks(Report):
 
 
 def method() -> Any:
-    """Return VBPC, and whether its names are those of today."""
+    """Return VBPC, and whether it has its present names."""
     try:
         return importlib.import_module("bdl_pipe.registry").METHODS["vbpc"], True
     except (ImportError, AttributeError):
@@ -87,7 +87,7 @@ def noise() -> fitdata.FitData:
 def main() -> None:
     options = json.loads(sys.argv[1])
     torch.set_num_threads(options["threads"])
-    if options["malloc"]:  # as the pipeline's workers do, at both commits
+    if options["malloc"]:  # the pipeline's workers do this at both commits
         for setting in (-3, -1):
             ctypes.CDLL(None).mallopt(setting, 2**30)
     vbpc, today = method()

@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def compare(name: str, steps: dict[str, Step], repeats: int, chains: int) -> None:
-    """Time the forms in turn and print a line each, of several chains the time of one; all compare with the first."""
+    """Time the forms in turn and print a line for each, with the time per chain; the first form is the baseline."""
     times: dict[str, list[float]] = {form: [] for form in steps}
     for step in steps.values():
         step()
@@ -232,7 +232,7 @@ def effective_draws(name: str, steps: int, chains: int, place: Path | None) -> N
 
 
 def effective(data: FitData, target: TargetConfig, sampler: SamplerConfig, steps: int, chains: int) -> dict[str, float]:
-    """Run chains as a batch; the CPU time is of the steps after burn-in, and of the positions that they keep."""
+    """Run chains as a batch; the CPU time covers the steps after burn-in and the kept positions."""
     burn_in, every, kept = steps // 2, max(1, steps // 2 // 300), []
     many = network_chains([data] * chains, target, sampler, [Seed(c) for c in range(chains)], burn_in)
     began = time.process_time()

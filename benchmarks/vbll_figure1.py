@@ -1,13 +1,13 @@
 """VBLL's figure 1: a cubic with a gap under variational features, and the feature densities of two half moons.
 
-Harrison, Willes & Snoek 2023 (workshop text), figure 1 and appendix G.1. The problems, the fits, and what of them is
-not printed: ``benchmarks.toys.last_layers``. Every number is the mean ± standard error over five seeds, each of which
-has data and weights of its own.
+Harrison, Willes & Snoek 2023 (workshop text), figure 1 and appendix G.1. ``benchmarks.toys.last_layers`` has the
+problems and the fits, and lists the settings that the paper does not print. Every number is the mean ± standard error
+over five seeds; each seed has its own data and weights.
 
 *The cubic.* The standard deviation of the predictive of y, and of f alone, in the gap's middle (x = 0) and beyond the
 data (x = ±6) over its mean at the data (2 ≤ |x| ≤ 4), and the share of x at which the central 95 % of y hold f(x).
 *The moons.* Spearman's rank correlation, over a grid, between the distance from the nearest training row and minus a
-score of the familiar: the log density of the features, or the largest class probability.
+score of familiar inputs: the log density of the features, or the largest class probability.
 
     python -m benchmarks.vbll_figure1
 """
@@ -49,7 +49,7 @@ class Curve:
     """The predictions of one fit at ``X``.
 
     Attributes:
-        predictive: of y, a draw for each draw of the features.
+        predictive: the predictive of y, with a draw for each draw of the features.
         noise: the variance of the noise.
     """
 
@@ -125,7 +125,7 @@ def moons_table(found: Sequence[Moons]) -> str:
 
 
 def draw(data: FitData, fits: Mapping[str, Sequence[Curve]], rows: FitData, found: Moons) -> None:
-    """Draw the first seed: above the cubic by each fit, below the moons' densities."""
+    """Draw the first seed: the cubic by each fit above, the moons' densities below."""
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(11, 6), facecolor="white")
         above, below = figure.subplots(2, len(fits))

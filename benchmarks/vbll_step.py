@@ -1,4 +1,4 @@
-"""The price of a variational last layer: a training step over a linear head's, and over the ``vbll`` package's.
+"""The price of a variational last layer: its training step beside a linear head's, and beside the ``vbll`` package's.
 
 (a) trunk + last layer over trunk + linear head, forward and backward: WRN-28-10 at 32×32 and the 2×50 MLP.
 (b) our layer over the package's (``pip install --no-deps vbll==0.4.9``; left out, with a message, if it is not
@@ -7,9 +7,9 @@
     python benchmarks/vbll_step.py --device cpu --threads 1 2 --cases "diagonal, 640"
 
 The forms of a case run in turn, one step each, in one process with the same threads and allocator, so that a busy
-machine slows all of them, and each finds the caches as the one before left them. Figures are medians, with the
-least beside; ratios are of medians. Goals: (a) ≤ 1.05 on WRN-28-10; (b) ≥ 10 for diagonal forms, ≥ 100 for the
-dense discriminative one.
+machine slows all of them; the caches are in the state in which the form before left them. Figures are medians, with the
+least beside; ratios are of medians. Goals: (a) ≤ 1.05 on WRN-28-10; (b) ≥ 10 for diagonal forms, ≥ 100 for the dense
+discriminative form.
 
 ``MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824`` in the environment lets glibc keep what a step
 frees, as the workers of ``pipeline`` do; without them the package's 33 MB tensors go back to the kernel at each step.
@@ -74,7 +74,7 @@ def cases(options: argparse.Namespace) -> dict[str, tuple[Callable[[], dict[str,
 
 
 def compare(name: str, forms: dict[str, Step], repeats: int, device: str) -> None:
-    """Time the forms in turn and print a line each; the first form is the baseline."""
+    """Time the forms in turn and print a line for each; the first form is the baseline."""
     times: dict[str, list[float]] = {form: [] for form in forms}
     for step in forms.values():
         step()
@@ -120,7 +120,7 @@ def small(device: str) -> dict[str, Step]:
 
 
 def layers(kind: str, form: str, classes: int, device: str) -> dict[str, Step]:
-    """Ours against the package's and a linear head, on fixed features that want a gradient."""
+    """Our layer, the package's layer and a linear head, on fixed features that require a gradient."""
     features = torch.randn(128, 640, device=device, requires_grad=True)
     labels = torch.arange(128, device=device) % classes
     ours, head = _ours(kind, form, classes).to(device), nn.Linear(640, classes).to(device)

@@ -1,16 +1,16 @@
-"""VBPC's tables of cost beside ours, as ratios: 11 (what distilling costs) and 12 (what predicting costs).
+"""VBPC's tables of cost beside ours, as ratios: table 11 (the cost of distilling) and 12 (the cost of predicting).
 
-The settings are those of ``params/paper/vbpc-table1.yaml`` for CIFAR-10 at ten images a class; only the network's
-width is an argument, for a CPU. Images are noise of CIFAR-10's size. Table 11: seconds of an outer step times the
-setting's steps; those of the ten experts are a network's seconds of an image times their epochs, and count for all but
-VBPC. Table 12: seconds of a step of fitting times the setting's steps, and of predicting 10,000 images from a part of
-them; the chains keep 4 x 50 draws. The paper's figures (Lee, Lee & Lee 2025) are of an RTX 3090, theirs of the experts
-5 hours for each.
+``params/paper/vbpc-table1.yaml`` has the settings, for CIFAR-10 at ten images a class; only the network's width is an
+argument, for a CPU. Images are noise of CIFAR-10's size. Table 11: the seconds of an outer step times the setting's
+steps; all methods but VBPC also need ten experts, for which we take a network's seconds per image times their epochs.
+Table 12: the seconds of a step of fitting times the setting's steps, and the seconds of predicting 10,000 images,
+measured on a part of them; the chains keep 4 x 50 draws. The paper's figures (Lee, Lee & Lee 2025) were measured on an
+RTX 3090; its experts take 5 hours for each method.
 
     python -m pipeline paper vbpc:table11      # or: python benchmarks/vbpc_costs.py --table 11 --width 32
     python -m pipeline paper vbpc:table12
 
-Prints one JSON line a method, then a table. Methods run one after another in one process; a step is a median.
+Prints one JSON line for each method, then a table. Methods run one after another in one process; a step is a median.
 """
 
 import argparse
@@ -45,7 +45,7 @@ PAPER_12 = {"coreset_sgmcmc": 165, "vbpc": 20}  # seconds
 
 @final
 class Clock(Report):
-    """A report that keeps when each step was done."""
+    """A report that keeps the time at which each step was done."""
 
     def __init__(self) -> None:
         self.times = [time.perf_counter()]
@@ -56,7 +56,7 @@ class Clock(Report):
         self.times.append(time.perf_counter())
 
     def seconds(self) -> float:
-        """Return the median of a step, the first left out where there are more."""
+        """Return the median seconds of a step, without the first step if there are several."""
         taken = [after - before for before, after in pairwise(self.times)]
         return statistics.median(taken[1:] or taken)
 
@@ -99,7 +99,7 @@ def read(settings: Mapping[str, Any], kind: str, run: str, width: int, **changes
 
 
 def distilling(settings: Mapping[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Table 11."""
+    """Return the rows of table 11."""
     data, few = noise(1024, options.device), noise(256, options.device)
     needed = max(m["start_epochs"] + m.get("inner", {}).get("ahead", 0) for m in _experts(settings))
     name, sgd = read(settings, "trajectories", "cifar10-experts", options.width, epochs=needed, snapshots=needed)
@@ -129,7 +129,7 @@ def _experts(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def predicting(settings: Mapping[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Table 12."""
+    """Return the rows of table 12."""
     data = noise(1024, options.device)
     coreset = balanced(data, IPC, 1.0, rng=Seed(0)).state(data, {})
     rows = []

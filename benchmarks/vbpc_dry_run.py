@@ -1,9 +1,10 @@
-"""What an outer step of VBPC would cost on a device that is not here: operations, bytes, and steps a second.
+"""The estimated cost of an outer step of VBPC on a device that we do not have: operations, bytes, and steps a second.
 
-The step runs on tensors without values (``meta``); every operation's FLOP are counted by torch's own counter, its bytes
-are those of the tensors that it reads and writes, as if nothing stayed in a cache. On a device a step takes at least
-max(FLOP / peak, bytes / bandwidth); real steps take that over an efficiency, which is given, or measured here: this
-processor's step against the same bound, with a product of 1024×1024 matrices and a copy of 256 MiB as its peaks.
+The step runs on tensors without values (``meta``). Torch's own counter counts every operation's FLOP; an operation's
+bytes are the bytes of the tensors that it reads and writes, as if nothing stayed in a cache. On a device a step takes
+at least max(FLOP / peak, bytes / bandwidth); a real step takes this bound divided by an efficiency, which is given or
+measured here: this processor's step against the same bound, with a product of 1024×1024 matrices and a copy of 256 MiB
+as its peaks.
 
     python benchmarks/vbpc_dry_run.py --device h100 --width 128 --batch 1024 --image 3 32 32 --blocks 3
     python benchmarks/vbpc_dry_run.py --device here --measure
@@ -47,7 +48,7 @@ CLASSES, ROWS = 10, 2000
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the bytes that operations read and write; views move none."""
+    """Counts the bytes that operations read and write; views move no bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,12 +91,12 @@ def main() -> None:
 
 
 def bound(flop: float, moved: float, peak: float, bandwidth: float) -> float:
-    """Return the seconds that a step takes at least (Williams, Waterman & Patterson 2009, the roofline)."""
+    """Return a lower bound of a step's seconds (Williams, Waterman & Patterson 2009, the roofline)."""
     return max(flop / peak, moved / bandwidth)
 
 
 class Steps:
-    """Outer steps of VBPC, one a call, as the loop takes them."""
+    """Outer steps of VBPC as the loop takes them, one step per call."""
 
     def __init__(self, task: CoresetDescent) -> None:
         self._task, self._step = task, 0
@@ -140,7 +141,7 @@ def noise(shape: Sequence[int]) -> FitData:
 
 
 def count(steps: Steps) -> tuple[dict[str, int], int]:
-    """Count the FLOP of each operation and the bytes of a step, the second one: the first makes Adam's moments."""
+    """Count the FLOP of each operation and the bytes of the second step, since the first step makes Adam's moments."""
     steps()
     with FlopCounterMode(display=False) as counter, Traffic() as traffic:
         steps()

@@ -1,13 +1,13 @@
-"""results/vbpc/outer.md: the paper's outer loss and the bound, and what the posterior's variance is worth.
+"""results/vbpc/outer.md: the paper's outer loss and the bound, and the benefit of the posterior's variance.
 
     python -m pipeline repro prepare@fashion_mnist
     python -m benchmarks.vbpc_outer              # --prepared DIR, --steps N: 500, the default run's
 
 A coreset of ten images a class is distilled by the settings of params.yaml from the training rows of Fashion-MNIST with
-each ``outer``, and its student is read on the 5,000 validation rows. Of the posterior of their logits N(m, s² I):
-−E[log softmax(z)] (1,024 pairs of draws), −log E[softmax(z)] (one-dimensional integrals, the exact predictive), and
-eq. 25, which predicts. Last, softmax(c m) of the mean alone, c the best of a grid on the even validation rows, on the
-odd ones, where eq. 25 is read as well. Test rows are not read.
+each ``outer``, and its student is evaluated on the 5,000 validation rows. The posterior of their logits is N(m, s² I).
+The columns are −E[log softmax(z)] (1,024 pairs of draws), −log E[softmax(z)] (one-dimensional integrals, the exact
+predictive), and the score of eq. 25, by which VBPC predicts. The last columns are on the odd validation rows: eq. 25,
+and softmax(c m), which uses only the mean; c is the best of a grid on the even validation rows. Test rows are not read.
 """
 
 import argparse

@@ -13,13 +13,13 @@ form's time and .50 of its memory at ten images a class and width 128.
 
     python benchmarks/vbpc_step.py --whole 1 10 --network-width 128 --batch 256
 
-With ``--against COMMIT`` the whole outer step is measured instead, of this tree and of that commit: two processes that
-take blocks of five steps in turn (outer_step.py), each with its own ``bdl_pipe``, on the same rows and settings;
-``--compiled`` and ``--bfloat16`` are settings of this tree's networks alone.
+With ``--against COMMIT`` the script measures the whole outer step of this tree and of the commit: two processes, each
+with its own ``bdl_pipe``, take blocks of five steps in turn (outer_step.py), on the same rows and settings.
+``--compiled`` and ``--bfloat16`` are settings of this tree's networks only.
 
     python benchmarks/vbpc_step.py --against 1330bff --threads 1 --compiled
 
-Prints one JSON line a case, then a table. Memory: on a GPU torch's peak; on the CPU the peak of
+Prints one JSON line for each case, then a table. Memory: on a GPU torch's peak; on the CPU the peak of
 bytes allocated by torch's operators, from its profiler. Times are medians over repeats, forms in turn.
 """
 
@@ -90,7 +90,7 @@ def seconds(loss: Loss, case: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
 
 
 def peak_bytes(loss: Loss, case: tuple[Tensor, Tensor, Tensor, Tensor]) -> int:
-    """The most bytes that the loss and its gradient hold at once, beside the inputs."""
+    """The peak of the bytes that the loss and its gradient hold beside the inputs."""
     if case[0].is_cuda:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -142,7 +142,7 @@ def step_problem(ipc: int, width: int, batch: int, device: str) -> tuple[network
 
 def whole_step(network: networks.Network, form: Loss) -> Loss:
     """Return the loss of an outer step as a function of images, labels and the batch."""
-    network.requires_grad_(False)  # the outer step moves images and labels alone
+    network.requires_grad_(False)  # the outer step changes only images and labels
 
     def loss(images: Tensor, labels: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
         with torch.no_grad():
@@ -207,7 +207,7 @@ def against(commit: str, options: dict[str, object], pool: dict[str, object], ro
         there, here = Path(folder) / "src", _REPOSITORY / "src"
         sides = [_outer_steps(there, options), _outer_steps(here, options | {"pool": pool})]
         try:
-            times = [[_block(side) for side in sides] for _ in range(rounds + 1)][1:]  # the first makes the networks
+            times = [[_block(side) for side in sides] for _ in range(rounds + 1)][1:]  # the first makes networks
         finally:
             for side in sides:
                 side.kill()

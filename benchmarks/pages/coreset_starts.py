@@ -44,7 +44,7 @@ def main() -> None:
         rows = list(pool.map(measured, chosen.runs))
     cells = (HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *rows)
     facts = report.facts(read, settings)
-    about = [f"- {key}: {value}" for key, value in facts.items() if value not in ("—", 0)]  # not what was not used
+    about = [f"- {key}: {value}" for key, value in facts.items() if value not in ("—", 0)]  # unused facts are left out
     told = (
         "Validation rows, one seed: the random rows that each coreset started from, and what was distilled from them."
     )

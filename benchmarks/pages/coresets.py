@@ -30,11 +30,11 @@ from pipeline.stages import report
 
 OUT = Path("results/coresets")
 NLL = columns.Column("NLL", Quantity("nll"))
-BIG = 3  # pixels of a pixel
+BIG = 3  # screen pixels per image pixel, on each axis
 
 
 def main() -> None:
-    """Write the page from what lies in this folder."""
+    """Write the page from the report of this folder."""
     read = load()
     table = tables.gather(report.infos(read))
     parts = table.by_dataset().values()

@@ -38,7 +38,7 @@ _COLUMNS: Final = (  # title, quantity, and which of the pair's figures
 
 
 def main() -> None:
-    """Write the page from what lies in this folder."""
+    """Write the page from the report of this folder."""
     read = load()
     facts = report.facts(read, Settings.read())
     text = ["# Students beside their teachers", *uncommitted(facts), __doc__.partition("\n")[2].strip("\n")]

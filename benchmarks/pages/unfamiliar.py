@@ -1,10 +1,10 @@
 """results/ood: the runs of the default run by their scores of unfamiliar rows.
 
-    python -m pipeline repro evaluate && python -m benchmarks.pages.unfamiliar   # it predicts nothing anew
+    python -m pipeline repro evaluate && python -m benchmarks.pages.unfamiliar   # the second command predicts nothing
 
 Every run on a data set with unfamiliar sets has stored rows beside its predictions (1,500 training rows, 1,000 test
-rows, 500 of each unfamiliar set), from which all scores here are computed. The report's own AUROC is of all rows, so
-that its figures differ in the second digit. Scores are described in docs/out-of-distribution.md.
+rows, 500 rows of each unfamiliar set); all scores here are computed from them. The report's AUROC uses all rows, so
+that its figures differ in the second digit. docs/out-of-distribution.md describes the scores.
 """
 
 import time
@@ -34,7 +34,7 @@ layer, or one draw."""
 
 
 def main() -> None:
-    """Write the page and its figures from what lies in this folder."""
+    """Write the page and its figures from the stored rows of this folder."""
     params, started = load(), time.process_time()
     results: dict[str, list[ood.Result]] = {}
     size = 0

@@ -1,4 +1,4 @@
-"""results/vbpc/ablations-beside-the-paper.md: the effects in the study ``vbpc-ablations`` beside those in the paper.
+"""results/vbpc/ablations-beside-the-paper.md: the effects in the study ``vbpc-ablations`` beside the paper's effects.
 
     python -m benchmarks.pages.vbpc_ablations
 
@@ -144,7 +144,7 @@ def page(rows: list[dict[str, str]]) -> str:
 
 
 def at(rows: list[dict[str, str]], point: dict[str, str]) -> list[dict[str, str]]:
-    """Return the rows at a point, one a seed, in the order of seeds."""
+    """Return the rows at a point, one for each seed, in the order of seeds."""
     mine = [row for row in rows if all(row[axis] == value for axis, value in point.items())]
     if not mine:
         raise SystemExit(f"{OUT / 'ablations.csv'}: has no row at {point}")

@@ -28,7 +28,7 @@ class Curve:
     """Runs of one trunk, by their number of outer steps.
 
     Attributes:
-        steps, seconds, nll, errors: of each run [n].
+        steps, seconds, nll, errors: the values of each run [n].
     """
 
     blocks: int
@@ -48,8 +48,8 @@ class Law:
     """The fit y = a + b (steps/1000)^−c.
 
     Attributes:
-        values, errors: of (a, b, c), and their standard errors.
-        residual: root mean square.
+        values, errors: (a, b, c), and their standard errors.
+        residual: the root mean square of the residuals.
     """
 
     values: np.ndarray
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def read(path: Path, blocks: int) -> list[Curve]:
-    """Read a study's runs, a curve for each width; of several seeds their means."""
+    """Read a study's runs, a curve for each width; several seeds are averaged."""
     with path.open() as file:
         rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
     found = []
@@ -119,7 +119,7 @@ def _law(steps: np.ndarray, a: float, b: float, c: float) -> np.ndarray:
 
 
 def draw(curves: list[Curve], laws: dict[tuple[str, str], Law]) -> None:
-    """Draw the runs and their laws, a row a metric, against steps and against seconds."""
+    """Draw the runs and their laws, a row for each metric, against steps and against seconds."""
     figure = Figure(figsize=(8, 6), layout="constrained")
     grid = figure.subplots(2, 2, sharey="row", sharex="col")
     for row, (metric, title) in zip(grid, METRICS.items(), strict=True):

@@ -4,12 +4,12 @@
     python -m benchmarks.references.ciber_nuts [--noise 0.5]
 
 The sampler is NumPyro's (Hoffman & Gelman 2014; Phan, Pradhan & Jankowiak 2019), four chains from the prior, in
-float32 over the weights divided by their prior deviations, to a tree depth of 10. Stored are three ways to have "ten
-samples": 2,000 thinned draws of the weights; forty runs of ten successive draws; forty walks from a draw, the ten
-states after each of ten steps of Hamiltonian Monte Carlo of so short a length that they stay in its neighbourhood, as
-those of a trajectory do. R-hat and effective sample sizes are those of f(x) on a grid, of all draws after burn-in
-(ArviZ: rank-normalised split R-hat, bulk ESS); those of weights say little, as the posterior has the 10!² symmetries
-of its units. On a small machine set JAX_PLATFORMS=cpu.
+float32 over the weights divided by their prior deviations, to a tree depth of 10. The script stores three kinds of "ten
+samples": 2,000 thinned draws of the weights; forty runs of ten successive draws; forty walks, each with the states
+after ten steps of Hamiltonian Monte Carlo from one draw. The steps are so short that a walk stays near its draw, as the
+iterates of SGD stay near each other. R-hat and effective sample sizes are computed for f(x) on a grid, from all draws
+after burn-in (ArviZ: rank-normalised split R-hat, bulk ESS). For weights they would mean little, since the posterior
+has the 10!² symmetries of its units. On a small machine set JAX_PLATFORMS=cpu.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from bdl_pipe.seeds import Seed
 from benchmarks.ciber_toy import HIDDEN, NOISES, SIZES, WEIGHTS, data, functions, prior_sd, stored
 
 CHAINS, KEPT, RUNS, RUN = 4, 2_000, 40, 10
-STEP, LENGTH = 0.01, 0.1  # of a walk, in prior deviations; ten such are a seventh of the posterior's width or so
+STEP, LENGTH = 0.01, 0.1  # a walk's, in prior deviations; ten lengths are about a seventh of the posterior's width
 GRID = np.linspace(-1.5, 1.5, 61)
 
 
@@ -40,7 +40,7 @@ def log_joint(whitened: Any, x: Any, y: Any, sd: Any, noise: float, xp: ModuleTy
 
 
 def sample(x: np.ndarray, y: np.ndarray, rng: Seed, options: argparse.Namespace) -> tuple[np.ndarray, dict[str, Any]]:
-    """Weights [chain, draw, 140] after burn-in, and the sampler's own statistics."""
+    """Sample weights [chain, draw, 140] after burn-in, and return them with the sampler's own statistics."""
     import jax
     import jax.numpy as jnp
     from numpyro.infer import MCMC, NUTS

@@ -4,15 +4,15 @@
     python -m benchmarks.references.hmc boston                      # or boston:2 for one split
     python -m benchmarks.references.hmc regression classification   # the toy problems
 
-*boston*: the posterior of the teacher ``boston-sghmc`` of params.yaml, of all training rows of each of its five splits;
-draws of f at the test rows are stored in ``src/bdl_pipe/evaluation/references``, where evaluation finds them. The toy
-problems are those of ``benchmarks/toys/problems.py``; stored in ``results/dark_knowledge``. A file that is there is
-left as it is: delete it, and it is made again.
+*boston*: the posterior of the teacher ``boston-sghmc`` of params.yaml, given all training rows of each of its five
+splits. Draws of f at the test rows are stored in ``src/bdl_pipe/evaluation/references``, where evaluation finds them.
+``benchmarks/toys/problems.py`` has the toy problems; their references are stored in ``results/dark_knowledge``. An
+existing file is not changed; to make a reference again, delete its file.
 
-The kernel is ``bdl_pipe.sgmcmc.Hmc`` in float32, whose acceptance is checked against its goal. Chains start from fresh
+The kernel is ``bdl_pipe.sgmcmc.Hmc`` in float32; its acceptance is checked against its goal. Chains start from fresh
 networks. The output layer's weights are sampled in units of ``OUTPUT_UNIT``, as their curvature is the largest: steps
-may then be twice as long. In burn-in each chain adapts its step. R-hat and effective sample sizes are those of f (of a
-probability, for classes) at each row, ArviZ's: rank-normalised split R-hat, bulk and tail ESS.
+may then be twice as long. In burn-in each chain adapts its step. R-hat and effective sample sizes are computed for f
+(for classes, a probability) at each row, by ArviZ: rank-normalised split R-hat, bulk and tail ESS.
 """
 
 import argparse
@@ -51,7 +51,7 @@ FIRST_STEP: Final = 0.003
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the sampler: chains, leapfrogs of a proposal, and proposals of a chain in burn-in and after."""
+    """The settings of the sampler: chains, leapfrogs per proposal, and proposals per chain in burn-in and after."""
 
     chains: int
     leapfrogs: int
@@ -110,7 +110,7 @@ def sample(
 
 
 def perceptron(target: NetworkTarget, inputs: Tensor, targets: Tensor) -> Density:
-    """Return ``target.whole()`` of a regression by one hidden layer of ReLU units, by hand: in a third of the time."""
+    """Return ``target.whole()`` for a regression with one hidden layer of ReLU units, in a third of the time."""
     wide, columns = torch.cat([inputs, torch.ones(len(inputs), 1)], 1).T.contiguous(), inputs.shape[1]
     units, noise_precision = (target.network.size - 1) // (columns + 2), 1 / target.spec.noise_variance
 

@@ -4,8 +4,8 @@
     python -m benchmarks.references.inducing_nuts
 
 The sampler is NumPyro's (Hoffman & Gelman 2014; Phan, Pradhan & Jankowiak 2019); the paper used Pyro's, by the same
-authors, which takes ten times as long (0.5 s against 0.05 s a draw of one chain, both compiled, on one core). 25,000
-draws of which 5,000 are burn-in, as in J.1, in four chains, so that R-hat can be computed. The chains are run side by
+authors, which takes ten times as long (0.5 s against 0.05 s a draw of one chain, both compiled, on one core). As in J.1
+it takes 25,000 draws, 5,000 of them burn-in, but in four chains, so that R-hat can be computed. The chains run side by
 side, in float32 (both libraries' default) over the weights divided by their prior deviations, to a tree depth of 10
 (both libraries' default), and start from the prior. Weights are not kept: they have 50!·2⁵⁰ symmetries, so only
 functions can be compared. R-hat and effective sample sizes are computed for f(x) at each x of the grid (ArviZ:
@@ -29,7 +29,7 @@ from bdl_pipe.seeds import Seed
 from benchmarks.inducing_regression import GRID, HIDDEN, NOISE_VARIANCE, STORED, WEIGHTS, data, functions, prior_sd
 
 CHAINS, DRAWS, BURN_IN = 4, 25_000, 5_000  # all chains together
-KEPT = 2_000  # functions that are stored at most: every tenth draw
+KEPT = 2_000  # the largest number of stored functions: every tenth draw
 
 
 def log_joint(whitened: Any, x: Any, y: Any, sd: Any, xp: ModuleType) -> Any:
@@ -41,7 +41,7 @@ def log_joint(whitened: Any, x: Any, y: Any, sd: Any, xp: ModuleType) -> Any:
 
 
 def chains(x: np.ndarray, y: np.ndarray, rng: Seed, block: int) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Blocks of the chains without end, the burn-in first: whitened weights [chain, draw, 151] and statistics."""
+    """Yield blocks of the chains without end, burn-in first: whitened weights [chain, draw, 151] and statistics."""
     import jax
     import jax.numpy as jnp
     from numpyro.infer import NUTS

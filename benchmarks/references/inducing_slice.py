@@ -66,13 +66,13 @@ def draw_functions(whitened: Tensor, x: Tensor, y: Tensor, grid: Tensor, generat
 def slice_step(
     log_density: Callable[[Tensor], Tensor], state: Tensor, value: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """One update of each chain: states [chain, size] under N(0, I) times exp(log_density), and the latter [chain]."""
+    """Update each chain under N(0, I) times exp(log_density): new states [chain, size], and log_density [chain]."""
     other = torch.randn(state.shape, dtype=state.dtype, generator=generator)
     least = value + torch.rand(len(state), dtype=state.dtype, generator=generator).log()
     angle = 2 * math.pi * torch.rand(len(state), dtype=state.dtype, generator=generator)
     low, high = angle - 2 * math.pi, angle.clone()
     found, density = state.clone(), value.clone()
-    left = torch.arange(len(state))  # chains that have no point yet
+    left = torch.arange(len(state))  # chains that have accepted no point yet
     while len(left):
         at = angle[left, None]
         proposed = state[left] * at.cos() + other[left] * at.sin()

@@ -1,4 +1,4 @@
-"""Closed forms of stages on a cluster, below which no makespan lies."""
+"""Lower bounds of the makespan of stages on a cluster, in closed form."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from benchmarks.simulation.model import NETWORK, Cluster, Driver, Stage
 
 
 def tails(stages: Sequence[Stage]) -> dict[str, float]:
-    """Return the seconds of the longest chain from each stage on, by which the scheduler orders them."""
+    """Return the seconds of the longest chain from each stage on; the scheduler orders stages by these."""
     needed_by: dict[str, list[str]] = {stage.name: [] for stage in stages}
     for stage in stages:
         for need in stage.needs:
@@ -26,9 +26,9 @@ def tails(stages: Sequence[Stage]) -> dict[str, float]:
 
 
 def bounds(stages: Sequence[Stage], cluster: Cluster, driver: Driver) -> dict[str, float]:
-    """Return closed forms below which no makespan lies, by what sets them, in seconds.
+    """Return lower bounds of the makespan in closed form, in seconds, by the name of the limit.
 
-    Preemption, the driver's own time, the start of workers, and messages, which yield, are left out of all of them.
+    No bound includes preemption, the driver's own time, the start of workers, or messages, which yield.
     """
     slots = cluster.nodes * cluster.slots
     away = [stage for stage in stages if not stage.here]
@@ -46,7 +46,7 @@ def bounds(stages: Sequence[Stage], cluster: Cluster, driver: Driver) -> dict[st
 
 
 def _data_seconds(stage: Stage, cluster: Cluster) -> float:
-    """Of the best number of nodes: more of them wait longer for data, which one after the other is sent."""
+    """Return the bound for the best number of nodes: with more nodes, the last node waits longer for its data."""
     work = sum(stage.tasks) / cluster.slots
     return min(max(nodes * stage.data / NETWORK, work / nodes) for nodes in range(1, cluster.nodes + 1))
 

@@ -1,4 +1,4 @@
-"""Real runs of this machine beside their simulations."""
+"""Real runs on this machine beside their simulations."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _STEP: Final = 0.05  # seconds of a step of the full hub's tasks
 
 
 def all_of(driver: Driver) -> dict[str, dict[str, float]]:
-    """Run all of them, and print each beside its simulation."""
+    """Run all checks, and print each beside its simulation."""
     found = dict[str, dict[str, float]]()
     for name, check in (("tasks", real_tasks), ("full hub", full_hub), ("graph", real_graph)):
         found[name] = check(driver)
@@ -44,7 +44,7 @@ def all_of(driver: Driver) -> dict[str, dict[str, float]]:
 
 
 def work(payload: tuple[float, int], shared: Mapping[str, Any], report: Any) -> Any:
-    """Sleep for so long, with checkpoints of so many bytes: a task that needs no core."""
+    """Sleep, with checkpoints: a task that needs no core. The payload has its seconds and a checkpoint's bytes."""
     seconds, size = payload
     blob = State({"blob": torch.zeros(size, dtype=torch.uint8)}, {})
     end = time.monotonic() + seconds
@@ -57,7 +57,7 @@ def work(payload: tuple[float, int], shared: Mapping[str, Any], report: Any) -> 
 
 
 def steps(payload: tuple[int, int, float], shared: Mapping[str, Any], report: Any) -> Any:
-    """Take ``count`` steps of ``seconds`` each, with a checkpoint of ``size`` bytes after each step except the last."""
+    """Run ``count`` steps of ``seconds`` each, with a checkpoint of ``size`` bytes after each step except the last."""
     count, size, seconds = payload
     blob = State({"blob": torch.zeros(size, dtype=torch.uint8)}, {})
     for step in range(count):
@@ -80,7 +80,7 @@ def _run(of: Any, payloads: Sequence[Any], settings: Settings) -> float:
 
 
 def real_tasks(driver: Driver, count: int = 240, size: int = 10**6, every: float = 0.5) -> dict[str, float]:
-    """Run tasks of a second in the mean on Ray's two workers, of which the hub is a small part."""
+    """Run tasks of a second on average on Ray's two workers; the hub takes a small part of the time."""
     draws = random.Random(0)
     seconds = tuple(draws.lognormvariate(-0.125, 0.5) for _ in range(count))
     settings = Settings(checkpoint_seconds=every)
@@ -121,7 +121,7 @@ def full_hub(
 
 
 def real_graph(driver: Driver) -> dict[str, Any]:
-    """Run Boston's rows of params.yaml one at a time, for their seconds, and two at a time, which these foretell."""
+    """Run Boston's rows of params.yaml one at a time; their seconds predict the time of a run of two at a time."""
     raw = read_yaml(ROOT / "params.yaml")
     for section in ("trajectories", "teachers", "coresets", "runs"):
         raw[section] = {key: row for key, row in raw[section].items() if row["dataset"] == "boston"}

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-NETWORK: Final = 1.25e9  # bytes a second of a node, and of the driver's machine, each way: 10 Gbit/s, stated
-STORE: Final = 0.5e9  # bytes a second of a node to an object store, which itself has no limit; stated
-REPLACED: Final = 300.0  # seconds until a preempted node is there again; stated
-MESSAGES: Final = 2.0  # a second of a task: what a worker's report sends at most
+NETWORK: Final = 1.25e9  # bytes a second of a node, and of the driver's machine, each way: 10 Gbit/s, assumed
+STORE: Final = 0.5e9  # bytes a second of a node to an object store, which itself has no limit; assumed
+REPLACED: Final = 300.0  # seconds until a preempted node returns; assumed
+MESSAGES: Final = 2.0  # per second of a task: the most that a worker's report sends
 HOUR: Final = 3600.0
 
 
@@ -21,7 +21,7 @@ class Driver:
         message: the hub needs this for a progress message; a task sends ``MESSAGES`` a second.
         checkpoint, byte: the hub needs these for a checkpoint, and for each byte of a checkpoint or result.
         warm, cold: the time from submission to the first step, in a running worker and in a worker that must start.
-        stage: the driver's machine needs this for a stage; record: and this for DVC's record of it, after the last.
+        stage: the driver's machine needs this for a stage; record: it needs this to record a stage with DVC at the end.
     """
 
     task: float
@@ -108,14 +108,14 @@ class Outcome:
     """The outcome of a simulated run, in seconds and bytes.
 
     Attributes:
-        makespan: until DVC has recorded the last stage.
-        busy: seconds of slots at work that was not lost; paid: seconds of slots that were there.
-        lost: seconds of slots at work that was lost; preemptions: how many nodes.
-        given_up: how often a task was lost once more than Ray retries it, which fails its stage.
-        hub: share of the makespan that the busiest hub was at work.
-        into, out: bytes to and from the driver's machine; peak: of both in the busiest minute, a second.
-        stored: bytes to and from the store; store_peak: a second, in the busiest minute; writes: how many of them.
-        stages: the most that ran at once, each a process of the driver's machine; held: results of one, in its memory.
+        makespan: the seconds until DVC has recorded the last stage.
+        busy: seconds of slots at work that was not lost; paid: seconds of existing slots.
+        lost: seconds of slots at work that was lost; preemptions: the number of preempted nodes.
+        given_up: how often a task was lost more often than Ray retries it, which fails its stage.
+        hub: the share of the makespan during which the busiest hub was busy.
+        into, out: bytes to and from the driver's machine; peak: the sum of both per second, in the busiest minute.
+        stored: bytes to and from the store; store_peak: bytes per second in the busiest minute; writes: their number.
+        stages: the most stages in parallel, each a process of the driver's machine; held: a stage's results in memory.
     """
 
     makespan: float = 0.0

@@ -82,12 +82,12 @@ def page(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def used(run: Mapping[str, Any]) -> float:
-    """Return the share of the slots' hours that was spent at work that lasts."""
+    """Return the share of the slots' hours spent on work that was not lost."""
     return float(run["busy"] / run["paid"])
 
 
 def knee(runs: Sequence[Mapping[str, Any]], share: float = 0.8) -> int:
-    """Return the largest number of slots of which at least this share is at work; 0 if there is none."""
+    """Return the largest number of slots with at least this share at work; 0 if there is none."""
     return max((run["nodes"] * run["slots"] for run in runs if used(run) >= share), default=0)
 
 

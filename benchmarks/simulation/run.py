@@ -32,7 +32,7 @@ class _Queue:
         self.free, self.busy = 0.0, 0.0
 
     def take(self, now: float, seconds: float) -> float:
-        """Return when a piece of work that arrives now is done."""
+        """Return the time at which a piece of work that arrives now is done."""
         self.free = max(now, self.free) + seconds
         self.busy += seconds
         return self.free
@@ -45,7 +45,7 @@ class _Load:
         self.minutes: dict[int, float] = collections.defaultdict(float)
 
     def add(self, when: float, count: float, seconds: float) -> None:
-        """Add bytes that took so many seconds up to ``when``."""
+        """Add bytes that arrived during the last ``seconds`` before ``when``."""
         first, last = int((when - seconds) // _MINUTE), int(when // _MINUTE)
         for minute in range(first, last + 1):
             self.minutes[minute] += count / (last - first + 1)
@@ -128,7 +128,7 @@ class _Run:
 
     def _let_in(self) -> Iterator[Any]:
         """Start the stages with the longest remaining path, as the scheduler does."""
-        yield self.env.timeout(_TICK)  # all that become ready at this moment are there first
+        yield self.env.timeout(_TICK)  # first, all stages that become ready at this moment are queued
         while self.free and self.waiting:
             self.free -= 1
             heapq.heappop(self.waiting)[2].succeed()
@@ -154,7 +154,7 @@ class _Run:
                 while left > 0:
                     step = min(every, left) if left > every * (1 + 1e-9) else left
                     yield self.env.timeout(step)
-                    if stage.reports and desk.hub.free <= self.env.now:  # a hub that is behind is sent none
+                    if stage.reports and desk.hub.free <= self.env.now:  # a hub with a backlog gets no message
                         desk.hub.take(self.env.now, MESSAGES * step * self.of.message)
                     if stage.checkpoint and left > step:
                         yield self._until(self._saved(stage, desk, node))
@@ -194,7 +194,7 @@ class _Run:
         yield self._until(node.data[stage.name])
 
     def _brought(self, size: float, desk: _Desk, node: _Node) -> float:
-        """Return when data have come to a node."""
+        """Return the time at which a node has its data."""
         now = self.env.now
         if self.cluster.data == "store":
             when = node.store.take(now, size / STORE)
@@ -214,7 +214,7 @@ class _Run:
         return when
 
     def _saved(self, stage: Stage, desk: _Desk, node: _Node) -> float:
-        """Return when a checkpoint is kept."""
+        """Return the time at which a checkpoint is kept."""
         if self.cluster.checkpoints == "store":
             seconds = stage.checkpoint / STORE
             when = node.store.take(self.env.now, seconds)

@@ -14,7 +14,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 _UCI, _IMAGES, _RESNET = 60.0, 3 * HOUR, 6 * HOUR
 _HERE: Final = 10.0  # seconds of a stage in the driver's process
 _PREDICTIONS: Final = 4e6  # bytes of an evaluation's result
-CORESETS: Final = {  # hours of Lee et al. 2025, table 12; of FRePo and RCIG VBPC's, as stated
+CORESETS: Final = {  # hours in Lee et al. 2025, table 12; for FRePo and RCIG we assume VBPC's
     "vbpc": 5.5,
     "bpc_cd": 8.5,
     "bpc_rkl": 9.0,
@@ -24,7 +24,7 @@ CORESETS: Final = {  # hours of Lee et al. 2025, table 12; of FRePo and RCIG VBP
     "rcig": 5.5,
 }
 TABLES: Final[Mapping[str, Mapping[str, tuple[float, float, float]]]] = {
-    # a task's seconds on a GPU by stage kind, bytes of a checkpoint, of the data; stated, but for the experts' half
+    # a task's seconds on a GPU by stage kind, a checkpoint's bytes, the data's bytes; assumed, except the experts' half
     # hour and the 165 s of a chain, which are the paper's (Lee et al. 2025, tables 5 and 12), as are CORESETS
     **{
         name: {"trajectory": (_UCI, 1e5, 1e6), "student": (_UCI, 1e5, 1e6), "evaluate": (5.0, 0.0, 1e6)}
@@ -85,7 +85,7 @@ def _lengths(count: int, mean: float, seed: int) -> tuple[float, ...]:
 
 
 def sweep(trials: int = 10_000, seed: int = 0) -> list[Stage]:
-    """List trials of ten minutes in the mean, with CIFAR's bytes and a checkpoint of 30 MB at each quarter."""
+    """List trials of ten minutes on average, with CIFAR's bytes and a checkpoint of 30 MB at each quarter."""
     return [Stage("sweep", _lengths(trials, 600.0, seed), checkpoint=3e7, parts=4, data=2e8, reports=False)]
 
 
@@ -100,7 +100,7 @@ def imagenet(tasks: int) -> list[Stage]:
 
 
 def short(tasks: int = 100_000, together: int = 1) -> list[Stage]:
-    """List tasks of two seconds in the mean, so many of them in one."""
+    """List tasks of two seconds on average, ``together`` of them in one."""
     lengths = _lengths(tasks, 2.0, 0)
     packed = tuple(sum(lengths[start : start + together]) for start in range(0, tasks, together))
     return [Stage("short", packed, reports=False)]

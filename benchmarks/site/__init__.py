@@ -1,1 +1,1 @@
-"""Parts of README.md and docs/ that are written from the code and from the stored report, never by hand."""
+"""Parts of README.md and docs/ that are generated from the code and from the stored report, never written by hand."""

@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def pages() -> dict[Path, str]:
-    """Return every page with a generated part, as it has to be."""
+    """Return the up-to-date text of every page with a generated part."""
     modules = (parameters, command_line, method_pages, readme, house)
     parts = {name: text for module in modules for name, text in module.blocks().items()}
     found = {ROOT / path: text for path, text in {**api.pages(), **badges.pages()}.items()}

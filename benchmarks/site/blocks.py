@@ -1,4 +1,4 @@
-"""Parts of a page that a command writes: what stands between two marks, which are comments of Markdown."""
+"""Parts of a page that a command writes: the text between two marks, which are comments of Markdown."""
 
 import re
 from collections.abc import Mapping

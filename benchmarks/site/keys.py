@@ -61,8 +61,8 @@ class Key:
 
     Attributes:
         kind: its type, in words.
-        rule: its range, as an error says it; empty: none beside the type.
-        default: its value where the section lacks it; empty: the key must be there.
+        rule: its range in the words of the error; empty if the type is the only rule.
+        default: its value if the section lacks it; empty if the section must have it.
     """
 
     name: str
@@ -86,7 +86,7 @@ def keys(section: type) -> list[Key]:
 
 
 def default_of(field: "dataclasses.Field[Any]") -> str:
-    """Word the default of a field; empty: it has none."""
+    """Word the default of a field; empty if it has none."""
     if field.default is not dataclasses.MISSING:
         value = field.default
     elif field.default_factory is not dataclasses.MISSING:
@@ -170,7 +170,7 @@ def rules(section: type) -> dict[str, str]:
 
 
 def _requires(tree: ast.AST, loops: Mapping[str, list[str]]) -> Iterator[tuple[list[str], ast.Call]]:
-    """Yield each call of ``require`` with the keys that it is of; ``loops``: names of loops -> their values."""
+    """Yield each call of ``require`` with the keys that it checks; ``loops``: names of loops -> their values."""
     for node in ast.iter_child_nodes(tree):
         inner = dict(loops)
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Tuple):

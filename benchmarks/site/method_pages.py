@@ -49,7 +49,7 @@ def blocks() -> dict[str, str]:
 
 
 def picture(name: str, method: Method) -> str:
-    """Return a method's picture with its caption; empty: it has none."""
+    """Return a method's picture with its caption; empty if it has none."""
     if not (PICTURES / f"{name}.png").exists():
         return ""
     if "coreset" in method.stages:

@@ -25,9 +25,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 OUT: Final = Path(__file__).parents[2] / "docs/methods/images"
-IMAGES_ALONE: Final = "coresets."  # the module of methods that take images alone
-ROWS: Final = {"random-ipc1": "random_coreset"}  # names of rows that are not the method's
-SIDE: Final = 70  # points a side of the map of probabilities
+IMAGES_ALONE: Final = "coresets."  # the module of the methods that take only images
+ROWS: Final = {"random-ipc1": "random_coreset"}  # a row's name -> its method, if they differ
+SIDE: Final = 70  # points per side of the map of probabilities
 
 
 def main() -> None:

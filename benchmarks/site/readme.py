@@ -6,7 +6,7 @@ from typing import Final
 from . import stored
 from .blocks import table
 
-COLUMNS: Final = {  # a column of the stored comparison -> its name in README and its digits; None: as it is stored
+COLUMNS: Final = {  # a column of the stored comparison -> its name in README, its digits (None keeps the stored text)
     "Accuracy %": ("accuracy %", 1),
     "NLL": ("NLL", 3),
     "ECE %": ("ECE %", 2),
@@ -23,7 +23,7 @@ class Row:
 
     Attributes:
         page: the method's page below ``docs/methods``.
-        paper: the address of its paper; empty: none.
+        paper: the address of its paper; empty if it has none.
     """
 
     words: str
@@ -68,7 +68,7 @@ def blocks() -> dict[str, str]:
 
 
 def ten_runs(pages: str) -> str:
-    """Return the table; ``pages``: where the methods' pages lie, as seen from the page with the table."""
+    """Return the table; ``pages``: the folder of the methods' pages, relative to the page with the table."""
     found = {(run.method, run.setting): run for run in stored.runs() if run.dataset == "fashion_mnist"}
     rows = []
     for row in ROWS:

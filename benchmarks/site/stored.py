@@ -12,7 +12,7 @@ from typing import Final
 
 RESULTS: Final = Path(__file__).parents[2] / "results"
 DEFAULT_RUN: Final = RESULTS / "default_run/comparison.md"
-FORMER_NAMES: Final = {"sgld": "sgmcmc"}  # in files that an older version stored
+FORMER_NAMES: Final = {"sgld": "sgmcmc"}  # names in files that an older version stored
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Run:
     cells: dict[str, str]
 
     def cell(self, column: str) -> str:
-        """Return the text of a column; a dash where there is none."""
+        """Return the text of a column; a dash if the run has no such column."""
         return self.cells.get(column, "—")
 
     def mean(self, column: str, digits: int) -> str:
@@ -76,7 +76,7 @@ def coreset_scores() -> tuple[dict[str, str], ...]:
 
 @cache
 def shipped_tables() -> dict[str, dict[str, tuple[float, float]]]:
-    """Return of each table that packages ship: method -> its NLL and the constant's."""
+    """Return for each table that packages ship: method -> its NLL and the NLL of ``constant``."""
     found: dict[str, dict[str, tuple[float, float]]] = {}
     with (RESULTS / "your_data/scores.csv").open() as file:
         for row in csv.DictReader(file):
@@ -86,7 +86,10 @@ def shipped_tables() -> dict[str, dict[str, tuple[float, float]]]:
 
 
 def on_shipped_tables(method: str) -> tuple[int, int, float] | None:
-    """Return of a method: tables, on how many it has the least NLL, the median of the constant's NLL less its own."""
+    """Return a method's number of tables, the number on which its NLL is the least, and its median gain.
+
+    The gain on a table is the NLL of ``constant`` minus the method's NLL.
+    """
     sets = shipped_tables().values()
     gains = [scores[method][1] - scores[method][0] for scores in sets if method in scores]
     best = sum(min(scores, key=lambda name: scores[name][0]) == method for scores in sets)

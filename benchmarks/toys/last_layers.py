@@ -1,12 +1,12 @@
 """The toy problems of variational Bayesian last layers: a cubic with a gap, two half moons, and how they are fitted.
 
-Harrison, Willes & Snoek 2023 (workshop text), figure 1 and appendix G.1. All settings are theirs, but those named here.
+Harrison, Willes & Snoek 2023 (workshop text), figure 1 and appendix G.1. All other settings are theirs.
 *The cubic*: the caption has 50 rows and the appendix 100; we take 100, and y = (x/4)³, which is ±1 at the ends of the
-data. *Not printed*: the activation (leaky ReLU, as in their regression tables), the initial deviation of variational
-features (.05, that of ``params/paper/vbll-table2.yaml``), the rate of Adam (that of SGD), how many hidden layers the
-residual network has (two), and the priors of the last layer (N(0, I), as in their tables). The limit of 2 on the
-gradient's norm, printed for the cubic alone, holds for the moons, too: without it G-VBLL diverges. The last partial
-batch of an epoch is dropped (3 steps of 32 of 100 rows, 31 of 1,000).
+data. *Not printed*: the activation (we take a leaky ReLU, as in their regression tables), the initial deviation of
+variational features (.05, as in ``params/paper/vbll-table2.yaml``), the rate of Adam (SGD's rate), the number of hidden
+layers of the residual network (two), and the priors of the last layer (N(0, I), as in their tables). The limit of 2 on
+the gradient's norm, which they print for the cubic only, holds for the moons, too: without it G-VBLL diverges. The last
+partial batch of an epoch is dropped (3 steps of 32 rows for 100 rows, 31 steps for 1,000).
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ G_VBLL: Final = (
         "layer": {"name": "generative", "dirichlet": 1.0, "wishart_dof": 128.0, "refit": True, **_WISHART},
     },
 )
-UNLIMITED: Final = (  # as printed, the first ten epochs
+UNLIMITED: Final = (  # the printed settings, for the first ten epochs
     *G_VBLL[:2],
     merge(G_VBLL[2], {"training": {"epochs": 10, "optimiser": {"grad_clip_norm": None}}}),
 )
@@ -100,7 +100,7 @@ def moons(seed: int) -> FitData:
 
 
 def fitted(how: tuple[str, str, Mapping[str, Any]], data: Sequence[FitData], first: int = 0) -> list[State]:
-    """Fit a method to each of ``data``, from random weights of the seeds from number ``first`` on."""
+    """Fit a method to each of ``data``, from random weights; the seeds are numbered from ``first`` on."""
     name, stage, section = how
     method = METHODS[name]
     config: Any = read(method.config, section, f"methods.{name}")

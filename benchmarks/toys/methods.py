@@ -1,9 +1,9 @@
 """The rows of the toy problems' tables: a point, samplers, a short run of Hamiltonian Monte Carlo, students.
 
-A row is a function of the problem and of the rows before it, which returns states of posteriors: a chain each, or one
-student. :data:`ROWS` lists them; a new student is a line there. All samplers take the same number of gradients, from
-fresh networks, at the same rate in units of the mean loss (a cycle begins at four times the rate). No other rate was
-tried.
+A row is a function of the problem and of the rows before it. It returns states of posteriors: one for each chain, or
+one student. :data:`ROWS` lists the rows; a new student is a line there. All samplers take the same number of gradients,
+from fresh networks, at the same rate in units of the mean loss (a cycle begins at four times the rate). No other rate
+was tried.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ STEPS: Final = 10_000  # gradients of a chain
 RATE: Final = 0.02
 LEAPFROGS: Final = 100
 _SCALED: Final = {"name": "scaled", "rate": RATE}
-_CYCLES: Final = {**_SCALED, "rate": 4 * RATE, "cycle": 1000, "exploration": 0.3}  # in epochs: all rows are a batch
+_CYCLES: Final = {**_SCALED, "rate": 4 * RATE, "cycle": 1000, "exploration": 0.3}  # cycle: in epochs, one step each
 _HMC: Final = {"name": "hmc", "leapfrogs": LEAPFROGS, "jitter": 0.2, "acceptance": 0.8}
 PLAIN: Final = {"name": "plain"}
 HEADS: Final = {"name": "heads", "heads": 50, "draws_per_step": 10}
@@ -81,7 +81,7 @@ def student(
     online: Mapping[str, Any] | None = None,
     kind: Mapping[str, Any] = PLAIN,
 ) -> list[State]:
-    """Return a student of the row ``SGLD``, or with ``online`` one of chains of its own; inputs fill the grid's box."""
+    """Return a student of the row ``SGLD``, or with ``online`` of its own chains; inputs fill the grid's box."""
     mode: dict[str, Any] = {"name": "offline", "max_draws": None}
     if online is not None:
         mode = {"name": "online", "target": to_mapping(problem.target), "burn_in": STEPS // 5, **online}

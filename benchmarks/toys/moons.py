@@ -1,4 +1,4 @@
-"""Scores of the familiar, of fits of the half moons, against the distance from the rows."""
+"""Scores of familiar inputs, by fits of the half moons, against the distance from the training rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ class Moons:
     """The scores of one seed's fits on the grid.
 
     Attributes:
-        distance: from the nearest training row [point].
-        scores: name -> a score that is high where an input looks familiar [point].
-        at_rows: the same at the training rows [row].
+        distance: the distance from the nearest training row [point].
+        scores: name -> a score that is high if an input looks familiar [point].
+        at_rows: the same scores at the training rows [row].
         classes: log p(φ | y) of both classes [point, class].
-        accuracy: of the training rows, by G-VBLL and by the plain network.
+        accuracy: the accuracy on the training rows, of G-VBLL and of the plain network.
     """
 
     distance: np.ndarray
@@ -66,7 +66,7 @@ def moons(data: FitData, vbll: State, network: State) -> Moons:
 
 
 def scored(ours: LastLayerPosterior, theirs: NetworkDraws, inputs: Tensor) -> dict[str, np.ndarray]:
-    """Return every score of the familiar [input], G-VBLL's and the plain network's."""
+    """Return every score of familiar inputs [input], G-VBLL's and the plain network's."""
     with torch.no_grad():
         joint = ours.learner.layer(ours.learner.features(inputs, 0, Seed(0)))
         found, simple = (posterior.predict(inputs, rng=Seed(0)) for posterior in (ours, theirs))
@@ -93,5 +93,5 @@ def sensitivity(score: np.ndarray, distance: np.ndarray, beyond: float = 0.0) ->
 
 
 def familiar(score: np.ndarray, at_rows: np.ndarray, distance: np.ndarray) -> float:
-    """Return the share of the points further than ``NEAR`` away whose score is the training rows' median or higher."""
+    """Return the share of points further than ``NEAR`` away with a score of at least the training rows' median."""
     return float((score[distance >= NEAR] >= np.median(at_rows)).mean())

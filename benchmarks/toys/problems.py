@@ -3,8 +3,8 @@
 Korattikara, Rathod, Murphy & Welling 2015. *regression*: y = x³ + N(0, 9), 20 inputs uniform on [-4, 4]
 (Hernández-Lobato & Adams 2015), 10 ReLU units. *classification*: two classes of 10 points each in the plane, 10 ReLU
 units. We have neither their points nor their prior's precision. Ours: N(0, I) on all weights, for inputs
-and targets that are standardised by the training rows; classes at N(±(1, 1), .8² I) but for two points of each, which
-are exchanged, so that no line divides them.
+and targets that are standardised by the training rows; classes at N(±(1, 1), .8² I), with two points of each class
+exchanged, so that no line divides them.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Problem:
 
     @property
     def inputs(self) -> Tensor:
-        """Return the grid as a network sees it."""
+        """Return the grid as inputs of the network."""
         return self.data.transform.inputs(self.grid)
 
     @property

@@ -12,8 +12,8 @@ class Residual(nn.Module):
 
     Args:
         input_shape: (feature,).
-        width: of every hidden layer.
-        hidden: how many are added.
+        width: the width of every hidden layer.
+        hidden: the number of hidden layers.
     """
 
     def __init__(self, input_shape: tuple[int, ...], width: int, hidden: int) -> None:

@@ -1,7 +1,8 @@
 """Run tutorials and write their pages, ``docs/tutorials/*.md``, with pictures: ``python -m benchmarks.tutorials``.
 
-Each script runs in a process of its own, as many at once as there are cores; ``NAME…`` runs those whose name begins so.
-With ``--check`` nothing is written: the scripts must run, and print and draw in the cells in which the pages say so.
+Each script runs in its own process, as many in parallel as there are cores. ``NAME…`` runs only the scripts with a name
+that begins so. With ``--check`` nothing is written: the scripts must run, and must print and draw in the same cells as
+in the pages.
 """
 
 import argparse
@@ -22,10 +23,10 @@ from .script import FOLDER, ROOT, scripts
 
 
 def execute(script: Path, folder: Path) -> list[dict[str, Any]]:
-    """Run a script in a fresh process; return what each cell printed and drew, the pictures in ``folder``.
+    """Run a script in a fresh process; return each cell's output and pictures, which lie in ``folder``.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the script failed.
     """
     command = [sys.executable, "-m", "benchmarks.tutorials.execute", str(script), str(folder)]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
@@ -54,7 +55,7 @@ def compare(script: Path, found: list[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tutorials that are named, or all; return 1 if one failed or its page differs."""
+    """Run the named tutorials, or all; return 1 if a tutorial failed or its page differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tutorials", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--check", action="store_true")

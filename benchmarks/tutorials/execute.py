@@ -1,7 +1,6 @@
 """Run one tutorial in this process: ``python -m benchmarks.tutorials.execute SCRIPT FOLDER``.
 
-``FOLDER/cells.json`` gets, for each cell of the script, what it printed and the pictures that it drew, which lie beside
-it.
+``FOLDER/cells.json`` gets the output of each cell of the script and the names of its pictures, which lie in ``FOLDER``.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ _STYLE: Final = {
 
 
 def run(script: Path, folder: Path) -> list[dict[str, Any]]:
-    """Run the cells one after another in one namespace; return what each printed and drew.
+    """Run the cells one after another in one namespace; return the output and the pictures of each cell.
 
     Raises:
         SystemExit: a cell failed; its traceback is on stderr.
@@ -64,10 +63,10 @@ def run(script: Path, folder: Path) -> list[dict[str, Any]]:
 
 
 def _draw(figure: Any, path: Path) -> dict[str, str]:
-    """Write a figure with as many colours as the largest size allows; its axes' titles say what it shows.
+    """Write a figure with as many colours as the largest size allows; its titles describe it.
 
     Raises:
-        ValueError: it is too large with eight colours, too.
+        ValueError: the picture is too large even with eight colours.
     """
     raw = io.BytesIO()
     figure.savefig(raw)
@@ -81,6 +80,6 @@ def _draw(figure: Any, path: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", category=FutureWarning)  # of packages; what a tutorial prints is for its readers
+    warnings.filterwarnings("ignore", category=FutureWarning)  # packages warn; readers need only the output
     place = Path(sys.argv[2])
     (place / "cells.json").write_text(json.dumps(run(Path(sys.argv[1]).resolve(), place)))

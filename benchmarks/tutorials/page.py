@@ -1,4 +1,4 @@
-"""Pages of tutorials: Markdown with what the cells of a script printed and drew."""
+"""Pages of tutorials: Markdown with the output and the pictures of a script's cells."""
 
 import re
 import textwrap
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from .script import FOLDER, Cell, cells, scripts, stamp
 
-_WIDTH: Final = 98  # columns of what is printed
+_WIDTH: Final = 98  # columns of printed lines
 _LAST: Final = """
 ---
 
@@ -31,7 +31,7 @@ def pictures_of(script: Path) -> list[Path]:
 
 
 def page(script: Path, found: list[dict[str, Any]]) -> str:
-    """Return the page of a script, given what each of its cells printed and drew."""
+    """Return the page of a script, given the output and the pictures of each cell."""
     parts, drawn = [stamp(script), ""], 0
     for cell, result in zip(cells(script.read_text()), found, strict=True):
         names = [f"images/{script.stem}-{drawn + n}.png" for n in range(1, 1 + len(result["pictures"]))]
@@ -66,12 +66,12 @@ def wrapped(printed: str) -> str:
 
 
 def shape(text: str) -> list[str]:
-    """Return what of a page does not depend on the machine: all but the lines that cells printed."""
+    """Return the lines of a page that do not depend on the machine: all lines except the cells' output."""
     return re.sub(r"^```text\n.*?^```", "```text", text, flags=re.M | re.S).splitlines()
 
 
 def index() -> str:
-    """Return the overview: each tutorial's title, and the sentence that says what the reader will have."""
+    """Return the overview: each tutorial's title and its first sentence, which names the reader's result."""
     lines = ["# Tutorials", "", _INTRODUCTION]
     for script in scripts():
         opening = cells(script.read_text())[0].text

@@ -1,7 +1,7 @@
 """Read a tutorial: a Python script in jupytext's percent format.
 
 ``# %% [markdown]`` opens a cell of text, ``# %%`` a cell of code, and ``# %% tags=["check"]`` a cell of code that the
-page leaves out: its assertions hold what the text claims.
+page leaves out: its assertions test the claims of the text.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "docs/tutorials"
-HELPER: Final = FOLDER / "scratch.py"  # what several tutorials import
+HELPER: Final = FOLDER / "scratch.py"  # the module that several tutorials import
 _HEAD: Final = re.compile(r"^# %%(.*)$")
 _STAMP: Final = "<!-- Made of {name} ({digest}) by make tutorials: edit the script. -->"
 
@@ -24,7 +24,7 @@ class Cell:
 
     Attributes:
         kind: ``markdown``, ``code``, or ``check``, which is code that the page leaves out.
-        text: what is in it, without the comment signs of markdown.
+        text: its text, without the comment signs of markdown.
         line: the line of the script on which the text begins, counted from 1.
     """
 
@@ -66,7 +66,7 @@ def _cells(text: str) -> Iterator[Cell]:
 
 
 def stamp(script: Path) -> str:
-    """Return the first line of a tutorial's page: the script and the digest of all that the page is made of."""
+    """Return the first line of a tutorial's page: the script's name, and the digest of the page's sources."""
     parts = [script, *([HELPER] if "from scratch import" in script.read_text() else [])]
     digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
     return _STAMP.format(name=script.name, digest=digest)

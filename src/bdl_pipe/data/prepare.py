@@ -214,7 +214,7 @@ def _fit_rows(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> _Fi
     searched, validation = ordered.cut(trained)
     new = config.increment.new(len(raw.classes)) if config.increment else None
     kept, count = _of_classes(ordered, new, raw, "training rows"), len(_of_classes(searched, new, raw, "training rows"))
-    scaling = _scaling(searched, raw, config)  # of both fits, which so have the same units
+    scaling = _scaling(searched, raw, config)  # one scaling for both fits: the same units
     search = _transform(searched, raw, config, scaling)
     joined = config.fit_rows == "train_and_validation" and len(validation) > 0
     final = _transform(ordered, raw, config, scaling) if joined and _fitted(config, raw) else None

@@ -14,8 +14,8 @@ from torch import Tensor
 from ..errors import require
 from ..predictive import mixture
 
-MOST_OUTCOMES: Final = 10_000  # of a batch before its last row; BatchBALD sums over all of them
-_AT_ONCE: Final = 20_000_000  # joint probabilities in memory at once
+MOST_OUTCOMES: Final = 10_000  # outcomes of a batch without its last row; BatchBALD sums over all outcomes
+_AT_ONCE: Final = 20_000_000  # the most joint probabilities in memory
 
 
 def entropy(log_probs: Float[Tensor, "row class"]) -> Float[Tensor, " row"]:

@@ -24,7 +24,7 @@ from .loop import refits
 from .questions import Belief, Question
 from .tables import numbers_of
 
-_POINTS: Final = 40  # of a curve
+_POINTS: Final = 40  # points of a curve
 
 
 @final

@@ -29,7 +29,7 @@ class PosteriorBelief:
     Args:
         method: names the posterior in errors.
         updates: use one-row updates.
-        columns: the places of the columns that the posterior was fitted to, out of those of all rows. None: all.
+        columns: the places of the posterior's columns among all columns of the rows. None means all columns.
 
     Raises:
         UserError: ``updates`` is set, and the posterior does not support it.
@@ -134,7 +134,7 @@ class PosteriorBelief:
         return self._predictor.posterior if self._updated is None else self._updated
 
     def _functions(self, candidates: np.ndarray, rng: Seed) -> GaussianFunctions | None:
-        """Return the Gaussian over functions at each group; None: the posterior holds none."""
+        """Return the Gaussian over functions at each group; None if the posterior holds none."""
         posterior = self._posterior
         if not isinstance(posterior, GaussianPosterior | RecursivePosterior):
             return None

@@ -9,7 +9,7 @@ from ..seeds import Seed
 from .questions import Belief, Problem
 from .rules import Rule
 
-Fit = Callable[[np.ndarray, np.ndarray, Seed], Belief | None]  # (rows, targets, address) -> what is believed then
+Fit = Callable[[np.ndarray, np.ndarray, Seed], Belief | None]  # (rows, targets, address) -> the belief
 
 
 def play(

@@ -20,7 +20,7 @@ Choose = Callable[
     [Any, Question, float, Seed], np.ndarray
 ]  # (belief or None, question, width, address) -> [group, count]
 Of = Literal["numbers", "classes", "any"]
-_DRAWS: Final = 100  # of functions, where an expectation is taken over them
+_DRAWS: Final = 100  # number of drawn functions in an expectation
 
 
 @dataclass(frozen=True)

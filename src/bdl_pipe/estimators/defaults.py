@@ -1,7 +1,7 @@
-"""The hyperparameters of every method where nothing overrides them: ``defaults.json`` beside this module.
+"""The default hyperparameters of every method, without overrides: ``defaults.json`` beside this module.
 
-A clone's ``params.yaml`` is the user's to change; these are the values that the project has there, which an
-installation has without it. tests/estimators/test_defaults.py holds the two equal. JSON is read at once; YAML is not.
+They are the values of the project's own ``params.yaml``, for installations without that file or with a changed one.
+tests/estimators/test_defaults.py checks that the two agree. JSON is fast to read; YAML is slow.
 """
 
 import json

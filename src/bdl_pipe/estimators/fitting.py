@@ -25,8 +25,8 @@ def fit(runs: Sequence[Run], data: FitData, seed: int, split: int = 0, made: Mad
 
     Args:
         seed: the root of all addresses.
-        split: the number of the split that ``data`` is of.
-        made: runs that were fitted on these data, which are not fitted again; those of this call are added.
+        split: the number of the split of ``data``.
+        made: runs that were already fitted on these data and are not fitted again; this call adds its own runs.
 
     Raises:
         Diverged: a fit diverged at its smallest rates, too.
@@ -34,7 +34,7 @@ def fit(runs: Sequence[Run], data: FitData, seed: int, split: int = 0, made: Mad
     made = {} if made is None else made
     of_run, seconds = dict[str, list[State]](), 0.0
     alone = data.device == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter  # as the pipeline's records are
+    clock = time.process_time if alone else time.perf_counter  # the pipeline's records use the same clocks
     for run in runs:
         about = address(run, seed, split)
         if about not in made:
@@ -47,7 +47,7 @@ def fit(runs: Sequence[Run], data: FitData, seed: int, split: int = 0, made: Mad
 
 
 def address(run: Run, seed: int, split: int = 0) -> str:
-    """Return the key of a run among those that were made: all that its states follow from on the same data."""
+    """Return a run's key in ``made``: the settings that determine its states on the same data."""
     return json.dumps([run.kind, run.key, config.to_mapping(run.config), seed, split], sort_keys=True, default=str)
 
 
@@ -77,14 +77,14 @@ def _inputs(run: Run, above: Mapping[str, list[State]], seed: int) -> Inputs:
 
 
 def _stored(state: State) -> State:
-    """Return a state as an artifact would give it back."""
+    """Return a state as if it had been stored and read."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}
     return State(tensors, json.loads(json.dumps(state.config)))
 
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Let torch compute with so many threads; None: with as many as it has been told."""
+    """Set torch's number of threads inside the block; None keeps the present number."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

@@ -1,7 +1,7 @@
-"""Rows in memory, as people have them, as the library has them: arrays, frames, Arrow tables and images.
+"""Convert rows in memory to the library's form: arrays, frames, Arrow tables and images.
 
-Cells are read by the reader of the files that ``add`` takes (``data.sources.cells``), so that categories, dates, gaps
-and words for gaps mean the same; which columns are features follows from the same inspection.
+``data.sources.cells`` reads cells here and in the files of ``add``, so that categories, dates, gaps and words for gaps
+mean the same; the same inspection decides which columns are features.
 """
 
 import warnings
@@ -49,7 +49,7 @@ class Targets:
 
 
 def is_frame(given: Any) -> bool:
-    """Return True for frames of pandas and polars, tables of Arrow, and what hands over its columns as Arrow does."""
+    """Return True for frames of pandas and polars, tables of Arrow, and objects with Arrow's interface of columns."""
     return hasattr(given, "iloc") or hasattr(given, "__arrow_c_stream__")
 
 
@@ -82,7 +82,7 @@ def table_of(given: Any, names: Sequence[str] | None = None) -> pa.Table:
 
 
 def taken(given: Any, index: np.ndarray) -> Any:
-    """Return some rows of an array, of a frame, of a column of one or of a table of Arrow."""
+    """Return some rows of an array, a frame, a frame's column or an Arrow table."""
     if hasattr(given, "iloc"):
         return given.iloc[index]
     if isinstance(given, pa.Table | pa.Array | pa.ChunkedArray):
@@ -100,8 +100,8 @@ def table_profile(
     """Inspect a table in memory as ``add`` inspects a file.
 
     Args:
-        columns: what some columns are, where the user says it.
-        numbers: the columns come from an array of numbers, so that each is one: none is left out for counting rows.
+        columns: the kinds of some columns, if the user gives them.
+        numbers: the columns come from an array of numbers, so that no column is left out as an identifier of rows.
 
     Raises:
         DataError: the rows cannot be used; the message has the column, the rule and the value.
@@ -142,10 +142,10 @@ def images_of(given: np.ndarray, shape: Sequence[int] | None = None) -> np.ndarr
     """Return whole numbers from 0 to 255 as uint8 [n, channel, height, width]; channels may come last.
 
     Args:
-        shape: (channel, height, width) that they must have; None: any.
+        shape: the required (channel, height, width). None allows any shape.
 
     Raises:
-        DataError: they are no such images.
+        DataError: ``given`` is not an array of such images.
     """
     if given.dtype.kind in "iu" and given.size and given.min() >= 0 and given.max() <= 255:
         given = given.astype(np.uint8)
@@ -156,10 +156,10 @@ def images_of(given: np.ndarray, shape: Sequence[int] | None = None) -> np.ndarr
 
 
 def rows_of(table: pa.Table, columns: Sequence[Column]) -> np.ndarray:
-    """Take the fitted columns of a table as numbers, float64 [n, column]; warn of values unlike all of those of fit.
+    """Return the fitted columns of a table as numbers, float64 [n, column]; warn of values unlike all fitted values.
 
     Raises:
-        DataError: a cell means something else than those of fit.
+        DataError: a cell has another meaning than the column's cells in the fit.
     """
     coded = np.stack([codes_of(Cells.of(table, column.name, ORIGIN), column) for column in columns], axis=1)
     said = unseen(coded, tuple(columns))
@@ -173,10 +173,10 @@ def rows_of(table: pa.Table, columns: Sequence[Column]) -> np.ndarray:
 
 
 def targets_of(given: Any, rows: int) -> tuple[np.ndarray, int]:
-    """Return targets of regression float64 [n, output], and how many dimensions they came with.
+    """Return targets of regression float64 [n, output], and their original number of dimensions.
 
     Raises:
-        DataError: a target is no finite number, or there are not as many as rows.
+        DataError: a target is not a finite number, or targets and rows differ in number.
     """
     values = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
     if values.ndim not in (1, 2) or values.dtype.kind not in "biufOUSTM" or 0 in values.shape:
@@ -194,10 +194,10 @@ def targets_of(given: Any, rows: int) -> tuple[np.ndarray, int]:
 
 
 def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different classes in order, as they came, and the place of each row's among them, int64 [n].
+    """Return the different classes in order, in their own type, and each row's class as its place, int64 [n].
 
     Raises:
-        DataError: a label is missing, or there are not as many as rows.
+        DataError: a label is missing, or labels and rows differ in number.
         ValueError: labels are fractions.
     """
     from sklearn.utils.multiclass import check_classification_targets
@@ -218,16 +218,16 @@ def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def size_of(profile: Profile, share: float, pace: float) -> Size:
-    """Return the size from which hyperparameters follow, of rows that all train.
+    """Return the size that determines hyperparameters, if all rows but a share are training rows.
 
     Args:
-        share: of the rows, that no fit sees.
+        share: the share of rows that no fit uses.
     """
     return replace(profile.size(share), has_test=True, pace=pace)
 
 
 def _column(values: np.ndarray) -> pa.Array:
-    """Return a column of an array with one type, or the texts of values of several."""
+    """Return a column of an array with one type; values of several types become texts."""
     if values.dtype.kind != "O":
         return pa.array(values.astype(str) if values.dtype.kind in "ST" else native(values))
     try:
@@ -239,7 +239,7 @@ def _column(values: np.ndarray) -> pa.Array:
 def _is_gap(value: Any) -> bool:
     try:
         return value is None or bool(value != value)
-    except TypeError:  # of pandas.NA
+    except TypeError:  # pandas.NA raises it
         return True
 
 

@@ -30,12 +30,12 @@ def fit_parts(
     device: str,
     made: dict[int, fitting.Made] | None = None,
 ) -> tuple[list[Part], float]:
-    """Fit the rows of ``raw``; return the parts, that of all rows first, and the seconds of the fits.
+    """Fit the rows of ``raw``; return the parts, with the part of all rows first, and the seconds of the fits.
 
     Args:
         seed: the root of all addresses.
         cross: whether fits that leave out a part of the rows calibrate it (:mod:`.conformal`).
-        made: split -> runs that were fitted on these rows, which are not fitted again.
+        made: split -> runs that were already fitted on these rows and are not fitted again.
 
     Raises:
         ConfigError: there are too few rows for ``cross``.

@@ -1,7 +1,7 @@
 """The runs that a method's posterior is made from: its trajectory, teacher or coreset, and the fit itself.
 
-It is what ``python -m pipeline add`` writes for the method: the same runs, hyperparameters and names of addresses, of a
-data set that is called :data:`DATASET`.
+The plan equals the runs that ``python -m pipeline add`` writes for the method: the same runs, hyperparameters and names
+of addresses, for a data set with the name :data:`DATASET`.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def stage(self) -> StageSpec:
-        """Return what the method does in this stage kind."""
+        """Return the method's part in this stage kind."""
         return self.method.stages[self.kind]
 
 
@@ -63,12 +63,12 @@ def plan(
 
     Args:
         override: hyperparameters in place of the method's.
-        made_from: the run that it is made from: a key of some method's ``upstream`` (``sgd``, ``iterates``, ``sgmcmc``,
-            ``vbpc``, …), another method, or ``data`` for the data alone; None: the usual one.
+        made_from: the method's source run: a key of some method's ``upstream`` (``sgd``, ``iterates``, ``sgmcmc``,
+            ``vbpc``, …), another method, or ``data`` for only the data. None means the usual source.
         upstream: such a key or method -> hyperparameters of its run in place of its own.
 
     Raises:
-        UserError: there is no such method or run, or it cannot predict the task.
+        UserError: there is no such method or run, or the method cannot predict the task.
         DataError: the method is for images, and the rows are not images.
         ConfigError: a hyperparameter is unknown, missing or out of its range.
     """
@@ -83,7 +83,7 @@ def known(name: str, task: Task) -> Method:
     """Return the method ``name``, which must have a posterior for the task.
 
     Raises:
-        UserError: it is unknown or has none; the message names similar ones.
+        UserError: the method is unknown, or has no posterior for the task; the message names similar methods.
     """
     if not isinstance(name, str) or name not in METHODS:
         raise UserError(f"method must be a name of bdl_pipe.METHODS{config.nearest(name, METHODS)}, got {name!r}")
@@ -100,7 +100,7 @@ def known(name: str, task: Task) -> Method:
 
 
 def plugins_of(runs: Sequence[Run]) -> list[str]:
-    """List the plugins that define the methods of the runs, or a config in theirs, such as a network's."""
+    """List the plugins that define the runs' methods, or a part of their configs, such as the network's."""
     modules = dict.fromkeys(module for run in runs for module in _modules(run.config))
     return [plugin.name for plugin in loaded() if any(plugin.owns(module) for module in modules)]
 
@@ -113,10 +113,10 @@ def _modules(value: Any) -> Iterator[str]:
 
 
 def root_of(random_state: Any) -> int:
-    """Return the root of all addresses that ``random_state`` says; see :class:`.base.BayesianEstimator`.
+    """Return the root of all addresses from ``random_state``; see :class:`.base.BayesianEstimator`.
 
     Raises:
-        ConfigError: it is neither a whole number >= 0, nor a generator of NumPy, nor None.
+        ConfigError: ``random_state`` is neither a whole number >= 0, nor a generator of NumPy, nor None.
     """
     if random_state is None:
         return 0
@@ -191,11 +191,11 @@ def _require_kind(name: str, kind: str, stage: StageSpec) -> None:
 
 
 def _own(method: Method, default: Default | None, size: Size, above: Run | None) -> Section:
-    """Return a run's hyperparameters: its section, and over it what follows from the data.
+    """Return a run's hyperparameters: its section, overlaid by the values that the data determine.
 
-    A method without a ``default`` has the keys that it shares with the run that it is made from, such as the network
-    that a coreset was distilled for. Without such a run it has the network and the training of the size, unless its
-    section has a network for rows of this kind.
+    A method without a ``default`` copies the keys that it shares with its source run, such as the network of a coreset.
+    Without a source run it has the network and the training of the size, unless its section has a network for rows of
+    this kind.
     """
     base = section(method.name)
     if default is not None:

@@ -14,10 +14,10 @@ _TOLERANCE: Final = 1e-12  # tolerance of a draw's level
 
 
 def sample(predictive: Predictive, draws: int, rng: Seed) -> Tensor:
-    """Draw targets, each row's by itself: labels int64 [draw, batch], or float64 [draw, batch, output].
+    """Draw the targets of each row separately: labels int64 [draw, batch], or float64 [draw, batch, output].
 
-    A mixture of Gaussians is drawn from directly; of any other distribution the central 1 − 2·10⁻⁹ by inverting its
-    distribution function. Random numbers are drawn on the CPU.
+    A mixture of Gaussians is drawn from directly. From any other distribution the central 1 − 2·10⁻⁹ is drawn, by
+    inverting its distribution function. Random numbers are drawn on the CPU.
     """
     if isinstance(predictive, Categorical):
         probabilities = predictive.mean.double().cpu()
@@ -39,7 +39,7 @@ def sample(predictive: Predictive, draws: int, rng: Seed) -> Tensor:
 
 def _inverted(predictive: Continuous, levels: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return the values [batch, output] at which the distribution function has these levels (Chandrupatla 1997)."""
-    from scipy.optimize.elementwise import find_root  # half a second, which every import would pay
+    from scipy.optimize.elementwise import find_root  # here: at the top it would cost every import half a second
 
     values, wanted, device = ((low + high) / 2).numpy().ravel(), levels.numpy().ravel(), predictive.mean.device
 

@@ -19,8 +19,8 @@ from ..metrics.standings import TEST_OVER_TRAIN, Candidate, difference
 from ..metrics.table import metric_of
 from ..scores import Quantity, average
 
-LONGER: Final = "run them longer"  # The warning of chains that are too short ends so.
-LEVEL: Final = 0.9  # of the intervals whose coverage is stored
+LONGER: Final = "run them longer"  # the last words of the warning about chains that are too short
+LEVEL: Final = 0.9  # the level of the intervals with a stored coverage
 _FIT: Final = Quantity("fit_seconds", "cost")
 
 
@@ -29,10 +29,10 @@ class Choice:
     """The run to take by a metric.
 
     Attributes:
-        ordered: the runs with a finite score, the best first; equal ones by the seconds of their fits.
-        gaps: key of another run -> its loss minus the best one's, where that has a standard error.
+        ordered: the runs with a finite score, the best first; runs with equal scores by the seconds of their fits.
+        gaps: key of another run -> its loss minus the best run's, if this difference has a standard error.
         near: the best run, and the runs within one standard error of it.
-        tied: the best run, and the runs whose 95 % interval of the gap has 0 in it.
+        tied: the best run, and the runs with 0 in the 95 % interval of their gap.
     """
 
     metric: str
@@ -48,7 +48,10 @@ class Choice:
 
     @property
     def taken(self) -> Candidate:
-        """Return the cheapest to fit of ``near`` (Breiman et al. 1984, section 3.4.3; here with errors in pairs)."""
+        """Return the run of ``near`` that is the cheapest to fit.
+
+        Source: Breiman et al. 1984, section 3.4.3. Deviation: our errors are of paired differences.
+        """
         return min(self.near, key=fit_seconds)
 
     def faster(self, than: Candidate) -> list[Candidate]:
@@ -57,7 +60,7 @@ class Choice:
 
 
 def choose(candidates: Iterable[Candidate], metric: str) -> Choice | None:
-    """Choose by ``accuracy``, ``rmse`` or ``nll``. None: no run has a finite score."""
+    """Choose by ``accuracy``, ``rmse`` or ``nll``. The result is None if no run has a finite score."""
     ordered = sorted(finite(candidates, metric), key=lambda one: (loss(one, metric), fit_seconds(one)))
     if not ordered:
         return None
@@ -70,7 +73,7 @@ def choose(candidates: Iterable[Candidate], metric: str) -> Choice | None:
 
 
 def coverage(one: Candidate) -> Difference | None:
-    """Return the share of test rows in the 90 % intervals minus 90 %, with its 95 % interval. None: there is none.
+    """Return the share of test rows in the 90 % intervals minus 90 %, with its 95 % interval; None without scores.
 
     On one split the error is binomial, with seeds averaged first.
     """
@@ -87,21 +90,22 @@ def coverage(one: Candidate) -> Difference | None:
 
 
 def half_width(splits: int) -> float:
-    """Return the half-width of an interval over splits whose differences have variance 1."""
+    """Return the half-width of an interval over splits, for differences of variance 1."""
     return float(stats.t.ppf(0.975, splits - 1)) * math.sqrt(1 / splits + TEST_OVER_TRAIN)
 
 
 def ended(config: Any, epochs: int, validated: bool) -> Literal["validation", "steps", "schedule", ""]:
-    """Say what ended a fit of so many epochs.
+    """Return the reason why a fit ended after ``epochs`` epochs.
 
     Args:
-        config: of a method, with the fields of ``training.learner.TrainingConfig`` or with such a field ``training``.
+        config: a method's config with the fields of ``training.learner.TrainingConfig``, or with a field ``training``
+            that has them.
         validated: whether there were validation rows.
 
     Returns:
-        ``validation``: the scores of validation rows, which later epochs did not improve. ``steps``: the most epochs
-        there may be, so soon after the best score that more could improve it. ``schedule``: all epochs were to be run.
-        Empty: the config has no such fields.
+        ``validation``: the scores of validation rows ended the fit, since later epochs did not improve them. ``steps``:
+        the limit of epochs ended the fit, so soon after the best score that more epochs could improve it. ``schedule``:
+        the fit had to run all epochs. Empty: the config has no such fields.
     """
     how = getattr(config, "training", config)
     if not hasattr(how, "early_stopping"):
@@ -113,7 +117,7 @@ def ended(config: Any, epochs: int, validated: bool) -> Literal["validation", "s
 
 
 def ends(folder: Path, kind: str, config: Any, validated: bool) -> tuple[str, ...]:
-    """Say what ended each fit of a stored artifact that recorded its epochs, as :func:`ended` does; empty: none did.
+    """Return the result of :func:`ended` for each fit of a stored artifact that recorded its epochs.
 
     Raises:
         ArtifactError: the artifact is damaged.

@@ -11,11 +11,11 @@ class EvaluateConfig:
     """The section ``evaluate`` of params.yaml.
 
     Attributes:
-        calibration_bins: equal-width bins of the expected calibration error.
-        batch: most inputs in one forward pass.
-        joint_pairs: random pairs of test rows for the joint likelihood; 0: none.
-        joint_groups: groups of test rows for the joint likelihood of several rows, each around one of the first of
-            those pairs; 0: none. A posterior that holds functions is scored on these pairs alone.
+        calibration_bins: the number of equal-width bins of the expected calibration error.
+        batch: the largest number of inputs in one forward pass.
+        joint_pairs: the number of random pairs of test rows for the joint likelihood; 0 for none.
+        joint_groups: the number of groups of test rows for the joint likelihood of several rows; 0 for none. Group k
+            lies around pair k of ``joint_pairs``. A posterior that holds functions is scored on these pairs only.
     """
 
     calibration_bins: int

@@ -1,6 +1,6 @@
-"""How far a predictive of one target is from the posterior's own, at each row, from densities by quadrature.
+"""The distance of a predictive of one target from the posterior's own, at each row, from densities by quadrature.
 
-    KL = ∫ p log(p/q) dy,   TV = ½ ∫ |p − q| dy,   p of the reference, a mixture of Gaussians of one variance σ²
+    KL = ∫ p log(p/q) dy,   TV = ½ ∫ |p − q| dy,   p the reference's density, a mixture of Gaussians of one variance σ²
 
 The trapezoidal rule has nodes σ/8 apart, from 7σ below the lowest to 7σ above the highest component. For a
 smooth log q the KL is exact to 1e-8 (the rule converges exponentially for a Gaussian's integrals); where q has kinks,
@@ -18,7 +18,7 @@ from ..predictive import Continuous, Gaussian, Predictive
 from .gathered import Scores
 from .references import Reference
 
-_REACH: Final = 7.0  # σ; 1e-12 of a component lies beyond on each side
+_REACH: Final = 7.0  # in σ; 1e-12 of a component lies beyond on each side
 _NODES_A_SD: Final = 8
 
 
@@ -26,7 +26,7 @@ def distances(reference: Gaussian, other: Continuous) -> tuple[Float[Tensor, " b
     """Return KL(reference ‖ other) and the total variation between them at each row, in float64.
 
     Args:
-        reference: of one output, and one variance for all draws and rows.
+        reference: a predictive of one output, with one variance for all draws and rows.
     """
     step = float(reference.draw_variance.flatten()[0]) ** 0.5 / _NODES_A_SD
     low = reference.draw_mean.amin(0).double() - _REACH * _NODES_A_SD * step  # [row, 1]
@@ -48,7 +48,7 @@ class Distances:
     """The distances of a run's predictive to the reference of its test rows, gathered over batches.
 
     Attributes:
-        reference: None where there is no reference; there are then no scores.
+        reference: the reference of the test rows; None means that there are no scores.
     """
 
     reference: Reference | None
@@ -70,7 +70,7 @@ class Distances:
     def scores(self) -> Scores:
         """Return ``reference_kl`` and ``reference_tv``, means over rows, and ``reference_sd_ratio``, their median.
 
-        A predictive whose variance does not split into noise and uncertainty of f has no ratio.
+        A predictive has no ratio if its variance does not split into noise and uncertainty of f.
         """
         if self.reference is None:
             return {}

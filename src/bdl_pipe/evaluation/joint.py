@@ -7,11 +7,11 @@ anchors of a group. Each observation of the group belongs to one of the two anch
 Classes: an observation is the anchor itself, with the anchor's label. A group of 20 observations has two images, each
 about ten times. An image has one label, so all observations of an image agree.
 
-Regression: a row that stood twice in a group would bring the same noise twice. Two observations would agree to the last
-digit, which no noise model allows, and a posterior of the wrong noise would be rewarded. So an observation is the row
+Regression: if a group had a row twice, it would have the row's noise twice. Two observations would agree to the last
+digit, which no noise model allows, and a posterior with the wrong noise would be rewarded. So an observation is the row
 nearest to its anchor that the group does not have yet, with the row's own target. The first such row is the anchor.
 
-Groups, anchors and pairs depend on the root seed and on the test rows alone: they are the same for all posteriors.
+Groups, anchors and pairs depend only on the root seed and on the test rows: they are the same for all posteriors.
 """
 
 from collections.abc import Iterator
@@ -35,15 +35,15 @@ from .config import EvaluateConfig
 from .gathered import Scores
 
 LINE_STEPS: Final = 21  # Inputs on the line between two test rows: both ends, the middle, and others between them.
-LINES: Final = 10  # The mean is over the lines of so many pairs of test rows.
-PAIRED: Final = 500  # The pairs are of the first so many test rows, so that their distances cost little.
-_APART: Final = 1e-6  # Rows that are nearer than this share of the largest distance are equal, to rounding.
-_ROWS: Final = 100  # So many rows of groups are predicted at once, so that the draws of their functions stay small.
-_NEAREST: Final = 50  # The distances of so many anchors to all rows are computed at once.
+LINES: Final = 10  # number of pairs of test rows; the mean is over the lines between them
+PAIRED: Final = 500  # the pairs come from this many first test rows, so that distances cost little
+_APART: Final = 1e-6  # rows nearer than this share of the largest distance are equal, up to rounding
+_ROWS: Final = 100  # rows of groups in one prediction, so that the draws of their functions stay small
+_NEAREST: Final = 50  # anchors in one computation of distances to all rows
 
 
 def keeps_functions(posterior: Posterior) -> bool:
-    """Return whether a posterior has a joint other than by the draws of its predictive."""
+    """Return whether a posterior has its own joint, which does not follow from the draws of its predictive."""
     return isinstance(posterior, JointPosterior | GaussianPosterior)
 
 
@@ -109,12 +109,12 @@ def joint_scores(
 ) -> Scores:
     """Return the joint NLL and the gap of groups around two anchors and, for classes, of random pairs of rows.
 
-    A posterior with its own joint (:func:`keeps_functions`) predicts the anchors once more, or in regression the
-    groups, and its random pairs are the pairs of anchors. In regression, groups of more observations than there are
-    rows have no scores.
+    A posterior with its own joint (:func:`keeps_functions`) predicts the anchors again, or in regression the groups,
+    and its random pairs are the pairs of anchors. In regression, groups of more observations than there are rows have
+    no scores.
 
     Args:
-        terms: the log probability of each row's own target under each draw of the predictive. None: the posterior has
+        terms: the log probability of each row's own target under each draw of the predictive; None for a posterior with
             its own joint.
     """
     rows, classes = len(examples), examples.targets.ndim == 1
@@ -147,10 +147,10 @@ def joint_scores(
 def nearest_pairs(
     inputs: Float[Tensor, "row ..."], targets: Int[np.ndarray, " row"], count: int
 ) -> list[tuple[int, int]]:
-    """Return the ``count`` pairs of rows of different classes that are nearest to each other, each row in one at most.
+    """Return the ``count`` nearest pairs of rows of different classes; a row is in at most one pair.
 
-    The pairs depend on the rows alone. Of equally near pairs the one with the first row comes first. Two rows of equal
-    inputs are no pair. There may be fewer pairs.
+    The pairs depend only on the rows. Equally near pairs are in the order of their first rows. Two rows of equal inputs
+    are not a pair. There may be fewer than ``count`` pairs.
     """
     flat = inputs.flatten(1).double()
     distances, pairs = torch.cdist(flat, flat).numpy(), list[tuple[int, int]]()
@@ -168,15 +168,15 @@ def lines_between_classes(
 ) -> pa.Table | None:
     """Return :func:`same_class_along` lines between test rows of different classes, the mean over the lines.
 
-    Two inputs that a posterior is sure about tell nothing of their dependence. So lines join rows of different classes
-    that are near to each other, and one of the two inputs is the middle of the line, where the class is in doubt. The
-    other input moves along the line. The lines are those of the ``LINES`` :func:`nearest_pairs` among the first test
-    rows, so that they are the same for all posteriors. A posterior of networks or masks uses the draws that predict the
-    test rows.
+    If a posterior is sure about two inputs, their labels do not show the dependence of the two. So lines join rows of
+    different classes that are near to each other, and one of the two inputs is the middle of the line, where the class
+    is in doubt. The other input moves along the line. The lines join the ``LINES`` :func:`nearest_pairs` among the
+    first test rows, so that they are the same for all posteriors. A posterior of networks or masks uses the draws that
+    predict the test rows.
 
     Returns:
-        A table of ``LINE_STEPS`` rows. None: the targets are no classes, there is no such pair, or ``joint_groups`` is
-        0.
+        A table of ``LINE_STEPS`` rows. It is None if the targets are not classes, if there is no such pair, or if
+        ``joint_groups`` is 0.
     """
     if not config.joint_groups or examples.targets.ndim != 1:
         return None
@@ -185,7 +185,7 @@ def lines_between_classes(
     lines = []
     for number, (first, second) in enumerate(pairs):
         ends, at = inputs[[first, second]].to(device), rng.fold("predict")
-        if keeps_functions(fitted.posterior):  # Its functions are drawn anew, so that the errors of lines differ.
+        if keeps_functions(fitted.posterior):  # new draws of functions for each line: errors differ
             at = at.fold("line", number)
         lines.append(same_class_along(fitted.posterior, *ends, steps=LINE_STEPS, rng=at, anchor=0.5))
     if not lines:
@@ -262,9 +262,9 @@ def same_class_along(
 ) -> pa.Table:
     """Return P(Y_1 = Y_2) for an anchor and each of ``steps`` inputs on the line from ``first`` to ``second``.
 
-    The table has one row a place on the line. Its column ``share`` is the place of the second input: 0 is ``first``,
-    and 1 is ``second``. The columns ``joint`` and ``product`` are the probability under the joint and under the product
-    of the marginals.
+    The table has one row for each place on the line. Its column ``share`` is the place of the second input: 0 is
+    ``first``, and 1 is ``second``. The columns ``joint`` and ``product`` are the probability under the joint and under
+    the product of the marginals.
 
     Args:
         first, second: transformed inputs of a posterior of classes.
@@ -273,7 +273,7 @@ def same_class_along(
 
     Raises:
         ConfigError: there are fewer than two steps.
-        DataError: the inputs have different shapes, or the posterior predicts no classes.
+        DataError: the inputs have different shapes, or the posterior does not predict classes.
     """
     require(steps > 1, "steps", "must be > 1", steps)
     if first.shape != second.shape:

@@ -1,8 +1,9 @@
-"""What the last layer of a posterior's networks sees and gives: features and logits, for scores of the unfamiliar.
+"""The inputs and outputs of the last layer of a posterior's networks, features and logits, for unfamiliarity scores.
 
-Features are the trunk's output. A mixture of draws has one row of them: that of the shared trunk where all draws have
-one, else the mean over the draws' trunks, in which the features of networks that were trained apart do not belong
-together. Its logits are the mean over draws, and so are the weights that the origin follows from.
+Features are the trunk's output. A mixture of draws has one row of features for each input: the shared trunk's features
+if all draws share a trunk, else the mean over the draws' trunks. The features of separately trained networks do not
+correspond to each other, so that their mean means little. A mixture's logits are the mean over draws, and so are the
+weights that determine the origin.
 """
 
 from collections.abc import Callable
@@ -26,9 +27,9 @@ class LastLayer:
     """The inputs and outputs of a last layer at some rows.
 
     Attributes:
-        features: what it sees.
-        logits: what it gives, of classes; None where the layer is not linear.
-        origin: −W⁺b, the shortest features at which the logits are nearest to 0; None where the layer is not linear.
+        features: the layer's inputs.
+        logits: the layer's outputs for classes; None if the layer is not linear.
+        origin: −W⁺b, the shortest features at which the logits are nearest to 0; None if the layer is not linear.
     """
 
     features: Float[Tensor, "row width"]
@@ -40,7 +41,7 @@ Reader = Callable[[Any, Tensor, Seed], LastLayer | None]
 
 
 def _linear(features: Tensor, weight: Float[Tensor, "class width"], bias: Float[Tensor, " class"] | None) -> LastLayer:
-    """Return the last layer of one trunk, or of several whose logits are linear in the mean features."""
+    """Return the last layer of one trunk, or of several trunks if their logits are linear in the mean features."""
     logits = nn.functional.linear(features, weight, bias)
     return LastLayer(features, logits, _origin(weight, bias))
 
@@ -52,7 +53,7 @@ def _origin(weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _of_weights(spec: NetworkSpec, weights: dict[str, Tensor], inputs: Tensor) -> LastLayer | None:
-    """Return the mean over stacked weights [draw, ...] of a network; None of another head than one linear layer."""
+    """Return the mean over stacked weights [draw, ...] of a network; None if its head is not one linear layer."""
     network = spec.build(Seed(0)).to(inputs.device).eval()
     if not isinstance(network.head, nn.Linear):
         return None
@@ -78,7 +79,7 @@ def _draws(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer | None:
 
 
 def _centre(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer | None:
-    """Return that of the weights at which a network is linearised, which are the first."""
+    """Return the last layer of the first weights, at which the network is linearised."""
     return _of_weights(posterior.spec, {name: value[:1] for name, value in posterior.weights.items()}, inputs)
 
 
@@ -94,7 +95,7 @@ def _trunks(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer:
 
 
 def _variational(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer:
-    """Return the mean over draws of the features; a layer of class densities has no logits."""
+    """Return the features' mean over draws, and logits except for a layer of class densities, which has none."""
     learner = posterior.learner
     draws = learner.spec.features.draws if learner.spec.features else 1
     features = torch.stack([learner.features(inputs, draw, rng) for draw in range(draws)]).mean(0)
@@ -104,7 +105,7 @@ def _variational(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer:
 
 
 def _fixed_trunk(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer | None:
-    """Return the fixed trunk under a Gaussian head at its mean; None where all layers are Gaussian."""
+    """Return the last layer of a fixed trunk, with a Gaussian head at its mean; None if all layers are Gaussian."""
     learner = posterior.learner
     if learner.spec.config.stochastic != "head":
         return None
@@ -142,7 +143,7 @@ def register_last_layer(key: str, reader: Reader) -> None:
     """Add the reader of a posterior's last layer: (posterior, transformed inputs, address of draws) -> LastLayer.
 
     Args:
-        key: the posterior's, as ``registry.POSTERIORS`` has it.
+        key: the posterior's key in ``registry.POSTERIORS``.
 
     Raises:
         PluginError: the key is taken.
@@ -152,7 +153,7 @@ def register_last_layer(key: str, reader: Reader) -> None:
 
 @torch.no_grad()
 def find_last_layer(posterior: Posterior, inputs: Tensor, *, rng: Seed) -> LastLayer | None:
-    """Return the features and logits of transformed inputs; None of a posterior that has no features."""
+    """Return the features and logits of transformed inputs; None if the posterior has no features."""
     key = _key(posterior)
     return LAST_LAYERS[key](posterior, inputs, rng) if key in LAST_LAYERS else None
 

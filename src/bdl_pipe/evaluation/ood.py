@@ -1,4 +1,4 @@
-"""OOD scores: numbers of each input that are high where the input looks like the training data."""
+"""OOD scores: numbers for each input that are high if the input looks like the training data."""
 
 from collections.abc import Callable
 from typing import Final
@@ -14,12 +14,12 @@ OodScore = Callable[[Predictive], Tensor | None]
 
 
 def max_prob(predictive: Predictive) -> Tensor | None:
-    """Return the log of the largest class probability, which tells apart probabilities that float32 rounds to 1."""
+    """Return the log of the largest class probability; the log orders probabilities that float32 rounds to 1."""
     return predictive.log_probs.max(-1).values if isinstance(predictive, Categorical) else None
 
 
 def mutual_information(predictive: Predictive) -> Tensor | None:
-    """Return the mutual information of classes, negated; None for a single draw, which has none."""
+    """Return the mutual information of classes, negated; None for a single draw."""
     if not isinstance(predictive, Categorical) or len(predictive.draw_log_probs) == 1:
         return None
     return -predictive.mutual_information()
@@ -40,11 +40,11 @@ def register_ood_score(name: str, score: OodScore) -> None:
     """Add an OOD score; ``auroc``, ``aupr_in``, ``aupr_out`` and ``fpr95`` by it are reported for every run.
 
     Args:
-        score: a predictive -> [batch], high where an input looks like the training data; or None where the predictive
-            has no such score.
+        score: a predictive -> [batch], high if an input looks like the training data; or None if the predictive has no
+            such score.
 
     Raises:
-        PluginError: it is no function, or its name is taken.
+        PluginError: ``score`` is not a function, or the name is taken.
     """
     if not callable(score):
         raise PluginError(f"the OOD score {name} must be a function of a predictive, got {short(score)}")
@@ -52,9 +52,9 @@ def register_ood_score(name: str, score: OodScore) -> None:
 
 
 def ood_scores(predictive: Predictive) -> dict[str, np.ndarray]:
-    """Return scores [batch] that are high where an input looks like the training data.
+    """Return scores [batch] that are high if an input looks like the training data.
 
-    They are the registered ones, then the method's own.
+    The registered scores come first, then the method's own scores.
 
     Raises:
         PluginError: a score is not one number for each input.

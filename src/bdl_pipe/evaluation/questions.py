@@ -1,9 +1,9 @@
-"""Sentences that stored scores bear: on probabilities, on intervals and sets, and on answers to refuse.
+"""Sentences that stored scores support: on probabilities, on intervals and sets, and on answers to refuse.
 
 A difference is more than chance if its 95 % interval leaves out 0; the intervals of one sentence hold together
-(:func:`bdl_pipe.metrics.standings.difference`). A run is shown to be wrong by a p-value of at most 5 %: of runs that
-are right one in twenty is. The p-values of several fits share rows; twice their mean is a p-value however they depend
-(Rüschendorf 1982; Vovk & Wang 2020).
+(:func:`bdl_pipe.metrics.standings.difference`). A p-value of at most 5 % counts as proof that a run is wrong; one in
+twenty right runs has such a p-value. The p-values of several fits share rows; twice their mean is a p-value for every
+dependence between them (Rüschendorf 1982; Vovk & Wang 2020).
 """
 
 import math
@@ -21,7 +21,7 @@ FALSE_ALARMS: Final = 0.05
 
 
 def trust(candidates: Sequence[Candidate]) -> list[str]:
-    """Say whose probabilities are not shown to be wrong, and whose are nearest to what happened."""
+    """Name the runs with probabilities that are not shown to be wrong, and the run with the smallest error."""
     known = finite(candidates, "ece_adaptive")
     if not known:
         return []
@@ -36,7 +36,10 @@ def trust(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def intervals(candidates: Sequence[Candidate]) -> list[str]:
-    """Say whose intervals are not shown to be wrong, and whose are the narrowest at equal coverage, or whose sets."""
+    """Name the runs with intervals that are not shown to be wrong, and the narrowest at equal coverage.
+
+    For classes, name only the run with the smallest sets.
+    """
     sized = finite(candidates, "set_size_lac")
     if sized:
         return [f"Sets that hold 90 %: {first(candidates, 'set_size_lac')}"]
@@ -56,7 +59,7 @@ def intervals(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def refuse(candidates: Sequence[Candidate]) -> list[str]:
-    """Say whose order of refusal costs least, and how many rows it answers with at most 1 % wrong."""
+    """Name the run with the cheapest order of refusal, and the shares that it answers with at most 1 and 5 % wrong."""
     known = finite(candidates, "augrc")
     if not known:
         return []
@@ -76,7 +79,7 @@ SENTENCES: Final[dict[Question, Callable[[Sequence[Candidate]], list[str]]]] = {
 
 
 def first(candidates: Sequence[Candidate], metric: str) -> str:
-    """Say which run is the best by a metric, and from which others it cannot be told apart."""
+    """Name the best run by a metric, and the runs that do not differ from it by more than chance."""
     ordered = sorted(finite(candidates, metric), key=lambda one: loss(one, metric))
     if not ordered:
         return "no run has such a score."
@@ -98,7 +101,7 @@ def first(candidates: Sequence[Candidate], metric: str) -> str:
 
 
 def p_value(one: Candidate, metric: str) -> float:
-    """Return the p-value of all fits of a run together; see the module. It is NaN without any."""
+    """Return the p-value of all fits of a run together, see the module; NaN if no fit has one."""
     found = [p for group in one.scores.groups(Quantity(metric)) for p in group]
     return math.nan if not found else found[0] if len(found) == 1 else min(1.0, 2 * average(found))
 

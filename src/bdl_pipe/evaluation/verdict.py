@@ -1,4 +1,4 @@
-"""Say which method to take on a data set, whether a Bayesian network is worth it there, and what more time would buy.
+"""The verdict on a data set: which method to take, whether a Bayesian network pays off, and the benefit of more time.
 
 Each sentence is a function of stored scores; docs/reading-the-report.md has the rules, :mod:`.choice` the figures.
 """
@@ -15,14 +15,14 @@ from ..scores import Quantity, average
 from .choice import LEVEL, Choice, choose, coverage, finite, fit_seconds, half_width, loss, split_seconds
 
 RIVALS: Final = ("boosting", "linear", "constant")
-OPTIMAL: Final = ("linear", "constant")  # Their fits end at an optimum.
+OPTIMAL: Final = ("linear", "constant")  # methods with fits that end at an optimum
 POINTS: Final = (BASELINE, "swa", "coreset_nn")  # networks with one value of the weights, and no posterior
 _PREDICT: Final = Quantity("seconds_per_1000", "cost")
 _MOST_SPLITS: Final = 20
 
 
 def verdict(candidates: Sequence[Candidate]) -> list[str]:
-    """Say which run to take, whether a Bayesian network is worth it, and what one more hour would buy."""
+    """Return the sentences on the run to take, on the worth of a Bayesian network, and on one more hour."""
     by_accuracy = "accuracy" if any(one.scores.values(Quantity("accuracy")) for one in candidates) else "rmse"
     accuracy, nll = choose(candidates, by_accuracy), choose(candidates, "nll")
     if nll is None:
@@ -41,7 +41,7 @@ def verdict(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def taking(choice: Choice) -> str:
-    """Say which run to take by a metric, and why."""
+    """Write which run to take by a metric, and why."""
     best, taken, label = choice.best, choice.taken, _label(choice.metric)
     value = _value(best, choice.metric)
     if len(choice.ordered) == 1:
@@ -62,7 +62,7 @@ def taking(choice: Choice) -> str:
 
 
 def calibration(one: Candidate) -> str:
-    """Say whether the intervals of a run hold as many targets as they should, or how far its probabilities are off."""
+    """Write whether the intervals of a run hold as many targets as they should, or the error of its probabilities."""
     off, ece = coverage(one), one.scores.values(Quantity("ece"))
     if off is not None:
         how = "as many as they should, within the error" if not off.apart else "too few" if off.mean < 0 else "too many"
@@ -71,7 +71,7 @@ def calibration(one: Candidate) -> str:
 
 
 def cheapest(choice: Choice) -> str:
-    """Say which run is the cheapest to fit of those that cannot be told apart from the best one."""
+    """Write which run is the cheapest to fit among the runs that do not differ from the best run."""
     taken, label, over = min(choice.tied, key=fit_seconds), _label(choice.metric), _over(choice.best)
     if not math.isfinite(fit_seconds(taken)):
         return "the times of the fits are not recorded."
@@ -90,7 +90,7 @@ def cheapest(choice: Choice) -> str:
 
 
 def worth(candidates: Sequence[Candidate], metric: str) -> str:
-    """Say whether the best Bayesian network is better than each rival; without rivals: than its plain network."""
+    """Write whether the best Bayesian network is better than each rival or, without rivals, than its plain network."""
     known = finite(candidates, metric)
     networks = [one for one in known if one.network and one.method not in POINTS]
     if not networks:
@@ -101,7 +101,7 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
     rivals = plain if without else [one for one in known if one.method in RIVALS]
     worse, tied, better = list[str](), list[str](), list[str]()
     for rival in rivals:
-        gap = difference(best, rival, len(networks), metric)  # The interval is as wide as the choice of the best asks.
+        gap = difference(best, rival, len(networks), metric)  # the interval allows for the choice of the best network
         how = tied if gap is None or not gap.apart else better if gap.mean < 0 else worse
         how.append(f"{rival.name} ({_gap(gap, metric)})")
     verbs = ("is worse than", "cannot be told apart from", "is better than")
@@ -114,7 +114,7 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
 
 
 def hour(candidates: Sequence[Candidate], taken: Candidate) -> str:
-    """Say what longer fits of a run would buy, which other fits were too short, and what more splits would buy."""
+    """Write the benefit of longer fits of a run, the other fits that were too short, and the benefit of more splits."""
     name, ended = taken.name, taken.ended
     if taken.method in OPTIMAL:
         said = [f"the fits of {name} end at an optimum, so more time buys nothing."]
@@ -149,7 +149,7 @@ def _gap(gap: Difference | None, metric: str) -> str:
     """Write a difference of losses as a difference of scores and its standard error, which has two digits."""
     if gap is None:
         return "not comparable"
-    of, known = metric_of(metric), 1e-6 * abs(gap.mean) < gap.error < math.inf  # below: rounding
+    of, known = metric_of(metric), 1e-6 * abs(gap.mean) < gap.error < math.inf  # a smaller error is rounding
     mean, error, unit = -of.better * gap.mean, gap.error, ""
     if of.percent:
         mean, error, unit = 100 * mean, 100 * error, " %"

@@ -1,8 +1,8 @@
-"""Metrics of predictives, as states (sum, count) that partial results from many workers add up to.
+"""Metrics of predictives. A metric returns a state (sum, count), and the states of several workers add up.
 
-Every function takes a :class:`~bdl_pipe.predictive.Predictive` whose draws are already mixed by its
-own ``log_prob`` and ``mean``; where draws matter by themselves (mutual information) it says so.
-Natural logarithms and per-example means throughout.
+Every function takes a :class:`~bdl_pipe.predictive.Predictive`; its ``log_prob`` and ``mean`` average over the draws.
+A function that needs the single draws, such as mutual information, states it. All logarithms are natural, and all means
+are per example.
 """
 
 from .classification import (

@@ -46,10 +46,11 @@ def brier_parts(
     Args:
         probs: [row, class].
         labels: [row].
-        corrected: by Ferro & Fricker (2012). A bin of one row shows no variance, and joins its neighbour.
+        corrected: apply the correction of Ferro & Fricker (2012). A bin of one row has no variance and joins its
+            neighbour.
 
     Returns:
-        None: there is one row, and the parts should be corrected.
+        None if there is only one row and ``corrected`` is True.
 
     Raises:
         DataError: see :func:`.calibration.stated`.

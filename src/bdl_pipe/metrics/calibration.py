@@ -26,15 +26,16 @@ Labels = Int[np.ndarray, "draw row"]
 Measure = Callable[[Probs, Labels], Float[np.ndarray, " draw"]]
 
 BINS: Final = 15
-_NODES: Final = 2048  # intervals of the grid on [0, 1] of the smooth error
-_TOLERANCES: Final = {"xatol": 1e-7, "xrtol": 1e-6}  # of the smooth error
+_NODES: Final = 2048  # number of intervals of the smooth error's grid on [0, 1]
+_TOLERANCES: Final = {"xatol": 1e-7, "xrtol": 1e-6}  # for σ of the smooth error
 
 
 def stated(probs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return probabilities in float64 whose rows sum to 1, and labels as integers [draw, row].
+    """Return probabilities in float64, with rows that sum to 1, and labels as integers [draw, row].
 
     Raises:
-        DataError: there is no row, the shapes differ, a label is no class, or a row is no distribution (within 1e-3).
+        DataError: there is no row, the shapes differ, a label is not a class, or a row is not a distribution (within
+            1e-3).
     """
     found, classes = np.asarray(probs, np.float64), np.atleast_2d(np.asarray(labels))
     if found.ndim != 2 or not found.size or classes.shape[-1] != len(found):
@@ -53,7 +54,7 @@ def equal_mass(values: Float[np.ndarray, " row"], bins: int) -> Int[np.ndarray, 
     A bin depends on the value alone: equal values share the bin of their middle rank. A bin may be empty.
     """
     _, which, count = np.unique(values, return_inverse=True, return_counts=True)
-    middle = np.cumsum(count) - (count + 1) / 2  # of the 0-based ranks
+    middle = np.cumsum(count) - (count + 1) / 2  # the middle 0-based rank of equal values
     return np.floor(bins * middle / len(values)).astype(np.int64)[which]
 
 
@@ -75,7 +76,7 @@ def adaptive(probs: Probs, labels: Labels, bins: int = BINS) -> Float[np.ndarray
 def class_wise(probs: Probs, labels: Labels, bins: int = BINS) -> Float[np.ndarray, " draw"]:
     """Compute the mean over classes of the error of the class's probability, for each column of labels."""
     rows, classes = probs.shape
-    place = equal_width(probs, bins) + bins * np.arange(classes)  # a number of its own for each class and bin
+    place = equal_width(probs, bins) + bins * np.arange(classes)  # each pair of a class and a bin has its own number
     expected = np.bincount(place.ravel(), probs.ravel(), bins * classes)
     own = (np.bincount(place[np.arange(rows), column], minlength=bins * classes) for column in labels)
     return np.array([np.abs(happened - expected).sum() for happened in own]) / (rows * classes)
@@ -103,7 +104,7 @@ def smooth_error(at: Float[np.ndarray, " row"], residuals: Float[np.ndarray, "dr
     for row, values in enumerate(residuals):
         mass[row] = np.bincount(left, values * (1 - share), _NODES + 1)
         mass[row] += np.bincount(left + 1, values * share, _NODES + 1)
-    mass[:, 1:-1] /= 2  # this type of transform doubles what is inside
+    mass[:, 1:-1] /= 2  # a transform of type 1 doubles the inner entries
     waves = dct(mass / len(at), type=1, axis=1)
     squares = (np.pi * np.arange(_NODES + 1)) ** 2 / 2
 

@@ -7,11 +7,11 @@ one) / (R + 1). Where the probabilities are right, the observed labels are one m
 most α with a probability of at most α, exactly and for every number of rows: α is the rate of false alarms.
 
 The interval is the basic bootstrap's, [2θ − q_high, 2θ − q_low], cut off at 0 (Davison & Hinkley 1997), over rows drawn
-with replacement. An error is a sum of absolute gaps, and no bootstrap knows its bias where gaps are near 0. With 15
+with replacement. An error is a sum of absolute gaps, and no bootstrap estimates its bias where gaps are near 0. With 15
 bins whose normal gaps are g standard errors each, the interval of 90 % held the true error in 79, 78, 82, 87 and 89 %
 of 1,500 samples at g = 1, 1.5, 2, 3 and 5, and the percentile interval [q_low, q_high] in 35, 79, 89, 91 and 90 %; at
-g = 0.5 in 80 % and never. At g = 0 it held 0 in 24 %: where an error is near its value under perfect calibration, read
-the p-value and no interval.
+g = 0.5 in 80 % and never. At g = 0 the basic bootstrap's interval held 0 in 24 %. If an error is near its value under
+perfect calibration, read the p-value and not the interval.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,9 +32,10 @@ class Checked:
 
     Attributes:
         value: the error.
-        expected: its mean where the stated probabilities are right, on as many rows.
-        p_value: how often an error at least as large arises where they are right.
-        draws: how many columns of labels were drawn for both; the p-value is at least 1/(draws + 1).
+        expected: the mean error on as many rows if the stated probabilities are right.
+        p_value: how often an error at least as large arises if the stated probabilities are right.
+        draws: the number of columns of labels that were drawn for ``expected`` and ``p_value``; the p-value is at least
+            1/(draws + 1).
     """
 
     value: float
@@ -48,7 +49,7 @@ class Checked:
         return self.value - self.expected
 
     def miscalibrated(self, false_alarms: float = 0.05) -> bool:
-        """Say whether the probabilities are wrong, with a rate of false alarms of at most ``false_alarms``."""
+        """Return whether the probabilities are wrong, with a rate of false alarms of at most ``false_alarms``."""
         require(1 / (self.draws + 1) <= false_alarms < 1, "false_alarms", "must be in [1/(draws + 1), 1)", false_alarms)
         return self.p_value <= false_alarms
 
@@ -71,9 +72,9 @@ def check(measure: Measure, probs: np.ndarray, labels: np.ndarray, rng: Seed, dr
 def check_all(
     measures: Mapping[str, Measure], probs: np.ndarray, labels: np.ndarray, rng: Seed, draws: int = 199
 ) -> dict[str, Checked]:
-    """Compute several errors as :func:`check` does, all of the same drawn labels: measure -> result.
+    """Compute several errors as :func:`check` does, with the same drawn labels for all: measure -> result.
 
-    To draw labels takes half of the time. Each p-value is exact; two measures' p-values depend on each other.
+    Drawing labels takes half of the time. Each p-value is exact; the p-values of two measures depend on each other.
     """
     require(draws >= 1, "draws", "must be at least 1", draws)
     probs, observed = stated(probs, labels)
@@ -90,7 +91,7 @@ def check_all(
 
 
 def drawn_labels(probs: Probs, rng: Seed, draws: int) -> Iterator[Labels]:
-    """Yield columns of labels [draw, row] drawn from the stated probabilities, some at a time, ``draws`` in all."""
+    """Yield columns of labels [draw, row] drawn from the stated probabilities, in blocks, ``draws`` in all."""
     generator, until = rng.fold("labels").numpy(), probs.cumsum(1)[:, :-1]
     together = max(1, min(draws, _NUMBERS // len(probs)))
     for start in range(0, draws, together):

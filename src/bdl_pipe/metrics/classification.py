@@ -1,17 +1,17 @@
-"""Scores of classes: accuracy, Brier, calibration, and how well *in* is separated from *out*.
+"""Scores of classes: accuracy, Brier, calibration, and how well a score separates *in* from *out*.
 
-Calibration: how often what is said with probability p is true. ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over
+Calibration: how often statements of probability p are true. ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over
 bins of the largest class probability (Naeini et al. 2015; Guo et al. 2017, eq. 3). Equal-width bins are ((b−1)/B, b/B]
 as in Guo; their sums add up across workers.
 
-NLL of a batch: −log (1/S) Σ_s exp(mean_i log p(y_i | x_i, θ_s)) mixes the draws by how they explain the whole
-batch. The published evaluation of pseudo-coresets by Markov chains (Kim et al. 2022, 2023) prints its mean over
-batches as the NLL. It is an upper bound of the NLL, which mixes the draws at each row, and a lower bound of the draws'
-mean NLL.
+NLL of a batch: −log (1/S) Σ_s exp(mean_i log p(y_i | x_i, θ_s)) mixes the draws once for the whole batch. The published
+evaluation of pseudo-coresets by Markov chains (Kim et al. 2022, 2023) prints its mean over batches as the NLL. It is an
+upper bound of the NLL, which mixes the draws at each row, and a lower bound of the draws' mean NLL.
 
-Detection: one score, higher for inputs of the data's own distribution (*in*), tells them from others (*out*). AUROC;
-AUPR-In takes *in* as the positive class, AUPR-Out takes *out* (Hendrycks & Gimpel 2017), both as average precision;
-FPR95 is the share of *out* that is accepted at the threshold that accepts at least 95 % of *in* (Liang et al. 2018).
+Detection: a score that is higher for inputs of the data's own distribution (*in*) separates them from other inputs
+(*out*). AUROC; AUPR-In takes *in* as the positive class, AUPR-Out takes *out* (Hendrycks & Gimpel 2017), both as
+average precision; FPR95 is the share of *out* that is accepted at the threshold that accepts at least 95 % of *in*
+(Liang et al. 2018).
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from .metric import Mean, Metric
 
 
 def accuracy(predictive: Categorical, targets: Int[Tensor, " batch"]) -> Mean:
-    """Say of each row whether the most probable class (the first, at a tie) is the label."""
+    """Return the share of rows in which the most probable class (the first, at a tie) is the label."""
     return Mean.of(predictive.log_probs.argmax(-1) == targets)
 
 
@@ -41,8 +41,8 @@ class Bins:
     """The sums of each bin [bin], added by ``+``.
 
     Attributes:
-        count: examples.
-        confidence: sum of the stated probabilities.
+        count: the number of examples.
+        confidence: the sum of the stated probabilities.
         correct: how often the stated event happened.
     """
 
@@ -93,8 +93,8 @@ def _sums(stated: np.ndarray, happened: np.ndarray, bins: int) -> Bins:
 def batch_nll(terms: Float[Tensor, "draw batch"]) -> Mean:
     """Return −log (1/S) Σ_s exp(mean_i log p(y_i | x_i, θ_s)) of one batch, in nats, as the value of each of its rows.
 
-    By Hölder's inequality nll ≤ this, and by Jensen's this ≤ the mean nll of the draws; all are equal for one draw.
-    Deviation: a batch counts by its rows, so that both bounds hold for batches of unequal sizes.
+    The batch NLL is at least the NLL (Hölder) and at most the draws' mean NLL (Jensen); all three are equal for one
+    draw. Deviation: a batch is weighted by its number of rows, so that both bounds hold for batches of unequal sizes.
     """
     rows = terms.shape[1]
     return Mean(-rows * float(mixture(terms.double().mean(1))), rows)
@@ -102,7 +102,7 @@ def batch_nll(terms: Float[Tensor, "draw batch"]) -> Mean:
 
 def detection(score_in: np.ndarray, score_out: np.ndarray) -> dict[str, float]:
     """Return ``auroc``, ``aupr_in``, ``aupr_out``, ``fpr95`` of scores [n_in] and [n_out]."""
-    from sklearn.metrics import average_precision_score, roc_auc_score  # half a second of imports in each stage
+    from sklearn.metrics import average_precision_score, roc_auc_score  # here: it takes half a second in each stage
 
     scores = np.concatenate([score_in, score_out])
     inside = np.concatenate([np.ones(len(score_in)), np.zeros(len(score_out))])

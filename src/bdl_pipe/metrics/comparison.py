@@ -1,7 +1,7 @@
-"""Which of several methods is better: intervals of differences between two, and mean ranks of many.
+"""Which of several methods is better: intervals of the difference of two methods, and mean ranks of many methods.
 
 Scores of two methods are compared in pairs: on the same test rows, or on the same splits. Rows are independent given
-the training rows, so that their interval says nothing about other training rows. Splits share rows, so that the
+the training rows, so that an interval over rows does not cover other training rows. Splits share rows, so that the
 standard error of J differences is Nadeau & Bengio's (2003), √((1/J + n_test/n_train) s²), with Student's t on J − 1
 degrees of freedom. Intervals of several comparisons hold together: each is at 1 − (1 − level)/(number of comparisons)
 (Bonferroni).
@@ -34,7 +34,7 @@ class Difference:
 
     @property
     def apart(self) -> bool:
-        """Say whether the interval excludes 0."""
+        """Return whether the interval excludes 0."""
         return abs(self.mean) > self.half
 
 
@@ -54,8 +54,9 @@ def over_splits(
     """Return the mean of differences over splits, with its interval (Nadeau & Bengio 2003, eq. 9).
 
     Args:
-        test_over_train: the number of test rows over that of training rows; the standard splits test on a tenth.
-        comparisons: how many intervals hold together.
+        test_over_train: the number of test rows divided by the number of training rows; the standard splits test on a
+            tenth of the rows.
+        comparisons: the number of intervals that hold together.
     """
     count = len(differences)
     error = math.sqrt((1 / count + test_over_train) * float(np.var(differences, ddof=1)))
@@ -69,8 +70,8 @@ class Ranks:
     Attributes:
         means: method -> mean rank, the best first.
         datasets: the number of data sets.
-        p_value: of Friedman's test; NaN for two methods.
-        critical: methods whose mean ranks differ by less cannot be told apart.
+        p_value: the p-value of Friedman's test; NaN for two methods.
+        critical: the critical difference; a smaller difference of two mean ranks is not significant.
     """
 
     means: dict[str, float]
@@ -85,13 +86,13 @@ class Ranks:
 
     @property
     def tied(self) -> list[str]:
-        """List the others whose ranks cannot be told apart from the first one's."""
+        """List the other methods with mean ranks that do not differ significantly from the first method's."""
         near = self.means[self.first] + self.critical
         return [method for method, mean in self.means.items() if method != self.first and mean <= near]
 
 
 def mean_ranks(methods: Sequence[str], scores: Float[np.ndarray, "dataset method"], level: float = 0.95) -> Ranks:
-    """Rank two or more methods by scores of which lower is better; tied methods share the mean of their ranks."""
+    """Rank two or more methods by scores, the lowest first; tied methods share the mean of their ranks."""
     count, many = scores.shape
     means = stats.rankdata(scores, axis=1).mean(axis=0)
     p_value = float(stats.friedmanchisquare(*scores.T).pvalue) if many > 2 else math.nan

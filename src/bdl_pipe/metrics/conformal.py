@@ -1,17 +1,18 @@
-"""Conformal sets of classes and intervals, from calibration rows; and how often they hold in groups of rows.
+"""Conformal sets of classes and intervals, from calibration rows; and how often they hold targets in groups of rows.
 
 With scores r_1 … r_n of calibration rows and q their ⌈(n + 1)·level⌉-th smallest, the set {y: r(x, y) ≤ q} holds a new
 target with a probability between ``level`` and, where no scores are equal, ``level`` + 1/(n + 1) (Vovk, Gammerman &
 Shafer 2005). It holds on average over calibration and new rows, whatever the posterior is. Scores of class k:
 
-- LAC: 1 − p_k (Sadinle, Lei & Wasserman 2019). The smallest sets on average; hard rows are held less often.
+- LAC: 1 − p_k (Sadinle, Lei & Wasserman 2019). The smallest sets on average; they hold the targets of hard rows less
+  often.
 - APS: the probability of all likelier classes + u p_k, with u uniform on [0, 1] (Romano, Sesia & Candès 2020). The sets
   grow where a row is hard.
 - RAPS: APS + weight · max(0, rank of k − beyond) (Angelopoulos et al. 2021). Improbable classes are left out of sets.
 
-Of regression CQR takes max(low(x) − y, y − high(x)), so that an interval from quantiles low and high moves both of its
-ends by q (Romano, Patterson & Candès 2019); q may be below 0.
-Sets of APS and RAPS may be empty, which the exact probability needs.
+For regression, CQR takes max(low(x) − y, y − high(x)), so that an interval from quantiles low and high moves both of
+its ends by q (Romano, Patterson & Candès 2019); q may be below 0.
+Sets of APS and RAPS may be empty; without empty sets the probability would not be exact.
 """
 
 import math
@@ -28,7 +29,7 @@ _BEYOND: Final = 5
 
 
 def threshold(scores: Float[np.ndarray, " n"], level: float) -> float:
-    """Return the ⌈(n + 1)·level⌉-th smallest score; ∞ where there are fewer, so that a set holds everything.
+    """Return the ⌈(n + 1)·level⌉-th smallest score; ∞ if there are fewer scores, so that a set holds everything.
 
     Raises:
         ConfigError: the level is not in (0, 1).
@@ -52,7 +53,8 @@ def aps(
     """Return the probability of all likelier classes + u p of each class.
 
     Args:
-        uniform: u of each row, drawn from [0, 1]; 1 for all rows is the score without chance, whose sets hold too much.
+        uniform: u of each row, drawn from [0, 1]. With 1 for all rows the score is not random, and the sets hold more
+            targets than they should.
     """
     return raps(probs, uniform, weight=0.0)
 
@@ -65,7 +67,7 @@ def raps(
 ) -> Float[np.ndarray, "row class"]:
     """Return APS's score + ``weight`` · max(0, rank − ``beyond``) of each class; the likeliest class has the rank 1.
 
-    Of equally likely classes the first counts as the likelier one.
+    If two classes are equally likely, the first counts as likelier.
 
     Raises:
         ConfigError: ``weight`` or ``beyond`` is below 0.
@@ -92,9 +94,9 @@ def class_sets(
     """Return which classes are in the conformal set of each row.
 
     Args:
-        scores: of the rows, by the function that scored the calibration rows.
-        calibration: of the calibration rows.
-        labels: of the calibration rows.
+        scores: the scores of the rows, from the function that scored the calibration rows.
+        calibration: the scores of the calibration rows.
+        labels: the labels of the calibration rows.
     """
     own = calibration[np.arange(len(labels)), labels]
     return scores <= threshold(own, level)
@@ -129,8 +131,8 @@ class Held:
 
     Attributes:
         group: the group's value.
-        count: its rows.
-        share: of them, in which the set held the target.
+        count: the number of its rows.
+        share: the share of its rows in which the set held the target.
         low, high: the exact interval of the probability (Clopper & Pearson 1934).
     """
 
@@ -141,12 +143,12 @@ class Held:
     high: float
 
     def differs(self, level: float) -> bool:
-        """Say whether the interval excludes ``level``."""
+        """Return whether the interval excludes ``level``."""
         return not self.low <= level <= self.high
 
 
 def clopper_pearson(held: int, count: int, level: float = 0.95) -> tuple[float, float]:
-    """Return the exact interval of a probability, whose rate of missing it is at most 1 − ``level``."""
+    """Return the exact interval of a probability; it misses the probability with a rate of at most 1 − ``level``."""
     from scipy.stats import beta
 
     outside = (1 - level) / 2
@@ -160,7 +162,8 @@ def held_by_group(held: Bool[np.ndarray, " row"], groups: np.ndarray, confidence
 
     Args:
         groups: [row], such as the predicted class, the true class, or a column of the inputs.
-        confidence: of all intervals together: each is at 1 − (1 − confidence)/(number of groups) (Bonferroni).
+        confidence: the level of all intervals together; each is at 1 − (1 − confidence)/(number of groups)
+            (Bonferroni).
     """
     values, which, counts = np.unique(groups, return_inverse=True, return_counts=True)
     sums = np.bincount(which, np.asarray(held, np.float64), len(values)).astype(int)

@@ -42,10 +42,10 @@ def stored_bytes(state: State) -> int:
 
 
 def clock(device: torch.device | str = "cpu") -> Callable[[], float]:
-    """Return the clock by which a cost is measured, in seconds.
+    """Return the clock that measures a cost, in seconds.
 
-    With one thread on a CPU it is the process's processor time, which no other work of the machine changes; otherwise
-    wall-clock time.
+    With one thread on a CPU it is the process's processor time, which other work on the machine does not change;
+    otherwise it is wall-clock time.
     """
     alone = torch.device(device).type == "cpu" and torch.get_num_threads() == 1
     return time.process_time if alone else time.perf_counter
@@ -75,8 +75,8 @@ class Peak:
 def peak_bytes(device: torch.device | str = "cpu") -> Iterator[Peak]:
     """Measure the largest memory held during a block: ``with peak_bytes() as peak: ...; peak.bytes``.
 
-    On a GPU: what torch allocated there. Otherwise the whole process's resident memory, libraries
-    included; where the kernel cannot restart the count, its peak since the process began.
+    On a GPU it is the memory that torch allocated there. Otherwise it is the resident memory of the whole process,
+    libraries included; if the kernel cannot reset the peak, it is the peak since the process began.
     """
     peak, cuda = Peak(), torch.device(device).type == "cuda"
     if cuda:

@@ -1,8 +1,8 @@
-"""Conformal sets and intervals of rows by themselves: each half of the rows is calibrated on the other half.
+"""Conformal sets and intervals without calibration rows: each half of the rows is calibrated on the other half.
 
-Stored predictions have no calibration rows. Rows are split at random in halves; the sets of each half hold new targets
-with the stated probability, given by the scores of the other half, so that widths and sizes of different posteriors are
-compared at the same coverage.
+Stored predictions have no calibration rows. Rows are split at random into halves, and the scores of each half set the
+threshold of the other half. The sets then hold new targets with the stated probability, so that widths and sizes of
+different posteriors are compared at the same coverage.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def class_sets(
     """Return which classes are in the conformal set of each row, from the rows of the other half.
 
     Args:
-        score: such as :func:`.conformal.aps`; it is given u of each row, drawn at the address ``rng``.
+        score: a function such as :func:`.conformal.aps`; it gets u of each row, drawn at the address ``rng``.
     """
     scores = score(probs, rng.fold("uniform").numpy().random(len(probs)))
     members = np.empty(scores.shape, bool)
@@ -60,7 +60,7 @@ class Interval:
         return float((self.high - self.low).mean())
 
     def holds(self, targets: Float[np.ndarray, " row"]) -> Bool[np.ndarray, " row"]:
-        """Say of each row whether the interval holds its target."""
+        """Return for each row whether the interval holds its target."""
         return (self.low <= targets) & (targets <= self.high)
 
 
@@ -74,7 +74,7 @@ def widened(
 ) -> Interval:
     """Widen or narrow intervals by a factor with which they hold the targets of the other half.
 
-    The mean width is sharpness at equal coverage: a posterior gains nothing by intervals that hold too little.
+    The mean width is sharpness at equal coverage: a posterior gains nothing from intervals that hold too few targets.
 
     Args:
         low, centre, high: see :func:`.conformal.widening`.

@@ -1,4 +1,4 @@
-"""What a student loses of the posterior that it imitates, from the stored scores of both.
+"""How much worse a student is than the posterior that it imitates, from the stored scores of both.
 
     stored = {name: RunScores(scores.read(Path(f"work/evaluate/{name}/scores.parquet"))) for name in ("gp", "student")}
     beside(stored["student"], stored["gp"], Quantity("nll")).lost
@@ -21,7 +21,7 @@ class Beside:
         student, teacher: the figures; None if a score is missing.
         lost: the student's loss, above 0 if the student is worse: its figure minus the teacher's, or the teacher's
             minus the student's if higher values are better. Its error is the standard error over splits, and None on
-            one split. None if a figure is missing, or the two have different numbers of splits.
+            one split. ``lost`` is None if a figure is missing, or if the two have different numbers of splits.
     """
 
     student: Estimate | None

@@ -1,7 +1,7 @@
 """Scores of several rows together: the joint likelihood of random pairs, and of groups around two anchors.
 
 The joint NLL is −log p(y_1 … y_n | x_1 … x_n, D), and the gap is log joint − log product of the marginals, both in nats
-a group. If the gap is above 0, the targets bear out the dependence that the posterior sees between the rows. On random
+a group. If the gap is above 0, the targets confirm the dependence between rows that the posterior predicts. On random
 pairs the gap is nearly 0 for every posterior, since random rows share little of a function. Groups around two anchors
 show the dependence (Osband et al. 2022). :mod:`bdl_pipe.evaluation.joint` draws the pairs and the groups.
 """
@@ -18,7 +18,7 @@ from ..joint_predictive import Joint
 from ..predictive import mixture
 from .metric import Mean, Metric
 
-SIZES: Final = (2, 5, 20)  # Groups around two anchors have so many rows.
+SIZES: Final = (2, 5, 20)  # numbers of rows of a group around two anchors
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class GroupLogProbs:
 
 
 def names(rows: int | None) -> tuple[str, str]:
-    """Return the names of the joint NLL and of the gap of groups of ``rows`` rows. None: of random pairs."""
+    """Return the names of the joint NLL and of the gap, of groups of ``rows`` rows. None means random pairs."""
     suffix = "" if rows is None else f"_{rows}"
     return f"joint_nll{suffix}", f"joint_gap{suffix}"
 

@@ -29,12 +29,12 @@ class Mean:
 
     @property
     def value(self) -> float:
-        """Return the mean; NaN where nothing was counted."""
+        """Return the mean; NaN if the count is 0."""
         return self.sum / self.count if self.count else math.nan
 
     @property
     def root(self) -> float:
-        """Return the root of the mean: RMSE, of squared errors."""
+        """Return the root of the mean. For squared errors it is the RMSE."""
         return math.sqrt(self.value)
 
 
@@ -53,13 +53,13 @@ class Metric:
         about: one sentence for readers.
         better: +1: a higher value is better; -1: a lower value is better; 0: neither is.
         percent: a report prints the value as per cent.
-        of: computes the mean of one batch from its predictive and its targets, both in original units; None where the
-            predictive has no such score. Without a function, :mod:`bdl_pipe.evaluation` computes the metric together
-            with others.
-        kind: the predictives that ``of`` takes.
+        of: computes the mean of one batch from its predictive and its targets, both in original units; returns None if
+            the predictive has no such score. Without a function, :mod:`bdl_pipe.evaluation` computes the metric
+            together with others.
+        kind: the class of the predictives that ``of`` takes.
         value: the score of the mean over all batches.
         shifted: the metric is also computed on corrupted images and on rows of another data set.
-        unit: how else a report prints it, see :mod:`bdl_pipe.metrics.written`.
+        unit: another way in which a report prints the value, see :mod:`bdl_pipe.metrics.written`.
         question: the report's page that shows the metric; empty if no such page shows it.
         beside: the metric to read together with this one, such as its value by chance; may be empty.
     """
@@ -78,7 +78,7 @@ class Metric:
     beside: str = ""
 
     def batch(self, predictive: Predictive, targets: Tensor) -> Mean | None:
-        """Return the mean of one batch; None where evaluation computes the metric, or the predictive has none."""
+        """Return the mean of one batch; None if evaluation computes the metric, or the predictive has no such score."""
         return self.of(predictive, targets) if self.of is not None and isinstance(predictive, self.kind) else None
 
 
@@ -87,11 +87,11 @@ class StoredMetric(Metric):
     """A score that follows from the stored predictions of one fit, :mod:`bdl_pipe.metrics.stored`.
 
     Attributes:
-        function: computes the score of predictions; None where they have none.
-        task: the predictions that ``function`` takes.
-        rows: returns a contribution of each row [row] whose mean is the score, so that two fits are compared in pairs
-            of rows: the score is linear in the rows, up to terms that vanish faster than its error. None: unknown.
-            It returns None where the predictions have none.
+        function: computes the score of predictions; returns None if they have no such score.
+        task: the task of the predictions that ``function`` takes.
+        rows: returns each row's contribution [row]; their mean is the score, so that two fits are compared in pairs of
+            rows: the score is linear in the rows, up to terms that vanish faster than its error. ``rows`` returns None
+            if the predictions have no such score, and is None if the contributions are unknown.
     """
 
     function: Callable[[Any], float | None]

@@ -1,7 +1,7 @@
-"""Metrics of stored predictions: they need no posterior, so that one that is added fits and predicts nothing again.
+"""Metrics of stored predictions. They need no posterior: a new metric repeats no fit and no prediction.
 
 A metric is a function of the predictions of one fit (:mod:`bdl_pipe.metrics.stored`) that returns a number, or None
-where these predictions have none; :func:`bdl_pipe.register_metric` adds one.
+if these predictions have no such score; :func:`bdl_pipe.register_metric` adds a metric.
 
     for (split, seed), fit in stored.read(Path("work/evaluate/houses-vbll/predictions.parquet")):
         print(split, seed, scores(fit))
@@ -24,7 +24,7 @@ from .selective import contributions, gain, gain_contributions, oracle, risk_cov
 from .stored import Stored, StoredClasses, StoredValues
 
 LEVEL: Final = 0.9
-_STEP: Final = 0.02  # of a level, over which the growth of sets is measured
+_STEP: Final = 0.02  # step of the level that measures how fast sets grow with it
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "classification": (StoredClasses,),
     "regression": (StoredValues,),
@@ -43,7 +43,7 @@ def scores(fit: Stored) -> dict[str, tuple[float, int]]:
 
 
 def score(metric: StoredMetric, fit: Stored) -> float | None:
-    """Return a score of the predictions of one fit; None where they have none.
+    """Return a score of the predictions of one fit; None if they have no such score.
 
     Raises:
         PluginError: the function returns no finite number.
@@ -57,7 +57,7 @@ def score(metric: StoredMetric, fit: Stored) -> float | None:
 
 
 def stored_metrics(task: Literal["classification", "regression"] | None = None) -> dict[str, StoredMetric]:
-    """Return the metrics of stored predictions by name, the library's and those that were added; of one task or all."""
+    """Return the metrics of stored predictions of one task or of both: the library's, then the added ones, by name."""
     added = {name: metric for name, metric in METRICS.items() if isinstance(metric, StoredMetric)}
     return {name: one for name, one in (LIBRARY | added).items() if task is None or one.task in (task, "both")}
 
@@ -114,11 +114,11 @@ def _sets(name: str, function: halves.Score) -> StoredMetric:
         return float(halves.class_sets(function, fit.probs, fit.labels, LEVEL, fit.rng).sum(1).mean())
 
     def rows(fit: StoredClasses) -> np.ndarray:
-        """Return sizes and, to first order, what a row does to the threshold: it is higher where rows are not held."""
+        """Return sizes plus each row's effect on the threshold, to first order: rows that are not held raise it."""
         low, members, high = (
             halves.class_sets(function, fit.probs, fit.labels, LEVEL + step, fit.rng) for step in (-_STEP, 0, _STEP)
         )
-        slope = (high.sum() - low.sum()) / len(fit) / (2 * _STEP)  # of the mean size, by the level
+        slope = (high.sum() - low.sum()) / len(fit) / (2 * _STEP)  # d mean size / d level
         own = members.sum(1) - slope * members[np.arange(len(fit)), fit.labels]
         return members.sum(1).mean() + own - own.mean()
 

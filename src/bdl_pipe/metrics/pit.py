@@ -1,8 +1,8 @@
 """Calibration of regression: the probability integral transform of the targets.
 
 F(y) of the target y under its own predictive distribution function F is uniform on [0, 1] where the predictives are
-right (Dawid 1984). Too many values at both ends: intervals are too narrow; too many in the middle: they are too wide;
-a slope: the mean is off to one side. :func:`pit` is exact for a mixture of draws, as ``cdf`` is. Targets are
+right (Dawid 1984). With too many values at both ends the intervals are too narrow, with too many in the middle they are
+too wide, and a slope shows a biased mean. :func:`pit` is exact for a mixture of draws, as ``cdf`` is. Targets are
 continuous, so that nothing is randomised.
 """
 
@@ -20,7 +20,7 @@ LEVELS: Final = 19  # 5 %, 10 %, … 95 %
 
 
 def pit(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Float[np.ndarray, "batch output"]:
-    """Return F(y) of each output by itself, in float64."""
+    """Return F(y) of each output separately, in float64."""
     return predictive.cdf(targets.double()).cpu().numpy()
 
 
@@ -29,7 +29,8 @@ class PitHistogram:
     """Counts of values in equal-width bins of [0, 1], and the band of all counts together under perfect calibration.
 
     Attributes:
-        low, high: the counts that a bin may have. With a probability of at least the level, all bins lie inside.
+        low, high: the least and the largest count of the band. With a probability of at least the level, the counts of
+            all bins lie inside.
     """
 
     count: Int[np.ndarray, " bin"]
@@ -38,7 +39,7 @@ class PitHistogram:
 
     @property
     def outside(self) -> Int[np.ndarray, " some"]:
-        """Return the numbers of the bins whose count lies outside of the band."""
+        """Return the numbers of the bins with a count outside the band."""
         return np.flatnonzero((self.count < self.low) | (self.count > self.high))
 
 
@@ -56,7 +57,7 @@ def pit_histogram(values: Float[np.ndarray, " row"], bins: int = 10, level: floa
 
 
 def band(rows: int, bins: int, level: float = 0.95) -> tuple[int, int]:
-    """Return the counts that a bin of equal width may have where the predictives are right; see :class:`PitHistogram`.
+    """Return the least and the largest count of a bin's band if the predictives are right; see :class:`PitHistogram`.
 
     Raises:
         ConfigError: ``level`` is not in (0, 1).
@@ -74,9 +75,9 @@ class QuantileError:
 
     Attributes:
         value: the mean over levels p of (share of targets below their quantile at p − p)².
-        expected: its exact mean where the predictives are right, p(1 − p)/n averaged over levels.
-        p_value: how often the largest gap over all levels in [0, 1] is at least the observed one where they are right
-            (the exact test of Kolmogorov and Smirnov).
+        expected: the exact mean of ``value`` if the predictives are right, p(1 − p)/n averaged over levels.
+        p_value: how often the largest gap over all levels in [0, 1] is at least the observed gap if the predictives are
+            right (the exact test of Kolmogorov and Smirnov).
         levels, shares: the curve of the reliability diagram.
     """
 

@@ -2,11 +2,11 @@
 
 With ρ_α(q, y) = (1{y ≤ q} − α)(q − y), the quantile-weighted CRPS is 2 ∫₀¹ ρ_α(F⁻¹(α), y) v(α) dα (Gneiting and Ranjan
 2011, eq. 17), with their weights: v(α) = (1 − α)² for the left tail, α² for the right tail, α(1 − α) for the centre.
-As F⁻¹(α) − y = ∫ dz from y to F⁻¹(α), it is an integral of the distribution function, as the CRPS is,
+As F⁻¹(α) − y = ∫ dz from y to F⁻¹(α), this CRPS is an integral of the distribution function, as the CRPS itself is,
 
     2 ∫_{−∞}^y A(F(z)) dz + 2 ∫_y^∞ B(F(z)) dz,   A(p) = ∫₀^p α v(α) dα,   B(p) = ∫_p^1 (1 − α) v(α) dα,
 
-so that no quantile is solved for. The scores of the left and of the right tail and twice the centre's are the CRPS.
+so that no quantile is solved for. The left tail's score, the right tail's and twice the centre's add up to the CRPS.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from .regression import interval
 
 Weight = Literal["left", "right", "centre"]
 
-_NODES: Final = 32  # of Gauss and Legendre on each side of a target
-_OUTSIDE: Final = 1e-9  # of the distribution on each side, left out of the integral
+_NODES: Final = 32  # Gauss-Legendre nodes on each side of a target
+_OUTSIDE: Final = 1e-9  # probability on each side that the integral leaves out
 
 
 def _left(p: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def interval_score(
 ) -> Float[Tensor, "batch output"]:
     """Return the score of the central interval of probability ``level``: lower is better, in the target's units.
 
-    It is the width, and 2/(1 − level) times the distance of a target outside (Gneiting and Raftery 2007, eq. 43).
+    It is the width, plus 2/(1 − level) times the distance of a target outside (Gneiting and Raftery 2007, eq. 43).
     """
     low, high = interval(predictive, level)
     outside = (low - targets).clamp_min(0) + (targets - high).clamp_min(0)
@@ -61,7 +61,7 @@ def interval_score(
 def quantile_weighted_crps(
     predictive: Continuous, targets: Float[Tensor, "batch output"], weight: Weight
 ) -> Float[Tensor, "batch output"]:
-    """Return the CRPS weighted by quantile, of each output by itself: lower is better, in the target's units."""
+    """Return the CRPS weighted by quantile, of each output separately: lower is better, in the target's units."""
     below, above = _PARTS[weight]
     targets = targets.double()
     low = torch.minimum(predictive.bracket(_OUTSIDE)[0], targets)

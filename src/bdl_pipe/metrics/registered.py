@@ -1,7 +1,7 @@
 """The metrics of predictives, in the order of stored scores, and the function that adds a metric.
 
 Metrics of stored predictions are in :mod:`bdl_pipe.metrics.of_predictions`, and all metrics together in
-:mod:`bdl_pipe.metrics.table`. An evaluation imports neither, so that no prediction depends on them.
+:mod:`bdl_pipe.metrics.table`. Evaluation imports neither module, so that no prediction depends on them.
 """
 
 import importlib
@@ -65,7 +65,7 @@ METRICS: Final[Registered[Metric]] = Registered(
 
 
 def registered() -> list[Metric]:
-    """Return all metrics of predictives, in the order of stored scores: the library's, then those that were added."""
+    """Return all metrics of predictives, in the order of stored scores: the library's metrics, then the added ones."""
     return [metric for metric in METRICS.values() if not isinstance(metric, StoredMetric)]
 
 
@@ -111,7 +111,7 @@ def register_metric(
         if value not in allowed:
             rule = ", ".join(word or '""' for word in allowed)
             raise PluginError(f"the {key} of the metric {name} must be one of {rule}, got {short(value)}")
-    # by its name and not by an import, which would make the results of a plugin depend on all metrics
+    # loaded by name: with an import statement, the results of a plugin would depend on all metrics
     if name in importlib.import_module(f"{__package__}.of_predictions").LIBRARY:
         raise PluginError(f"the metric {name} is taken: the library has one of this name")
     about_it: Any = {"name": name, "label": label, "about": about, "better": better, "percent": percent}

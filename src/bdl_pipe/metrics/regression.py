@@ -1,14 +1,14 @@
 """Scores of regression beyond likelihood: squared errors, intervals and the continuous ranked probability score.
 
-RMSE is the root of the mean of :func:`squared_error`, taken after everything is added up.
+RMSE is the root of the mean of :func:`squared_error`, taken after all batches are added up.
 
-CRPS = ∫ (F(z) − 1{z ≥ y})² dz (Gneiting and Raftery 2007, eq. 20), lower is better, in the target's units. Of an
-equally weighted mixture of Gaussians it is closed (Grimit et al. 2006, eq. 5),
+CRPS = ∫ (F(z) − 1{z ≥ y})² dz (Gneiting and Raftery 2007, eq. 20), lower is better, in the target's units. For an
+equally weighted mixture of Gaussians it has a closed form (Grimit et al. 2006, eq. 5),
 
     CRPS = (1/S) Σ_s A(y − μ_s, σ_s²) − 1/(2S²) Σ_s Σ_t A(μ_s − μ_t, σ_s² + σ_t²),
     A(m, v) = 2 √v φ(m/√v) + m (2Φ(m/√v) − 1);
 
-of another predictive the integral is taken numerically on both sides of y.
+for any other predictive the integral is taken numerically on both sides of y.
 """
 
 import math
@@ -23,8 +23,8 @@ from torch import Tensor
 from ..predictive import Continuous, Gaussian
 from .metric import Mean, Metric
 
-_NODES: Final = 32  # of Gauss and Legendre on each side of a target
-_OUTSIDE: Final = 1e-9  # of the distribution on each side, left out of the integral
+_NODES: Final = 32  # Gauss-Legendre nodes on each side of a target
+_OUTSIDE: Final = 1e-9  # probability on each side that the integral leaves out
 
 
 def squared_error(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean:
@@ -33,7 +33,7 @@ def squared_error(predictive: Continuous, targets: Float[Tensor, "batch output"]
 
 
 def out_of_reach(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean | None:
-    """Say of each output whether the target lies where the density is zero; None where the density is zero nowhere."""
+    """Return the share of targets at which the density is zero; None if the density is zero nowhere."""
     first, last = predictive.reach
     if not bool((first.isfinite() & last.isfinite()).all()):
         return None
@@ -41,22 +41,22 @@ def out_of_reach(predictive: Continuous, targets: Float[Tensor, "batch output"])
 
 
 def interval(predictive: Continuous, level: float) -> tuple[Tensor, Tensor]:
-    """Return the ends [batch, output] of the central interval of probability ``level``, of each output by itself."""
+    """Return the ends [batch, output] of the central interval of probability ``level``, of each output separately."""
     return predictive.quantile((1 - level) / 2), predictive.quantile((1 + level) / 2)
 
 
 def covered(low: Tensor, high: Tensor, targets: Float[Tensor, "batch output"]) -> Mean:
-    """Say whether an interval holds the target, per output."""
+    """Return the share of targets that their interval holds, over rows and outputs."""
     return Mean.of((low <= targets) & (targets <= high))
 
 
 def noise_variance(predictive: Continuous) -> Float[Tensor, "batch output"]:
-    """Return E[Var[y | x, draw]], the mean over draws of the variance that is left where the draw is known.
+    """Return E[Var[y | x, draw]], the mean over draws of the variance of y given the draw.
 
     It is the variance of the noise, unless the predictive integrates over functions in closed form.
     """
     if isinstance(predictive, Gaussian):
-        return predictive.draw_variance.mean(0)  # the difference below would round
+        return predictive.draw_variance.mean(0)  # the difference below would add rounding errors
     return predictive.variance - predictive.epistemic_variance
 
 
@@ -66,7 +66,7 @@ def crps(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean
         return Mean.of(_integrated(predictive, targets.double()))
     mean, variance = predictive.draw_mean.double(), predictive.draw_variance.double()
     first = _absolute(targets.double() - mean, variance).mean(0)
-    # one draw against all at a time: memory stays that of the predictive
+    # each step compares one draw with all, so that it needs no more memory than the predictive
     pairs = [_absolute(m - mean, v + variance).mean(0) for m, v in zip(mean, variance, strict=True)]
     return Mean.of(first - torch.stack(pairs).mean(0) / 2)
 

@@ -7,7 +7,7 @@ from .metric import Mean, Metric
 
 
 def nll(predictive: Predictive, targets: Tensor) -> Mean:
-    """Return −log p(y|x) in nats; of all output columns together, for regression."""
+    """Return −log p(y|x) in nats; for regression, of all output columns together."""
     return Mean.of(-predictive.log_prob(targets))
 
 

@@ -36,7 +36,7 @@ class RiskCoverage:
 
     @property
     def risk(self) -> Float[np.ndarray, " row"]:
-        """Return C_k/k, the mean loss of what is accepted."""
+        """Return C_k/k, the mean loss of the accepted rows."""
         return self.cost / np.arange(1, len(self.cost) + 1)
 
     @property
@@ -50,7 +50,7 @@ class RiskCoverage:
         return float((self.cost.sum() - self.cost[-1] / 2) / len(self.cost) ** 2)
 
     def risk_at(self, coverage: float) -> float:
-        """Return the risk where at least the share ``coverage`` is accepted.
+        """Return the risk if at least the share ``coverage`` of the rows is accepted.
 
         Raises:
             ConfigError: ``coverage`` is not in (0, 1].
@@ -59,7 +59,7 @@ class RiskCoverage:
         return float(self.risk[int(np.ceil(coverage * len(self.cost) - 1e-9)) - 1])
 
     def coverage_at(self, risk: float) -> float:
-        """Return the largest coverage whose risk is at most ``risk``; 0 if there is none."""
+        """Return the largest coverage at which the risk is at most ``risk``; 0 if there is none."""
         held = np.flatnonzero(self.risk <= risk + 1e-12)  # the sum of .01s is not .01 exactly
         return float(self.coverage[held[-1]]) if len(held) else 0.0
 
@@ -68,8 +68,8 @@ def risk_coverage(losses: np.ndarray, uncertainty: np.ndarray) -> RiskCoverage:
     """Return the curve of accepting the least uncertain rows first.
 
     Args:
-        losses: of the answers [row]: whether it is wrong, or its squared error.
-        uncertainty: higher where an answer should be refused [row].
+        losses: the loss of each answer [row]: whether it is wrong, or its squared error.
+        uncertainty: higher if an answer should be refused [row].
 
     Raises:
         DataError: there is no row, the lengths differ, or a number is not finite.
@@ -85,11 +85,11 @@ def risk_coverage(losses: np.ndarray, uncertainty: np.ndarray) -> RiskCoverage:
 
 
 def contributions(losses: np.ndarray, uncertainty: np.ndarray) -> Float[np.ndarray, " row"]:
-    """Return what each row adds to the AUGRC: their mean is the AUGRC, and their variance over n its error squared.
+    """Return each row's contribution to the AUGRC: their mean is the AUGRC, their variance over n its error squared.
 
     With a pair's kernel ℓ_i·(1{u_j > u_i} + ½ 1{u_j = u_i}), the AUGRC is the mean over all pairs (i, j), i = j too. A
-    row's contribution is the mean over pairs that it begins plus that over pairs that it ends, less the AUGRC
-    (Hoeffding 1948), so that the error is right up to a share of 1/n.
+    row's contribution is the mean over pairs with the row first plus the mean over pairs with the row second, less the
+    AUGRC (Hoeffding 1948), so that the error is right up to a share of 1/n.
     """
     losses, uncertainty = np.asarray(losses, np.float64), np.asarray(uncertainty, np.float64)
     area = risk_coverage(losses, uncertainty).augrc
@@ -100,7 +100,7 @@ def contributions(losses: np.ndarray, uncertainty: np.ndarray) -> Float[np.ndarr
 
 
 def oracle(losses: np.ndarray) -> RiskCoverage:
-    """Return the curve of refusing the largest losses first: no order is better."""
+    """Return the curve of the best order, which refuses the largest losses first."""
     return risk_coverage(losses, losses)
 
 
@@ -112,7 +112,7 @@ def by_chance(losses: np.ndarray) -> RiskCoverage:
 def gain(losses: np.ndarray, uncertainty: np.ndarray) -> float | None:
     """Return the reduction of the AUGRC as a share of an oracle's reduction: 1 for the oracle, 0 by chance, or below.
 
-    It is None if all losses are equal, so that no order reduces the AUGRC.
+    The gain is None if all losses are equal, since no order then reduces the AUGRC.
     """
     chance, best = by_chance(losses).augrc, oracle(losses).augrc
     if chance - best <= 1e-12 * abs(chance):
@@ -121,7 +121,7 @@ def gain(losses: np.ndarray, uncertainty: np.ndarray) -> float | None:
 
 
 def gain_contributions(losses: np.ndarray, uncertainty: np.ndarray) -> Float[np.ndarray, " row"] | None:
-    """Return each row's part of the :func:`gain`, which is their mean, or None. See :func:`contributions`."""
+    """Return each row's contribution to the :func:`gain`, which is their mean; or None. See :func:`contributions`."""
     share = gain(losses, uncertainty)
     if share is None:
         return None

@@ -30,7 +30,7 @@ BASELINE: Final = "deterministic"
 METRIC: Final = Quantity("nll")
 COST: Final = Quantity("seconds_per_1000", "cost")
 _BY_ROW: Final = ("nll", "rmse", "accuracy")
-TEST_OVER_TRAIN: Final = 1 / 9  # rows of the standard splits
+TEST_OVER_TRAIN: Final = 1 / 9  # test rows over training rows in the standard splits
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def standings(candidates: Sequence[Candidate], test_over_train: float = TEST_OVE
     """Compare candidates. The best one is first; the list is empty if fewer than two have a finite NLL.
 
     Args:
-        test_over_train: the number of a split's test rows over that of its training rows.
+        test_over_train: the number of a split's test rows divided by the number of its training rows.
     """
     gap = partial(difference, test_over_train=test_over_train)
     nll = {one.key: one.nll for one in candidates}
@@ -122,9 +122,9 @@ def difference(
     Args:
         comparisons: the number of intervals that hold together.
         metric: its loss is its negative where higher values are better. On one split a difference of RMSEs is a
-            difference of mean squared errors over the sum of the two RMSEs; the error of that sum is left out. Other
-            metrics than those of :func:`losses` have no error on one split.
-        test_over_train: as :func:`standings`.
+            difference of mean squared errors over the sum of the two RMSEs; the error of that sum is left out. Metrics
+            that :func:`losses` does not have get no error on one split.
+        test_over_train: as in :func:`standings`.
     """
     if one.scores.splits != other.scores.splits:
         return None
@@ -144,10 +144,10 @@ def losses(path: Path, metric: str) -> np.ndarray | None:
 
     Args:
         metric: ``nll``: −log p(y | x); ``rmse``: the squared error of the mean; ``accuracy``: minus 1 where the most
-            probable class is the target, else 0; a metric of stored predictions: what each row contributes to it.
+            probable class is the target, else 0; a metric of stored predictions: each row's contribution to it.
 
     Returns:
-        None if there is no such file, or if what a row contributes is unknown.
+        None if there is no such file, or if the rows' contributions are unknown.
     """
     of = metric_of(metric)
     stored = of if isinstance(of, StoredMetric) else None
@@ -170,7 +170,7 @@ def losses(path: Path, metric: str) -> np.ndarray | None:
 
 
 def sentences(standings: Sequence[Standing]) -> list[str]:
-    """Return sentences that say what follows from the standings on a data set."""
+    """Return sentences with the conclusions from the standings on a data set."""
     if not standings:
         return []
     best, *others = standings

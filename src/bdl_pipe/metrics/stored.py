@@ -1,4 +1,4 @@
-"""Stored predictions of one fit, as the metrics of :mod:`bdl_pipe.metrics.of_predictions` take them.
+"""Stored predictions of one fit, in the form that the metrics of :mod:`bdl_pipe.metrics.of_predictions` take.
 
 for (split, seed), fit in stored.read(Path("work/evaluate/houses-vbll/predictions.parquet")):
     print(split, seed, of_predictions.scores(fit))
@@ -22,7 +22,7 @@ from ..seeds import Seed
 from .calibration import MEASURES, stated
 from .calibration_tests import Checked, check_all
 
-DRAWS: Final = 199  # columns of labels drawn where the probabilities are taken to be right
+DRAWS: Final = 199  # columns of labels drawn from the stated probabilities
 QUANTILES: Final = {"q05": 0.05, "q50": 0.5, "q95": 0.95}  # the columns of quantiles, and their levels
 
 
@@ -45,10 +45,10 @@ class StoredClasses:
     """The predictions of classes of one fit.
 
     Attributes:
-        probs: of the mixture [row, class], in float64; each row sums to 1.
+        probs: the mixture's probabilities [row, class], in float64; each row sums to 1.
         labels: the true classes [row].
-        rng: the address of whatever a metric draws.
-        draws: the probabilities by draw of some rows; None where they are not stored or there is one draw.
+        rng: the address of a metric's random draws.
+        draws: the probabilities by draw of some rows; None if they are not stored or there is one draw.
     """
 
     probs: np.ndarray
@@ -66,7 +66,7 @@ class StoredClasses:
 
     @cached_property
     def losses(self) -> Float[np.ndarray, " row"]:
-        """Say of each row whether the most probable class is not the label: 1, else 0."""
+        """Return 1 for each row in which the most probable class is not the label, else 0."""
         return (self.probs.argmax(1) != self.labels).astype(np.float64)
 
     @cached_property
@@ -85,12 +85,12 @@ class StoredValues:
     """The predictions of regression of one fit, in original units.
 
     Attributes:
-        targets, means, variances: of each output [row, output].
+        targets, means, variances: the values of each output [row, output].
         log_prob: the log density of each row's targets [row].
-        rng: the address of whatever a metric draws.
-        below: F(y) of each output by itself [row, output], where that is stored.
-        quantiles: at the levels :data:`QUANTILES` [level, row, output], where they are stored.
-        draws: the densities by draw of some rows; None where they are not stored or there is one draw.
+        rng: the address of a metric's random draws.
+        below: F(y) of each output separately [row, output]; None if it is not stored.
+        quantiles: the quantiles at the levels :data:`QUANTILES` [level, row, output]; None if they are not stored.
+        draws: the densities by draw of some rows; None if they are not stored or there is one draw.
     """
 
     targets: np.ndarray
@@ -122,12 +122,12 @@ class StoredValues:
 
     @property
     def pit(self) -> Float[np.ndarray, " row"] | None:
-        """Return F(y) of each row; None where it is not stored or there are several outputs, which depend."""
+        """Return F(y) of each row; None if it is not stored, or for several outputs, which depend on each other."""
         return None if self.below is None or self.targets.shape[1] > 1 else self.below[:, 0]
 
     @property
     def interval(self) -> Float[np.ndarray, "level row"] | None:
-        """Return the quantiles of each row at :data:`QUANTILES`; None as for :attr:`pit`."""
+        """Return the quantiles of each row at :data:`QUANTILES`; None in the cases of :attr:`pit`."""
         return None if self.quantiles is None or self.targets.shape[1] > 1 else self.quantiles[..., 0]
 
 
@@ -140,7 +140,7 @@ def read(path: Path, rng: Seed = Seed(0)) -> Iterator[tuple[tuple[int, int], Sto
     The predictions by draw are read from ``draws.parquet`` beside it, where that exists.
 
     Raises:
-        DataError: a file is no table of predictions.
+        DataError: a file is not a table of predictions.
     """
     table, beside = _table(path), path.with_name("draws.parquet")
     drawn = _table(beside) if beside.is_file() else None
@@ -157,7 +157,7 @@ def of_table(rows: pa.Table, rng: Seed = Seed(0), draws: pa.Table | None = None)
     """Return the predictions of one fit from its tables, as :func:`bdl_pipe.evaluation.score_clean` makes them.
 
     Raises:
-        DataError: columns are missing, or see the classes of this module.
+        DataError: columns are missing, or a class of this module raises it.
     """
     if "p_0" in rows.column_names:
         probs = _columns(rows, "p", several=True)

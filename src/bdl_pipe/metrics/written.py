@@ -6,7 +6,7 @@ from typing import Final
 
 from .metric import Metric
 
-_ROUNDING: Final = 1.01  # A ratio of noise variances up to this is one variance, and rounding.
+_ROUNDING: Final = 1.01  # a ratio of noise variances up to this one comes from rounding
 
 
 def writer(metric: Metric) -> Callable[[float], str]:
@@ -21,7 +21,7 @@ def plain(value: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Write a number with three significant digits, or with the six after the point that there is space for."""
+    """Write a number with three significant digits, but with at most six digits after the point."""
     after = 2 - math.floor(math.log10(abs(value))) if value else 3
     return f"{value:.{min(6, max(0, after))}f}"
 
@@ -55,5 +55,5 @@ def seconds(value: float) -> str:
 
 
 def noise(ratio: float) -> str:
-    """Say whether the noise has one variance for all inputs, by the ratio of the largest to the smallest variance."""
+    """Write whether the noise has one variance for all inputs, by the ratio of the largest to the smallest variance."""
     return "one" if ratio <= _ROUNDING else "each input"

@@ -36,7 +36,7 @@ from .rows import own_randomness
 from .rows import read as read_rows
 from .trunk import check, tied
 
-_PROBED: Final = 2  # rows that the model is asked about
+_PROBED: Final = 2  # rows of the call that checks the model
 _SHOWN: Final = 3
 
 
@@ -141,7 +141,7 @@ class _Fit:
         self.notes: list[str] = []
 
     def fitted(self, teacher: ModulePosterior | None, chains: int) -> tuple[State, Any]:
-        """Return the posterior's state and the config that it was fitted by."""
+        """Return the posterior's state and the config of the fit."""
         if teacher is not None:
             return self._distilled(teacher)
         first = start.trajectory(self._model, self._data)
@@ -155,13 +155,13 @@ class _Fit:
         config, stage = self._read(setting, len(first.tensors["head.weight"])), self._method.stages["student"]
         if stage.validate_sources is not None:
             stage.validate_sources(config, {})
-        takes = "trajectory" in stage.needs  # inducing weights start afresh, and the rest of the network as it is
+        takes = "trajectory" in stage.needs  # inducing weights start new; the other weights start at the model's
         state = self._run(stage, {"trajectory": [first]} if takes else {}, config, self._rng.fold("student"))
         self._note(stage, [state], config)
         return state, config
 
     def _points(self) -> dict[str, None]:
-        """Return patterns of the layers that stay as they are where others get random weights."""
+        """Return patterns of the layers that keep point weights while others get random weights."""
         kind, probe = self._method.name, torch.from_numpy(self._data.train.inputs[:_PROBED])
         names = points.points(self._model.trunk, kind, probe)
         if names:

@@ -1,8 +1,8 @@
 """The inputs of a user's model as rows of numbers: one tensor, or a dictionary of tensors, side by side in float32.
 
 Whole numbers are exact in float32 below 2²⁴; larger ones are refused. A row has the shape (1, 1, width) and not
-(width,), which the library takes for a row of a table: small tables are fitted many as one by ``torch.func.vmap``, and
-not every model can be.
+(width,): the library would take (width,) for a row of a table, and fits networks on small tables together by
+``torch.func.vmap``, which not every model supports.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from ..errors import DataError, short
 
 ModelInputs = Tensor | Mapping[str, Tensor]
 _EXACT: Final = 2**24
-_ONE: Final = "inputs"  # what an input that is one tensor is called in errors
+_ONE: Final = "inputs"  # the name of an unnamed input tensor in errors
 _FLOAT: Final = "float"
 
 
@@ -27,8 +27,8 @@ class Part:
     """One input tensor of a row.
 
     Attributes:
-        name: its key in the dictionary; empty: the inputs are this tensor.
-        shape: of one row.
+        name: its key in the dictionary; empty if the inputs are this tensor.
+        shape: the shape of one row.
         dtype: ``float``, or the name of torch's type of whole numbers (``int64``, ``bool``).
     """
 
@@ -67,7 +67,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Return the numbers in a row."""
+        """Return the number of values in a row."""
         return sum(prod(part.shape) for part in self.parts)
 
     @property
@@ -106,7 +106,7 @@ class Layout:
 
 
 def _named(inputs: Any, where: str) -> dict[str, Tensor]:
-    """Return inputs by name; of a single tensor the name is empty."""
+    """Return inputs by name; a single tensor has an empty name."""
     if isinstance(inputs, Tensor):
         inputs = {"": inputs}
     if not isinstance(inputs, Mapping) or not inputs:

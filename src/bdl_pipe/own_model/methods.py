@@ -20,15 +20,15 @@ INDUCING: Final = ("ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w")
 LAST_LAYERS: Final = ("vbll", "d_vbll", "g_vbll")
 CHAINS: Final = "sgmcmc"
 STUDENT: Final = "dark_knowledge"
-TRAINED: Final = (*LAST_LAYERS, *INDUCING, CHAINS, STUDENT)  # by themselves, without SGD before
+TRAINED: Final = (*LAST_LAYERS, *INDUCING, CHAINS, STUDENT)  # methods that train without SGD before them
 OWN: Final = ("deterministic", "kfac_laplace", *SNAPSHOTS, *LAST_LAYERS, *INDUCING, CHAINS, STUDENT)
-_WHY: Final = {  # what those that train need ``epochs`` for
+_WHY: Final = {  # a method that trains -> the reason why it needs ``epochs``
     **dict.fromkeys(SNAPSHOTS, "the epochs of SGD from the model on whose snapshots it is made from"),
     **dict.fromkeys((*LAST_LAYERS, *INDUCING), "the epochs of its training from the model on"),
     CHAINS: "the length of each chain from the model on",
     STUDENT: "the length of the student's training",
 }
-_SNAPSHOTS: Final = 20  # of the epochs from the model on
+_SNAPSHOTS: Final = 20  # number of snapshots in the epochs after the model
 _DRAWS: Final = 20
 _KEPT: Final = 20  # draws of a chain, each as large as the model
 # Two chains of 20 independent draws keep these bounds: the worst R-hat of 33 independent functions was at most 1.32 in
@@ -95,14 +95,14 @@ def method_of(name: str) -> Method:
 
 
 def check_task(method: Method, task: Task) -> None:
-    """Raise UserError where a method does not predict the task."""
+    """Raise UserError if a method does not predict the task."""
     if task not in method.tasks:
         others = [other for other in OWN if task in METHODS[other].tasks]
         raise UserError(f"method must be one for {task} ({', '.join(others)}), got {method.name}")
 
 
 def check_needs(name: str, epochs: object, teacher: object) -> None:
-    """Raise UserError where a method needs something that was not given."""
+    """Raise UserError if a method lacks an argument that it needs."""
     if name == STUDENT and teacher is None:
         raise UserError("dark_knowledge needs teacher: the posterior that the model is to imitate, of an earlier call")
     if name != STUDENT and teacher is not None:
@@ -136,8 +136,8 @@ def section(name: str, setting: Setting, snapshots: int, layers: str = "last") -
     """Return the hyperparameters of a method; empty for a plugin's.
 
     Args:
-        snapshots: of the trajectory that it is made from.
-        layers: of ``kfac_laplace``.
+        snapshots: the number of snapshots of the method's trajectory.
+        layers: the layers of ``kfac_laplace``.
     """
     norm = {"batch_norm_rows": 2048, "batch_norm_batch": max(2, setting.batch)}
     subspace = {"dimension": max(1, min(5, snapshots - 1)), "prior_variance": 1.0, "draws": _DRAWS, **norm}
@@ -221,6 +221,6 @@ def _inducing(kind: str, setting: Setting) -> Section:
         "validation_draws": 5,
         "annealing": {"start": 0.0, "end": max(1.0, (setting.epochs or 1) / 2)},
         "layers": dict(setting.points or {}),
-        "training_draws": "weights",  # shapes of outputs are asked for by rows of zeros
+        "training_draws": "weights",  # rows of zeros determine the shapes of outputs
         **noise,
     }

@@ -31,7 +31,7 @@ from ..networks import NETWORKS, register_network
 from .layout import Layout
 from .trunk import ModuleTrunk, PlainOrder, called, check, logits
 
-_CLOSE: Final = 1e-4  # of the largest output: what the order of float32 sums may change
+_CLOSE: Final = 1e-4  # share of the largest output that the order of float32 sums may change
 _TRIED: Final = 4  # linear layers, from the last call on, that are tried as the head
 _PLAIN: Final = (bool, int, float, str)  # settings of a module that the digest has
 _STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")  # fitted: a posterior has its own
@@ -43,7 +43,7 @@ class ModuleConfig:
     """A network that is a module of this process.
 
     Attributes:
-        digest: the module's.
+        digest: the module's digest.
         dropout: whether training has the module's dropout; chains have none.
     """
 
@@ -58,9 +58,9 @@ class Registered:
     """A user's model that is registered in this process for the lifetime of this object.
 
     Attributes:
-        config: the network's, for any method.
+        config: the network's config, for any method.
         trunk: the model without its head, on the CPU in float32.
-        head: its head, the same.
+        head: the model's head, on the CPU in float32.
     """
 
     config: ModuleConfig
@@ -74,7 +74,7 @@ class Registered:
 
     @property
     def without_dropout(self) -> "Registered":
-        """Return the model whose training has no dropout."""
+        """Return the model without dropout in training."""
         return replace(self, config=replace(self.config, dropout=False))
 
     def weights(self) -> dict[str, Tensor]:
@@ -85,7 +85,7 @@ class Registered:
         return {name: value.detach().clone() for name, value in named.items()}
 
 
-_known: Final[dict[str, list[weakref.ref[ModuleTrunk]]]] = {}  # by digest, the latest last
+_known: Final[dict[str, list[weakref.ref[ModuleTrunk]]]] = {}  # digest -> models, the latest last
 
 
 def register(
@@ -176,7 +176,7 @@ def known(digest: str) -> ModuleTrunk:
     """Return the model of a digest that was registered last.
 
     Raises:
-        UserError: none is in use in this process.
+        UserError: no model of this digest is in use in this process.
     """
     found = [trunk for reference in _alive(digest) if (trunk := reference()) is not None]
     if not found:
@@ -188,7 +188,7 @@ def known(digest: str) -> ModuleTrunk:
 
 
 def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> tuple[ModuleTrunk, nn.Linear]:
-    """Take the head off ``model``, in place."""
+    """Remove the head of ``model``, in place."""
     inputs = layout.unpack(probe)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and name}
     calls = list[str]()
@@ -232,7 +232,7 @@ def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tenso
 
 
 def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:
-    """Make buffers of the weights that need no gradient, or of all; states leave them out, the digest has them."""
+    """Turn weights that need no gradient, or all weights, into buffers: states leave them out, the digest has them."""
     for layer in trunk.module.modules():
         for name, weight in list(layer.named_parameters(recurse=False)):
             if whole or not weight.requires_grad:
@@ -281,7 +281,7 @@ def _digest(trunk: ModuleTrunk, head: nn.Linear) -> str:
 def _source(kind: type) -> str:
     try:
         return inspect.getsource(kind)
-    except (OSError, TypeError):  # of a prompt
+    except (OSError, TypeError):  # code typed at a prompt has no source
         return ""
 
 

@@ -1,4 +1,4 @@
-"""The layers of a user's model whose weights stay points where the method converts layers to random weights."""
+"""The layers of a user's model that keep point weights when a method converts layers to random weights."""
 
 import copy
 import re
@@ -14,10 +14,11 @@ _CONVERTED: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def points(trunk: ModuleTrunk, kind: str, probe: Float[Tensor, "row 1 1 width"]) -> list[str]:
-    """Name the layers with matrices that random weights of a kind cannot be made of; the model itself is the name "".
+    """Name the layers with matrices that cannot become random weights of a kind; the model itself has the name "".
 
-    They are layers of other types and, for ``ffg_w``, whose layers have no weight that can be looked at, those whose
-    weight the model reads: a torch encoder layer for its fast path, a patch embedding for its type.
+    They are layers of unsupported types. For ``ffg_w`` they are also the layers with a weight that the model reads,
+    since a converted layer has no such attribute: a torch encoder layer reads one for its fast path, a patch embedding
+    for its type.
     """
     seen = _looked_at(trunk, probe) if kind == "ffg_w" else set()
     return [
@@ -29,13 +30,13 @@ def points(trunk: ModuleTrunk, kind: str, probe: Float[Tensor, "row 1 1 width"])
 
 
 def pattern(name: str) -> str:
-    """Return the pattern of a layer's name in the network, and of no other name."""
+    """Return a pattern that matches a layer's name in the network, and no other name."""
     return re.sub(r"([*?[])", r"[\1]", ".".join(filter(None, ("trunk.module", name))))
 
 
 @final
 class _Watched(nn.Module):
-    """A layer that remembers whether its tensors were looked at from outside of it."""
+    """A layer that records whether code outside of it reads its tensors."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class _Watched(nn.Module):
 
 @torch.no_grad()
 def _looked_at(trunk: ModuleTrunk, probe: Tensor) -> set[str]:
-    """Name the linear and convolutional layers whose weights the model reads in a pass of evaluation."""
+    """Name the linear and convolutional layers with weights that the model reads in a pass of evaluation."""
     trunk = copy.deepcopy(trunk).eval()
     watched = {name: _Watched(m) for name, m in trunk.module.named_modules() if name and type(m) in _CONVERTED}
     for name, layer in watched.items():

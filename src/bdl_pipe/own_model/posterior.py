@@ -1,8 +1,8 @@
-"""The posterior of a user's model: it takes inputs as the model takes them, and answers in the targets' own units.
+"""The posterior of a user's model: it takes the model's inputs, and predicts in the targets' own units.
 
-State: the tensors of the method's posterior, the targets' constants and what recalibration learnt; config ``inner`` (of
-the method's posterior), the layout of the inputs, and what was asked for. The model itself is not stored: it must be
-given to read a state in another process (:meth:`ModulePosterior.load`).
+State: the tensors of the method's posterior, the targets' constants and the recalibration; config ``inner`` (of the
+method's posterior), the layout of the inputs, and the arguments of the fit. The model itself is not stored: another
+process that reads a state must pass it (:meth:`ModulePosterior.load`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ _STEM: Final = "posterior"
 _INNER: Final = "inner."
 _TARGETS: Final = "targets."
 _SCORES: Final = "recalibration.scores"
-_PREDICTED: Final = 1000  # rows at once, of a loader's
+_PREDICTED: Final = 1000  # rows of a loader in one prediction
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class About:
         task: ``classification`` or ``regression``.
         digest: the model's digest.
         head: the name of the model's last layer.
-        layout: of the model's inputs.
+        layout: the layout of the model's inputs.
         plain_order: whether the model's filters keep the plain memory order.
         config: the method's hyperparameters.
-        notes: what the user should know, one line each.
+        notes: notes for the user, one line each.
     """
 
     method: str
@@ -71,10 +71,10 @@ class ModulePosterior:
 
     Attributes:
         about: the method, its hyperparameters, and notes.
-        inner: the method's posterior, of packed rows and standardised targets.
-        transform: of the targets.
+        inner: the method's posterior, for packed rows and standardised targets.
+        transform: the transform of the targets.
         recalibration: learnt from rows that the fit left out. None if :meth:`recalibrated` was not called.
-        device: where it predicts.
+        device: the device that predicts.
     """
 
     key = "module"
@@ -188,13 +188,13 @@ class ModulePosterior:
         return cls(inner, transform, about, trunk, device, learnt)
 
     def save(self, path: Path | str) -> None:
-        """Write the posterior to the folder ``path``; nothing of it is pickled, and the model is not stored."""
+        """Write the posterior to the folder ``path``, without pickle and without the model."""
         with artifacts.publish(Path(path), _KIND, about={"method": self.about.method}) as folder:
             artifacts.write_state(folder / _STEM, self.state())
 
     @classmethod
     def load(cls, path: Path | str, model: nn.Module) -> "ModulePosterior":
-        """Read what :meth:`save` wrote, on the device of the model.
+        """Read a folder that :meth:`save` wrote, on the device of the model.
 
         Args:
             model: a model with the same code, settings, shapes and frozen weights; its other weights are not used.

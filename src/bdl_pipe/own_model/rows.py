@@ -23,7 +23,7 @@ class LoadedRows:
     """All rows of a loader.
 
     Attributes:
-        layout: of the inputs.
+        layout: the layout of the inputs.
         examples: packed inputs float32 [row, 1, 1, width], and labels int64 [row] or targets float64 [row, output].
         task: ``classification`` or ``regression``.
         batch: rows of the largest batch.
@@ -42,7 +42,7 @@ def read(loader: Any, where: str, *, rng: Seed, task: Task | None = None, layout
     """Read every batch of a loader.
 
     Args:
-        loader: it yields (inputs, targets), or dictionaries whose key ``labels`` has the targets.
+        loader: it yields (inputs, targets), or dictionaries with the targets under the key ``labels``.
         where: the loader's name in errors.
         rng: the address of the loader's own random numbers, such as an order of rows.
         task: the task of integer targets; None means ``classification``.
@@ -108,7 +108,7 @@ def _targets(targets: Tensor, where: str, task: Task | None) -> tuple[np.ndarray
 
 @contextlib.contextmanager
 def own_randomness(rng: Seed) -> Iterator[None]:
-    """Inside, the global generators of torch, NumPy and Python start at ``rng``; their own states come back after.
+    """Start the global generators of torch, NumPy and Python at ``rng`` inside the block, and restore them after it.
 
     A loader may take its order from them, and a model its dropout.
     """

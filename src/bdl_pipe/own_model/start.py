@@ -1,6 +1,6 @@
-"""What a method is given in place of the pipeline's artifacts: the data of a loader, and a trajectory of one snapshot.
+"""A method's inputs in place of the pipeline's artifacts: the data of a loader, and a trajectory of one snapshot.
 
-Inputs are left as they are; regression targets are standardised, as the pipeline does it, and the head with them.
+Inputs do not change. Regression targets are standardised as in the pipeline, and the head is rescaled with them.
 """
 
 from dataclasses import replace
@@ -24,8 +24,8 @@ from ..trajectory.pretrained import begun
 from .module import Registered
 from .rows import LoadedRows
 
-_ROWS: Final = 1000  # of one forward pass
-_MOST_PRECISE: Final = 100.0  # λ_n: a network knows its training rows better than others
+_ROWS: Final = 1000  # rows of one forward pass
+_MOST_PRECISE: Final = 100.0  # the largest λ_n, since errors on training rows are too small
 
 
 def transform_of(rows: LoadedRows) -> Transform:
@@ -42,10 +42,10 @@ def transform_of(rows: LoadedRows) -> Transform:
 
 
 def fit_data(rows: LoadedRows, outputs: int, transform: Transform, device: torch.device) -> FitData:
-    """Return the data of a fit, whose rows are all for training.
+    """Return the data of a fit in which all rows are training rows.
 
     Raises:
-        DataError: a label is no number of an output, or the targets are of another number than the outputs.
+        DataError: a label is not the number of an output, or the targets and the outputs differ in number.
     """
     targets = rows.examples.targets
     if rows.task == "classification":
@@ -67,7 +67,7 @@ def trajectory(model: Registered, data: FitData) -> State:
     """Return the model's weights as a trajectory of one snapshot.
 
     Raises:
-        ConfigError: its predictions of the training rows are not finite.
+        ConfigError: the model's predictions of the training rows are not finite.
     """
     classes = data.task == "classification"
     spec = NetworkSpec(model.config, data.input_shape, data.outputs, "categorical" if classes else "gaussian_head")
@@ -75,7 +75,7 @@ def trajectory(model: Registered, data: FitData) -> State:
 
 
 def chain_start(start: State, model: Registered, data: FitData) -> tuple[State, float | None]:
-    """Return where chains begin, without dropout, and the precision of the targets' noise; None for classes.
+    """Return the start of chains, without dropout, and the precision of the targets' noise, None for classes.
 
     The noise of regression is one variance, the mean square of the model's errors on the training rows.
 

@@ -31,7 +31,7 @@ class ModuleTrunk(nn.Module):
 
     Attributes:
         module: the model, an identity in the head's place.
-        layout: of its inputs.
+        layout: the layout of its inputs.
         width: the number of features.
         head: the head's name.
         order: a mark of the memory order of filters.
@@ -44,7 +44,7 @@ class ModuleTrunk(nn.Module):
         self._dropout = True
 
     def forward(self, rows: Float[Tensor, "row 1 1 width"]) -> Float[Tensor, "row feature"]:
-        """Return the features; of many rows, in evaluation without gradients, a part at a time: memory is for few."""
+        """Return the features. In evaluation without gradients, many rows pass in parts, which needs little memory."""
         if self.training or torch.is_grad_enabled() or len(rows) <= AT_ONCE:
             return self._features(rows)
         return torch.cat([self._features(part) for part in rows.split(AT_ONCE)])
@@ -61,11 +61,11 @@ class ModuleTrunk(nn.Module):
 
     @property
     def plain_order(self) -> bool:
-        """Say whether filters keep the plain memory order."""
+        """Return whether filters keep the plain memory order."""
         return isinstance(self.order, PlainOrder)
 
     def without_dropout(self) -> "ModuleTrunk":
-        """Switch the dropout off for good, also that of functions which read the model's mode."""
+        """Switch dropout off permanently, also the dropout of functions that read the model's mode."""
         self._dropout = False
         for layer in self.module.modules():
             if isinstance(layer, nn.modules.dropout._DropoutNd):
@@ -98,7 +98,7 @@ def logits(answer: Any) -> Tensor:
     """Return the outputs in a model's answer: a tensor, or ``logits`` of an object or a dictionary.
 
     Raises:
-        UserError: there are none.
+        UserError: the answer has no outputs.
     """
     found = answer if isinstance(answer, Tensor) else getattr(answer, "logits", None)
     if found is None and isinstance(answer, Mapping):

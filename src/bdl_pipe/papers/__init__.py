@@ -25,7 +25,7 @@ from .figures import Pair, Printed
 
 __all__ = ["Pair", "Printed"]
 HERE: Final = Path(__file__).parent
-# A corruption or a severity, as a metric names it after its colon -> our corruption and severity; None: all.
+# A corruption or a severity, as a metric names it after its colon -> our corruption and severity; None means all.
 CORRUPTED: Final[dict[str, tuple[str | None, int | None]]] = {
     **{f"sev. {severity}": (None, severity) for severity in SEVERITIES},
     **{name.replace("_", " "): (name, None) for name in corrupt.NAMES},
@@ -37,10 +37,10 @@ class Counterpart:
     """Our method for a method of the paper.
 
     Attributes:
-        method: our method; null: we do not have it.
-        setting: the setting of our runs of the method; empty: any.
-        scores: the paper's metric -> the OOD score of this method, where it is not the usual one.
-        note: in which way the two methods differ; shown below the table.
+        method: our method; null if we do not have it.
+        setting: the setting of our runs of the method; empty for any setting.
+        scores: the paper's metric -> the OOD score of this method, if it is not the usual score.
+        note: the differences between the two methods; shown below the table.
     """
 
     method: str | None
@@ -74,16 +74,16 @@ class Names:
     """A paper's file ``<paper>.yaml``: our names for the paper's names.
 
     Attributes:
-        shares: table -> the table whose fits it shows, where that is another one.
+        shares: table -> another table that has its fits; a table with its own fits is missing.
         transfers: other labelled test sets, the paper's name -> ours; they are scored as the test rows are.
-        stand_ins: table, or ``all`` for those without an entry -> a set that is not at hand -> ours whose rows stand
-            in for it, on a page of its own.
+        stand_ins: table, or ``all`` for tables without an entry -> a set that we do not have -> our set that replaces
+            it, on a separate page.
         default_run: the tables that runs of params.yaml and its overlays fill on the paper's own data sets.
-        default_run_note: what limits a page of such runs, on the paper's data or on a stand-in.
-        settings: a setting of ``methods`` -> settings of runs of params.yaml and its overlays that stand for it, too.
-        baselines: table -> the methods that the others are set against on a stand-in, one for each printed setting.
-        gpu: the tables whose params file is for a GPU.
-        folder: of the pages, below ``results``; empty: the paper's name.
+        default_run_note: the limits of a page of such runs, on the paper's data or on a stand-in.
+        settings: a setting of ``methods`` -> settings of runs of params.yaml and its overlays that count for it, too.
+        baselines: table -> the methods to compare the others with on a stand-in, one for each printed setting.
+        gpu: the tables with a params file for a GPU.
+        folder: the folder of the pages, below ``results``; empty for the paper's name.
     """
 
     title: str
@@ -101,7 +101,7 @@ class Names:
     folder: str = ""
 
     def source(self, table: str) -> str:
-        """Return the table whose fits ``table`` shows: itself, or another."""
+        """Return the table that has the fits of ``table``: itself, or another table."""
         return self.shares.get(table, table)
 
 
@@ -111,7 +111,7 @@ class PaperTable:
 
     Attributes:
         figures: data set -> method -> metric -> figure, all by the paper's names.
-        others: the methods of all tables that share its fits; its own methods may be among them.
+        others: the methods of all tables that share its fits, which may include its own methods.
     """
 
     paper: str
@@ -125,7 +125,7 @@ class PaperTable:
 
     @property
     def source(self) -> str:
-        """Return ``<paper>-<table>`` of the table whose fits it shows, the name of the params file of these fits."""
+        """Return ``<paper>-<table>`` of the table that has the fits: the name of the fits' params file."""
         return f"{self.paper}-{self.names.source(self.table)}"
 
     def metrics(self, dataset: str) -> list[str]:
@@ -140,9 +140,9 @@ class PaperTable:
         return {note: methods for note, methods in notes.items() if note}
 
     def on_stand_ins(self, dataset: str) -> "PaperTable | None":
-        """Return the table with our stand-ins in place of the sets that are not at hand.
+        """Return the table with our stand-ins in place of the sets that we do not have.
 
-        None: there is none for ``dataset``, or the table prints figures of the stand-in itself.
+        It is None if ``dataset`` has no stand-in, or if the table prints figures of the stand-in itself.
         """
         known = self.names.stand_ins.get(self.table, self.names.stand_ins.get("all", {}))
         if known.get(dataset) in (None, *(self.names.datasets[name] for name in self.figures)):
@@ -161,10 +161,10 @@ class PaperTable:
         return f"{self.names.metrics[name].title} {where}".rstrip()
 
     def estimate(self, metric: str, method: str | None, stored: RunScores) -> Estimate | None:
-        """Estimate a metric of the paper from our scores, in the paper's unit; None where there is no such score.
+        """Estimate a metric of the paper from our scores, in the paper's unit; None if we have no such score.
 
         Args:
-            method: the paper's name of a method, as for :meth:`quantity`.
+            method: the paper's name of a method, see :meth:`quantity`.
         """
         known = self.names.metrics[metric.partition(":")[0]]
         ours = stored.estimate(self.quantity(metric, method), known.scale)

@@ -1,4 +1,4 @@
-"""What the options ``--dataset`` and ``--method`` choose of a table's runs: names of the paper's or ours."""
+"""The runs of a table that the options ``--dataset`` and ``--method`` choose, by the paper's names or by ours."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ def datasets(table: PaperTable, there: Collection[str], names: str | None, path:
         there: our names of the data sets that the params file at ``path`` has.
 
     Raises:
-        UserError: a name is empty or not known, or is of a set that is not ``there``.
+        UserError: a name is empty or unknown, or it names a set that is not ``there``.
     """
     keys = {name: table.names.datasets[name] for name in table.figures}
     known = {name: [name] if key in there else [] for name, key in keys.items()}
@@ -32,7 +32,7 @@ def methods(table: PaperTable, runs: Sequence[Ours], names: str | None, path: Pa
     """List the runs of the methods that were named (by the paper's name or ours), or all.
 
     Raises:
-        UserError: a name is empty or not known, or is of a method without a run in the params file at ``path``.
+        UserError: a name is empty or unknown, or its method has no run in the params file at ``path``.
     """
     if names is None:
         return list(runs)
@@ -45,7 +45,7 @@ def methods(table: PaperTable, runs: Sequence[Ours], names: str | None, path: Pa
 
 
 def _chosen(option: str, names: str, known: Mapping[str, Sequence[T]], path: Path) -> list[T]:
-    """List what the names of an option stand for; capital letters do not matter."""
+    """List the objects that the names of an option choose; capital letters do not matter."""
     chosen = list[T]()
     for given in (name.strip() for name in names.split(",")):
         if not given:

@@ -34,7 +34,7 @@ class Ours:
         dataset: our name of the data set.
         method: our name of the method.
         setting: tells runs of one method apart.
-        scores: the stored scores; None: the run has none yet.
+        scores: the stored scores; None if the run has no scores yet.
     """
 
     key: str
@@ -56,10 +56,10 @@ class Line:
 
     Attributes:
         method: the paper's name, or our name for a run that the paper does not have.
-        run: the run's key; None: no run stands for the method.
+        run: the run's key; None if the method has no run.
         ran: whether the run has scores.
         cells: the paper's metric -> the two figures.
-        seconds: mean seconds of one fit, upstream runs included.
+        seconds: the mean seconds of one fit, upstream runs included.
     """
 
     method: str
@@ -71,7 +71,7 @@ class Line:
 
     @property
     def counts(self) -> str:
-        """Write how many independent values are behind each mean: splits, or seeds of one split."""
+        """Write the number of independent values in each mean: splits, or seeds of one split."""
         return " or ".join(map(str, sorted({pair.ours.n for pair in self.cells.values() if pair.ours})))
 
     def ours(self, metric: str, marked: bool = True) -> str:
@@ -92,7 +92,7 @@ class Comparison:
     Attributes:
         dataset: the paper's name.
         lines: the paper's methods in its order, then our other runs.
-        kind: what ours are of: the paper's protocol, runs of params.yaml on the paper's data, or such on a stand-in.
+        kind: the origin of our figures: the paper's protocol, or runs of params.yaml on the paper's data or a stand-in.
     """
 
     table: PaperTable
@@ -102,7 +102,7 @@ class Comparison:
 
     @property
     def stand_in(self) -> str:
-        """Return our data set in place of the paper's; empty: ours are of the paper's own."""
+        """Return our data set in place of the paper's; empty if our figures are on the paper's own data set."""
         return self.table.names.datasets[self.dataset] if self.kind == "stand-in" else ""
 
     @property
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def first(self) -> Mapping[str, Line]:
-        """Return the line of each method of the paper: of several runs the first that has scores."""
+        """Return the line of each method of the paper; if it has several runs, the first run with scores."""
         found: dict[str, Line] = {}
         for line in self.lines:
             name = self.method(line)
@@ -141,13 +141,13 @@ class Comparison:
 
     @property
     def cells(self) -> Mapping[tuple[str, str], Pair]:
-        """Return each figure that the paper prints, by method and metric, with ours of the method's first run."""
+        """Return each figure that the paper prints, by method and metric, with the figure of the method's first run."""
         first = self.first.items()
         return {(name, metric): pair for name, line in first for metric, pair in line.cells.items() if pair.paper}
 
     @property
     def counts(self) -> str:
-        """Write how many independent values are behind our means."""
+        """Write the number of independent values in our means."""
         counts = sorted({pair.ours.n for line in self.lines for pair in line.cells.values() if pair.ours})
         return f"n = {' or '.join(map(str, counts))}" if counts else "none run"
 
@@ -169,12 +169,12 @@ class Comparison:
         return [f"ours − paper (in combined standard errors; {marked})", *verdicts]
 
     def remarks(self) -> list[str]:
-        """List the lines below the table: the agreement, and in which way methods of ours differ from the paper's."""
+        """List the lines below the table: the agreement, and the differences between our methods and the paper's."""
         notes = self.table.notes(self.dataset).items()
         return [*self.agreement(), *(f"{', '.join(methods)}: {note}" for note, methods in notes)]
 
     def comma_separated(self) -> str:
-        """Return the comparison as CSV: one row a figure, in full precision and in the paper's unit."""
+        """Return the comparison as CSV: one row for each figure, in full precision and in the paper's unit."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(_COLUMNS)
@@ -193,7 +193,7 @@ def compare(table: PaperTable, dataset: str, runs: Iterable[Ours], kind: Kind = 
 
     Args:
         dataset: the paper's name.
-        kind: a table of a stand-in is the one ``on_stand_ins``.
+        kind: for a stand-in, ``table`` must be the result of ``on_stand_ins``.
     """
     own, lines = runs_of(table, dataset, runs), list[Line]()
     for method in table.figures[dataset]:
@@ -207,7 +207,7 @@ def compare(table: PaperTable, dataset: str, runs: Iterable[Ours], kind: Kind = 
 
 
 def read(table: PaperTable, text: str) -> Comparison:
-    """Read what :meth:`Comparison.comma_separated` wrote; the paper's figures are those of its own file."""
+    """Read the CSV of :meth:`Comparison.comma_separated`; the paper's figures come from the paper's own file."""
     rows = list(csv.DictReader(io.StringIO(text)))
     dataset = rows[0]["dataset"]
     kind: Kind = next((kind for kind in KINDS if kind == rows[0].get("kind")), "protocol")
@@ -227,7 +227,7 @@ def read(table: PaperTable, text: str) -> Comparison:
 
 
 def runs_of(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> list[Ours]:
-    """List the runs on ``dataset`` (the paper's name) of this table, and those that no table of the same runs has."""
+    """List the runs on ``dataset`` (the paper's name) that this table has, or that no table of the same runs has."""
     own, others, ours = table.figures[dataset], table.others, table.names.datasets[dataset]
 
     def belongs(run: Ours) -> bool:
@@ -238,10 +238,10 @@ def runs_of(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> list[Ours]
 
 
 def _line(table: PaperTable, dataset: str, method: str | None, run: Ours | None, several: bool) -> Line:
-    """Return a line with our figures where the paper prints one; a run that it does not have has all its figures.
+    """Return a line with our figures where the paper prints one; a run that the paper lacks has all its figures.
 
     Args:
-        several: other runs have a line of the same name, so that the setting tells them apart.
+        several: other runs have a line of the same name, so that the line shows the setting.
     """
     printed, pairs = table.figures[dataset][method] if method else {}, dict[str, Pair]()
     stored = run.scores if run is not None else None

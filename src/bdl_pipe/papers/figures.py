@@ -6,7 +6,7 @@ from typing import Final
 
 from ..scores import Estimate
 
-FAR: Final = 3.0  # A difference of more combined standard errors than this is marked.
+FAR: Final = 3.0  # a difference of more combined standard errors is marked
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,9 @@ class Printed:
     """A figure as the paper prints it.
 
     Attributes:
-        error: its ±; empty: the paper prints none.
-        setting: what the figure is of beside its data set: the network, images per class. Figures of one are ordered.
+        error: its ±; empty if the paper prints none.
+        setting: the figure's setting beside its data set, such as the network or the images per class. Only figures of
+            one setting are ordered.
     """
 
     value: str
@@ -35,21 +36,21 @@ class Printed:
 
 @dataclass(frozen=True)
 class Pair:
-    """Our figure in the paper's unit (None: there is no such score), and the paper's (None: it prints none)."""
+    """Our figure in the paper's unit, and the paper's figure; each is None if it does not exist."""
 
     ours: Estimate | None = None
     paper: Printed | None = None
 
     @property
     def difference(self) -> float | None:
-        """Return ours − the paper's, in the paper's unit; None where a figure is missing."""
+        """Return our figure minus the paper's, in the paper's unit; None if a figure is missing."""
         return None if self.ours is None or self.paper is None else self.ours.mean - float(self.paper.value)
 
     @property
     def z(self) -> float | None:
         """Return (ours − paper's) / √(our standard error² + the paper's²).
 
-        It is None where an error is unknown or both are 0.
+        It is None if an error is unknown or if both errors are 0.
         """
         if self.difference is None or self.ours is None or self.paper is None:
             return None

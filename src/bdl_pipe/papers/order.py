@@ -1,4 +1,4 @@
-"""In which order a paper's table has its methods, and in which ours has them, where the values are not to be equal.
+"""The order of the methods in a paper's table, and in our results, if the values need not be equal.
 
 pairs = compared({"DNN": Pair(ours, printed), "SNGP": Pair(...), "D-VBLL": Pair(...)})
 Order(pairs).tau        # Kendall's τ-b of the two orders
@@ -12,8 +12,8 @@ from typing import Final
 
 from .figures import Pair
 
-CLEAR: Final = 2.0  # A side tells two methods apart that differ by more combined standard errors than this.
-Figure = tuple[float, float | None]  # and its standard error, if it has one
+CLEAR: Final = 2.0  # two methods differ clearly on a side beyond this many combined standard errors
+Figure = tuple[float, float | None]  # a value, and its standard error if it has one
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Compared:
     """Two methods with figures on both sides.
 
     Attributes:
-        ours, paper: the sign of the first method's figure minus the second's; 0: equal as written.
-        clear: both sides have errors and tell the two apart.
+        ours, paper: the sign of the first method's figure minus the second's; 0 if both are written alike.
+        clear: both sides have errors, and the two methods differ clearly on both sides.
     """
 
     first: str
@@ -33,7 +33,7 @@ class Compared:
 
     @property
     def same(self) -> bool:
-        """Return True if both sides have the two methods in one order."""
+        """Return True if both sides have the two methods in the same order."""
         return self.ours * self.paper > 0
 
     @property
@@ -49,13 +49,13 @@ class Compared:
 
 @dataclass(frozen=True)
 class Order:
-    """How the pairs of some methods are ordered on both sides."""
+    """The order of each pair of some methods on both sides."""
 
     pairs: Sequence[Compared]
 
     @property
     def same(self) -> list[Compared]:
-        """List the pairs that both sides have in one order."""
+        """List the pairs that both sides have in the same order."""
         return [pair for pair in self.pairs if pair.same]
 
     @property
@@ -65,25 +65,25 @@ class Order:
 
     @property
     def clear(self) -> "Order":
-        """Return the pairs alone that both sides tell apart."""
+        """Return only the pairs that differ clearly on both sides."""
         return Order([pair for pair in self.pairs if pair.clear])
 
     @property
     def tau(self) -> float | None:
         """Return Kendall's τ-b (Kendall 1945): (same − opposite) / √(pairs that differ in ours · in the paper).
 
-        None where one side has all methods equal.
+        It is None if all methods are equal on one side.
         """
         differ = math.prod(sum(bool(getattr(pair, side)) for pair in self.pairs) for side in ("ours", "paper"))
         return (len(self.same) - len(self.opposite)) / math.sqrt(differ) if differ else None
 
     def against(self, method: str) -> "Order":
-        """Return the pairs that ``method`` is one of: the signs of the differences to a baseline."""
+        """Return the pairs that include ``method``: the signs of the differences to a baseline."""
         return Order([pair for pair in self.pairs if method in (pair.first, pair.second)])
 
 
 def compared(cells: Mapping[str, Pair]) -> Order:
-    """Compare every two methods of ``cells`` that have figures on both sides; NaN is in no order.
+    """Compare every two methods of ``cells`` that have figures on both sides; NaN has no order.
 
     Args:
         cells: method -> the figures of one metric and one printed setting.
@@ -93,7 +93,7 @@ def compared(cells: Mapping[str, Pair]) -> Order:
 
 
 def _sides(pair: Pair) -> tuple[Figure, Figure] | None:
-    """Return ours and the paper's; None where one is missing or ours is not a number."""
+    """Return our figure and the paper's; None if one is missing or ours is not a number."""
     ours, paper = pair.ours, pair.paper
     if ours is None or paper is None or math.isnan(ours.mean):
         return None

@@ -1,6 +1,6 @@
-"""A comparison as a page: counts, the table, what limits it, what agrees, what does not, where the figures come from.
+"""A comparison as a page: counts, the table, its limits, agreement, disagreement, and the origin of the figures.
 
-Where another data set stands in for the paper's, values are not to be equal, and the page compares orders alone.
+If another data set replaces the paper's, values need not be equal, and the page compares only orders.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ FACTS: Final = "## Where the figures come from"
 
 @dataclass(frozen=True)
 class Cells:
-    """How many of the figures that are printed for a data set stand beside ours.
+    """The number of printed figures for a data set that have a figure of ours beside them.
 
     Attributes:
-        near, far: of those of the paper's own data, within ``FAR`` combined standard errors and beyond.
-        made: of the paper's own data, the others without a standard error on one side.
-        stand_in: made on another data set; none of these counts as made.
+        near, far: figures on the paper's own data, within ``FAR`` combined standard errors of the paper's and beyond.
+        made: all other figures on the paper's own data, without a standard error on one side.
+        stand_in: figures on another data set; none of these counts as made.
     """
 
     printed: int
@@ -46,7 +46,7 @@ def stem(table: PaperTable, dataset: str, kind: Kind) -> str:
     """Return the name of a page, without its end.
 
     Args:
-        table: ``on_stand_ins`` where the page is of a stand-in.
+        table: the result of ``on_stand_ins`` if the page compares a stand-in.
         dataset: the paper's name.
     """
     ours = table.names.datasets[dataset]
@@ -56,7 +56,7 @@ def stem(table: PaperTable, dataset: str, kind: Kind) -> str:
 
 
 def counted(comparison: Comparison) -> Cells:
-    """Count the cells of a comparison; of several runs for one method the first with scores counts."""
+    """Count the cells of a comparison; if a method has several runs, the first run with scores counts."""
     cells = comparison.cells.values()
     made = [pair for pair in cells if pair.ours]
     if comparison.stand_in:
@@ -66,7 +66,7 @@ def counted(comparison: Comparison) -> Cells:
 
 
 def orders(comparison: Comparison) -> dict[tuple[str, str], Order]:
-    """Compare the methods' order for each metric and printed setting; only methods of one setting are compared."""
+    """Compare the methods' order for each metric and printed setting; methods of different settings have no order."""
     groups: dict[tuple[str, str], dict[str, Pair]] = {}
     for (method, metric), pair in comparison.cells.items():
         if pair.paper:
@@ -76,7 +76,7 @@ def orders(comparison: Comparison) -> dict[tuple[str, str], Order]:
 
 
 def markdown(comparison: Comparison, facts: Mapping[str, Any]) -> str:
-    """Return the page of a comparison, with ``facts`` in the end: name -> where the figures come from."""
+    """Return the page of a comparison, with ``facts`` on the figures' origin at the end: name -> value."""
     table, stand_in = comparison.table, comparison.stand_in
     rows = [comparison.head, [":---", *["---:"] * (len(comparison.head) - 1)], *comparison.rows]
     agrees, not_so = _orders(comparison) if stand_in else _values(comparison)
@@ -98,7 +98,7 @@ def markdown(comparison: Comparison, facts: Mapping[str, Any]) -> str:
 
 
 def facts_of(page: str) -> dict[str, str]:
-    """Read the facts at the end of a page, in any edition of it."""
+    """Read the facts at the end of a page, in any earlier format."""
     _, _, block = page.rpartition("| | |\n|---|---|\n")
     cells = [line.strip("| ").split(" | ", 1) for line in block.splitlines() if line.startswith("| ")]
     return {cell[0]: cell[1] for cell in cells if len(cell) == 2}

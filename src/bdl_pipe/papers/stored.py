@@ -11,7 +11,7 @@ from .pages import counted, facts_of, markdown, stem
 
 
 def stored(results: Path) -> Iterator[tuple[Path, Comparison]]:
-    """Read every page of a table that there is, from its CSV: the CSV file and its comparison."""
+    """Read every existing page of a table from its CSV: the CSV file and its comparison."""
     for table, dataset, kind in _possible():
         path = results / table.folder / f"{stem(table, dataset, kind)}.csv"
         if path.is_file():
@@ -31,7 +31,7 @@ def write(path: Path, comparison: Comparison, facts: Mapping[str, Any]) -> list[
 
 
 def poorer(path: Path, comparison: Comparison) -> bool:
-    """Return True if the page whose CSV lies at ``path`` has more of our cells: those of runs that are not here."""
+    """Return True if the stored CSV at ``path`` has more of our cells, from runs that this folder lacks."""
     if not path.is_file():
         return False
     before, now = counted(read(load(str(comparison.table)), path.read_text())), counted(comparison)
@@ -62,7 +62,7 @@ def of_default_run(runs: Sequence[Ours]) -> Iterator[tuple[Path, Comparison]]:
 
 
 def _possible() -> Iterator[tuple[PaperTable, str, Kind]]:
-    """List every page that there may be: the table, on its stand-ins for a page of those, the data set and the kind."""
+    """List every possible page: its table (on stand-ins for a page of stand-ins), its data set and its kind."""
     for table in map(load, tables()):
         for dataset in table.figures:
             for kind in KINDS:

@@ -1,7 +1,7 @@
-"""Which printed cells stand beside ours, which can still be made here and how, and what the others need.
+"""Count the printed cells that we have made, the cells that can be made here and how, and the needs of the others.
 
-The cells that are made are those of the pages' CSV files, so a fresh clone counts what it shows. A cell can be made
-here where its data set, or its stand-in, is in ``AT_HAND`` and a params file for no GPU has a run of its method.
+A cell is made if a page's CSV file has it, so a fresh clone counts the cells of its pages. A cell can be made here if
+its data set, or its stand-in, is in ``AT_HAND``, and a params file that needs no GPU has a run of its method.
 """
 
 import re
@@ -17,9 +17,9 @@ from . import PaperTable, load, tables
 from .comparison import Ours
 from .stored import stored
 
-# The sets that our results could be made on. Others are files of yours, or downloads: CIFAR, MNIST, SVHN, STL-10.
+# The sets of our results. Other sets are the user's files, or downloads: CIFAR, MNIST, SVHN, STL-10.
 AT_HAND: Final = frozenset({"boston", "concrete", "digits", "fashion_mnist", "mnist5k", "noise", "wine"})
-# What the head of a params file says of the time of its runs, behind the command.
+# The time of a params file's runs, which the file's head states after the command.
 _SAYS: Final = re.compile(r"^#.*# (about .*(?:minute|hour).*)$", re.MULTILINE)
 
 
@@ -28,9 +28,9 @@ class Source:
     """A params file, and the command by which its runs are made and shown.
 
     Attributes:
-        command: with ``{table}`` and ``{dataset}`` for the names of what is asked for.
-        says: the time that the file's head says its runs take; empty: it says none.
-        only: the tables that it is for, by the name of their params file; empty: all.
+        command: the command, with ``{table}`` and ``{dataset}`` in place of the names.
+        says: the time of the runs in the file's head; empty if the head has no time.
+        only: the tables of the file, by the name of their params file; empty for all tables.
     """
 
     path: Path
@@ -45,10 +45,10 @@ class Missing:
     """The cells of a table's data set that are not made.
 
     Attributes:
-        cells: command -> how many it would make, none of them counted twice.
+        cells: command -> the number of cells that it would make; no cell is counted twice.
         runs: command -> the runs that it would make for them.
-        says: command -> the time that its params file says; empty: it says none.
-        needs: what is not here -> how many cells need it.
+        says: command -> the time in the head of its params file; empty if the head has no time.
+        needs: a missing requirement -> the number of cells that need it.
     """
 
     cells: Counter[str] = field(default_factory=Counter)
@@ -59,11 +59,11 @@ class Missing:
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of a table's data set.
+    """The counts of a table's data set.
 
     Attributes:
         made: the cells made on the paper's own data.
-        stand_in: the cells made on a stand-in, of those that are not made on the paper's.
+        stand_in: the cells made on a stand-in but not on the paper's data.
     """
 
     table: PaperTable
@@ -86,14 +86,14 @@ def sources(params: Path, folder: Path) -> list[Source]:
 
 def _source(path: Path, command: str, only: str = "") -> Source:
     runs = read_yaml(path).get("runs") or {}
-    whole = {key: run for key, run in runs.items() if "method" in run}  # an overlay may name a run's change alone
+    whole = {key: run for key, run in runs.items() if "method" in run}  # an overlay may have only a run's changes
     ours = [Ours(key, run["dataset"], run["method"], run["setting"]) for key, run in whole.items()]
     says = _SAYS.search(path.read_text())
     return Source(path, command, ours, only, says[1] if says else "")
 
 
 def survey(results: Path, known: Sequence[Source]) -> list[Row]:
-    """Count the cells of every table and data set, and say which could be made by which of the ``known`` files."""
+    """Count the cells of every table and data set, and find the ``known`` files that could make the missing ones."""
     own, others = set[tuple[str, ...]](), set[tuple[str, ...]]()
     for _, comparison in stored(results):
         made = others if comparison.stand_in else own
@@ -113,7 +113,7 @@ def survey(results: Path, known: Sequence[Source]) -> list[Row]:
 
 
 def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequence[Source], missing: Missing) -> None:
-    """Put a cell where it belongs: to a command that makes it, or to what it needs."""
+    """Count a cell for a command that makes it, or for its missing requirement."""
     own = table.names.datasets[dataset] in AT_HAND
     of = table if own else table.on_stand_ins(dataset)
     gpu = own and table.names.source(table.table) in table.names.gpu
@@ -136,10 +136,10 @@ def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequ
 def _maker(
     table: PaperTable, dataset: str, method: str, known: Sequence[Source], *, own: bool, gpu: bool
 ) -> tuple[Source, str] | None:
-    """Return the first params file with a run for a method, and the run; None: there is none for this machine.
+    """Return the first params file with a run for a method, and the run; None if this machine can run none.
 
     Args:
-        own: the paper's data set is at hand; else the table is on its stand-ins, which its own params file has not.
+        own: the paper's data set is at hand; else the table is on stand-ins, which its own params file lacks.
         gpu: the table's own params file is for a GPU.
     """
     for source in known:
@@ -152,10 +152,10 @@ def _maker(
 
 
 def report(rows: Sequence[Row], took: Mapping[str, float]) -> Iterator[str]:
-    """Write a survey, a line a data set of each table and a line for each thing to do; the last line has the sum.
+    """Write a survey: a line for each data set of each table, a line for each command or need, and the sum.
 
     Args:
-        took: run -> its seconds when it was made before, with all that it is made from; no time is made up.
+        took: run -> the recorded seconds of an earlier run with its upstream stages; other times are not estimated.
     """
     for row in rows:
         yield f"{row.table} {row.dataset}: {row.printed} printed, {row.made} made, {row.stand_in} on a stand-in"
@@ -171,7 +171,7 @@ def report(rows: Sequence[Row], took: Mapping[str, float]) -> Iterator[str]:
 
 
 def _time(missing: Missing, command: str, took: Mapping[str, float]) -> str:
-    """Write the sum of the recorded seconds of a command's runs, else what the params file says of its whole time."""
+    """Write the sum of the recorded seconds of a command's runs, or else the time in the params file's head."""
     runs = missing.runs[command]
     known = [took[run] for run in sorted(runs) if run in took]
     if not known:

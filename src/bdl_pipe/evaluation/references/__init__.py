@@ -2,8 +2,8 @@
 
 Each file beside this module has one split of a data set: draws of f at the test rows, by Hamiltonian Monte Carlo on the
 posterior of a network's weights given all training rows. ``python -m benchmarks.references.hmc boston`` makes the files
-again. A file is used for rows and a transform that are the same as its own: a reference is in transformed units, in
-which it has its prior and its noise.
+again. A file is used only for the same rows and the same transform, since its prior, its noise and its draws are in
+transformed units.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from ...predictive import Gaussian
 
 HERE: Final = Path(__file__).parent
 SUFFIX: Final = ".safetensors"
-_CLOSE: Final = 1e-5  # relative; processors differ in the last digits of a mean
+_CLOSE: Final = 1e-5  # relative error of a mean: its last digits differ between processors
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Reference:
         return Gaussian(mean, torch.full_like(mean, self.noise_variance))
 
     def state(self, test: Examples, transform: Transform) -> State:
-        """Return what is stored of the reference of the test rows ``test``; draws in float16."""
+        """Return the state to store for the reference of the test rows ``test``, with draws in float16."""
         own = transform.state()
         about = {**self.about, "noise_variance": self.noise_variance, "rows": digest(test), "transform": own.config}
         return State({"draws": self.draws.half(), **{f"transform.{k}": v for k, v in own.tensors.items()}}, about)
@@ -64,7 +64,7 @@ def digest(examples: Examples) -> str:
 
 
 def find(test: Examples, transform: Transform) -> Reference | None:
-    """Return the reference of these test rows under this transform; None where there is none.
+    """Return the reference of these test rows under this transform; None if there is no reference.
 
     Raises:
         ArtifactError: a stored reference is damaged.

@@ -1,10 +1,10 @@
 """Areas under ROC curves with their errors over rows, and the difference of two scores of the same rows.
 
-A = P(in > out) + ½ P(in = out). Each row has a place: the share of the other side that it is on the right side of, ties
-counted half. A is the mean of the places of *in*, and that of the places of *out*; over rows its variance is
-var(places of in)/n_in + var(places of out)/n_out, and the covariance of two scores of the same rows alike (DeLong,
-DeLong & Clarke-Pearson 1988). Several sets of *out* rows share the rows *in*: the mean of their areas has the mean of
-their places in. The error says nothing about another fit.
+A = P(in > out) + ½ P(in = out). Each row has a place: the share of the other side's rows that the score orders
+correctly with it; a tie counts half. A is the mean place of the rows *in*, and also the mean place of the rows *out*.
+Over rows its variance is var(places of in)/n_in + var(places of out)/n_out; the covariance of two scores of the same
+rows has the same form (DeLong, DeLong & Clarke-Pearson 1988). Several sets of *out* rows share the rows *in*: for the
+mean of their areas, a row *in* has the mean of its places. The error does not cover another fit.
 """
 
 import math
@@ -40,10 +40,10 @@ class Area:
         return _error(self.inside, self.outside)
 
     def minus(self, other: "Area", comparisons: int = 1, level: float = 0.95) -> Difference:
-        """Return this mean of areas minus that of another score of the same rows, with its normal interval.
+        """Return this mean of areas minus another score's mean on the same rows, with its normal interval.
 
         Args:
-            comparisons: how many intervals hold together (Bonferroni).
+            comparisons: the number of intervals that hold together (Bonferroni).
         """
         error = _error(
             self.inside - other.inside,
@@ -54,13 +54,13 @@ class Area:
 
 
 def area(inside: np.ndarray, outside: Sequence[np.ndarray]) -> Area:
-    """Return the mean area of a score of rows *in* against one or more sets of rows *out*, high where a row is in."""
+    """Return the mean area of a score, high for rows *in*, against one or more sets of rows *out*."""
     places = [_places(inside, out) for out in outside]
     return Area(np.mean([own for own, _ in places], axis=0), tuple(out for _, out in places))
 
 
 def _places(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of each side, by ranks with ties shared."""
+    """Return the places of each side's rows, from ranks in which ties share their mean rank."""
     count, others = len(inside), len(outside)
     ranks = rankdata(np.concatenate([inside, outside]))
     below = (ranks[:count] - rankdata(inside)) / others

@@ -1,7 +1,7 @@
-"""Scores of the unfamiliar that are fitted to training rows, and then asked about other rows.
+"""Scores of unfamiliar rows that are fitted to training rows and then computed for other rows.
 
-Each takes the training rows' arrays, then the rows' own, and returns one number a row in float64, high where the row
-looks like the training data. No row that is asked about has a part in the fit.
+Each function takes the arrays of training rows, then the arrays of the rows to score. It returns one number in float64
+for each row to score, high if the row looks like the training data. The fit uses no row to score.
 """
 
 import numpy as np
@@ -14,15 +14,15 @@ from ...errors import DataError
 Values = Float[np.ndarray, " row"]
 Train = Float[np.ndarray, "train width"]
 Features = Float[np.ndarray, "row width"]
-NEIGHBOURS_A_ROW = 1e-3  # of the training rows: 50 of CIFAR's 50,000
-_SMALLEST = 1e-9  # of a residual's length, as a share of the rows' own: below it is rounding
+NEIGHBOURS_A_ROW = 1e-3  # k per training row: 50 for CIFAR's 50,000
+_SMALLEST = 1e-9  # a residual below this share of the rows' own length is rounding
 
 
 def kl_matching(train_log_probs: Float[np.ndarray, "train class"], log_probs: Float[np.ndarray, "row class"]) -> Values:
-    """Return −min_k KL(p ‖ d_k), d_k the mean of the training rows' probabilities that predict the class k.
+    """Return −min_k KL(p ‖ d_k), d_k the mean probabilities of the training rows for which class k is predicted.
 
-    Source: Hendrycks et al. 2022, section 4.2. Deviation: d_k is over training rows, theirs over validation rows. A
-    class that no training row is predicted as has no d_k.
+    Source: Hendrycks et al. 2022, section 4.2. Deviation: d_k is a mean over training rows; the paper's is over
+    validation rows. A class that is predicted for no training row has no d_k.
     """
     train, logs = np.asarray(train_log_probs, np.float64), np.asarray(log_probs, np.float64)
     predicted = train.argmax(1)
@@ -37,16 +37,16 @@ def kl_matching(train_log_probs: Float[np.ndarray, "train class"], log_probs: Fl
 def mahalanobis(train: Train, labels: Int[np.ndarray, " train"], features: Features) -> Values:
     """Return −min_k (h − μ_k)ᵀ Σ⁻¹ (h − μ_k), Σ the covariance within classes, which all share.
 
-    Source: Lee et al. 2018, eq. 1 and 2. Σ is divided by the number of rows. Of a singular Σ it is the pseudo-inverse:
-    directions in which no training row varies are left out, as in the published code.
+    Source: Lee et al. 2018, eq. 1 and 2. Σ is divided by the number of rows. If Σ is singular, Σ⁻¹ is the
+    pseudo-inverse: it leaves out directions in which no training row varies, as the published code does.
     """
     return -_class_distances(*_float64(train, features), labels).min(1)
 
 
 def relative_mahalanobis(train: Train, labels: Int[np.ndarray, " train"], features: Features) -> Values:
-    """Return −min_k [d_k(h) − d_0(h)], d_0 the squared distance to the mean of all by the covariance of all.
+    """Return −min_k [d_k(h) − d_0(h)], d_0 the squared distance to the mean of all rows under their covariance.
 
-    Source: Ren et al. 2021, section 2. d_k is that of :func:`mahalanobis`.
+    Source: Ren et al. 2021, section 2. d_k is the squared distance to class k in :func:`mahalanobis`.
     """
     known, rows = _float64(train, features)
     centre = known.mean(0)
@@ -58,8 +58,8 @@ def nearest(train: Train, features: Features, neighbours: int | None = None) -> 
     """Return −‖h − h₍ₖ₎‖ to the k-th nearest training row, of features of length 1 (Sun et al. 2022, section 3).
 
     Args:
-        neighbours: k; None: a thousandth of the training rows, at least 1, which is the paper's 50 of CIFAR's 50,000
-            and its 1,000 of ImageNet's 1.3 million.
+        neighbours: k. None means a thousandth of the training rows, at least 1. The paper takes 50 for CIFAR's 50,000
+            rows and 1,000 for ImageNet's 1.3 million.
 
     Raises:
         DataError: there are fewer training rows than ``neighbours``.
@@ -92,16 +92,16 @@ def vim(
 
     Args:
         origin: o = −W⁺b, where the last layer's outputs are nearest to 0.
-        dimension: None: :func:`principal_dimension`.
+        dimension: None means :func:`principal_dimension`.
 
     Returns:
-        None where no training row leaves the principal space, so that there is no α.
+        None if no training row leaves the principal space, so that there is no α.
     """
     from .outputs import energy
 
     known, rows = (part - np.asarray(origin, np.float64) for part in _float64(train, features))
     first = principal_dimension(known.shape[1]) if dimension is None else dimension
-    _, vectors = np.linalg.eigh(known.T @ known / len(known))  # the smallest first
+    _, vectors = np.linalg.eigh(known.T @ known / len(known))  # eigenvalues ascend
     rest = vectors[:, : known.shape[1] - first]
     typical = float(_lengths(known @ rest).mean())
     if not typical > _SMALLEST * float(_lengths(known).mean()):

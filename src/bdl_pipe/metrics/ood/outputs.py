@@ -1,8 +1,8 @@
-"""Scores of the unfamiliar that follow from a row's own outputs: its probabilities, its logits, its draws.
+"""Scores of unfamiliar rows that follow from a row's own outputs: its probabilities, its logits, its draws.
 
-Each takes arrays and returns one number a row in float64, high where the row looks like the training data. Nothing is
-fitted. ``log_probs`` are the logarithms of the predicted probabilities, of a mixture where there are several draws;
-``logits`` are the outputs of the last layer, their mean where there are several draws.
+Each function takes arrays and returns one number in float64 for each row, high if the row looks like the training data.
+Nothing is fitted. ``log_probs`` are the logarithms of the predicted probabilities, which are a mixture if there are
+several draws. ``logits`` are the outputs of the last layer, averaged if there are several draws.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ Values = Float[np.ndarray, " row"]
 
 
 def max_softmax(log_probs: Float[np.ndarray, "row class"]) -> Values:
-    """Return log max_k p_k; its order is that of the probability (Hendrycks & Gimpel 2017, section 3)."""
+    """Return log max_k p_k, which orders rows as max_k p_k does (Hendrycks & Gimpel 2017, section 3)."""
     return np.asarray(log_probs, np.float64).max(1)
 
 
@@ -35,7 +35,7 @@ def entropy(log_probs: Float[np.ndarray, "row class"]) -> Values:
 def mutual_information(draw_log_probs: Float[np.ndarray, "draw row class"]) -> Values:
     """Return mean_s H[p_s] − H[mean_s p_s], the information of label and draw with its sign changed, in nats.
 
-    Source: Houlsby et al. 2011, eq. 2, by draws of equal weight. One draw has 0.
+    Source: Houlsby et al. 2011, eq. 2, with draws of equal weight. A single draw gives 0.
     """
     logs = np.asarray(draw_log_probs, np.float64)
     mixed = logsumexp(logs, axis=0) - np.log(len(logs))

@@ -20,7 +20,7 @@ from ...plugins import PluginError, Registered
 from . import fitted, outputs
 
 TRAIN, TEST, ORIGIN = "train", "test", "origin"
-OWN: Final = "score_"  # before the name of a score that evaluation computed
+OWN: Final = "score_"  # prefix of the columns of scores that evaluation computed
 _ALWAYS: Final = ("split", "seed", "set", "row", "target", "log_probs")
 
 
@@ -115,7 +115,7 @@ SCORES: Final[Registered[StoredScore]] = Registered(
         "vim": StoredScore("ViM", _vim),
     },
 )
-_KNOWN_AS: Final = {"max_prob": "max_softmax"}  # a score of evaluation that is also one of these
+_KNOWN_AS: Final = {"max_prob": "max_softmax"}  # evaluation's name of a score -> its name here
 
 
 def register_stored_score(name: str, label: str, of: Callable[[Rows, Rows], np.ndarray | None]) -> None:
@@ -142,7 +142,7 @@ def scores_of(fit: StoredFit) -> dict[str, dict[str, np.ndarray]]:
     """
     parts = {TEST: fit.test, **fit.others}
     ends = np.cumsum([len(rows) for rows in parts.values()])[:-1]
-    together = _together(list(parts.values()))  # a score that is fitted is so once
+    together = _together(list(parts.values()))  # so that each score is fitted once
     found = {name: values for name, score in SCORES.items() if (values := score.of(fit.train, together)) is not None}
     for name, values in together.own.items():
         found.setdefault(_KNOWN_AS.get(name, name), values)

@@ -4,8 +4,8 @@ OpenOOD (Yang et al. 2022; version 1.5, Zhang et al. 2023) calls a set near wher
 differs, and far where the kind of picture differs, too. It pairs MNIST with Fashion-MNIST and NotMNIST as near, with
 Textures, CIFAR-10, Tiny ImageNet and Places365 as far; CIFAR-10 with CIFAR-100 and Tiny ImageNet as near, and CIFAR-100
 alike. It has no benchmark of Fashion-MNIST: the pair with MNIST is read the other way round. Classes that are held out
-of the data set itself are always near. All other sets are far: noise, and the 8 x 8 digits that are blurred by their
-enlargement.
+of the data set itself are always near. All other sets are far: noise, and the 8 x 8 digits, which are blurred because
+they are enlarged.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,9 @@
 """How well each score finds unfamiliar rows, run by run: figures, tables, and which score wins by more than its error.
 
-Each metric is computed against each set and averaged over the sets near, and over the sets far, each set counting once,
-as OpenOOD 1.5 does (Zhang et al. 2023). The error of an area under the ROC curve is over the fits of a run where there
-are several, s/√n, else over its rows (:mod:`.areas`). FPR95 and the average precisions have an error over fits alone.
+Each metric is computed against each set and averaged over the near sets and over the far sets, with equal weights, as
+OpenOOD 1.5 does (Zhang et al. 2023). The error of an area under the ROC curve is over the fits of a run if there are
+several, s/√n, and over its rows if there is one (:mod:`.areas`). FPR95 and the average precisions have an error over
+fits only.
 """
 
 import math
@@ -53,7 +54,7 @@ class Figure:
         return self.areas[0].error if metric == "auroc" else math.inf
 
     def over(self, other: "Figure", comparisons: int = 1) -> Difference:
-        """Return the area of this score minus that of another one of the same run, in pairs of fits or of rows."""
+        """Return the area of this score minus another score's area in the same run, in pairs of fits or of rows."""
         if len(self.values["auroc"]) == 1:
             return self.areas[0].minus(other.areas[0], comparisons, LEVEL)
         gaps = np.subtract(self.values["auroc"], other.values["auroc"])
@@ -67,8 +68,8 @@ class Result:
     """All scores of one run.
 
     Attributes:
-        name: the run's.
-        fits: how many.
+        name: the run's name.
+        fits: the number of fits.
         figures: group -> score -> figure; a group without a set is missing.
         sets: group -> the names of its sets.
     """
@@ -83,7 +84,7 @@ class Result:
         return sorted(self.figures.get(group, {}), key=lambda score: -self.figures[group][score].mean())
 
     def tied(self, group: Group) -> list[str]:
-        """List the best score and all that it cannot be told apart from, at 95 % for all comparisons together."""
+        """List the best score and all scores that do not differ from it, at 95 % for all comparisons together."""
         first, *others = self.ordered(group)
         best = self.figures[group][first]
         near = [score for score in others if not best.over(self.figures[group][score], len(others)).apart]
@@ -99,7 +100,7 @@ def result(
     """Return the figures of one run from its stored rows.
 
     Args:
-        dataset: the fitted data set, which says with ``groups`` what is near; see :func:`.sets.group_of`.
+        dataset: the fitted data set; ``dataset`` and ``groups`` decide which sets are near, see :func:`.sets.group_of`.
         fits: (split, seed) -> rows, with the same unfamiliar sets.
     """
     found = {at: scores_of(fit) for at, fit in fits.items()}
@@ -116,7 +117,7 @@ def result(
 
 
 def _figure(fits: Mapping[tuple[int, int], Mapping[str, np.ndarray]], names: Sequence[str]) -> Figure:
-    units = defaultdict[int, list[dict[str, float]]](list)  # what is independent: splits where there are several
+    units = defaultdict[int, list[dict[str, float]]](list)  # independent units: splits if there are several
     several = len({split for split, _ in fits}) > 1
     for (split, seed), found in fits.items():
         each = [classification.detection(found[TEST], found[name]) for name in names]
@@ -179,11 +180,11 @@ def markdown(header: Row, rows: Sequence[Row]) -> str:
 
 
 def sentence(results: Sequence[Result], group: Group) -> str:
-    """Say which score wins over all runs, and in how many runs it wins by more than its error.
+    """Write which score wins over all runs, and in how many runs it wins by more than its error.
 
-    Over runs a score is compared with each other one in the runs that have both: the mean difference of their areas,
-    with Student's t over runs, at 95 % for all comparisons together. Runs share data and trajectories, so that the
-    interval is of these runs, and not of any others.
+    Two scores are compared over the runs that have both, by the mean difference of their areas, with Student's t over
+    runs, at 95 % for all comparisons together. Runs share data and trajectories, so that the interval holds for these
+    runs only.
     """
     runs = [one for one in results if one.figures.get(group)]
     if not runs:
