@@ -29,7 +29,7 @@ from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from tests.cases import GAUSSIAN, fit
 from tests.conftest import make_tiny_images, make_tiny_table
-from tests.test_installation import link
+from tests.wheel import link
 
 pytestmark = pytest.mark.slow
 FACTS = {"Run": "one", "Licence of the data": "none"}

@@ -51,6 +51,7 @@ def test_the_package_is_typed_and_has_the_version_of_its_distribution() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert (ROOT / "src/bdl_pipe/py.typed").is_file()
     data = ["py.typed", "papers/*.csv", "papers/*.yaml", "estimators/*.json", "evaluation/references/*.safetensors"]
+    data += ["report/*.csv", "report/templates/*"]
     assert sorted(project["tool"]["setuptools"]["package-data"]["bdl_pipe"]) == sorted(data)
     from importlib import metadata
 

@@ -11,7 +11,6 @@ includes its constants, so that it is 0 at the prior and never negative.
 
 import math
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypedDict, final
 
 import torch
@@ -171,7 +170,6 @@ class LastLayer(nn.Module, ABC):
         return features.to(self.mean.dtype)
 
 
-def full_precision(features: Tensor) -> AbstractContextManager[object]:
+def full_precision(features: Tensor) -> torch.autocast:
     """Return a context without autocast: sums of squares over h features need more than eight bits."""
-    device = features.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(features.device.type, enabled=False)
