@@ -1,4 +1,4 @@
-"""The library by itself: its wheel in an environment that holds its declared dependencies and nothing else."""
+"""The library's wheel, in an environment of its declared dependencies alone."""
 
 import zipfile
 from pathlib import Path

@@ -84,7 +84,7 @@ def bayesianise(
     """
     found = methods.method_of(method)
     methods.check_needs(method, epochs, teacher)
-    # of a last layer alone the trunk is not drawn: one copy of it, which is the model's, will do
+    # a method of the last layer does not draw the trunk, so that all draws share the model's
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     check(model, may_be_tied=last_alone)
     _check(train_loader, lr, chains, random_state, method)

@@ -11,7 +11,7 @@ from ..errors import UserError, require, short
 from .layout import Layout
 
 AT_ONCE: Final = 128  # rows of a pass in evaluation
-_TAKES_TIES: Final = "kfac_laplace over the last layer without epochs"  # which moves and draws the head's copy alone
+_TAKES_TIES: Final = "kfac_laplace over the last layer without epochs"  # it changes and draws a copy of the head
 
 
 @final
