@@ -10,19 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib
 import pandas as pd
-from matplotlib.figure import Figure
-from scipy import stats
 
-from bdl_pipe.figures import STYLE, Drawing, Mark
+from bdl_pipe.figures import Drawing, Mark, Progress, progress
 from bdl_pipe.files import write_bytes
+from bdl_pipe.metrics.comparison import Difference, over_splits
 
 AREAS: Final = {"wheel": "wheel-", "mushroom": "mushroom"}
 LABELLING, SEARCHES = "label-", ("branin", "hartmann6", "tuning")
 VBLL: Final = "vbll"
 RIVALS: Final = ("linear", "map_blr", "greedy", "ensemble", "swag", "dropout", "bnn", "kfac_laplace", "gp")
-_CHART: Final = {"regret": "regret", "accuracy": "accuracy"}
 
 
 def write(place: Path) -> None:
@@ -65,43 +62,29 @@ def page(scores: pd.DataFrame, facts: dict[str, Any]) -> str:
 def drawn(curves: pd.DataFrame, decision: str) -> Drawing:
     """Draw the curve of each agent of a decision, with standard errors."""
     part = curves[curves.decision == decision]
-    metric = next(name for name in _CHART if name in set(part.metric))
-    part = part[part.metric == metric]
-    ends = part.sort_values("round").groupby("agent")["mean"].last().sort_values(ascending=metric == "regret")
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.2, 3.4))
-        axes = figure.subplots()
-        for number, agent in enumerate(ends.index):
-            own = part[part.agent == agent]
-            look = {k: v for k, v in Mark(number, number // 10).look().items() if k not in ("marker", "elinewidth")}
-            axes.plot(own["round"], own["mean"], label=agent, linewidth=1.2, **look)
-            low, high = own["mean"] - own["error"], own["mean"] + own["error"]
-            axes.fill_between(own["round"], low, high, color=look["color"], alpha=0.12, linewidth=0)
-        labels = decision.startswith(LABELLING)
-        what = "regret of uniform choices" if _is_bandit(decision) else "regret" if not labels else "accuracy"
-        axes.set(xlabel="labels" if labels else "round", title=f"{decision}: {what}")
-        if metric == "regret" and not _is_bandit(decision):
-            axes.set_yscale("log")
-        figure.legend(loc="outside right center")
-    said = ", ".join(f"{agent} {value:.3g}" for agent, value in ends.items())
-    return Drawing(figure, f"{metric} of {decision} by round; at the end: {said}")
+    metric = next(name for name in ("regret", "accuracy") if name in set(part.metric))
+    points = part[part.metric == metric].set_index(["agent", "round"])[["mean", "error"]]
+    agents = list(dict.fromkeys(points.index.get_level_values(0)))
+    lines = [Progress(agent, Mark(i % 10, i // 10), points.loc[agent]) for i, agent in enumerate(agents)]
+    what = "regret of uniform choices" if _is_bandit(decision) else metric
+    unit = "labels" if decision.startswith(LABELLING) else "rounds"
+    log = metric == "regret" and not _is_bandit(decision)
+    return progress(lines, f"{decision}: {what}", unit, higher=metric == "accuracy", log=log)
 
 
-def difference(
-    scores: pd.DataFrame, metric: str, decisions: Sequence[str], one: str, other: str
-) -> tuple[float, float, int]:
-    """Return the mean of one agent's score less another's, its standard error, and the number of problems."""
+def difference(scores: pd.DataFrame, metric: str, decisions: Sequence[str], one: str, other: str) -> Difference:
+    """Return the mean of one agent's score less another's, over problems."""
     part = scores[(scores.metric == metric) & scores.decision.isin(decisions)]
     wide = part.pivot_table(index=["decision", "seed"], columns="agent", values="value")
-    gaps = (wide[one] - wide[other]).dropna()
-    return float(gaps.mean()), float(gaps.std(ddof=1) / math.sqrt(len(gaps))), len(gaps)
+    gaps = (wide[one] - wide[other]).dropna().to_numpy()
+    return over_splits(gaps, 0.0) if len(gaps) > 1 else Difference(float(gaps.mean()), math.inf)
 
 
-def verdict(gap: float, error: float, problems: int, *, lower_is_better: bool) -> str:
-    """Return which of two agents is better, by Student's test at 5 %; one problem cannot decide."""
-    if problems < 2 or not abs(gap) > stats.t.ppf(0.975, problems - 1) * error:
+def verdict(gap: Difference, *, lower_is_better: bool) -> str:
+    """Return which of two agents is better, by the interval of their difference."""
+    if not gap.apart:
         return "no difference beyond its error"
-    return "better" if (gap < 0) == lower_is_better else "worse"
+    return "better" if (gap.mean < 0) == lower_is_better else "worse"
 
 
 def _is_bandit(decision: str) -> bool:
@@ -136,18 +119,18 @@ def _bandits(scores: pd.DataFrame, bandits: list[str], wheels: list[str], facts:
 
 def _sentence(scores: pd.DataFrame, wheels: list[str]) -> str:
     """Return the sentence that compares exploring by draws from VBLL's joint with draws from its marginals."""
-    gap, error, count = difference(scores, "regret", wheels, VBLL, "vbll_marginal")
+    joint, count = difference(scores, "regret", wheels, VBLL, "vbll_marginal"), _problems(scores, wheels)
     of = {name: difference(scores, "regret", wheels, VBLL, name) for name in RIVALS}
-    said = {name: verdict(*found, lower_is_better=True) for name, found in of.items()}
+    said = {name: verdict(gap, lower_is_better=True) for name, gap in of.items()}
     groups = {word: [name for name in RIVALS if said[name] == word] for word in ("better", "worse")}
     rest = [name for name in RIVALS if said[name] not in groups]
-    joint = verdict(gap, error, count, lower_is_better=True)
-    named = {"better": "is better than", "worse": "is worse than"}.get(joint, "does not differ beyond its error from")
+    words = {"better": "is better than", "worse": "is worse than"}
+    named = words.get(verdict(joint, lower_is_better=True), "does not differ beyond its error from")
     parts = [f"{word} than {', '.join(names)}" for word, names in groups.items() if names]
     parts += [f"not told apart from {', '.join(rest)}"] if rest else []
     return (
         f"**On {count} wheel problems a function drawn from VBLL's joint {named} values drawn from its marginals "
-        f"({gap:+.3f} ± {error:.3f}). VBLL with one-row updates explores {'; '.join(parts)}.**"
+        f"({joint.mean:+.3f} ± {joint.error:.3f}). VBLL with one-row updates explores {'; '.join(parts)}.**"
     )
 
 
@@ -167,9 +150,9 @@ def _searches(scores: pd.DataFrame, searches: list[str]) -> list[str]:
     lines += ["| search | one | other | difference | |", "|---|---|---|---|---|"]
     for key in searches:
         for one, other in (("gp", VBLL), ("gp", "uniform"), (VBLL, "uniform"), (VBLL, "vbll_marginal")):
-            gap, error, count = difference(scores, "mean_regret", [key], one, other)
-            told = verdict(gap, error, count, lower_is_better=True)
-            lines.append(f"| {key} | `{one}` | `{other}` | {gap:+.3g} ± {error:.2g} | {told} |")
+            gap = difference(scores, "mean_regret", [key], one, other)
+            told = verdict(gap, lower_is_better=True)
+            lines.append(f"| {key} | `{one}` | `{other}` | {gap.mean:+.3g} ± {gap.error:.2g} | {told} |")
     return lines
 
 
@@ -193,21 +176,22 @@ def _labelling(scores: pd.DataFrame, labelling: list[str], facts: dict[str, Any]
     for agent in sorted(set(scores[scores.decision.isin(labelling)].agent)):
         own = next(name for name in ("d_vbll", "dropout", "network") if agent.startswith(name))
         if agent != f"{own}_uniform":
-            gap, error, count = difference(scores, "accuracy", labelling, agent, f"{own}_uniform")
-            lines.append(
-                f"| {agent} | {gap:+.3f} ± {error:.3f} | {verdict(gap, error, count, lower_is_better=False)} |"
-            )
+            gap = difference(scores, "accuracy", labelling, agent, f"{own}_uniform")
+            lines.append(f"| {agent} | {gap.mean:+.3f} ± {gap.error:.3f} | {verdict(gap, lower_is_better=False)} |")
     return lines
 
 
 def _differences(scores: pd.DataFrame, metric: str, decisions: list[str], others: Sequence[str]) -> list[str]:
-    lines = ["| other | difference | problems | |", "|---|---|---|---|"]
+    lines, count = ["| other | difference | problems | |", "|---|---|---|---|"], _problems(scores, decisions)
     for other in others:
-        gap, error, count = difference(scores, metric, decisions, VBLL, other)
-        lines.append(
-            f"| {other} | {gap:+.3f} ± {error:.3f} | {count} | {verdict(gap, error, count, lower_is_better=True)} |"
-        )
+        gap = difference(scores, metric, decisions, VBLL, other)
+        told = verdict(gap, lower_is_better=True)
+        lines.append(f"| {other} | {gap.mean:+.3f} ± {gap.error:.3f} | {count} | {told} |")
     return lines
+
+
+def _problems(scores: pd.DataFrame, decisions: Sequence[str]) -> int:
+    return len(scores[scores.decision.isin(decisions)][["decision", "seed"]].drop_duplicates())
 
 
 def _table(scores: pd.DataFrame, decisions: list[str], metric: str, highest: bool = False) -> list[str]:

@@ -15,6 +15,7 @@ REPORT_FILES: Final = (
     "intervals.html",
     "refuse.html",
     "unseen.html",
+    "explore.html",
     "comparison.parquet",
     "comparison.csv",
     "comparison.md",
@@ -47,6 +48,11 @@ def lock(kind: str, key: str) -> Path:
 def sources() -> Path:
     """Return the file of the hashes of code and users' files, see ``plan.sources``."""
     return WORK / "sources.yaml"
+
+
+def decisions() -> Path:
+    """Return the list of decisions. DVC's report depends on its folder, which so exists without a decision, too."""
+    return WORK / "decide" / "names.json"
 
 
 def checkpoints(kind: str, key: str) -> Path:

@@ -303,12 +303,13 @@ def _numbers(run: Run, params: Params) -> dict[str, Any]:
 
 
 def _report(params: Params) -> Stage:
-    runs = params.of("student")
+    made = [(kind, run.key) for run in params.of("student") for kind in ("evaluate", "scores")]
+    made += [("decide", key) for key in params.decisions]
     return Stage(
         kind="report",
         key="",
-        needs=frozenset(f"{kind}@{run.key}" for run in runs for kind in ("evaluate", "scores")),
-        reads=tuple(places.artifact(kind, run.key) for run in runs for kind in ("evaluate", "scores")),
+        needs=frozenset(f"{kind}@{key}" for kind, key in made),
+        reads=tuple(places.artifact(kind, key) for kind, key in made),
         makes=tuple(places.REPORT / name for name in places.REPORT_FILES),
         params={"seed": params.seed, **{name: params.raw[name] for name in ("report", "runs", "coresets")}},
         digests={"code.report": sources.report_digest(params)},

@@ -22,12 +22,12 @@ from . import code
 
 
 def write(params: Params) -> None:
-    """Update ``work/sources.yaml``; an equal file is not rewritten."""
-    text = write_yaml(digests(params)).encode()
-    path = places.sources()
-    if not path.is_file() or path.read_bytes() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, text)
+    """Update ``work/sources.yaml`` and the list of decisions; an equal file is not rewritten."""
+    names = json.dumps(list(params.decisions), indent=1) + "\n"
+    for path, text in ((places.sources(), write_yaml(digests(params))), (places.decisions(), names)):
+        if not path.is_file() or path.read_bytes() != text.encode():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, text.encode())
 
 
 def digests(params: Params) -> dict[str, Any]:

@@ -31,7 +31,7 @@ _GRAPH: Final = Path("dvc.yaml")
 _RECORDED: Final = places.STATE / "recorded.json"  # hashes by stage and file when this clone last recorded
 _BROKEN: Final = places.STATE / "dvc.lock.broken"
 _SOURCES: Final = "sources"
-_SOURCES_DEPS: Final = ("src/bdl_pipe", "pipeline", "data", "plugins")
+_SOURCES_DEPS: Final = ("src/bdl_pipe", "pipeline", "data", "plugins", "params.yaml")
 _FEW: Final = 8  # the most targets to name, since DVC reads its graph again for each
 
 
@@ -134,7 +134,8 @@ def _recorded() -> dict[str, Any]:
 
 def _sources_hash() -> str:
     """Hash the names, sizes and times of the files that DVC's stage ``sources`` reads."""
-    files = sorted(p for top in _SOURCES_DEPS for p in Path(top).rglob("*") if p.is_file() and p.suffix != ".pyc")
+    reached = (p for top in map(Path, _SOURCES_DEPS) for p in (top, *top.rglob("*")))
+    files = sorted(path for path in reached if path.is_file() and path.suffix != ".pyc")
     facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

@@ -19,8 +19,14 @@ from ..work.executor import Executor
 
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
-    """Make ``report/`` from the stored tables of every run that has been evaluated."""
-    report.build(infos(params), places.REPORT, provenance=facts(params, settings), dpi=params.report.figures_dpi)
+    """Make ``report/`` from the stored tables of all runs and decisions."""
+    report.build(
+        infos(params),
+        places.REPORT,
+        provenance=facts(params, settings),
+        dpi=params.report.figures_dpi,
+        decisions={key: places.artifact("decide", key) for key in params.decisions},
+    )
 
 
 def infos(params: Params) -> list[report.RunInfo]:

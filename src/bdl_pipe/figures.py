@@ -149,6 +149,21 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """A player's mean score after each round of a decision.
+
+    Attributes:
+        name: names the player in the legend.
+        mark: how the line is drawn.
+        points: index: the round; columns ``mean`` and ``error``, the standard error over problems, which may be NaN.
+    """
+
+    name: str
+    mark: Mark
+    points: "pd.DataFrame"
+
+
+@dataclass(frozen=True)
 class Priced:
     """A method's NLL beside its costs.
 
@@ -299,6 +314,31 @@ def risk(lines: Mapping[str, "pd.Series"], marks: Sequence[Mark], *, wrong: bool
     figure.legend(loc="outside right center")
     at = [(name, scale * float(line.iloc[round(0.8 * len(line)) - 1])) for name, line in lines.items()]
     return Drawing(figure, f"Risk against coverage; risk at 80 % coverage: {_listed(at)}")
+
+
+@_styled
+def progress(lines: Sequence[Progress], title: str, xlabel: str, *, higher: bool = False, log: bool = False) -> Drawing:
+    """Draw the scores of players by round with bands of one standard error, the best at the end first in the legend.
+
+    Args:
+        title: names the score.
+        xlabel: what the rounds count.
+        higher: a higher score is better.
+        log: the axis of the score is logarithmic.
+    """
+    figure = Figure(figsize=(6.4, max(3.4, 0.4 + 0.17 * len(lines))))
+    axes, ends = figure.subplots(), {one.name: float(one.points["mean"].iloc[-1]) for one in lines}
+    for one in sorted(lines, key=lambda one: -ends[one.name] if higher else ends[one.name]):
+        look = {key: value for key, value in one.mark.look().items() if key not in ("elinewidth", "marker")}
+        mean, error = one.points["mean"], one.points["error"].fillna(0.0)
+        axes.plot(one.points.index, mean, label=one.name, linewidth=1.2, **look)
+        axes.fill_between(one.points.index, mean - error, mean + error, color=look["color"], alpha=0.12, linewidth=0)
+    axes.set(xlabel=xlabel, title=title)
+    if log:
+        axes.set_yscale("log")
+    figure.legend(loc="outside right center")
+    ordered = sorted(ends.items(), key=lambda end: -end[1] if higher else end[1])
+    return Drawing(figure, f"{title} by {xlabel}; at the end: {_listed(ordered)}")
 
 
 @_styled

@@ -6,6 +6,7 @@ Restyling it needs no fit; equal inputs give equal bytes.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,18 +27,26 @@ __all__ = ["ChainsInfo", "CoresetInfo", "Grid", "RunInfo", "Step", "build", "gat
 _GAP: Final = 2  # So many cells separate two columns in a terminal.
 
 
-def build(runs: Sequence[RunInfo], out: Path, *, provenance: Mapping[str, Any], dpi: int) -> None:
+def build(
+    runs: Sequence[RunInfo],
+    out: Path,
+    *,
+    provenance: Mapping[str, Any],
+    dpi: int,
+    decisions: Mapping[str, Path] | None = None,
+) -> None:
     """Write the report into ``out``, wholly or not at all.
 
     Args:
         runs: the runs to compare, in the order in which they are shown.
         provenance: facts for the page's head, in order (commit, params, data, device, date, ...).
         dpi: CSS pixels an inch of figure.
+        decisions: decision -> the folder of its ``decide`` artifact, which may be absent.
 
     Raises:
         ArtifactError: a table that exists is altered, truncated or of an older version.
     """
-    table = gather(runs)
+    table = replace(gather(runs), decisions=decisions or {})
     with artifacts.replacing(out) as folder:
         tables.write_comparison(table, folder)
         cross.write_csv(table, folder / "coresets.csv")

@@ -21,7 +21,7 @@ from ..metrics import standings as which
 from ..metrics.joint import DYADIC, JOINT_GAP
 from ..metrics.table import metric_of
 from ..scores import Estimate, Quantity, average, estimate
-from . import columns, cross, questions, students
+from . import columns, cross, explore, questions, students
 from .columns import SHIFTED, Cell, Column, Grid
 from .questions import inline
 from .tables import RunInfo, Table
@@ -218,9 +218,20 @@ def index(table: Table) -> Data:
     return {"parts": parts, "closing": _rendered(CLOSING, table)}
 
 
+def decisions(table: Table) -> Data:
+    """Return the sentences, curves and table of each decision that has been played."""
+    parts = dict[str, Mapping[str, Any]]()
+    for key, place in table.decisions.items():
+        if (played := explore.read(place)) is not None:
+            drawn = [inline(one, f"{key}-{number}") for number, one in enumerate(explore.drawn(played, key))]
+            parts[key] = {"sentences": explore.sentences(played), "figures": drawn, "grids": [explore.grid(played)]}
+    return {"parts": parts}
+
+
 PAGES: Final = (
     Section("index", "Bayesian deep learning methods, side by side", index),
     *(Section(name, one.title, partial(questions.answers, question=name)) for name, one in questions.PAGES.items()),
+    Section("explore", "Does it explore well?", decisions),
 )
 
 

@@ -116,6 +116,7 @@ class Table:
         drawn: the name of a table for figures -> run -> that table, for runs that have it; see :data:`DRAWN`.
         marks: run -> its mark, the same in all figures.
         dataset: the data set, where the runs are those on one.
+        decisions: decision -> the folder of its ``decide`` artifact, which may be absent.
     """
 
     runs: tuple[RunInfo, ...]
@@ -123,6 +124,7 @@ class Table:
     drawn: Mapping[str, Mapping[str, Any]]
     marks: Mapping[str, Mark]
     dataset: str = ""
+    decisions: Mapping[str, Path] = field(default_factory=dict)
 
     def by_dataset(self) -> dict[str, "Table"]:
         """Return the results of the runs on each data set."""

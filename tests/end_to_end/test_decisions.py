@@ -1,0 +1,30 @@
+"""Decisions in DVC's own graph: the report follows them, and a project without any is whole."""
+
+import shutil
+
+import pytest
+
+from tests.end_to_end.conftest import Project
+
+pytestmark = [pytest.mark.slow, pytest.mark.process]
+DECISIONS = """
+decisions:
+  valley:
+    task: {name: optimisation, function: branin, evaluations: 3, candidates: 20}
+    agents: {linear: {rule: thompson, method: linear, updates: true}, chance: {rule: uniform}}
+"""
+
+
+def test_a_plain_dvc_repro_plays_a_decision_that_was_added_and_shows_it(project: Project) -> None:
+    """Of the stages that were there before, only ``sources`` and the report run. DVC's cache alone restores it all."""
+    with open(project.folder / "params.yaml", "a") as file:
+        file.write(DECISIONS)
+    said = project.dvc("repro")
+    ran = [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
+    assert ran == ["sources", "decide@valley", "report"]
+    assert '<section id="valley">' in (project.folder / "report/explore.html").read_text()
+    assert "up to date" in project.dvc("status")
+    assert "nothing to do" in project.pipeline("repro").stdout
+    shutil.rmtree(project.folder / "work")
+    project.dvc("checkout")
+    assert "up to date" in project.dvc("status")
