@@ -182,7 +182,7 @@ def overlay_of(
         return f"{upstream[key][1].kind}/{name}-{key}" if key else f"prepare/{name}"
 
     for key, (method, above) in upstream.items():
-        run = {"dataset": name, "method": method.name, "seeds": above.seeds, "input": artifact(above.start(size))}
+        run = {"dataset": name, "method": method.name, "seeds": above.seeds, "input": artifact("")}
         overlay[SECTIONS[above.kind]][f"{name}-{key}"] = {**run, "override": above.override(sizes.get(key, size))}
     for method, default in offers.defaults(chosen):
         run = {"dataset": name, "method": method.name, "setting": "auto", "seeds": 1}

@@ -156,14 +156,12 @@ class Upstream:
         seeds: the number of seeds.
         cost: see :attr:`Default.cost`.
         override: the hyperparameters that differ from ``methods.<name>``, for a size.
-        start: the key of the upstream run that this run starts from. Empty: it needs the data alone.
     """
 
     kind: Kind
     seeds: int
     cost: float
     override: Callable[[Size], Section]
-    start: Callable[[Size], str] = lambda size: ""
 
 
 @dataclass(frozen=True)

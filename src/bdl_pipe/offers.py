@@ -25,6 +25,7 @@ _BLOCKS, _TIMED = 8, 5  # timed blocks of steps, and the steps of each
 LEAST: Final = 0.05  # The smallest pace: fits of fewer steps would not be informative.
 _PER_STAGE: Final = 1.5  # seconds to start a stage, read its data and write its result
 _SEARCHED: Final = 1.6  # early stopping's search and fit together take at most this multiple of the fit's time
+_BY_LENGTHS: Final = 2.5  # the same where the length of a schedule is searched
 
 
 def offered(size: Size) -> list[Method]:
@@ -47,7 +48,6 @@ def upstream(methods: Iterable[Method], size: Size) -> dict[str, tuple[Method, U
     keys = {default.upstream for _, default in defaults(methods)} - {""}
     for key in keys:
         require(key in known, "default.upstream", f"must be one of {', '.join(known)}", key)
-    keys |= {known[key][1].start(size) for key in keys} - {""}
     return {key: run for key, run in known.items() if key in keys}
 
 
@@ -96,14 +96,14 @@ def timing(methods: Iterable[Method], size: Size, budget: float = math.inf, spli
     """
     chosen = defaults(methods)
     above = upstream([method for method, _ in chosen], size)
-    step = size.steps(2_000) * step_seconds(size) * (splits or size.splits) * (_SEARCHED if size.small else 1.0)
+    step = size.steps(2_000) * step_seconds(size) * (splits or size.splits)
     fixed = _PER_STAGE * (len(above) + 2 * len(chosen))  # Each chosen method is fitted and evaluated.
     slow = replace(size, pace=size.pace / 2)
     parts: list[tuple[str, Default | Upstream]] = [(key, run) for key, (_, run) in above.items()]
     parts += [(default.upstream or method.name, default) for method, default in chosen]
     cost, count, stepped = defaultdict[str, float](float), Counter[str](), set[str]()
     for key, part in parts:
-        cost[key] += part.cost * step
+        cost[key] += part.cost * step * _longer(part.override(size), size)
         count[key] += isinstance(part, Default)
         stepped |= {key} if part.override(size) != part.override(slow) else set()
     many = {key: max(1, count[key]) for key in cost}  # methods that share the time of an upstream run
@@ -114,6 +114,14 @@ def timing(methods: Iterable[Method], size: Size, budget: float = math.inf, spli
         paces[key] = min(1.0, max(LEAST, own / max(cost[key], 1e-9)))
         left, sharing = left - paces[key] * cost[key], sharing - many[key]
     return Timing(fixed + sum(paces[key] * cost[key] for key in stepped), paces)
+
+
+def _longer(section: Section, size: Size) -> float:
+    """Return the multiple of a fit's time that the fit and the search of its number of epochs take together."""
+    training = section.get("training", section)
+    if training.get("early_stopping") is None:
+        return _SEARCHED if size.small else 1.0  # of few rows most methods search, and the rest are not told apart
+    return _SEARCHED if training["optimiser"]["schedule"] == "constant" else _BY_LENGTHS
 
 
 def step_seconds(size: Size) -> float:

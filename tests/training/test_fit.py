@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.predictive import Gaussian, Predictive
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
@@ -267,8 +266,3 @@ class Scores(Report):
         self.steps += 1
         if "validation_nll" in metrics and metrics["epoch"].is_integer():
             self.scores[int(metrics["epoch"])] = metrics["validation_nll"]
-
-
-def test_epochs_are_chosen_at_a_constant_rate_alone() -> None:
-    with pytest.raises(ConfigError, match=r"^optimiser\.schedule must be constant with early_stopping"):
-        config(early_stopping=CHOOSE, optimiser=OptimiserConfig("adam", 1e-2, schedule="cosine"))

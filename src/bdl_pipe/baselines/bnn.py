@@ -123,7 +123,7 @@ class BnnPosterior(LearnerPosterior[Bnn]):
 def default(size: Size) -> Section:
     """Return the hyperparameters of a network whose weights are all random."""
     first = {"network": size.network, "stochastic": "all", "initial_sd": 0.05, "kl_weight": 0.2, "draws": 30}
-    return {**first, "training": size.training(decay=0.0), **size.noise}
+    return {**first, "training": size.training(decay=0.0, regularised=True), **size.noise}
 
 
 BNN = Method(

@@ -26,7 +26,7 @@ from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import EarlyStopping, TrainingConfig, require_constant_lr
+from ..training.learner import EarlyStopping, TrainingConfig, require_fits
 from ..training.loop import OptimiserConfig
 from . import linear
 from .exact_layer import ExactLayerLearner, TrunkSpec, features, fit_exact_layers, predict
@@ -57,7 +57,7 @@ class GbllConfig:
         require(self.network.dropout == 0, "network.dropout", "must be 0", self.network.dropout)
         for name in ("epochs", "prior_variance", "noise_variance"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
-        require_constant_lr(self.early_stopping, self.optimiser)
+        require_fits(self.early_stopping, self.optimiser)
 
 
 @dataclass(frozen=True)

@@ -129,21 +129,46 @@ class Size:
 
     @property
     def small(self) -> bool:
-        """Return True if a network could memorise the rows in these steps, so that it needs early stopping."""
+        """Return True if there are few rows: a small network at a constant rate, stopped on its way, suits them."""
         return self.train < 10_000
 
-    def optimiser(self, lr: float, decay: float | None = None, name: str = "adamw") -> Section:
-        """Return the optimiser, with one cycle or, with early stopping, a constant learning rate."""
+    @property
+    def memorised(self) -> bool:
+        """Return True if the default network, with about as many weights, could memorise the rows in these steps."""
+        return self.train < 200_000
+
+    def optimiser(self, lr: float, decay: float | None = None, name: str = "adamw", constant: bool = False) -> Section:
+        """Return the optimiser: at a constant learning rate for few rows or if asked for, else with one cycle."""
         weight_decay = (0.1 if self.small else 0.01) if decay is None else decay
-        schedule = {"lr": 0.4 * lr, "schedule": "constant"} if self.small else {"lr": lr, "schedule": "one_cycle"}
+        fixed: Section = {"lr": 0.4 * lr, "schedule": "constant"}
+        schedule = fixed if self.small or constant else {"lr": lr, "schedule": "one_cycle"}
         return {"name": name, **schedule, "warmup": 0.3, "weight_decay": weight_decay, "grad_clip_norm": 1.0}
 
     def training(
-        self, lr: float = 5e-3, steps: int = 2_000, decay: float | None = None, name: str = "adamw"
+        self,
+        lr: float = 5e-3,
+        steps: int = 2_000,
+        decay: float | None = None,
+        name: str = "adamw",
+        constant: bool = False,
+        regularised: bool = False,
     ) -> Section:
-        """Return the section ``training`` of a method, with early stopping for few rows."""
-        epochs = self.epochs(steps)
-        every = max(1, epochs // 50)
-        stopping = {"every": every, "patience": max(every, epochs // 3), "noise": "validation"} if self.small else None
-        optimiser = self.optimiser(lr, decay, name)
+        """Return the section ``training`` of a method.
+
+        The number of epochs is chosen on validation rows if the network could memorise the rows. On three tables of
+        14,000 to 24,000 rows with much noise, the length that was chosen was 4 to 6 of 30 to 42 epochs; all epochs gave
+        intervals of 90 % that held 14 to 64 % of the targets.
+
+        Args:
+            constant: the learning rate is constant for many rows, too.
+            regularised: the loss has a divergence from a prior, so that all epochs are run for many rows.
+        """
+        epochs, optimiser = self.epochs(steps), self.optimiser(lr, decay, name, constant)
+        every, patience = -(-epochs // 16), None
+        if optimiser["schedule"] == "constant":
+            every = max(1, epochs // 50)
+            patience = max(every, epochs // 3)
+        stopping: Section | None = {"every": every, "patience": patience, "noise": "validation"}
+        if not self.memorised or (regularised and not self.small):
+            stopping = None
         return {"epochs": epochs, "batch": self.batch, "optimiser": optimiser, "early_stopping": stopping}

@@ -17,7 +17,7 @@ from .. import config
 from ..data.examples import Task
 from ..data.size import Section, Size
 from ..errors import ConfigError, UserError, require
-from ..method import Default, Kind, Method, StageSpec, Upstream
+from ..method import Default, Kind, Method, StageSpec
 from ..plugins import loaded
 from ..registry import METHODS
 from .defaults import section
@@ -160,7 +160,8 @@ def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) 
     if found is not None:
         method, above = found
         _require_kind(name, above.kind, stage)
-        yield from _known_run(name, method, above, size, override, changes)
+        merged = config.merge(config.merge(section(method.name), above.override(size)), override)
+        yield _run(above.kind, name, method, merged, above.seeds, {}, {})
         return
     if name not in METHODS:
         keys = [key for m in METHODS.values() for key in m.upstream]
@@ -170,19 +171,6 @@ def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) 
     _require_kind(name, kind or next(iter(method.stages)), stage)
     assert kind is not None
     yield from _runs(method, kind, size, override, None, changes)
-
-
-def _known_run(
-    key: str, method: Method, above: Upstream, size: Size, override: Section, changes: dict[str, Any]
-) -> Iterator[Run]:
-    start, sources, last = above.start(size), dict[Kind, str](), None
-    if start:
-        for last in _upstream(start, method.stages[above.kind], size, changes):
-            yield last
-        assert last is not None
-        sources = {last.kind: last.key}
-    merged = config.merge(config.merge(section(method.name), above.override(size)), override)
-    yield _run(above.kind, key, method, merged, above.seeds, sources, {} if last is None else {last.kind: last})
 
 
 def _require_kind(name: str, kind: str, stage: StageSpec) -> None:

@@ -149,7 +149,7 @@ def _method(kind: Kind, cost: float = 0.0, own: Section | None = None) -> Method
 def _default(size: Size, weights: Section) -> Section:
     return {
         "network": size.network,
-        "training": size.training(1e-2, decay=0.0, name="adam"),
+        "training": size.training(1e-2, decay=0.0, name="adam", regularised=True),
         "weights": weights,
         "draws": 30,
         "validation_draws": 10,

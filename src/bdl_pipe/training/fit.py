@@ -7,7 +7,9 @@ ends with the weights of a fit on its own, up to rounding.
 
 With early stopping, a first fit on the training rows alone is scored on the validation rows by the negative
 log-likelihood; a second fit, on all rows, runs for the best-scored number of epochs (Harrison, Willes & Snoek 2023,
-appendix G.2). The noise variance of regression may also be estimated on the validation rows at the best epoch
+appendix G.2). If the learning rate has a schedule, the first fit is a series of fits of rising lengths, each with the
+whole schedule and scored at its end (ours): in the middle of a schedule the rate is too high for a fair score. The
+noise variance of regression may also be estimated on the validation rows at the best epoch
 (:meth:`Learner.held_out`; ours). Test rows are never used.
 """
 
@@ -31,6 +33,8 @@ from .vmapped import SingleModel, VmappedModels
 
 _SCORED: Final = 1000  # validation rows in one forward pass
 _LAST: Final = SnapshotPolicy()  # the last weights alone
+_NONE: Final = SnapshotPolicy(0)
+_FINAL: Final = "final"  # what the names of the phases after the search begin with
 
 Build = Callable[[FitData, Seed], Learner]
 
@@ -62,23 +66,93 @@ def fit_epochs(
     epochs, held = [config.epochs] * len(data), list[dict[str, Tensor]]([{}] * len(data))
     if choosing:
         last = distributed.broadcast_from_rank0(report.load)
-        if last is not None and last.config["phase"] == "final":
+        if last is not None and last.config["phase"].startswith(_FINAL):
             epochs = last.tensors["chosen"].tolist()
             held = [under(f"held.{m}.", last.tensors) for m in members]
         else:
-            search = _EpochRun(
-                builds, searched, config, [r.fold("search") for r in rngs], epochs, keep=SnapshotPolicy(0), scored=True
-            )
-            run_steps(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
-            epochs, held = search.best_epochs(), search.held
+            places = [r.fold("search") for r in rngs]
+            if config.optimiser.schedule == "constant":
+                search = _EpochRun(builds, searched, config, places, epochs, keep=_NONE, scored=True)
+                run_steps(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
+                epochs, held = search.best_epochs(), search.held
+            else:
+                epochs, held = _best_lengths(builds, searched, config, places, report)
     carried = {"chosen": torch.tensor(epochs)} | _named("held", held)
     epochs = [chosen + keep.extra_epochs for chosen in epochs]
-    run = _EpochRun(builds, data, config, rngs, epochs, keep=keep, scored=False)
-    done = run.steps if choosing else 0  # the fit for early stopping counts as much as the final fit
-    run_steps(run, config.optimiser, run.steps, Phase(report, "final", done, done + run.steps, carried))
-    for m in members:
-        run.snapshots[m] = [run.probe.with_held_out(past, held[m]) for past in run.snapshots[m]]
-    return [FitResult(run.snapshots[m], epochs[m], run.losses[m], run.moments[m]) for m in members]
+    made = dict[int, FitResult]()
+    for some in _together(epochs, config):
+        run = _EpochRun(
+            [builds[m] for m in some],
+            [data[m] for m in some],
+            config,
+            [rngs[m] for m in some],
+            [epochs[m] for m in some],
+            keep=keep,
+            scored=False,
+        )
+        done = run.steps if choosing else 0  # the fit for early stopping counts as much as the final fit
+        name = _FINAL if len(some) == len(data) else f"{_FINAL}-{epochs[some[0]]}"
+        run_steps(run, config.optimiser, run.steps, Phase(report, name, done, done + run.steps, carried))
+        for i, m in enumerate(some):
+            snapshots = [run.probe.with_held_out(past, held[m]) for past in run.snapshots[i]]
+            made[m] = FitResult(snapshots, epochs[m], run.losses[i], run.moments[i])
+    return [made[m] for m in members]
+
+
+def _together(epochs: Sequence[int], config: TrainingConfig) -> list[list[int]]:
+    """Group the models that are fitted as one: all models, or with a schedule, which spans a fit, those of one length.
+
+    After a kill, the groups before the last checkpoint's are fitted again.
+    """
+    if config.optimiser.schedule == "constant":
+        return [list(range(len(epochs)))]
+    return [[m for m, own in enumerate(epochs) if own == length] for length in sorted(set(epochs))]
+
+
+def _best_lengths(
+    builds: Sequence[Build],
+    data: Sequence[FitData],
+    config: TrainingConfig,
+    rngs: Sequence[Seed],
+    report: Report,
+) -> tuple[list[int], list[dict[str, Tensor]]]:
+    """Fit each model at rising lengths until its score gets worse; return the best lengths and the held-out estimates.
+
+    A model without a finite score gets the longest fit.
+    """
+    assert config.early_stopping is not None
+    every = config.early_stopping.lengths(config.epochs)
+    names, count = [f"search-{length}" for length in every], len(data)
+    best, chosen = torch.full((count,), torch.inf, dtype=torch.float64), torch.full((count,), config.epochs)
+    rising, held = torch.ones(count, dtype=torch.bool), list[dict[str, Tensor]]([{}] * count)
+    last = distributed.broadcast_from_rank0(report.load)
+    reached = "" if last is None else last.config["phase"]
+    first = names.index(reached) if reached in names else 0
+    if last is not None and first:
+        best, chosen, rising = (last.tensors[f"tried.{name}"] for name in ("best", "chosen", "rising"))
+        held = [under(f"tried.held.{m}.", last.tensors) for m in range(count)]
+    for number, length in list(enumerate(every))[first:]:
+        some = rising.nonzero().flatten().tolist()
+        if not some:
+            break
+        carried = {"tried.best": best, "tried.chosen": chosen, "tried.rising": rising} | _named("tried.held", held)
+        run = _EpochRun(
+            [builds[m] for m in some],
+            [data[m] for m in some],
+            config,
+            [rngs[m] for m in some],
+            [length] * len(some),
+            keep=_NONE,
+            scored=True,
+        )
+        done, total = (epochs * run.steps // length for epochs in (sum(every[:number]), 2 * sum(every)))
+        run_steps(run, config.optimiser, run.steps, Phase(report, names[number], done, total, carried))
+        best, chosen, rising = best.clone(), chosen.clone(), torch.zeros_like(rising)
+        for i, m in enumerate(some):
+            score, estimates = run.best(i)
+            if score < best[m]:
+                best[m], chosen[m], rising[m], held[m] = score, length, True, estimates
+    return chosen.tolist(), held
 
 
 @final
@@ -160,6 +234,10 @@ class _EpochRun(Objective):
         if self._asked != self._done:  # the answer changes with an epoch's end alone
             self._asked, self._finished = self._done, not self._wanted(self._done).any()
         return self._finished
+
+    def best(self, member: int) -> tuple[float, dict[str, Tensor]]:
+        """Return a model's best validation score, infinite if none was finite, and its held-out estimates there."""
+        return float(self._best[member]), self.held[member]
 
     def best_epochs(self) -> list[int]:
         """Return each model's number of epochs with the best validation score; all epochs if no score was finite."""
@@ -245,7 +323,7 @@ class _EpochRun(Objective):
             if done == stop:
                 self.losses[m] = mean[m]
         self._done, stopping = done, self._config.early_stopping
-        if self._held and stopping is not None and done % stopping.every == 0:
+        if self._held and stopping is not None and self._is_scored(done, stopping.every):
             found = [self._validate(m) for m in range(len(self._data))]
             scores = torch.tensor([score for score, _ in found], dtype=torch.float64)
             scores = distributed.mean(scores.to(self._device)).cpu()  # otherwise ranks could stop at different epochs
@@ -255,6 +333,10 @@ class _EpochRun(Objective):
             self._best_epoch = torch.where(better, done, self._best_epoch)
             self.held = [found[m][1] if better[m] else kept for m, kept in enumerate(self.held)]
             self._score = float(scores.mean())
+
+    def _is_scored(self, done: int, every: int) -> bool:
+        """Return whether the models are scored after ``done`` epochs: with a schedule, at its end alone."""
+        return done % every == 0 if self._config.optimiser.schedule == "constant" else done == max(self._epochs)
 
     @torch.no_grad()
     def _validate(self, member: int) -> tuple[float, dict[str, Tensor]]:

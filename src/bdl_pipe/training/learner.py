@@ -97,9 +97,13 @@ def nll(predicted: Sequence[tuple[Predictive, Tensor]]) -> float:
 class EarlyStopping:
     """Settings that choose the number of epochs on validation rows.
 
+    At a constant learning rate one fit is scored on its way. With a schedule, which ends at a low rate, several fits
+    are scored at their ends: each has the whole schedule and a length of :meth:`lengths`.
+
     Attributes:
-        every: the number of epochs between scores.
+        every: the number of epochs between scores; with a schedule the least length.
         patience: the number of epochs without a better score after which training stops. null: it never stops early.
+            With a schedule it is null: the first length with a worse score is the last.
         noise: the noise variance of regression: ``trained``, or ``validation``, estimated on the validation rows at the
             best epoch. A single learned variance (``bnn``, ``dropout``, inducing weights) becomes the value of their
             largest likelihood. A network's variances of each row (``sgd``) are increased, and shrunk towards a common
@@ -115,15 +119,23 @@ class EarlyStopping:
         enough = self.patience is None or self.patience >= self.every
         require(enough, "patience", f"must be >= every ({self.every}) or null", self.patience)
 
+    def lengths(self, epochs: int) -> list[int]:
+        """Return the lengths of fits with a schedule, the shortest first: ``epochs``, its half, and so on."""
+        found = [epochs]
+        while (half := -(-found[-1] // 2)) >= self.every and half < found[-1]:
+            found.append(half)
+        return found[::-1]
 
-def require_constant_lr(early_stopping: EarlyStopping | None, optimiser: OptimiserConfig) -> None:
-    """Require a constant learning rate with early stopping: a schedule over all epochs does not fit the chosen number.
+
+def require_fits(early_stopping: EarlyStopping | None, optimiser: OptimiserConfig) -> None:
+    """Require that the settings of early stopping fit the learning rate.
 
     Raises:
-        ConfigError: early stopping is combined with a schedule that is not constant.
+        ConfigError: ``patience`` is set and the learning rate has a schedule.
     """
-    fits = early_stopping is None or optimiser.schedule == "constant"
-    require(fits, "optimiser.schedule", "must be constant with early_stopping", optimiser.schedule)
+    if early_stopping is not None and optimiser.schedule != "constant":
+        rule = f"must be null with optimiser.schedule {optimiser.schedule}"
+        require(early_stopping.patience is None, "early_stopping.patience", rule, early_stopping.patience)
 
 
 @dataclass(frozen=True)
@@ -135,8 +147,8 @@ class TrainingConfig:
         batch: the number of rows of a step. A last, partial batch is dropped unless it is the only one, so that all
             steps have equal weight.
         optimiser: the update rule and its schedule over all ``epochs``.
-        early_stopping: how the number of epochs is chosen; the learning rate must then be constant. null, or a data set
-            without validation rows: all epochs are run.
+        early_stopping: how the number of epochs is chosen. null, or a data set without validation rows: all epochs are
+            run.
         augmentation: the augmentation of training images. null: no augmentation.
     """
 
@@ -149,7 +161,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
-        require_constant_lr(self.early_stopping, self.optimiser)
+        require_fits(self.early_stopping, self.optimiser)
 
 
 @dataclass(frozen=True)

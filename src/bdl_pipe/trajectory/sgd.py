@@ -41,7 +41,7 @@ from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
-from ..training.learner import EarlyStopping, Learner, TrainingConfig, require_constant_lr
+from ..training.learner import EarlyStopping, Learner, TrainingConfig, require_fits
 from ..training.likelihood import least_head, with_line
 from ..training.loop import OptimiserConfig
 from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_epochs, with_moments
@@ -94,11 +94,13 @@ class SgdConfig:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
         require(self.snapshots > 0, "snapshots", "must be > 0", self.snapshots)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
-        require_constant_lr(self.early_stopping, self.optimiser)
+        require_fits(self.early_stopping, self.optimiser)
         require(self.every > 0, "every", "must be > 0", self.every)
         require(self.extra_epochs >= 0, "extra_epochs", "must be >= 0", self.extra_epochs)
         allowed = self.extra_epochs == 0 or self.early_stopping is not None
         require(allowed, "extra_epochs", "must be 0 if early_stopping is null", self.extra_epochs)
+        same = self.extra_epochs == 0 or self.optimiser.schedule == "constant"
+        require(same, "extra_epochs", "must be 0 unless optimiser.schedule is constant", self.extra_epochs)
         trained = self.moments is None or self.early_stopping is None or self.early_stopping.noise == "trained"
         require(trained, "early_stopping.noise", "must be trained if moments of the weights are kept")
         bounded = self.variance_floor is None or self.variance_floor > 0
@@ -203,21 +205,18 @@ def default(size: Size) -> Section:
 
 
 def default_iterates(size: Size) -> Section:
-    """Return the hyperparameters of twenty snapshots at a constant rate.
-
-    They are taken after the chosen epoch or, for larger data, after the end of another trajectory.
-    """
-    snapshots = _SNAPSHOTS
-    if size.small:
-        per_epoch = min(size.searched_steps_per_epoch, _SNAPSHOTS)  # so that a search can fit them, too
-        extra = min(_EXTRA_EPOCHS, -(-_SNAPSHOTS // per_epoch))
-        snapshots = min(snapshots, extra * per_epoch)
-        more: Section = {"extra_epochs": extra}
-    else:
-        epochs = max(2, size.epochs(600))
-        per_epoch = max(1, -(-_SNAPSHOTS // epochs))
-        more = {"epochs": epochs, "optimiser": {**size.optimiser(1e-3), "schedule": "constant"}}
-    return {**default(size), **more, "snapshots": snapshots, "snapshots_per_epoch": per_epoch}
+    """Return the hyperparameters of twenty snapshots at a constant rate, after the chosen epoch if one is chosen."""
+    per_epoch = min(size.searched_steps_per_epoch, _SNAPSHOTS)  # so that a search can fit them, too
+    extra = min(_EXTRA_EPOCHS, -(-_SNAPSHOTS // per_epoch))
+    snapshots = min(_SNAPSHOTS, extra * per_epoch)
+    training = size.training(constant=True)
+    return {
+        **default(size),
+        **training,
+        **({} if training["early_stopping"] is None else {"extra_epochs": extra}),
+        "snapshots": snapshots,
+        "snapshots_per_epoch": per_epoch,
+    }
 
 
 SGD = Method(
@@ -235,6 +234,6 @@ SGD = Method(
     },
     upstream={
         "sgd": Upstream("trajectory", 3, 3.0, default),
-        "iterates": Upstream("trajectory", 1, 0.5, default_iterates, start=lambda size: "" if size.small else "sgd"),
+        "iterates": Upstream("trajectory", 1, 1.0, default_iterates),
     },
 )
