@@ -1,7 +1,7 @@
-"""The predictions by draw that are stored, so that a metric of single draws needs no prediction.
+"""Store predictions by draw, so that a metric of single draws needs no new prediction.
 
-Of each fit with several draws: 500 test rows, drawn once for all runs on a data set, and at most 32 draws, evenly
-spaced. For classes the log-probabilities are stored in float16 (a relative error below 5e-4), for regression the log
+For each fit with several draws, 500 test rows, drawn once for all runs on a data set, and at most 32 draws, evenly
+spaced, are stored: for classes the log-probabilities in float16 (a relative error below 5e-4), for regression the log
 densities of the targets in float32.
 """
 

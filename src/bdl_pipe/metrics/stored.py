@@ -1,4 +1,4 @@
-"""Stored predictions of one fit, in the form that the metrics of :mod:`bdl_pipe.metrics.of_predictions` take.
+"""Read the stored predictions of one fit, the input of the metrics in :mod:`bdl_pipe.metrics.of_predictions`.
 
 for (split, seed), fit in stored.read(Path("work/evaluate/houses-vbll/predictions.parquet")):
     print(split, seed, of_predictions.scores(fit))
@@ -32,7 +32,7 @@ class StoredDraws:
 
     Attributes:
         rows: the places of these rows among those of the fit [place].
-        log_probs: for classes, the log-probabilities of each draw [draw, place, class]; of regression, the log density
+        log_probs: for classes, the log-probabilities of each draw [draw, place, class]; for regression, the log density
             of the row's targets under each draw [draw, place], in original units. float64.
     """
 
