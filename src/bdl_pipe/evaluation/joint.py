@@ -8,8 +8,9 @@ Classes: an observation is the anchor itself, with the anchor's label. A group o
 about ten times. An image has one label, so all observations of an image agree.
 
 Regression: if a group contained a row twice, it would contain the row's noise twice. Two observations would agree to
-the last digit, which no noise model allows, and a posterior with the wrong noise would be rewarded. So an observation is
-the row nearest to its anchor that is not yet in the group, with the row's own target. The first such row is the anchor.
+the last digit, which no noise model allows, and a posterior with the wrong noise would be rewarded. So an observation
+is the row nearest to its anchor that is not yet in the group, with the row's own target. The first such row is the
+anchor.
 
 Groups, anchors and pairs depend only on the root seed and on the test rows: they are the same for all posteriors.
 """
