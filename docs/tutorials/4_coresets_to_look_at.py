@@ -9,8 +9,8 @@
 #
 # ## Learn ten images a class
 #
-# `vbpc` learns images and soft labels from which a posterior can be fitted that predicts the whole data set. An
-# estimator does this in one call. `pace` shortens all training, so that this page takes seconds.
+# `vbpc` learns images and soft labels: a posterior that is fitted to them predicts the whole data set. An estimator
+# does this in one call. `pace` shortens all training, so that this page takes seconds.
 
 # %%
 import time
@@ -81,8 +81,8 @@ plt.show()
 # %% [markdown]
 # ## What they are worth
 #
-# Every model below is fitted to a hundred images. The random images are training images drawn at random: a coreset must
-# do better than these.
+# Every model below is fitted to a hundred images. The random coreset holds training images drawn at random: a learned
+# coreset must do better.
 
 # %%
 scores = {"random images": random} | {f"learned, {steps} steps": model for steps, model in models.items()}

@@ -4,7 +4,7 @@
 # At the end you have a classifier of clothes, three scores of whether an image shows clothing at all, and a figure of
 # how well each score detects other images.
 #
-# Needs `pip install '.[figures,data]'`: it has Fashion-MNIST, and handwritten digits as the other images.
+# Needs `pip install '.[figures,data]'`: these extras provide Fashion-MNIST and the handwritten digits.
 #
 # ## Clothes to learn, digits to detect
 #
