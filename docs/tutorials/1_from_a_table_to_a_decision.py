@@ -121,7 +121,7 @@ plt.show()
 # %% [markdown]
 # You fixed the threshold before you saw the patients: if the probabilities are calibrated, the threshold follows from
 # your costs alone. The curve on the right shows the cost at every other threshold. If the probabilities are
-# overconfident, the cheapest threshold is another one, and you would need more labelled rows to find it.
+# overconfident, the cheapest threshold is different, and you would need more labelled rows to find it.
 #
 # ## What next
 #

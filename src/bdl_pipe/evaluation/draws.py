@@ -50,7 +50,7 @@ class DrawnRows:
         self._parts.setdefault("row", []).append((rows.start + at).astype(np.int32))
 
     def table(self) -> pa.Table | None:
-        """Return the columns row, and log_probs [draw · class] or log_density [draw]; None where there is one draw."""
+        """Return the columns row, and log_probs [draw · class] or log_density [draw]; None for a single draw."""
         whole = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         if not whole:
             return None

@@ -54,7 +54,7 @@ def stored_rows(
     rng: Seed,
     device: torch.device | str = "cpu",
 ) -> pa.Table | None:
-    """Return the stored rows of a posterior of classes; None of one that has other outputs.
+    """Return the stored rows of a posterior of classes, or None for other posteriors.
 
     The columns are set, row, target (−1 on unfamiliar sets), log_probs, features and logits where the posterior has
     them, and ``score_…`` for each score of :func:`.ood.ood_scores`. A row of the set ``origin`` holds the features at
@@ -124,7 +124,7 @@ def _directions(width: int) -> Float[Tensor, "width direction"]:
 
 
 def _table(sets: list[dict[str, np.ndarray]]) -> pa.Table:
-    """Return one table of all sets, with the row of the origin where there is one."""
+    """Return one table of all sets, with a row for the origin if it is known."""
     origin = [part.pop(ORIGIN) for part in sets if ORIGIN in part][:1]
     whole = {name: np.concatenate([part[name] for part in sets]) for name in sets[0]}
     if origin:

@@ -22,7 +22,7 @@ _MOST_SPLITS: Final = 20
 
 
 def verdict(candidates: Sequence[Candidate]) -> list[str]:
-    """Return sentences: which run to take, whether a Bayesian network is better, and what one more hour would bring."""
+    """Return sentences on the run to take, on whether a Bayesian network is better, and on the benefit of more time."""
     by_accuracy = "accuracy" if any(one.scores.values(Quantity("accuracy")) for one in candidates) else "rmse"
     accuracy, nll = choose(candidates, by_accuracy), choose(candidates, "nll")
     if nll is None:

@@ -31,7 +31,7 @@ class StoredDraws:
     """The predictions by draw of some rows of one fit; :mod:`bdl_pipe.evaluation.draws` says which.
 
     Attributes:
-        rows: the places of these rows among those of the fit [place].
+        rows: the indices of these rows among the fit's rows [place].
         log_probs: for classes, the log-probabilities of each draw [draw, place, class]; for regression, the log density
             of the row's targets under each draw [draw, place], in original units. float64.
     """
