@@ -1,6 +1,7 @@
 """The verdict: the choice of runs against hand computation, and each sentence in each of its cases."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, judge
 BASE = np.array([2.0, 2.2, 1.9, 2.1, 2.3])
 UNIT = np.array([-1.0, 1.0, 0.0, -1.0, 1.0])  # of mean 0 and variance 1
 ERROR = math.sqrt(1 / 5 + 1 / 9)  # the standard error of the mean of five differences of variance 1
+HEAD = re.compile(r"[:?] ")  # separates a sentence of the verdict from its topic
 
 
 def run(
@@ -59,15 +61,14 @@ def test_the_cheapest_within_one_standard_error_is_taken() -> None:
     assert chosen(rest, near, best).taken is near and chosen(rest, far, best).taken is best
     assert chosen(near, best).gaps["cheap"].error == pytest.approx(0.01 * ERROR)
     assert taking(chosen(rest, near, best)) == (
-        "take cheap, the cheapest to fit (2 s) of 2 runs within one standard error of the best NLL: "
-        "2.106 beside 2.100 of best (NLL +0.0055 ± 0.0056)."
+        "take cheap: of the 2 runs within one standard error of the best NLL, it is the cheapest to fit (2 s). "
+        "Its NLL is 2.106; best has the best, 2.100 (NLL +0.0055 ± 0.0056)."
     )
-    alone = "and none that is cheaper to fit is within one standard error of it."
-    assert taking(chosen(rest, far, best)) == f"take best: no run has a lower NLL than 2.100, {alone}"
+    alone = "and no cheaper run is within one standard error of it."
+    assert taking(chosen(rest, far, best)) == f"take best: its NLL, 2.100, is the lowest, {alone}"
     dear = run("cheap", off(0.001), fit=20)
-    assert (
-        taking(chosen(dear, best)) == "take best: no run has a lower NLL than 2.100, and none is cheaper to fit (9 s)."
-    )
+    said = "take best: its NLL, 2.100, is the lowest, and no run is cheaper to fit (9 s)."
+    assert taking(chosen(dear, best)) == said
 
 
 def test_equal_scores_go_to_the_cheaper_run() -> None:
@@ -82,20 +83,20 @@ def test_what_is_missing_is_said_and_never_chosen() -> None:
     good = run("good", off(0), fit=3)
     lost = [run("nan", [math.nan] * 5), run("inf", [math.inf] * 5), run("none")]
     assert choose(lost, "nll") is None and verdict([]) == []
-    assert verdict(lost) == ["Verdict: no run has a finite NLL, and nothing can be concluded."]
+    assert verdict(lost) == ["Verdict: none, because no run has a finite NLL."]
     assert taking(chosen(*lost, good)) == "good is the only run with a finite NLL, 2.100."
     unpriced = chosen(run("a", off(0), fit=None), run("b", off(0.001), fit=None))
-    assert taking(unpriced) == "take a: no run has a lower NLL than 2.100; the time of its fit is not recorded."
+    assert taking(unpriced) == "take a: its NLL, 2.100, is the lowest; the time of its fit is not recorded."
     assert cheapest(unpriced) == "the times of the fits are not recorded."
     other_splits = chosen(good, run("two", [2.2, 2.2], fit=1), run("three", [2.3] * 3, fit=2))
     assert other_splits.gaps == {} and other_splits.near == [good]
-    said = "take good: no run has a lower NLL than 2.100; 2 cheaper runs cannot be compared with it in pairs."
+    said = "take good: its NLL, 2.100, is the lowest; 2 cheaper runs cannot be compared with it in pairs."
     assert taking(other_splits) == said
     assert cheapest(other_splits) == (
-        "good fits in 3 s and predicts 1,000 rows in 0.5 s; 2 cheaper runs cannot be compared in pairs."
+        "good fits in 3 s and predicts 1,000 rows in 0.5 s; not comparable in pairs: 2 cheaper runs."
     )
     wide = chosen(run("a", accuracy=[0.9] * 5), run("b", accuracy=[0.8] * 5, fit=0.1), metric="accuracy")
-    assert taking(wide).startswith("take a: no run has a higher accuracy than 90.00 %")
+    assert taking(wide).startswith("take a: its accuracy, 90.00 %, is the highest")
 
 
 def test_cost_is_the_cheapest_that_cannot_be_told_apart() -> None:
@@ -107,7 +108,7 @@ def test_cost_is_the_cheapest_that_cannot_be_told_apart() -> None:
     assert cheapest(chosen(best, inside)) == f"in {fast}; {told}."
     assert (
         cheapest(chosen(best, outside))
-        == "best fits in 9 s and predicts 1,000 rows in 0.5 s; 1 cheaper run can be told apart from the best."
+        == "best fits in 9 s and predicts 1,000 rows in 0.5 s; worse than the best: 1 cheaper run."
     )
     constant = run("constant", off(0.5 * edge), fit=1)
     assert cheapest(chosen(best, constant)).endswith(
@@ -117,18 +118,18 @@ def test_cost_is_the_cheapest_that_cannot_be_told_apart() -> None:
     assert "inputs" in cheapest(chosen(run("worse", off(2)), run("constant", off(0))))
     assert "inputs" not in cheapest(chosen(run("constant", off(0))))
     assert cheapest(chosen(best, *(run(f"out{k}", off(1), fit=1) for k in (0, 1)))).endswith(
-        "; 2 cheaper runs can be told apart from the best."
+        "; worse than the best: 2 cheaper runs."
     )
 
 
 @pytest.mark.parametrize(
     ("mean", "spread", "said"),
-    [(0.0, 0.01, "as many as they should, within the error"), (-0.1, 0.01, "too few"), (0.09, 0.001, "too many")],
+    [(0.0, 0.01, "this agrees with 90 %"), (-0.1, 0.01, "too few"), (0.09, 0.001, "too many")],
 )
 def test_coverage_over_splits(mean: float, spread: float, said: str) -> None:
     one = run("a", off(0), coverage_90=(0.9 + mean + spread * UNIT).tolist())
     assert calibration(one) == (
-        f" Its 90 % intervals hold {90 + 100 * mean:.1f} ± {100 * spread * ERROR:.1f} % of test rows: {said}."
+        f" Its 90 % intervals contain {90 + 100 * mean:.1f} ± {100 * spread * ERROR:.1f} % of the test targets: {said}."
     )
 
 
@@ -152,32 +153,32 @@ def test_a_bayesian_network_is_worth_it_where_it_beats_every_rival() -> None:
     better, tied = run("boosting", off(1.01 * edge)), run("linear", off(0.99 * edge))
     worse = run("constant", off(-1.01 * edge))
     assert worth([*bayes, better], "nll") == (
-        "yes; vbll, the best of 2, is better than boosting (NLL −0.0197 ± 0.0056)."
+        "Yes: vbll, the best of 2, is better than boosting (NLL −0.0197 ± 0.0056)."
     )
     assert worth([*bayes, better, tied], "nll") == (
-        "not shown; vbll, the best of 2, cannot be told apart from linear (NLL −0.0193 ± 0.0056)"
+        "Not shown: vbll, the best of 2, cannot be told apart from linear (NLL −0.0193 ± 0.0056)"
         " and is better than boosting (NLL −0.0197 ± 0.0056)."
     )
     assert worth([*bayes, tied, worse], "nll") == (
-        "no; vbll, the best of 2, is worse than constant (NLL +0.0197 ± 0.0056)"
+        "No: vbll, the best of 2, is worse than constant (NLL +0.0197 ± 0.0056)"
         " and cannot be told apart from linear (NLL −0.0193 ± 0.0056)."
     )
-    assert worth([bayes[0], tied], "nll").startswith("yes; vbll is better than linear"), "one network is no choice"
+    assert worth([bayes[0], tied], "nll").startswith("Yes: vbll is better than linear"), "one network is no choice"
     assert worth([*bayes, run("linear", [2.0] * 3)], "nll") == (
-        "not shown; vbll, the best of 2, cannot be told apart from linear (not comparable)."
+        "Not shown: vbll, the best of 2, cannot be told apart from linear (not comparable)."
     )
     plain = [network("deterministic", off(0)), network("swa", off(0)), run("gp", off(0)), tied]
-    assert worth(plain, "nll") == "no run of one has a finite score."
-    assert worth([*bayes, run("linear", [math.nan] * 5)], "nll") == "there is nothing to compare it with."
+    assert worth(plain, "nll") == "No Bayesian network has a finite score."
+    assert worth([*bayes, run("linear", [math.nan] * 5)], "nll") == "There is no run to compare vbll with."
 
 
 def test_without_rivals_the_plain_network_of_the_same_architecture_is_one() -> None:
     missing, bayes = "There is no run of boosting, linear or constant.", network("vbll", off(0, 0))
     other = run("deterministic", off(1), network="mlp 64")
     assert worth([bayes, network("deterministic", off(1))], "nll") == (
-        f"against a plain network, yes; vbll is better than deterministic (NLL −1.0000 ± 0.0056). {missing}"
+        f"Yes, against a plain network: vbll is better than deterministic (NLL −1.0000 ± 0.0056). {missing}"
     )
-    assert worth([bayes, other], "nll") == f"there is nothing to compare it with. {missing}"
+    assert worth([bayes, other], "nll") == f"There is no run to compare vbll with. {missing}"
 
 
 def test_the_choice_of_the_best_network_does_not_raise_false_alarms() -> None:
@@ -200,7 +201,7 @@ def test_the_choice_of_the_best_network_does_not_raise_false_alarms() -> None:
             said = worth(
                 [*(network(f"n{k}", v.tolist()) for k, v in enumerate(nets)), run("linear", rival.tolist())], "nll"
             )
-            assert said.startswith("yes") == (gap.mean() < -half)
+            assert said.startswith("Yes") == (gap.mean() < -half)
     limit = 0.05 + 5 * math.sqrt(0.05 * 0.95 / 2_000)
     assert alarms[10] / 2_000 < limit < alarms[1] / 2_000
 
@@ -208,33 +209,37 @@ def test_the_choice_of_the_best_network_does_not_raise_false_alarms() -> None:
 @pytest.mark.parametrize(
     ("method", "ends", "said"),
     [
-        ("linear", (), "the fits of it end at an optimum, so more time buys nothing."),
-        ("vbll", ("validation", "validation"), "validation rows stopped the fits of it, so more steps buy nothing."),
+        ("linear", (), "the fits of it end at an optimum, so more time would not help."),
+        ("vbll", ("validation", "validation"), "early stopping ended the fits of it, so more steps would not help."),
         (
             "vbll",
             ("validation", "steps"),
-            "1 of 2 fits of it were still improving on validation rows as their steps ended: more steps may help.",
+            "1 of 2 fits of it used all their steps while their validation score still improved: more steps may help.",
         ),
-        ("sgmcmc", ("chains",), "the chains behind it are too short, and longer ones may change its figures."),
-        ("vbll", ("schedule",), "it ran the steps of its schedule, and no record says whether more would help."),
-        ("gp", (), "no record says whether longer fits of it would help."),
+        ("sgmcmc", ("chains",), "the Markov chains of it are too short, so longer chains may change its scores."),
+        (
+            "vbll",
+            ("schedule",),
+            "the fits of it ran their fixed number of steps; whether more steps would help is not recorded.",
+        ),
+        ("gp", (), "whether longer fits of it would help is not recorded."),
     ],
 )
 def test_what_longer_fits_buy(method: str, ends: tuple[str, ...], said: str) -> None:
     taken = run("it", [2.0], method=method, ended=ends)
     assert hour([taken], taken) == said
     others = [run("late", [2.0], ended=("steps", "validation")), run("short", [2.0], ended=("chains",))]
-    more = "Still improving as their steps ended: late. From chains that are too short: short."
+    more = "Other runs still improving at their last step: late. Other runs with chains that are too short: short."
     assert hour([taken, *others], taken) == f"{said} {more}"
 
 
 def test_what_more_splits_buy() -> None:
     """The half-width against the interval of 20 splits, whose differences have the variance of those of five."""
     a, b = run("a", off(0), fit=100), run("b", off(1), fit=400)
-    fifteen = "15 more splits would take 125 min of fits and shorten the intervals of differences by about 46 %."
+    fifteen = "15 more splits would take 125 min of fitting and narrow the intervals of differences by about 46 %."
     assert "more split" not in hour([a, run("c", off(1), fit=None)], a), "a time is not recorded"
     assert "more split" not in hour([a, run("b", off(1), fit=4_000)], a), "not one in an hour"
-    seven = "7 more splits would take 58 min of fits and shorten the intervals of differences by about 37 %."
+    seven = "7 more splits would take 58 min of fitting and narrow the intervals of differences by about 37 %."
     assert hour([a, b], a).endswith(seven)
     quick = run("a", off(0), fit=1)
     assert hour([quick], quick).endswith(fifteen.replace("125 min", "15 s"))
@@ -275,10 +280,12 @@ def test_the_whole_verdict_of_a_table_and_of_classes(tmp_path: Path) -> None:
         network("vbll", off(0), rmse=off(1), coverage_90=[0.9] * 5, ended=("validation",)),
         run("linear", off(1), fit=0.01, rmse=off(2)),
     ]
-    heads = ["Accuracy", "Intervals", "Cost", "Bayesian network by NLL", "Bayesian network by RMSE", "One more hour"]
-    assert [said.partition(":")[0] for said in verdict(table)] == [*heads, "Beware"]
-    assert verdict(table)[-1] == "Beware: the best of 2 runs is chosen on the rows that score it, which flatters it."
-    assert [said.partition(":")[0] for said in verdict(table[:1])] == heads, "one run is no choice"
+    by = "Is a Bayesian network better by"
+    heads = ["Accuracy", "Intervals", "Cost", f"{by} NLL", f"{by} RMSE", "One more hour"]
+    assert [HEAD.split(said)[0] for said in verdict(table)] == [*heads, "Beware"]
+    limit = "Beware: the best of 2 runs is chosen by its test score, so this score is optimistic."
+    assert verdict(table)[-1] == limit
+    assert [HEAD.split(said)[0] for said in verdict(table[:1])] == heads, "one run is no choice"
     assert "split" not in verdict(table)[-1]
     g, some = np.random.default_rng(0), []
     rows = g.normal(size=400)
@@ -289,18 +296,18 @@ def test_the_whole_verdict_of_a_table_and_of_classes(tmp_path: Path) -> None:
         frame.to_parquet(tmp_path / name / "predictions.parquet")
         of = {"accuracy": [0.9], "ece": [0.02], "network": "mlp 8", "folder": tmp_path / name}
         some.append(run(name, [-log_prob.mean()], fit, **of))  # type: ignore[arg-type]
-    said = dict(sentence.split(": ", 1) for sentence in verdict(some))
+    said = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(some))
     assert list(said) == [
         *heads[:1],
         "Probabilities",
         *heads[2:4],
-        "Bayesian network by accuracy",
+        f"{by} accuracy",
         *heads[5:],
         "Beware",
     ]
     assert said["Accuracy"].startswith(
-        "take deterministic: no run has a higher accuracy than 90.00 %, and none is cheaper"
+        "take deterministic: its accuracy, 90.00 %, is the highest, and no run is cheaper"
     )
-    assert said["Bayesian network by NLL"].startswith("against a plain network, yes; vbll is better than deterministic")
-    assert "cannot be told apart from deterministic" in said["Bayesian network by accuracy"]
-    assert said["Beware"].endswith("There is one split: another draw of training rows could order the runs otherwise.")
+    assert said[f"{by} NLL"].startswith("Yes, against a plain network: vbll is better than deterministic")
+    assert "cannot be told apart from deterministic" in said[f"{by} accuracy"]
+    assert said["Beware"].endswith("There is one split: other training rows could rank the runs differently.")

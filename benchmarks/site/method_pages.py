@@ -53,7 +53,7 @@ def picture(name: str, method: Method) -> str:
     if not (PICTURES / f"{name}.png").exists():
         return ""
     if "coreset" in method.stages:
-        caption = "One image of each class of Fashion-MNIST, as the coreset of one image a class has it."
+        caption = "The learned coreset of Fashion-MNIST with one image for each class."
         return f"![The coreset of {name}](images/{name}.png)\n\n*{caption}*"
     curve = "100 noisy rows of sin 4x (dotted) with a gap: the mean, and the intervals of 50 and 90 %"
     moons = "two moons: the probability of the blue class"
@@ -62,7 +62,7 @@ def picture(name: str, method: Method) -> str:
         ("classification",): f"{moons.capitalize()}.",
     }
     caption = shown.get(tuple(sorted(method.tasks)), f"{curve}.")
-    caption += f" By `{name}` with the defaults of the estimators."
+    caption += f" Method: `{name}` with the estimators' defaults."
     return f"![The predictive of {name}](images/{name}.png)\n\n*{caption}*"
 
 
@@ -74,8 +74,8 @@ def facts(name: str, method: Method) -> str:
         sources = [NEEDS[of] for of in stage.needs if stage.needs[of] != "earlier"]
         made = " or ".join(sources) if sources else "the data alone"
         if sources and stage.input_optional:
-            made = f"the data alone, or on from {made}"
-        rows.append([f"stage `{kind}`", f"from {made}"])
+            made = f"the data alone, or also {made}"
+        rows.append([f"stage `{kind}`", f"uses {made}"])
     if "student" in method.stages:
         rows.append(["estimator", ", ".join(f'`{estimators[task]}("{name}")`' for task in sorted(method.tasks))])
     if method.search:
@@ -140,9 +140,9 @@ def _shipped(name: str) -> str:
         return ""
     tables, best, gain = found
     return (
-        f"On {tables} [tables that packages ship](../../results/your_data/README.md), added by `add`, its NLL is "
-        f"below the constant predictor's by {gain:.2f} nats (median). "
-        f"It has the least NLL of all methods on {best or 'none'}."
+        f"On {tables} [tables that Python packages ship](../../results/your_data/README.md), run with the "
+        f"hyperparameters that `add` writes, its NLL is {gain:.2f} nats below the NLL of `constant` (median). "
+        f"It has the lowest NLL of all methods on {best or 'none'} of them."
     )
 
 
@@ -152,4 +152,4 @@ def values(name: str) -> str:
     names = [key.name for key in keys(METHODS[name].config)]
     plain = [f"`{key}: {in_yaml(known[key])}`" for key in names if key in known and not isinstance(known[key], dict)]
     assert not dict(known).keys() - set(names), config.nearest(name, names)
-    return f"`params.yaml` has {', '.join(plain)}." if plain else ""
+    return f"Values in `params.yaml`: {', '.join(plain)}." if plain else ""

@@ -11,12 +11,12 @@ _WIDTH: Final = 98  # columns of printed lines
 _LAST: Final = """
 ---
 
-This page is made of [{name}]({name}), a script that VS Code, and Jupyter with jupytext, open as a notebook.
+This page is made from [{name}]({name}), a script that VS Code, or Jupyter with jupytext, can open as a notebook.
 """
 _INTRODUCTION: Final = """\
-Each page is a script. Run it, `python docs/tutorials/5_last_layers_in_your_loop.py` for one, or open it as a notebook
-in VS Code, and in Jupyter with jupytext. What it prints and draws is on the page. `make tutorials` runs all of them and
-writes the pages again.
+Each tutorial is a script. Run it, for example with `python docs/tutorials/5_last_layers_in_your_loop.py`, or open it as
+a notebook in VS Code, or in Jupyter with jupytext. The page shows the script's output and figures. `make tutorials`
+runs all scripts and writes the pages again.
 """
 
 

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # From a table to a decision
 #
-# At the end you have a comparison of methods on a table of your own, and a rule for new rows that costs less than
-# taking the likelier class.
+# At the end you have a comparison of methods on a table of your own, and a decision rule for new rows that costs less
+# than always choosing the likelier class.
 #
 # Needs a clone and `make install` (the extra `pipeline`).
 #
 # ## A table
 #
-# The rows are tumours: thirty measurements of cells, and the diagnosis. The last rows stand for patients who come
-# later; they go into a file of their own. The commands run in a copy of the project, so that your `params.yaml` stays
-# as it is. In your clone, type what stands behind `$`.
+# Each row is a tumour: thirty measurements of its cells, and the diagnosis. We write the last rows to a separate file;
+# they play the part of later patients. The commands run in a copy of the project, so that your `params.yaml` does not
+# change. In your own clone, type the commands after `$`.
 
 # %%
 import matplotlib.pyplot as plt
@@ -31,7 +31,7 @@ print(known.iloc[:3, -4:])
 # %% [markdown]
 # ## Add it
 #
-# `add` looks at the file, says what it found, and writes a run of each method with hyperparameters that fit the size.
+# `add` reads the file, prints its columns, and adds a run of each method with hyperparameters for this number of rows.
 # Without `--methods` you get all methods that suit the table.
 
 # %%
@@ -41,9 +41,9 @@ run(folder, f"python -m pipeline add data/tumours.csv --target diagnosis --metho
 # %% [markdown]
 # ## Run it
 #
-# `repro` runs what is out of date, and nothing else: run it again, and nothing happens. The sentences above the table
-# are the report's verdict; the table and its pictures are in `report/index.html`. Here the lines of progress are left
-# out.
+# `repro` runs every stage that is not up to date: if you run it again, it has nothing to do. The sentences above the
+# table are the report's verdict; `report/index.html` has the table and its figures. Here we leave out the lines of
+# progress.
 
 # %%
 hidden = ("started", "done,", "tracking page", "stages to run")
@@ -52,10 +52,10 @@ run(folder, "python -m pipeline repro -j 2", hide=hidden, BDL_TRACKING="off")
 # %% [markdown]
 # ## What does a mistake cost?
 #
-# A score such as the negative log-likelihood (NLL) is for everybody. You have costs of your own: say that a tumour
-# that is missed costs twenty times as much as a needless biopsy. Then you should order a biopsy as soon as the
-# probability of a malignant tumour is above one in twenty-one: the costs of the two mistakes are equal there. The
-# evaluation has stored each probability on the test rows, so that you can count what each method would have cost you.
+# The negative log-likelihood (NLL) is a general score. You have costs of your own: say that a missed tumour costs
+# twenty times as much as a needless biopsy. Then you should order a biopsy if the probability of a malignant tumour is
+# above one in twenty-one, since there the expected costs of the two mistakes are equal. The evaluation stores the
+# predicted probabilities of all test rows, so that you can compute the cost of each method.
 
 # %%
 MISSED, NEEDLESS = 20, 1
@@ -80,8 +80,8 @@ print(f"The cheapest for you is {best}.")
 # %% [markdown]
 # ## Decide for new patients
 #
-# `predict` reads new rows as they are. The file that it writes has the probabilities; your threshold makes decisions
-# of them.
+# `predict` reads new rows in the format of your table and writes a file with their probabilities. Your threshold turns
+# the probabilities into decisions.
 
 # %%
 run(folder, f"python -m pipeline predict tumours-{best} --input later.csv --output later.parquet")
@@ -119,13 +119,13 @@ right.set(xlabel="threshold", ylabel="cost a patient", title="What each threshol
 plt.show()
 
 # %% [markdown]
-# You fixed the threshold before you saw the patients: it follows from your costs alone, as long as the probabilities
-# are near the truth. The curve on the right says what you would have paid at another one. If your probabilities
-# boast, the least cost is far from the threshold, and you would have to search for it on rows that you do not have.
+# You fixed the threshold before you saw the patients: if the probabilities are calibrated, the threshold follows from
+# your costs alone. The curve on the right shows the cost at every other threshold. If the probabilities are
+# overconfident, the cheapest threshold is different, and you would need more labelled rows to find it.
 #
 # ## What next
 #
-# - All options of `add`, and what it does with dates, gaps and categories: [your data](../your-data.md).
-# - What each figure of the report means: [reading the report](../reading-the-report.md).
+# - All options of `add`, and how it treats dates, missing values and categories: [your data](../your-data.md).
+# - The meaning of each figure of the report: [reading the report](../reading-the-report.md).
 # - Better hyperparameters: [a search and a cluster](8_a_search_and_a_cluster.md).
 # - The same without the pipeline: `BayesianClassifier("g_vbll").fit(X, y)`, in [arrays and frames](../estimators.md).

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # Make your own trained network Bayesian
 #
-# At the end you have a posterior of a network that you trained yourself, and you know how much its probabilities
-# gained.
+# At the end you have a posterior of a network that you trained yourself, and you have measured how much its
+# probabilities improved.
 #
 # Needs `pip install '.[figures]'` and Fashion-MNIST: `apt-get install dataset-fashion-mnist`, or add the extra
 # `data`, which fetches it.
 #
 # ## A network that is too sure
 #
-# Take few images and train for long. The network then fits its training rows and believes itself too much: that is
-# the usual state of a network in practice.
+# We train for long on few images. The network then fits its training rows and becomes overconfident, as most networks
+# in practice are.
 
 # %%
 import tempfile
@@ -55,11 +55,11 @@ for _ in range(40):
         optimiser.step()
 
 # %% [markdown]
-# ## One call a posterior
+# ## One call for a posterior
 #
-# `bayesianise` takes the model and its loader. It copies the model: yours stays as it is. Laplace's approximation
-# needs no training: it measures how sharply the loss bends around the weights of the last layer. SWAG runs a few more
-# epochs and takes the weights that they pass through for draws.
+# `bayesianise` takes the model and its loader. It copies the model, so that your model does not change. Laplace's
+# approximation needs no training: it computes the curvature of the loss at the weights of the last layer. SWAG trains
+# for a few more epochs and fits a Gaussian to the weights along the way.
 
 # %%
 posteriors = {
@@ -69,10 +69,10 @@ posteriors = {
 }
 
 # %% [markdown]
-# ## What it is worth
+# ## What the posterior is worth
 #
-# The negative log-likelihood (NLL) is the score to look at: it is what a wrong or a boastful probability costs. The
-# calibration error compares what the network claims with how often it is right.
+# Compare the negative log-likelihood (NLL): it punishes wrong and overconfident probabilities. The calibration error
+# compares the stated probabilities with the share of right answers.
 
 
 # %%
@@ -99,9 +99,9 @@ answers = {name: posterior.predict(x_test) for name, posterior in posteriors.ite
 nll = {name: report(name, answer) for name, answer in answers.items()}
 
 # %% [markdown]
-# Laplace's approximation takes most of the boast away, and needs no row beyond the training rows. If you have rows
-# that neither the network nor the fit has seen, `recalibrated` learns one temperature from them. That helps most of
-# all, and SWAG with a temperature gives better probabilities than the network with one.
+# Laplace's approximation removes most of the overconfidence, and needs only the training rows. If you have rows that
+# neither the training nor the fit has used, `recalibrated` learns one temperature from them. The temperature helps
+# most, and SWAG with a temperature gives better probabilities than the network with a temperature.
 
 # %%
 for name in list(posteriors):
@@ -119,8 +119,8 @@ assert nll["SWAG, tempered"] < nll["the network itself, tempered"] < nll["Laplac
 # %% [markdown]
 # ## See it
 #
-# Points below the diagonal claim more than they hold. The network itself lies low; Laplace's approximation lies
-# closer to the diagonal, and SWAG with a temperature lies on it.
+# Points below the diagonal are overconfident. The network is far below it; Laplace's approximation is closer to the
+# diagonal, and SWAG with a temperature is on it.
 
 # %%
 figure, (left, right_axes) = plt.subplots(1, 2, width_ratios=(1, 1.3))
@@ -138,8 +138,8 @@ right_axes.set(xlabel="NLL on test images (lower is better)", title="Cost of its
 plt.show()
 
 # %% [markdown]
-# The posterior also says which images it cannot know. These are the test images about which the draws of SWAG
-# disagree most, with the true class below each: you would send them to a person.
+# The posterior also shows which images it cannot classify reliably. Below are the test images on which the draws of
+# SWAG disagree most, each with its true class: you would send these images to a person.
 
 # %%
 doubt = answers["SWAG"].mutual_information()
@@ -160,9 +160,9 @@ print(f"Without the most doubtful fifth, SWAG is right on {right[surest].mean():
 assert right[surest].mean() > right.mean()
 
 # %% [markdown]
-# ## Keep it
+# ## Save it
 #
-# `save` stores the posterior and not your model; the same code gives it back.
+# `save` stores the posterior without the code of your model: pass the model to `load`.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -173,7 +173,6 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## What next
 #
-# - Try `"g_vbll"` or `"ffg_u"` in place of `"swag"`: [which methods there are, and what each
-#   needs](../your-own-model.md).
-# - Give it images that are no clothes: [out of distribution](6_out_of_distribution.md).
-# - A posterior that is as fast as one network: [distil it](7_distil_an_ensemble.md).
+# - Try `"g_vbll"` or `"ffg_u"` instead of `"swag"`: [all methods, and the needs of each](../your-own-model.md).
+# - Predict images that show no clothes: [out of distribution](6_out_of_distribution.md).
+# - Predict as fast as one network does: [distil the posterior](7_distil_an_ensemble.md).

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # What Markov chains add, and how to see whether they have mixed
 #
-# At the end you have chains over the weights of your network, their traces and R-hat, and a band that is wide where
-# your data say nothing.
+# At the end you have Markov chains over the weights of your network, their traces and R-hat, and intervals that are
+# wide where you have no data.
 #
 # Needs `pip install '.[data,figures]' 'arviz<1'` (the extra `pipeline` has all of them).
 #
 # ## One network, one curve
 #
-# The data are cars: how far does a car go on a gallon, given its horsepower? A network gives one curve. You cannot
-# see which other curves would fit as well.
+# The data are cars: how far does a car go on a gallon, given its horsepower? A network gives one curve. It does not
+# show which other curves would fit as well.
 
 # %%
 import arviz
@@ -52,8 +52,8 @@ network = bdl_pipe.bayesianise(model, "deterministic", loader)
 # %% [markdown]
 # ## Chains that begin at your network
 #
-# `sgmcmc` runs several chains of stochastic-gradient Hamiltonian Monte Carlo. Each chain draws networks in proportion
-# to how well they explain the rows. Here are four short chains and four long ones.
+# `sgmcmc` runs several chains of stochastic-gradient Hamiltonian Monte Carlo. Each chain draws networks from their
+# posterior given the rows. We run four short chains and four long chains.
 
 # %%
 CHAINS = 4
@@ -66,9 +66,9 @@ print("long: ", *(long.notes or ["no note"]))
 # %% [markdown]
 # ## Traces
 #
-# The weights of a network are no good to look at: two networks with their hidden units swapped are the same function.
-# Look at what the chains predict. Below is the prediction for one strong car, draw by draw. Chains that have mixed
-# look alike: no chain stays by itself, and none drifts.
+# Do not judge chains by their weights: if you swap hidden units, the weights change and the function does not. Look at
+# the predictions. Below is the prediction for one strong car, draw by draw. Chains that have mixed look alike: no chain
+# stays apart from the others, and none drifts.
 
 
 # %%
@@ -89,9 +89,9 @@ plt.show()
 # %% [markdown]
 # ## R-hat
 #
-# R-hat compares how far the chains are apart with how far each moves by itself. Near one they cannot be told apart;
-# the usual limit is a few hundredths above one. The effective sample size (ESS) says how many independent draws yours
-# are worth. Both are taken at each of several horsepowers, and the worst counts.
+# R-hat compares the variance between the chains with the variance within each chain. If it is near one, the chains
+# agree; the usual limit is a few hundredths above one. The effective sample size (ESS) is the number of independent
+# draws that would be as informative as yours. We compute both at several horsepowers and report the worst value.
 
 # %%
 worst = {}
@@ -108,8 +108,8 @@ assert worst["long"] < 1.1
 # %% [markdown]
 # ## What you gain
 #
-# The band of the chains is narrow where there are many cars and wide where there are none. The band of one network
-# has one width everywhere: it is the noise of the targets, and knows nothing of the curves that fit as well.
+# The band of the chains is narrow where there are many cars and wide where there are none. The band of one network has
+# the same width everywhere: it shows the noise of the targets, but not that other curves would fit as well.
 
 # %%
 grid = np.linspace(30, 330, 120)
@@ -141,12 +141,12 @@ assert far > 3 * middle
 assert abs(nll["long chains"] - nll["one network"]) < 0.1
 
 # %% [markdown]
-# On cars like those in training the scores are close: the noise of the targets is most of it. What the chains add is
-# the warning that you need for a car that is unlike them.
+# For cars like the training cars the scores are close, since the noise of the targets dominates them. For an unusual
+# car, only the chains warn you that the prediction is uncertain.
 #
 # ## What next
 #
-# - Other kernels, schedules of the step size, and chains of a density of your own:
+# - Other kernels, schedules of the step size, and chains for a density of your own:
 #   [dark knowledge](../families/dark-knowledge.md).
-# - Chains cost as many forward passes as they have draws: [distil them](7_distil_an_ensemble.md).
-# - `python -m pipeline add` gives every data set a run of chains, and the report warns where they have not mixed.
+# - A prediction costs one forward pass for each draw: [distil the chains](7_distil_an_ensemble.md) into one network.
+# - `python -m pipeline add` gives every data set a run of chains, and the report warns if they have not mixed.

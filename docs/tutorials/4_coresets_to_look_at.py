@@ -1,16 +1,16 @@
 # %% [markdown]
 # # Coresets that you can look at
 #
-# At the end you have a hundred learned images that stand for thousands, you have seen how they came about, and you
-# have a posterior that was fitted to them alone.
+# At the end you have a hundred learned images that replace thousands, pictures of how they were learned, and a
+# posterior that is fitted to them alone.
 #
 # Needs `pip install '.[figures]'` and Fashion-MNIST: `apt-get install dataset-fashion-mnist`, or add the extra
 # `data`, which fetches it.
 #
 # ## Learn ten images a class
 #
-# `vbpc` learns images and soft labels such that a posterior that is fitted to them predicts the whole data set. An
-# estimator does it in one call. `pace` shortens everything, so that this page takes seconds.
+# `vbpc` learns images and soft labels: a posterior that is fitted to them predicts the whole data set. An estimator
+# does this in one call. `pace` shortens all training, so that this page takes seconds.
 
 # %%
 import time
@@ -38,9 +38,10 @@ random = BayesianClassifier("random_coreset", pace=0.25).fit(images, labels)
 # %% [markdown]
 # ## Look at them
 #
-# `made_from_` has what an estimator was made from: here the coreset, with its images as they look (`raw`) and its
-# labels. After one step the images are still the training images that they began as. Then they keep their outlines,
-# and what they learn lies in the shades and in the background, where a network sees it better than you do.
+# `made_from_` holds the results from which an estimator was fitted: here the coreset, with its images in pixel values
+# (`raw`) and its labels. After one step the images still look like the training images from which they start. Later
+# they keep their outlines, and the changes are in the shades and in the background, where a network uses them although
+# you hardly see them.
 
 
 # %%
@@ -61,8 +62,8 @@ for axis, (steps, model) in zip(axes, models.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# The labels are learned, too. Each row is one learned image, and each column a class. The dark diagonal is an image's
-# own class; what it says of the other classes differs from image to image.
+# The labels are learned, too. Each row is a learned image, and each column a class. The dark diagonal is an image's own
+# class; the values for the other classes differ from image to image.
 
 # %%
 learned = coreset(models[120])
@@ -80,8 +81,8 @@ plt.show()
 # %% [markdown]
 # ## What they are worth
 #
-# Every model below has seen a hundred images. The random ones are training images, drawn by lot: the floor that a
-# coreset must be above.
+# Every model below is fitted to a hundred images. The random coreset holds training images drawn at random: a learned
+# coreset must do better.
 
 # %%
 scores = {"random images": random} | {f"learned, {steps} steps": model for steps, model in models.items()}
@@ -108,12 +109,12 @@ left.invert_yaxis()
 plt.show()
 
 # %% [markdown]
-# The posterior over the last layer is exact given the learned images: it is a closed form, and there is nothing to
-# tune after the coreset is there.
+# Given the learned images, the posterior over the last layer is exact: it has a closed form, so that nothing is left to
+# tune.
 #
 # ## What next
 #
-# - More steps and all rows: `params.yaml` has the run of the [results](../results.md).
+# - More steps on all rows: the run in `params.yaml`, with its [results](../results.md).
 # - The rivals of `vbpc`, and the ways to predict from any coreset: [pseudo-coresets](../families/coresets.md).
 # - `python -m pipeline export coreset RUN --to DIR` writes a folder with pictures, tensors and a training script that
 #   needs nothing of this project.

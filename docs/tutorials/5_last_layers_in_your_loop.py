@@ -1,14 +1,15 @@
 # %% [markdown]
 # # A Bayesian last layer in your own training loop
 #
-# At the end you have your own loop with one layer replaced, and intervals that grow where the data end.
+# At the end you have your own training loop with one layer replaced, and intervals that widen where the data end.
 #
 # Needs `pip install '.[data,figures]'`.
 #
 # ## The loop that you have
 #
-# The data are cars: miles per gallon by horsepower. The strongest cars stay out of training, so that you can see what
-# happens beyond the data. First the usual network with its usual loss; its interval is the spread of its errors.
+# The data are cars: miles per gallon by horsepower. We leave the strongest cars out of training, so that you can see
+# the predictions beyond the data. First we train the usual network with its usual loss; the spread of its errors gives
+# its interval.
 
 # %%
 import matplotlib.pyplot as plt
@@ -45,9 +46,9 @@ spread = (plain(inputs) - targets).std().item()
 # %% [markdown]
 # ## The loop with one layer replaced
 #
-# `Regression` takes the place of `nn.Linear`, and of the loss. It holds a Gaussian over the weights of the last layer
-# and the variance of the noise. Its `loss` is minus a bound on the evidence, in closed form: nothing is sampled, and
-# a step costs what it did before.
+# `Regression` replaces `nn.Linear` and the loss. It learns a Gaussian over the weights of the last layer and the
+# variance of the noise. Its `loss` is minus a lower bound on the log evidence, in closed form: nothing is sampled, and
+# a step costs as much as before.
 
 # %%
 features, layer = trunk(), Regression(in_features=64, out_features=1, covariance="dense")
@@ -62,10 +63,10 @@ for _ in range(1000):
 print(f"The bound rose from {-losses[0]:.2f} to {-losses[-1]:.2f} nats a row.")
 
 # %% [markdown]
-# ## What it answers
+# ## What it predicts
 #
-# `predict` gives a predictive with a mean, a variance, quantiles and densities. `noise_covariance` is the part of the
-# variance that no number of rows would take away.
+# `predict` returns a predictive with a mean, a variance, quantiles and densities. `noise_covariance` is the part of the
+# variance that more training rows would not reduce.
 
 # %%
 with torch.no_grad():
@@ -89,8 +90,8 @@ assert share["variational last layer"] > share["the usual network"]
 # %% [markdown]
 # ## See it
 #
-# Left, the usual network: its interval has one width, also where it has never seen a car. Right, the variational last
-# layer: it grows as soon as the training rows (black) end, before the strong cars (red) come.
+# Left, the usual network: its interval has the same width everywhere, even where there is no training row. Right, the
+# variational last layer: its interval widens where the training rows (black) end, before the strong cars (red) begin.
 
 # %%
 grid = torch.linspace(40, 240, 150).reshape(-1, 1)
@@ -125,9 +126,8 @@ plt.show()
 # %% [markdown]
 # ## What next
 #
-# - Classes: `Discriminative` takes the place of `nn.Linear` and the cross-entropy, and `Generative` also says whether
-#   an input is familiar: [last layers](../families/last-layers.md), and [out of
-#   distribution](6_out_of_distribution.md).
+# - Classes: `Discriminative` replaces `nn.Linear` and the cross-entropy, and `Generative` also scores how familiar an
+#   input is: [last layers](../families/last-layers.md), and [out of distribution](6_out_of_distribution.md).
 # - Without a loop of your own: `BayesianRegressor("vbll").fit(X, y)`, in [arrays and frames](../estimators.md).
-# - A network that is trained already: `bayesianise(model, "vbll", loader, epochs=1)`, in
+# - With a network that you have already trained: `bayesianise(model, "vbll", loader, epochs=1)`, in
 #   [your own network](2_your_own_network.md).

@@ -1,15 +1,15 @@
 # %% [markdown]
-# # Notice what the network has never seen
+# # Detect images of a kind that the network has never seen
 #
-# At the end you have a network that knows clothes, three ways to ask it whether an image is a piece of clothing at
-# all, and a figure of how well each way tells.
+# At the end you have a classifier of clothes, three scores of whether an image shows clothing at all, and a figure of
+# how well each score detects other images.
 #
-# Needs `pip install '.[figures,data]'`: Fashion-MNIST, and handwritten digits to confuse the network with.
+# Needs `pip install '.[figures,data]'`: these extras provide Fashion-MNIST and the handwritten digits.
 #
-# ## Clothes to learn, digits to notice
+# ## Clothes to learn, digits to detect
 #
-# A classifier of clothes has to answer with a kind of clothing, whatever you show it. What you want is a score that
-# is low for clothes and high for everything else. The network never sees a digit in training.
+# A classifier of clothes predicts a kind of clothing for every image, even for an image of a digit. You want a score
+# that is low for clothes and high for everything else. No digit is used in training.
 
 # %%
 import matplotlib.pyplot as plt
@@ -51,13 +51,13 @@ for _ in range(5):
         optimiser.step()
 
 # %% [markdown]
-# ## Three questions to ask
+# ## Three scores
 #
-# - **Is it unsure?** The entropy of the class probabilities. Any network can answer this one.
-# - **Do its draws disagree?** The mutual information between the class and the draw. It needs a posterior with draws:
-#   SWAG.
+# - **Is the network unsure?** The entropy of the class probabilities. Every network has this score.
+# - **Do the draws disagree?** The mutual information between the class and the draw. It needs a posterior with draws:
+#   we use SWAG.
 # - **Is the image unlike the training images?** The density of the network's features. It needs a model of the
-#   features: the generative last layer G-VBLL, which gives it as `scores["refit_density"]`.
+#   features: we use the generative last layer G-VBLL, which returns the density as `scores["refit_density"]`.
 
 # %%
 plain = bdl_pipe.bayesianise(model, "deterministic", loader)
@@ -65,7 +65,7 @@ swag = bdl_pipe.bayesianise(model, "swag", loader, epochs=3)
 generative = bdl_pipe.bayesianise(model, "g_vbll", loader, epochs=3)
 
 # %% [markdown]
-# A score of the unfamiliar is high where an image looks familiar, so its sign is turned here: high means strange.
+# `scores` are high where an image looks familiar. We change their sign, so that a high score means unfamiliar.
 
 
 # %%
@@ -82,11 +82,11 @@ def scores(images):
 inside, outside = scores(clothes), scores(strange)
 
 # %% [markdown]
-# ## How well does each tell?
+# ## How well does each score detect digits?
 #
-# The area under the ROC curve (AUROC) is the chance that a random digit looks stranger than a random piece of
-# clothing: a half is guessing. The second figure is what you would meet in use: set the alarm so that it is wrong on
-# one piece of clothing in twenty, and count the digits that it finds.
+# The area under the ROC curve (AUROC) is the probability that a random digit has a higher score than a random piece of
+# clothing; guessing gives a half. The second figure is closer to use: choose the threshold that flags one piece of
+# clothing in twenty, and count the digits that it flags.
 
 # %%
 auroc, caught = {}, {}
@@ -103,8 +103,8 @@ assert caught["density of features (G-VBLL)"] == max(caught.values())
 # %% [markdown]
 # ## See it
 #
-# One network is sure of many digits: its two histograms overlap. The density of features parts them best, since it
-# asks the question that you have, and not whether two classes are hard to tell apart.
+# One network is sure of many digits: its two histograms overlap. The density of the features separates digits best,
+# since it measures whether an image is like the training images, and not whether two classes are hard to tell apart.
 
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.4), sharey=True)
@@ -120,7 +120,7 @@ axes[0].legend(fontsize=7)
 plt.show()
 
 # %% [markdown]
-# These digits fool the plain network most: it is nearly certain of the piece of clothing below each of them.
+# The plain network is most certain of these digits: it is nearly sure of the kind of clothing below each digit.
 
 # %%
 answers = plain.predict(strange).mean
@@ -144,7 +144,6 @@ print(f"G-VBLL is right on {right:.1%} of the clothes: the alarm costs no second
 # %% [markdown]
 # ## What next
 #
-# - Digits are a near miss. Try noise, or classes that you hold out: `ood` and `held_out` in [your
-#   data](../your-data.md).
-# - A score of your own is one file: [your score](../your-score.md).
-# - The report compares the scores of all methods on the same sets: [reading the report](../reading-the-report.md).
+# - Other sets, such as noise or classes that you hold out: `ood` and `held_out` in [your data](../your-data.md).
+# - A score of your own, in one file: [your score](../your-score.md).
+# - The scores of all methods on the same sets: [reading the report](../reading-the-report.md).

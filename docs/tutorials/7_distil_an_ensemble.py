@@ -1,15 +1,15 @@
 # %% [markdown]
-# # Distil an ensemble, and keep what its answers share
+# # Distil an ensemble, and keep the correlations between its predictions
 #
-# At the end you have one small network that predicts as an ensemble of forty does, and that still knows how its
-# doubts about several inputs hang together.
+# At the end you have one small network that predicts as an ensemble of forty networks does, and that also predicts how
+# the errors at several inputs are correlated.
 #
 # Needs `pip install '.[data,figures]'`.
 #
 # ## An ensemble
 #
-# The data are cars: miles per gallon by horsepower. The strongest cars stay out of training, so that the members have
-# something to disagree about. All members are trained at once, each on rows of its own, drawn with replacement.
+# The data are cars: miles per gallon by horsepower. We leave the strongest cars out of training, so that the members
+# disagree about them. All members are trained together, each on its own bootstrap sample of the rows.
 
 # %%
 import matplotlib.pyplot as plt
@@ -59,9 +59,8 @@ with torch.no_grad():
 # %% [markdown]
 # ## A student that is one function
 #
-# The plain student learns the mean and the variance of the ensemble at each input. Distilled so, the ensemble's
-# members are gone: one band is left. No label is needed, so the student learns on horsepowers where there are no
-# cars, too.
+# The plain student learns the mean and the variance of the ensemble at each input. It predicts one band and loses the
+# single members. Distillation needs no label, so the student also learns at horsepowers where there are no cars.
 
 # %%
 probe = torch.linspace(-1.6, 3.6, 150).reshape(-1, 1)
@@ -94,9 +93,9 @@ plain = trained(student(2), plain_loss)
 # %% [markdown]
 # ## A student that is many functions
 #
-# This student is f(x, z) = a(x) + B(x) z with a few standard normal numbers z. Each member gets a z of its own:
-# `embed` finds them from what the members answer, as their principal components. The loss compares a(x) + B(x) z of a
-# member with that member. A new z is then a new function, as a further member would be.
+# This student is f(x, z) = a(x) + B(x) z with a few standard normal numbers z. Each member has its own z: `embed`
+# computes it from the principal components of the members' predictions. The loss compares each member with
+# a(x) + B(x) z at the member's z. Every other z gives a new function, which plays the part of a further member.
 
 # %%
 DIMENSION = 6
@@ -122,8 +121,8 @@ print(f"the student has {numbers['student']:,} and one.")
 # %% [markdown]
 # ## See it
 #
-# The members agree where there are cars (black) and part where there are none in training (red). The plain student
-# has the width of their band and none of their curves. The student with z draws curves as they do.
+# The members agree at the training cars (black) and disagree at the strong cars (red). The plain student has the width
+# of the members' band, but no curves. The student with z draws curves like the members' curves.
 
 # %%
 grid = torch.linspace(40, 240, 120).reshape(-1, 1)
@@ -151,11 +150,11 @@ axes[0].set_ylabel("miles per gallon")
 plt.show()
 
 # %% [markdown]
-# ## Where it matters: several answers together
+# ## Where it matters: several predictions together
 #
-# Suppose that you buy a fleet of strong cars: how much will it use in all? If the curve is wrong about one strong
-# car, it is wrong about the next one in the same direction, and such errors do not average out. A joint distribution
-# knows that. The product of single predictions, which is all that the plain student has, does not.
+# Suppose that you buy a fleet of strong cars: how much will it use in all? If the curve is wrong about one strong car,
+# it is wrong about the next strong car in the same direction, and such errors do not average out. A joint distribution
+# includes this correlation. The plain student has only the product of its single predictions, which does not.
 
 # %%
 fleet = x[strong]
@@ -200,8 +199,8 @@ for name, value in doubt.items():
 print(f"The ensemble is wrong about it by {error:.2f}.")
 
 # %% [markdown]
-# `JointGaussian` gives the density of all answers together; `gap` is what it has over the product of the single ones.
-# Above zero the cars bear out what the answers share.
+# `JointGaussian` gives the joint density of all targets; `gap` is its logarithm minus the logarithm of the product of
+# the single densities. If the gap is above zero, the cars confirm the predicted correlation.
 
 # %%
 gaps = {}
@@ -223,6 +222,6 @@ assert numbers["student"] < numbers["ensemble"] / 5
 #
 # - Without a loop of your own: `BayesianRegressor("dark_knowledge", made_from="ensemble")`, or any other teacher; its
 #   `student` may be plain, a latent or heads: [dark knowledge](../families/dark-knowledge.md).
-# - The joint of any method: `model.joint(X, rows=20)`, and what the report says of it:
+# - The joint predictive of any method, `model.joint(X, rows=20)`, and its scores in the report:
 #   [several inputs together](../reading-the-report.md#several-inputs-together).
-# - Markov chains as the ensemble: [what they add](3_what_sgmcmc_adds.md).
+# - Markov chains as the ensemble: [what Markov chains add](3_what_sgmcmc_adds.md).

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # A search and a cluster, on one machine
 #
-# At the end you have searched a method's hyperparameters on a Ray cluster, merged the winner, and run the comparison
-# on the same cluster, with the commands that you would give on many machines.
+# At the end you have searched a method's hyperparameters on a Ray cluster, merged the best ones into `params.yaml`, and
+# run the comparison on the same cluster, with the commands that you would use on many machines.
 #
 # Needs a clone and `make install` (the extra `pipeline`).
 #
 # ## A table and three methods
 #
-# The rows are patients with diabetes; the target is the progression of their illness. The commands run in a copy of
-# the project. In your clone, type what stands behind `$`.
+# The rows are patients with diabetes; the target is the progression of their illness. The commands run in a copy of the
+# project. In your own clone, type the commands after `$`.
 
 # %%
 import matplotlib.pyplot as plt
@@ -27,9 +27,9 @@ run(folder, f"python -m pipeline add data/diabetes.csv --target progression {met
 # %% [markdown]
 # ## A cluster of one
 #
-# On each machine of a cluster you start Ray once: `ray start --head --port=6379` on the first, and `ray start
-# --address=FIRST:6379` on the others. Here the first is all there is; `ray_head` starts it, and ends it with this
-# script. In a terminal, `ray stop` ends what you have started.
+# On each machine of a cluster you start Ray once: `ray start --head --port=6379` on the first machine, and `ray start
+# --address=FIRST:6379` on the others. This tutorial has one machine: `ray_head` starts Ray there and stops it when this
+# script ends. In a terminal, `ray stop` stops Ray.
 
 # %%
 address = ray_head()
@@ -38,20 +38,20 @@ print("The cluster is up.")
 # %% [markdown]
 # ## A search
 #
-# `RAY_ADDRESS` is all that a command needs to know. Each method declares what there is to search; Optuna proposes
-# hyperparameters, and Ray Tune ends weak trials early. A trial is scored by the negative log-likelihood (NLL) of
-# validation rows: no test row is read. The first trial has the hyperparameters in force, so that the winner is at
-# least as good as they are.
+# A command needs only `RAY_ADDRESS` to use the cluster. Each method declares its hyperparameters; Optuna proposes
+# values, and Ray Tune stops weak trials early. A trial is scored by the negative log-likelihood (NLL) of validation
+# rows: no test row is read. The first trial has the present hyperparameters, so that the best trial scores at least as
+# well as they do.
 
 # %%
 boxes = ("╭", "│", "├", "╰", "View detailed")  # of Ray Tune
 run(folder, "python -m pipeline tune vbll --dataset diabetes --samples 10 --apply", hide=boxes, RAY_ADDRESS=address)
 
 # %% [markdown]
-# Ctrl-C stops a search; the same command with `--resume` goes on with it. `--apply` has merged the winner into
-# `params.yaml`; without it you get the overlay alone, and merge it yourself.
+# Ctrl-C stops a search; the same command with `--resume` continues it. `--apply` merged the best hyperparameters into
+# `params.yaml`; without `--apply` the search only writes an overlay, which you merge yourself.
 #
-# Every trial is a run in MLflow. `make ui` shows the page, and `mlflow` gives you the same as a table:
+# Every trial is a run in MLflow. `make ui` opens MLflow's page, and `mlflow` returns the same runs as a table:
 
 # %%
 mlflow.set_tracking_uri(f"sqlite:///{folder}/mlruns/mlflow.db")
@@ -83,9 +83,9 @@ assert len(searched) == 3
 # %% [markdown]
 # ## The comparison, on the cluster
 #
-# The winner has changed the hyperparameters of one run, and `repro` runs what that makes out of date. The work goes
-# to the cluster, the results come back here, and they are the results that you would get without it, bit for bit:
-# where work runs is never a part of `params.yaml`. Here the lines of progress are left out.
+# The search changed the hyperparameters of one run, and `repro` runs the stages that are now out of date. The cluster
+# does the work, and the results are written here. They are bit for bit the results that you would get without it, and
+# `params.yaml` never says where work runs. Here we leave out the lines of progress.
 
 # %%
 hidden = ("started", "done,", "tracking page", "stages to run")
@@ -93,12 +93,12 @@ run(folder, "python -m pipeline repro -j 2", hide=hidden, RAY_ADDRESS=address)
 run(folder, "python -m pipeline repro -j 2", hide=("tracking page",), RAY_ADDRESS=address)
 
 # %% [markdown]
-# The second `repro` had nothing to do. Read the verdict, too: a search makes a method as good as it can be, and another
-# one may still be the one to take.
+# The second `repro` had nothing to do. Read the verdict, too: after its search, a method may still be worse than
+# another method.
 #
 # ## What next
 #
-# - A real cluster, by Kubernetes, AWS, ssh or Slurm; a GPU a task: [running](../running.md).
-# - A cluster of which you reach one port only: [as a Ray job](../jobs.md).
+# - A real cluster, by Kubernetes, AWS, ssh or Slurm, and a GPU for each task: [running](../running.md).
+# - A cluster that you can reach through one port only: [as a Ray job](../jobs.md).
 # - Population-based training, and grids with a figure: [searching](../searching.md).
-# - Not only on one method: `python -m pipeline tune all --dataset diabetes --samples 16 --apply`.
+# - A search for all methods: `python -m pipeline tune all --dataset diabetes --samples 16 --apply`.

@@ -1,6 +1,6 @@
-"""A copy of the project to try things in, its commands and a Ray head, for the tutorials that run the pipeline.
+"""Copy the project, run its commands in the copy, and start Ray, for the tutorials that use the pipeline.
 
-In your own clone you need none of this: type the commands in a terminal, and leave ``scratch`` out.
+You do not need this module in your own clone: type the commands in a terminal.
 """
 
 import atexit
@@ -31,7 +31,7 @@ _LEFT_OUT: Final = ("cache", "tmp", "*.egg-info", "__pycache__")
 
 
 def project() -> Path:
-    """Copy the project that this file is in, without its data sets and their runs; the copy goes with this process."""
+    """Copy this project without its data sets and their runs; the copy is removed when this process ends."""
     root = Path(__file__).resolve().parents[2]
     folder = Path(tempfile.mkdtemp(prefix="tutorial-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -48,14 +48,14 @@ def project() -> Path:
 
 
 def run(folder: Path, command: str, *, hide: tuple[str, ...] = (), **variables: str) -> None:
-    """Run a command in the project ``folder`` and print it with what it says, as a terminal shows it.
+    """Run a command in the project ``folder`` and print the command and its standard output, as in a terminal.
 
     Args:
-        hide: lines that hold one of these texts are left out; what a command says on stderr is, too.
-        variables: of the environment, beside this process's.
+        hide: texts; output lines that contain one of them are not printed. Standard error is never printed.
+        variables: environment variables, in addition to the variables of this process.
 
     Raises:
-        SystemExit: the command failed; what it said on stderr is the message.
+        SystemExit: the command failed; the message has its output.
     """
     words = [sys.executable, *command.split()[1:]] if command.startswith("python ") else command.split()
     paths = os.pathsep.join([str(folder / "src"), str(folder)])
@@ -70,10 +70,10 @@ def run(folder: Path, command: str, *, hide: tuple[str, ...] = (), **variables: 
 
 
 def ray_head() -> str:
-    """Start Ray's head on this machine, as ``ray start --head`` does; it ends with this process. Return its address.
+    """Start Ray's head on this machine until this process ends, as ``ray start --head`` does; return its address.
 
     Raises:
-        SystemExit: Ray did not start; what it said is the message.
+        SystemExit: Ray did not start; the message has Ray's log.
     """
     port, client, agent = _free_ports(3)
     words = ["ray", "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1", f"--port={port}"]
@@ -100,7 +100,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _end(head: "subprocess.Popen[bytes]") -> None:
-    """End the head and all that it has started."""
+    """Stop the head and its child processes."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -112,7 +112,7 @@ def _end(head: "subprocess.Popen[bytes]") -> None:
 
 
 def _without_data(params: Path) -> None:
-    """Empty the sections of data sets and runs, so that ``repro`` runs what the tutorial adds and nothing else."""
+    """Empty the sections of data sets and runs, so that ``repro`` runs only the tutorial's own runs."""
     from ruamel.yaml import YAML
 
     yaml = YAML()

@@ -44,9 +44,9 @@ def test_sentences_over_splits(tmp_path: Path) -> None:
     assert third.to_best is not None and third.to_best.apart and third.to_best.mean == pytest.approx(1, abs=0.01)
     text = " ".join(sentences(found))
     assert "Over 5 splits it cannot be told apart from" in text
-    assert "1 of 2 are worse" in text
-    assert "There are 2 networks" in text
-    assert "1 of 1 are better than the deterministic network of their own architecture" in text
+    assert "1 of 2 others are worse" in text
+    assert "The runs use 2 networks" in text
+    assert "1 of 1 are better than the deterministic network of the same architecture" in text
     assert {"deterministic", "vbll"} <= {one.candidate.key for one in found if one.efficient}
 
 
@@ -64,8 +64,8 @@ def test_one_split_is_compared_over_its_rows_and_says_what_that_leaves_open(tmp_
     assert second is not None
     low, high = stats.ttest_rel(better, rows).confidence_interval(0.95)
     assert (second.mean - second.half, second.mean + second.half) == pytest.approx((low, high), rel=1e-2)
-    assert "over the test rows of one split every 95 % interval" in text
-    assert "Another draw of training rows could order them otherwise" in text
+    assert "over the test rows of one split, the 95 % interval of every difference" in text
+    assert "There is one split: other training rows could rank the runs differently." in text
 
 
 def test_what_cannot_be_paired_has_no_interval_and_one_alone_no_standing(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_each_page_has_its_sentences_figures_and_table_best_first(runs: list[Run
     trust = questions.answers(table, "trust")["parts"]
     assert list(trust) == ["images"]
     shown, smallest = trust["images"]["sentences"]
-    assert shown.startswith("Probabilities: 2 of 3 runs are shown to be wrong") and shown.endswith("; not right.")
+    assert shown.startswith("Probabilities: 2 of 3 runs are shown to be wrong") and shown.endswith("be wrong: right.")
     assert smallest.startswith("Smallest error: right has the smallest adaptive ECE, ")
     (grid,) = trust["images"]["grids"]
     assert grid.head[1:4] == ["Adaptive ECE %", "Adaptive ECE by chance %", "Adaptive ECE p"]
@@ -146,15 +146,15 @@ def test_each_page_has_its_sentences_figures_and_table_best_first(runs: list[Run
     intervals = questions.answers(table, "intervals")["parts"]
     distributions, held, narrowest = intervals["rows"]["sentences"]
     assert distributions.startswith("Distributions: 1 of 2 runs are shown to be wrong")
-    assert held.startswith("90 % intervals: they hold ")
+    assert held.startswith("90 % intervals: ") and "agrees with 90 %" in held
     assert narrowest.startswith("Narrowest at equal coverage: ") and "cannot be told apart from" in narrowest
     assert len(intervals["rows"]["figures"]) == 2 and intervals["images"]["figures"] == []
     assert "0 outside of the band of chance" in intervals["rows"]["figures"][0]["inline"]
 
     refuse = questions.answers(table, "refuse")["parts"]
     least, answered, _ = refuse["images"]["sentences"]
-    assert least.startswith("Least cost of refusal: ") and "noisy" not in least
-    assert answered.startswith("Answered: ") and "at most 1 % wrong in " in answered
+    assert least.startswith("Lowest cost of refusal: ") and "noisy" not in least
+    assert answered.startswith("Answered: of the rows, ") and " % with at most 1 % wrong and " in answered
     assert [len(refuse[name]["figures"]) for name in ("images", "rows")] == [1, 1]
     assert questions.answers(table, "unseen") == {"parts": {}}
 

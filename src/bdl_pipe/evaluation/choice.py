@@ -1,6 +1,7 @@
-"""Choose among runs by their stored scores, by a metric and by cost.
+"""Choose among runs by a stored metric and by cost.
 
-The runs to choose from are :class:`~bdl_pipe.metrics.standings.Candidate`; losses are scores of which lower is better.
+The runs are :class:`~bdl_pipe.metrics.standings.Candidate` objects. A loss is a metric with its sign changed where
+higher values are better.
 """
 
 import math
@@ -19,7 +20,7 @@ from ..metrics.standings import TEST_OVER_TRAIN, Candidate, difference
 from ..metrics.table import metric_of
 from ..scores import Quantity, average
 
-LONGER: Final = "run them longer"  # the last words of the warning about chains that are too short
+LONGER: Final = "run them longer"  # the warning about chains that are too short ends with these words
 LEVEL: Final = 0.9  # the level of the intervals with a stored coverage
 _FIT: Final = Quantity("fit_seconds", "cost")
 
@@ -29,8 +30,8 @@ class Choice:
     """The run to take by a metric.
 
     Attributes:
-        ordered: the runs with a finite score, the best first; runs with equal scores by the seconds of their fits.
-        gaps: key of another run -> its loss minus the best run's, if this difference has a standard error.
+        ordered: the runs with a finite score, the best first; of runs with equal scores, the faster fit first.
+        gaps: key of another run -> its loss minus the best run's; only differences with a known standard error.
         near: the best run, and the runs within one standard error of it.
         tied: the best run, and the runs with 0 in the 95 % interval of their gap.
     """
@@ -50,7 +51,7 @@ class Choice:
     def taken(self) -> Candidate:
         """Return the run of ``near`` that is the cheapest to fit.
 
-        Source: Breiman et al. 1984, section 3.4.3. Deviation: our errors are of paired differences.
+        Source: Breiman et al. 1984, section 3.4.3. Deviation: we use standard errors of paired differences.
         """
         return min(self.near, key=fit_seconds)
 
@@ -60,7 +61,7 @@ class Choice:
 
 
 def choose(candidates: Iterable[Candidate], metric: str) -> Choice | None:
-    """Choose by ``accuracy``, ``rmse`` or ``nll``. The result is None if no run has a finite score."""
+    """Choose by ``accuracy``, ``rmse`` or ``nll``; return None if no run has a finite score."""
     ordered = sorted(finite(candidates, metric), key=lambda one: (loss(one, metric), fit_seconds(one)))
     if not ordered:
         return None
@@ -147,7 +148,7 @@ def fit_seconds(one: Candidate) -> float:
 
 
 def split_seconds(one: Candidate) -> float:
-    """Return the seconds of all fits of a split, of which there is one for each seed; infinite if not recorded."""
+    """Return the seconds of all fits of a split, one for each seed; infinite if a time is not recorded."""
     found = [value for group in one.scores.groups(_FIT) for value in group]
     return math.fsum(found) / one.scores.splits if found and all(map(math.isfinite, found)) else math.inf
 

@@ -1,4 +1,4 @@
-"""The distance of a predictive of one target from the posterior's own, at each row, from densities by quadrature.
+"""Compute at each row the distance of a predictive of one target from a reference predictive, by quadrature.
 
     KL = ∫ p log(p/q) dy,   TV = ½ ∫ |p − q| dy,   p the reference's density, a mixture of Gaussians of one variance σ²
 

@@ -1,7 +1,7 @@
-"""The predictions by draw that are stored, so that a metric of single draws needs no prediction.
+"""Store predictions by draw, so that a metric of single draws needs no new prediction.
 
-Of each fit with several draws: 500 test rows, drawn once for all runs on a data set, and at most 32 draws, evenly
-spaced. For classes the log-probabilities are stored in float16 (a relative error below 5e-4), for regression the log
+For each fit with several draws, 500 test rows, drawn once for all runs on a data set, and at most 32 draws, evenly
+spaced, are stored: for classes the log-probabilities in float16 (a relative error below 5e-4), for regression the log
 densities of the targets in float32.
 """
 
@@ -50,7 +50,7 @@ class DrawnRows:
         self._parts.setdefault("row", []).append((rows.start + at).astype(np.int32))
 
     def table(self) -> pa.Table | None:
-        """Return the columns row, and log_probs [draw · class] or log_density [draw]; None where there is one draw."""
+        """Return the columns row, and log_probs [draw · class] or log_density [draw]; None for a single draw."""
         whole = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         if not whole:
             return None

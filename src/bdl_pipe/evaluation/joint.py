@@ -1,15 +1,16 @@
 """Scores of several test rows together: groups of rows, their joint scores, and two inputs along lines.
 
-Random pairs share little of a function, so that their joint is nearly the product of its marginals. Dyadic sampling
+Random pairs depend little on each other, so that their joint is nearly the product of its marginals. Dyadic sampling
 (Osband et al. 2022, "Evaluating high-order predictive distributions in deep learning") draws two random test rows, the
 anchors of a group. Each observation of the group belongs to one of the two anchors, at random.
 
 Classes: an observation is the anchor itself, with the anchor's label. A group of 20 observations has two images, each
 about ten times. An image has one label, so all observations of an image agree.
 
-Regression: if a group had a row twice, it would have the row's noise twice. Two observations would agree to the last
-digit, which no noise model allows, and a posterior with the wrong noise would be rewarded. So an observation is the row
-nearest to its anchor that the group does not have yet, with the row's own target. The first such row is the anchor.
+Regression: if a group contained a row twice, it would contain the row's noise twice. Two observations would agree to
+the last digit, which no noise model allows, and a posterior with the wrong noise would be rewarded. So an observation
+is the row nearest to its anchor that is not yet in the group, with the row's own target. The first such row is the
+anchor.
 
 Groups, anchors and pairs depend only on the root seed and on the test rows: they are the same for all posteriors.
 """

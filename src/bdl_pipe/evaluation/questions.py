@@ -1,9 +1,9 @@
-"""Sentences that stored scores support: on probabilities, on intervals and sets, and on answers to refuse.
+"""Write conclusions from stored scores: on probabilities, on intervals and sets, and on answers to refuse.
 
-A difference is more than chance if its 95 % interval leaves out 0; the intervals of one sentence hold together
-(:func:`bdl_pipe.metrics.standings.difference`). A p-value of at most 5 % counts as proof that a run is wrong; one in
-twenty right runs has such a p-value. The p-values of several fits share rows; twice their mean is a p-value for every
-dependence between them (Rüschendorf 1982; Vovk & Wang 2020).
+A difference is more than chance if its 95 % interval excludes 0; the intervals of one sentence hold together
+(:func:`bdl_pipe.metrics.standings.difference`). A run with a p-value of at most 5 % counts as wrong; one in twenty
+right runs has such a p-value. The p-values of several fits share rows; twice their mean is a p-value whatever their
+dependence is (Rüschendorf 1982; Vovk & Wang 2020).
 """
 
 import math
@@ -30,8 +30,8 @@ def trust(candidates: Sequence[Candidate]) -> list[str]:
     chance, p = _written(best, "ece_adaptive_expected"), p_value(best, "ece_adaptive_p")
     said = f"{best.name} has the smallest adaptive ECE, {_written(best, 'ece_adaptive')} %"
     return [
-        f"Probabilities: {_shown(known, right, 'adaptive ECE is more than chance gives')}",
-        f"Smallest error: {said}, where chance gives {chance} % (p = {p:.2g}).",
+        f"Probabilities: {_shown(known, right, 'an adaptive ECE above chance')}",
+        f"Smallest error: {said}; by chance alone it would be {chance} % (p = {p:.2g}).",
     ]
 
 
@@ -42,33 +42,35 @@ def intervals(candidates: Sequence[Candidate]) -> list[str]:
     """
     sized = finite(candidates, "set_size_lac")
     if sized:
-        return [f"Sets that hold 90 %: {first(candidates, 'set_size_lac')}"]
+        return [f"Smallest sets at 90 % coverage: {first(candidates, 'set_size_lac')}"]
     known = finite(candidates, "pit_p")
     if not known:
         return []
     right = [one for one in known if p_value(one, "pit_p") > FALSE_ALARMS]
     off = [(one.name, gap) for one in candidates if (gap := coverage(one)) is not None]
     few, many = ([name for name, gap in off if gap.apart and gap.mean * sign > 0] for sign in (-1, 1))
-    held = [f"too {what} targets of {', '.join(names)}" for what, names in (("few", few), ("many", many)) if names]
-    whole = f"as many targets as they should, within the error, of all {'others' if held else 'runs'}"
+    held = [
+        f"too {what} targets inside for {', '.join(names)}" for what, names in (("few", few), ("many", many)) if names
+    ]
+    whole = f"a share that agrees with 90 % for all {'others' if held else 'runs'}"
     return [
-        f"Distributions: {_shown(known, right, 'F(y) is not uniform')}",
-        f"90 % intervals: they hold {'; '.join([*held, whole])}.",
+        f"Distributions: {_shown(known, right, 'an F(y) that is not uniform')}",
+        f"90 % intervals: {'; '.join([*held, whole])}.",
         f"Narrowest at equal coverage: {first(candidates, 'width_at_90')}",
     ]
 
 
 def refuse(candidates: Sequence[Candidate]) -> list[str]:
-    """Name the run with the cheapest order of refusal, and the shares that it answers with at most 1 and 5 % wrong."""
+    """Name the run with the lowest cost of refusal, and the shares that it answers with at most 1 and 5 % wrong."""
     known = finite(candidates, "augrc")
     if not known:
         return []
     best = min(known, key=lambda one: loss(one, "augrc"))
-    said = [f"Least cost of refusal: {first(candidates, 'augrc')}"]
+    said = [f"Lowest cost of refusal: {first(candidates, 'augrc')}"]
     if best.scores.values(Quantity("coverage_at_1")):
-        shares = [f"at most {risk} % wrong in {_written(best, f'coverage_at_{risk}')} %" for risk in (1, 5)]
-        said.append(f"Answered: {best.name} has {' and '.join(shares)} of the rows.")
-    return [*said, f"Order alone: {first(candidates, 'refusal_gain')}"]
+        shares = [f"{_written(best, f'coverage_at_{risk}')} % with at most {risk} % wrong" for risk in (1, 5)]
+        said.append(f"Answered: of the rows, {best.name} answers {' and '.join(shares)}.")
+    return [*said, f"Best order of refusal: {first(candidates, 'refusal_gain')}"]
 
 
 SENTENCES: Final[dict[Question, Callable[[Sequence[Candidate]], list[str]]]] = {
@@ -90,18 +92,22 @@ def first(candidates: Sequence[Candidate], metric: str) -> str:
     gaps = {one.name: difference(one, best, len(others), metric) for one in others}
     known = {name: gap for name, gap in gaps.items() if gap is not None and math.isfinite(gap.error)}
     if not others or not known:
-        return f"{said} Its error is unknown: there is one split, and no error by rows." if others else said
+        return (
+            f"{said} The errors of differences are unknown: there is one split, without scores by row."
+            if others
+            else said
+        )
     tied = [name for name, gap in known.items() if not gap.apart]
     if len(known) < len(gaps):
         said += f" {len(gaps) - len(known)} others cannot be compared with it in pairs."
     if not tied:
-        return f"{said} All others that can be compared are worse by more than the error."
-    worse = f"{len(known) - len(tied)} of {len(known)} are worse by more than the error"
+        return f"{said} All others that can be compared are worse by more than chance."
+    worse = f"{len(known) - len(tied)} of {len(known)} others are worse by more than chance"
     return f"{said} It cannot be told apart from {', '.join(tied)}; {worse}."
 
 
 def p_value(one: Candidate, metric: str) -> float:
-    """Return the p-value of all fits of a run together, see the module; NaN if no fit has one."""
+    """Return the joint p-value of all fits of a run, see the module; NaN if no fit has one."""
     found = [p for group in one.scores.groups(Quantity(metric)) for p in group]
     return math.nan if not found else found[0] if len(found) == 1 else min(1.0, 2 * average(found))
 
@@ -109,12 +115,12 @@ def p_value(one: Candidate, metric: str) -> float:
 def _shown(known: Sequence[Candidate], right: Sequence[Candidate], how: str) -> str:
     names = ", ".join(one.name for one in right)
     wrong = len(known) - len(right)
-    test = f"their {how}, with false alarms for 5 % of right runs"
+    test = f"tested at the 5 % level for {how}"
     if not right:
         return f"all {len(known)} runs are shown to be wrong ({test})."
     if not wrong:
-        return f"none of {len(known)} runs is shown to be wrong (it would be if {test.removeprefix('their ')})."
-    return f"{wrong} of {len(known)} runs are shown to be wrong ({test}); not {names}."
+        return f"none of {len(known)} runs is shown to be wrong ({test})."
+    return f"{wrong} of {len(known)} runs are shown to be wrong ({test}). Not shown to be wrong: {names}."
 
 
 def _written(one: Candidate, metric: str) -> str:

@@ -1,9 +1,10 @@
-"""The rows that are stored for scores of the unfamiliar: what a fit makes of them, capped.
+"""Store the outputs of a fit on a limited number of rows, for OOD scores.
 
-Of each fit: probabilities, logits, features and the evaluation's own scores of 1,500 training rows, 1,000 test rows and
-500 rows of each unfamiliar set, drawn once for all runs on a data set. Features are float16, or float32 where float16
-cannot hold them; of a trunk that is wider than 128, 128 random directions of them are stored, at right angles, which
-keep distances and angles nearly (Johnson & Lindenstrauss 1984). Training rows are those of a final fit.
+For each fit, the probabilities, logits, features and evaluation's own scores of 1,500 training rows, 1,000 test rows
+and 500 rows of each unfamiliar set are stored; the rows are drawn once for all runs on a data set. Features are in
+float16, or in float32 if float16 cannot hold them. Features of a trunk wider than 128 are projected on 128 random
+orthogonal directions, which nearly keep distances and angles (Johnson & Lindenstrauss 1984). The training rows are the
+training rows of a final fit.
 """
 
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ def stored_rows(
     rng: Seed,
     device: torch.device | str = "cpu",
 ) -> pa.Table | None:
-    """Return the stored rows of a posterior of classes; None of one that has other outputs.
+    """Return the stored rows of a posterior of classes, or None for other posteriors.
 
     The columns are set, row, target (−1 on unfamiliar sets), log_probs, features and logits where the posterior has
     them, and ``score_…`` for each score of :func:`.ood.ood_scores`. A row of the set ``origin`` holds the features at
@@ -123,7 +124,7 @@ def _directions(width: int) -> Float[Tensor, "width direction"]:
 
 
 def _table(sets: list[dict[str, np.ndarray]]) -> pa.Table:
-    """Return one table of all sets, with the row of the origin where there is one."""
+    """Return one table of all sets, with a row for the origin if it is known."""
     origin = [part.pop(ORIGIN) for part in sets if ORIGIN in part][:1]
     whole = {name: np.concatenate([part[name] for part in sets]) for name in sets[0]}
     if origin:

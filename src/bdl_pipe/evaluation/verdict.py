@@ -1,6 +1,6 @@
-"""The verdict on a data set: which method to take, whether a Bayesian network pays off, and the benefit of more time.
+"""The verdict on a data set: which run to take, whether a Bayesian network is better, and the benefit of more time.
 
-Each sentence is a function of stored scores; docs/reading-the-report.md has the rules, :mod:`.choice` the figures.
+Each sentence is a function of stored scores. docs/reading-the-report.md has the rules, :mod:`.choice` the figures.
 """
 
 import math
@@ -22,21 +22,22 @@ _MOST_SPLITS: Final = 20
 
 
 def verdict(candidates: Sequence[Candidate]) -> list[str]:
-    """Return the sentences on the run to take, on the worth of a Bayesian network, and on one more hour."""
+    """Return sentences on the run to take, on whether a Bayesian network is better, and on the benefit of more time."""
     by_accuracy = "accuracy" if any(one.scores.values(Quantity("accuracy")) for one in candidates) else "rmse"
     accuracy, nll = choose(candidates, by_accuracy), choose(candidates, "nll")
     if nll is None:
-        return ["Verdict: no run has a finite NLL, and nothing can be concluded."] if candidates else []
+        return ["Verdict: none, because no run has a finite NLL."] if candidates else []
     said = [f"Accuracy: {taking(accuracy)}"] if accuracy else []
     what = "Intervals" if by_accuracy == "rmse" else "Probabilities"
     said += [f"{what}: {taking(nll)}{calibration(nll.taken)}", f"Cost: {cheapest(nll)}"]
-    said += [f"Bayesian network by {_label(metric)}: {worth(candidates, metric)}" for metric in ("nll", by_accuracy)]
+    better = "Is a Bayesian network better by"
+    said += [f"{better} {_label(metric)}? {worth(candidates, metric)}" for metric in ("nll", by_accuracy)]
     said.append(f"One more hour: {hour(candidates, nll.taken)}")
     limits = []
     if len(nll.ordered) > 1:
-        limits.append(f"the best of {len(nll.ordered)} runs is chosen on the rows that score it, which flatters it.")
+        limits.append(f"the best of {len(nll.ordered)} runs is chosen by its test score, so this score is optimistic.")
     if nll.best.scores.splits == 1:
-        limits.append("There is one split: another draw of training rows could order the runs otherwise.")
+        limits.append("There is one split: other training rows could rank the runs differently.")
     return [*said, *([f"Beware: {' '.join(limits)}"] if limits else [])]
 
 
@@ -47,31 +48,34 @@ def taking(choice: Choice) -> str:
     if len(choice.ordered) == 1:
         return f"{best.name} is the only run with a finite {label}, {value}."
     if taken is not best:
-        beside = f"{_value(taken, choice.metric)} beside {value} of {best.name} ({_of(choice, taken)})"
         of = f"{len(choice.near)} runs within one standard error of the best {label}"
-        return f"take {taken.name}, the cheapest to fit ({seconds(fit_seconds(taken))}) of {of}: {beside}."
-    end = "higher" if metric_of(choice.metric).better > 0 else "lower"
-    said, faster = f"take {best.name}: no run has a {end} {label} than {value}", choice.faster(best)
+        beside = (
+            f"Its {label} is {_value(taken, choice.metric)}; {best.name} has the best, {value} ({_of(choice, taken)})"
+        )
+        return f"take {taken.name}: of the {of}, it is the cheapest to fit ({seconds(fit_seconds(taken))}). {beside}."
+    end = "highest" if metric_of(choice.metric).better > 0 else "lowest"
+    said, faster = f"take {best.name}: its {label}, {value}, is the {end}", choice.faster(best)
     if not math.isfinite(fit_seconds(best)):
         return f"{said}; the time of its fit is not recorded."
     if not faster:
-        return f"{said}, and none is cheaper to fit ({seconds(fit_seconds(best))})."
+        return f"{said}, and no run is cheaper to fit ({seconds(fit_seconds(best))})."
     if unknown := [one for one in faster if one.key not in choice.gaps]:
         return f"{said}; {_many(len(unknown), 'cheaper run')} cannot be compared with it in pairs."
-    return f"{said}, and none that is cheaper to fit is within one standard error of it."
+    return f"{said}, and no cheaper run is within one standard error of it."
 
 
 def calibration(one: Candidate) -> str:
-    """Write whether the intervals of a run hold as many targets as they should, or the error of its probabilities."""
+    """Write whether 90 % of the targets are in a run's 90 % intervals; for classes, write the ECE."""
     off, ece = coverage(one), one.scores.values(Quantity("ece"))
     if off is not None:
-        how = "as many as they should, within the error" if not off.apart else "too few" if off.mean < 0 else "too many"
-        return f" Its 90 % intervals hold {100 * (LEVEL + off.mean):.1f} ± {100 * off.error:.1f} % of test rows: {how}."
+        how = "this agrees with 90 %" if not off.apart else "too few" if off.mean < 0 else "too many"
+        share = f"{100 * (LEVEL + off.mean):.1f} ± {100 * off.error:.1f} %"
+        return f" Its 90 % intervals contain {share} of the test targets: {how}."
     return f" Its ECE is {100 * average(ece):.2f} %." if ece and math.isfinite(average(ece)) else ""
 
 
 def cheapest(choice: Choice) -> str:
-    """Write which run is the cheapest to fit among the runs that do not differ from the best run."""
+    """Write which run is the cheapest to fit among the runs that cannot be told apart from the best run."""
     taken, label, over = min(choice.tied, key=fit_seconds), _label(choice.metric), _over(choice.best)
     if not math.isfinite(fit_seconds(taken)):
         return "the times of the fits are not recorded."
@@ -82,8 +86,8 @@ def cheapest(choice: Choice) -> str:
         said += f"; {over} its {label} cannot be told apart from the best ({_of(choice, taken)})"
     faster = choice.faster(taken)
     known = sum(one.key in choice.gaps for one in faster)
-    said += f"; {_many(known, 'cheaper run')} can be told apart from the best" if known else ""
-    said += f"; {_many(len(faster) - known, 'cheaper run')} cannot be compared in pairs" if known < len(faster) else ""
+    said += f"; worse than the best: {_many(known, 'cheaper run')}" if known else ""
+    said += f"; not comparable in pairs: {_many(len(faster) - known, 'cheaper run')}" if known < len(faster) else ""
     if len(choice.ordered) > 1 and any(one.method == "constant" for one in choice.tied):
         said += f". No run is shown to be better than constant: {over} the inputs are not shown to help"
     return f"{said}."
@@ -94,7 +98,7 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
     known = finite(candidates, metric)
     networks = [one for one in known if one.network and one.method not in POINTS]
     if not networks:
-        return "no run of one has a finite score."
+        return "No Bayesian network has a finite score."
     best = min(networks, key=lambda one: loss(one, metric))
     without = not any(one.method in RIVALS for one in candidates)
     plain = [one for one in known if one.method == BASELINE and one.network == best.network]
@@ -106,38 +110,38 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
         how.append(f"{rival.name} ({_gap(gap, metric)})")
     verbs = ("is worse than", "cannot be told apart from", "is better than")
     parts = [f"{verb} {', '.join(names)}" for verb, names in zip(verbs, (worse, tied, better), strict=True) if names]
-    answer = "no" if worse else "not shown" if tied else "yes"
+    answer = "No" if worse else "Not shown" if tied else "Yes"
+    answer += ", against a plain network" if without else ""
     of = f"{best.name}, the best of {len(networks)}," if len(networks) > 1 else best.name
-    said = f"{answer}; {of} {' and '.join(parts)}" if parts else "there is nothing to compare it with"
-    missing = f" There is no run of {', '.join(RIVALS[:-1])} or {RIVALS[-1]}."
-    return f"{'against a plain network, ' if parts else ''}{said}.{missing}" if without else f"{said}."
+    said = f"{answer}: {of} {' and '.join(parts)}." if parts else f"There is no run to compare {best.name} with."
+    return f"{said} There is no run of {', '.join(RIVALS[:-1])} or {RIVALS[-1]}." if without else said
 
 
 def hour(candidates: Sequence[Candidate], taken: Candidate) -> str:
-    """Write the benefit of longer fits of a run, the other fits that were too short, and the benefit of more splits."""
+    """Write whether longer fits of a run would help, which other fits were too short, and what more splits bring."""
     name, ended = taken.name, taken.ended
     if taken.method in OPTIMAL:
-        said = [f"the fits of {name} end at an optimum, so more time buys nothing."]
+        said = [f"the fits of {name} end at an optimum, so more time would not help."]
     elif "chains" in ended:
-        said = [f"the chains behind {name} are too short, and longer ones may change its figures."]
+        said = [f"the Markov chains of {name} are too short, so longer chains may change its scores."]
     elif late := ended.count("steps"):
         many = f"{late} of {len(ended)} fits of {name}"
-        said = [f"{many} were still improving on validation rows as their steps ended: more steps may help."]
+        said = [f"{many} used all their steps while their validation score still improved: more steps may help."]
     elif "validation" in ended:
-        said = [f"validation rows stopped the fits of {name}, so more steps buy nothing."]
+        said = [f"early stopping ended the fits of {name}, so more steps would not help."]
     elif "schedule" in ended:
-        said = [f"{name} ran the steps of its schedule, and no record says whether more would help."]
+        said = [f"the fits of {name} ran their fixed number of steps; whether more steps would help is not recorded."]
     else:
-        said = [f"no record says whether longer fits of {name} would help."]
-    for how, why in (("steps", "Still improving as their steps ended"), ("chains", "From chains that are too short")):
+        said = [f"whether longer fits of {name} would help is not recorded."]
+    for how, why in (("steps", "still improving at their last step"), ("chains", "with chains that are too short")):
         names = [one.name for one in candidates if one is not taken and how in one.ended]
-        said += [f"{why}: {', '.join(names)}."] if names else []
+        said += [f"Other runs {why}: {', '.join(names)}."] if names else []
     splits, a_split = taken.scores.splits, math.fsum(map(split_seconds, candidates))
     more = min(_MOST_SPLITS - splits, int(3600 / a_split)) if splits > 1 and 0 < a_split < math.inf else 0
     if more > 0:
-        what = f"{_many(more, 'more split')} would take {seconds(more * a_split)} of fits"
+        what = f"{_many(more, 'more split')} would take {seconds(more * a_split)} of fitting"
         percent = 100 * (1 - half_width(splits + more) / half_width(splits))
-        said.append(f"{what} and shorten the intervals of differences by about {percent:.0f} %.")
+        said.append(f"{what} and narrow the intervals of differences by about {percent:.0f} %.")
     return " ".join(said)
 
 

@@ -1,8 +1,8 @@
 """Metrics of predictives. A metric returns a state (sum, count), and the states of several workers add up.
 
 Every function takes a :class:`~bdl_pipe.predictive.Predictive`; its ``log_prob`` and ``mean`` average over the draws.
-A function that needs the single draws, such as mutual information, states it. All logarithms are natural, and all means
-are per example.
+Docstrings state which functions need the single draws, such as mutual information. All logarithms are natural, and all
+means are per row.
 """
 
 from .classification import (

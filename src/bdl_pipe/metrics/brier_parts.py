@@ -1,4 +1,4 @@
-"""Brier's score as reliability − resolution + uncertainty, of every class.
+"""Split Brier's score into reliability − resolution + uncertainty, for every class.
 
 With n_b rows in bin b of a class's probability, their mean probability p_b, their share of the class o_b and the share
 o of all n rows (Murphy 1973),

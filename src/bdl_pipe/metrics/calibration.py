@@ -1,11 +1,11 @@
-"""Calibration errors of classes: by bins of equal mass, by class, and smooth.
+"""Calibration errors of class probabilities: by bins of equal mass, by class, and smooth.
 
-A measure takes stated probabilities [row, class] and several columns of labels [draw, row], and returns one error for
-each column. Many columns cost little, so that :mod:`bdl_pipe.metrics.calibration_tests` can compare an error with the
-errors of labels that were drawn from the stated probabilities themselves.
+Each function takes stated probabilities [row, class] and several columns of labels [draw, row], and returns one error
+for each column. Many columns cost little, so that :mod:`bdl_pipe.metrics.calibration_tests` can compare an error with
+the errors of labels that are drawn from the stated probabilities.
 
-- :func:`adaptive`: Σ_b (n_b / n) |accuracy_b − confidence_b| over bins of the largest probability that hold about as
-  many rows each (Nguyen & O'Connor 2015; Nixon et al. 2019).
+- :func:`adaptive`: Σ_b (n_b / n) |accuracy_b − confidence_b| over bins of the largest probability, with about equal
+  numbers of rows (Nguyen & O'Connor 2015; Nixon et al. 2019).
 - :func:`class_wise`: the mean over classes k of Σ_b (n_bk / n) |share of k in b − mean p_k in b| over equal-width bins
   of p_k (Kull et al. 2019).
 - :func:`smooth`: smECE (Błasiok & Nakkiran 2023): with residuals y_i − f_i of the largest probability

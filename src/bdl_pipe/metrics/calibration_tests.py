@@ -1,9 +1,9 @@
-"""Is a calibration error more than chance? Its value under perfect calibration, a p-value, and an interval.
+"""Test whether a calibration error is more than chance: its value under perfect calibration, a p-value, an interval.
 
-An estimated calibration error is above 0 even where every probability is right, since shares in a bin vary. Labels that
-are drawn from the stated probabilities show by how much (consistency resampling: Bröcker & Smith 2007; Vaicenavicius
-et al. 2019). With R such draws the p-value is (1 + number of draws whose error is at least the observed
-one) / (R + 1). Where the probabilities are right, the observed labels are one more such draw, so that the p-value is at
+An estimated calibration error is above 0 even if every probability is right, since shares in a bin vary. Labels drawn
+from the stated probabilities show by how much (consistency resampling: Bröcker & Smith 2007; Vaicenavicius et al.
+2019). With R draws of all labels, the p-value is (1 + number of draws with an error of at least the observed
+error) / (R + 1). If the probabilities are right, the observed labels are one more such draw, so that the p-value is at
 most α with a probability of at most α, exactly and for every number of rows: α is the rate of false alarms.
 
 The interval is the basic bootstrap's, [2θ − q_high, 2θ − q_low], cut off at 0 (Davison & Hinkley 1997), over rows drawn

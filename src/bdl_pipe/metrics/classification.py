@@ -124,7 +124,7 @@ def false_positive_rate(score_in: np.ndarray, score_out: np.ndarray, accepted: f
 ACCURACY = Metric(
     "accuracy",
     "Accuracy %",
-    "share of test inputs that are classified correctly",
+    "share of rows that are classified correctly",
     better=+1,
     percent=True,
     of=accuracy,
@@ -134,7 +134,7 @@ ACCURACY = Metric(
 BRIER = Metric(
     "brier",
     "Brier",
-    "squared distance to the one-hot label, summed over classes",
+    "squared distance between probabilities and one-hot label, summed over classes",
     better=-1,
     of=brier,
     kind=Categorical,
@@ -142,10 +142,10 @@ BRIER = Metric(
 )
 ENTROPY = Metric("entropy", "Entropy", "mean entropy of the predicted probabilities, natural log", better=0)
 MUTUAL_INFORMATION = Metric(
-    "mutual_information", "Mutual information", "mean mutual information of label and draw, natural log", better=0
+    "mutual_information", "Mutual information", "mean mutual information between label and draw, natural log", better=0
 )
 BATCH_NLL = Metric(
-    "batch_nll", "Batch NLL", "negative log of the draws' mean likelihood of a batch, by its rows", better=-1
+    "batch_nll", "Batch NLL", "negative log of the draws' mean likelihood of a whole batch, per row", better=-1
 )
 ECE = Metric(
     "ece",
@@ -161,5 +161,5 @@ DETECTION = (  # the metrics of an OOD score, which :func:`detection` computes
     Metric("auroc", "AUROC", "area under the ROC curve", better=+1),
     Metric("aupr_in", "AUPR-In", "average precision of the data set's own inputs", better=+1),
     Metric("aupr_out", "AUPR-Out", "average precision of the other inputs", better=+1),
-    Metric("fpr95", "FPR95", "share of the other inputs that are accepted with 95 % of the own", better=-1),
+    Metric("fpr95", "FPR95", "share of the other inputs accepted when 95 % of the own inputs are", better=-1),
 )

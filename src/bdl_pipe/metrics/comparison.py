@@ -1,13 +1,13 @@
-"""Which of several methods is better: intervals of the difference of two methods, and mean ranks of many methods.
+"""Compare methods: intervals for the difference between two methods, and mean ranks of several methods.
 
-Scores of two methods are compared in pairs: on the same test rows, or on the same splits. Rows are independent given
-the training rows, so that an interval over rows does not cover other training rows. Splits share rows, so that the
-standard error of J differences is Nadeau & Bengio's (2003), √((1/J + n_test/n_train) s²), with Student's t on J − 1
-degrees of freedom. Intervals of several comparisons hold together: each is at 1 − (1 − level)/(number of comparisons)
-(Bonferroni).
+Scores of two methods are compared in pairs: on the same test rows, or on the same splits. Test rows are independent
+given the training rows, so that an interval over test rows holds for these training rows only. Splits share rows, so
+that the standard error of J differences is Nadeau & Bengio's (2003), √((1/J + n_test/n_train) s²), with Student's t on
+J − 1 degrees of freedom. Intervals of several comparisons hold together: each is at
+1 − (1 − level)/(number of comparisons) (Bonferroni).
 
-Over data sets, methods are compared by their mean ranks: Friedman's test, then Nemenyi's critical difference (Demšar
-2006).
+Over several data sets, methods are compared by their mean ranks: Friedman's test, then Nemenyi's critical difference
+(Demšar 2006).
 """
 
 import math

@@ -1,8 +1,8 @@
-"""Conformal sets of classes and intervals, from calibration rows; and how often they hold targets in groups of rows.
+"""Conformal sets and intervals from calibration rows, and their coverage in groups of rows.
 
 With scores r_1 … r_n of calibration rows and q their ⌈(n + 1)·level⌉-th smallest, the set {y: r(x, y) ≤ q} holds a new
-target with a probability between ``level`` and, where no scores are equal, ``level`` + 1/(n + 1) (Vovk, Gammerman &
-Shafer 2005). It holds on average over calibration and new rows, whatever the posterior is. Scores of class k:
+target with a probability between ``level`` and, if no scores are equal, ``level`` + 1/(n + 1) (Vovk, Gammerman & Shafer
+2005). The probability is an average over calibration and new rows, and holds for every posterior. Scores of class k:
 
 - LAC: 1 − p_k (Sadinle, Lei & Wasserman 2019). The smallest sets on average; they hold the targets of hard rows less
   often.

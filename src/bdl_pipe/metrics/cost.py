@@ -21,7 +21,7 @@ COSTS = (
     Metric(
         "fit_seconds",
         "Fit",
-        "time of one fit with all upstream stages; on a CPU with one thread, seconds of the processor",
+        "time of one fit with all upstream stages; on a CPU with one thread, processor time",
         better=-1,
         unit="seconds",
     ),
@@ -44,7 +44,7 @@ def stored_bytes(state: State) -> int:
 def clock(device: torch.device | str = "cpu") -> Callable[[], float]:
     """Return the clock that measures a cost, in seconds.
 
-    With one thread on a CPU it is the process's processor time, which other work on the machine does not change;
+    With one thread on a CPU it is the processor time of the process, which does not depend on other processes;
     otherwise it is wall-clock time.
     """
     alone = torch.device(device).type == "cpu" and torch.get_num_threads() == 1

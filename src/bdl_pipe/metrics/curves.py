@@ -1,4 +1,4 @@
-"""Curves of stored predictions of one fit, as tables for figures: risk against coverage, and where targets lie."""
+"""Curves of one fit's stored predictions, as tables for figures: risk against coverage, and the histogram of F(y)."""
 
 from typing import Final
 

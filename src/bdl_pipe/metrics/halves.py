@@ -1,8 +1,8 @@
-"""Conformal sets and intervals without calibration rows: each half of the rows is calibrated on the other half.
+"""Conformal sets and intervals without calibration rows: each half of the rows calibrates the other half.
 
-Stored predictions have no calibration rows. Rows are split at random into halves, and the scores of each half set the
-threshold of the other half. The sets then hold new targets with the stated probability, so that widths and sizes of
-different posteriors are compared at the same coverage.
+Stored predictions have no calibration rows. The rows are split at random into halves, and the scores of each half set
+the threshold of the other half. The sets then contain new targets with the stated probability, so that posteriors are
+compared by width or size at equal coverage.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,10 +1,10 @@
-"""How much worse a student is than the posterior that it imitates, from the stored scores of both.
+"""Compare a student with the posterior that it imitates, by the stored scores of both.
 
     stored = {name: RunScores(scores.read(Path(f"work/evaluate/{name}/scores.parquet"))) for name in ("gp", "student")}
     beside(stored["student"], stored["gp"], Quantity("nll")).lost
 
-Both are evaluated on the same splits, so that a loss is a mean of differences in pairs of equal splits. Seeds of one
-split are averaged first, and on one split a loss has no error.
+Student and teacher are evaluated on the same splits, so that a loss is the mean of their differences on each split.
+Seeds of one split are averaged first. With one split a loss has no error.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Scores of several rows together: the joint likelihood of random pairs, and of groups around two anchors.
 
 The joint NLL is −log p(y_1 … y_n | x_1 … x_n, D), and the gap is log joint − log product of the marginals, both in nats
-a group. If the gap is above 0, the targets confirm the dependence between rows that the posterior predicts. On random
-pairs the gap is nearly 0 for every posterior, since random rows share little of a function. Groups around two anchors
-show the dependence (Osband et al. 2022). :mod:`bdl_pipe.evaluation.joint` draws the pairs and the groups.
+per group. If the gap is above 0, the targets confirm the dependence between rows that the posterior predicts. For
+random pairs the gap is nearly 0 for every posterior, since random rows depend little on each other. Groups around two
+anchors show the dependence (Osband et al. 2022). :mod:`bdl_pipe.evaluation.joint` draws the pairs and the groups.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class GroupLogProbs:
         return cls(torch.cat([part.joint.cpu() for part in parts]), torch.cat([part.product.cpu() for part in parts]))
 
     def scores(self, rows: int) -> tuple[Mean, Mean]:
-        """Return the joint NLL and the gap of the first ``rows`` rows of the groups, in nats a group."""
+        """Return the joint NLL and the gap of the first ``rows`` rows of the groups, in nats per group."""
         joint, product = self.joint[:, rows - 1], self.product[:, rows - 1]
         return Mean.of(-joint), Mean.of(joint - product)
 
@@ -66,8 +66,10 @@ def names(rows: int | None) -> tuple[str, str]:
     return f"joint_nll{suffix}", f"joint_gap{suffix}"
 
 
-JOINT_NLL = Metric("joint_nll", "Joint NLL", "mean negative log probability of the labels of two rows", better=-1)
-JOINT_GAP = Metric("joint_gap", "Joint gap", "log of the joint over the product of both rows' probabilities", better=+1)
+JOINT_NLL = Metric("joint_nll", "Joint NLL", "mean negative log joint probability of the labels of two rows", better=-1)
+JOINT_GAP = Metric(
+    "joint_gap", "Joint gap", "log of the joint over the product of the marginals of two rows", better=+1
+)
 DYADIC: Final = tuple(
     metric
     for rows in SIZES
@@ -75,13 +77,13 @@ DYADIC: Final = tuple(
         Metric(
             names(rows)[0],
             f"Joint NLL {rows}",
-            f"mean negative log probability of the targets of {rows} rows around two anchors, nats a group",
+            f"mean negative log joint probability of {rows} rows around two anchors, nats per group",
             better=-1,
         ),
         Metric(
             names(rows)[1],
             f"Joint gap {rows}",
-            f"log of the joint over the product of the marginals, {rows} rows around two anchors, nats a group",
+            f"log of the joint over the product of the marginals, {rows} rows around two anchors, nats per group",
             better=+1,
         ),
     )

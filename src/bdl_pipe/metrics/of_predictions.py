@@ -1,7 +1,7 @@
-"""Metrics of stored predictions. They need no posterior: a new metric repeats no fit and no prediction.
+"""Metrics of stored predictions: a new metric needs no posterior, and repeats no fit and no prediction.
 
-A metric is a function of the predictions of one fit (:mod:`bdl_pipe.metrics.stored`) that returns a number, or None
-if these predictions have no such score; :func:`bdl_pipe.register_metric` adds a metric.
+A metric is a function of the predictions of one fit (:mod:`bdl_pipe.metrics.stored`). It returns a number, or None if
+the metric is not defined for these predictions. :func:`bdl_pipe.register_metric` adds a metric.
 
     for (split, seed), fit in stored.read(Path("work/evaluate/houses-vbll/predictions.parquet")):
         print(split, seed, scores(fit))
@@ -74,7 +74,7 @@ def _calibration(name: str, title: str, about: str) -> tuple[StoredMetric, ...]:
         _metric(
             f"{key}_expected",
             f"{title} by chance %",
-            f"{about}: its mean if the probabilities were right",
+            f"{about}: its mean if the probabilities are right",
             0,
             of("expected"),
             percent=True,
@@ -83,7 +83,7 @@ def _calibration(name: str, title: str, about: str) -> tuple[StoredMetric, ...]:
         _metric(
             f"{key}_p",
             f"{title} p",
-            f"how often {title} is as large if the probabilities are right",
+            f"p-value: how often chance gives {title} this large if the probabilities are right",
             0,
             of("p_value"),
             **classes,
@@ -114,7 +114,7 @@ def _sets(name: str, function: halves.Score) -> StoredMetric:
         return float(halves.class_sets(function, fit.probs, fit.labels, LEVEL, fit.rng).sum(1).mean())
 
     def rows(fit: StoredClasses) -> np.ndarray:
-        """Return sizes plus each row's effect on the threshold, to first order: rows that are not held raise it."""
+        """Return sizes plus each row's effect on the threshold, to first order: rows outside their set raise it."""
         low, members, high = (
             halves.class_sets(function, fit.probs, fit.labels, LEVEL + step, fit.rng) for step in (-_STEP, 0, _STEP)
         )
@@ -122,8 +122,8 @@ def _sets(name: str, function: halves.Score) -> StoredMetric:
         own = members.sum(1) - slope * members[np.arange(len(fit)), fit.labels]
         return members.sum(1).mean() + own - own.mean()
 
-    about = f"mean number of classes in the sets of {name.upper()} that hold 90 %, each half from the other"
-    label = f"Set {name.upper()}"
+    about = f"mean number of classes in {name.upper()} sets with 90 % coverage; each half calibrates the other"
+    label = f"Set size {name.upper()}"
     return _metric(f"set_size_{name}", label, about, -1, of, task="classification", question="intervals", rows=rows)
 
 
@@ -163,19 +163,19 @@ def _coverage_at(risk: float) -> Callable[[StoredClasses], float]:
 LIBRARY: Final = {
     metric.name: metric
     for metric in (
-        *_calibration("adaptive", "Adaptive ECE", "calibration error over bins of equal mass"),
+        *_calibration("adaptive", "Adaptive ECE", "calibration error over bins with equal numbers of rows"),
         *_calibration("class_wise", "Class-wise ECE", "calibration error of each class, mean over classes"),
         *_calibration("smooth", "Smooth ECE", "calibration error by a kernel, without bins"),
-        _brier("reliability", "how far shares are from stated probabilities, squared; corrected", -1),
-        _brier("resolution", "how far shares differ between probabilities, squared; corrected", +1),
-        _brier("uncertainty", "Brier's score of the shares of the classes; corrected", 0),
+        _brier("reliability", "squared gap between frequencies and stated probabilities; corrected for bias", -1),
+        _brier("resolution", "squared gap between frequencies and their mean; corrected for bias", +1),
+        _brier("uncertainty", "Brier score of the constant prediction of class frequencies; corrected for bias", 0),
         _sets("lac", lambda probs, _: conformal.lac(probs)),
         _sets("aps", conformal.aps),
         _sets("raps", conformal.raps),
         _metric(
             "worst_class_coverage",
             "Worst class %",
-            "lowest share of targets in sets of LAC over predicted classes; 90 % over all rows",
+            "lowest coverage of a predicted class by LAC sets, which cover 90 % of all rows",
             +1,
             _worst,
             percent=True,
@@ -185,7 +185,7 @@ LIBRARY: Final = {
         _metric(
             "quantile_error",
             "Quantile error",
-            "mean squared gap of shares and levels of quantiles",
+            "mean squared gap of a quantile's level and the share of targets below it",
             -1,
             _quantiles("value"),
             task="regression",
@@ -196,7 +196,7 @@ LIBRARY: Final = {
         _metric(
             "quantile_error_expected",
             "Quantile error by chance",
-            "mean squared gap of shares and levels of quantiles: its mean if the predictives were right",
+            "mean squared gap of a quantile's level and the share of targets below it, if the predictives are right",
             0,
             _quantiles("expected"),
             task="regression",
@@ -205,7 +205,7 @@ LIBRARY: Final = {
         _metric(
             "pit_p",
             "PIT p",
-            "p-value of the test that F(y) is uniform (Kolmogorov and Smirnov)",
+            "p-value of Kolmogorov and Smirnov's test that F(y) is uniform",
             0,
             _quantiles("p_value"),
             task="regression",
@@ -213,8 +213,8 @@ LIBRARY: Final = {
         ),
         _metric(
             "width_at_90",
-            "Width at 90 %",
-            "mean width of intervals widened to hold 90 %, each half from the other; original units",
+            "Calibrated width",
+            "mean width of intervals scaled to 90 % coverage, original units; each half calibrates the other",
             -1,
             _width("widened"),
             task="regression",
@@ -223,7 +223,7 @@ LIBRARY: Final = {
         _metric(
             "width_cqr_90",
             "Width CQR",
-            "mean width of intervals moved to hold 90 %, each half from the other; original units",
+            "mean width of intervals with ends moved to 90 % coverage, original units; each half calibrates the other",
             -1,
             _width("moved"),
             task="regression",
@@ -232,7 +232,7 @@ LIBRARY: Final = {
         _metric(
             "augrc",
             "AUGRC",
-            "area below the share of accepted losses, by coverage; by chance half of the mean loss",
+            "area under the generalised risk against coverage; a random order gives half of the mean loss",
             -1,
             lambda fit: risk_coverage(fit.losses, fit.uncertainty).augrc,
             question="refuse",
@@ -242,7 +242,7 @@ LIBRARY: Final = {
         _metric(
             "refusal_gain",
             "Refusal gain %",
-            "share of an oracle's saving by refusal (AUGRC)",
+            "reduction of AUGRC by refusal, as a share of an oracle's reduction",
             +1,
             lambda fit: gain(fit.losses, fit.uncertainty),
             percent=True,
@@ -252,7 +252,7 @@ LIBRARY: Final = {
         _metric(
             "aurc",
             "AURC",
-            "mean risk over all coverages, the least certain refused first",
+            "mean risk over all coverages, with the least certain rows refused first",
             -1,
             lambda fit: risk_coverage(fit.losses, fit.uncertainty).aurc,
             question="refuse",
@@ -262,7 +262,7 @@ LIBRARY: Final = {
         _metric(
             "aurc_oracle",
             "AURC of an oracle",
-            "mean risk where the largest losses are refused first",
+            "mean risk over all coverages, with the largest losses refused first",
             0,
             lambda fit: oracle(fit.losses).aurc,
             unit="digits",
@@ -270,7 +270,7 @@ LIBRARY: Final = {
         _metric(
             "coverage_at_1",
             "Coverage at 1 %",
-            "largest coverage with at most 1 % wrong",
+            "largest share of rows that can be answered with at most 1 % wrong",
             +1,
             _coverage_at(0.01),
             percent=True,
@@ -280,7 +280,7 @@ LIBRARY: Final = {
         _metric(
             "coverage_at_5",
             "Coverage at 5 %",
-            "largest coverage with at most 5 % wrong",
+            "largest share of rows that can be answered with at most 5 % wrong",
             +1,
             _coverage_at(0.05),
             percent=True,

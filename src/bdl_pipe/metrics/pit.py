@@ -1,9 +1,9 @@
 """Calibration of regression: the probability integral transform of the targets.
 
-F(y) of the target y under its own predictive distribution function F is uniform on [0, 1] where the predictives are
-right (Dawid 1984). With too many values at both ends the intervals are too narrow, with too many in the middle they are
-too wide, and a slope shows a biased mean. :func:`pit` is exact for a mixture of draws, as ``cdf`` is. Targets are
-continuous, so that nothing is randomised.
+F(y) of the target y under its predictive distribution function F is uniform on [0, 1] if the predictives are right
+(Dawid 1984). Too many values at both ends show that intervals are too narrow; too many values in the middle show that
+they are too wide; a slope shows a biased mean. :func:`pit` is exact for a mixture of draws, as ``cdf`` is. Targets are
+continuous, so that F(y) needs no randomisation.
 """
 
 from dataclasses import dataclass

@@ -2,11 +2,11 @@
 
 With ρ_α(q, y) = (1{y ≤ q} − α)(q − y), the quantile-weighted CRPS is 2 ∫₀¹ ρ_α(F⁻¹(α), y) v(α) dα (Gneiting and Ranjan
 2011, eq. 17), with their weights: v(α) = (1 − α)² for the left tail, α² for the right tail, α(1 − α) for the centre.
-As F⁻¹(α) − y = ∫ dz from y to F⁻¹(α), this CRPS is an integral of the distribution function, as the CRPS itself is,
+Since F⁻¹(α) − y = ∫ dz from y to F⁻¹(α), this CRPS is an integral of the distribution function, like the CRPS itself,
 
     2 ∫_{−∞}^y A(F(z)) dz + 2 ∫_y^∞ B(F(z)) dz,   A(p) = ∫₀^p α v(α) dα,   B(p) = ∫_p^1 (1 − α) v(α) dα,
 
-so that no quantile is solved for. The left tail's score, the right tail's and twice the centre's add up to the CRPS.
+so that no quantile has to be computed. The scores of both tails and twice the score of the centre add up to the CRPS.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,8 @@ def interval_score(
 ) -> Float[Tensor, "batch output"]:
     """Return the score of the central interval of probability ``level``: lower is better, in the target's units.
 
-    It is the width, plus 2/(1 − level) times the distance of a target outside (Gneiting and Raftery 2007, eq. 43).
+    The score is the width, plus 2/(1 − level) times the distance of a target outside the interval to its nearer end
+    (Gneiting and Raftery 2007, eq. 43).
     """
     low, high = interval(predictive, level)
     outside = (low - targets).clamp_min(0) + (targets - high).clamp_min(0)

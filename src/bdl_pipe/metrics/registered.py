@@ -25,9 +25,9 @@ _RECALIBRATED: Final = tuple(
     for metric in (scores.NLL, regression.CRPS, classification.ECE)
 )
 _CONFORMAL: Final = (
-    Metric("coverage_conformal", "Coverage %", "share of targets in the conformal set of 90 %", better=0, percent=True),
-    Metric("size_conformal", "Set size", "mean number of classes in the conformal set of 90 %", better=-1),
-    Metric("width_conformal", "Width", "mean width of the conformal interval of 90 %, original units", better=-1),
+    Metric("coverage_conformal", "Coverage %", "share of targets in their 90 % conformal set", better=0, percent=True),
+    Metric("size_conformal", "Set size", "mean number of classes in the 90 % conformal set", better=-1),
+    Metric("width_conformal", "Width", "mean width of the 90 % conformal interval, original units", better=-1),
 )
 
 METRICS: Final[Registered[Metric]] = Registered(

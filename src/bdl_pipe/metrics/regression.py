@@ -104,7 +104,7 @@ RMSE = Metric(
 COVERAGE_90 = Metric(
     "coverage_90",
     "Coverage %",
-    "share of targets inside of the central 90 % interval",
+    "share of targets inside the central 90 % interval",
     better=0,
     percent=True,
     question="intervals",
@@ -116,7 +116,7 @@ CRPS = Metric(
 OUT_OF_REACH = Metric(
     "out_of_reach",
     "Out of reach %",
-    "share of targets whose predictive density is zero",
+    "share of targets with a predictive density of zero",
     better=-1,
     percent=True,
     of=out_of_reach,
@@ -128,25 +128,25 @@ LOG_LIKELIHOOD_NORMALISED = Metric(
 REFERENCE_KL = Metric(
     "reference_kl",
     "KL to posterior",
-    "KL divergence from the posterior's predictive, by a stored reference, to this one; mean over rows",
+    "KL divergence from a stored reference of the posterior's predictive to this predictive; mean over rows",
     better=-1,
 )
 REFERENCE_TV = Metric(
     "reference_tv",
     "TV to posterior",
-    "total variation between the posterior's predictive, by a stored reference, and this one; mean over rows",
+    "total variation between a stored reference of the posterior's predictive and this predictive; mean over rows",
     better=-1,
 )
 REFERENCE_SD_RATIO = Metric(
     "reference_sd_ratio",
     "Sd of f / posterior's",
-    "standard deviation of f over that of a stored reference of the posterior; median over rows",
+    "standard deviation of f divided by its value in a stored reference of the posterior; median over rows",
     better=0,
 )
 NOISE_RATIO = Metric(
     "noise_ratio",
     "Noise",
-    "whether the method predicts one variance of the targets' noise for all inputs, or one for each input",
+    "whether the method predicts one noise variance for all inputs, or one for each input",
     better=0,
     unit="noise",
 )

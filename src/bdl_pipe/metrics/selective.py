@@ -1,4 +1,4 @@
-"""Selective prediction: how much less is lost where the least certain answers are refused.
+"""Selective prediction: how much the loss falls if the least certain answers are refused.
 
 Rows are accepted from the most to the least certain. With losses ℓ_(1) … ℓ_(n) in that order, the first k cost
 C_k = Σ_{i ≤ k} ℓ_(i): the risk at coverage k/n is C_k/k, the generalised risk C_k/n.
@@ -7,8 +7,8 @@ C_k = Σ_{i ≤ k} ℓ_(i): the risk at coverage k/n is C_k/k, the generalised r
 - AUGRC: the area below the generalised risk, by trapezoids from (0, 0) (Traub et al. 2024). Of wrong answers,
   ℓ ∈ {0, 1}, it is (1 − AUROC)·acc·(1 − acc) + (1 − acc)²/2 for the accuracy acc and the AUROC of detecting them.
 
-Rows that are equally certain are in random order, and everything here is the expectation over that order: each of them
-has the mean loss of its group, as C_k is linear in the losses.
+Equally certain rows are in random order, and all results are expectations over this order: each of these rows gets the
+mean loss of its group, since C_k is linear in the losses.
 """
 
 from dataclasses import dataclass

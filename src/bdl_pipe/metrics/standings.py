@@ -1,4 +1,4 @@
-"""Which method is best? Stored scores answer for fitted methods, by NLL on test rows.
+"""Rank fitted methods by their stored NLL on test rows, and say which differences are more than chance.
 
     folders = {name: Path(f"work/evaluate/houses-{name}") for name in ("gp", "vbll")}
     stored = {name: RunScores(scores.read(folder / "scores.parquet")) for name, folder in folders.items()}
@@ -44,8 +44,8 @@ class Candidate:
         folder: the folder of ``predictions.parquet``, if the candidate's predictions are stored.
         network: the architecture that predicts. It is empty if the architecture has no name.
         method: the method that was fitted.
-        ended: what ended each fit, where that is recorded: :func:`bdl_pipe.evaluation.choice.ended`, or ``chains`` of
-            Markov chains that are too short.
+        ended: the recorded reason why each fit ended, see :func:`bdl_pipe.evaluation.choice.ended`; ``chains`` if its
+            Markov chains are too short.
     """
 
     key: str
@@ -74,10 +74,10 @@ class Standing:
     """A candidate beside the others.
 
     Attributes:
-        to_best: the candidate's NLL minus the best candidate's. None: the candidate is the best one.
-        to_baseline: the candidate's NLL minus its baseline's. None: the candidate is a baseline, or no baseline has its
-            network.
-        efficient: whether no other candidate has a lower NLL and predicts as fast.
+        to_best: the candidate's NLL minus the best candidate's; None for the best candidate.
+        to_baseline: the candidate's NLL minus its baseline's; None for a baseline, and if no baseline has the
+            candidate's network.
+        efficient: whether no other candidate has a lower NLL and predicts at least as fast.
     """
 
     candidate: Candidate
@@ -117,13 +117,13 @@ def difference(
     metric: str = "nll",
     test_over_train: float = TEST_OVER_TRAIN,
 ) -> Difference | None:
-    """Return the loss of one candidate minus another's. None: the candidates have different numbers of splits.
+    """Return the loss of one candidate minus another's, or None if they have different numbers of splits.
 
     Args:
         comparisons: the number of intervals that hold together.
         metric: its loss is its negative where higher values are better. On one split a difference of RMSEs is a
             difference of mean squared errors over the sum of the two RMSEs; the error of that sum is left out. Metrics
-            that :func:`losses` does not have get no error on one split.
+            that :func:`losses` does not read get no error on one split.
         test_over_train: as in :func:`standings`.
     """
     if one.scores.splits != other.scores.splits:
@@ -179,27 +179,27 @@ def sentences(standings: Sequence[Standing]) -> list[str]:
     tied = [one.candidate.name for one in others if one.to_best is None or not one.to_best.apart]
     said = [f"{best.candidate.name} has the lowest NLL."]
     if not tied:
-        said.append(f"It is better than all others: {over} every 95 % interval of a difference to it leaves out 0.")
+        said.append(f"It is better than all others: {over}, the 95 % interval of every difference from it excludes 0.")
     else:
-        worse = f"{len(others) - len(tied)} of {len(others)} are worse"
+        worse = f"{len(others) - len(tied)} of {len(others)} others are worse"
         said.append(f"{over.capitalize()} it cannot be told apart from {', '.join(tied)}; {worse}.")
     if splits == 1:
-        said.append("Another draw of training rows could order them otherwise: one split does not show it.")
+        said.append("There is one split: other training rows could rank the runs differently.")
     networks = {one.candidate.network for one in standings if one.candidate.network}
     if len(networks) > 1:
-        said.append(f"There are {len(networks)} networks: runs of different ones differ by more than their method.")
+        said.append(f"The runs use {len(networks)} networks: a difference can come from the network, not the method.")
     to_baseline = [one.to_baseline for one in standings if one.to_baseline is not None]
     if to_baseline:
         better = sum(one.apart and one.mean < 0 for one in to_baseline)
         said.append(
-            f"{better} of {len(to_baseline)} are better than the deterministic network of their own architecture."
+            f"{better} of {len(to_baseline)} are better than the deterministic network of the same architecture."
         )
     front = ", ".join(one.candidate.name for one in standings if one.efficient)
-    return [*said, f"Nothing is both better and faster to predict than {front}."]
+    return [*said, f"Best trade-offs between NLL and prediction time: {front}."]
 
 
 def ranks(datasets: Iterable[Iterable[tuple[str, float]]]) -> Ranks | None:
-    """Rank the methods that every data set has. None: there are fewer than two data sets or two such methods.
+    """Rank the methods that every data set has; return None for fewer than two data sets or two such methods.
 
     Args:
         datasets: for each data set, methods with the finite NLL of a run. A method with several runs on a data set is

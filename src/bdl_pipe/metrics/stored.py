@@ -1,4 +1,4 @@
-"""Stored predictions of one fit, in the form that the metrics of :mod:`bdl_pipe.metrics.of_predictions` take.
+"""Read the stored predictions of one fit, the input of the metrics in :mod:`bdl_pipe.metrics.of_predictions`.
 
 for (split, seed), fit in stored.read(Path("work/evaluate/houses-vbll/predictions.parquet")):
     print(split, seed, of_predictions.scores(fit))
@@ -31,8 +31,8 @@ class StoredDraws:
     """The predictions by draw of some rows of one fit; :mod:`bdl_pipe.evaluation.draws` says which.
 
     Attributes:
-        rows: the places of these rows among those of the fit [place].
-        log_probs: for classes, the log-probabilities of each draw [draw, place, class]; of regression, the log density
+        rows: the indices of these rows among the fit's rows [place].
+        log_probs: for classes, the log-probabilities of each draw [draw, place, class]; for regression, the log density
             of the row's targets under each draw [draw, place], in original units. float64.
     """
 

@@ -1,4 +1,4 @@
-"""Areas under ROC curves with their errors over rows, and the difference of two scores of the same rows.
+"""Areas under ROC curves with their errors over rows, and the difference between two scores of the same rows.
 
 A = P(in > out) + ½ P(in = out). Each row has a place: the share of the other side's rows that the score orders
 correctly with it; a tie counts half. A is the mean place of the rows *in*, and also the mean place of the rows *out*.

@@ -1,7 +1,7 @@
-"""Scores of unfamiliar rows that are fitted to training rows and then computed for other rows.
+"""OOD scores that are fitted to training rows and then computed for other rows.
 
 Each function takes the arrays of training rows, then the arrays of the rows to score. It returns one number in float64
-for each row to score, high if the row looks like the training data. The fit uses no row to score.
+for each row to score, high if the row looks like the training data. The rows to score are not used in the fit.
 """
 
 import numpy as np
@@ -21,8 +21,8 @@ _SMALLEST = 1e-9  # a residual below this share of the rows' own length is round
 def kl_matching(train_log_probs: Float[np.ndarray, "train class"], log_probs: Float[np.ndarray, "row class"]) -> Values:
     """Return −min_k KL(p ‖ d_k), d_k the mean probabilities of the training rows for which class k is predicted.
 
-    Source: Hendrycks et al. 2022, section 4.2. Deviation: d_k is a mean over training rows; the paper's is over
-    validation rows. A class that is predicted for no training row has no d_k.
+    Source: Hendrycks et al. 2022, section 4.2. Deviation: d_k is a mean over training rows; the paper uses validation
+    rows. A class that is predicted for no training row has no d_k.
     """
     train, logs = np.asarray(train_log_probs, np.float64), np.asarray(log_probs, np.float64)
     predicted = train.argmax(1)

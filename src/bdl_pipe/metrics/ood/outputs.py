@@ -1,4 +1,4 @@
-"""Scores of unfamiliar rows that follow from a row's own outputs: its probabilities, its logits, its draws.
+"""OOD scores that need only a row's own outputs: its probabilities, its logits, its draws.
 
 Each function takes arrays and returns one number in float64 for each row, high if the row looks like the training data.
 Nothing is fitted. ``log_probs`` are the logarithms of the predicted probabilities, which are a mixture if there are

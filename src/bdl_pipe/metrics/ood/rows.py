@@ -1,4 +1,4 @@
-"""The rows that evaluation stores for scores of the unfamiliar, and the table of these scores.
+"""Read the rows that evaluation stores for OOD scores, and compute the scores of these rows.
 
 for (split, seed), fit in read(Path("work/evaluate/fashion_mnist-swag/unfamiliar.parquet")):
     print(split, seed, scores_of(fit)["energy"]["mnist5k"])

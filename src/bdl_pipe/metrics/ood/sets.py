@@ -1,11 +1,11 @@
-"""Which unfamiliar sets are near a data set and which are far from it.
+"""Classify unfamiliar sets as near a data set or far from it.
 
-OpenOOD (Yang et al. 2022; version 1.5, Zhang et al. 2023) calls a set near where its rows look alike and their meaning
-differs, and far where the kind of picture differs, too. It pairs MNIST with Fashion-MNIST and NotMNIST as near, with
-Textures, CIFAR-10, Tiny ImageNet and Places365 as far; CIFAR-10 with CIFAR-100 and Tiny ImageNet as near, and CIFAR-100
-alike. It has no benchmark of Fashion-MNIST: the pair with MNIST is read the other way round. Classes that are held out
-of the data set itself are always near. All other sets are far: noise, and the 8 x 8 digits, which are blurred because
-they are enlarged.
+OpenOOD (Yang et al. 2022; version 1.5, Zhang et al. 2023) calls a set near if its rows look similar but have another
+meaning, and far if the kind of picture differs, too. For MNIST, Fashion-MNIST and NotMNIST are near, and Textures,
+CIFAR-10, Tiny ImageNet and Places365 are far; for CIFAR-10, CIFAR-100 and Tiny ImageNet are near, and for CIFAR-100
+likewise. OpenOOD has no benchmark for Fashion-MNIST: MNIST is near to it, since Fashion-MNIST is near to MNIST. Classes
+that are held out of the data set itself are always near. All other sets are far: noise, and the 8 x 8 digits, which are
+blurred because they are enlarged.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How well each score finds unfamiliar rows, run by run: figures, tables, and which score wins by more than its error.
+"""Compare OOD scores by how well they detect unfamiliar rows, run by run: figures, tables and a sentence.
 
 Each metric is computed against each set and averaged over the near sets and over the far sets, with equal weights, as
 OpenOOD 1.5 does (Zhang et al. 2023). The error of an area under the ROC curve is over the fits of a run if there are
@@ -35,7 +35,7 @@ class Figure:
     """One score of one run against the sets of one group.
 
     Attributes:
-        values: metric -> its value for each seed; of a run on several splits, for each split, seeds averaged.
+        values: metric -> its value for each seed or, for a run on several splits, for each split (mean over seeds).
         areas: the area under the ROC curve of each fit, with its places.
     """
 
@@ -136,9 +136,9 @@ def scores_in(results: Sequence[Result]) -> list[str]:
 
 
 def table(results: Sequence[Result], group: Group, metric: str = "auroc") -> tuple[Row, list[Row]]:
-    """Return the header and the rows of runs by scores, in per cent; the best of a run, and its equals, in bold.
+    """Return the header and one row for each run, in per cent, with the run's best score and its equals in bold.
 
-    A score that the run lacks, since its posterior has no features, no linear last layer or one draw, is a dash.
+    A dash stands for a score that the run lacks: its posterior has no features, no linear last layer, or one draw.
     """
     scores = scores_in(results)
     rows = []
@@ -180,7 +180,7 @@ def markdown(header: Row, rows: Sequence[Row]) -> str:
 
 
 def sentence(results: Sequence[Result], group: Group) -> str:
-    """Write which score wins over all runs, and in how many runs it wins by more than its error.
+    """Write which score has the largest mean AUROC over all runs, and in how many runs it is shown to be the best.
 
     Two scores are compared over the runs that have both, by the mean difference of their areas, with Student's t over
     runs, at 95 % for all comparisons together. Runs share data and trajectories, so that the interval holds for these
@@ -188,7 +188,7 @@ def sentence(results: Sequence[Result], group: Group) -> str:
     """
     runs = [one for one in results if one.figures.get(group)]
     if not runs:
-        return f"No run has a {group} set: nothing can be said."
+        return f"No run has a {group} set."
     sets = ", ".join(dict.fromkeys(name for one in runs for name in one.sets[group]))
     shared = [score for score in scores_in(runs) if sum(score in one.figures[group] for one in runs) > len(runs) / 2]
     means = {score: _over_runs(runs, group, score) for score in shared}
@@ -196,19 +196,17 @@ def sentence(results: Sequence[Result], group: Group) -> str:
     alone = sum(one.tied(group) == [first] for one in runs)
     among = sum(first in one.tied(group) for one in runs)
     said = f"On {group} sets ({sets}), {label_of(first)} has the largest mean AUROC, {100 * means[first]:.1f} %"
-    said += (
-        f": in {alone} of {len(runs)} runs it wins by more than its error, in {among} no score is shown to be better."
-    )
+    said += f": in {alone} of {len(runs)} runs it wins by more than chance, in {among} no score is shown to be better."
     gaps = {score: _gap(runs, group, first, score, len(shared) - 1) for score in shared if score != first}
     apart = {score: gap for score, gap in gaps.items() if gap is not None and gap.apart}
     near = [label_of(score) for score in gaps if score not in apart]
     if near:
-        return f"{said} Over the runs it cannot be told apart from {', '.join(near)}."
+        return f"{said} Over all runs, it cannot be told apart from {', '.join(near)}."
     if not apart:
         return said
     second = min(apart, key=lambda score: apart[score].mean)
     beside = f"{label_of(second)} by {100 * apart[second].mean:.1f} ± {100 * apart[second].error:.1f} points"
-    return f"{said} Over the runs it beats every other score by more than the error; the nearest is {beside}."
+    return f"{said} Over all runs, it beats every other score by more than chance: the next best is {beside}."
 
 
 def _over_runs(runs: Sequence[Result], group: Group, score: str) -> float:
