@@ -2,8 +2,10 @@
 
 Snoek et al. 2015, "Scalable Bayesian Optimization Using Deep Neural Networks", as the baseline ``MAP`` of Harrison,
 Willes & Snoek 2023 (table 2). The network has a linear head and one noise variance, learned as a point estimate; weight
-decay is its prior. Head and noise are then discarded. The prior and noise variance of the new layer maximise the
-evidence of the training rows (``evidence``), where Snoek et al. sample them; the layer's posterior is exact.
+decay is its prior. The head is then discarded. The prior and noise variance of the new layer maximise the evidence of
+the training rows (``evidence``), where Snoek et al. sample them; the layer's posterior is exact. The features were
+fitted to the same rows, so that this noise may be too small: with ``early_stopping.noise: validation`` the layer's
+noise is at least the variance of the network's residuals on validation rows (ours).
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.learner import TrainingConfig
-from ..training.likelihood import HomoscedasticLikelihood
+from ..training.likelihood import HomoscedasticLikelihood, least_noise
 from . import linear
 from .evidence import fit_hyperparameters
 from .exact_layer import ExactLayerLearner, features, fit_exact_layers
@@ -57,6 +59,8 @@ class PointNetwork(ExactLayerLearner):
         super().__init__()
         self.network = networks.build(config.network, data.input_shape, data.outputs, rng=rng)
         self.likelihood = HomoscedasticLikelihood("regression", config.noise_variance)
+        stopping = config.training.early_stopping
+        self._held_out = stopping is not None and stopping.noise == "validation"
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         return -self.likelihood(self.network(inputs)[None]).log_prob(targets).mean()
@@ -67,12 +71,23 @@ class PointNetwork(ExactLayerLearner):
     def undecayed(self) -> set[str]:
         return {"likelihood.log_variance"}
 
+    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+        """Return the score and the noise variance of its minimum."""
+        log_variance = self.likelihood.log_variance.detach()
+        score, log_factor = least_noise(predicted, log_variance.exp())
+        return score, {"likelihood.log_variance": log_variance + log_factor}
+
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
-        """Return the layer whose prior and noise variance maximise the evidence; the network's noise is not used."""
+        """Return the layer whose prior and noise variance maximise the evidence.
+
+        The network's noise is used only if it was estimated on validation rows: it is the least noise then.
+        """
         inputs, targets = data.tensors("train", data.device)
         phi, y = features(self.network.trunk, inputs), targets.double()
-        best = fit_hyperparameters(phi, y)
-        layer = linear.posterior(phi, y, best.prior_variance, best.noise_variance)
+        best, noise = fit_hyperparameters(phi, y), 0.0
+        if self._held_out and len((data.search or data).validation) > 0:
+            noise = float(self.likelihood.log_variance.exp())
+        layer = linear.posterior(phi, y, best.prior_variance, max(best.noise_variance, noise))
         return layer, best.prior_variance
 
 

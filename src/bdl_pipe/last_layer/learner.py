@@ -10,7 +10,7 @@ Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", app
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -27,6 +27,7 @@ from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from ..training.learner import Learner
+from ..training.likelihood import least_noise
 from .config import FeaturesConfig, GaussianLayer, GenerativeLayer, require_variational
 from .conjugate import ConjugateRegression
 from .discriminative import Discriminative
@@ -170,6 +171,16 @@ class LastLayerLearner(Learner):
 
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)
+
+    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+        """Return the score and, for regression by point features, the noise covariance times the factor of its minimum.
+
+        The covariance of the training residuals is too small if the trunk overfits.
+        """
+        if not isinstance(self.layer, Regression) or self._random is not None:
+            return super().held_out(predicted)
+        score, log_factor = least_noise(predicted, self.layer.noise_covariance.diagonal())
+        return score, {f"layer.{name}": tensor for name, tensor in self.layer.scaled_noise(log_factor).items()}
 
     def features(self, inputs: Tensor, draw: int, rng: Seed) -> Tensor:
         """Return φ(x) [batch, width] for one draw of the trunk; point features do not depend on the draw."""

@@ -53,6 +53,13 @@ class Regression(LastLayer):
         diagonal = self.noise_log_root.exp()
         return self.noise_factor.tril(-1) + (diagonal[:, None] if len(diagonal) == 1 else torch.diag_embed(diagonal))
 
+    def scaled_noise(self, log_factor: float) -> dict[str, Tensor]:
+        """Return the noise's parameters by name for Σ times exp c, so for L times exp(−c/2); c is ``log_factor``."""
+        return {
+            "noise_log_root": self.noise_log_root.detach() - 0.5 * log_factor,
+            "noise_factor": self.noise_factor.detach() * math.exp(-0.5 * log_factor),
+        }
+
     def _noise_trace(self) -> Float[Tensor, ""]:
         return self._noise_root().square().sum()  # eq. 80
 

@@ -105,9 +105,10 @@ class EarlyStopping:
         patience: the number of epochs without a better score after which training stops. null: it never stops early.
             With a schedule it is null: the first length with a worse score is the last.
         noise: the noise variance of regression: ``trained``, or ``validation``, estimated on the validation rows at the
-            best epoch. A single learned variance (``bnn``, ``dropout``, inducing weights) becomes the value of their
-            largest likelihood. A network's variances of each row (``sgd``) are increased, and shrunk towards a common
-            value unless these rows show that they differ (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
+            best epoch. A single learned variance (``bnn``, ``dropout``, inducing weights, ``map_blr``) becomes the
+            value of their largest likelihood; the covariance of ``vbll`` gets a factor by it. A network's variances of
+            each row (``sgd``) are increased, and shrunk towards a common value unless these rows show that they differ
+            (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
     """
 
     every: int

@@ -102,6 +102,25 @@ def least_nll(draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "r
     return float(found.fun), float(found.x)
 
 
+def least_noise(predicted: Sequence[tuple[Predictive, Tensor]], noise: Float[Tensor, " output"]) -> tuple[float, float]:
+    """Minimise the mean of −log N(y | f, cσ²) over c, where f is the predicted mean, and σ² a variance of each output.
+
+    The predicted variance of the function is not used: it is a network's before it has seen these rows, so that a part
+    of the residuals that it explains here is not explained by the variance after a second fit.
+
+    Args:
+        predicted: Gaussians with one draw, and the targets of the rows.
+
+    Returns:
+        The least loss, and log c: c is the mean of squared residuals over σ².
+    """
+    known = torch.cat([of.draw_mean for of, _ in predicted if isinstance(of, Gaussian)], 1).double()[0]
+    targets, own = torch.cat([held for _, held in predicted]).double(), noise.detach().double()
+    factor = ((targets - known).square() / own).mean().clamp_min(_LEAST)
+    score = 0.5 * (1 + (2 * math.pi * factor * own).log()).sum()
+    return float(score), float(factor.log())
+
+
 def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, float, float]:
     """Minimise the mean of −log p(y) over a line (shift, slope) that transforms variances; return it and the line.
 
