@@ -231,6 +231,7 @@ ONE_VALUE = {
         ("blue", "red"),
     ),
     "semantic-reasoning/verinote#161 (NFC and NFD)": (cycle(E_NFC, E_NFD, "x"), ("x", E_NFC)),
+    "texts of two lines, as Linux and Windows end them": (cycle("a\nb", "a\r\nb", "a b"), ("a\nb", "a b")),
 }
 
 

@@ -1,5 +1,6 @@
 """Large tables: through files rather than memory, to the same rows, constants and fits as small ones."""
 
+import csv
 import gc
 import os
 from pathlib import Path
@@ -85,6 +86,28 @@ def test_a_large_array_is_a_file_that_is_gone_with_it(
     del found
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= opened
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("pieces", [False, True])
+def test_texts_of_several_lines_may_lie_on_the_edge_of_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: bool, end: str
+) -> None:
+    """Arrow parses block by block, of a megabyte or of a piece, and a block may end within quotes.
+
+    If a block ends between a text's carriage return and its line feed, Arrow leaves out the line feed.
+    """
+    if pieces:
+        monkeypatch.setattr(scratch, "LARGE", 1)
+        monkeypatch.setattr(table_source, "_PIECE", 200)
+    path, count = tmp_path / "t.csv", 300 if pieces else 40_000
+    texts = [f'first{end}{i % 7 * "x"} "second"{(i % 3) * (end + "third, ")}' for i in range(count)]
+    with path.open("w", newline="") as file:
+        lines = [("a", "text", "y"), *((i, text, i) for i, text in enumerate(texts))]
+        csv.writer(file, lineterminator=end).writerows(lines)
+    found = open_table(path)
+    assert found["y"].to_pylist() == [str(i) for i in range(count)]
+    assert Cells.of(found, "text", "t.csv").texts().to_pylist() == [text.replace(end, "\n").strip() for text in texts]
 
 
 def test_a_large_csv_file_is_read_in_pieces_with_the_types_of_all_rows(

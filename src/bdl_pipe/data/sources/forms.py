@@ -35,8 +35,11 @@ DRESSED: Final = r"^[-+(]?\s*[\p{Sc}%]?\s*[-+]?[0-9][0-9.,'’\s]*([dD][-+][0-9]
 
 
 def clean(text: str) -> str:
-    """Return a text in Unicode's composed form (NFC), without surrounding blanks or invisible characters."""
-    return unicodedata.normalize("NFC", text).strip(_BLANKS)
+    """Return a text in Unicode's composed form (NFC), without surrounding blanks or invisible characters.
+
+    A line of it ends with a line feed alone.
+    """
+    return unicodedata.normalize("NFC", text).replace("\r\n", "\n").replace("\r", "\n").strip(_BLANKS)
 
 
 def is_number(text: str) -> bool:
@@ -71,7 +74,7 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return plain(column.cast(kind.value_type))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         texts = column.cast(pa.string())
-        if not pc.all(pc.string_is_ascii(texts)).as_py():
+        if not pc.all(pc.string_is_ascii(texts)).as_py() or pc.any(pc.match_substring(texts, "\r")).as_py():
             texts = pa.chunked_array([_cleaned(chunk) for chunk in texts.chunks], pa.string())
         trimmed = pc.utf8_trim_whitespace(texts)
         if pc.sum(pc.binary_length(trimmed)).as_py() != pc.sum(pc.binary_length(texts)).as_py():

@@ -223,7 +223,8 @@ def _parse(path: Path, form: CsvForm) -> pa.Table:
         return scratch.table(file.schema_arrow, (batch for group in groups for batch in group.to_batches()))
     import pyarrow.csv
 
-    parse = pyarrow.csv.ParseOptions(delimiter=form.separator)
+    # newlines_in_values: a block ends where a row does, although texts have line ends of their own
+    parse = pyarrow.csv.ParseOptions(delimiter=form.separator, newlines_in_values=True)
     options = pyarrow.csv.ReadOptions(use_threads=False, encoding=form.encoding)
     with pyarrow.csv.open_csv(path, read_options=options, parse_options=parse) as reader:
         names = reader.schema.names
