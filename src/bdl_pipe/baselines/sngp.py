@@ -219,9 +219,13 @@ class SngpPosterior(LearnerPosterior[Sngp]):
 
 
 def default(size: Size) -> Section:
-    """Return the hyperparameters; images need group norm and twice the learning rate."""
+    """Return the hyperparameters; images need group norm and twice the learning rate.
+
+    Bounded norms keep the trunk from memorising many rows, so that all epochs are run.
+    """
     network = size.network if size.image is None else {**size.network, "norm": "group"}
-    return {"network": network, "features": 512, "training": size.training(5e-3 if size.image is None else 1e-2)}
+    training = size.training(5e-3 if size.image is None else 1e-2, regularised=True)
+    return {"network": network, "features": 512, "training": training}
 
 
 SNGP = Method(
