@@ -74,7 +74,7 @@ plt.show()
 
 # %%
 print(f"The hyperparameters in force had an NLL of {nll[0]:.3f}; the best trial has {nll.min():.3f}.")
-print(f"The worst had {nll.max():.3f}: a search is also a picture of what to stay away from.")
+print(f"The worst trial has {nll.max():.3f}.")
 
 # %% tags=["check"]
 assert nll.min() <= nll[0]
