@@ -169,10 +169,11 @@ def _by_kind(frame: pd.DataFrame) -> list[str]:
         wins = mine[bayesian].le(boosting, axis=0).sum() / mine[bayesian].notna().sum()
         rows.append([kind, count, *(f"{cell} of {count}" for cell in cells), f"{100 * wins.mean():.0f} %"])
     told = (
-        "NLL at or below that of `boosting`: the best Bayesian network of each table, the best network of all "
-        f"({', '.join(f'`{name}`' for name in NOT_BAYESIAN)} have no posterior), and the mean share of tables over "
-        "Bayesian networks, each by itself. The best is found on the test rows, so that the first two "
-        "columns flatter the networks; the third does not."
+        "The number of tables with an NLL at or below the NLL of `boosting`: of the best Bayesian network of each table, "
+        "of the best network of all "
+        f"({', '.join(f'`{name}`' for name in NOT_BAYESIAN)} have no posterior); and the share of tables of each "
+        "Bayesian network by itself, in the mean. The best network is found on the test rows, so that the first two "
+        "columns are optimistic; the third is not."
     )
     titles = ["Tables", "Number", "Best Bayesian network", "Best network", "A Bayesian network, in the mean"]
     return ["## Networks and boosting", told, _table(titles, rows)]
@@ -248,7 +249,7 @@ def _ranks(frame: pd.DataFrame) -> list[str]:
     order = ranks["crps"].means
     rows = [[method, *(f"{found.means[method]:.1f}" for found in ranks.values())] for method in order]
     told = (
-        f"Mean ranks of the {len(whole)} methods that all {ranks['crps'].datasets} tables of regression have. Those "
+        f"Mean ranks of the {len(whole)} methods that all {ranks['crps'].datasets} tables of regression have. Methods "
         f"that differ by less than {ranks['crps'].critical:.1f} cannot be told apart (Nemenyi, at 5 %; Demšar 2006)."
     )
     return [told, _table(["Method", *PROTOCOL.values(), "Log score"], rows)]

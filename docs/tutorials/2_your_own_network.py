@@ -69,7 +69,7 @@ posteriors = {
 }
 
 # %% [markdown]
-# ## What the posterior is worth
+# ## Is the posterior better?
 #
 # Compare the negative log-likelihood (NLL): it punishes wrong and overconfident probabilities. The calibration error
 # compares the stated probabilities with the share of right answers.

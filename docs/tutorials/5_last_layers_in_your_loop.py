@@ -63,7 +63,7 @@ for _ in range(1000):
 print(f"The bound rose from {-losses[0]:.2f} to {-losses[-1]:.2f} nats a row.")
 
 # %% [markdown]
-# ## What it predicts
+# ## Predictions
 #
 # `predict` returns a predictive with a mean, a variance, quantiles and densities. `noise_covariance` is the part of the
 # variance that more training rows would not reduce.

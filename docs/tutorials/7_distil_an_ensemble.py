@@ -121,8 +121,8 @@ print(f"the student has {numbers['student']:,} and one.")
 # %% [markdown]
 # ## See it
 #
-# The members agree at the training cars (black) and disagree at the strong cars (red). The plain student has the width
-# of the members' band, but no curves. The student with z draws curves like the members' curves.
+# The members agree at the training cars (black) and disagree at the strong cars (red). The band of the plain student is
+# as wide as the members' band, but it has no curves. The student with z draws curves that look like the members'.
 
 # %%
 grid = torch.linspace(40, 240, 120).reshape(-1, 1)

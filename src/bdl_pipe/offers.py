@@ -25,7 +25,7 @@ _BLOCKS, _TIMED = 8, 5  # timed blocks of steps, and the steps of each
 LEAST: Final = 0.05  # The smallest pace: fits of fewer steps would not be informative.
 _PER_STAGE: Final = 1.5  # seconds to start a stage, read its data and write its result
 _SEARCHED: Final = 1.6  # early stopping's search and fit together take at most this multiple of the fit's time
-_BY_LENGTHS: Final = 2.5  # the same where the length of a schedule is searched
+_BY_LENGTHS: Final = 2.5  # about the same multiple if all lengths of a schedule are tried
 
 
 def offered(size: Size) -> list[Method]:
@@ -120,7 +120,7 @@ def _longer(section: Section, size: Size) -> float:
     """Return the multiple of a fit's time that the fit and the search of its number of epochs take together."""
     training = section.get("training", section)
     if training.get("early_stopping") is None:
-        return _SEARCHED if size.small else 1.0  # of few rows most methods search, and the rest are not told apart
+        return _SEARCHED if size.small else 1.0  # few rows: nearly all methods search
     return _SEARCHED if training["optimiser"]["schedule"] == "constant" else _BY_LENGTHS
 
 

@@ -16,7 +16,7 @@ decisions:
 
 
 def test_a_plain_dvc_repro_plays_a_decision_that_was_added_and_shows_it(project: Project) -> None:
-    """Of the stages that were there before, only ``sources`` and the report run. DVC's cache alone restores it all."""
+    """DVC runs ``sources``, the decision and the report, and no fit again; its cache restores all results."""
     with open(project.folder / "params.yaml", "a") as file:
         file.write(DECISIONS)
     said = project.dvc("repro")

@@ -118,9 +118,11 @@ def better(metric: str) -> int:
 def sentences(played: Played) -> list[str]:
     """Return what the scores show: the best agent, who is better than uniform choices, and what joint draws add."""
     ranked, metric = [name for name in played.ranked() if name not in played.ruled(ORACLE)], played.metrics[0]
+    if not ranked:
+        return []
     best, rivals, score = ranked[0], ranked[1:], known(metric)
-    label, _, percent = score.label.lower().partition(" %")
-    mean = f"{writer(score)(float(played.ends[metric][best].mean()))}{' %' if score.percent else percent}"
+    label, unit = score.label.lower().removesuffix(" %"), " %" if score.percent else ""
+    mean = f"{writer(score)(float(played.ends[metric][best].mean()))}{unit}"
     worse = [name for name in rivals if verdict(played.difference(name, best, len(rivals)), metric) == "worse"]
     near = [name for name in rivals if name not in worse]
     if len(near) <= len(worse):
