@@ -169,8 +169,8 @@ def _by_kind(frame: pd.DataFrame) -> list[str]:
         wins = mine[bayesian].le(boosting, axis=0).sum() / mine[bayesian].notna().sum()
         rows.append([kind, count, *(f"{cell} of {count}" for cell in cells), f"{100 * wins.mean():.0f} %"])
     told = (
-        "The number of tables with an NLL at or below the NLL of `boosting`: of the best Bayesian network of each table, "
-        "of the best network of all "
+        "The number of tables with an NLL at or below the NLL of `boosting`: of the best Bayesian network of each "
+        "table, of the best network of all "
         f"({', '.join(f'`{name}`' for name in NOT_BAYESIAN)} have no posterior); and the share of tables of each "
         "Bayesian network by itself, in the mean. The best network is found on the test rows, so that the first two "
         "columns are optimistic; the third is not."
