@@ -25,7 +25,7 @@ _BLOCKS, _TIMED = 8, 5  # timed blocks of steps, and the steps of each
 LEAST: Final = 0.05  # The smallest pace: fits of fewer steps would not be informative.
 _PER_STAGE: Final = 1.5  # seconds to start a stage, read its data and write its result
 _SEARCHED: Final = 1.6  # early stopping's search and fit together take at most this multiple of the fit's time
-_BY_LENGTHS: Final = 2.5  # about the same multiple if all lengths of a schedule are tried
+_BY_LENGTHS: Final = 1.9  # the same multiple if all lengths of a schedule are tried
 
 
 def offered(size: Size) -> list[Method]:

@@ -19,17 +19,17 @@ from bdl_pipe.trajectory.sgd import default_iterates
 from tests.resuming import Watched, killed
 from tests.training.test_fit import RNGS, Noisy, config, fit, same, table
 
-ONE_CYCLE = OptimiserConfig("adamw", 1.0, schedule="one_cycle", grad_clip_norm=0.5)
+ONE_CYCLE = OptimiserConfig("adamw", 0.3, schedule="one_cycle", grad_clip_norm=0.5)
 LENGTHS = EarlyStopping(every=4, patience=None)
 HOW = config(epochs=40, early_stopping=LENGTHS, optimiser=ONE_CYCLE)
-TABLES = [table(m, shift=6.0 * m) for m in range(3)]  # the farther the targets, the longer the fit that they need
+TABLES = [table(m, shift=24.0 * m) for m in range(3)]  # the farther the targets, the longer the fit that they need
 
 
 @pytest.mark.parametrize(
     ("every", "epochs", "expected"),
-    [(3, 30, [4, 8, 15, 30]), (1, 5, [1, 2, 3, 5]), (5, 8, [8]), (2, 2, [2]), (1, 1, [1]), (8, 64, [8, 16, 32, 64])],
+    [(3, 30, [4, 8, 15]), (1, 5, [1, 2, 3]), (4, 8, [4, 8]), (5, 8, [8]), (2, 2, [2]), (1, 1, [1]), (8, 64, [8, 16, 32])],
 )
-def test_lengths_are_halves_down_to_the_least(every: int, epochs: int, expected: list[int]) -> None:
+def test_lengths_are_halves_from_half_of_the_epochs_to_the_least(every: int, epochs: int, expected: list[int]) -> None:
     assert EarlyStopping(every, None).lengths(epochs) == expected
 
 
@@ -48,10 +48,11 @@ def scores(data: FitData, member: int, how: TrainingConfig = HOW) -> dict[int, f
     return found
 
 
-def test_the_chosen_length_has_the_best_score_and_the_fit_is_that_of_its_length() -> None:
+def test_the_chosen_length_has_the_best_score_or_is_all_epochs_and_the_fit_is_that_of_its_length() -> None:
     tried = [scores(data, m) for m, data in enumerate(TABLES)]
     best = [min(found, key=found.__getitem__) for found in tried]
-    assert len(set(best)) > 1 and any(length < 40 for length in best), "choices that show"
+    best = [40 if length == 20 else length for length in best]  # no score was worse than at half of the epochs
+    assert 40 in best and any(length < 20 for length in best), "choices that show"
     for m, data in enumerate(TABLES):
         (chosen,) = fit([data], RNGS[m : m + 1], HOW)
         assert chosen.epochs == best[m]
@@ -63,7 +64,7 @@ def test_the_search_ends_at_the_first_worse_length() -> None:
     told, tried = Watched(), scores(TABLES[0], 0)
     fit([TABLES[0]], RNGS[:1], HOW, told)
     (final,) = fit([TABLES[0]], RNGS[:1], HOW)
-    assert max(tried) < 40, "a search that ends early"
+    assert max(tried) < 20, "a search that ends early"
     assert len(told.steps) == 3 * sum(tried) + 5 * final.epochs  # steps of the search's epochs, and of the final fit's
     shares = [step / total for step, total in told.steps]
     assert all(0 < share <= 1 for share in shares) and shares[-1] == 1.0
@@ -125,7 +126,7 @@ def test_rows_that_could_be_memorised_have_their_number_of_epochs_chosen(rows: i
         assert stopping.noise == "validation"
         TrainingConfig(chosen["epochs"], chosen["batch"], OptimiserConfig(**chosen["optimiser"]), stopping)
         lengths = stopping.lengths(chosen["epochs"])
-        assert lengths[-1] == chosen["epochs"] and (stopping.patience or lengths[0] <= max(1, chosen["epochs"] / 8))
+        assert stopping.patience or lengths[0] <= max(1, chosen["epochs"] / 8)
     bare = size.training(regularised=True)["early_stopping"]
     assert (bare is None) == (not size.small)
 

@@ -7,10 +7,11 @@ ends with the weights of a fit on its own, up to rounding.
 
 With early stopping, a first fit on the training rows alone is scored on the validation rows by the negative
 log-likelihood; a second fit, on all rows, runs for the best-scored number of epochs (Harrison, Willes & Snoek 2023,
-appendix G.2). If the learning rate has a schedule, the first fit is a series of fits of rising lengths, each with the
-whole schedule and scored at its end (ours): in the middle of a schedule the rate is too high for a fair score. The
-noise variance of regression may also be estimated on the validation rows at the best epoch
-(:meth:`Learner.held_out`; ours). Test rows are never used.
+appendix G.2). If the learning rate has a schedule, the first fit is a series of fits of rising lengths up to half of the
+epochs, each with the whole schedule and scored at its end (ours): in the middle of a schedule the rate is too high for
+a fair score. If the score is still rising at half of the epochs, the second fit runs all of them. The noise variance of
+regression may also be estimated on the validation rows at the best epoch (:meth:`Learner.held_out`; ours). Test rows
+are never used.
 """
 
 import copy
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .. import distributed
-from ..artifacts import stack, under, unstack
+from ..artifacts import State, stack, under, unstack
 from ..data.fitdata import FitData
 from ..data.minibatches import epoch_order
 from ..progress import Phase, Report
@@ -34,7 +35,7 @@ from .vmapped import SingleModel, VmappedModels
 _SCORED: Final = 1000  # validation rows in one forward pass
 _LAST: Final = SnapshotPolicy()  # the last weights alone
 _NONE: Final = SnapshotPolicy(0)
-_FINAL: Final = "final"  # what the names of the phases after the search begin with
+_FINAL: Final = "final"  # prefix of the phases that fit all rows
 
 Build = Callable[[FitData, Seed], Learner]
 
@@ -76,7 +77,7 @@ def fit_epochs(
                 run_steps(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
                 epochs, held = search.best_epochs(), search.held
             else:
-                epochs, held = _best_lengths(builds, searched, config, places, report)
+                epochs, held = _best_lengths(builds, searched, config, places, report, last)
     carried = {"chosen": torch.tensor(epochs)} | _named("held", held)
     epochs = [chosen + keep.extra_epochs for chosen in epochs]
     made = dict[int, FitResult]()
@@ -100,9 +101,10 @@ def fit_epochs(
 
 
 def _together(epochs: Sequence[int], config: TrainingConfig) -> list[list[int]]:
-    """Group the models that are fitted as one: all models, or with a schedule, which spans a fit, those of one length.
+    """Return groups of models; each group is fitted as one batched model.
 
-    After a kill, the groups before the last checkpoint's are fitted again.
+    A schedule spans a fit, so that with a schedule the models of a group have the same number of epochs. After a kill,
+    the groups before the group of the last checkpoint are fitted again.
     """
     if config.optimiser.schedule == "constant":
         return [list(range(len(epochs)))]
@@ -115,17 +117,21 @@ def _best_lengths(
     config: TrainingConfig,
     rngs: Sequence[Seed],
     report: Report,
+    last: State | None,
 ) -> tuple[list[int], list[dict[str, Tensor]]]:
     """Fit each model at rising lengths until its score gets worse; return the best lengths and the held-out estimates.
 
-    A model without a finite score gets the longest fit.
+    A model whose last length has its best score is to have all epochs, and keeps the estimates of that length. A model
+    without a finite score is to have all epochs, too.
+
+    Args:
+        last: the last checkpoint, if any.
     """
     assert config.early_stopping is not None
     every = config.early_stopping.lengths(config.epochs)
     names, count = [f"search-{length}" for length in every], len(data)
     best, chosen = torch.full((count,), torch.inf, dtype=torch.float64), torch.full((count,), config.epochs)
     rising, held = torch.ones(count, dtype=torch.bool), list[dict[str, Tensor]]([{}] * count)
-    last = distributed.broadcast_from_rank0(report.load)
     reached = "" if last is None else last.config["phase"]
     first = names.index(reached) if reached in names else 0
     if last is not None and first:
@@ -145,14 +151,14 @@ def _best_lengths(
             keep=_NONE,
             scored=True,
         )
-        done, total = (epochs * run.steps // length for epochs in (sum(every[:number]), 2 * sum(every)))
+        done, total = (epochs * run.steps // length for epochs in (sum(every[:number]), sum(every) + config.epochs))
         run_steps(run, config.optimiser, run.steps, Phase(report, names[number], done, total, carried))
         best, chosen, rising = best.clone(), chosen.clone(), torch.zeros_like(rising)
         for i, m in enumerate(some):
             score, estimates = run.best(i)
             if score < best[m]:
                 best[m], chosen[m], rising[m], held[m] = score, length, True, estimates
-    return chosen.tolist(), held
+    return chosen.where(~rising, config.epochs).tolist(), held
 
 
 @final

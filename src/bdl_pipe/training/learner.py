@@ -98,12 +98,13 @@ class EarlyStopping:
     """Settings that choose the number of epochs on validation rows.
 
     At a constant learning rate one fit is scored on its way. With a schedule, which ends at a low rate, several fits
-    are scored at their ends: each has the whole schedule and a length of :meth:`lengths`.
+    are scored at their ends: each has the whole schedule and a length of :meth:`lengths`. If the longest of them is the
+    best, all epochs are run.
 
     Attributes:
         every: the number of epochs between scores; with a schedule the least length.
         patience: the number of epochs without a better score after which training stops. null: it never stops early.
-            With a schedule it is null: the first length with a worse score is the last.
+            With a schedule it is null: the first length with a worse score is the last that is tried.
         noise: the noise variance of regression: ``trained``, or ``validation``, estimated on the validation rows at the
             best epoch. A single learned variance (``bnn``, ``dropout``, inducing weights, ``map_blr``) becomes the
             value of their largest likelihood; the covariance of ``vbll`` gets a factor by it. A network's variances of
@@ -121,11 +122,14 @@ class EarlyStopping:
         require(enough, "patience", f"must be >= every ({self.every}) or null", self.patience)
 
     def lengths(self, epochs: int) -> list[int]:
-        """Return the lengths of fits with a schedule, the shortest first: ``epochs``, its half, and so on."""
+        """Return the lengths of the fits with a schedule that are scored, the shortest first.
+
+        They are the half of ``epochs``, its half, and so on down to ``every``; and ``epochs`` if that is fewer than two.
+        """
         found = [epochs]
         while (half := -(-found[-1] // 2)) >= self.every and half < found[-1]:
             found.append(half)
-        return found[::-1]
+        return found[:0:-1] if len(found) > 2 else found[::-1]
 
 
 def require_fits(early_stopping: EarlyStopping | None, optimiser: OptimiserConfig) -> None:
