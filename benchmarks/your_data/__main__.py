@@ -4,9 +4,10 @@
     python -m benchmarks.your_data     # about three hours of two cores; after a stop, the same command continues
 
 Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``. All
-tables share one project folder, which belongs to one state of the code. The page results/your_data covers all;
-with ``--only``, ``--seen`` or other ``--minutes``, scores and page are written to ``page`` in the project folder.
-``--page`` writes the page of the committed scores again.
+tables share one project folder, which belongs to one state of the code. With ``--only`` or ``--seen``, the scores of
+these tables replace their rows in results/your_data, and the page names the commit of each table. With other
+``--minutes``, scores and page are written to ``page`` in the project folder. ``--page`` writes the page of the committed
+scores again.
 """
 
 import argparse
@@ -48,8 +49,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("your_data: interrupted; the same command continues", file=sys.stderr)
         return 130
-    every = len(wanted) == len(TABLES) and chosen.minutes == project.MINUTES
-    place = OUT if every else chosen.folder / "page"
+    place = OUT if chosen.minutes == project.MINUTES else chosen.folder / "page"
     project.store(place, frame, facts)
     print(page.write(place))
     print(f"written to {place}")

@@ -44,14 +44,14 @@ def read(place: Path) -> pd.DataFrame:
     return pd.read_csv(place / "scores.csv")
 
 
-def facts(place: Path) -> dict[str, Any]:
-    """Read ``facts.json``: where the scores come from."""
-    found: dict[str, Any] = json.loads((place / "facts.json").read_text())
+def facts(place: Path) -> list[dict[str, Any]]:
+    """Read ``facts.json``: the runs that the scores come from, each with its tables."""
+    found: list[dict[str, Any]] = json.loads((place / "facts.json").read_text())
     return found
 
 
-def page(frame: pd.DataFrame, about: dict[str, Any]) -> str:
-    """Return the whole page."""
+def page(frame: pd.DataFrame, runs: Sequence[dict[str, Any]]) -> str:
+    """Return the whole page of scores from these runs."""
     names = [name for name in BY_NAME if name in set(frame["table"])]
     tasks = {task: [name for name in names if BY_NAME[name].task == task] for task in ("regression", "classification")}
     parts = [f"# Your data: {len(names)} tables that packages ship", *head(frame), *_by_kind(frame), "## Tables"]
@@ -60,8 +60,8 @@ def page(frame: pd.DataFrame, about: dict[str, Any]) -> str:
     if tasks["regression"]:
         parts += ["## The scores of ScoringBench", _SCORES, _ratios(frame), *_ranks(frame)]
     parts += ["## Where boosting is better", _boosting(frame), "## The tables' sources", _SOURCES, _sources(names)]
-    parts += ["## The run", "\n".join(f"- {name}: {value}" for name, value in about.items())]
-    return "\n\n".join(parts) + "\n"
+    parts += ["## The runs", _RUNS if len(runs) > 1 else "", *map(_run, runs)]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 _METHODS: Final = (
@@ -76,6 +76,10 @@ _SCORES: Final = (
     "Ranjan 2011), the interval score at 90 % and the RMSE, as geometric means over tables of the ratio to `constant`; "
     "the log score, as the mean difference of NLL. Lower is better. ScoringBench's other scores, its tables and its "
     "folds are not run."
+)
+_RUNS: Final = (
+    "The tables were run in several parts, each by one state of the code. A run's seconds of fitting cover all that was "
+    "run then, also tables whose figures come from a later run."
 )
 _SOURCES: Final = (
     "A rule that was written before any fit chose the unseen tables: it is the head of "
@@ -274,6 +278,12 @@ def _sources(names: Sequence[str]) -> str:
         out = ", ".join(f"{column} ({why})" for column, why in table.leave_out.items())
         rows.append([table.name, " ".join(table.source), table.target, table.size, out, table.licence])
     return _table(["Table", "Source", "Target", "Size", "Left out", "Licence"], rows)
+
+
+def _run(about: dict[str, Any]) -> str:
+    """Return a list of a run's facts."""
+    values = {name: ", ".join(value) if name == "tables" else value for name, value in about.items()}
+    return "\n".join(f"- {name}: {value}" for name, value in values.items())
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

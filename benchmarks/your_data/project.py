@@ -138,20 +138,31 @@ def gather(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
                     | {"rows": test["nll"]["n"] if test else None}
                     | {name: float(f"{value:.7g}") for name, value in values.items()}
                 )
-    order = {name: number for number, name in enumerate(BY_NAME)}
     frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"rows": "Int64"})
-    return frame.sort_values(["table", "method", "split"], key=lambda c: c.map(order) if c.name == "table" else c), {
-        **facts,
-        **commits,
-        "cores": os.cpu_count(),
-    }
+    return ordered(frame), {**facts, **commits, "cores": os.cpu_count()}
+
+
+def ordered(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores in the order of the tables, then by method and split."""
+    order = {name: number for number, name in enumerate(BY_NAME)}
+    return frame.sort_values(["table", "method", "split"], key=lambda c: c.map(order) if c.name == "table" else c)
 
 
 def store(place: Path, frame: pd.DataFrame, facts: dict[str, Any]) -> None:
-    """Write ``scores.csv`` and ``facts.json``."""
+    """Write ``scores.csv`` and ``facts.json``, which has one entry for each run.
+
+    A table's rows in ``scores.csv`` are those of the last run that has the table.
+    """
     place.mkdir(parents=True, exist_ok=True)
+    path, names = place / "facts.json", list(dict.fromkeys(frame["table"]))
+    runs = json.loads(path.read_text()) if path.is_file() else []
+    if runs:
+        former = pd.read_csv(place / "scores.csv").astype({"rows": "Int64"})
+        frame = ordered(pd.concat([former[~former["table"].isin(names)], frame]))
+    runs = [{**run, "tables": [name for name in run["tables"] if name not in names]} for run in runs]
+    runs = [*(run for run in runs if run["tables"]), {**facts, "tables": names}]
     write_bytes(place / "scores.csv", frame.to_csv(index=False, float_format="%.7g").encode())
-    write_bytes(place / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
+    write_bytes(path, (json.dumps(runs, indent=1) + "\n").encode())
 
 
 def _commit() -> str:

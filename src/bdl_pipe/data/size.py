@@ -156,8 +156,8 @@ class Size:
         """Return the section ``training`` of a method.
 
         The number of epochs is chosen on validation rows if the network could memorise the rows. On three tables of
-        14,000 to 24,000 rows with much noise 4 to 6 of 30 to 42 epochs were chosen (results/your_data_again); after all
-        epochs the NLL was above the constant's.
+        14,000 to 24,000 rows with much noise (magic, budgetfood, check_times) 4 to 6 of 30 to 42 epochs were chosen;
+        after all epochs the NLL was above the constant's.
 
         Args:
             constant: the learning rate is constant for many rows, too.
