@@ -11,7 +11,9 @@ import torch
 from bdl_pipe import networks
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import merge
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, Diverged
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
@@ -83,6 +85,20 @@ def test_chains_that_are_stopped_end_with_the_same_bits(task, name):
     for start in starts:
         again = resumed(run, from_step=start)
         assert all(same_bits(a, b) for a, b in zip(whole, again, strict=True))
+
+
+@pytest.mark.parametrize(("curved", "least", "most"), [(0.0, 24.0, 29.0), (4.0, 5.0, 10.0)])
+def test_the_noise_of_null_is_what_a_linear_model_or_trees_leave(curved: float, least: float, most: float) -> None:
+    """Noise of precision 25: a linear model finds it where the targets are linear.
+
+    On a curve the linear model finds 1.6, and trees 7.3.
+    """
+    x = Seed(5).numpy().normal(size=(600, 2))
+    y = (x[:, 0] + curved * x[:, 1] ** 2)[:, None] / (1 + 6 * (curved > 0)) + 0.2 * Seed(6).numpy().normal(size=(600, 1))
+    one = torch.ones(1)
+    transform = Transform("table", torch.zeros(2), torch.ones(2), shift=0 * one, scale=one)
+    data = FitData("regression", Examples(x, y), Examples(x[:0], y[:0]), transform)
+    assert least < cases.settings(target={"noise_precision": None}).target.precision(data) < most
 
 
 @pytest.mark.parametrize("name", list(KERNELS))

@@ -135,7 +135,7 @@ def _residual_precision(data: FitData) -> float:
         some = slice(min(len(rows), _TREE_ROWS))
         trees = HistGradientBoostingRegressor(early_stopping=False, random_state=0)
         missed = column[some] - cross_val_predict(trees, rows[some], column[some], cv=3)
-        left.append(min(1 / BayesianRidge().fit(rows, column).alpha_, float((missed**2).mean())))
+        left.append(min(float(1 / BayesianRidge().fit(rows, column).alpha_), float((missed**2).mean())))
     return min(len(left) / sum(left), _MOST_PRECISE)
 
 
@@ -167,6 +167,7 @@ def teacher(
         Diverged: a chain became NaN or infinite.
     """
     precisions = [config.target.precision(each) for each in data]
+    targets = [replace(config.target, noise_precision=precision) for precision in precisions]
     groups = [[i for i, other in enumerate(precisions) if other == p] for p in dict.fromkeys(precisions)]
     ended, steps = _Ended.load(report), config.thinning.steps
     for number, members in enumerate(groups):
@@ -174,7 +175,7 @@ def teacher(
             continue
         chains = network_chains(
             [data[i] for i in members],
-            config.target,
+            targets[members[0]],
             config.sampler,
             [rngs[i] for i in members],
             config.thinning.burn_in,
@@ -183,7 +184,7 @@ def teacher(
         draws = _draws(chains, starts, config.thinning, ended, len(groups), report)
         noise = chains.noise_ratio(draws[-1], steps, _NOISE_BATCHES)
         ended = ended.with_group(draws, noise, members)
-    return [ended.state(i, config.target.spec(each)) for i, each in enumerate(data)]
+    return [ended.state(i, targets[i].spec(each)) for i, each in enumerate(data)]
 
 
 @dataclass(frozen=True)
