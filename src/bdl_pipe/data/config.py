@@ -20,32 +20,34 @@ class DatasetConfig:
 
     Attributes:
         source: the source of the raw rows.
-        normalise: the transform of inputs. ``published``: published constants per channel; ``train``: mean and standard
-            deviation of the training rows; ``robust``: for tables, median and interquartile range, then smoothly into
-            (−3, 3); ``none``: x/255 for images, and unchanged tables.
+        normalise: how inputs are scaled. ``published`` uses published constants per channel; ``train`` uses the mean
+            and standard deviation of the training rows; ``robust``, for tables, uses the median and interquartile range
+            and then maps values smoothly into (−3, 3); ``none`` divides images by 255 and leaves tables unchanged.
         whiten: whether images are ZCA-whitened after standardisation.
         validation: the number (an integer) or share (< 1) of the training rows to hold out as validation rows.
-        fit_rows: the rows of a final fit; a search always uses the training rows without validation rows.
-        splits: 1 for a set with its own test rows; otherwise the first N standard UCI splits are used.
+        fit_rows: the rows of a final fit. A search always fits the training rows without the validation rows.
+        splits: the number of splits. It must be 1 for a set with its own test rows; other sets use the first N
+            standard UCI splits.
         ood: the out-of-distribution sets: other entries of ``datasets``, names of sources without options, or
             ``noise``.
-        corrupted_images: the number of first test images to corrupt in 19 ways × 5 severities; 0 disables corruptions.
-        corruptions: ``made``: computed here; ``published``: from the set's published -C release.
+        corrupted_images: how many of the first test images get 19 corruptions × 5 severities; 0 disables corruptions.
+        corruptions: ``made`` computes the corrupted images; ``published`` reads them from the set's published -C
+            release.
         targets: the transform of regression targets. ``standardise``: subtract the mean and divide by the standard
-            deviation of the training rows; ``log``: standardise the logarithms, if all targets are > 0; ``auto``: one
-            of these two, chosen by ridge regression on the split's training rows (``target_scale``); ``centre``:
+            deviation of the training rows; ``log``: standardise the logarithms, which requires targets > 0; ``auto``:
+            one of these two, chosen by ridge regression on the split's training rows (``target_scale``); ``centre``:
             subtract the mean (Harrison et al., 2023, G.2); ``none``: unchanged. Class labels are not transformed.
-        held_out: indices of image classes to remove from training, validation and test rows; their test rows are the
-            out-of-distribution set ``held_out``.
+        held_out: indices of image classes to remove from training, validation and test rows; the test rows of these
+            classes become the out-of-distribution set ``held_out``.
         transfer: labelled sets that share classes with this set, named as in ``ood`` (without ``noise``); posteriors
             are scored on their test rows of the shared classes.
-        transfer_names: class of these sets -> class of this set, for names that differ and that ``data/transfer.py``
-            does not list. null: none.
+        transfer_names: class of a ``transfer`` set -> class of this set, for names that differ and that
+            ``data/transfer.py`` does not list. null: no such names.
         calibration: the number (an integer) or share (< 1) of training rows to exclude from all fits, for the
             recalibration of posteriors. 0 disables it.
-        increment: a step of class-incremental learning. Training and validation rows are of the step's new classes, and
-            scored rows of all classes so far. The outputs are all classes, and the transform uses all training rows, so
-            that both are the same at every step. null: all classes together.
+        increment: one step of class-incremental learning. Training and validation rows are of the step's new classes;
+            scored rows are of all classes so far. Outputs cover all classes and the transform is fitted to all training
+            rows, so both are the same at every step. null: all classes are learned together.
     """
 
     source: Source = field(metadata={"read": catalog.read})
@@ -70,7 +72,7 @@ class DatasetConfig:
         return self.source.task
 
     def comes_after(self, other: "DatasetConfig") -> bool:
-        """Return whether this is the step after ``other``'s, with the same rows, transform and order of classes."""
+        """Return True if this is the next step after ``other``, with the same rows, transform and order of classes."""
         if self.increment is None or self.increment.step == 0:
             return False
         before = replace(self.increment, step=self.increment.step - 1)

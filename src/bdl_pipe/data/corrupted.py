@@ -2,7 +2,7 @@
 
 A release is a folder ``$BDL_DATA_DIR/<set>_corrupted/`` of one ``.npy`` per corruption, uint8
 [5·n, height, width, channel]: the same n test images at severity 1, then 2, … (Hendrycks and
-Dietterich, 2019); a release in a tar archive there is read without unpacking it first.
+Dietterich, 2019). The files may be in a tar archive in this folder, which is read without unpacking it.
 """
 
 import io
@@ -23,8 +23,7 @@ SEVERITIES: Final = (1, 2, 3, 4, 5)
 
 
 def corruption_jobs(config: DatasetConfig) -> list[Job]:
-    """List every corruption and severity to make, which are independent of each other; empty if ``corrupted_images`` is
-    0."""
+    """List every corruption and severity to make, as independent jobs; empty if ``corrupted_images`` is 0."""
     from .corrupt import NAMES
 
     return [Job(name, s) for name in NAMES for s in SEVERITIES] if config.corrupted_images else []

@@ -3,16 +3,17 @@
 A table with described columns stores one number for each cell, so that nothing is fitted when a file is read: a number,
 the days since 1970 of a date, the index of a category in the sorted list of the file's categories, NaN for an empty
 cell, and ``UNSEEN`` for a category that the file does not have. An :class:`Encoding` is fitted to the training rows of
-a split and turns such a row into network inputs:
+a split and turns a row of stored numbers into network inputs:
 
 - ``number``: the number, or the median of the training rows if it is missing;
-- ``category``: one column for each of the most frequent categories of the training rows, and one for all others
-  (scikit-learn's ``OneHotEncoder``); a category without training rows counts as one of the others or, if there are no
-  others, as no category;
-- ``date``: days since 1970; sine and cosine of the year, of the week and, if there are hours, of the day.
+- ``category``: one column for each of the most frequent categories of the training rows, and one for all other
+  categories (scikit-learn's ``OneHotEncoder``); a category without training rows counts as one of the other categories
+  or, if there are none, as no category;
+- ``date``: days since 1970, then sine and cosine with periods of a year, a week and, if the column has times of day, a
+  day.
 
-Each column with a missing value in the file has an additional indicator column. The number of columns follows from the
-file, so that it is the same for all splits; their meaning follows from the training rows alone.
+Each column with a missing value in the file has an additional indicator column. The number of columns depends only on
+the file, so that it is the same for all splits; the meaning of the columns depends only on the training rows.
 """
 
 import itertools
@@ -40,10 +41,10 @@ class Column:
     """A feature column of a file.
 
     Attributes:
-        values: for a category, all values of the file, sorted; a row's number is the index of its value.
-        missing: whether a cell of the file is empty.
-        slots: for a category, the largest number of columns.
-        hours: for a date, whether a row has a time of day.
+        values: for a category, all values of the file, sorted; a cell stores the index of its value.
+        missing: whether any cell of the column is empty in the file.
+        slots: for a category, the largest number of one-hot columns.
+        hours: for a date, whether any row has a time of day.
         zoned: for a date, whether rows have a time zone and are instants. None: unknown (data prepared earlier).
         ends: for a number or a date, the smallest and largest value of the file. Empty: unknown (data prepared
             earlier).

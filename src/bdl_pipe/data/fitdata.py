@@ -21,7 +21,7 @@ class FitData:
     Attributes:
         transform: the transform, fitted to all of ``train``.
         device: the device of a fit's tensors.
-        search: the same split with separate validation rows, and the transform of its training rows alone. None:
+        search: the same split with separate validation rows, and a transform fitted only to its training rows. None:
             ``train`` includes no validation rows. A fit that selects something by a score uses ``search or self``, so
             that no row is both fitted and scored.
     """

@@ -17,8 +17,8 @@ class IncrementConfig:
 
     Attributes:
         order: the seed of the order of classes.
-        classes: the number of new classes of each step, which must divide the number of classes.
-        step: the number of the step; fits use the rows of its new classes, and tests the rows of all classes so far.
+        classes: the number of new classes in each step. It must divide the number of all classes.
+        step: the number of the step, from 0. Fits use rows of its new classes; tests use rows of all classes so far.
     """
 
     order: int
@@ -42,6 +42,6 @@ class IncrementConfig:
 
     def seen(self, total: int) -> list[int]:
         """List the classes up to this step, in their order."""
-        # the legacy generator of the published orders
+        # the published orders come from this legacy generator
         order: list[int] = np.random.RandomState(self.order).permutation(total).tolist()
         return order[: (self.step + 1) * self.classes]

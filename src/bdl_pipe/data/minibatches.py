@@ -33,8 +33,8 @@ def with_replacement(rows: int, size: int, generator: torch.Generator) -> Int[Te
 class Minibatches:
     """The minibatches of a chain: M of N rows at step t, from a new permutation of all rows in each epoch.
 
-    They are a function of the seed and t. An epoch has N // M batches and skips the remaining rows, so that every batch
-    has M rows and all rows have the same probability.
+    The batches are a function of the seed and t. An epoch has N // M batches and skips the remaining rows, so that
+    every batch has M rows and all rows have the same probability.
     """
 
     def __init__(self, rows: int, size: int, rng: Seed, device: torch.device | str = "cpu") -> None:

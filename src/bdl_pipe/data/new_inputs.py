@@ -31,7 +31,7 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
     A table needs the fitted feature columns, by name and in any order; other columns are ignored. A category that the
     fitted file did not have counts as a rare category or, if there were none, as no category (:func:`unseen` lists such
     values). An ``.npz`` holds ``x`` (or ``x_test``). Images are converted to grey or colour like the fitted images and
-    must have their size; if the fitted images were resized, new images are, too.
+    must have the same size; if the fitted images were resized, new images are resized, too.
 
     Args:
         schema: ``schema.json`` of the data: kind, features, input_shape.

@@ -1,7 +1,7 @@
 """The constants of a transform: published ones, or mean and standard deviation of the training rows; and whitening.
 
-All is computed and stored in float64. Tables may also use robust constants: median and interquartile range. A constant
-column (or channel) has the deviation 1, so it becomes 0.
+All constants are computed and stored in float64. Tables may also use robust constants: median and interquartile range.
+A constant column (or channel) gets the deviation 1, so it becomes 0.
 
 Whitening is ZCA with a ridge, of standardised images flattened to [n, d]:
 
@@ -48,14 +48,14 @@ def fit_transform(
 
     Args:
         inputs: uint8 [n, channel, height, width] or float64 [n, feature].
-        columns: the descriptions of a table's columns if they are not all numbers; the rows fit their encoding.
+        columns: the descriptions of a table's columns if not all are numbers; their encoding is fitted to the rows.
         targets: int64 [n] for classes, which need no constants, or float64 [n, output].
         published: mean and standard deviation of x/255 per channel, if ``normalise`` is ``published``.
-        scaling: the transform (y − shift)/scale of regression targets: ``standardise``: mean and standard deviation;
-            ``log``: the same for logarithms; ``centre``: mean and 1; ``none``: 0 and 1.
+        scaling: shift and scale of regression targets, (y − shift)/scale. ``standardise``: mean and standard deviation;
+            ``log``: mean and standard deviation of log y; ``centre``: mean and 1; ``none``: 0 and 1.
 
     Raises:
-        DataError: a target to standardise is constant, or a target whose logarithm is needed is not > 0.
+        DataError: a target to standardise is constant, or ``scaling`` is ``log`` and a target is not > 0.
     """
     encoding = Encoding.fit(columns, inputs) if columns else None
     if kind == "table" and inputs.nbytes >= scratch.LARGE:
@@ -96,7 +96,7 @@ def robust(inputs: np.ndarray) -> Constants:
 
     scaler = RobustScaler().fit(inputs)
     low, middle, high = np.quantile(inputs, (0.25, 0.5, 0.75), axis=0)
-    width = np.where(high - low < _TINY, high - low, scaler.scale_)  # scikit-learn treats such a width as 0
+    width = np.where(high - low < _TINY, high - low, scaler.scale_)  # scikit-learn treats a width below _TINY as 0
     return middle, np.where(high > low, width, _safe(np.ptp(inputs, axis=0) / 2))
 
 
@@ -149,7 +149,7 @@ def target_constants(targets: np.ndarray, scaling: Scaling, origin: str) -> Cons
     """Return shift and scale of regression targets [n, output], each [output].
 
     Raises:
-        DataError: a target to standardise is constant, or a target whose logarithm is needed is not > 0.
+        DataError: a target to standardise is constant, or ``scaling`` is ``log`` and a target is not > 0.
     """
     zeros, ones = np.zeros(targets.shape[1]), np.ones(targets.shape[1])
     if scaling == "none":

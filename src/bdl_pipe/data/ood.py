@@ -20,13 +20,12 @@ def test_rows(raw: Raw) -> Examples:
 
 
 def noise(shape: tuple[int, ...], rng: Seed, count: int = NOISE_IMAGES) -> Examples:
-    """Draw uint8 [count, *shape], every value 0..255 equally likely and independent; one class, 0."""
+    """Draw noise images uint8 [count, *shape]: values are independent and uniform on 0..255; all labels are 0."""
     return Examples(rng.numpy().integers(0, 256, (count, *shape), dtype=np.uint8), np.zeros(count, np.int64))
 
 
 def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw, Examples]:
-    """Remove some classes from ``raw``; return the rest, and the test rows of the removed classes with their own
-    labels.
+    """Remove some classes from ``raw``; return the rest, and the removed classes' test rows with their old labels.
 
     The remaining labels are renumbered without gaps, in their order.
 
@@ -42,7 +41,7 @@ def without_classes(raw: Raw, held_out: tuple[int, ...], path: str) -> tuple[Raw
     if max(held_out) >= len(raw.classes) or len(kept) < 2:
         rule = f"must be indices < {len(raw.classes)} that leave at least 2 classes"
         raise ConfigError(path, rule, list(held_out))
-    place = np.full(len(raw.classes), -1)  # new label of each old one
+    place = np.full(len(raw.classes), -1)  # old label -> new label; -1: removed
     place[kept] = np.arange(len(kept))
     held = test_rows(raw)
     out = np.isin(held.targets, held_out)
@@ -62,7 +61,7 @@ def _relabelled(rows: Examples, place: np.ndarray) -> Examples:
 def to_shape(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Convert uint8 [n, channel, height, width] to another shape.
 
-    Channels: grey is repeated, and colour becomes luma (ITU-R 601). Size: bilinear, with a wider kernel for
+    Channels: a grey channel is repeated; colour becomes luma (ITU-R 601). Size: bilinear, with a wider kernel for
     downscaling, to avoid aliasing.
     """
     channels, height, width = shape

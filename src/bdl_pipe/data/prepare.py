@@ -2,14 +2,15 @@
 
 ``folder_fit`` holds the data of fits. For each split s it has the training and validation rows ``<s>/train.arrow``
 (training rows first, so that both parts and their union are views of one memory map) and ``<s>/transform``, fitted to
-all rows of a final fit; ``<s>/transform-search`` is fitted to the training rows alone, if that differs. It also has
-``schema.json`` and optionally ``<s>/calibration.arrow``, rows for the recalibration of posteriors, which no fit uses.
-``folder_holdout`` holds the rest: ``<s>/test.arrow``, ``ood/<set>.arrow``, ``transfer/<set>.arrow``,
-``corrupted/<name>-<severity>.arrow``. No byte of the first folder depends on a row of the second.
+all rows of a final fit; if the transform fitted only to the training rows differs, it is in ``<s>/transform-search``.
+``folder_fit`` also has ``schema.json`` and optionally ``<s>/calibration.arrow``, rows for the recalibration of
+posteriors, which no fit uses. ``folder_holdout`` holds the rest: ``<s>/test.arrow``, ``ood/<set>.arrow``,
+``transfer/<set>.arrow``, ``corrupted/<name>-<severity>.arrow``. No byte of ``folder_fit`` depends on a row of
+``folder_holdout``.
 
-A data set with an ``increment`` is one step of class-incremental learning. Its validation rows are drawn and its
-transforms are fitted as without it; then rows of other classes are removed: from the first folder all classes except
-the new ones, from the second the classes of later steps. So all steps have the same transform, fitted to the training
+A data set with an ``increment`` is one step of class-incremental learning. Validation rows are drawn and transforms are
+fitted as if there were no ``increment``; then ``folder_fit`` keeps only the rows of the new classes, and
+``folder_holdout`` drops the rows of later steps' classes. So all steps have the same transform, fitted to the training
 rows of all classes (a deviation from a learner that sees no pixel of a class before its step).
 """
 
@@ -42,7 +43,7 @@ from .target_scale import logarithms_fit_better
 from .transfer import shared_rows
 from .transform import Transform
 
-FEWEST_CALIBRATION: Final = 20  # rows; a conformal set at 95 % needs 19
+FEWEST_CALIBRATION: Final = 20  # the least number of calibration rows; a conformal set at 95 % needs 19
 TRAIN_SHARE: Final = 0.9  # the share of training rows of the standard UCI splits
 FanOut = Callable[[Callable[[Job], np.ndarray], Sequence[Job]], Iterable[np.ndarray]]
 
@@ -64,10 +65,10 @@ def prepare(
     rng: Seed,
     fan_out: FanOut = map,
 ) -> Facts:
-    """Fill both folders with the data set ``name``; call it between their ``artifacts.publish``.
+    """Fill both folders with the data set ``name``; call it while ``artifacts.publish`` holds both folders open.
 
     Args:
-        datasets: the needed sections of ``datasets``: its own, and those that its ``ood`` and ``transfer`` name.
+        datasets: the sections of ``datasets`` for ``name`` and for the sets that its ``ood`` and ``transfer`` name.
         rng: the data set's seed address, for validation rows and corruptions.
         fan_out: maps a picklable function over corruption jobs, in order, like the builtin ``map``.
 
@@ -126,10 +127,10 @@ def check_splits(raw: Raw, config: DatasetConfig, path: str, rng: Seed) -> None:
 def uci_splits(rows: int, splits: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Draw the first ``splits`` standard UCI splits: (training rows, test rows), each in drawn order.
 
-    One ``RandomState(1)``; per split one ``choice(n, n, replace=False)``, whose first round(0.9 n)
-    rows train (the split files of Hernández-Lobato and Adams, 2015, and Gal and Ghahramani, 2016).
+    Each split draws ``choice(n, n, replace=False)`` from one ``RandomState(1)``; the first round(0.9 n) rows are
+    training rows, as in the split files of Hernández-Lobato and Adams, 2015, and Gal and Ghahramani, 2016.
     """
-    state = np.random.RandomState(1)  # the legacy generator of the published files
+    state = np.random.RandomState(1)  # the published files come from this legacy generator
     orders = [state.choice(rows, rows, replace=False) for _ in range(splits)]
     train = round(TRAIN_SHARE * rows)
     return [(order[:train], order[train:]) for order in orders]
@@ -196,8 +197,8 @@ class _FitRows:
     Attributes:
         rows: the training rows, followed by the validation rows.
         train: the number of training rows.
-        search: the transform fitted to the training rows alone.
-        final: the transform fitted to all ``rows``, if a final fit uses them and it differs.
+        search: the transform fitted only to the training rows.
+        final: the transform fitted to all ``rows``, if a final fit uses all ``rows`` and the transform differs.
         joined: whether a final fit uses validation rows.
     """
 
@@ -214,7 +215,7 @@ def _fit_rows(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> _Fi
     searched, validation = ordered.cut(trained)
     new = config.increment.new(len(raw.classes)) if config.increment else None
     kept, count = _of_classes(ordered, new, raw, "training rows"), len(_of_classes(searched, new, raw, "training rows"))
-    scaling = _scaling(searched, raw, config)  # one scaling for both fits: the same units
+    scaling = _scaling(searched, raw, config)  # both fits use one scaling, so that their units are equal
     search = _transform(searched, raw, config, scaling)
     joined = config.fit_rows == "train_and_validation" and len(validation) > 0
     final = _transform(ordered, raw, config, scaling) if joined and _fitted(config, raw) else None
@@ -226,7 +227,7 @@ def fit_data(raw: Raw, config: DatasetConfig, *, rng: Seed, split: int = 0) -> t
 
     Args:
         rng: the data set's seed address, as in :func:`prepare`.
-        split: the number of the split whose training rows are ``raw.train``.
+        split: the number of the split; ``raw.train`` holds its training rows.
 
     Returns:
         The data, and the calibration rows or None.

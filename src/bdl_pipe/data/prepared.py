@@ -1,7 +1,7 @@
 """Access to prepared data for fits and evaluations: two memory-mapped artifacts.
 
-This module does not import the code that makes them. So a change of a data source or a corruption makes ``prepare`` out
-of date, and a fit only if the rows change.
+This module does not import the code that makes the artifacts. So a change of a data source or a corruption makes
+``prepare`` out of date, but makes a fit out of date only if the rows change.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,7 +39,7 @@ class Holdout:
     """The memory-mapped rows that only ``evaluate`` reads.
 
     Attributes:
-        files: the manifest's files: name below ``path`` -> facts.
+        files: the files in the manifest: name relative to ``path`` -> facts.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class Holdout:
         return store.read(self._corrupted(name, severity)).examples
 
     def corrupted_file(self, name: str, severity: int) -> FileBytes:
-        """Return the file of the same rows, for ``store.loads`` on another machine."""
+        """Return the file that :meth:`corrupted` reads, for ``store.loads`` on another machine."""
         place = self._corrupted(name, severity)
         return FileBytes.of(place, self.files[str(place.relative_to(self.path))]["sha256"])
 
@@ -85,9 +85,10 @@ def load_fits(path: Path, splits: Iterable[int], *, final: bool) -> list[FitData
     """Read the training data of several splits, memory-mapped, from a ``prepare`` artifact that is verified once.
 
     Args:
-        final: whether the data are for a final fit. If ``fit_rows`` includes validation rows, its training rows then
-            include them, its validation part is empty, and its ``search`` is the result of ``final=False``. With
-            ``final=False`` both parts are separate, and the transform is fitted to the training rows alone.
+        final: whether the data are for a final fit. If so, and if ``fit_rows`` includes validation rows, the training
+            part includes the validation rows, the validation part is empty, and ``search`` is the result of
+            ``final=False``. With ``final=False`` both parts are separate, and the transform is fitted only to the
+            training rows.
 
     Raises:
         ArtifactError: the artifact is missing, altered or truncated.

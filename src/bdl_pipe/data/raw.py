@@ -65,7 +65,7 @@ class Source(Protocol):
         """
 
     def files(self) -> tuple[Path, ...]:
-        """List the users' files and folders of the rows; empty if checksums pin the rows."""
+        """List the users' files and folders that hold the rows; empty if checksums pin the rows."""
 
 
 def checked(raw: Raw) -> Raw:
@@ -129,7 +129,7 @@ def check_finite(values: np.ndarray, origin: str, columns: tuple[str, ...]) -> N
 
 
 def relabel(examples: Examples, names: Any, classes: tuple[str, ...], origin: str) -> Examples:
-    """Turn the codes of ``examples`` into ``names`` into codes into ``classes``.
+    """Replace the targets of ``examples``, which are indices of ``names``, by indices of ``classes``.
 
     Raises:
         DataError: a test row has a class without training rows.

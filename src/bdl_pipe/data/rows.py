@@ -1,7 +1,7 @@
 """Transformed rows for a fit: all as tensors or, for large data, batch by batch.
 
-Large data stay in their memory-mapped file, so that a fit needs memory only for its batches and 8 bytes a row for the
-order of an epoch. Batches are the same either way.
+Large data stay in their memory-mapped file, so that a fit needs memory only for its batches and 8 bytes per row for
+the order of an epoch. Batches are the same either way.
 """
 
 from abc import ABC, abstractmethod
@@ -39,7 +39,7 @@ class Rows(ABC):
 
     @abstractmethod
     def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the rows from ``start`` up to ``stop`` or the last row."""
+        """Return inputs and targets of the rows from ``start`` to ``stop`` − 1, or to the last row."""
 
     @final
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,6 +1,6 @@
 """Large arrays and tables in an unnamed temporary file instead of memory.
 
-The file is in the folder for temporary files and disappears when the process ends in any way. It is memory-mapped.
+The file is memory-mapped, is in the folder for temporary files, and disappears however the process ends.
 """
 
 import tempfile
@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-LARGE: Final = 2**27  # the least bytes of an array in a file
-_AT_ONCE: Final = 2**26  # bytes of one copy
+LARGE: Final = 2**27  # an array of at least this many bytes is in a file
+_AT_ONCE: Final = 2**26  # the most bytes copied at once
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -34,7 +34,7 @@ def taken(array: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def chunks(rows: int, row_bytes: int) -> Iterable[slice]:
-    """Yield slices of ``rows`` rows of a suitable size for copies."""
+    """Return slices that together cover ``rows`` rows, each small enough to copy at once."""
     step = max(1, _AT_ONCE // max(1, row_bytes))
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 

@@ -13,7 +13,7 @@ from ..errors import DataError
 from .examples import Task
 
 _TRAIN_SHARE: Final = 0.9  # the share of training rows of standard splits
-_FEATURE_SIDE: Final = 4  # the most pixels a side of a ConvNet's features
+_FEATURE_SIDE: Final = 4  # the most pixels per side of a ConvNet's features
 _FEW_ROWS: Final = [0.1, 0.2]  # a perceptron's frequencies; few rows cannot distinguish steep functions from noise
 _MANY_ROWS: Final = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
 
@@ -27,7 +27,7 @@ class Size:
     Attributes:
         rows: the number of rows of the file.
         width: the number of network inputs.
-        pace: the factor of all numbers of steps; below 1 if the usual numbers would take too long.
+        pace: the factor on every number of steps; below 1 if the usual numbers would take too long.
         calibration: the share of the training rows that are excluded from all fits.
         image: (channel, height, width) of images. None: rows of a table.
         fewest: the number of training rows of the smallest class; 0 if unknown.
@@ -102,7 +102,7 @@ class Size:
         return {"name": "mlp", "hidden": self.hidden, "activation": "mish", "frequencies": _MANY_ROWS}
 
     def convnet(self, side: int, width: int | None = None) -> Section:
-        """Return a ConvNet with features of at most ``side`` pixels a side.
+        """Return a ConvNet with features of at most ``side`` pixels per side.
 
         Raises:
             DataError: the rows are not images.
@@ -129,16 +129,16 @@ class Size:
 
     @property
     def small(self) -> bool:
-        """Return True if there are few rows: a small network at a constant rate, stopped on its way, suits them."""
+        """Return True if there are few rows: they suit a small network, a constant learning rate and early stopping."""
         return self.train < 10_000
 
     @property
     def memorised(self) -> bool:
-        """Return True if the default network, with about as many weights, could memorise the rows in these steps."""
+        """Return True if the default network, with about as many weights as rows, can memorise them in these steps."""
         return self.train < 200_000
 
     def optimiser(self, lr: float, decay: float | None = None, name: str = "adamw", constant: bool = False) -> Section:
-        """Return the optimiser: at a constant learning rate for few rows or if asked for, else with one cycle."""
+        """Return the optimiser, with a constant learning rate for few rows or if ``constant``, else with one cycle."""
         weight_decay = (0.1 if self.small else 0.01) if decay is None else decay
         fixed: Section = {"lr": 0.4 * lr, "schedule": "constant"}
         schedule = fixed if self.small or constant else {"lr": lr, "schedule": "one_cycle"}
@@ -157,12 +157,12 @@ class Size:
 
         The number of epochs is chosen on validation rows if the network could memorise the rows. On three tables of
         14,000 to 24,000 rows with much noise (magic, budgetfood, check_times) 4 to 6 of 30 to 42 epochs were chosen;
-        after all epochs the NLL was above the constant's.
+        after all epochs the NLL was above a constant predictor's.
 
         Args:
-            constant: the learning rate is constant for many rows, too.
-            regularised: the loss has a divergence from a prior, or the network has bounded norms, so that all epochs
-                are run for many rows.
+            constant: whether the learning rate is constant for many rows, too.
+            regularised: whether the loss has a divergence from a prior or the network has bounded norms; fits to many
+                rows then run all epochs.
         """
         epochs, optimiser = self.epochs(steps), self.optimiser(lr, decay, name, constant)
         every, patience = -(-epochs // 16), None

@@ -1,9 +1,9 @@
 """Rows on disk as uncompressed, memory-mapped Arrow IPC.
 
 Inputs are one column of the fixed-shape-tensor extension type, uint8 [channel, height, width] or float64 [feature].
-Targets are such a column, too, float64 [output]; labels are an int64 column. All are read without a copy, and a row's
-numbers are contiguous, so that each row of a batch needs one read. The schema's metadata have the names of features and
-targets, and the number of training rows.
+Regression targets are a column of the same type, float64 [output]; labels are an int64 column. All columns are read
+without a copy, and a row's numbers are contiguous, so that each row of a batch needs one read. The schema's metadata
+contain the names of features and targets, and the number of training rows.
 """
 
 import json
@@ -83,7 +83,7 @@ def _rows(file: Any, origin: str) -> Rows:
 
 
 def _tensor_array(images: np.ndarray) -> pa.ExtensionArray:
-    """Make n row-major tensors of [n, ...] with any strides (pyarrow's own conversion records a permutation)."""
+    """Convert [n, ...] with any strides to n row-major tensors (pyarrow's own conversion records a permutation)."""
     kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(images.dtype), images.shape[1:])
     values = pa.array(images.reshape(-1))
     return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, type=kind.storage_type))

@@ -1,9 +1,9 @@
 """The choice between targets and their logarithms, by the leave-one-out density of ridge regression.
 
-Leave-one-out residuals of ridge regression have a closed form: e_i/(1 − h_i), e the residuals and h the diagonal of
-Φ(ΦᵀΦ + Λ)⁻¹Φᵀ (Hastie, Tibshirani & Friedman 2009, section 7.10). With s² their mean square, a left-out target has the
-mean log density −½ log(2πs²) − ½; a density of logarithms becomes a density of targets by subtracting log y. Only the
-training rows of a split are used.
+Leave-one-out residuals of ridge regression have a closed form: e_i/(1 − h_i), where e are the residuals and h is the
+diagonal of Φ(ΦᵀΦ + Λ)⁻¹Φᵀ (Hastie, Tibshirani & Friedman 2009, section 7.10). If s² is the mean square of the
+leave-one-out residuals, a left-out target has the mean log density −½ log(2πs²) − ½. Subtracting log y turns a log
+density of log y into a log density of y. Only the training rows of a split are used.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-_ROWS: Final = 20_000  # the most rows; more rows are thinned evenly
+_ROWS: Final = 20_000  # more rows are thinned evenly to this number
 _RIDGE: Final = 1.0  # the penalty of each weight except the bias; columns are standardised
 
 
@@ -26,7 +26,7 @@ def logarithms_fit_better(
     Args:
         transformed: raw training rows -> network inputs.
         inputs: the raw training rows.
-        targets: their targets, above 0, in original units [row, output].
+        targets: the targets of these rows, > 0, in original units [row, output].
     """
     chosen = np.unique(np.linspace(0, len(targets) - 1, _ROWS).round().astype(int))
     rows, own = transformed(inputs[chosen]).double().numpy(), targets[chosen]
@@ -38,7 +38,7 @@ def left_out_density(rows: np.ndarray, targets: np.ndarray) -> float:
     """Return the mean log density of left-out targets over rows; outputs are independent."""
     phi = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
     ridge = np.full(phi.shape[1], _RIDGE)
-    ridge[-1] = 1e-8  # the bias's penalty, so that a matrix of one row has an inverse
+    ridge[-1] = 1e-8  # the bias has a tiny penalty, so that the matrix of one row has an inverse
     inverse = np.linalg.inv(phi.T @ phi + np.diag(ridge))
     leverage = np.einsum("nd,de,ne->n", phi, inverse, phi)
     residuals = (targets - phi @ (inverse @ (phi.T @ targets))) / np.maximum(1 - leverage, 1e-12)[:, None]

@@ -1,9 +1,9 @@
 """Transfer: labelled test rows of another set, with the labels of the set that a posterior is fitted to.
 
 An example is CIFAR-10 to STL-10 (Maddox et al., 2019; Zeng & Van den Broeck, 2023, section 6.2). Deviations: rows of
-classes that are not shared (STL-10's monkeys) are dropped, where the former's published code counts them as frogs, the
-only class of CIFAR-10 that STL-10 lacks (``transfer_names: {monkey: frog}`` has the same effect). Images of the other
-set are used only for scores, where that code computes SWAG's batch-normalisation statistics on STL-10's training
+classes that are not shared (STL-10's monkeys) are dropped; the published code of Maddox et al. counts them as frogs,
+the only class of CIFAR-10 that STL-10 lacks (``transfer_names: {monkey: frog}`` has the same effect). Images of the
+other set are used only for scores; their code computes SWAG's batch-normalisation statistics on STL-10's training
 images.
 """
 
@@ -17,12 +17,12 @@ from .examples import Examples
 from .ood import test_rows, to_shape
 from .raw import Raw
 
-SAME: Final[Mapping[str, str]] = {"car": "automobile"}  # STL-10's name -> CIFAR-10's; all others are equal
+SAME: Final[Mapping[str, str]] = {"car": "automobile"}  # STL-10's name -> CIFAR-10's name; the other names are equal
 _SHOWN: Final = 10  # names in a message
 
 
 def shared_rows(other: Raw, fitted: Raw, names: Mapping[str, str], path: str) -> Examples:
-    """Return the test rows of ``other`` with classes of ``fitted``, in its image shape and with its labels.
+    """Return the test rows of ``other`` in shared classes, with the image shape and labels of ``fitted``.
 
     Only the names of classes are compared, so two sets with classes 0, 1, … share them.
 
@@ -31,8 +31,8 @@ def shared_rows(other: Raw, fitted: Raw, names: Mapping[str, str], path: str) ->
         path: the key of params.yaml that names ``other``.
 
     Raises:
-        ConfigError: no class is shared, ``names`` names a class that ``fitted`` lacks, or a row is one of
-            the rows that ``fitted`` trains on.
+        ConfigError: no class is shared, ``names`` names a class that ``fitted`` lacks, or a row is also a
+            training row of ``fitted``.
         DataError: the shared classes have no test rows.
     """
     assert other.kind == fitted.kind == "image"

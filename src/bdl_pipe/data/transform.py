@@ -3,8 +3,8 @@
 Images: x/255, then (x − mean)/std per channel, then optionally W(x − centre) with a ZCA matrix W. Tables: categories,
 dates and gaps become numbers (:mod:`.encoding`), then z = (x − mean)/std per column and, with ``smooth``, z/√(1 +
 (z/3)²), which is in (−3, 3) (Holzmüller et al. 2024, section 3). Regression targets: (y − shift)/scale, or with ``log``
-the same of log y. Every constant is given or fitted to training rows only; a transform is plain tensors, stored with
-the data and the posterior.
+(log y − shift)/scale. Every constant is given or fitted to training rows only; a transform is plain tensors, stored
+with the data and the posterior.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Transform:
         shift, scale: the constants of regression targets [output]; None for classes.
         encoding: the encoding of a table's columns. None: all columns are plain numbers.
         smooth: whether inputs of a table are mapped into (−3, 3).
-        log: whether logarithms of regression targets are fitted.
+        log: whether regression targets are replaced by their logarithms before they are scaled.
     """
 
     kind: Literal["image", "table"]

@@ -1,6 +1,6 @@
 """The 19 corruptions of CIFAR-10-C at its five severities, for images of any size.
 
-Hendrycks & Dietterich 2019, in the version for 32×32 images, whose strengths are far below ImageNet's version. Lengths
+Hendrycks & Dietterich 2019, in the version for 32×32 images, which is far weaker than the version for ImageNet. Lengths
 (blur widths, displacements, grains) scale with the smaller side over 32; noise levels, contrasts and shares do not. A
 one-channel image is treated as three equal channels and converted back by the luma (Rec. 601), so ``saturate`` does not
 change it at severities 1–3.
@@ -43,8 +43,8 @@ _FUNCTIONS: Final[dict[str, Callable[[np.ndarray, Any, Streams], np.ndarray]]] =
     "spatter": weather.spatter,
     "saturate": colour.saturate,
 }
-NAMES: Final = tuple(_FUNCTIONS)  # the benchmark's 15, then its four extra ones
-_CHUNK: Final = 2**18  # values that are processed together: bounds memory and fits in a cache
+NAMES: Final = tuple(_FUNCTIONS)  # the benchmark's 15 corruptions, then its four extra corruptions
+_CHUNK: Final = 2**18  # values processed together, so that memory is bounded and they fit in a cache
 
 __all__ = ["NAMES", "SEVERITIES", "corrupt"]
 
@@ -60,11 +60,11 @@ def corrupt(
         severity: 1 to 5.
         rng: the seed address; image i draws from its own stream below it, so that the result does not depend on the
             batch or the worker.
-        first: the number of ``images[0]`` in a larger set.
+        first: the index of ``images[0]`` in a larger set.
 
     Raises:
-        ConfigError: an unknown name or severity.
-        DataError: not uint8 [image, channel, height, width] of one or three channels and 8 pixels a side.
+        ConfigError: the name or severity is unknown.
+        DataError: the images are not uint8 [image, 1 or 3, height >= 8, width >= 8].
     """
     if name not in _FUNCTIONS:
         raise ConfigError("corruption", f"must be one of {', '.join(NAMES)}", name)

@@ -24,7 +24,7 @@ def contrast(images: np.ndarray, share: float, streams: Streams) -> np.ndarray:
 
 
 def saturate(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> np.ndarray:
-    """Map the HSV saturation: S → min(a S + b, 1); a grey pixel has the hue 0, red, as HSV has it."""
+    """Map the HSV saturation: S → min(a S + b, 1); a grey pixel has hue 0 (red), as in HSV."""
     if images.shape[1] == 1:
         return filters.luma(saturate(np.repeat(images, 3, axis=1), strength, streams))
     value, least = images.max(1, keepdims=True), images.min(1, keepdims=True)

@@ -58,7 +58,7 @@ def pixelate(images: np.ndarray, share: float, streams: Streams) -> np.ndarray:
 
 
 def jpeg_compression(images: np.ndarray, quality: int, streams: Streams) -> np.ndarray:
-    """Write and read as a JPEG file; a one-channel image as a grey one."""
+    """Write each image to a JPEG file and read it back; a one-channel image becomes a grey JPEG."""
 
     def one(image: Image.Image) -> Image.Image:
         file = BytesIO()

@@ -1,4 +1,4 @@
-"""Linear filters and resampling, vectorised over images; an image's result never depends on the others."""
+"""Linear filters and resampling, vectorised over images; the result for one image never depends on the others."""
 
 import numpy as np
 import scipy.ndimage
@@ -8,12 +8,12 @@ LUMA = (0.299, 0.587, 0.114)  # Rec. 601
 
 
 def scale_of(images: np.ndarray) -> float:
-    """Return the pixels per pixel of a 32×32 image."""
+    """Return the scale relative to a 32×32 image: the smaller side / 32."""
     return min(images.shape[-2:]) / 32
 
 
 def luma(images: Float32[np.ndarray, "image 3 h w"]) -> Float32[np.ndarray, "image 1 h w"]:
-    """Return the luma of images of three channels, a weighted sum of these."""
+    """Return the luma of images, a weighted sum of their three channels."""
     return sum(np.float32(weight) * images[:, k : k + 1] for k, weight in enumerate(LUMA))  # type: ignore[return-value]
 
 
@@ -28,11 +28,11 @@ def kept_deviation(sigma: float, truncate: float = 4.0) -> float:
     impulse = np.zeros(2 * int(truncate * sigma + 1) + 1)
     impulse[len(impulse) // 2] = 1
     kernel = scipy.ndimage.gaussian_filter1d(impulse, sigma, truncate=truncate) if sigma > 0 else impulse
-    return float((kernel**2).sum())  # the square root of the sum over rows times that over columns
+    return float((kernel**2).sum())  # √(Σk² over rows · Σk² over columns)
 
 
 def interpolation(positions: np.ndarray, size: int) -> Float32[np.ndarray, "out size"]:
-    """Return the matrix that reads ``size`` samples at real positions, linearly; beyond the ends, the end value."""
+    """Return the matrix that interpolates ``size`` samples linearly at positions, which are clipped to the ends."""
     positions = np.clip(positions, 0, size - 1)
     return np.maximum(0, 1 - np.abs(positions[:, None] - np.arange(size))).astype(np.float32)
 
@@ -40,7 +40,7 @@ def interpolation(positions: np.ndarray, size: int) -> Float32[np.ndarray, "out 
 def zoomed(images: np.ndarray, zoom: float) -> np.ndarray:
     """Return the central part, enlarged ``zoom`` times to the same size, linearly."""
     rows, columns = (interpolation((np.arange(n) - (n - 1) / 2) / zoom + (n - 1) / 2, n) for n in images.shape[-2:])
-    return rows @ images @ columns.T  # a product per image: its bits do not depend on the batch
+    return rows @ images @ columns.T  # one product per image, so that its bits do not depend on the batch
 
 
 def mirrored(positions: np.ndarray, size: int) -> np.ndarray:
@@ -79,10 +79,10 @@ def take(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarra
 
 
 def motion(images: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
-    """Smear by a one-sided Gaussian along a direction of each image's own, by whole pixels.
+    """Smear each image along its own direction by a one-sided Gaussian, in whole pixels.
 
-    Σ_i k_i x[p + round(i·(sin, cos))], i = 0 … 2⌈radius⌉, k_i ∝ exp(−i²/2σ²): the filter of
-    ImageMagick's motion blur, which the published images went through. Edges repeat.
+    Σ_i k_i x[p + round(i·(sin, cos))], i = 0 … 2⌈radius⌉, k_i ∝ exp(−i²/2σ²). This is the
+    filter of ImageMagick's motion blur, which made the published images. Edges repeat.
     """
     height, width = images.shape[-2:]
     taps = np.arange(2 * int(np.ceil(radius)) + 1)

@@ -16,7 +16,7 @@ def shot_noise(images: np.ndarray, photons: int, streams: Streams) -> np.ndarray
 
 
 def impulse_noise(images: np.ndarray, share: float, streams: Streams) -> np.ndarray:
-    """Set a share of values to 0 or 1, each as likely (salt and pepper)."""
+    """Set a share of values to 0 or 1 with equal probability (salt and pepper)."""
     draw = streams.uniform(0.0, 1.0, *images.shape[1:])
     return np.where(draw < share / 2, np.float32(0), np.where(draw < share, np.float32(1), images))
 

@@ -1,4 +1,4 @@
-"""One stream of random numbers for each image, drawn from together."""
+"""Random streams, one for each image of a batch, which are drawn from together."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,7 +12,7 @@ from ...seeds import Seed
 
 @final
 class Streams:
-    """The random streams of images ``numbers`` below ``rng``; every draw has the image as first dimension."""
+    """The random streams of the images numbered ``numbers``; the first dimension of every draw is the image."""
 
     def __init__(self, rng: Seed, numbers: Sequence[int]) -> None:
         self._rng, self._numbers = rng, numbers

@@ -15,7 +15,7 @@ _EMBOSS = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]], np.float32)
 
 
 def snow(images: np.ndarray, strength: tuple[float, ...], streams: Streams) -> np.ndarray:
-    """Add bright grains of thresholded noise, smeared as they fall, and the same turned by 180°, to a paler scene."""
+    """Make the scene paler, and add smeared bright grains of thresholded noise and their copy turned by 180°."""
     mean, deviation, zoom, threshold, radius, sigma, kept = strength
     scale, (height, width) = filters.scale_of(images), images.shape[-2:]
     grains = mean + deviation * streams.normal(1, height, width)
@@ -30,7 +30,7 @@ def snow(images: np.ndarray, strength: tuple[float, ...], streams: Streams) -> n
 def frost(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> np.ndarray:
     """Return a x + b texture.
 
-    The original cuts textures out of six photographs of frost, which cannot be shipped. Ours are
+    The original cuts textures out of six photographs of frost, which cannot be shipped. Here they are
     synthetic: ridged noise at three scales, in a bluish white, of mean intensity about one half.
     """
     if images.shape[1] == 1:
@@ -63,7 +63,7 @@ def fog(images: np.ndarray, strength: tuple[float, float], streams: Streams) -> 
 def plasma_fractal(streams: Streams, size: int, decay: float) -> np.ndarray:
     """Return diamond–square heights on a torus [image, side, side] in [0, 1], side the next power of two.
 
-    Noise shrinks by decay² an octave: in the original the amplitude is applied twice.
+    Noise shrinks by decay² per octave, since the original applies the amplitude twice.
     """
     octaves = max(1, int(np.ceil(np.log2(size))))
     heights, amplitude = np.zeros((len(streams), 1, 1), np.float32), np.float32(1)
@@ -92,7 +92,7 @@ def spatter(images: np.ndarray, strength: tuple[Any, ...], streams: Streams) -> 
     mean, deviation, sigma, threshold, amount, kind = strength
     scale = filters.scale_of(images)
     white = streams.normal(1, *images.shape[-2:])
-    # wider smoothing reduces noise more: keep the share above the threshold of 32×32
+    # wider smoothing reduces noise more, so rescale to keep the share above the threshold as at 32×32
     white *= np.float32(deviation * filters.kept_deviation(sigma) / filters.kept_deviation(sigma * scale))
     liquid = np.float32(mean) + filters.gaussian(white, sigma * scale)
     if kind == "water":
@@ -104,11 +104,11 @@ def spatter(images: np.ndarray, strength: tuple[Any, ...], streams: Streams) -> 
 
 
 def _light(liquid: np.ndarray) -> np.ndarray:
-    """Return liquid × embossed distance from the edges of drops, its largest value 1; [image, 1, h, w]."""
+    """Return liquid × embossed distance from the edges of drops, scaled to a maximum of 1; [image, 1, h, w]."""
     wet = liquid[:, 0] > 0
     cross = scipy.ndimage.generate_binary_structure(2, 1)[None]
     edges = wet & ~scipy.ndimage.binary_erosion(wet, cross, border_value=1)
-    # images a million pixels apart: distances stay within each
+    # images are a million pixels apart, so that distances stay within each image
     far = scipy.ndimage.distance_transform_edt(~edges, sampling=(1e6, 1, 1))
     distance = _boxed(np.minimum(far, 20).astype(np.float32)).astype(np.uint8)
     bright = scipy.ndimage.correlate(_equalised(distance), _EMBOSS[None], mode="mirror")

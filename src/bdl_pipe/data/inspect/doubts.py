@@ -17,14 +17,14 @@ from ..sources.forms import CODE, PERIOD, are_all
 _DAYS: Final = re.compile(r"dat[eu]|day|time|fecha|jour|(^|[_ ])(dt|tag|when)($|[_ ])", re.IGNORECASE)
 _EXCEL: Final = 25_569  # days from Excel's day 0 to 1970
 _UNITS: Final = (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6))
-_SINCE: Final = (8e8, 2.3e9)  # seconds since 1970, of 1995 to 2042
+_SINCE: Final = (8e8, 2.3e9)  # seconds since 1970, for the years 1995 to 2042
 _NINES: Final = re.compile(r"-?(9\.)?9{2,}(\.9+|\.0+)?")
 _FILLS: Final = {-32768, 32767, 65535, -2147483648, 2147483647, 4294967295}
 _NO_DAYS: Final = ("0001-01-01", "1753-01-01", "1899-12-30", "1900-01-01", "1970-01-01", "2999-12-31", "9999-12-31")
 
 
 def doubts(cells: Cells) -> list[str]:
-    """Return a line for each possible meaning of a column's values other than the one they are read with."""
+    """Return a line for each possible meaning of a column's values that differs from how they are read."""
     name = cells.name or "''"
     if cells.kind == "number" and not cells.is_rounded:
         return [f"{name}: {line}" for line in _of_numbers(cells)]
@@ -79,7 +79,7 @@ def twins(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _gap(values: np.ndarray, is_known: Callable[[float], bool], written: Callable[[float], str]) -> str:
-    """Name the smallest or largest value if it is a usual fill value, occurs twice and is far from all others."""
+    """Name the smallest or largest value if it is a usual fill value, is repeated and is far from all others."""
     if not len(values):
         return ""
     for value in (values.min(), values.max()):
@@ -93,7 +93,7 @@ def _gap(values: np.ndarray, is_known: Callable[[float], bool], written: Callabl
 
 
 def _is_fill(value: float) -> bool:
-    """Return True for -999 and the like, the ends of whole numbers of 16 and 32 bits, and 1e20 and beyond."""
+    """Return True for values like -999, the limits of 16-bit and 32-bit integers, and absolute values from 1e20."""
     return bool(_NINES.fullmatch(f"{value:.15g}")) or value in _FILLS or abs(value) >= 1e20
 
 
@@ -102,7 +102,7 @@ def _is_no_day(day: float) -> bool:
 
 
 def _are_days(values: np.ndarray) -> bool:
-    """Return True for whole numbers that are all days as 20260131."""
+    """Return True if all whole numbers are days written like 20260131."""
     years, rest = np.divmod(values, 10_000)
     months, days = np.divmod(rest, 100)
     return bool(((years >= 1900) & (years <= 2100) & (months >= 1) & (months <= 12) & (days >= 1) & (days <= 31)).all())

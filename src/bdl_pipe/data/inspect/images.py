@@ -32,7 +32,7 @@ def inspect_images(path: Path, size: int | None = None, skip_broken: bool = Fals
     """Inspect a folder with a subfolder of images for each class, or an ``.npz``.
 
     Args:
-        size: the images of a folder are scaled and cut to this many pixels a side.
+        size: the images of a folder are scaled and cut to this many pixels per side.
         skip_broken: whether unreadable image files are skipped.
 
     Raises:
@@ -117,7 +117,7 @@ def _broken(path: Path, skip: bool) -> list[Path]:
     """List the unreadable image files.
 
     Raises:
-        DataError: there is one and ``skip`` is False.
+        DataError: a file is unreadable and ``skip`` is False.
     """
     paths = _files(path)
     errors = {file: error for file in paths if (error := broken(file)) is not None}

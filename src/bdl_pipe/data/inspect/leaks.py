@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import DataError, short
 
 _VALUES: Final = 20  # a column with more different values is not a column of classes
-_COPIES: Final = 0.01  # the share of repeated rows above which there is a remark
+_COPIES: Final = 0.01  # the least share of repeated rows that gives a remark
 _SAME_ORDER: Final = 0.9999  # A rank correlation above this means the same order.
 
 

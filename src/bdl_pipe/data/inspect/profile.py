@@ -24,7 +24,7 @@ class Profile:
     Attributes:
         source: the source of the inspected rows.
         raw: the rows, from the source.
-        rows: the number of training rows; for a table, of all rows with a target.
+        rows: the number of training rows, or of all rows of a table that have a target.
         shape: the shape of a network's input: (number,) or (channel, height, width).
         classes: class -> number of training rows, the largest first; empty for regression.
         remarks: warnings for the user, one line each.
@@ -68,7 +68,7 @@ class Profile:
         """Return the keys of a :class:`~bdl_pipe.DatasetConfig` that depend on the data, for ``read_config``.
 
         Args:
-            log: whether the logarithms of a table's targets are fitted. None: the training rows of a split decide.
+            log: whether the logarithms of a table's targets are fitted. None: chosen on the training rows of a split.
         """
         source = {"name": self.source.name, **_changed(self.source)}
         if not isinstance(self.source, Table):

@@ -25,7 +25,7 @@ from .doubts import doubts
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
 _CLASSES: Final = 20  # whole numbers with more different values are quantities
-CATEGORIES: Final = 20  # the most columns of a category
+CATEGORIES: Final = 20  # the most network inputs of a category
 _IDENTIFIER: Final = 0.9  # a column with at least this share of different values identifies rows
 _INDEX: Final = "it is the index of a table; give it a name of its own to use it"
 
@@ -129,7 +129,7 @@ def inspect_features(
     Args:
         origin: the table's name in errors.
         leave_out: columns that must not be features.
-        kinds: the user's kinds of some columns; such a column is left out only if it is empty or constant.
+        kinds: column -> the user's kind; such a column is left out only if it is empty, constant or a copy.
 
     Raises:
         DataError: no column is left, or a cell does not have the user's kind.

@@ -1,4 +1,4 @@
-"""Where raw rows come from: original files, packages' copies, downloads, and users' own files."""
+"""The sources of raw rows: original files, packages' copies, downloads, and users' own files."""
 
 from ..raw import Raw, Source, checked
 

@@ -1,8 +1,8 @@
 """Data sets as original files: the search for the files, and the check of their hashes.
 
 Files are searched in the user's folder ``$BDL_DATA_DIR/<set>/``, then in a system package's folder, and then downloaded
-by ``fetch``. The SHA-256 of files come from TFDS's checksum lists; if copies differ only in their gzip header, the hash
-is of the decompressed content.
+by ``fetch``. The SHA-256 hashes come from TFDS's checksum lists; if copies of a file differ only in their gzip
+header, the hash is of the decompressed content.
 """
 
 import gzip
@@ -42,10 +42,10 @@ def manual_folder(name: str) -> Path | None:
 
 
 def locate(archive: Archive) -> Path | None:
-    """Return the first folder that holds any of the files; it must hold all of them.
+    """Return the user's folder if it exists, else the system package's folder if it holds any of the files.
 
     Raises:
-        DataError: a file is missing in a folder that has others.
+        DataError: a file is missing in this folder.
     """
     folders = [manual_folder(archive.name), archive.system[1] if archive.system else None]
     for folder in folders:
@@ -95,10 +95,10 @@ def _digest(read: Callable[[int], bytes]) -> str:
 def members(path: Path, wanted: list[str]) -> dict[str, bytes]:
     """Read some members of a gzipped tar archive; only regular files are read, and nothing is extracted to disk.
 
-    It stops after the last wanted member and skips the rest, such as STL-10's 2.8 GB without labels.
+    Reading stops after the last wanted member and skips the rest, such as STL-10's 2.8 GB without labels.
 
     Raises:
-        DataError: the archive is truncated before this, is not an archive, or lacks a member.
+        DataError: the archive is truncated before the last wanted member, is not an archive, or lacks a member.
     """
     contents: dict[str, bytes] = {}
     try:

@@ -1,9 +1,9 @@
 """The reader of a user's cells, which treats equal values in a file, a frame or a request equally.
 
 A cell has a type (Parquet, Arrow, pandas, JSON numbers) or is a text (CSV, or a text in the other formats). All texts
-of a column together decide whether it holds numbers, truths, dates (ISO 8601) or texts. Blanks around a text do not
-count, and an empty text is a gap. In a column of numbers, truths or dates, words such as ``NA`` and ``?`` are gaps, too
-(``forms.GAPS``, and texts without a letter or digit); in a column of texts they are texts.
+of a column together decide whether it holds numbers, truths, dates (ISO 8601) or texts. Blanks around a text are
+ignored, and an empty text is a gap. In a column of numbers, truths or dates, words such as ``NA`` and ``?`` are gaps,
+too (``forms.GAPS``, and texts without a letter or digit); in a column of texts they are texts.
 
 Nothing is guessed: separators of thousands, units (``12 %``, ``$5``), other date formats, and whole numbers that a
 float64 would round are reported and are not numbers.
@@ -25,7 +25,7 @@ from .names import require_column
 
 CellKind = Literal["number", "truth", "date", "text", "empty", "other"]
 DECIMAL: Final = b"decimal"  # key, in a table's schema metadata, of the decimal point in texts
-_DAY: Final = 86_400_000_000  # microseconds of a day
+_DAY: Final = 86_400_000_000  # microseconds per day
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Cells:
 
     @cached_property
     def kind(self) -> CellKind:
-        """Return the kind of the cells, which all cells decide; ``other`` if no kind fits."""
+        """Return the one kind that fits all cells; ``other`` if no kind fits."""
         kind = self.values.type
         if self.is_empty:
             return "empty"
@@ -122,7 +122,7 @@ class Cells:
         """Return the cells as finite float64 [n], NaN for gaps; truths are 0 and 1.
 
         Raises:
-            DataError: a cell is not a number, is infinite, or is a whole number that would be rounded.
+            DataError: a cell is not a number, is infinite or beyond ±1e150, or is a whole number that would be rounded.
         """
         values = self._floats
         if self.is_rounded:
@@ -156,7 +156,7 @@ class Cells:
         """Return the cells as texts, null for gaps: a number as 3 or 0.5, a truth as True, a day as 2026-01-31.
 
         Raises:
-            DataError: the cells are lists or the like.
+            DataError: the cells have another type, such as lists.
         """
         if self.kind == "other":
             raise self._error(f"must be texts, got {brief(self.values.type)}")
@@ -171,7 +171,7 @@ class Cells:
         return forms.number_texts(self._floats)
 
     def row_of(self, text: str) -> int:
-        """Return the first row, counted from 1, of this text."""
+        """Return the first row, counted from 1, that has this text."""
         texts = self.values if self.is_text else self.texts()
         return int(pc.index(texts, text).as_py()) + 1
 
@@ -261,8 +261,7 @@ class Cells:
         return np.asarray(found.to_numpy(), np.float64)
 
     def _first(self, form: str = forms.NUMBER) -> tuple[int, str]:
-        """Return the row and text of the first nonempty cell that is not of this form, or of the first nonempty
-        cell."""
+        """Return row and text of the first nonempty cell that lacks this form, else of the first nonempty cell."""
         words = self._words if self.is_text else self.values
         form = form.replace("[.,]", f"[{self.decimal}]")
         wrong = pc.invert(pc.match_substring_regex(words, form)) if self.is_text else words.is_valid()
@@ -277,8 +276,8 @@ class Cells:
 def is_index(table: pa.Table, name: str) -> bool:
     """Return True for the index of a pandas table, which is not a feature.
 
-    This is a column ``__index_level_0__`` of a Parquet file, or a column 0, 1, 2, … that is first and unnamed, or that
-    pandas has named ``Unnamed: 0``.
+    This is a column ``__index_level_0__`` of a Parquet file, or a column of whole numbers >= 0 that is first and
+    unnamed, or that pandas has named ``Unnamed: 0``.
     """
     if re.fullmatch(r"__index_level_\d+__", name):
         return True

@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 in the *binary* version: plain records without pickles.
 
-A record is one label byte (CIFAR-100: coarse, then fine) and 3,072 bytes red, green, blue, row by row.
+A record is one label byte (CIFAR-100: a coarse, then a fine one) and 3,072 bytes: red, green, blue, row by row.
 """
 
 from pathlib import Path

@@ -18,11 +18,11 @@ from .cells import Cells
 from .forms import TRUTHS, canonical, clean, is_gap_word, is_number
 from .names import require_column
 
-_FAR: Final = 10.0  # ranges
+_FAR: Final = 10.0  # a value is far if it is outside the file's range by more than this many ranges
 
 
 def describe(cells: Cells, kind: ColumnKind, categories: int) -> Column:
-    """Describe a whole column: its categories, whether cells are empty, whether dates have hours and a zone.
+    """Describe a whole column: its categories, whether any cell is empty, whether dates have hours and a zone.
 
     Args:
         categories: the largest number of network inputs of a category.
@@ -111,7 +111,7 @@ def _places(cells: Cells, column: Column) -> np.ndarray:
 
 
 def _place(value: str, cells: Cells, column: Column) -> float:
-    """Return the index of the value equal, as a number or truth, to a text; ``UNSEEN`` if there is none."""
+    """Return the index of the value that equals a text as a number or truth; ``UNSEEN`` if there is none."""
     written = {canonical(known): place for place, known in enumerate(column.values)}
     is_truth, text = {*written} <= {*TRUTHS}, canonical(value)
     text = TRUTHS[int(text)] if is_truth and text in ("0", "1") else text
@@ -130,7 +130,7 @@ def _place(value: str, cells: Cells, column: Column) -> float:
 def unseen(inputs: np.ndarray, columns: tuple[Column, ...]) -> list[str]:
     """Return a line for each column of ``inputs`` [n, column] with values unlike any in the fitted file.
 
-    These are new categories, and numbers and dates that are outside its range by more than ``_FAR`` times the range.
+    These are new categories, and numbers and dates outside the file's range by more than ``_FAR`` times the range.
     """
     lines = []
     for column, values in zip(columns, inputs.T, strict=True):
@@ -172,7 +172,7 @@ def feature_matrix(table: pa.Table, columns: tuple[str, ...], origin: str) -> np
 
 
 def labels_of(cells: Cells) -> np.ndarray:
-    """Return the labels of a column, numbers, truths or texts [n]; every row must have one."""
+    """Return the labels of a column [n]: numbers, truths or texts; every row must have a label."""
     if cells.missing().any():
         _missing(cells, cells.missing())
     if cells.kind not in ("number", "truth", "text"):

@@ -33,7 +33,7 @@ class Archive:
         files: the original files.
         shape: the shape of an image, (channel, height, width).
         parse: the folder of the files -> raw rows.
-        system: a system package and its folder of the files.
+        system: the name of a system package, and the folder with its copy of the files.
     """
 
     name: str

@@ -12,7 +12,7 @@ _NO_CLASSES: Final = ("__macosx", "thumbs.db", "desktop.ini", "@eadir")  # files
 
 
 def is_hidden(path: Path) -> bool:
-    """Return whether the name is a system's or an editor's: it starts with a dot, or is ``__MACOSX``, …"""
+    """Return True for a name given by a system or an editor: it starts with a dot, or is ``__MACOSX``, …"""
     return path.name.startswith(".") or path.name.lower() in _NO_CLASSES
 
 
@@ -59,7 +59,7 @@ def beside_images(path: Path) -> list[Path]:
     """List entries that are neither images nor hidden: other files, folders in a class's folder, dead links.
 
     Args:
-        path: the folder of the classes' folders, or of ``train/`` and ``test/``.
+        path: the folder that contains the classes' folders, or ``train/`` and ``test/``.
     """
     roots = [path / part for part in ("train", "test") if (path / part).is_dir()]
     found = [p for p in path.iterdir() if p not in roots] if roots else []

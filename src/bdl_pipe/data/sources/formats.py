@@ -1,4 +1,4 @@
-"""Files that are not the tables or images they were given as, recognised by their first bytes.
+"""Recognition, by its first bytes, of a file that is not a table or image as expected.
 
 The error names the format and a command that helps. A workbook, an archive or a Git LFS pointer parsed as CSV would
 give a column of garbage at best. Nothing is unpacked or converted automatically, so that the user sees the result.
@@ -59,7 +59,7 @@ def beginning(path: Path) -> bytes:
 
 
 def other_kind(start: bytes, name: str) -> str:
-    """Return the format of a file and a command that helps; empty if its first bytes may be a CSV's."""
+    """Return the format of a file and a command that helps; empty if the first bytes may start a CSV file."""
     if start.startswith(b"PK\x03\x04"):
         office = b"[Content_Types].xml" in start or b"xl/" in start or name.lower().endswith((".xlsx", ".xlsm", ".ods"))
         return f"is an Excel workbook; {_CSV}" if office else f"is a zip archive; unpack it first: unzip {name}"
@@ -69,10 +69,10 @@ def other_kind(start: bytes, name: str) -> str:
 
 
 def require_table(path: Path, parquet: bool) -> None:
-    """Raise DataError if a file's format differs from its name's.
+    """Raise DataError if a file does not have the format that its name says.
 
     Args:
-        parquet: whether the name is a Parquet file's and not a CSV's.
+        parquet: whether the name says Parquet; otherwise the file must be CSV.
     """
     start = beginning(path)
     is_parquet = start.startswith(b"PAR1")

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 GAPS: Final = (
     *("na", "n/a", "#n/a", "#na", "<na>", "n.a.", "nan", "null", "none", "nil"),
     *("missing", "unknown", "nd", "n.d.", "-nan", "-1.#ind", "1.#qnan"),
-    *("#nv", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"),  # Excel's
+    *("#nv", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"),  # Excel's error values
 )
 TRUTHS: Final = ("False", "True")
 LARGEST: Final = 2.0**53  # float64 rounds larger whole numbers
@@ -37,13 +37,13 @@ DRESSED: Final = r"^[-+(]?\s*[\p{Sc}%]?\s*[-+]?[0-9][0-9.,'’\s]*([dD][-+][0-9]
 def clean(text: str) -> str:
     """Return a text in Unicode's composed form (NFC), without surrounding blanks or invisible characters.
 
-    A line of it ends with a line feed alone.
+    Its lines end with a line feed.
     """
     return unicodedata.normalize("NFC", text).replace("\r\n", "\n").replace("\r", "\n").strip(_BLANKS)
 
 
 def is_number(text: str) -> bool:
-    """Return True if a text is a number with a point."""
+    """Return True if a text is a number without a comma."""
     return re.match(NUMBER, text) is not None and "," not in text
 
 
@@ -126,7 +126,7 @@ def parsed(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 def are_all(texts: pa.ChunkedArray, form: str) -> bool:
-    """Return True if there is a text, and all are of this form."""
+    """Return True if there is at least one text, and all texts have this form."""
     found = pc.match_substring_regex(texts, form)
     return bool(pc.all(found, min_count=1).as_py())
 

@@ -1,7 +1,7 @@
 """Smaller variants of ImageNet, from their authors' archives or from a folder with an archive's content.
 
-- ``tiny_imagenet``: ``tiny-imagenet-200.zip`` (Stanford's CS231n): 200 classes, 64×64, 500 training images of each; its
-  50 validation images of each, which have labels, are the test rows, as in the literature.
+- ``tiny_imagenet``: ``tiny-imagenet-200.zip`` (Stanford's CS231n): 200 classes, 64×64, 500 training images per class;
+  the 50 labelled validation images per class are the test rows, as in the literature.
 - ``imagewoof``: ``imagewoof2*.tgz`` (fast.ai): 10 breeds of dogs, images of any size in ``train/`` and ``val/``.
 - ``imagenet_npz``: the downsampled ImageNet of Chrabaszcz et al. 2017, ``train_data_batch_1.npz`` … and
   ``val_data.npz`` in a folder; the other release is pickled Python, which is not read.
@@ -79,7 +79,8 @@ class ImageWoof:
     """ImageWoof, or ImageNette: ``path`` is its ``.tgz`` file, or the folder in it.
 
     Attributes:
-        side: the side of the square images: the shorter side is scaled to it, and the middle is cut out.
+        side: the side of the square images in pixels: an image is scaled so that its shorter side has this size, then
+            cut to a square around the middle.
     """
 
     path: str
@@ -92,7 +93,7 @@ class ImageWoof:
         require(self.side > 0, "side", "must be > 0", self.side)
 
     def read(self) -> Raw:
-        """Read images uint8 [n, 3, side, side]; a class has its folder's name; ``val/`` are the test rows.
+        """Read images uint8 [n, 3, side, side]; classes are named after their folders; ``val/`` holds the test rows.
 
         Raises:
             DataError: a folder is missing or an image is unreadable.
@@ -149,7 +150,7 @@ class ImageNetNpz:
         images = np.empty((sum(counts), 3, self.side, self.side), np.uint8)
         targets = np.empty(len(images), np.int64)
         begin = 0
-        for number in sorted(names):  # one at a time, because all are 16 GB
+        for number in sorted(names):  # one batch at a time, because all together are 16 GB
             batch = self._batch(names[number])
             images[begin : begin + len(batch)] = batch.inputs
             targets[begin : begin + len(batch)] = batch.targets
@@ -222,7 +223,7 @@ class _Members:
 def _pixels(blob: bytes, origin: str, side: int, resize: int | None) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(blob)) as opened:
-            image = opened.convert("RGB")  # some are grey, a few are CMYK
+            image = opened.convert("RGB")  # some images are grey, a few are CMYK
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{origin}: is not a readable image ({brief(error)})") from None
     if resize is not None:

@@ -116,7 +116,7 @@ def open_npz(path: Path) -> Mapping[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # the readers of archives and of headers raise whatever they stumble over
+    except Exception as error:  # archive and header readers raise any exception
         if "allow_pickle" in str(error):
             cure = "save texts with .astype(str), and images of one shape in one array"
             raise DataError(f"{path}: holds Python objects, which are never unpickled; {cure}") from None
@@ -144,7 +144,7 @@ def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
 
 
 def _as_bytes(values: np.ndarray, name: str) -> str:
-    """Return advice, depending on the range of values, on their conversion to uint8; empty for other values."""
+    """Return advice on converting values to uint8, depending on their range; empty if they are not numbers."""
     if values.dtype.kind not in "buif" or not values.size:
         return ""
     low, high = float(values.min()), float(values.max())
@@ -164,7 +164,7 @@ def broken(path: Path) -> DataError | None:
 
 
 def read_images(files: list[Path], shape: tuple[int, ...] | None = None, *, resize: int | None = None) -> np.ndarray:
-    """Read images as uint8 [n, channel, height, width], photographs upright (:func:`_upright`).
+    """Read images as uint8 [n, channel, height, width]; photographs are turned upright (:func:`_upright`).
 
     Args:
         shape: the required (channel, height, width). None: the size of the first image, with one channel if every file

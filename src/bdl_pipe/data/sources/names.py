@@ -1,4 +1,4 @@
-"""The columns of an open table by name; surrounding blanks and the Unicode form do not count, but the case does."""
+"""The columns of an open table by name; surrounding blanks and the Unicode form are ignored, but case matters."""
 
 import difflib
 

