@@ -78,7 +78,7 @@ class BnnSpec(LearnerSpec[BnnConfig]):
 
 @final
 class Bnn(MixtureLearner):
-    """A network ``random(fixed(x))``: with ``head`` the trunk is fixed, with ``all`` nothing is."""
+    """A network ``random(fixed(x))``: ``head`` fixes the trunk, ``all`` fixes nothing."""
 
     def __init__(self, spec: BnnSpec, rng: Seed, start: Weights | None = None) -> None:
         """Build the network, with new weights or with ``start`` as means and point estimates."""
@@ -102,7 +102,7 @@ class Bnn(MixtureLearner):
         return self.random.draw(steps, generator)
 
     def undecayed(self) -> set[str]:
-        """Return the names of the variational parameters, whose prior is in the loss, and of the noise."""
+        """Return the names of the variational parameters (the loss has their prior) and of the noise."""
         sds = {f"random.log_sd.{name}" for name in self.random.log_sd}
         means = {f"random.module.{name.replace('/', '.')}" for name in self.random.log_sd}
         return sds | means | super().undecayed()
@@ -121,7 +121,7 @@ class BnnPosterior(LearnerPosterior[Bnn]):
 
 
 def default(size: Size) -> Section:
-    """Return the hyperparameters of a network whose weights are all random."""
+    """Return the hyperparameters of a network with all weights random."""
     first = {"network": size.network, "stochastic": "all", "initial_sd": 0.05, "kl_weight": 0.2, "draws": 30}
     return {**first, "training": size.training(decay=0.0, regularised=True), **size.noise}
 

@@ -13,7 +13,7 @@ to all rows. The noise of regression is estimated from the residuals of left-out
   shifted until its level's share of the left-out rows is below it, like a conformal quantile (Romano, Patterson &
   Candès 2019, with folds instead of a split).
 
-Classes: the softmax of the sums. Stored as tensors (:mod:`.trees`), whose thresholds training rows are not on.
+Classes: the softmax of the sums. The trees are stored as tensors (:mod:`.trees`); no training row lies on a threshold.
 """
 
 import math
@@ -36,8 +36,8 @@ from .quantiles import SCORES, Quantiles, levels
 from .stored import StoredPosterior
 from .trees import Trees, clear_of_rounding, of_boosting
 
-_SMALLEST: Final = 1e-6  # the smallest variance, relative to the targets', since an exact fit has none
-_PATIENCE: Final = 20  # rounds without a better score on the left-out rows
+_SMALLEST: Final = 1e-6  # the smallest variance relative to the targets' variance; an exact fit has variance 0
+_PATIENCE: Final = 20  # boosting stops after this many rounds without a better score on left-out rows
 _ABSENT: Final = -50.0  # log-probability of a class without training rows
 
 
@@ -47,7 +47,7 @@ class BoostingConfig:
 
     Attributes:
         rounds: the largest number of trees of each output.
-        learning_rate: the factor of each tree.
+        learning_rate: the factor that scales each tree.
         leaves: the largest number of leaves of a tree.
         folds: K, the number of folds of the cross-validation.
         noise: the distribution of a regression: ``constant``, ``modelled``, ``best`` or ``quantiles``.
@@ -68,7 +68,7 @@ class BoostingConfig:
 
 @final
 class BoostingPosterior(StoredPosterior):
-    """Sums of trees: of logits, of means and log-variances, or of quantiles. It is a point estimate without draws."""
+    """Sums of trees for logits, for means and log-variances, or for quantiles: a point estimate without draws."""
 
     key = "boosting"
 
@@ -104,7 +104,7 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     classes = [int(label) for label in np.unique(targets)] if data.task == "classification" else []
     folds = _folds(targets if classes else np.zeros(len(rows)), config.folds, rng)
     about: dict[str, Any] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
-    if len(classes) == 1:  # its probability is 1, without trees
+    if len(classes) == 1:  # a single class has probability 1 and needs no trees
         report(1, 1)
         return State(_named("sums.0", Trees.constant([0.0])), about)
     parts = 1 if classes else data.outputs * {"constant": 1, "quantiles": len(SCORES)}.get(config.noise, 2)
@@ -125,7 +125,7 @@ class _Folds:
     """Cross-validated boosting on one set of rows. Finished folds are in the checkpoints."""
 
     def __init__(self, rows: np.ndarray, folds: np.ndarray, config: BoostingConfig, report: Report, parts: int) -> None:
-        """Create it with the fold of each row; ``parts`` is the number of calls of :meth:`solve`."""
+        """Store the rows and the fold of each row; ``parts`` is the number of calls of :meth:`solve`."""
         self._rows, self._folds, self.config, self._report = rows, folds, config, report
         self._count = int(folds.max()) + 1
         self._total, last = parts * self._count, report.load()
@@ -187,7 +187,7 @@ def _named(name: str, trees: Trees) -> dict[str, Tensor]:
 
 
 def _noise(folded: _Folds, output: int, residuals: np.ndarray, variance: float) -> Trees:
-    """Return the log variance of left-out residuals, for the config's noise."""
+    """Return the log variance as trees, from left-out residuals, for the config's ``noise``."""
     squared = np.maximum(residuals**2, _SMALLEST * max(variance, _SMALLEST))
     constant = math.log(float(squared.mean()))
     if folded.config.noise == "constant":

@@ -1,7 +1,7 @@
 """The method ``constant``: the distribution of the training targets, which ignores the inputs.
 
-Regression: N(mean, (1 + 1/n) variance) of each transformed target, the variance with n − 1. Classes: Laplace's rule
-(n_k + 1)/(n + K). The state: ``mean`` and ``variance`` [output], or ``log_probs`` [class].
+Regression: N(mean, (1 + 1/n) variance) of each transformed target, the variance with divisor n − 1. Classes: Laplace's
+rule (n_k + 1)/(n + K). The state: ``mean`` and ``variance`` [output], or ``log_probs`` [class].
 """
 
 from dataclasses import dataclass

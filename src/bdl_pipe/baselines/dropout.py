@@ -32,7 +32,7 @@ from ..training.likelihood import HomoscedasticLikelihood, MixtureLearner
 from ..training.posterior import LearnerPosterior, LearnerSpec
 from ..training.warm_start import Weights, begin
 
-_ACTIVATIONS = nn.ReLU.__module__  # torch's module of activations
+_ACTIVATIONS = nn.ReLU.__module__  # the torch module that defines the activations
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class DropoutSpec(LearnerSpec[DropoutConfig]):
 
 @final
 class Dropout(MixtureLearner, NoisyLearner):
-    """A network whose activations are multiplied by given masks."""
+    """A network that multiplies its activations by given masks."""
 
     def __init__(self, spec: DropoutSpec, rng: Seed, start: Weights | None = None) -> None:
         """Build the network, with new weights or with the weights ``start``.
@@ -86,7 +86,7 @@ class Dropout(MixtureLearner, NoisyLearner):
         self._units = _units(self.network.trunk, spec.input_shape)
 
     def outputs(self, inputs: Tensor, masks: dict[str, Tensor]) -> Tensor:
-        """Return the outputs with given masks [batch, output].
+        """Return the outputs [batch, output] under the given masks.
 
         Args:
             masks: place in the trunk -> bool [batch or 1, unit], False for dropped units.
@@ -120,7 +120,7 @@ def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
     """Return the number of units or channels of each activation in the trunk, by its place.
 
     Raises:
-        ConfigError: the trunk has blocks, whose inner activations cannot be masked, or has no activation.
+        ConfigError: the trunk has no activation, or has blocks: their inner activations cannot be masked.
     """
     rule = "must be of a network whose trunk is a sequence of layers (nn.Sequential), a mask after each activation"
     require(isinstance(trunk, nn.Sequential), "network.name", rule, type(trunk).__name__)
@@ -130,7 +130,7 @@ def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
     )
     require(not blocks, "network.name", f"{rule}; this one has blocks: {', '.join(blocks[:2])}, …")
     units, rows = {}, torch.zeros(1, *input_shape)
-    with torch.no_grad(), evaluation(trunk):  # so that running statistics do not change
+    with torch.no_grad(), evaluation(trunk):  # evaluation mode keeps running statistics unchanged
         for place, layer in trunk.named_children():
             rows = layer(rows)
             if type(layer).__module__ == _ACTIVATIONS:

@@ -1,7 +1,7 @@
 """A deep ensemble: p(y | x, D) ≈ (1/S) Σ_s p(y | f(x; w_s)) over independently trained networks.
 
 Lakshminarayanan, Pritzel & Blundell 2017, section 2.4, without their adversarial training. For regression the
-predictive is the mixture of Gaussians, where the paper uses one Gaussian with its moments.
+predictive is the mixture of Gaussians; the paper uses one Gaussian with the mixture's moments.
 """
 
 from dataclasses import dataclass

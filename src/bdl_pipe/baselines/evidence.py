@@ -2,8 +2,8 @@
 
 With r = s/σ², K = σ²(I + rΦΦᵀ): at a given r the best noise is σ² = tr Yᵀ(I + rΦΦᵀ)⁻¹Y/(no), so the evidence is a
 function of r alone. With Φ's singular values and Y's coordinates along them (one thin SVD), it and its slope cost
-O(ho). The slope's root is searched in the best cell of a grid over log r. The grid finds local maxima that a fixed
-point (MacKay 1992) or a descent from one start may miss.
+O(ho). The root of the slope is searched between the two neighbours of the best point of a grid over log r. The grid
+finds local maxima that a fixed point (MacKay 1992) or a descent from one start may miss.
 """
 
 import math
@@ -38,7 +38,8 @@ class Hyperparameters:
 class _Spectrum:
     """The sums from which the evidence is computed.
 
-    They are Φ's nonzero squared singular values [m], Y's energy along each [m] and outside them, n·o, and o.
+    They are Φ's nonzero squared singular values [m], Y's energy along each of Φ's left singular vectors [m] and outside
+    them, n·o, and o.
     """
 
     squared: np.ndarray
@@ -57,14 +58,14 @@ class _Spectrum:
         return -0.5 * (self.outputs * log_det + self.count * math.log(self.rest(log_ratio)))
 
     def slope(self, log_ratio: float) -> float:
-        """Return the derivative of ``evidence`` by log r."""
+        """Return the derivative of ``evidence`` with respect to log r."""
         grown = math.exp(log_ratio) * self.squared
         gain = float((self.energy * grown / (1 + grown) ** 2).sum()) / self.rest(log_ratio)
         return 0.5 * (self.count * gain - self.outputs * float((grown / (1 + grown)).sum()))
 
 
 def fit_hyperparameters(features: Float[Tensor, "n h"], targets: Float[Tensor, "n o"]) -> Hyperparameters:
-    """Return the (s, σ²) of largest evidence given training rows, one pair for all outputs, without a gradient.
+    """Return the (s, σ²) with the largest evidence of the training rows, one pair for all outputs, without a gradient.
 
     If the evidence still rises at an end of the range of r (targets are pure noise, or the features fit them exactly),
     this end is returned.
@@ -79,7 +80,7 @@ def fit_hyperparameters(features: Float[Tensor, "n h"], targets: Float[Tensor, "
     low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, _CELLS)])
     log_ratio = float(grid[best])
     if spectrum.slope(low) > 0 > spectrum.slope(high):
-        from scipy.optimize import brentq  # here, because it takes half a second
+        from scipy.optimize import brentq  # imported here, because the import takes half a second
 
         log_ratio = float(brentq(spectrum.slope, low, high, xtol=1e-13, rtol=1e-13))
     noise = spectrum.rest(log_ratio) / spectrum.count
@@ -94,7 +95,7 @@ def _spectrum(features: Tensor, targets: Tensor) -> _Spectrum:
     left, singular, _ = torch.linalg.svd(features, full_matrices=False)
     kept = singular > singular[0] * max(features.shape) * torch.finfo(features.dtype).eps
     along = left[:, kept].T @ targets  # [m, o]
-    # the residual, since ‖Y‖² − ‖along‖² cancels; 1e-30 so that an exact fit has a logarithm
+    # from the residual, since ‖Y‖² − ‖along‖² cancels; 1e-30 keeps the logarithm of an exact fit finite
     outside = float((targets - left[:, kept] @ along).square().sum()) + 1e-30 * float(targets.square().sum())
     energy = along.square().sum(1).numpy(force=True)
     return _Spectrum(singular[kept].square().numpy(force=True), energy, outside, targets.numel(), targets.shape[1])

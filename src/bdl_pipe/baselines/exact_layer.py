@@ -32,7 +32,7 @@ from . import linear
 from .linear import LinearPosterior, with_bias
 from .stored import StoredPosterior
 
-_MOST: Final = 5_000_000  # the most numbers in Φ: 40 MB, and a training step holds several such matrices
+_MOST: Final = 5_000_000  # the most entries of Φ: 40 MB, and a training step holds several such matrices
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TrunkSpec:
 
 
 class ExactLayerLearner(Learner):
-    """A learner whose trunk, ``network.trunk``, gets an exact last layer after training."""
+    """A learner that gets an exact last layer on its trunk, ``network.trunk``, after training."""
 
     @abstractmethod
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:

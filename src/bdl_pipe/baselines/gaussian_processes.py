@@ -4,8 +4,8 @@
 
 (Rasmussen and Williams 2006, eqs 2.9, 2.30 and 5.1.) The exact process always uses a Cholesky factor of the n×n
 covariance: beyond 800 rows gpytorch would use conjugate gradients with probes from the global generator, and equal
-seeds would not give equal bits. All is in float64. Only this module imports gpytorch, an optional dependency; it is
-imported by ``of_gpytorch.processes``.
+seeds would not give equal bits. All numbers are float64. Only this module imports gpytorch, an optional dependency; it
+is imported by ``of_gpytorch.processes``.
 """
 
 import math
@@ -24,7 +24,7 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-_ROWS: Final = 250  # rows whose covariance is computed together
+_ROWS: Final = 250  # rows in one covariance matrix of ``group_moments``, which takes whole groups
 NOISE: Final = 0.1  # initial σ², in standardised units; gpytorch keeps it above 1e-4
 
 
@@ -76,7 +76,7 @@ class ExactGp(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
-        """Return Σ_k log p(y_k), in nats, with its graph."""
+        """Return Σ_k log p(y_k), in nats, with the autograd graph."""
         self.train()
         with dense():
             prior = self.likelihood(self(*self.train_inputs))
@@ -138,7 +138,7 @@ def group_moments(
 def dense() -> ExitStack:
     """Return a context in which gpytorch uses Cholesky factors for any number of rows."""
     stack = ExitStack()
-    stack.enter_context(gpytorch.settings.debug(False))  # no warning when training rows are predicted
+    stack.enter_context(gpytorch.settings.debug(False))  # debug mode warns when training rows are predicted
     stack.enter_context(gpytorch.settings.fast_computations(False, False, False))
     stack.enter_context(gpytorch.settings.max_cholesky_size(2**31))
     return stack

@@ -6,8 +6,8 @@ and the noise variance σ² (their logarithms); ``ldgbll`` adds a zero-mean prio
 ``linear`` for both losses. The predictive is exact, given the trained trunk, s and σ².
 
 Deviation: every step uses all rows, so an epoch is one step, and the evidence is exact. According to Harrison et al.,
-Watson et al. use batches of 32, whose evidences do not add up to the evidence of all rows. A step costs O(nh² + h³),
-and the derivatives O(bdh²) for b rows of d columns.
+Watson et al. use batches of 32, and the evidences of batches do not add up to the evidence of all rows. A step costs
+O(nh² + h³), and the derivatives O(bdh²) for b rows of d columns.
 """
 
 import math
@@ -41,7 +41,7 @@ class GbllConfig:
         network: the trunk, without dropout.
         epochs: the number of steps, each on all rows; with ``early_stopping`` the largest number.
         optimiser: the update rule; weight decay does not apply to s and σ².
-        early_stopping: how the number of epochs is chosen on validation rows. null: all epochs are run.
+        early_stopping: how the number of epochs is chosen on validation rows. null runs all epochs.
         prior_variance: the initial s, the prior variance of each weight and the bias.
         noise_variance: the initial σ², in the units of the transformed targets.
     """
@@ -67,8 +67,8 @@ class LdgbllConfig(GbllConfig):
     Attributes:
         derivative_variance: v of the prior N(0, v) on each ∂f/∂x, in transformed targets² per transformed input².
         weight: the weight of the derivatives' mean KL relative to the evidence per row.
-        derivative_rows: the number of training rows, drawn at each step, at which derivatives are computed. null: all
-            rows.
+        derivative_rows: the number of training rows, drawn at each step, at which derivatives are computed. null means
+            all rows.
     """
 
     derivative_variance: float
@@ -77,7 +77,7 @@ class LdgbllConfig(GbllConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # with ReLUs, a row without an active unit has derivatives of zero variance, whose KL is infinite
+        # with ReLUs, a row without an active unit has derivatives of zero variance, hence an infinite KL
         slope = self.network.activation
         require(slope == "leaky_relu", "network.activation", "must be leaky_relu for ldgbll", slope)
         require(self.derivative_variance > 0, "derivative_variance", "must be > 0", self.derivative_variance)

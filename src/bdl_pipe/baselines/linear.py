@@ -50,8 +50,8 @@ class LinearPosterior:
 def with_bias(features: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows h1"]:
     """Append a last feature that is one in every row.
 
-    Its weight, the bias, has the same prior N(0, s) as the others and is integrated out with them. Centre the targets,
-    so that the bias need not be large.
+    Its weight, the bias, has the same prior N(0, s) as the other weights and is integrated out with them. Centre the
+    targets, so that the bias need not be large.
     """
     return F.pad(features, (0, 1), value=1.0)
 
@@ -130,7 +130,7 @@ def gbll_loss(
     prior_variance: Variance,
     noise_variance: Variance,
 ) -> Float[Tensor, "*member"]:
-    """Return minus the evidence, in nats per row; it is exact, so it needs all rows at once."""
+    """Return minus the exact evidence, in nats per row, which needs all rows at once."""
     return -log_marginal_likelihood(features, targets, prior_variance, noise_variance) / features.shape[-2]
 
 

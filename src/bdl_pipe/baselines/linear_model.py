@@ -1,8 +1,9 @@
 """The method ``linear``: a linear model of the transformed inputs, a baseline that is fitted in a second.
 
 Regression: exact Bayesian linear regression (``linear``) with a bias; its prior and noise variance maximise the
-evidence of the training rows (``evidence``). Classes: logistic regression at its MAP by scikit-learn, the variance of
-the weights' N(0, C I) chosen among powers of ten by the log-likelihood of validation rows, then fitted to all rows.
+evidence of the training rows (``evidence``). Classes: scikit-learn's logistic regression at its MAP, fitted to all
+rows; the prior variance C of the weights' N(0, C I) is the power of ten with the largest log-likelihood of the
+validation rows.
 
 The state: ``mean``, ``factor`` and ``noise_variance`` of a ``LinearPosterior``; or ``weight`` [class, input] and
 ``bias`` [class].
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _STRENGTHS: Final = tuple(10.0**power for power in range(-4, 5))  # values of C, in the order of trial
 _STEPS: Final = 1_000  # the most steps of L-BFGS
-_MOST: Final = 50_000_000  # the most numbers in the inputs: 0.4 GB, which the SVD copies
+_MOST: Final = 50_000_000  # the most input values, rows × columns: 0.4 GB, which the SVD copies
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def fit(data: FitData, inputs: Inputs, config: LinearConfig, *, rng: Seed, repor
     """Fit the model to the training rows; ``inputs`` and ``rng`` are not used.
 
     Raises:
-        DataError: the training rows have too many numbers.
+        DataError: the training inputs have too many values.
     """
     size = data.train.inputs.size
     if size > _MOST:
@@ -99,15 +100,15 @@ def fit(data: FitData, inputs: Inputs, config: LinearConfig, *, rng: Seed, repor
 
 
 def _strength(data: FitData) -> float:
-    """Return the C of largest log-likelihood of the validation rows; without these, scikit-learn's default 1."""
+    """Return the C with the largest log-likelihood of validation rows; without these rows, scikit-learn's default 1."""
     if not len(data.validation):
         return 1.0
     rows, labels = (values.numpy() for values in data.tensors("validation"))
     scores = []
     for strength in _STRENGTHS:
         fitted = _logistic(data, strength)
-        log_probs = np.full((len(rows), data.outputs), -50.0)  # for classes without training rows
-        # a weak prior's probability may round to 0 on separable rows; if it is a label's, the score is −inf and loses
+        log_probs = np.full((len(rows), data.outputs), -50.0)  # log-probability of a class without training rows
+        # on separable rows a weak prior may round a probability to 0; if a label has it, the score is −inf and loses
         with np.errstate(divide="ignore"):
             log_probs[:, fitted.classes_] = fitted.predict_log_proba(rows.reshape(len(rows), -1).astype(float))
         scores.append(float(log_probs[np.arange(len(rows)), labels].mean()))

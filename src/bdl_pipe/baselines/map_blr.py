@@ -53,7 +53,7 @@ class MapBlrConfig:
 
 @final
 class PointNetwork(ExactLayerLearner):
-    """A network whose outputs are means, with one noise variance."""
+    """A network with means as outputs and one noise variance."""
 
     def __init__(self, config: MapBlrConfig, data: FitData, rng: Seed) -> None:
         super().__init__()
@@ -72,15 +72,15 @@ class PointNetwork(ExactLayerLearner):
         return {"likelihood.log_variance"}
 
     def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score and the noise variance of its minimum."""
+        """Return the score, minimised over the noise variance, and the log noise variance at the minimum."""
         log_variance = self.likelihood.log_variance.detach()
         score, log_factor = least_noise(predicted, log_variance.exp())
         return score, {"likelihood.log_variance": log_variance + log_factor}
 
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
-        """Return the layer whose prior and noise variance maximise the evidence.
+        """Return the layer with the prior and noise variance that maximise the evidence.
 
-        The network's noise is used only if it was estimated on validation rows: it is the least noise then.
+        If the network's noise was estimated on validation rows, the layer's noise is at least this noise.
         """
         inputs, targets = data.tensors("train", data.device)
         phi, y = features(self.network.trunk, inputs), targets.double()

@@ -10,7 +10,7 @@ exponentially,
 
     1 − F(y) = p exp(−(y − q_K)/s),   s = h p/φ(z_K),   h = (q_K − median)/z_K;
 
-so its density at q_K equals that point's density of a Gaussian with standard deviation h. The tail below q_1 is the
+so the tail's density at q_K equals the density there of a Gaussian with standard deviation h. The tail below q_1 is the
 mirror image. The density is positive everywhere and jumps at quantiles where the slopes b_k differ. Moments are sums of
 moments of truncated Gaussians and exponential distributions.
 """
@@ -30,7 +30,7 @@ SCORES: Final = (-1.5, -1.0, 0.0, 1.0, 1.5)  # z_k; the middle one is the median
 _MIDDLE: Final = SCORES.index(0.0)
 _BEYOND: Final = 0.5 * math.erfc(SCORES[-1] / math.sqrt(2))  # p
 _TAIL: Final = _BEYOND * math.sqrt(2 * math.pi) * math.exp(SCORES[-1] ** 2 / 2) / SCORES[-1]  # s/(q_K − median)
-_LEVELLED: Final = 0.2  # the least slope between two quantiles, relative to the whole row's
+_LEVELLED: Final = 0.2  # the least slope between two quantiles, relative to the slope of the whole row
 
 
 def levels() -> list[float]:
@@ -94,7 +94,7 @@ class Quantiles(Continuous):
         return torch.zeros_like(self.mean)
 
     def _inside(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z(y) and the slope of its piece, [batch, output] each, for values between the outer quantiles."""
+        """Return z(y) and the slope of y's piece, [batch, output] each, for values between the outer quantiles."""
         places = values.double()[..., None].contiguous()
         piece = torch.searchsorted(self.values[..., 1:-1].contiguous(), places)
         start, slope = self.values.gather(-1, piece), self._slopes.gather(-1, piece)

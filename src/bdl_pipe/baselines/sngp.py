@@ -1,4 +1,4 @@
-"""SNGP: a random-feature Gaussian process on a trunk whose layers have bounded spectral norms.
+"""SNGP: a random-feature Gaussian process on a trunk of layers with bounded spectral norms.
 
 Liu, Lin, Padhy, Tran, Bedrax-Weiss & Lakshminarayanan 2020 (and 2023), algorithm 1. With h the trunk,
 
@@ -54,7 +54,7 @@ class SngpConfig:
         length_scale: ℓ, in the units of the trunk's features.
         norm_bound: c, the largest spectral norm of a layer.
         ridge: τ, the prior precision of β.
-        training: the settings of training; weight decay does not apply to β (it has τ) and σ².
+        training: the settings of training; weight decay does not apply to β, which has τ, nor to σ².
     """
 
     network: NetworkConfig
@@ -125,7 +125,7 @@ class Sngp(Learner):
         return prior - self._plain(outputs, None).log_prob(targets).mean()
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Return the predictive; without ``factor``, as in validation, the MAP's with v = 0. ``rng`` is not used."""
+        """Return the predictive; without ``factor``, as in validation, the MAP predictive: v = 0. ``rng`` is unused."""
         if self.factor is None:
             return self._plain(self.features(inputs) @ self.head, None)
         return self.marginal(inputs, self.factor)
@@ -221,7 +221,7 @@ class SngpPosterior(LearnerPosterior[Sngp]):
 def default(size: Size) -> Section:
     """Return the hyperparameters; images need group norm and twice the learning rate.
 
-    Bounded norms keep the trunk from memorising many rows, so that all epochs are run.
+    Bounded norms keep the trunk from memorising many rows, so all epochs are run.
     """
     network = size.network if size.image is None else {**size.network, "norm": "group"}
     training = size.training(5e-3 if size.image is None else 1e-2, regularised=True)

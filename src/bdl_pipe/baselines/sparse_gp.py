@@ -2,8 +2,8 @@
 
 Adam minimises minus the ELBO per row on minibatches, with inducing inputs Z and a whitened q(u) = N(m, S) (Hensman et
 al. 2013; gpytorch's variational strategy). Each output has its own process and inducing inputs, with a constant mean, a
-scaled RBF kernel and Gaussian noise, as in ``gp``. The initial Z are training rows drawn without replacement. All is in
-float64.
+scaled RBF kernel and Gaussian noise, as in ``gp``. The initial Z are training rows drawn without replacement. All
+numbers are float64.
 """
 
 import math
@@ -62,7 +62,7 @@ class SparseGp(Learner):
         self.likelihood = gpytorch.GaussianLikelihood(batch_shape=torch.Size([len(inducing)]))
         self.likelihood.noise = gpytorch.NOISE
         self.double()
-        self.process.variational_strategy.variational_params_initialized.fill_(1)  # no global draw
+        self.process.variational_strategy.variational_params_initialized.fill_(1)  # gpytorch draws if it is 0
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         mean, variance = self._latent(inputs)

@@ -1,4 +1,4 @@
-"""The base of posteriors whose attributes are their stored tensors."""
+"""The base of posteriors that hold the tensors of their state."""
 
 from typing import ClassVar, TypeVar
 

@@ -1,4 +1,4 @@
-"""TabM: an ensemble of k perceptrons that share their weight matrices, trained as one (Gorishniy et al. 2024).
+"""TabM: an ensemble of k perceptrons that share weight matrices and are trained together (Gorishniy et al. 2024).
 
 Gorishniy, Kotelnikov & Babenko 2024, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling"; the
 layer is BatchEnsemble's (Wen, Tran & Ba 2020, equation 1). In each hidden layer all members share the matrix W [output,
@@ -93,7 +93,7 @@ class SharedLinear(nn.Module):
     def forward(self, inputs: Float[Tensor, "*member batch input"]) -> Float[Tensor, "member batch output"]:
         """Apply the layers to each member's inputs, or to inputs that all members share."""
         scaled = inputs * self.r[:, None]
-        # one product for all members, also if several models are trained as one
+        # one product for all members, also if several models are trained together
         mapped = F.linear(scaled.flatten(0, 1), self.weight).unflatten(0, scaled.shape[:2])
         return mapped * self.s[:, None] + self.bias[:, None]
 

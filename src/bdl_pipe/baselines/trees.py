@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _AT_ONCE: Final = 1 << 22  # the most tree nodes that are looked up together
-_CLEAR: Final = 1e-5  # ten times what rounding changes in a standardised float32 input
+_CLEAR: Final = 1e-5  # ten times the rounding error of a standardised float32 input
 _FIELDS: Final = ("feature", "threshold", "left", "right", "value", "root", "start")
 
 
@@ -70,11 +70,11 @@ def of_boosting(model: Any, rounds: int) -> Trees:
 
 
 def clear_of_rounding(trees: Trees, rows: Float[np.ndarray, "row d"]) -> Trees:
-    """Raise each threshold by 1e-5, or half-way to the next larger value of ``rows``, whichever is less.
+    """Raise each threshold t by 1e-5·max(1, |t|), or half-way to the next larger value of ``rows``, whichever is less.
 
-    A threshold is a value of these rows or midway between two, where whole numbers lie. A row that is on it goes left;
-    another device may round the row's inputs otherwise, by 1e-6 or less, and would send it right. All ``rows`` stay on
-    their sides.
+    A threshold is a value of these rows, or midway between two values, where other whole numbers lie. A row on a
+    threshold goes left; another device may round the row's inputs differently, by 1e-6 or less, and send it right. All
+    ``rows`` stay on their sides.
     """
     feature, threshold = (trees.tensors[name].numpy() for name in ("feature", "threshold"))
     raised = threshold + _CLEAR * np.maximum(1.0, np.abs(threshold))

@@ -35,7 +35,7 @@ from .plan import DATASET, known, plan, plugins_of, root_of
 T = TypeVar("T", bound="BayesianEstimator")
 _AS_IT_IS: Final[dict[str, Any]] = {"dtype": None, "ensure_all_finite": False, "allow_nd": True}
 _SPLIT_SHARE: Final = 0.2  # share of the rows that split conformal leaves out
-_MOST: Final = 10_000_000  # the most numbers of cross-conformal in memory
+_MOST: Final = 10_000_000  # the most values, row × score, that cross-conformal holds in memory
 
 
 class BayesianEstimator(BaseEstimator):
@@ -51,10 +51,10 @@ class BayesianEstimator(BaseEstimator):
         columns: name of a column of a frame -> ``number``, ``category`` or ``date``, to correct the inspection.
         conformal: ``split`` calibrates intervals or sets on a fifth of the rows, which are left out of the fit.
             ``cross`` calibrates them on all rows, with five further fits. None calibrates nothing.
-        pace: a factor of all steps.
+        pace: the factor that scales the number of steps of every fit.
         minutes: a limit of the fit's time on this machine: the result then depends on the machine. None sets no limit.
-        random_state: the root of all random addresses. None means 0. A NumPy generator is used to draw an integer.
-        device: where torch computes.
+        random_state: the root seed of all random numbers. None means 0. A NumPy generator draws the root seed.
+        device: the torch device of fits and predictions.
         threads: the number of torch's threads in fits and predictions; it may change the last bits. None keeps torch's
             setting.
     """
@@ -88,7 +88,7 @@ class BayesianEstimator(BaseEstimator):
         self.threads = threads
 
     def set_params(self: T, **params: Any) -> T:
-        """Set parameters; ``override__training__epochs`` sets one hyperparameter, and leaves the others."""
+        """Set parameters; ``override__training__epochs`` sets one hyperparameter and keeps the others."""
         nested = {key: params.pop(key) for key in list(params) if key.startswith("override__")}
         if nested:
             changes = copy.deepcopy(dict(params.pop("override", self.override) or {}))
@@ -103,7 +103,7 @@ class BayesianEstimator(BaseEstimator):
         return self
 
     def _fit(self, x: Any, y: Any, made: dict[int, fitting.Made] | None = None) -> None:
-        """Fit; ``made``: split -> runs that were fitted on the same rows."""
+        """Fit the method; ``made`` maps a split to runs that were already fitted on the same rows."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         self._check_parameters()
@@ -213,7 +213,7 @@ class BayesianEstimator(BaseEstimator):
 
         Raises:
             NotFittedError: ``fit`` was not called.
-            ValueError: the rows are not like those of fit.
+            ValueError: the rows differ in form from the rows of ``fit``.
         """
         rows = self._rows(X)
         with fitting.threads(self.threads), torch.no_grad():
@@ -243,7 +243,7 @@ class BayesianEstimator(BaseEstimator):
             return self.fitted_.predictor().joint(grouped, rng=self.fitted_.address(), device=self.device, draws=draws)
 
     def save(self, path: str | Path) -> None:
-        """Write the fitted estimator to the folder ``path``, which ``bdl_pipe.load_predictor`` reads, too.
+        """Write the fitted estimator to the folder ``path``; ``bdl_pipe.load_predictor`` also reads it.
 
         Raises:
             NotFittedError: ``fit`` was not called.
@@ -256,7 +256,7 @@ class BayesianEstimator(BaseEstimator):
 
     @classmethod
     def load(cls: type[T], path: str | Path, *, device: str = "cpu") -> T:
-        """Read what :meth:`save` wrote; nothing is unpickled.
+        """Read a folder that :meth:`save` wrote; nothing is unpickled.
 
         Raises:
             ArtifactError: the folder is not a complete artifact of such an estimator.
@@ -285,10 +285,10 @@ class BayesianEstimator(BaseEstimator):
             self.feature_names_in_ = np.array(facts["feature_names_in_"], dtype=object)
 
     def _conformal_parts(self) -> tuple[list[int], list[Predictor]]:
-        """Return the fits that calibrate on their left-out rows: the fit of all rows, or the fits of cross-conformal.
+        """Return numbers and predictors of the fits with left-out rows: the split fit, or the fits of cross-conformal.
 
         Raises:
-            ValueError: the fit has no such rows.
+            ValueError: no fit has left-out rows.
         """
         check_is_fitted(self, "fitted_")
         numbers = [i for i, part in enumerate(self.fitted_.parts) if part.recalibration is not None]
@@ -298,7 +298,7 @@ class BayesianEstimator(BaseEstimator):
         return numbers, [self.fitted_.predictor(i) for i in numbers]
 
     def _each_part(self, rows: np.ndarray, numbers: list[int]) -> Iterator[tuple[slice, list[Predictive]]]:
-        """Yield batches of raw rows with their predictive by each of these parts, in transformed units."""
+        """Yield batches of raw rows with each part's predictive, in transformed units."""
         of_row = sum(len(self._recalibration(i).scores) for i in numbers)
         batch = max(1, min(1000, _MOST // max(1, of_row)))
         with fitting.threads(self.threads), torch.no_grad():
@@ -311,7 +311,7 @@ class BayesianEstimator(BaseEstimator):
         return found
 
     def _sampling(self) -> Seed:
-        """Return the address of drawn targets."""
+        """Return the seed address for draws of targets."""
         check_is_fitted(self, "fitted_")
         return self.fitted_.address().fold("sample")
 

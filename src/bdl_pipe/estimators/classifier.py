@@ -34,7 +34,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """
 
     def fit(self, X: Any, y: Any) -> "BayesianClassifier":
-        """Fit the method to all rows: a fifth of them first decides when training ends, then all rows are fitted.
+        """Fit the method to all rows, after a fifth of the rows has served to choose when training ends.
 
         Raises:
             ValueError: the rows, the labels or a parameter break a rule; the message has the rule and the value.
@@ -53,7 +53,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         return self.classes_[places]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probabilities of the classes, float64 [n, class], each row's sum 1.
+        """Return the class probabilities, float64 [n, class]; each row sums to 1.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`.
@@ -68,12 +68,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         *,
         conformal: bool = False,
     ) -> np.ndarray:
-        """Return which classes are in the set of each row, bool [n, class].
+        """Return each row's set of classes, bool [n, class].
 
         Args:
             level: the total probability of a set; each set has the fewest classes that reach it.
-            conformal: return calibrated sets, which contain the class of a new row with this probability for every
-                posterior (:mod:`.conformal`), and may be empty; ``fit`` then needs the parameter ``conformal``.
+            conformal: return calibrated sets, which contain the class of a new row with this probability whatever the
+                posterior is (:mod:`.conformal`), and may be empty. The estimator then needs the parameter
+                ``conformal``.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or the level is not in (0, 1), or the fit has no
@@ -98,7 +99,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         return np.concatenate(sets)
 
     def sample(self, X: Any, draws: int = 1) -> np.ndarray:
-        """Draw a class of each row independently [draw, n]; every call returns the same draws.
+        """Draw a class for each row independently [draw, n]; every call returns the same draws.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or ``draws`` is not above 0.
@@ -112,7 +113,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """Return log p(y | x) of each row, natural logarithm, float64 [n].
 
         Raises:
-            NotFittedError, ValueError: as :meth:`predict_dist`; or a label is none of ``classes_``.
+            NotFittedError, ValueError: as :meth:`predict_dist`; or a label is not in ``classes_``.
         """
         predictive = self.predict_dist(X)
         places = torch.tensor(self._places(y, len(predictive.mean)), device=predictive.mean.device)

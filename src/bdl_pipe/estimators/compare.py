@@ -44,9 +44,10 @@ def compare(
 
     Args:
         X, y: as in ``fit`` of :class:`.BayesianRegressor` and :class:`.BayesianClassifier`.
-        methods: names of ``bdl_pipe.METHODS``, or estimators; or a mapping name in the table -> name or estimator.
+        methods: names of ``bdl_pipe.METHODS``, or estimators; or a mapping from names in the table to methods or
+            estimators.
         cv: the number of shuffled folds, stratified for classes; or any value of scikit-learn's ``cv``.
-        task: ``classification`` or ``regression``. None decides by the targets, as ``add`` does.
+        task: ``classification`` or ``regression``. None chooses it from the targets, as ``add`` does.
         random_state: the seed of the folds, and of the methods that are given by name.
         params: parameters of the methods that are given by name, such as ``pace``.
 
@@ -100,7 +101,7 @@ def _named(methods: Any) -> dict[str, Any]:
 
 
 def _task(y: Any) -> Task:
-    """Decide by the targets as ``add`` does."""
+    """Choose the task from the targets, as ``add`` does."""
     values = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     table = given.table_of(values.reshape(len(values), -1), [f"y{i}" for i in range(values[0].size)])
     return task_of([Cells.of(table, name, "y") for name in table.column_names])
@@ -144,7 +145,7 @@ def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tup
 
 
 def _said(model: Any, rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return confidence and whether it was right [n, 2], or how central the interval is that reaches a target [n]."""
+    """Return each row's confidence and correctness [n, 2], or the level of the central interval up to each target."""
     parts, predictor = list[np.ndarray](), model.fitted_.predictor()
     for at, transformed in model.fitted_.batches(rows):
         predictive = predictor.own_units(transformed)

@@ -1,4 +1,4 @@
-"""Several methods on the same folds of the same rows: the report's scores, and which differences are more than chance.
+"""Several methods on the same folds of the same rows: the report's scores, and the differences that exceed chance.
 
 found = compare(X, y, ["ensemble", "vbll", "swag", "gp"], cv=5)
 found.table, found.differences, found.plot_reliability(), found.plot_cost()
@@ -67,12 +67,12 @@ class Comparison:
 
     @cached_property
     def table(self) -> "pd.DataFrame":
-        """Every score of every method, means over folds: one row for each method, the lowest NLL first."""
+        """Every score of every method as a mean over folds: one row for each method, the lowest NLL first."""
         return self._frame(lambda of: of.mean)
 
     @cached_property
     def errors(self) -> "pd.DataFrame":
-        """Their standard errors over folds, which share training rows: for differences see :attr:`differences`."""
+        """The standard errors of :attr:`table`; folds share training rows, so compare with :attr:`differences`."""
         return self._frame(lambda of: math.nan if of.error is None else of.error)
 
     @cached_property
@@ -114,7 +114,7 @@ class Comparison:
         return " ".join(sentences(standings([*self._candidates.values()], self._ratio)))
 
     def plot_reliability(self) -> "Drawing":
-        """Plot each method's stated probability against how often it was right: of classes, or of central intervals.
+        """Plot how often each method is right against its stated probability, for classes or for central intervals.
 
         Raises:
             ImportError: matplotlib is not installed.

@@ -1,14 +1,14 @@
-"""Intervals and sets that hold a new target with a chosen probability, whatever the posterior is.
+"""Intervals and sets that contain a new target with a chosen probability, whatever the posterior is.
 
-``split``: scores of rows that the fit did not see, :mod:`bdl_pipe.recalibration`. ``cross``: rows are in K parts, and
-each part's scores r_i are of a fit k(i) on the others; no row is lost to the fit that predicts. Of a new input x the
-interval of output j is
+``split`` uses the scores of rows that the fit did not see (:mod:`bdl_pipe.recalibration`). ``cross`` divides the rows
+into K parts; the score r_i of row i comes from a fit k(i) on the other parts, and the fit that predicts uses all rows.
+The interval of output j at a new input x is
 
     [ the ⌊(n + 1)(1 − level)⌋-th smallest of μ_k(i)(x) − r_i sd_k(i)(x),
       the ⌈(n + 1) level⌉-th smallest of μ_k(i)(x) + r_i sd_k(i)(x) ]
 
 (Barber, Candès, Ramdas & Tibshirani 2021, "Predictive inference with the jackknife+", equation 11 in its K-fold form;
-their scores are |y − μ|, ours are over the deviation and the largest of outputs), and the set of classes is
+their scores are |y − μ|; ours are the largest |y_j − μ_j|/sd_j of the outputs), and the set of classes is
 {y: #{i: r_i < 1 − p_k(i)(y | x)} < (n + 1) level} (Romano, Sesia & Candès 2020, section 2.3, with the scores of
 Sadinle, Lei & Wasserman 2019). A new target is inside with a probability of at least 1 − 2(1 − level) − √(2/n), and in
 practice close to the level.
@@ -27,7 +27,7 @@ from ..recalibration import Recalibration
 
 
 def _scores(recalibrations: Sequence[Recalibration], level: float) -> tuple[int, int]:
-    """Return the number of scores, and the place of the threshold among them, counted from 1.
+    """Return the number of scores, and the rank of the threshold among them, counted from 1.
 
     Raises:
         ConfigError: the level is not in (0, 1), or there are too few rows for it.
@@ -48,9 +48,9 @@ def intervals(
     """Return the ends [batch, output] of the intervals, in the targets' own units, float64.
 
     Args:
-        predictives: of the same inputs by each part's fit, in transformed units.
+        predictives: each part's predictive of the same inputs, in transformed units.
         recalibrations: the scores of each part's rows.
-        transforms: each part's; targets are brought to their own units by their own part's.
+        transforms: each part's transform, which converts the part's intervals to the targets' own units.
     """
     count, place = _scores(recalibrations, level)
     low, high = list[Tensor](), list[Tensor]()
@@ -65,7 +65,7 @@ def intervals(
 
 
 def class_sets(predictives: Sequence[Predictive], recalibrations: Sequence[Recalibration], level: float) -> Tensor:
-    """Return which classes are in the set of each input, bool [batch, class]."""
+    """Return each input's set of classes, bool [batch, class]."""
     _, place = _scores(recalibrations, level)
     smaller = torch.zeros((), dtype=torch.int64)
     for predictive, recalibration in zip(predictives, recalibrations, strict=True):
@@ -76,7 +76,7 @@ def class_sets(predictives: Sequence[Predictive], recalibrations: Sequence[Recal
 
 
 def likely_classes(predictive: Categorical, level: float) -> Tensor:
-    """Return the fewest classes of each input that have a probability of ``level`` together, bool [batch, class]."""
+    """Return the fewest classes of each input with a total probability of at least ``level``, bool [batch, class]."""
     require(0 < level < 1, "level", "must be in (0, 1)", level)
     ordered = predictive.mean.double().cpu().sort(dim=-1, descending=True, stable=True)
     before = ordered.values.cumsum(-1) - ordered.values

@@ -24,7 +24,7 @@ def _read() -> Mapping[str, Any]:
 
 
 def section(method: str) -> Section:
-    """Return ``methods.<method>``; empty for a method of a plugin, whose config and ``Default`` have its own values."""
+    """Return ``methods.<method>``; it is empty for a plugin's method: its config and ``Default`` have the values."""
     return dict(_read()["methods"].get(method) or {})
 
 

@@ -1,6 +1,6 @@
 """The result of a fit: posterior states with the data's transform, for all rows and for each part of cross-conformal.
 
-Its folder is a student artifact like the pipeline's: ``bdl_pipe.load_predictor`` reads it, too. Nothing is unpickled.
+A saved fit is a student artifact as in the pipeline: ``bdl_pipe.load_predictor`` also reads it. Nothing is unpickled.
 """
 
 import json
@@ -34,7 +34,7 @@ class Part:
     """One fitted posterior.
 
     Attributes:
-        split: the number of its split, in its addresses: 0 for all rows, 1 … for cross-conformal.
+        split: the number of the split in seed addresses: 0 for all rows, 1 and above for the parts of cross-conformal.
         recalibration: learnt from rows that this fit left out. None if it left out no rows.
     """
 
@@ -65,7 +65,7 @@ class Fitted:
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of a table's rows; none for images."""
+        """The columns of a table's rows; empty for images."""
         return tuple(map(Column.of, self.schema.get("columns", ())))
 
     def predictor(self, part: int = 0) -> Predictor:
@@ -82,7 +82,7 @@ class Fitted:
         return self._ready[part]
 
     def address(self, part: int = 0) -> Seed:
-        """Return the address of a part's draws, which is the address of the pipeline's scores."""
+        """Return the seed address of a part's draws; the pipeline uses the same address for scores."""
         return prediction_address(self.about["seed"], self.about["run"], self.parts[part].split, 0)
 
     def batches(self, rows: np.ndarray, part: int = 0, batch: int = 1000) -> Iterator[tuple[slice, Predictive]]:
@@ -107,10 +107,10 @@ class Fitted:
 
     @classmethod
     def load(cls, path: Path, device: str) -> "tuple[Fitted, dict[str, Any]]":
-        """Read what :meth:`save` wrote.
+        """Read an artifact that :meth:`save` wrote.
 
         Raises:
-            ArtifactError: it is not a whole artifact, or no estimator saved it.
+            ArtifactError: the artifact is incomplete, or no estimator saved it.
         """
         artifact = artifacts.load(path, KIND)
         if _OWN not in artifact.manifest["files"]:

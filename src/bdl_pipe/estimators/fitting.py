@@ -1,4 +1,4 @@
-"""Fit the runs of a plan in this process, with the bits of the pipeline."""
+"""Fit the runs of a plan in this process, bit for bit as in the pipeline."""
 
 import json
 import time
@@ -17,19 +17,19 @@ from ..seeds import Seed
 from ..training.retry import retried
 from .plan import Run
 
-Made = dict[str, tuple[list[State], float]]  # a run and its address -> the states of its seeds, and their seconds
+Made = dict[str, tuple[list[State], float]]  # :func:`address` of a run -> its seeds' states, and its seconds
 
 
 def fit(runs: Sequence[Run], data: FitData, seed: int, split: int = 0, made: Made | None = None) -> tuple[State, float]:
     """Fit the runs one after another; return the posterior's state and the seconds of all of its runs.
 
     Args:
-        seed: the root of all addresses.
+        seed: the root seed.
         split: the number of the split of ``data``.
         made: runs that were already fitted on these data and are not fitted again; this call adds its own runs.
 
     Raises:
-        Diverged: a fit diverged at its smallest rates, too.
+        Diverged: a fit diverged even at its smallest rates.
     """
     made = {} if made is None else made
     of_run, seconds = dict[str, list[State]](), 0.0

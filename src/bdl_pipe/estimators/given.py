@@ -49,12 +49,12 @@ class Targets:
 
 
 def is_frame(given: Any) -> bool:
-    """Return True for frames of pandas and polars, tables of Arrow, and objects with Arrow's interface of columns."""
+    """Return True for frames of pandas and polars, Arrow tables, and objects with Arrow's column interface."""
     return hasattr(given, "iloc") or hasattr(given, "__arrow_c_stream__")
 
 
 def as_table(given: Any) -> Any:
-    """Return a frame of pandas as it is, and any other as a table of Arrow."""
+    """Return a pandas frame unchanged, and any other frame as an Arrow table."""
     return given if hasattr(given, "iloc") or isinstance(given, pa.Table) else pa.table(given)
 
 
@@ -65,7 +65,7 @@ def table_of(given: Any, names: Sequence[str] | None = None) -> pa.Table:
         names: the columns' names in order. None keeps the frame's names, or names an array's columns ``x0``, ``x1`` …
 
     Raises:
-        DataError: two columns have one name.
+        DataError: two columns have the same name.
     """
     if isinstance(given, np.ndarray):
         columns: list[Any] = [_column(values) for values in given.T]
@@ -82,7 +82,7 @@ def table_of(given: Any, names: Sequence[str] | None = None) -> pa.Table:
 
 
 def taken(given: Any, index: np.ndarray) -> Any:
-    """Return some rows of an array, a frame, a frame's column or an Arrow table."""
+    """Return the rows ``index`` of an array, a frame, a frame's column or an Arrow table."""
     if hasattr(given, "iloc"):
         return given.iloc[index]
     if isinstance(given, pa.Table | pa.Array | pa.ChunkedArray):
@@ -100,8 +100,8 @@ def table_profile(
     """Inspect a table in memory as ``add`` inspects a file.
 
     Args:
-        columns: the kinds of some columns, if the user gives them.
-        numbers: the columns come from an array of numbers, so that no column is left out as an identifier of rows.
+        columns: the kinds that the user gives for some columns.
+        numbers: whether the columns come from an array of numbers; then no column is left out as an identifier of rows.
 
     Raises:
         DataError: the rows cannot be used; the message has the column, the rule and the value.
@@ -194,7 +194,7 @@ def targets_of(given: Any, rows: int) -> tuple[np.ndarray, int]:
 
 
 def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different classes in order, in their own type, and each row's class as its place, int64 [n].
+    """Return the sorted classes, in their own type, and the index of each row's class among them, int64 [n].
 
     Raises:
         DataError: a label is missing, or labels and rows differ in number.
@@ -218,7 +218,7 @@ def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def size_of(profile: Profile, share: float, pace: float) -> Size:
-    """Return the size that determines hyperparameters, if all rows but a share are training rows.
+    """Return the size that determines hyperparameters; all rows but a share are training rows.
 
     Args:
         share: the share of rows that no fit uses.

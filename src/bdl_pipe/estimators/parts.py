@@ -33,14 +33,14 @@ def fit_parts(
     """Fit the rows of ``raw``; return the parts, with the part of all rows first, and the seconds of the fits.
 
     Args:
-        seed: the root of all addresses.
-        cross: whether fits that leave out a part of the rows calibrate it (:mod:`.conformal`).
+        seed: the root seed.
+        cross: whether further fits, each without a part of the rows, calibrate the result (:mod:`.conformal`).
         made: split -> runs that were already fitted on these rows and are not fitted again.
 
     Raises:
         ConfigError: there are too few rows for ``cross``.
         DataError: there are too few rows for the calibration of ``dataset``, or a target is constant.
-        Diverged: a fit diverged at its smallest rates, too.
+        Diverged: a fit diverged even at its smallest rates.
     """
     made = {} if made is None else made
     rule = f"must be split or None with fewer than {PARTS * FEWEST_ROWS} rows"
@@ -63,7 +63,7 @@ def fit_parts(
 
 
 def drawn(rows: int, rng: Seed, count: int = PARTS) -> list[np.ndarray]:
-    """Draw the rows of each part, in order; their numbers differ by at most one."""
+    """Draw the sorted row numbers of each part; the parts' sizes differ by at most one."""
     return [np.sort(part) for part in np.array_split(rng.numpy().permutation(rows), count)]
 
 

@@ -1,4 +1,4 @@
-"""The runs that a method's posterior is made from: its trajectory, teacher or coreset, and the fit itself.
+"""The runs of a method: its upstream trajectory, teacher or coreset, and the fit of its posterior.
 
 The plan equals the runs that ``python -m pipeline add`` writes for the method: the same runs, hyperparameters and names
 of addresses, for a data set with the name :data:`DATASET`.
@@ -35,7 +35,7 @@ class Run:
 
     Attributes:
         config: the typed hyperparameters.
-        sources: stage kind -> key of the run that it is made from, beside the data.
+        sources: stage kind -> key of the upstream run of this kind, an input besides the data.
     """
 
     kind: Kind
@@ -62,10 +62,10 @@ def plan(
     """List the runs of a method in the order in which they are fitted; the last one is the posterior's.
 
     Args:
-        override: hyperparameters in place of the method's.
+        override: hyperparameters that replace the method's.
         made_from: the method's source run: a key of some method's ``upstream`` (``sgd``, ``iterates``, ``sgmcmc``,
-            ``vbpc``, …), another method, or ``data`` for only the data. None means the usual source.
-        upstream: such a key or method -> hyperparameters of its run in place of its own.
+            ``vbpc``, …), another method, or ``data`` for the data alone. None means the usual source.
+        upstream: key or method of an upstream run -> hyperparameters that replace that run's own.
 
     Raises:
         UserError: there is no such method or run, or the method cannot predict the task.
@@ -100,7 +100,7 @@ def known(name: str, task: Task) -> Method:
 
 
 def plugins_of(runs: Sequence[Run]) -> list[str]:
-    """List the plugins that define the runs' methods, or a part of their configs, such as the network's."""
+    """List the plugins that define the runs' methods, or a part of their configs, such as the network."""
     modules = dict.fromkeys(module for run in runs for module in _modules(run.config))
     return [plugin.name for plugin in loaded() if any(plugin.owns(module) for module in modules)]
 
@@ -113,7 +113,7 @@ def _modules(value: Any) -> Iterator[str]:
 
 
 def root_of(random_state: Any) -> int:
-    """Return the root of all addresses from ``random_state``; see :class:`.base.BayesianEstimator`.
+    """Return the root seed from ``random_state``; see :class:`.base.BayesianEstimator`.
 
     Raises:
         ConfigError: ``random_state`` is neither a whole number >= 0, nor a generator of NumPy, nor None.
@@ -133,7 +133,7 @@ def root_of(random_state: Any) -> int:
 def _runs(
     method: Method, kind: Kind, size: Size, override: Section, made_from: str | None, changes: dict[str, Any]
 ) -> Iterator[Run]:
-    """Yield the runs that a run of ``method`` is made from, and then the run itself."""
+    """Yield the upstream runs of a run of ``method``, and then the run itself."""
     stage, default = method.stages[kind], method.default
     if made_from is None:
         made_from = default.upstream if default is not None and kind == "student" else ""
@@ -154,7 +154,7 @@ def _runs(
 
 
 def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) -> Iterator[Run]:
-    """Yield the runs up to the upstream run or the method ``name``."""
+    """Yield the run of the upstream key or method ``name``, after the runs that it needs."""
     override = changes.pop(name, {})
     found = next(((m, m.upstream[name]) for m in METHODS.values() if name in m.upstream), None)
     if found is not None:
@@ -182,7 +182,7 @@ def _own(method: Method, default: Default | None, size: Size, above: Run | None)
     """Return a run's hyperparameters: its section, overlaid by the values that the data determine.
 
     A method without a ``default`` copies the keys that it shares with its source run, such as the network of a coreset.
-    Without a source run it has the network and the training of the size, unless its section has a network for rows of
+    Without a source run it takes the network and training of ``size``, unless its section has a network for rows of
     this kind.
     """
     base = section(method.name)

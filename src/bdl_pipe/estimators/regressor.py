@@ -37,7 +37,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """
 
     def fit(self, X: Any, y: Any) -> "BayesianRegressor":
-        """Fit the method to all rows: a fifth of them first decides when training ends, then all rows are fitted.
+        """Fit the method to all rows, after a fifth of the rows has served to choose when training ends.
 
         Raises:
             ValueError: the rows, the targets or a parameter break a rule; the message has the rule and the value.
@@ -64,9 +64,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """Return the ends of the central intervals of probability ``level``, each of the shape of :meth:`predict`.
 
         Args:
-            conformal: return calibrated intervals, which contain a new target with this probability for every posterior
-                (:mod:`.conformal`); ``fit`` then needs the parameter ``conformal``. With several outputs, the box of
-                their intervals contains all targets with this probability.
+            conformal: return calibrated intervals, which contain a new target with this probability whatever the
+                posterior is (:mod:`.conformal`). The estimator then needs the parameter ``conformal``. With several
+                outputs, the box of their intervals contains all targets with this probability.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or the level is not in (0, 1), or the fit has no
@@ -94,7 +94,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return ends
 
     def sample(self, X: Any, draws: int = 1) -> np.ndarray:
-        """Draw targets of each row independently, float64 [draw, n] or [draw, n, output]; every call returns the same.
+        """Draw each row's targets independently, float64 [draw, n] or [draw, n, output]; all calls return equal draws.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or ``draws`` is not above 0.

@@ -10,14 +10,14 @@ from ..predictive import Categorical, Continuous, Exponential, Gaussian, Predict
 from ..seeds import Seed
 
 _FURTHEST: Final = 1e-9  # the probability beyond each end of the bracket in which draws are searched
-_TOLERANCE: Final = 1e-12  # tolerance of a draw's level
+_TOLERANCE: Final = 1e-12  # the largest error of a draw's level
 
 
 def sample(predictive: Predictive, draws: int, rng: Seed) -> Tensor:
     """Draw the targets of each row separately: labels int64 [draw, batch], or float64 [draw, batch, output].
 
-    A mixture of Gaussians is drawn from directly. From any other distribution the central 1 − 2·10⁻⁹ is drawn, by
-    inverting its distribution function. Random numbers are drawn on the CPU.
+    Draws of a mixture of Gaussians are exact. Draws of other distributions invert the distribution function and stay in
+    its central 1 − 2·10⁻⁹. Random numbers are drawn on the CPU.
     """
     if isinstance(predictive, Categorical):
         probabilities = predictive.mean.double().cpu()
@@ -39,7 +39,7 @@ def sample(predictive: Predictive, draws: int, rng: Seed) -> Tensor:
 
 def _inverted(predictive: Continuous, levels: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return the values [batch, output] at which the distribution function has these levels (Chandrupatla 1997)."""
-    from scipy.optimize.elementwise import find_root  # here: at the top it would cost every import half a second
+    from scipy.optimize.elementwise import find_root  # at the top it would add half a second to every import
 
     values, wanted, device = ((low + high) / 2).numpy().ravel(), levels.numpy().ravel(), predictive.mean.device
 

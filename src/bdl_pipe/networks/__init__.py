@@ -91,8 +91,8 @@ def register_network(config: type, trunk: Trunk) -> None:
     Args:
         config: a frozen dataclass with a field ``name: Literal["…"]``.
         trunk: (config, input shape, generator of the initial weights) -> (trunk, width). The trunk is a module that
-            maps inputs [batch, ...] to features [batch, width]. Batch norm and dropout are found among the trunk's
-            modules.
+            maps inputs [batch, ...] to features [batch, width]. The library finds batch norm and dropout among the
+            trunk's modules.
 
     Raises:
         PluginError: ``config`` is not such a dataclass, ``trunk`` is not a function, or the name is taken.

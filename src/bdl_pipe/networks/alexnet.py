@@ -3,8 +3,8 @@
 5×5 convolution of 128 channels → pool, 5×5 of 192 → pool, 3×3 of 256, of 192 and of 192 → pool, a ReLU after each
 convolution and no normalisation; the head follows the last pool. The order of layers is Krizhevsky, Sutskever &
 Hinton's of 2012, without their hidden linear layers, dropout and local normalisation. Pools are 2×2 max pools. Images
-of fewer than 32 pixels a side are padded with zeros to 32, as in the published code, whose 5×5 convolution pads images
-of one channel by 4. Initial weights: N(0, 1/fan_in), biases 0; the published code uses torch's defaults, and Lee et al.
+of fewer than 32 pixels a side are padded with zeros to 32, as in the published code: its 5×5 convolution pads images of
+one channel by 4. Initial weights: N(0, 1/fan_in), biases 0; the published code uses torch's defaults, and Lee et al.
 2025 use LeCun's.
 """
 

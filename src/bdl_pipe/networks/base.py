@@ -45,7 +45,7 @@ class Network(nn.Module):
 
 
 def has_dropout(network: nn.Module) -> bool:
-    """Say whether a forward pass in training draws masks."""
+    """Return whether a forward pass in training draws masks."""
     return any(isinstance(module, nn.Dropout) for module in network.modules())
 
 

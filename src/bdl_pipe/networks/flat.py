@@ -57,7 +57,7 @@ class FlatNetwork:
 
     @property
     def is_perceptron(self) -> bool:
-        """Return whether the network is a perceptron, whose draws :meth:`each` computes as batched products."""
+        """Return whether the network is a perceptron; :meth:`each` computes its draws as batched products."""
         return self._layers is not None
 
     def flat(self, named: Mapping[str, Tensor]) -> Float[Tensor, " weight"]:
@@ -106,7 +106,7 @@ class FlatNetwork:
         return all_outputs
 
     def _perceptrons(self, named: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Compute the same bits as ``vmap``, whose dispatch takes half of the time of a small perceptron."""
+        """Compute the same bits as ``vmap`` without its dispatch, which takes half the time of a small perceptron."""
         assert self._layers is not None
         hidden = inputs.flatten(2)
         for name, layer in self._layers.items():

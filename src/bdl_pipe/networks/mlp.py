@@ -25,7 +25,7 @@ class MlpConfig:
             x·tanh(log(1 + exp x)) (Misra 2020), which is smooth.
         dropout: the dropout probability of each hidden unit, after its activation.
         frequencies: the frequencies of the periodic encoding of a table's numbers (:mod:`.periodic`), in cycles per
-            unit. Empty: no encoding.
+            unit. Empty means no encoding.
     """
 
     name: Literal["mlp"]

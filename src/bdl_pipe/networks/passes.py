@@ -16,7 +16,7 @@ from ..errors import require
 
 Precision = Literal["float32", "bfloat16"]
 TrunkPass = Callable[[nn.Module, Tensor], Tensor]
-MOST_VARIANTS = 32  # of shapes, gradients and modes; beyond torch's limit it would run eagerly, with other bits
+MOST_VARIANTS = 32  # compiled shapes, gradients, modes; beyond torch's own limit a pass would be eager, with other bits
 
 
 def plain(trunk: nn.Module, inputs: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def trunk_pass(compiled: bool, precision: Precision, device: torch.device | str)
     number of threads.
 
     Args:
-        compiled: whether to use torch.compile, which takes half a minute for three blocks, once a machine and version.
+        compiled: whether to use torch.compile: half a minute for three blocks, once per machine and version.
         precision: the precision of the factors of convolutions and products; sums, norms, weights and gradients are
             float32.
         device: the device of the pass.

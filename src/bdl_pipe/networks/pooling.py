@@ -131,5 +131,5 @@ def _place_of_largest(images: Tensor) -> Tensor:
 
 
 def _wins(later: Tensor, earlier: Tensor) -> Tensor:
-    """Return where the later value is taken: where it is larger or NaN."""
+    """Return True where the later value is taken: it is larger or NaN."""
     return (later > earlier) | later.isnan()

@@ -1,4 +1,4 @@
-"""A user's own network: any ``nn.Module`` whose last layer is linear, made by a function in a Python file.
+"""A user's own network: any ``nn.Module`` with a linear last layer, made by a function in a Python file.
 
 Everything before the last layer is the trunk, unchanged. The head is new, or it comes from saved weights
 (``trajectory.pretrained``). The file is imported once, like a plugin. Stored results record its path and hash, and a
@@ -32,10 +32,10 @@ class PythonConfig:
         path: the file, relative to the project's folder. It may import only installed packages.
         object: a function or class in the file: ``object(input_shape, **options)`` -> an ``nn.Module``, with
             ``input_shape`` (channel, height, width) or (feature,). It may draw weights from torch's global generator.
-        head: the dotted name of the module's last layer, an ``nn.Linear``. null: the last ``nn.Linear`` of the module.
+        head: the dotted name of the module's last layer, an ``nn.Linear``. null means the last ``nn.Linear`` of the
+            module.
         options: the keyword arguments of the function.
-        sha256: the required hash of the file. null: any content is accepted. A posterior is always stored with the
-            hash.
+        sha256: the required hash of the file. null accepts any content. A posterior is always stored with the hash.
     """
 
     name: Literal["python"]

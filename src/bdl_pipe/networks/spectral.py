@@ -6,7 +6,7 @@ of the operator may be larger, by at most the square root of the number of the k
 
 Deviation: σ is exact, from an eigendecomposition of the smaller of WWᵀ and WᵀW at each step, where the papers make one
 step of power iteration from the last update. So the bound holds at every step, and there is no state to update in
-place, which training several networks as one forbids. The square costs no digits: σ = ‖uᵀW‖ has an error of second
+place, which joint training of several networks forbids. The square loses no digits: σ = ‖uᵀW‖ has an error of second
 order in the error of the eigenvector u. For 640 × 5,760 this takes a fourteenth of the time of W's own decomposition.
 """
 

@@ -1,4 +1,4 @@
-"""A module whose weights have a factorised Gaussian posterior (Blundell et al. 2015).
+"""A module with a factorised Gaussian posterior over its weights (Blundell et al. 2015).
 
 q(θ) = Π N(m_i, s_i²) over the weights and biases of linear and convolutional layers, with the prior N(0, 4/√n_in) of
 Harrison, Willes & Snoek 2023 (appendix G.2), n_in the layer's fan-in. Weights of normalisation layers stay point

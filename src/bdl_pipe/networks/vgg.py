@@ -2,7 +2,7 @@
 
 Five groups of 3×3 convolutions, of 64, 64 | 128, 128 | 256, 256, 256 | 512, 512, 512 | 512, 512, 512 channels, a ReLU
 after each and a 2×2 max-pool after each group. The rest of the image (one pixel of 32×32) is flattened and goes through
-(dropout → linear → ReLU) twice. This follows the CIFAR experiments of Maddox et al. 2019 (SWAG), whose hidden layers
+(dropout → linear → ReLU) twice. This follows the CIFAR experiments of Maddox et al. 2019 (SWAG): their hidden layers
 have 512 units, not 4,096; their dropout is .5 and "VGG-16" has no normalisation. With ``norm: batch`` there is a batch
 norm between each convolution and its ReLU. Every convolution has a bias. Initial weights are N(0, 2/fan_in), also in
 hidden layers, and biases 0; the published code divides by fan_out and uses torch's defaults for linear layers.

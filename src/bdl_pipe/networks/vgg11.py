@@ -4,7 +4,7 @@ The convolutions of configuration A of Simonyan & Zisserman 2015 (table 1): 64 |
 channels of 3×3, a ReLU after each and a 2×2 max-pool after each group; then the head, without hidden linear layers.
 With ``norm: group`` there is a group norm of 8 groups between each convolution and its ReLU. FRePo's network (Zhou et
 al. 2022) has 128 channels in every layer: ``width: 128``. Images of fewer than 32 pixels a side are padded with zeros
-to 32, as in the published code, whose first convolution pads images of one channel by 3. Every convolution has a bias.
+to 32, as in the published code: its first convolution pads images of one channel by 3. Every convolution has a bias.
 Initial weights: N(0, 1/fan_in), biases 0; the published code uses torch's defaults, and Lee et al. 2025 use LeCun's.
 """
 
@@ -28,7 +28,7 @@ class Vgg11Config:
 
     Attributes:
         norm: ``group`` (8 groups) or ``none``.
-        width: the number of channels of every convolution. null: configuration A's.
+        width: the number of channels of every convolution. null means configuration A's numbers.
     """
 
     name: Literal["vgg11"]

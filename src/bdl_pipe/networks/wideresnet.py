@@ -4,7 +4,7 @@ A block is pre-activation and basic: BN → ReLU → 3×3 conv → BN → ReLU �
 has (d − 4)/6 blocks of 16k·2^g channels, g = 0, 1, 2; the first block of groups 1 and 2 halves the image. If a block
 changes the shape, its shortcut is a 1×1 conv of the pre-activated input, as in the authors' code. Convolutions have no
 bias. Initial weights: N(0, 2/fan_in) (He et al. 2015); the authors' code divides by fan_out. The head has variance
-1/fan_in, like all heads here. Weight decay applies to every parameter, as there.
+1/fan_in, like all heads here. Weight decay applies to every parameter, as in the authors' code.
 """
 
 from dataclasses import dataclass

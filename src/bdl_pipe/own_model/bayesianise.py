@@ -36,7 +36,7 @@ from .rows import own_randomness
 from .rows import read as read_rows
 from .trunk import check, tied
 
-_PROBED: Final = 2  # rows of the call that checks the model
+_PROBED: Final = 2  # rows in the call that checks the model
 _SHOWN: Final = 3
 
 
@@ -75,16 +75,16 @@ def bayesianise(
         trajectory: hyperparameters of the epochs of SGD, as under ``methods.sgd``.
         teacher: the posterior that ``dark_knowledge`` imitates; ``model`` is the student.
         chains: the number of chains of ``sgmcmc``.
-        random_state: the root of all random numbers; the global generators do not change.
+        random_state: the root seed of all random numbers; the global generators do not change.
         report: receives the progress of each stage of the fit; checkpoints are not kept.
 
     Raises:
         UserError: the model, the loader or a hyperparameter breaks a rule; the message has the rule, in one line.
-        Diverged: a fit diverged at the smallest rates, too.
+        Diverged: a fit diverged even at the smallest rates.
     """
     found = methods.method_of(method)
     methods.check_needs(method, epochs, teacher)
-    # a method of the last layer does not draw the trunk, so that all draws share the model's
+    # a posterior over the last layer alone does not draw the trunk: all draws share the model's trunk
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     check(model, may_be_tied=last_alone)
     _check(train_loader, lr, chains, random_state, method)
@@ -155,7 +155,7 @@ class _Fit:
         config, stage = self._read(setting, len(first.tensors["head.weight"])), self._method.stages["student"]
         if stage.validate_sources is not None:
             stage.validate_sources(config, {})
-        takes = "trajectory" in stage.needs  # inducing weights start new; the other weights start at the model's
+        takes = "trajectory" in stage.needs  # inducing weights start fresh; other methods start at the model's weights
         state = self._run(stage, {"trajectory": [first]} if takes else {}, config, self._rng.fold("student"))
         self._note(stage, [state], config)
         return state, config
@@ -170,7 +170,7 @@ class _Fit:
         return {points.pattern(name): None for name in names}
 
     def _further(self, first: State) -> State:
-        """Return the trajectory of more epochs of SGD from the model on."""
+        """Return the trajectory of further epochs of SGD, which begin at the model."""
         sgd = METHODS["sgd"]
         config: Any = read(sgd.config, merge(methods.trajectory_section(self._setting), self._of_sgd), "trajectory")
         return self._run(sgd.stages["trajectory"], {"trajectory": [first]}, config, self._rng.fold("trajectory"))
@@ -185,7 +185,7 @@ class _Fit:
         return self._run(stages["student"], {"teacher": states}, config, self._rng.fold("student")), config
 
     def _distilled(self, teacher: ModulePosterior) -> tuple[State, Any]:
-        """Return a student that imitates ``teacher``; a plain one begins at the model, unless the config says where."""
+        """Return a student that imitates ``teacher``; a plain student with ``start: fresh`` begins at the model."""
         inputs, config = {"student": [teacher.inner.state()]}, self._read(self._setting)
         stage, rng = self._method.stages["student"], self._rng.fold("student")
         if config.student.name != "plain" or config.start != "fresh":

@@ -61,7 +61,7 @@ class Layout:
         """Return the layout of a batch of inputs.
 
         Raises:
-            DataError: the inputs are neither a tensor [row, ...] nor a dictionary of such.
+            DataError: the inputs are neither a tensor [row, ...] nor a dictionary of such tensors.
         """
         return cls(tuple(Part(n, tuple(v.shape[1:]), _kind(v)) for n, v in sorted(_named(inputs, where).items())))
 
@@ -79,8 +79,8 @@ class Layout:
         """Return a batch of inputs as rows, on the inputs' device.
 
         Raises:
-            DataError: the inputs have other names, shapes or types than the layout, or unequally many rows; whole
-                numbers are too large; a number is not finite.
+            DataError: the inputs' names, shapes or types differ from the layout's, or their numbers of rows differ;
+                whole numbers are too large; a number is not finite.
         """
         named = _named(inputs, where)
         names = [part.name for part in self.parts]
@@ -96,7 +96,7 @@ class Layout:
         return torch.cat(flat, dim=1)[:, None, None]
 
     def unpack(self, rows: Float[Tensor, "row 1 1 width"]) -> Tensor | dict[str, Tensor]:
-        """Return rows as the model takes them: whole numbers in their own type, others in the type of the rows."""
+        """Return rows as the model takes them: whole numbers in their own type, other numbers in the rows' type."""
         pieces = rows.flatten(1).split([prod(part.shape) for part in self.parts], dim=1)
         named = {}
         for part, values in zip(self.parts, pieces, strict=True):

@@ -1,7 +1,7 @@
 """The methods that can start from a user's model, with their other inputs and their default hyperparameters.
 
-A registered method can do so if it is made from one trajectory or may start from one; so can inducing weights,
-which are converted from the network, chains, and a distilled student.
+A registered method can start from a user's model if its input is one trajectory, or if it may start from one. So can
+inducing weights, which are converted from the network, chains, and a distilled student.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ INDUCING: Final = ("ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w")
 LAST_LAYERS: Final = ("vbll", "d_vbll", "g_vbll")
 CHAINS: Final = "sgmcmc"
 STUDENT: Final = "dark_knowledge"
-TRAINED: Final = (*LAST_LAYERS, *INDUCING, CHAINS, STUDENT)  # methods that train without SGD before them
+TRAINED: Final = (*LAST_LAYERS, *INDUCING, CHAINS, STUDENT)  # methods that train without epochs of SGD first
 OWN: Final = ("deterministic", "kfac_laplace", *SNAPSHOTS, *LAST_LAYERS, *INDUCING, CHAINS, STUDENT)
 _WHY: Final = {  # a method that trains -> the reason why it needs ``epochs``
     **dict.fromkeys(SNAPSHOTS, "the epochs of SGD from the model on whose snapshots it is made from"),
@@ -28,7 +28,7 @@ _WHY: Final = {  # a method that trains -> the reason why it needs ``epochs``
     CHAINS: "the length of each chain from the model on",
     STUDENT: "the length of the student's training",
 }
-_SNAPSHOTS: Final = 20  # number of snapshots in the epochs after the model
+_SNAPSHOTS: Final = 20  # snapshots of the further epochs of SGD
 _DRAWS: Final = 20
 _KEPT: Final = 20  # draws of a chain, each as large as the model
 # Two chains of 20 independent draws keep these bounds: the worst R-hat of 33 independent functions was at most 1.32 in
@@ -72,7 +72,7 @@ class Setting:
         return (self.epochs or 1) * self.steps_per_epoch
 
     def training(self, lr: float, **optimiser: Any) -> Section:
-        """Return the section ``training``, at the method's rate ``lr`` unless one is given."""
+        """Return the section ``training``, with the user's learning rate or else the method's rate ``lr``."""
         rule = {"name": "adamw", "lr": self.lr or lr, "schedule": "cosine", "weight_decay": 0.01, "grad_clip_norm": 1.0}
         return {"epochs": self.epochs or 1, "batch": self.batch, "optimiser": {**rule, **optimiser}}
 
@@ -133,7 +133,7 @@ def trajectory_section(setting: Setting) -> Section:
 
 
 def section(name: str, setting: Setting, snapshots: int, layers: str = "last") -> Section:
-    """Return the hyperparameters of a method; empty for a plugin's.
+    """Return the hyperparameters of a method; empty for a plugin's method.
 
     Args:
         snapshots: the number of snapshots of the method's trajectory.
@@ -201,7 +201,7 @@ def _student(setting: Setting) -> Section:
         "network": setting.network,
         "student": {"name": "plain"},
         "mode": {"name": "offline", "max_draws": None},
-        "inputs": {"name": "noisy_training", "noise": 0.0},  # inputs may be whole numbers
+        "inputs": {"name": "noisy_training", "noise": 0.0},  # no noise: inputs may be whole numbers
         "batch": setting.batch,
         "steps": setting.steps,
         "optimiser": setting.training(1e-3, weight_decay=0.0)["optimiser"],

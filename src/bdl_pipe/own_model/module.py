@@ -1,15 +1,15 @@
 """A user's model as a trunk of the library: its head taken off, its inputs packed in rows.
 
-The head is the last linear layer: the model without it, followed by it, must give the model's own outputs. A model may
-do with the head's output what commutes with a linear layer, such as taking one token's. Weights that the user has
-frozen (``requires_grad`` False) become buffers of the copy: no method moves or draws them.
+The head is the last linear layer: applied to the outputs of the model without it, it must give the model's own outputs.
+After the head, the model may apply an operation that commutes with a linear layer, such as selecting one token. Weights
+that the user has frozen (``requires_grad`` False) become buffers of the copy: no method moves or draws them.
 
-Tied weights (one weight under several names, as in T5) are refused where a method moves or draws the trunk's weights:
-a state has a tensor for each name. With a frozen trunk they do no harm, and a head that shares its weight with an
+Tied weights (one weight under several names, as in T5) are refused if a method moves or draws the trunk's weights: a
+state has a tensor for each name. A frozen trunk may have tied weights, and a head that shares its weight with an
 embedding gets a copy of it.
 
-A module cannot be written into a config. So it is registered in this process, under a digest of the names and shapes of
-its weights, its settings, its frozen values and its code; a config names the digest.
+A module cannot be written into a config. So the module is registered in this process, under a digest of the names and
+shapes of its weights, its settings, its frozen values and its code; a config names the digest.
 """
 
 import copy
@@ -31,10 +31,10 @@ from ..networks import NETWORKS, register_network
 from .layout import Layout
 from .trunk import ModuleTrunk, PlainOrder, called, check, logits
 
-_CLOSE: Final = 1e-4  # share of the largest output that the order of float32 sums may change
-_TRIED: Final = 4  # linear layers, from the last call on, that are tried as the head
-_PLAIN: Final = (bool, int, float, str)  # settings of a module that the digest has
-_STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")  # fitted: a posterior has its own
+_CLOSE: Final = 1e-4  # the largest change by the order of float32 sums, relative to the largest output
+_TRIED: Final = 4  # linear layers, from the last call backwards, that are tried as the head
+_PLAIN: Final = (bool, int, float, str)  # types of a module's settings that enter the digest
+_STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")  # not hashed: a posterior has its own
 
 
 @final
@@ -105,8 +105,8 @@ def register(
 
     Raises:
         UserError: the model cannot be copied, does not take the rows, gives no outputs [row, output], or does not end
-            in a linear layer; two names are one weight, and the trunk is not frozen; equal rows get other outputs in
-            evaluation.
+            in a linear layer; one weight has two names, and the trunk is not frozen; equal rows get different outputs
+            in evaluation.
     """
     own = _copied(model, may_be_tied=frozen_trunk)
     with torch.no_grad():
@@ -117,7 +117,7 @@ def register(
 
 
 def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: bool, frozen_trunk: bool) -> Registered:
-    """Register a model again in another process, with the facts found at its first registration; it is not called.
+    """Register a model again in another process, with the facts of its first registration; the model is not called.
 
     Raises:
         UserError: the model cannot be copied, or has no such head.
@@ -142,7 +142,7 @@ def _copied(model: Any, *, may_be_tied: bool) -> nn.Module:
 
 
 def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
-    head = copy.deepcopy(head)  # its weight may be the trunk's, too
+    head = copy.deepcopy(head)  # the trunk may share the head's weight
     _freeze(trunk, whole=frozen_trunk)
     if "module" not in NETWORKS:
         register_network(ModuleConfig, module_trunk)
@@ -152,7 +152,7 @@ def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Regi
 
 
 def _alive(digest: str) -> list[weakref.ref[ModuleTrunk]]:
-    """Return the models of a digest that are still in use, and forget the others of all digests."""
+    """Return the models of a digest that are still in use, and forget unused models of all digests."""
     for key, references in list(_known.items()):
         _known[key] = [reference for reference in references if reference() is not None]
         if not _known[key]:
@@ -163,7 +163,7 @@ def _alive(digest: str) -> list[weakref.ref[ModuleTrunk]]:
 def module_trunk(
     config: ModuleConfig, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[nn.Module, int]:
-    """Return a copy of a registered model without its head, its weights the user's, and its number of features.
+    """Return a copy of a registered model without its head, with the user's weights, and its number of features.
 
     Raises:
         UserError: no model of this digest is registered in this process.
@@ -226,13 +226,13 @@ def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tenso
     """Return whether trunk and head together reproduce the model's outputs."""
     try:
         features = trunk(probe)
-    except Exception:  # the user's code, without its head
+    except Exception:  # the user's code may fail without its head
         return False
     return list(features.shape) == [len(probe), head.in_features] and _close(head(features), outputs)
 
 
 def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:
-    """Turn weights that need no gradient, or all weights, into buffers: states leave them out, the digest has them."""
+    """Turn weights that need no gradient, or all weights, into buffers: states omit them, the digest includes them."""
     for layer in trunk.module.modules():
         for name, weight in list(layer.named_parameters(recurse=False)):
             if whole or not weight.requires_grad:
@@ -247,7 +247,7 @@ def frozen(trunk: ModuleTrunk, model: nn.Module) -> list[str]:
 
 
 def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
-    """Return whether the model's filters are in the memory order that is fastest for most images."""
+    """Return whether the trunk runs, forward and backward, with its filters in channels-last memory order."""
     if not any(weight.ndim in (4, 5) for weight in trunk.parameters()):
         return True
     try:

@@ -14,10 +14,10 @@ _CONVERTED: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def points(trunk: ModuleTrunk, kind: str, probe: Float[Tensor, "row 1 1 width"]) -> list[str]:
-    """Name the layers with matrices that cannot become random weights of a kind; the model itself has the name "".
+    """Name the layers with matrices that the method ``kind`` cannot make random; the model itself has the name "".
 
-    They are layers of unsupported types. For ``ffg_w`` they are also the layers with a weight that the model reads,
-    since a converted layer has no such attribute: a torch encoder layer reads one for its fast path, a patch embedding
+    These are layers of unsupported types and, for ``ffg_w``, layers with a weight or bias that the model reads, since a
+    converted layer has no such attribute: a torch encoder layer reads the weight for its fast path, a patch embedding
     for its type.
     """
     seen = _looked_at(trunk, probe) if kind == "ffg_w" else set()
@@ -55,7 +55,7 @@ class _Watched(nn.Module):
 
 @torch.no_grad()
 def _looked_at(trunk: ModuleTrunk, probe: Tensor) -> set[str]:
-    """Name the linear and convolutional layers with weights that the model reads in a pass of evaluation."""
+    """Name the linear and convolutional layers with a weight or bias that the model reads in a pass of evaluation."""
     trunk = copy.deepcopy(trunk).eval()
     watched = {name: _Watched(m) for name, m in trunk.module.named_modules() if name and type(m) in _CONVERTED}
     for name, layer in watched.items():

@@ -103,7 +103,7 @@ class ModulePosterior:
         """Return the predictive for the model's inputs, with targets in their own units.
 
         Raises:
-            DataError: the inputs have other names, shapes or types than the loader's.
+            DataError: the inputs' names, shapes or types differ from the loader's.
         """
         predictive = self._transformed(self._rows(inputs), rng)
         if self.recalibration is not None:
@@ -150,7 +150,7 @@ class ModulePosterior:
         Neither the model nor the fit may have used these rows. An earlier recalibration is replaced.
 
         Raises:
-            DataError: the loader yields inputs or targets of another form than the fit's loader.
+            DataError: the loader yields inputs or targets in a different form from the fit's loader.
         """
         where = "the loader of recalibrated"
         found = loaders.read(loader, where, rng=rng, task=self.about.task, layout=self.about.layout)
@@ -180,7 +180,7 @@ class ModulePosterior:
         targets = under(_TARGETS, state.tensors)
         plain = Transform("table", torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
         transform = replace(plain, shift=targets.get("shift"), scale=targets.get("scale"))
-        with loaders.own_randomness(Seed(0)):  # torch draws weights for each layer that is made
+        with loaders.own_randomness(Seed(0)):  # torch draws initial weights for each new layer
             inner = posterior_of(State(under(_INNER, state.tensors), state.config["inner"]), device)
         learnt = None
         if "recalibration" in state.config:

@@ -26,7 +26,7 @@ class LoadedRows:
         layout: the layout of the inputs.
         examples: packed inputs float32 [row, 1, 1, width], and labels int64 [row] or targets float64 [row, output].
         task: ``classification`` or ``regression``.
-        batch: rows of the largest batch.
+        batch: the number of rows in the largest batch.
     """
 
     layout: Layout
@@ -108,9 +108,9 @@ def _targets(targets: Tensor, where: str, task: Task | None) -> tuple[np.ndarray
 
 @contextlib.contextmanager
 def own_randomness(rng: Seed) -> Iterator[None]:
-    """Start the global generators of torch, NumPy and Python at ``rng`` inside the block, and restore them after it.
+    """Seed the global generators of torch, NumPy and Python from ``rng`` inside the block, and restore them after it.
 
-    A loader may take its order from them, and a model its dropout.
+    A loader may draw its order from these generators, and a model its dropout masks.
     """
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 — the user's code may read it
     with torch.random.fork_rng(range(torch.cuda.device_count())):

@@ -29,7 +29,7 @@ _MOST_PRECISE: Final = 100.0  # the largest λ_n, since errors on training rows 
 
 
 def transform_of(rows: LoadedRows) -> Transform:
-    """Return the transform that leaves inputs alone and standardises targets.
+    """Return the transform that keeps inputs unchanged and standardises targets of regression.
 
     Raises:
         DataError: a target is constant.
@@ -45,7 +45,7 @@ def fit_data(rows: LoadedRows, outputs: int, transform: Transform, device: torch
     """Return the data of a fit in which all rows are training rows.
 
     Raises:
-        DataError: a label is not the number of an output, or the targets and the outputs differ in number.
+        DataError: a label is not the index of an output, or the number of outputs does not fit the targets.
     """
     targets = rows.examples.targets
     if rows.task == "classification":

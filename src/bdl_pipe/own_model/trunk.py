@@ -1,4 +1,4 @@
-"""A user's model without its head, as a trunk of the library; what a model must be, and how it is called."""
+"""A user's model without its head, as a trunk of the library; the checks and calls of the model."""
 
 from collections.abc import Mapping
 from typing import Any, Final, final
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from ..errors import UserError, require, short
 from .layout import Layout
 
-AT_ONCE: Final = 128  # rows of a pass in evaluation
+AT_ONCE: Final = 128  # rows per pass in evaluation
 _TAKES_TIES: Final = "kfac_laplace over the last layer without epochs"  # it changes and draws a copy of the head
 
 
 @final
 class PlainOrder(nn.GroupNorm):
-    """A mark, never called: a norm of each channel, for which ``fastest_order`` keeps the plain memory order.
+    """A marker, never called: ``fastest_order`` takes it for a norm of each channel and keeps the plain memory order.
 
     A model that reshapes images by ``view`` fails in another order.
     """
@@ -30,11 +30,11 @@ class ModuleTrunk(nn.Module):
     """A user's model without its head: packed rows [row, 1, 1, width] -> features [row, feature].
 
     Attributes:
-        module: the model, an identity in the head's place.
+        module: the model, with an identity in place of the head.
         layout: the layout of its inputs.
         width: the number of features.
         head: the head's name.
-        order: a mark of the memory order of filters.
+        order: a marker of the filters' memory order.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, width: int, head: str) -> None:
@@ -44,7 +44,7 @@ class ModuleTrunk(nn.Module):
         self._dropout = True
 
     def forward(self, rows: Float[Tensor, "row 1 1 width"]) -> Float[Tensor, "row feature"]:
-        """Return the features. In evaluation without gradients, many rows pass in parts, which needs little memory."""
+        """Return the features. In evaluation without gradients, many rows are computed in parts, to save memory."""
         if self.training or torch.is_grad_enabled() or len(rows) <= AT_ONCE:
             return self._features(rows)
         return torch.cat([self._features(part) for part in rows.split(AT_ONCE)])
@@ -74,7 +74,7 @@ class ModuleTrunk(nn.Module):
 
 
 def check(model: object, *, may_be_tied: bool) -> None:
-    """Raise UserError unless ``model`` is a module, each of whose weights has one name if it may not be tied."""
+    """Raise UserError unless ``model`` is a module, with one name for each weight if it may not be tied."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be a torch.nn.Module, got {short(model)}")
     pairs = [] if may_be_tied else tied(model)
@@ -90,7 +90,7 @@ def tied(model: nn.Module) -> list[tuple[str, str]]:
 
 
 def called(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
-    """Call a model as its user does: with a tensor, or with names."""
+    """Call a model with its input tensor, or with its input tensors as keyword arguments."""
     return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
 
 
