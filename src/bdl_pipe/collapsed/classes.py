@@ -1,25 +1,25 @@
 """CIBER for classes: some weights of the last layer are integrated out; all others come from a trajectory's snapshots.
 
-For each snapshot, the probabilities are averaged over the box of the collapsed weights (:mod:`.head`), with the
-snapshot's other weights, and p(y | x, D) ≈ (1/S) Σ_s p(y | x, snapshot s). With l the snapshot's logits,
+p(y | x, D) ≈ (1/S) Σ_s p(y | x, snapshot s), where p(y | x, snapshot s) is averaged over the box of the collapsed
+weights (:mod:`.head`), with the snapshot's other weights. With l the snapshot's logits,
 
     exact    p_k = E[softmax_k(l + shift + Σ_i h_iU_i)], all classes' weights at once, without approximation: one
              integral (:mod:`.integrals.uniform_logits`), up to three weights of each class
-    cubic    p_k ∝ E[σ(a_k + shift_k + Σ_i h_{ki}U_{ki})], a_k = l_k − log Σ_{j≠k} exp l_j the log-odds, the other
-             logits the snapshot's; σ by piecewise cubics: the paper's text has one cubic
-    softmax  the same of one weight of each class, by σ itself: the published code
+    cubic    p_k ∝ E[σ(a_k + shift_k + Σ_i h_{ki}U_{ki})], a_k = l_k − log Σ_{j≠k} exp l_j the log-odds at
+             the snapshot's other logits; σ approximated by piecewise cubics (in the paper's text, one cubic)
+    softmax  as cubic, with one weight of each class and the exact σ: the published code
 
-In the last two, the probabilities of one snapshot come from different integrals, each over one class's logit, and are
-divided by their sum. This is not the average of eq. 2: for ten classes with logits of standard deviation 2 and
-half-widths of up to .4, 1 and 4, the error of a probability is up to .002, .012 and .12 with the sigmoid, .014, .018
-and .13 with one cubic, and .005, .031 and .27 without collapsed weights.
+In ``cubic`` and ``softmax``, the probabilities of one snapshot come from different integrals, each over one class's
+logit, and are divided by their sum. This is not the average of eq. 2: for ten classes with logits of standard deviation
+2 and half-widths of up to .4, 1 and 4, the error of a probability is up to .002, .012 and .12 with the sigmoid, .014,
+.018 and .13 with one cubic, and .005, .031 and .27 without collapsed weights.
 
 Weights: the paper collapses the weights of the last layer that vary most, 10 for 10 classes and 100 for 100. Its code
 collapses one weight of each class, for each input the weight of largest range·|feature|. Ours follows the code, and the
 bias is one of the weights.
 
-Deviations. ``exact`` is ours. The error of cubics is as large in the tails, where they are 0 and 1, as in the middle,
-and log 0 is not a usable score. So p_k is clamped to bounds that the exact average satisfies
+Deviations. ``exact`` is ours. Cubics have as large an error in the tails, where they are 0 and 1, as in the middle, and
+log 0 is not a usable score. So p_k is clamped to bounds that the exact average satisfies
 (:mod:`.integrals.sigmoid_bounds`), which can only reduce the error. If no collapsed weight has a range, nothing is
 integrated and p_k is σ(a_k), so that a single snapshot, or snapshots with the same last layer, give their ensemble.
 
@@ -66,7 +66,8 @@ class CubicConfig:
     """The form with a piecewise-cubic sigmoid.
 
     Attributes:
-        weights: the number of collapsed weights of each class (1). null: all, for a last layer of at most 9 inputs.
+        weights: the number of collapsed weights of each class (1). null collapses all weights of a last layer with at
+            most 9 inputs.
         pieces: the number of cubics in the sigmoid (1); its largest error is .028 for 1, .0029 for 8 and 4e-5 for 32.
     """
 
@@ -125,7 +126,7 @@ class CiberConfig:
     """The section ``methods.ciber`` of params.yaml.
 
     Attributes:
-        form: ``exact``, ``cubic`` or ``softmax``.
+        form: the form of the average over the box: ``exact``, ``cubic`` or ``softmax``.
     """
 
     form: Form
@@ -160,7 +161,7 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
     def joint(
         self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed
     ) -> JointCategorical:
-        """Return the joint of each group by draws of the collapsed weights, which all inputs share, for each snapshot.
+        """Return the joint of each group, by draws of the collapsed weights for each snapshot; all inputs share a draw.
 
         The integral over weights that several inputs share has no closed form. Given a draw, ``exact`` uses the softmax
         of the logits, so that a row's marginal equals ``predict``'s; the other forms use p_k ∝ σ(a_k + Σ (W − w)φ) with
@@ -179,14 +180,14 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
         return JointCategorical(torch.cat(log_probs).unflatten(1, inputs.shape[:2])).at(places)
 
 
-cubics = cache(cubic_sigmoid)  # since fitting the cubics takes longer than predicting a batch
+cubics = cache(cubic_sigmoid)  # cached, because fitting the cubics takes longer than predicting a batch
 
 
 def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form: Form) -> Float[Tensor, "*batch class"]:
     """Return log p for each snapshot's logits, computed in blocks of points."""
     if isinstance(form, ExactConfig):
         averages = uniform_logits.log_expected_softmax(wide(logits) + wide(collapsed.shift), collapsed.half_widths)
-        still = (collapsed.half_widths == 0).all((-2, -1))[..., None]  # not integrated, for exact values
+        still = (collapsed.half_widths == 0).all((-2, -1))[..., None]  # not integrated, so that the values are exact
         return torch.where(still, logits.log_softmax(-1), averages.to(logits))
     sigmoid = cubics(form.pieces).to(wide(logits)) if isinstance(form, CubicConfig) else None
     rows = max(1, POINTS // logits.shape[-1])
@@ -221,7 +222,7 @@ def log_odds(logits: Float[Tensor, "batch class"]) -> Float[Tensor, "batch class
     logs = logits.log_softmax(-1)
     top = logits.argmax(-1, keepdim=True)
     rest = logits.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
-    odds = logs - torch.log1p(-logs.exp())  # p ≤ ½ except for the largest, whose 1 − p would cancel
+    odds = logs - torch.log1p(-logs.exp())  # p ≤ ½ except for the largest p, where 1 − p would cancel
     return odds.scatter(-1, top, logits.gather(-1, top) - rest)
 
 

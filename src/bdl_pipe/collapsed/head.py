@@ -19,7 +19,7 @@ from torch import Tensor
 from ..seeds import Seed
 
 SCORES: Final = 1 << 15  # half-widths that are computed together; for more, torch starts threads, which is slower here
-FEW: Final = 4  # up to this number of largest values, they are found one by one
+FEW: Final = 4  # up to this number, the largest values are found one by one
 GROUP: Final = 32  # group size of a first pass for maxima, since an argmax takes five times as long as a maximum
 
 

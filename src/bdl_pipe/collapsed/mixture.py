@@ -8,9 +8,9 @@ the paper's predictive.
 
 Deviation: the tail. A triangular likelihood is zero beyond √6 standard deviations of the noise and the box. So a target
 that no snapshot reaches has log-likelihood −∞, and so has the test set, although the Gaussian that the triangle
-approximates gives it positive density. The paper reports finite scores and does not explain them. A share t of a
-Gaussian with equal moments keeps p a density with the same mean and variance. It costs at most −log(1 − t) for other
-rows, and a row out of reach is scored as an outlier. ``reach`` has the support.
+approximates gives the target positive density. The paper reports finite scores and does not explain them. A share t of
+a Gaussian with equal moments keeps p a density with the same mean and variance. It costs at most −log(1 − t) for other
+rows, and a row out of reach is scored as an outlier. ``reach`` gives the ends of the support.
 """
 
 import math

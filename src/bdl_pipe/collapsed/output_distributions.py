@@ -5,7 +5,8 @@
     Pieces      a mixture of such distributions                 one for each pattern of active units
 
 U_i and V are uniform on [−1, 1], T is triangular on [−radius, radius], and all are independent (Zeng and Van den Broeck
-2023, section 4). All are exact. Tensors are [draw, batch, output] in float64; pieces are an additional first dimension.
+2023, section 4). All distributions are exact. Tensors are [draw, batch, output] in float64; pieces are an additional
+first dimension.
 """
 
 from abc import ABC, abstractmethod
@@ -49,7 +50,7 @@ class Part(ABC):
         """Return P(Y ≤ y)."""
 
     def series(self, tail: float) -> Series | None:
-        """Return the mixture's distribution function, with a Gaussian's share ``tail``, or None if it is slower."""
+        """Return the mixture's distribution function with a Gaussian's share ``tail``; None if a series is slower."""
         return None
 
     @abstractmethod

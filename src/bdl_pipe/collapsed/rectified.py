@@ -3,11 +3,11 @@
     y = b + Σ_k w_k·relu(c_k + Σ_i h_{ki}U_{ki}) + T,   U uniform on [−1, 1], T triangular on [−r, r]
 
 One unit                           E[H(relu(v))] over a sum of uniforms: H is polynomial between knots (``Rectified``).
-Units of one weight each           Given that it is active a unit adds a uniform on a part of its interval, otherwise
-                                   nothing: with m of them y is one of 2^m sums of uniforms, of known probabilities.
+Units of one weight each           An active unit adds a uniform on a part of its interval, an inactive unit nothing:
+                                   with m units y is one of 2^m sums of uniforms, with known probabilities.
 One of several, one of one weight  Both: H is then the distribution of one more uniform and the noise.
 
-All are exact. Own derivation; Zeng and Van den Broeck 2023 (section 4) use a solver for such integrals.
+All three are exact. Own derivation; Zeng and Van den Broeck 2023 (section 4) use a solver for such integrals.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Rectified(Part):
     """The distribution of y = base + sign·relu(v) + beside·V + T, v = centre + Σ_i half_widths_i U_i, sign 1 or −1.
 
     Attributes:
-        beside: the half-width of an additional uniform. None: there is none.
+        beside: the half-width of an additional uniform; None without one.
     """
 
     base: Float[Tensor, "*piece draw batch output"]
@@ -49,7 +49,7 @@ class Rectified(Part):
 
     @property
     def variance(self) -> Float[Tensor, "*piece draw batch output"]:
-        """Return radius²/6 + beside²/3 + E[(relu(v) − m)²], m its mean: the integral of a nonnegative function."""
+        """Return radius²/6 + beside²/3 + E[(relu(v) − m)²], m the mean: the integral of a nonnegative function."""
         m = self._rectified()
         left = torch.stack([m.square(), torch.zeros_like(m), torch.zeros_like(m)], -1)
         right = torch.stack([m.square(), -2 * m, torch.ones_like(m)], -1)
@@ -73,7 +73,7 @@ class Rectified(Part):
         return torch.where(density > 0, density, 1).log().where(density > 0, -torch.inf)
 
     def cdf(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "*piece draw batch output"]:
-        """Return E[F(q − relu(v))], or one minus it if sign is −1, F the distribution function of beside·V + T."""
+        """Return E[F(q − relu(v))], or one minus this if sign is −1, F the distribution function of beside·V + T."""
         q = self._offset(y)
         g = _cdf_of_triangle(q, self.radius) if self.beside is None else _cdf(q, self.radius, self.beside)
         value = few_uniforms.expect(g, self.centre, self.half_widths)
@@ -200,8 +200,8 @@ def of_units(base: Float[Tensor, "draw batch output"], units: Sequence[Unit], ra
 
     Args:
         base: the output without the units.
-        units: one unit with any number of collapsed weights, any number of units with one each, or two units of which
-            one has one.
+        units: one unit with any number of collapsed weights, any number of units with one collapsed weight each, or two
+            units if one of them has one collapsed weight.
         radius: the radius of the noise [draw, batch, output].
     """
     several = [unit for unit in units if len(units) == 1 or unit.half_widths.shape[-1] > 1]

@@ -1,6 +1,6 @@
 """CIBER for regression: some weights before a mean are integrated out; all others come from a trajectory's snapshots.
 
-ciber_last     weights of the last layer, in which the mean is linear
+    ciber_last     weights of the last layer, in which the mean is linear
     ciber_second   incoming weights of ReLU units of the last hidden layer (:mod:`.second_to_last`)
 
 q is uniform on the box of the collapsed weights over all snapshots (:mod:`.head`); all other weights, and the noise
@@ -9,11 +9,12 @@ average over the box is exact (:mod:`.output_distributions`), and the mixture ov
 (:mod:`.mixture`, which adds a tail). Zeng and Van den Broeck 2023, sections 4 and 6.1.
 
 In the last layer the collapsed weights are, for each input and snapshot, the weights of largest range·|input|. The
-paper collapses all weights; its code two and the bias.
+paper collapses all weights; its code collapses two and the bias.
 
 Deviations. The published code standardises before it splits the data and integrates over the range of the *test*
 targets; here transforms come from the training rows, and a density integrates to one over the line. The collapsed
-weights affect only the mean: the units of ``ciber_second`` would also affect the variance, which is the snapshot's.
+weights affect only the mean: the units of ``ciber_second`` would also affect the variance; we keep the snapshot's
+variance.
 """
 
 from abc import abstractmethod
@@ -47,7 +48,8 @@ class LikelihoodConfig:
     """The settings of the triangular likelihood.
 
     Attributes:
-        radius: ``variance``: √6σ, with the Gaussian's variance; ``density``: 2.297σ, the nearest to the Gaussian in L2.
+        radius: the triangle's radius: ``variance`` gives √6σ, with the Gaussian's variance; ``density`` gives 2.297σ,
+            the nearest to the Gaussian in L2.
         tail: the share of a Gaussian of equal moments in each sample's distribution. With 0, a target out of reach of
             all samples has log-likelihood −∞.
     """
@@ -64,7 +66,7 @@ class CiberLastConfig(LikelihoodConfig):
     """The section ``methods.ciber_last`` of params.yaml.
 
     Attributes:
-        weights: the number of collapsed weights of each target's mean, including the bias. null: all.
+        weights: the number of collapsed weights of each target's mean, including the bias. null collapses all.
     """
 
     weights: int | None
@@ -85,7 +87,7 @@ class Regression(CollapsedSnapshots[Config]):
     def joint(
         self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed
     ) -> JointContinuous:
-        """Return the joint of each group by draws of the collapsed weights, which all inputs share, for each snapshot.
+        """Return the joint of each group, by draws of the collapsed weights for each snapshot; all inputs share a draw.
 
         The integral over weights that several inputs share has no closed form. Given a draw, a target is its mean plus
         triangular noise, and the tail is a Gaussian with the same moments.

@@ -5,8 +5,8 @@ The collapsed weights by ``choice``:
     variance  the weights of the layer that vary most over the snapshots, the same for every input and snapshot: the
               paper's "three out of all the weights at the second-to-last layer" of "the greatest variance" (6.1). They
               may belong to one, two or three units
-    input     for each input and snapshot the weights of one unit with the largest range·|input|; the unit is the one
-              whose contribution to the mean has the widest range over its box (ours)
+    input     for each input and snapshot the weights of one unit with the largest range·|input|: the unit with the
+              widest range of its contribution to the mean over its box (ours)
 
 Both include biases, which the paper does not specify. The average over the box is exact for every such choice
 (:mod:`.rectified`). The collapsed weights affect the mean, not the variance (:mod:`.regression`).
@@ -51,7 +51,8 @@ class CiberSecondConfig(LikelihoodConfig):
     Attributes:
         weights: the number of collapsed incoming weights, including biases: of one unit (``input``), or of the layer
             (``variance``, 1 … 3).
-        choice: ``input``: weights of one unit for each input; ``variance``: the weights of the layer that vary most.
+        choice: ``input`` collapses weights of one unit for each input, ``variance`` the weights of the layer that vary
+            most.
     """
 
     weights: int
@@ -69,7 +70,7 @@ class _Sample(NamedTuple):
     Attributes:
         before: the inputs of the units.
         active: the pre-activation of each collapsed unit.
-        numbers: the number of each collapsed unit.
+        numbers: the index of each collapsed unit.
         units: each collapsed unit's contribution to the mean over the box.
         base: the mean without the collapsed units.
         radius: the radius of the noise.
@@ -89,7 +90,7 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
 
     Attributes:
         layer: the last hidden layer.
-        chosen: the collapsed inputs of each unit with collapsed weights. None: they are selected for each input.
+        chosen: the collapsed inputs of each unit with collapsed weights. None if they are selected for each input.
     """
 
     key, reads = "ciber_second", CiberSecondConfig
@@ -107,7 +108,7 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
         """Return the predictive; ``rng`` is not used.
 
-        With the choice ``input`` it needs memory for inputs × units × their inputs numbers of one snapshot.
+        With ``choice: input`` it needs memory for inputs × units × inputs of a unit numbers, for one snapshot.
         """
         samples = [self._sample(number, weights, inputs) for number, weights in self.numbered()]
         units = [

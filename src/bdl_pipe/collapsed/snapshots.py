@@ -1,4 +1,4 @@
-"""The base of CIBER's posteriors: a trajectory's snapshots, some weights of which are integrated out."""
+"""The base of CIBER's posteriors: a trajectory's snapshots with some weights integrated out."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, TypeVar
@@ -24,7 +24,7 @@ class CollapsedSnapshots(Generic[Config]):
     Attributes:
         weights: every entry of the network's ``state_dict``, stacked [snapshot, ...]; filters are in the network's
             fastest memory order.
-        trunk: the network's trunk, which is called with a snapshot's weights.
+        trunk: the network's trunk; each call passes a snapshot's weights.
     """
 
     key: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Pseudo-coresets: a few synthetic or selected rows that replace a data set, and posteriors that are fitted to them.
+"""Pseudo-coresets: a few synthetic or selected rows that replace a data set, and posteriors fitted to them.
 
-``shared`` has the parts that several methods use; each method has its own module or folder.
+``shared`` contains the parts that several methods use; each method has its own module or folder.
 """

@@ -4,11 +4,12 @@ With Φ the features of the coreset and Φ_B a batch's features, P = Φ_BΦᵀ(�
 
     mean_B ½‖P − Y‖² − mean_m min(top1(ŷ_m) − top2(ŷ_m), 1/k),        Y = onehot − 1/k
 
-whose second term separates the two largest entries of a label, for any classes (as in the published code; the paper has
-"of the true class"). P is VBPC's posterior mean at ρβ_S/γ = λ.
+The second term separates the two largest entries of a label, whichever classes they are (as in the published code; the
+paper has "of the true class"). P is VBPC's posterior mean at ρβ_S/γ = λ.
 
 Deviations: Adam with a cosine to 0 and a separate learning rate of the labels, instead of LAMB; one augmentation for
-all; no stacking of mirrored images, as in the published settings for MNIST and Fashion-MNIST.
+the coreset, the batch and the networks; no stacking of mirrored images, as in the published settings for MNIST and
+Fashion-MNIST.
 """
 
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def ridge_loss(
     """Return the loss of the predictions P of a batch, minus the margin of the coreset's labels.
 
     Args:
-        weights: the weights of the batch's rows. None: the mean over the rows.
+        weights: the weights of the batch's rows. With None, the error is the mean over the rows.
     """
     outputs = labels.shape[1]
     targets = F.one_hot(classes, outputs).to(predictions.dtype) - 1 / outputs

@@ -18,17 +18,18 @@ class WeightConfig:
             the space of inducing weights (_u) or of the weights (_w).
         rows: the number of rows of U (_u).
         cols: the number of columns of U (_u).
-        lambda_max: the upper bound of λ, at most 1 in the paper. null: no bound. 0: q(W | U) is its mean, without R(λ)
-            (_u).
-        sd_max: the upper bound of the standard deviations of q(U) or q(W). null: no bound. 0: a MAP estimate (ffg_u).
+        lambda_max: the upper bound of λ, at most 1 in the paper (_u). null sets no bound. With 0, q(W | U) is its mean,
+            without R(λ).
+        sd_max: the upper bound of the standard deviations of q(U) or q(W). null sets no bound. 0 gives a MAP estimate
+            (ffg_u).
         members: K, the number of members (ensemble_u).
         spread: the standard deviation of the members' initial differences (ensemble_u).
         lambda_init: the initial λ (_u).
         d_init: the initial diagonals of D (_u).
-        sd_init: the initial standard deviation of q(U) or q(W). null: √1e-3 for ffg_u and 1e-4 for kinds _w, as printed
-            in J.2, and 1e-3 for fcg_u, which J.2 does not name. The published code starts ffg_u at 1e-3.
+        sd_init: the initial standard deviation of q(U) or q(W). null gives √1e-3 for ffg_u and 1e-4 for kinds _w, as
+            printed in J.2, and 1e-3 for fcg_u, which J.2 does not name. The published code starts ffg_u at 1e-3.
         prior_scale: σ·√d_in, where d_in counts the bias as an input.
-        prior_sd: σ, which replaces ``prior_scale``. null: ``prior_scale`` is used.
+        prior_sd: σ, which replaces ``prior_scale``. With null, ``prior_scale`` sets σ.
         full_limit: the largest number of weights of a full covariance (fcg).
     """
 

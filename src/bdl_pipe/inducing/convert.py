@@ -41,12 +41,12 @@ def bayesianize(
         kind: the kind of all layers, or a mapping from patterns of layer names (``fnmatch``; the first match counts) to
             fields of :class:`WeightConfig`: ``{"fc": {"kind": "fcg_w"}, "layer4.*": {"rows": 32}}``. Layers without a
             matching pattern, or with a pattern that maps to None, are not converted.
-        shared: the rows and cols of global inducing weights (appendix H). None: each layer has its own.
+        shared: the rows and cols of global inducing weights (appendix H). With None, each layer has its own.
         rng: the seed address of initial values, and of draws in calls without noise.
         options: fields of :class:`WeightConfig` for all layers.
 
     Raises:
-        ConfigError: a number or name breaks its rule, or a full covariance would be over too many weights.
+        ConfigError: a number or name is invalid, or a full covariance would be over too many weights.
         UserError: a chosen layer cannot be converted, or no layer is left to convert.
     """
     for name in options:
@@ -67,7 +67,7 @@ def bayesianize(
 
 
 def key_of(name: str) -> str:
-    """Return a layer's key in a ``ModuleDict``, which has no dots and none of its own methods' names."""
+    """Return a layer's key in a ``ModuleDict``; it has no dots and is not a ``ModuleDict`` method's name."""
     key = name.replace(".", "/") or "network"
     return f"{key}/" if key in dir(nn.ModuleDict) else key
 

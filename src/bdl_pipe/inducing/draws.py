@@ -36,18 +36,19 @@ def outputs(
 ) -> Float[Tensor, "draw batch ..."]:
     """Return the network's outputs, in evaluation mode, under each of ``num_draws`` draws of its weights.
 
-    Draw k comes from ``rng.fold("draw", k)``: the same network for every batch and every ``num_draws``. A generator
-    gives other networks at each call. Members (Ensemble-U) are used in turn, from the first on.
+    Draw k comes from ``rng.fold("draw", k)``: the same network for every batch and every ``num_draws``. With a
+    generator, each call has other networks. Draws use the members (Ensemble-U) in turn, from the first on.
 
     Args:
-        rows: the number of rows of a forward pass; it does not change the draws. None: all rows.
-        together: the number of draws of a forward pass. None: one for a large network or for images on a CPU, otherwise
-            many.
+        rows: the number of rows of a forward pass; it does not change the draws. None passes all rows at once.
+        together: the number of draws of a forward pass. None gives one for a large network or for images on a CPU,
+            otherwise many.
         local: whether ``ffg_w`` layers draw their outputs instead of their weights, independently for each row and each
             place of a convolution. A draw is then not a network, and rows have no joint distribution.
 
     Raises:
-        ConfigError: ``num_draws`` is not a multiple of the number of members, so that their weights would be unequal.
+        ConfigError: ``num_draws`` is not a multiple of the number of members, so the members would have unequal
+            weights.
     """
     require(num_draws > 0, "num_draws", "must be > 0", num_draws)
     members = net.members or 1

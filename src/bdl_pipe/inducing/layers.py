@@ -19,8 +19,8 @@ from .matheron import Side, conditional_draw, conditional_kl, conditional_mean, 
 from .posteriors import Factorised, FullCovariance, InducingPosterior, Members, Noise, capped, free, log_capped
 from .sparse import Kept, whole
 
-_DRAWN: Final = ("posterior.mean", "posterior.members")  # parameters that factors do not depend on
-_PLACES: Final = ("kept_out.packed", "kept_in.packed")  # buffers that they depend on
+_DRAWN: Final = ("posterior.mean", "posterior.members")  # parameters on which factors do not depend
+_PLACES: Final = ("kept_out.packed", "kept_in.packed")  # buffers on which factors depend
 
 
 class Weights(nn.Module, ABC):
@@ -47,11 +47,11 @@ class Weights(nn.Module, ABC):
         """Return the KL from the prior in nats.
 
         Args:
-            rows: N of β = min(1, N/d_in), the factor of R(λ); a convolution has a row for each place. None: β = 1.
+            rows: N of β = min(1, N/d_in), the factor of R(λ); a convolution has a row for each place. With None, β = 1.
         """
 
     def importance(self) -> dict[str, Float[Tensor, "row column"]]:
-        """Return the importance of each entry of the prunable matrices, by name; the least are removed first."""
+        """Return the importance of each entry of the prunable matrices, by name; pruning removes the least first."""
         return {}
 
     def keep(self, masks: dict[str, Bool[Tensor, "row column"]]) -> None:
@@ -75,10 +75,10 @@ class Inducing(Weights):
     Attributes:
         z_out, z_in: Z_r [rows, out] and Z_c [cols, in]; initially N(0, 1/rows) and N(0, 1/cols). After pruning they are
             vectors of the kept entries; :meth:`z` returns the matrices.
-        kept_out, kept_in: the patterns of kept entries. None: all entries are kept.
+        kept_out, kept_in: the patterns of kept entries; None if all entries are kept.
         log_d_out, log_d_in: the logs of the diagonals of D_r and D_c.
-        free_lambda: λ before its upper bound is applied. None: the bound is 0.
-        posterior: q(U). None: each draw gets U as an argument (:class:`~.shared.Shared`).
+        free_lambda: λ before its upper bound is applied; None if the bound is 0.
+        posterior: q(U); None if each draw gets U as an argument (:class:`~.shared.Shared`).
         scale: σ.
     """
 
@@ -170,7 +170,7 @@ class Inducing(Weights):
 
 
 def inducing_posterior(config: WeightConfig, generator: torch.Generator) -> InducingPosterior:
-    """Return q(U) for a kind of inducing weights, whose size is already checked."""
+    """Return q(U) for a kind of inducing weights; the caller has checked its size."""
     shape = (config.rows, config.cols)
     if config.kind == "ffg_u":
         return Factorised(shape, config.start_sd, config.sd_max, generator)
@@ -193,7 +193,7 @@ class FactorCache:
         self._kept: dict[str, tuple[list[Tensor], Any]] = {}
 
     def get(self, key: str, layer: Weights) -> Any:
-        """Return the layer's factors, and compute them if the parameters have changed."""
+        """Return the layer's factors; compute them only if the parameters have changed."""
         sources: list[Tensor] = [p for n, p in layer.named_parameters() if n not in _DRAWN]
         sources += [b for n, b in layer.named_buffers() if n in _PLACES]
         kept = self._kept.get(key)

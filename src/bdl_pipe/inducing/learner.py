@@ -72,22 +72,23 @@ class RandomConfig:
         draws: the number of networks in a prediction.
         validation_draws: the number of networks in a validation score.
         kl_weight: κ, the weight of the KL; 1 gives the bound.
-        annealing: the schedule of κ. null: κ is constant.
-        layers: pattern of layer names (the first match counts) -> fields that replace those of ``weights``. null: the
-            weights are point estimates; ``{"trunk.*": null}`` makes only the last layer random.
-        shared: the rows and columns of inducing weights that all layers share (appendix H). null: each layer has its
-            own.
+        annealing: the schedule of κ. With null, κ is constant.
+        layers: a mapping from patterns of layer names (the first match counts) to fields that replace fields of
+            ``weights``. A pattern with null makes its layers' weights point estimates: ``{"trunk.*": null}`` makes only
+            the last layer random.
+        shared: the rows and columns of inducing weights that all layers share (appendix H). With null, each layer has
+            its own.
         function_space: whether R(λ) of a layer with more inputs than rows is multiplied by N/d_in (appendix G). A
             convolution has a row for each place of each image, which equation 43 omits (dense algebra: the rank of its
             patches).
         noise_variance: the initial σ² of regression.
         learn_noise: whether σ² is learned.
         prune: the share of Z's entries (_u) or of the weights (_w) to remove from a fitted posterior with the same
-            settings (``input: student/<run>``), which is then trained further. null: the fit starts without a
+            settings (``input: student/<run>``); the fit then trains it further. With null, the fit starts without a
             posterior.
         training_draws: whether ``ffg_w`` layers draw ``weights`` or ``outputs`` in training.
-        prediction_draws: whether they draw ``weights`` or ``outputs`` in prediction. Drawn outputs do not define
-            networks, so rows have no joint distribution.
+        prediction_draws: whether ``ffg_w`` layers draw ``weights`` or ``outputs`` in prediction. Drawn outputs do not
+            define networks, so rows have no joint distribution.
     """
 
     network: NetworkConfig
@@ -127,7 +128,7 @@ class RandomConfig:
 
 
 def require_same_shape(config: RandomConfig, other: RandomConfig) -> None:
-    """Raise ConfigError unless ``config`` has the network and weights of ``other``, whose posterior it prunes."""
+    """Raise ConfigError unless ``config`` has the network and weights of the pruned posterior's config ``other``."""
     for name in ("network", "weights", "layers", "shared"):
         mine, its = getattr(config, name), getattr(other, name)
         require(mine == its, name, f"must equal the pruned posterior's ({its})", mine)
@@ -155,7 +156,7 @@ class RandomWeights(MixtureLearner, NoisyLearner):
     """
 
     def __init__(self, spec: RandomSpec, rng: Seed, start: Weights | None = None) -> None:
-        """Build the network from new weights, or from ``start``, of which kinds of U use only the point estimates."""
+        """Build the network from new weights, or from ``start``; kinds of U use only its point estimates."""
         super().__init__()
         self.spec, config = spec, spec.config
         network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng.fold("network")), start)
@@ -210,7 +211,7 @@ class RandomWeights(MixtureLearner, NoisyLearner):
         return {k: distributed.shard(v) if is_local(k) else v for k, v in noise.items()}
 
     def undecayed(self) -> set[str]:
-        """Return the names of the parameters that have a prior in the loss, and of the noise."""
+        """Return the names of the noise parameter and of all parameters with a prior in the loss."""
         random = {name for name, _ in self.named_parameters() if name.startswith(("net.layers.", "net.shared."))}
         return random | super().undecayed()
 

@@ -1,8 +1,8 @@
 """The methods ``ffg_u``, ``fcg_u``, ``ensemble_u`` (inducing weights) and ``ffg_w``, ``fcg_w`` (weights).
 
 ``ffg_w`` and ``fcg_w`` may start with a trajectory's last snapshot as their means; inducing weights have new initial
-values. All methods except ``fcg_w`` may also start from a fitted posterior of the same kind, which is pruned and
-trained further. Running statistics of batch normalisation are recomputed after the fit, on training rows under new
+values. All methods except ``fcg_w`` may also start from a fitted posterior of the same kind: the fit prunes it and
+trains it further. Running statistics of batch normalisation are recomputed after the fit, on training rows under new
 draws.
 
 Source: Ritter, Kukla, Zhang and Li 2021, "Sparse Uncertainty Representation in Deep Learning with Inducing Weights".
@@ -122,7 +122,7 @@ def _method(kind: Kind, cost: float = 0.0, own: Section | None = None) -> Method
     """Return the method of a kind of weights.
 
     Args:
-        own: the keys of ``weights`` in its default, if it has one at this ``cost``.
+        own: the keys of ``weights`` in the method's default with this ``cost``; None for no default.
     """
     weights = kind.endswith("_w")
     search: dict[str, tuple[float, float, Literal["log"]]] = {

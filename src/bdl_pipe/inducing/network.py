@@ -1,11 +1,11 @@
 """A network with random weights, drawn for each call.
 
-:class:`Bayesian` holds the given network, whose converted layers have empty buffers as weights, and the distributions
-of these weights. A call draws all weights and passes them to the network for its forward pass. torch's global random
-state is not used. ``net(x, noise)`` is a function of the noise, which :meth:`Bayesian.draw` makes, for
-``torch.func.vmap`` over draws and ``Learner.noise``. ``net(x)`` draws the noise at the address ``rng.fold("call", t)``,
-where t counts the calls, so that every rank of a data-parallel run draws the same weights. t is not in the
-``state_dict``; to resume a run at step s, call ``net.reseed(rng.fold("step", s))``.
+:class:`Bayesian` holds the given network (its converted layers have empty buffers as weights) and the distributions of
+these weights. A call draws all weights and passes them to the network for its forward pass. torch's global random state
+is not used. ``net(x, noise)`` is a function of the noise, which :meth:`Bayesian.draw` makes, for ``torch.func.vmap``
+over draws and ``Learner.noise``. ``net(x)`` draws the noise at the address ``rng.fold("call", t)``, where t counts the
+calls, so that every rank of a data-parallel run draws the same weights. t is not in the ``state_dict``; to resume a run
+at step s, call ``net.reseed(rng.fold("step", s))``.
 """
 
 import math
@@ -62,9 +62,9 @@ class Bayesian(nn.Module):
     Attributes:
         network: the network; it keeps its parameters that are not converted, such as normalisation's.
         layers: the distribution of each converted layer's weights, by its name with ``/`` for dots.
-        shared: the joint distribution of all inducing weights. None: each layer has its own.
+        shared: the joint distribution of all inducing weights; None if each layer has its own.
         places: the place of each layer's draws, by the same key.
-        members: K of Ensemble-U. None: there are no members.
+        members: K of Ensemble-U; None if no layer has members.
         draws_outputs: whether calls without noise draw the outputs of ``ffg_w`` layers in training.
     """
 
@@ -85,7 +85,7 @@ class Bayesian(nn.Module):
         """Return the network's outputs under one draw of its weights.
 
         Args:
-            noise: the result of :meth:`draw`. None: new noise, with which ``ffg_w`` layers in training draw their
+            noise: the result of :meth:`draw`. None draws new noise, with which ``ffg_w`` layers in training draw their
                 outputs by default (local reparameterisation).
         """
         if noise is None:
@@ -101,7 +101,7 @@ class Bayesian(nn.Module):
 
         Args:
             noise: the noise of one draw, without the first dimension.
-            factors: the result of :meth:`factors`. None: it is computed here.
+            factors: the result of :meth:`factors`. None computes the factors here.
         """
         with torch.autocast(self.device.type, enabled=False):
             if factors is None:
@@ -141,9 +141,9 @@ class Bayesian(nn.Module):
     def draw(self, steps: int, generator: torch.Generator, inputs: Tensor | None = None) -> Noise:
         """Draw standard normal numbers for ``steps`` draws of all weights.
 
-        They are returned by name, [steps, ...] each, on the generator's device. Members (Ensemble-U) are used in turn
-        from a random one on. With ``inputs`` [batch, ...], ``ffg_w`` layers draw their outputs for this batch instead
-        of their weights.
+        The numbers are returned by name, [steps, ...] each, on the generator's device. The draws use the members
+        (Ensemble-U) in turn, from a random member on. With ``inputs`` [batch, ...], ``ffg_w`` layers draw their outputs
+        for this batch instead of their weights.
 
         Raises:
             UserError: with ``inputs``, an ``ffg_w`` layer is called more than once in a forward pass.
@@ -179,9 +179,9 @@ class Bayesian(nn.Module):
         """Return Σ_l β_l R(λ_l) + KL[q ‖ p] in nats.
 
         Args:
-            rows: N, the number of training rows, for β_l = min(1, N P_l/d_in) (function space, appendix G). None: β =
-                1.
-            positions: P_l, from :meth:`positions`. None: 1 each, which is correct if all layers are linear.
+            rows: N, the number of training rows, for β_l = min(1, N P_l/d_in) (function space, appendix G). With None,
+                β = 1.
+            positions: P_l, from :meth:`positions`. None gives 1 each, which is correct if all layers are linear.
         """
         per_row = positions or {}
         terms = [
@@ -276,7 +276,7 @@ def kl(net: Bayesian, rows: int | None = None, positions: Mapping[str, int] | No
 
 
 def is_local(name: str) -> bool:
-    """Return whether noise of this name is for outputs, which have rows, and not for weights."""
+    """Return whether noise of this name is for outputs (with rows) and not for weights."""
     return name.endswith(f":{_OUTPUTS}")
 
 
@@ -289,6 +289,6 @@ def _part(key: str, noise: Noise) -> Noise:
 def _hide_noise_from_compiler() -> None:
     """Make torch.compile break its graph at :meth:`Bayesian._fresh`.
 
-    It is called when a network is made and not on import, because it imports the compiler, which takes 1 s.
+    A network's constructor calls this function; a call on import would cost 1 s, to import the compiler.
     """
     Bayesian._fresh = torch.compiler.disable(Bayesian._fresh)  # type: ignore[method-assign]

@@ -35,7 +35,7 @@ class InducingPosterior(nn.Module, ABC):
     def forward(self, noise: Noise, spread: Tensor | None) -> Float[Tensor, "rows cols"]:
         """Return a draw of U, given the result of :meth:`spread`.
 
-        Members use ``noise["member"]``, a one-hot vector [member].
+        :class:`Members` uses ``noise["member"]``, a one-hot vector [member].
         """
 
     @abstractmethod
@@ -120,7 +120,7 @@ class FullCovariance(InducingPosterior):
 class Members(InducingPosterior):
     """A posterior of K equally weighted points.
 
-    Initially they are one shared N(0, 1) draw plus ``spread`` times each member's own noise.
+    Initially each point is one shared N(0, 1) draw plus ``spread`` times each member's own noise.
     """
 
     def __init__(self, shape: tuple[int, int], members: int, spread: float, generator: torch.Generator) -> None:
@@ -185,7 +185,7 @@ def full_kl(mean: Float[Tensor, " size"], factor: Float[Tensor, "size size"], pr
 def capped(free: Tensor, cap: float | None) -> Tensor:
     """Return a positive number from an unconstrained one: cap·sigmoid(r), or exp(r) without a cap.
 
-    It is always below the cap and has a gradient everywhere, unlike a clipped exponential.
+    The result is always below the cap and has a gradient everywhere, unlike a clipped exponential.
     """
     return free.exp() if cap is None else cap * torch.sigmoid(free)
 

@@ -5,8 +5,8 @@ deterministically 0": for inducing weights the entries of all Z_r and Z_c of lea
 least |mean|/sd. The percentage applies to the network and not to each layer: their table 10 rounds once for all layers
 together. As in the paper, D, λ, q(U), point estimates such as normalisation's, and the biases of layers in weight space
 are not pruned (with inducing weights a bias is an ordinary column of Z_c), and the KL in weight space is over the
-remaining weights. Ours: of f·n entries ⌊f·n⌋ are kept, a mean and a deviation each; among equal entries the first of
-the network are kept.
+remaining weights. Ours: ⌊f·n⌋ of n entries are kept (f is one minus the share), a mean and a deviation each; among
+equal entries the network's first are kept.
 """
 
 import copy

@@ -20,7 +20,7 @@ class Shared(nn.Module):
     """The joint distribution of the layers' U, each [rows, cols] with the same cols."""
 
     def __init__(self, rows: dict[str, int], cols: int, config: WeightConfig, generator: torch.Generator) -> None:
-        """Create it for the ``rows`` of each layer's U by key, with the ``config`` of the global matrix."""
+        """Create the distribution from the ``rows`` of each layer's U, by key, and the global matrix's ``config``."""
         super().__init__()
         self._rows = dict(rows)
         stacked = (sum(rows.values()), cols)

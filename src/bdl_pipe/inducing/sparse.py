@@ -16,7 +16,7 @@ class Kept(nn.Module):
 
     Attributes:
         packed: bits [⌈size/8⌉], uint8, with the first entry lowest in the first byte; or, if fewer than one in 32
-            entries is kept, their ascending row-major numbers [count], int32, which need fewer bytes.
+            entries is kept, the kept entries' ascending row-major numbers [count], int32, which need fewer bytes.
         shape: the shape of the matrix.
         count: the number of kept entries.
     """
@@ -51,7 +51,7 @@ class Kept(nn.Module):
 
 
 def whole(values: Tensor, kept: Kept | None) -> Float[Tensor, "row column"]:
-    """Return the matrix of ``values``, which hold only the kept entries if the matrix is pruned."""
+    """Return the matrix of ``values``; if it is pruned, ``values`` are only the kept entries."""
     return values if kept is None else kept(values)
 
 

@@ -2,10 +2,10 @@
 
 :class:`FactorisedWeights` (FFG-W; Blundell et al. 2015) with a hard cap on its standard deviations (Louizos & Welling
 2017), and :class:`FullCovarianceWeights` (FCG-W), one covariance over all of a layer's weights. The initial means are
-the given weights. The first may draw a layer's outputs instead of its weights (the local reparameterisation of Kingma,
-Salimans & Welling 2015; :class:`LocalLayer`): for an output a that is linear in the weights, a ~ N(E[W]x, Var[W]x²),
-independent between rows. For a convolution, places are also drawn independently, although they share weights
-(Molchanov, Ashukha & Vetrov 2017); the marginals are exact.
+the given weights. :class:`FactorisedWeights` may draw a layer's outputs instead of its weights (the local
+reparameterisation of Kingma, Salimans & Welling 2015; :class:`LocalLayer`): for an output a that is linear in the
+weights, a ~ N(E[W]x, Var[W]x²), independent between rows. For a convolution, places are also drawn independently,
+although they share weights (Molchanov, Ashukha & Vetrov 2017); the marginals are exact.
 """
 
 from typing import cast, final
@@ -28,7 +28,7 @@ class FactorisedWeights(Weights):
     Attributes:
         mean: E[W] [out, in]; after pruning, the vector of the kept weights' means.
         free_sd: the standard deviations before the bound is applied, in ``mean``'s shape.
-        kept: the pattern of the kept weights. None: all weights.
+        kept: the pattern of the kept weights; None if all weights are kept.
     """
 
     def __init__(self, mean: Float[Tensor, "out in"], config: WeightConfig, prior_sd: float) -> None:

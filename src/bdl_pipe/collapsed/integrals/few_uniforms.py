@@ -3,7 +3,7 @@
 A network's output is linear in the collapsed weights, f = c + Σ_i h_iU_i with U_i uniform on [−1, 1] and independent
 (h_i: half the range of a weight, times its input), so the average of a piecewise polynomial likelihood over the box has
 a closed form (Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", section 4.3; they use a
-solver for it). Ours is in :mod:`.spline`, without a solver, sampling or cancellation.
+solver for it). Our form is in :mod:`.spline`, without a solver, sampling or cancellation.
 
     triangular_density    E[tri(y − f)]: a regression likelihood, itself the density of d + 2 uniforms
     triangular_cdf        its distribution function
@@ -50,7 +50,8 @@ def triangular_density(
     integrates to one.
 
     Raises:
-        DataError: a value is not finite, a half-width is negative, there are more than ``MOST``, or a radius is ≤ 0.
+        DataError: a value is not finite, a half-width is negative, there are more than ``MOST`` half-widths, or a
+            radius is ≤ 0.
     """
     return _wide_density(y, centre, half_widths, radius).to(widest(y, centre, half_widths))
 
@@ -93,11 +94,11 @@ def expect(
 ) -> Float[Tensor, "*batch"]:
     """Return E[g(c + Σ_i h_iU_i)].
 
-    The integrals of the pieces are added. So if g has both signs, the rounding error is relative to E|g|. Near the edge
-    of g's support the result is as accurate as the coefficients of g.
+    The integrals of the pieces are added. If g has both signs, the rounding error is therefore relative to E|g|. Near
+    the edge of g's support the result is as accurate as the coefficients of g.
 
     Raises:
-        DataError: a value is not finite, a half-width is negative, or there are more than ``MOST``.
+        DataError: a value is not finite, a half-width is negative, or there are more than ``MOST`` half-widths.
     """
     check(half_widths, MOST, centre=centre)
     g, shape = piecewise.to(wide(piecewise.breakpoints)), piecewise.coefficients.shape[-2:]
@@ -191,7 +192,7 @@ def _shifted(coefficients: Tensor, by: Tensor) -> Tensor:
 def _kept(widths: Tensor) -> tuple[Tensor, Tensor]:
     """Return the widths [d, point], with widths that are negligible relative to the widest set to 0, and the widest.
 
-    If all widths are zero, the second is 1.
+    If all widths are zero, the second result is 1.
     """
     unit = widths.detach().amax(0)  # detached, because the result does not depend on the unit
     unit = torch.where(unit > 0, unit, 1)

@@ -2,17 +2,17 @@
 
     X = c + Σ_{i≤d} h_iU_i + T,   U_i uniform on [−1, 1],  T triangular on [−r, r],
 
-a sum of n = d + 2 uniforms of half-widths w = (h_1, …, h_d, r/2, r/2). The tree of :mod:`.spline` would double with
-each width.
+a sum of n = d + 2 uniforms of half-widths w = (h_1, …, h_d, r/2, r/2). The tree of :mod:`.spline` would double in size
+with each width.
 
 Distances are measured from the nearer edge of the support, e = Σw − |y − c|. As a function of e, the density is the
 convolution of n uniforms on [0, 2w_i], and with an additional interval [0, ∞) it is the tail probability. Both are
-computed as a Fourier series, :mod:`.tilted`, whose relative error is bounded everywhere in the support.
+computed as a Fourier series (:mod:`.tilted`) with a bounded relative error everywhere in the support.
 
 If a few widths dominate, the series is long. Then the k widest intervals are split as in :mod:`.spline`, [0, 2w] = [0,
 ∞) − [2w, ∞), and the same series is summed for k intervals [0, ∞) and the narrow rest, at the corners (of 2^k) that the
 rest reaches; its terms decay at least as t^(−k) on the scale of the rest. At other corners the value is zero or a
-polynomial with the moments of the rest. No difference is between nearly equal values.
+polynomial with the moments of the rest. No difference subtracts nearly equal values.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 If no width is above L = b − a, it is the difference of the one-sided polynomials that start at a and at b, as in
 :mod:`.spline`. With wider widths the two would cancel by (w/L)^(degree + 1), so these widths are removed first, from
-the whole piece, whose j-fold antiderivative beyond b is a polynomial given by its moments,
+the whole piece. Its j-fold antiderivative beyond b is a polynomial given by the piece's moments:
 
     C_j(x) = 0                                                             left of a by more than δ_j
            = E[∫_a^b p(s) (x + S_j − s)^(j−1)/(j−1)! ds]                    right of b by as much; 0 for j = 0
@@ -28,7 +28,7 @@ def one_piece(edge: Tensor, length: Tensor, box: Box, left: list[Tensor], right:
         edge: x + δ_0 − a [point]; x should be nearer to a than to b (otherwise mirror the piece).
         length: L [point], > 0.
         left: derivatives p⁽ⁱ⁾(a), i = 0, 1, … [point] each.
-        right: the same at b.
+        right: derivatives p⁽ⁱ⁾(b), in the same format.
     """
     depth, tails = len(box.widths), box.tails
     from_a, from_b = one_sided(edge, box, left, 0), one_sided(edge - length, box, right, 0)

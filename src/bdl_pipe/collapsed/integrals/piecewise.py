@@ -1,4 +1,4 @@
-"""Piecewise polynomials: likelihoods whose integrals over a box of weights are exact.
+"""Piecewise polynomials: likelihoods with exact integrals over a box of weights.
 
 triangular   approximates a Gaussian; see :mod:`.triangle` for its radius
 sigmoid      0, cubics, 1; one cubic is the published form (Zeng and Van den Broeck 2023, appendix B)
@@ -72,9 +72,9 @@ def increasing(breakpoints: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch 
 def cubic_sigmoid(pieces: int, reach: float | None = None) -> Piecewise:
     """Fit cubics to 1/(1 + e⁻ᶻ) on ``pieces`` equal parts of [−reach, reach]; 0 and 1 beyond; float64, on the CPU.
 
-    They are a least-squares cubic spline on a fine grid. Without ``reach``, it minimises :func:`sigmoid_error`. The fit
-    may leave [0, 1] by this error: .028 for 1 piece, which is the published form (Zeng and Van den Broeck 2023,
-    appendix B), .0074 for 3, .0029 for 8 and 4e-5 for 32.
+    The cubics are a least-squares spline on a fine grid. Without ``reach``, the chosen reach minimises
+    :func:`sigmoid_error`. The fit may leave [0, 1] by this error: .028 for 1 piece, which is the published form (Zeng
+    and Van den Broeck 2023, appendix B), .0074 for 3, .0029 for 8 and 4e-5 for 32.
 
     Raises:
         ConfigError: ``pieces`` < 1, or ``reach`` ≤ 0.
@@ -101,7 +101,7 @@ def cubic_sigmoid(pieces: int, reach: float | None = None) -> Piecewise:
 
 
 def sigmoid_error(approximation: Piecewise) -> float:
-    """Return max |g(z) − 1/(1 + e⁻ᶻ)|, on a grid between its outer breakpoints, including the steps at these."""
+    """Return max |g(z) − 1/(1 + e⁻ᶻ)|, on a grid between g's outer breakpoints, including the steps there."""
     ends = approximation.breakpoints[[0, -1]]
     grid = torch.linspace(float(ends[0]), float(torch.nextafter(ends[1], ends[0])), GRID, dtype=ends.dtype)
     inside = (approximation(grid) - grid.sigmoid()).abs().max()

@@ -10,7 +10,7 @@ Quantiles and the CRPS need dozens of values for each mixture. Absolute errors a
 :mod:`.many_uniforms` bounds relative errors. Two bounds:
 
     window       a uniform is strictly sub-Gaussian: Pr(|X − c| ≥ z) ≤ 2 exp(−z²/2v), v the variance of X
-    truncation   |φ| ≤ Π_i (1 + h_i²t²/3)^(−1/2) over all uniforms, the Gaussian's as well, for log(1 + x) ≤ x
+    truncation   |φ| ≤ Π_i (1 + h_i²t²/3)^(−1/2) over all uniforms, and the Gaussian's, as log(1 + x) ≤ x
 """
 
 import math
@@ -48,7 +48,7 @@ class Series:
         radius: Float[Tensor, "draw batch output"],
         tail: float,
     ) -> "Series | None":
-        """Make the series of equally weighted samples, with the Gaussian's share ``tail``; None if it is too long."""
+        """Make the series of equally weighted samples with the Gaussian's share ``tail``, or None if it is too long."""
         triangle = (radius / 2)[..., None].expand(*radius.shape, 2)
         widths = torch.cat([half_widths, triangle], -1)
         variance = widths.square().sum(-1) / 3

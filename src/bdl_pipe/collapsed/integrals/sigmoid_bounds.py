@@ -1,4 +1,4 @@
-"""Bounds of E[σ(c + Σ_i h_iU_i)], U_i uniform on [−1, 1], which are tight in the tails.
+"""Bounds of E[σ(c + Σ_i h_iU_i)], U_i uniform on [−1, 1], tight in the tails.
 
 With r = Σ h_i and M(c) = E[exp(c + ΣhU)] = e^c Π sinh(h_i)/h_i,
 

@@ -2,9 +2,9 @@
 
     G(x) = E[φ(x + S)],   S = Σ_i w_iU_i,  U_i uniform on [−1, 1],   φ(u) = Σ_i a_i u_+^i / i!
 
-The textbook form is the signed sum over the 2^d corners, Π(2w_i)⁻¹ Σ_s (Π s_i) φ⁽⁻ᵈ⁾(x + s·w), whose terms cancel
-completely for small or zero widths. It is a tree of central differences with one width per level. We remove the *widest
-first*, and take a difference only where the window of the remaining widths reaches the knot at zero:
+The textbook form is the signed sum over the 2^d corners, Π(2w_i)⁻¹ Σ_s (Π s_i) φ⁽⁻ᵈ⁾(x + s·w). Its terms cancel
+completely for small or zero widths. The sum is a tree of central differences with one width per level. We remove the
+*widest first*, and take a difference only where the window of the remaining widths reaches the knot at zero:
 
     G_j(x) = 0                                                    x ≤ −δ_j       R_j = (w_{j+1}, …, w_d), δ_j = Σ R_j
            = Σ_k φ⁽⁻ʲ⁾⁽²ᵏ⁾(x) E[S_j²ᵏ]/(2k)!                       x ≥ +δ_j       the even moments of a polynomial
@@ -86,7 +86,7 @@ def one_sided(edge: Tensor, box: Box, terms: list[Tensor], first: int) -> list[T
         first: 0, or −1 for a density; d + ``first`` ≥ 1.
     """
     depth = len(box.widths)
-    # beyond them the root is zero or a polynomial, and powers at deeper levels could overflow
+    # outside of these bounds the root is zero or a polynomial, and powers at deeper levels could overflow
     nodes = box.nodes(torch.minimum(edge.clamp_min(0), 2 * box.tails[0] + 1), depth - 1)
     # below 2w_d the last difference has only one nonzero value
     difference = horner(smooth(box, terms, first, depth), nodes.clamp_min(0)) * box.inverses[-1]

@@ -8,7 +8,7 @@ even if the density is tiny. q is not approximated; its Fourier series over a pe
 
 A sum of truncated exponentials is log-concave, so q ≥ 1/(e√12 σ) (Fradelizi 1997). Two bounds give P and the last t:
 
-    aliasing     ≤ 2 Pr(|ΣV − 1| ≥ P − σ)/σ, by Chernoff's bound; nothing at all once P exceeds the support
+    aliasing     ≤ 2 Pr(|ΣV − 1| ≥ P − σ)/σ, by Chernoff's bound; 0 once P exceeds the support
     truncation   |E exp(−itV_i)|² ≤ 1/(1 + v_it²), equal for an exponential: it says sin²b/b² ≤ 1/(1 + b²/3) at θ = 0
 
 Narrow widths, with w|θ + it| < 1 for all t, are combined through the cumulants of their sum.
@@ -37,7 +37,7 @@ CUMULANTS: Final = tuple(
 def log_convolution(widths: Tensor, endless: Tensor, longest: float = math.inf) -> tuple[Tensor, Tensor]:
     """Return the log of the convolution at 1 and its number of terms, both [point].
 
-    It is not summed if the number of terms is above ``longest``.
+    The series is not summed if it has more than ``longest`` terms.
 
     Args:
         widths: half-widths [n, point], > 0.
@@ -74,7 +74,7 @@ def _moments(widths: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _saddle(widths: Tensor, endless: Tensor) -> Tensor:
-    """Return the θ [point] for which the sum has mean 1, by Newton's method for 1/mean within a bracket.
+    """Return the θ [point] at which the sum has mean 1, by Newton's method for 1/mean within a bracket.
 
     1/mean is almost linear in θ.
     """

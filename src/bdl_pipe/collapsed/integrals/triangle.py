@@ -19,7 +19,7 @@ NARROW: Final = 2.0**-40  # relative to the radius: the least half-width of the 
 
 @cache
 def density_matched() -> float:
-    """Return the radius α ≈ 2.3 whose triangular density is nearest to N(0, 1) in L2.
+    """Return the radius α ≈ 2.3 of the triangular density that is nearest to N(0, 1) in L2.
 
     Source: Zeng and Van den Broeck 2023, section 3. It is the zero of the derivative, times r³/2, of ∫(tri − φ)² =
     2/(3r) − 4[(Φ(r) − ½)/r − (φ(0) − φ(r))/r²] + const.
@@ -37,7 +37,7 @@ def radius(sigma: Scale, match: str) -> Scale:
     """Return the triangular radius for a Gaussian of standard deviation ``sigma``, in its units.
 
     Args:
-        match: "variance": √6·σ; "density": the nearest in L2, whose variance is 0.88 times the Gaussian's.
+        match: "variance" gives √6·σ; "density" gives the nearest in L2, which has 0.88 times the Gaussian's variance.
 
     Raises:
         ConfigError: ``match`` is neither.

@@ -3,18 +3,18 @@
     z_k = c_k + Σ_{i≤d} h_{ki}U_{ki},   U uniform on [−1, 1], all independent.
 
 By the identity of :mod:`bdl_pipe.gumbel_maximum` it is one integral over t for any number of classes. The integrand is
-analytic and bounded for |Im t| < π/2, and the distribution function of a perturbed logit is so in each h_iU_i. So both
+analytic and bounded for |Im t| < π/2, and so is the distribution function of a perturbed logit in each h_iU_i. So both
 sums converge exponentially:
 
     t     trapezoids STEP apart; the error is of the order of exp(−π²/STEP) = 6e-13. From 16 above the highest logit on
           the terms are a geometric series, which is summed.
-    U_i   Gauss–Legendre, n nodes with 2n·log ρ ≥ NATS, ρ = x + √(1 + x²), x = π/(2h_i), that of the ellipse within
+    U_i   Gauss–Legendre, n nodes with 2n·log ρ ≥ NATS, ρ = x + √(1 + x²), x = π/(2h_i), for the ellipse within
           |Im h_iU_i| ≤ π/2: 4 nodes at h = .1, 5 at .35, 8 at 1, 22 at 4. The points of several weights are the
           products; more than LARGEST are refused. A single weight with h > WIDE needs none: with s = t − c, and E₁ the
-          exponential integral, F(s) = [E₁(e^{−s−h}) − E₁(e^{−s+h})]/(2h), whose terms are then far apart.
+          exponential integral, F(s) = [E₁(e^{−s−h}) − E₁(e^{−s+h})]/(2h); its terms are then far apart.
 
 All terms are positive, so that small probabilities are accurate. Own derivation; Zeng and Van den Broeck 2023 (section
-4) compute K integrals over one class's logit each, which divided by their sum are not this average.
+4) compute K integrals, each over one class's logit; divided by their sum, they are not this average.
 """
 
 import math
@@ -50,8 +50,8 @@ def log_expected_softmax(
     is not differentiable. Each input needs classes × (20/STEP + 2·(widest h)/STEP) × points exponentials.
 
     Raises:
-        DataError: a value is not finite, a half-width is negative, there are more than ``MOST``, or several are so wide
-            that more than ``LARGEST`` points would be needed.
+        DataError: a value is not finite, a half-width is negative, there are more than ``MOST`` per logit, or several
+            are so wide that they need more than ``LARGEST`` points.
     """
     check(half_widths, MOST, centre=centre)
     classes, count = half_widths.shape[-2:]

@@ -27,7 +27,7 @@ class BpcConfig:
 
     @property
     def last_epoch(self) -> int:
-        """Return the last epoch of an expert that is used."""
+        """Return the last epoch of an expert that the method uses."""
         return self.start_epochs - 1
 
 
@@ -57,7 +57,7 @@ class MatchedConfig(BpcConfig):
     """The settings of a method with steps on the coreset.
 
     Attributes:
-        inner: the settings of these steps.
+        inner: the settings of the steps on the coreset.
     """
 
     inner: InnerConfig
@@ -96,7 +96,7 @@ class ReverseKlConfig(MatchedConfig):
         draws: the number of draws of the coreset's posterior, at least 2 (published: 30 at ipc 10, else 10).
         sd: σ of the posteriors (published: .01).
         batch: the number of training rows that estimate the data's log-likelihood (published: 1000).
-        weight: the weight of the coreset's likelihood divided by N/n̂; with 1 the coreset has the data's weight.
+        weight: the weight of the coreset's likelihood, in units of N/n̂; with 1 the coreset has the data's weight.
     """
 
     draws: int
@@ -117,8 +117,8 @@ class WassersteinConfig(MatchedConfig):
     """The section ``methods.bpc_w``. The inner learning rate is learned; ``inner.lr`` is its initial value.
 
     Attributes:
-        lr_step: the largest change of the inner rate's logarithm in an outer step of Adam, or the learning rate of sgd
-            for it (published: sgd on the rate, 1e-5).
+        lr_step: the largest change of the inner learning rate's logarithm in one outer step of Adam; with sgd, the
+            logarithm's learning rate (published: sgd on the inner rate itself, 1e-5).
     """
 
     lr_step: float
@@ -133,13 +133,13 @@ class ContrastiveConfig(BpcConfig):
     """The section ``methods.bpc_cd``.
 
     Attributes:
-        chains: the number of draws θ⁺ ~ N(θ_D, sd²I), with a chain from each; θ_D is the expert's weights at the start
-            of an outer step.
+        chains: the number of draws θ⁺ ~ N(θ_D, sd²I), each of which starts a chain; θ_D is the expert's weights at the
+            start of an outer step.
         sd: the standard deviation of θ⁺ (.01).
         steps: K, the number of steps of Langevin dynamics (published script: 10, without noise).
         step_size: α of Langevin dynamics (published script: .01).
         temperature: T of e^{−U/T}; 0 gives steps without noise, as in the published script.
-        weight: the weight of the coreset's likelihood in U, divided by n̂; 1 gives the sum over its rows.
+        weight: the weight of the coreset's negative log-likelihood in U; 1 gives the sum over the coreset's rows.
         prior_precision: λ of the term ½λ‖θ‖² in U.
     """
 

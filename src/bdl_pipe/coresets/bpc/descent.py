@@ -24,8 +24,8 @@ class OuterConfig:
         steps: the number of outer steps.
         optimiser: the update rule and its schedule (published: sgd, rate 1000, momentum .5).
         augmentation: the augmentation of the coreset's images, drawn for each step (published: ``choose: one``).
-        average: the decay of an unbiased exponential average of the images, which is the result. null: the last images
-            are.
+        average: the decay of an unbiased exponential average of the images; the average is the result. With null, the
+            last images are the result.
     """
 
     steps: int

@@ -1,9 +1,10 @@
 """Expert trajectories for coreset methods: weights as vectors, at the start and after each epoch.
 
 The experts of Kim et al. 2022 are the experts of trajectory matching (Cazenave et al. 2022): networks trained on the
-data, with their start and every epoch. Here they are a run of ``sgd`` with ``keep_start`` and a snapshot after every
-epoch. With ``snapshots_per_epoch`` there is a snapshot after every part of an epoch, since an epoch of 60,000 rows is
-long for a small coreset; the methods then count parts as epochs. Only the needed snapshots are read.
+data, saved at the start and after every epoch. Here the experts are a run of ``sgd`` with ``keep_start`` and a snapshot
+after every epoch. With ``snapshots_per_epoch`` the run saves a snapshot after every part of an epoch, because an epoch
+of 60,000 rows is long for a small coreset; the methods then count parts as epochs. :class:`Experts` reads only the
+snapshots that it needs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
 
     Args:
         sources: the configs of the coreset's inputs, by stage kind.
-        epochs: the number of epochs of the expert that are used after its start.
+        epochs: the number of epochs after the expert's start that the method uses.
         key: the key of the method's config that needs this number.
 
     Raises:

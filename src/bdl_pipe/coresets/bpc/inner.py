@@ -22,7 +22,7 @@ Weights = Float[Tensor, "chain weight"]
 
 
 def gradient(loss: Loss, step: int, weights: Weights, images: Tensor) -> Weights:
-    """Return the gradient of each chain's loss by its own weights, without a graph."""
+    """Return the gradient of each chain's loss with respect to its own weights, without a graph."""
     with torch.enable_grad():
         leaf = weights.detach().requires_grad_()
         (slope,) = torch.autograd.grad(loss(step, leaf, images.detach()).sum(), leaf)
@@ -31,7 +31,7 @@ def gradient(loss: Loss, step: int, weights: Weights, images: Tensor) -> Weights
 
 @torch.no_grad()
 def descended(loss: Loss, start: Weights, images: Tensor, steps: int, lr: float) -> list[Weights]:
-    """Return the weights after 0 … ``steps`` steps of plain gradient descent; they have no graph."""
+    """Return the weights after 0 … ``steps`` steps of plain gradient descent, without a graph."""
     path = [start.detach()]
     for step in range(steps):
         path.append(path[-1] - lr * gradient(loss, step, path[-1], images))
@@ -44,7 +44,7 @@ def langevin(
 ) -> Weights:
     """Run unadjusted Langevin dynamics: θ ← θ − (α/2) ∇U(θ) + √(αT) z, z ~ N(0, I).
 
-    It leaves e^{−U/T} invariant up to a bias linear in α.
+    The dynamics leave e^{−U/T} invariant up to a bias linear in α.
 
     Args:
         energy: U of each chain, a sum over rows plus the prior.
@@ -76,7 +76,7 @@ class _Unrolled(torch.autograd.Function):
         path = descended(loss, start, images, steps, float(lr))
         ctx.loss, ctx.steps = loss, steps
         ctx.save_for_backward(images, lr, *path[:-1])
-        return path[-1].clone()  # without a step it would be the input tensor
+        return path[-1].clone()  # with zero steps, path[-1] is the input tensor itself
 
     @staticmethod
     def backward(ctx: Any, *gradients: Weights) -> tuple[Tensor | None, ...]:

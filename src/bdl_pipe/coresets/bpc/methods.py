@@ -100,7 +100,7 @@ class _Wasserstein(_Bpc):
     def __init__(self, experts: Experts, start: Coreset, data: FitData, config: WassersteinConfig) -> None:
         super().__init__(experts, start, data, config)
         rate, outer = config.lr_step, config.outer.optimiser
-        # the logarithm's unit is chosen so that one optimiser suits it and the images
+        # the unit of the rate's logarithm, chosen so that one optimiser suits the logarithm and the images
         self._unit = math.sqrt(rate / outer.lr) if outer.name == "sgd" else rate / outer.lr
         self._moved = torch.zeros((), device=data.device, requires_grad=True)
 
@@ -157,7 +157,7 @@ def distil(
 ) -> State:
     """Distil a coreset from expert trajectories: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``.
 
-    It resumes from ``report.load()`` with the same bits.
+    A fit resumed from ``report.load()`` has the same bits.
 
     Raises:
         ConfigError: the experts are not suitable, see :class:`Experts`, or lack an epoch that the config needs.
@@ -174,7 +174,7 @@ def distil(
 
 
 def from_checkpoint(name: str, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
-    """Return the current coreset of a checkpoint of :func:`distil`, which searches score before the end."""
+    """Return the coreset in a checkpoint of :func:`distil`; searches score it before the distillation ends."""
     tensors = under("task.", checkpoint.tensors)
     coreset = kept(tensors, _start(data, config, rng), None, config.outer.average)
     return coreset.state(data, {"coreset": name, "ipc": config.ipc})

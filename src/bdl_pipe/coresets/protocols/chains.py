@@ -43,17 +43,17 @@ class ChainsConfig:
     Attributes:
         network: the architecture.
         kernel: the sampler (published: sghmc, step .01, friction .1 at ipc 10; hmc).
-        step_size: the step size in the kernel's units; ``scaled``: in units of the rows' mean loss.
+        step_size: the step size in the kernel's units; ``scaled`` is in units of the rows' mean loss.
         chains: the number of chains, each with new initial weights.
         thinning: the number of steps of each chain (proposals for hmc), and which of them are kept as draws.
         prior_precision: λ.
         temperature: T (published: .01).
-        start_sd: the standard deviation of the initial weights N(0, start_sd² I). null: the network's own
+        start_sd: the standard deviation of the initial weights N(0, start_sd² I). null uses the network's own
             initialisation (published: .1).
-        augmentation: the augmentation of the coreset at each step. null: no augmentation, which hmc requires because it
+        augmentation: the augmentation of the coreset at each step. null disables it, as hmc requires, because hmc
             compares values of one density.
         diagnostics: the settings of the diagnostics of the chains' predictions.
-        logit_scale: the factor of every draw's logits; ``validation``: chosen on validation rows (:mod:`.scale`).
+        logit_scale: the factor of every draw's logits; ``validation`` chooses it on validation rows (:mod:`.scale`).
     """
 
     network: networks.NetworkConfig
@@ -82,8 +82,9 @@ class ChainsConfig:
 def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed, report: Report) -> State:
     """Run the chains on the coreset in ``inputs``.
 
-    Only the data's shape and device are used, and its validation rows if they choose the logits' scale. It resumes from
-    ``report.load()`` with the same bits. The state is a ``NetworkDraws`` with the draws of one chain after another.
+    The fit uses only the data's shape and device, and its validation rows if ``logit_scale`` is ``validation``. A fit
+    resumed from ``report.load()`` has the same bits. The state is a ``NetworkDraws`` with the draws of one chain after
+    another.
 
     Raises:
         ConfigError: the network has running statistics, or :meth:`Coreset.for_fit` fails.
@@ -160,7 +161,7 @@ def _start(
 
 
 def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: ChainsConfig) -> Summary:
-    """Compute R-hat and effective sample size of the predictions of each split's first seed; the worst split counts."""
+    """Compute R-hat and effective sample size of the predictions of each split's first seed; return the worst."""
     splits = []
     for (first, *_), rows in zip(states, data, strict=True):
         spec = read(NetworkSpec, first.config["spec"], "spec")

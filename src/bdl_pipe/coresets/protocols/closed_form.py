@@ -36,8 +36,8 @@ class ClosedFormConfig:
         network: the architecture of the trunk.
         rho, gamma, feature_scale: see ``HeadConfig``.
         student: the settings of the trunk's training.
-        logit_scale: the factor of the posterior's mean, equivalent to a factor of the coreset's labels for the head;
-            ``validation``: chosen on validation rows (:mod:`.scale`). The variance does not depend on it.
+        logit_scale: the factor of the posterior's mean, equivalent to a factor of the coreset's labels in the head's
+            fit; ``validation`` chooses it on validation rows (:mod:`.scale`). The variance does not depend on it.
     """
 
     network: networks.NetworkConfig
@@ -73,7 +73,7 @@ class MixtureConfig(ClosedFormConfig):
 
 @final
 class TrunkMixture:
-    """A posterior of several trunks, each with its own q(W); its draws are their predictives, equally weighted."""
+    """A mixture of several trunks, each with its own q(W); the draws are the trunks' predictives, equally weighted."""
 
     key = "vbpc_bma"
 
@@ -120,7 +120,7 @@ class _OneTrunk(Report):
 
 
 def fit_mixture(data: FitData, inputs: Inputs, config: MixtureConfig, *, rng: Seed, report: Report) -> State:
-    """Fit one trunk after another, see ``coreset_vi``; it resumes from ``report.load()`` with the same bits."""
+    """Fit one trunk after another like ``coreset_vi``; a fit resumed from ``report.load()`` has the same bits."""
     last = report.load()
     done = unpack(last)[:-1] if last else []
     while len(done) < config.trunks:

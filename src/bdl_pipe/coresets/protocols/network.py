@@ -6,8 +6,8 @@ ridge solution W = Φᵀ(ΦΦᵀ + λI)⁻¹Ŷ, λ = ``ridge`` · tr(ΦΦᵀ)/n�
 ρβ_S/γ).
 
 The outputs are regressions on centred labels. Class probabilities are softmax(s f(x)) with a factor s, the
-``logit_scale``, which does not affect the accuracy. Deviation: the learning rate falls to 0, and in their code to a
-hundredth.
+``logit_scale``, which does not affect the accuracy. Deviation: the learning rate falls to 0 (in their code to a
+hundredth).
 """
 
 from collections.abc import Callable, Mapping
@@ -42,10 +42,10 @@ class TrainedOnCoresetConfig:
     Attributes:
         network: the architecture.
         steps: the number of steps (1,000 for 10 rows, 2,000 for 100, 5,000 for 500).
-        batch: the number of rows of a step; if the coreset has fewer, all its rows.
+        batch: the number of rows per step; a step uses all rows of a smaller coreset.
         optimiser: the update rule and its schedule.
-        augmentation: the augmentation of each batch. null: no augmentation.
-        logit_scale: s; ``validation``: chosen on validation rows (:mod:`.scale`).
+        augmentation: the augmentation of each batch. null disables it.
+        logit_scale: s; ``validation`` chooses it on validation rows (:mod:`.scale`).
     """
 
     network: networks.NetworkConfig
@@ -124,8 +124,8 @@ def ridge_head(features: Tensor, labels: Tensor, ridge: float) -> Tensor:
 def fit_network(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
     """Train a new network on the coreset in ``inputs``.
 
-    Only the data's shape and device are used, and its validation rows if they choose the logits' scale. It resumes from
-    ``report.load()`` with the same bits.
+    The fit uses only the data's shape and device, and its validation rows if ``logit_scale`` is ``validation``. A fit
+    resumed from ``report.load()`` has the same bits.
 
     Raises:
         ConfigError: :meth:`Coreset.for_fit` fails.

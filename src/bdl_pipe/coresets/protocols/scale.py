@@ -2,9 +2,9 @@
 
 Each coreset's labels have their own scale: VBPC's scale is learned for its posterior, one-hot rows have scale 1, and
 chains use only the classes. With the same s for all coresets, NLLs under a protocol would therefore mainly compare
-scales; the accuracy depends on s only for mixtures of several draws. ``logit_scale: validation`` chooses the s of
-:data:`GRID` with the least NLL on the validation rows after the protocol is fitted, which may be an end of the grid.
-The state's config records s.
+scales; the accuracy depends on s only for mixtures of several draws. After the protocol's fit, ``logit_scale:
+validation`` chooses the s in :data:`GRID` with the least NLL on the validation rows, possibly an end of the grid. The
+state's config records s.
 
 In a final fit the coreset was distilled from data that include the validation rows: s is one number chosen after the
 images, but on rows that are not held out. Test rows are not part of a :class:`~bdl_pipe.data.fitdata.FitData`.
@@ -22,7 +22,7 @@ from ...data.fitdata import FitData
 from ...errors import require
 
 LogitScale = float | Literal["validation"]
-GRID: Final = tuple(2.0 ** (power / 4) for power in range(-24, 41))  # 1/64 ... 1024, a fifth apart
+GRID: Final = tuple(2.0 ** (power / 4) for power in range(-24, 41))  # 1/64 ... 1024, each 19 % above the one before
 
 
 def check_scale(scale: LogitScale) -> None:
@@ -36,7 +36,7 @@ def resolved(
     """Return the given scale, or choose it on validation rows.
 
     Args:
-        data: the data whose validation rows, or the validation rows of whose ``search``, are used, with its transform.
+        data: provides its transform, and the validation rows: from ``data.search`` if set, otherwise its own.
         fitted: inputs [row, ...] -> function of s -> log-probabilities.
 
     Raises:
@@ -54,5 +54,5 @@ def resolved(
 
 
 def noted(state: State, scale: LogitScale, factor: float) -> State:
-    """Record a chosen scale as ``logit_scale`` in the state's config; a given scale changes nothing."""
+    """Record a chosen scale as ``logit_scale`` in the state's config; a given scale leaves the state as it is."""
     return State(state.tensors, state.config | {"logit_scale": factor}) if scale == "validation" else state

@@ -1,15 +1,15 @@
 """A network linearised in its weights, trained by ridge regression on a coreset, and the gradient through training.
 
 Around weights θ₀ the model is g(x) = J(x)τ + H(x)W, with H(x) the features [h], J(x) the derivative of the network's
-output by the trunk's weights and the head's bias, and W the head's weights, which replace θ₀'s. On a coreset (x̂, ŷ) of
-n̂ rows both τ and W are penalised by λ. With K = H_S H_Sᵀ, A = (K + λI)⁻¹ and R = Ŷ − J_Sτ, W is H_Sᵀ A R, and the loss
-of τ is
+output with respect to the trunk's weights and the head's bias, and W the head's weights, which replace θ₀'s. On a
+coreset (x̂, ŷ) of n̂ rows λ penalises both τ and W. With K = H_S H_Sᵀ, A = (K + λI)⁻¹ and R = Ŷ − J_Sτ, W is H_Sᵀ A R,
+and the loss of τ is
 
     L_S(τ) = λ/(2n̂k) [tr Rᵀ A R + ‖τ‖²],      ∇L_S = λ/(n̂k) [τ − J_Sᵀ A R],
     ∇²L_S = λ/(n̂k) [J_Sᵀ (A ⊗ I_k) J_S + I].
 
-For an outer loss L_t(τ, S) the gradient by S is ∂L_t/∂S − ∂/∂S [vᵀ∇L_S] with v = (∇²L_S)⁻¹ ∂L_t/∂τ held fixed (Loo et
-al. 2023). At the minimum of L_S the model is kernel ridge regression with the network's tangent kernel.
+For an outer loss L_t(τ, S) the gradient with respect to S is ∂L_t/∂S − ∂/∂S [vᵀ∇L_S] with v = (∇²L_S)⁻¹ ∂L_t/∂τ held
+fixed (Loo et al. 2023). At the minimum of L_S the model is kernel ridge regression with the network's tangent kernel.
 """
 
 from dataclasses import dataclass
@@ -40,11 +40,11 @@ class ExactConfig:
 class ConjugateGradientConfig:
     """Solve both linear problems by conjugate gradients from 0, with a product with J and one with Jᵀ per iteration.
 
-    If ``iterations`` is reached before ``tolerance``, the problems are not solved exactly, without a warning.
+    If the solver makes all ``iterations`` without reaching ``tolerance``, it uses the last iterate without a warning.
 
     Attributes:
         iterations: the largest number of iterations.
-        tolerance: the norm of the residual, relative to the right side's, at which iterations stop.
+        tolerance: the ratio of the residual's norm to the right side's norm at which iterations stop.
     """
 
     name: Literal["cg"]
@@ -83,11 +83,11 @@ SolverConfig = ExactConfig | ConjugateGradientConfig | AdamConfig
 class Linearisation:
     """Features and tangents of networks of one architecture, with a softplus instead of each ReLU.
 
-    The gradient by the images needs second derivatives, which a piecewise linear ReLU does not have.
+    The gradient with respect to the images needs second derivatives, which a piecewise linear ReLU does not have.
     """
 
     def __init__(self, network: networks.Network, softplus: float) -> None:
-        """Create the linearisation from a network of the architecture, which is modified.
+        """Create the linearisation by modifying ``network``, a network of the architecture.
 
         Args:
             softplus: β of log(1 + e^{βx})/β.
@@ -104,7 +104,7 @@ class Linearisation:
         self._shapes = {name: p.shape for name, p in self._trunk.named_parameters()}
 
     def at(self, network: networks.Network) -> "Model":
-        """Return the model around the weights of ``network``, which have no gradient."""
+        """Return the model around the weights of ``network``, without their gradients."""
         weights = {name: p.detach() for name, p in network.trunk.named_parameters()}
         buffers = {name: b.detach() for name, b in network.trunk.named_buffers()}
         head = network.head
@@ -143,7 +143,7 @@ class Model:
         return features, moved @ self._head.T + bias
 
     def transposed(self, images: Tensor, outputs: Float[Tensor, "row class"]) -> Tangent:
-        """Compute Jᵀ of a value for each row and class."""
+        """Compute Jᵀ times ``outputs``."""
         pull = vjp(partial(self._call, images=images), self._weights)[1]
         (named,) = pull(outputs @ self._head)
         return torch.cat([*(named[name].flatten() for name in self._shapes), outputs.sum(0)])

@@ -42,7 +42,7 @@ class RcigConfig:
         softplus: β of the softplus that replaces each ReLU in the linearisation (published: 60).
         solver: the solver of the two linear problems.
         scale_lr: the peak learning rate of ℓ (published: .03).
-        network_steps: after its use a network is trained for 1 … network_steps steps, with equal probability
+        network_steps: the pool trains a network for 1 … network_steps steps after each use, with equal probability
             (published: 15).
         coreset: the settings of the distillation (published: a rate of 3e-3, a pool of 30 at 5e-5, batch 1024, average
             .99).
@@ -73,8 +73,8 @@ class OuterGradient:
     Attributes:
         loss: L_t.
         outputs: g at the batch [row, class].
-        direct: ∂L_t by images, labels and ℓ.
-        implicit: −∂[vᵀ∇L_S] by images and labels.
+        direct: ∂L_t with respect to images, labels and ℓ.
+        implicit: −∂[vᵀ∇L_S] with respect to images and labels.
     """
 
     loss: Tensor
@@ -102,7 +102,7 @@ def outer_gradient(
         log_scale: ℓ [].
         batch, classes: training rows, without a gradient.
         penalty: λ.
-        weights: the weights of the training rows [row]. None: the mean over the rows.
+        weights: the weights of the training rows [row]. With None, the loss is the mean over the rows.
 
     Raises:
         Diverged: the features are not finite.
@@ -146,7 +146,7 @@ class _Implicit(PoolSurrogate):
         self._rcig, self._address = config, rng
         template = networks.build(config.network, data.input_shape, data.outputs, rng=Seed(0)).to(data.device)
         self._linearisation = Linearisation(template, config.softplus)
-        self._unit = config.scale_lr / config.coreset.lr  # so that one learning rate suits ℓ and the images
+        self._unit = config.scale_lr / config.coreset.lr  # with this unit one learning rate suits ℓ and the images
         self._log_scale = torch.zeros((), device=data.device, requires_grad=True)
 
     def parameters(self) -> list[Tensor]:

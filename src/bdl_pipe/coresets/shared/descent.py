@@ -19,7 +19,7 @@ from .init import Coreset
 
 
 class Surrogate(ABC):
-    """A loss of a coreset, whose gradient equals the gradient of a method's objective up to a positive factor."""
+    """A loss of a coreset with the gradient of a method's objective, up to a positive factor."""
 
     @abstractmethod
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
@@ -61,8 +61,8 @@ class CoresetDescent(loop.Objective):
         """Start from ``start``, on the device of its images.
 
         Args:
-            label_unit: the unit of stored labels. None: labels are not learned.
-            average: the decay of the average that is the result. None: the last images and labels are.
+            label_unit: the unit of stored labels. With None, labels are not learned.
+            average: the decay of the average that is the result. With None, the last images and labels are the result.
         """
         device = start.images.device
         self._start, self._surrogate, self._rng = start, surrogate, rng

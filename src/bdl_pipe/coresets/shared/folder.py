@@ -17,7 +17,7 @@ def write(folder: Path, state: State, transform: Transform, classes: Sequence[st
 
     ``coreset.safetensors`` has the exact tensors (``Coreset.TENSORS``). ``transform.json`` describes the images'
     transform, and ``whitening.safetensors`` has its matrices if they were whitened. ``images/<class>/<number>.png`` are
-    the images before the transform, clipped to [0, 1], and ``sheet.png`` shows all.
+    the images before the transform, clipped to [0, 1], and ``sheet.png`` shows all images.
 
     Args:
         state: the state of a coreset of images, from ``Coreset.state``.

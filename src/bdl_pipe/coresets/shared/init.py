@@ -21,7 +21,7 @@ from ...errors import DataError, require
 from ...seeds import Seed
 
 Choice = Literal["random", "kmeans", "herding", "noise"]
-_SAME: Final = 1e-3  # intensities in [0, 1] that differ by more had another transform; rounding is far below
+_SAME: Final = 1e-3  # a larger difference of intensities in [0, 1] shows another transform; rounding is far smaller
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Coreset:
     images: Float[Tensor, "n ..."]
     labels: Float[Tensor, "n k"]
     classes: Int[Tensor, " n"]
-    TENSORS: ClassVar = ("images", "labels", "classes", "raw")  # tensors of its state with an entry for each row
+    TENSORS: ClassVar = ("images", "labels", "classes", "raw")  # the state's tensors with an entry for each row
 
     def to(self, device: torch.device | str) -> "Coreset":
         return Coreset(self.images.to(device), self.labels.to(device), self.classes.to(device))
@@ -63,7 +63,7 @@ class Coreset:
 
         Raises:
             ConfigError: the coreset lacks a tensor, has other inputs or classes, has labels that are not finite numbers
-                for each class, or had another transform than ``data``, as ``raw`` shows.
+                for each class, or has another transform than ``data`` (``raw`` shows this).
         """
         tensors = state.tensors
         lacks = [name for name in (*(field.name for field in fields(cls)), "raw") if name not in tensors]
@@ -126,7 +126,7 @@ def _near_centres(inputs: np.ndarray, count: int, generator: np.random.Generator
 
 
 def _herded(inputs: np.ndarray, count: int) -> np.ndarray:
-    """Select rows one after another, each of which brings the selected rows' mean nearest to the mean of the inputs.
+    """Select rows one after another; each brings the mean of the selected rows nearest to the mean of the inputs.
 
     Welling's greedy choice maximises ⟨w, x⟩, w ← w + μ − x, which is the same if all inputs have equal norms.
     """

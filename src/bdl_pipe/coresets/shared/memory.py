@@ -38,7 +38,7 @@ class Memory:
         self.share = new / seen
         self._out = torch.cat(
             [torch.arange(int(n)) < n // 2 for n in counts]
-        )  # whether a row, in the order of classes, is in the outer half
+        )  # True if a row, in the order of classes, is in the outer half
         self._weights = 1 / (seen * out[place].float())
 
     def halves(self, rng: Seed) -> tuple[Int[Tensor, " inner"], Int[Tensor, " outer"]]:
@@ -48,7 +48,7 @@ class Memory:
         return order[~self._out].sort().values, order[self._out].sort().values
 
     def union(self, images: Tensor, labels: Tensor, rows: Int[Tensor, " row"] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the images and labels of both coresets, with all earlier rows or ``rows`` of them first."""
+        """Return the images and labels of both coresets; the earlier rows (all, or only ``rows``) come first."""
         earlier = self.coreset.images, self.coreset.labels
         if rows is not None:
             there = rows.to(images.device, non_blocking=True)

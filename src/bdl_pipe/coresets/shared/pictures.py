@@ -11,9 +11,9 @@ from ...artifacts import MANIFEST, load
 
 
 def of_artifact(folder: Path, most: int | None = None) -> bytes | None:
-    """Draw the first images of each learned label of a stored coreset's first seed as one PNG.
+    """Draw a stored coreset's first seed as one PNG: the first ``most`` images of each class by learned label.
 
-    It returns None if the folder holds no artifact or no coreset of images.
+    Return None if the folder holds no artifact or no coreset of images.
 
     Raises:
         ArtifactError: the coreset is altered or truncated.

@@ -1,8 +1,8 @@
 """The model pool: P networks at different ages, so that a coreset does not fit a single feature map.
 
 Each outer step draws one network, updates the coreset through it, and then trains it for one step on the coreset; after
-T steps it is replaced by a new network (Zhou et al. 2022; Lee et al. 2025, algorithm 1). The initial ages are
-staggered, iT/P, so that networks are not all replaced together.
+T steps a new network replaces it (Zhou et al. 2022; Lee et al. 2025, algorithm 1). The initial ages are staggered,
+iT/P, so that networks are not all replaced together.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class PoolConfig:
         networks: P, the number of networks.
         steps: T, the age at which a network is replaced.
         lr: Adam's learning rate for the networks.
-        compiled, precision: the forward pass of the networks, see ``trunk_pass``.
+        compiled, precision: settings of the networks' forward pass, see ``trunk_pass``.
     """
 
     networks: int

@@ -1,8 +1,8 @@
 """Surrogates with a pool of networks, for VBPC, FRePo and RCIG.
 
 An outer step draws a batch B of training rows and a network of the model pool, and augments the coreset. It computes
-the loss of B given the coreset with this network's features, and makes one Adam step of images and labels, then one of
-the network on the coreset (Zhou et al. 2022; Lee et al. 2025, algorithm 1).
+the loss of B given the coreset with this network's features, and makes one Adam step of images and labels, then one
+Adam step of the network on the coreset (Zhou et al. 2022; Lee et al. 2025, algorithm 1).
 
 A step of class-incremental learning distils its coreset from its own rows alone (published), or together with the
 earlier coreset (ours, :mod:`.memory`).
@@ -42,19 +42,19 @@ class DistilConfig:
         steps: the number of outer steps.
         batch: the number of training rows of a step.
         lr: the peak learning rate of images, which falls to 0 by a cosine.
-        label_lr: the peak learning rate of labels, which falls to 0 by a cosine. null: labels are not learned. With
-            ``lamb`` the labels have the images' rate, since a step is proportional to the tensor's norm.
+        label_lr: the peak learning rate of labels, which falls to 0 by a cosine. With null, labels are not learned.
+            With ``lamb`` the labels have the images' rate, since a step is proportional to the tensor's norm.
         label_scale: the factor of the initial labels (onehot − 1/k)/√(k/10).
         pool: the settings of the model pool.
         augmentation: the augmentation of the coreset, of the batch and of the networks' training.
         accuracy_every: the number of steps between reports of the batch accuracy.
-        average: the decay of an unbiased exponential average of images and labels, which is the result. null: the last
-            images and labels are.
+        average: the decay of an unbiased exponential average of images and labels; the average is the result. With
+            null, the last images and labels are the result.
         start: the initial images: ``random`` rows, rows nearest to ``kmeans`` centres, rows from ``herding``, or
             ``noise``.
         optimiser: the update rule of images and labels.
         increment: whether a step of class-incremental learning distils its coreset from its own rows ``alone`` or
-            ``with_earlier`` coreset. Without an earlier coreset both are the same.
+            ``with_earlier`` coreset. Without an earlier coreset, both values have the same effect.
     """
 
     steps: int
@@ -121,7 +121,7 @@ class PoolSurrogate(Surrogate):
             network: a network of the pool.
             coreset, labels: the coreset's augmented images and its labels, with a graph.
             images, classes: augmented training rows and their classes.
-            weights: the weights of these rows [b], with the sum 1. None: the loss is the mean over the rows.
+            weights: the weights of these rows [b], with the sum 1. With None, the loss is the mean over the rows.
         """
 
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
@@ -181,7 +181,7 @@ def distil(
 ) -> State:
     """Distil a coreset through a pool: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``.
 
-    It resumes from ``report.load()`` with the same bits.
+    A fit resumed from ``report.load()`` has the same bits.
 
     Args:
         surrogate: makes the method's surrogate from (data, config, memory, seed).
@@ -201,7 +201,7 @@ def distil(
 
 
 def from_checkpoint(name: str, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
-    """Return the current coreset of a checkpoint of :func:`distil`, which searches score before the end."""
+    """Return the coreset in a checkpoint of :func:`distil`; searches score it before the distillation ends."""
     outer: DistilConfig = config.coreset
     tensors = under("task.", checkpoint.tensors)
     coreset = kept(tensors, _start(data, config, rng), outer.label_unit, outer.average)

@@ -1,8 +1,8 @@
-"""The stage ``coreset``: a coreset of the data, to which the coreset of an earlier step may be joined.
+"""The stage ``coreset``: a coreset of the data, possibly joined to the coreset of an earlier step.
 
-In class-incremental learning a step's data have only its new classes (``data.increment``). A coreset whose input is the
-coreset of the step before is distilled from its own data and then has the earlier rows first: S_0 ∪ … ∪ S_j is one
-coreset, to which any protocol can be fitted. The published code of Zhou et al. 2022 (FRePo) trains on the same union.
+In class-incremental learning a step's data have only its new classes (``data.increment``). A step with the previous
+step's coreset as input distils its own data and puts the earlier rows first: S_0 ∪ … ∪ S_j is one coreset, and any
+protocol can be fitted to it. The published code of Zhou et al. 2022 (FRePo) trains on the same union.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def coreset_stage(
 
 
 def joined(earlier: State, new: State) -> State:
-    """Return a coreset of the rows of both, with the earlier rows first; all else comes from ``new``."""
+    """Return a coreset with the rows of both, the earlier rows first; everything else comes from ``new``."""
     rows = {name: torch.cat([earlier.tensors[name], new.tensors[name]]) for name in Coreset.TENSORS}
     return State({**new.tensors, **rows}, new.config)
 

@@ -71,7 +71,7 @@ class TrunkObjective(loop.Objective):
 
 
 def trained(network: networks.Network) -> list[Tensor]:
-    """Return all parameters except the head's bias, which the paper does not have and which stays 0."""
+    """Return all parameters except the head's bias; the paper has no bias, so it stays 0."""
     return [parameter for name, parameter in network.named_parameters() if name != "head.bias"]
 
 
@@ -81,7 +81,7 @@ def adam(network: networks.Network, lr: float) -> Adam:
 
 
 def features(network: networks.Network, images: Tensor, feature_scale: float) -> Tensor:
-    """Compute φ(x) [b, h]; batch normalisation, where there is one, is in evaluation mode."""
+    """Compute φ(x) [b, h]; batch normalisation, if any, is in evaluation mode."""
     return feature_scale * network.eval().features(images)
 
 

@@ -6,14 +6,14 @@ With a = γ/(ρβ_S) and A = I + aΦΦᵀ the optimum of eq. 15 is, for each cla
     m = aΦᵀA⁻¹Ŷ          V = ρ⁻¹(I − aΦᵀA⁻¹Φ)                                       (eq. 21)
 
 and everything below needs only one Cholesky factor of A (eq. 28–31). If the coreset has more rows than features, A = I
-+ aΦᵀΦ is factored instead; only then is there a matrix of features × features.
++ aΦᵀΦ is factored instead; only this case needs a matrix of features × features.
 
 Source: Lee et al. 2025, "Variational Bayesian Pseudo-Coreset", section 3 and appendix A. γ is a *precision* everywhere
 (in contrast to a sentence below eq. 14). Deviations: the KL includes its constants, so that it is 0 at Φ = 0 and never
 negative; only the diagonal of eq. 31 is computed.
 
-The paper's outer loss is not its bound. The bound (eq. 16, 23) has E_q[log softmax(z)], while eq. 25 approximates and
-eq. 27 sums log E_q[softmax(z)], the log of the predictive, which is never smaller. :func:`dataset_loss` computes
+The paper's outer loss is not its bound. The bound (eq. 16, 23) has E_q[log softmax(z)], while eq. 25 approximates, and
+eq. 27 sums, log E_q[softmax(z)], the log of the predictive, which is never smaller. :func:`dataset_loss` computes
 either.
 """
 
@@ -144,14 +144,14 @@ def solve(
         labels: Ŷ, real-valued targets with a column for each class.
         rho: the precision of the prior, > 0.
         gamma: the *precision* of the coreset's Gaussian likelihood, > 0.
-        beta: β_S, the temper of the coreset's KL. None: the paper's choice, n.
+        beta: β_S, the temper of the coreset's KL. None gives the paper's choice, n.
 
     No jitter is added: A = I + aΦΦᵀ has no eigenvalue below 1, so its Cholesky factor exists for any rank of Φ, in
     float32 if a‖Φ‖² is below 1e7.
 
     Raises:
         ConfigError: rho, gamma or beta is not > 0.
-        Diverged: the features are not finite or beyond this range.
+        Diverged: the features are not finite or exceed this range.
     """
     temper = float(len(features)) if beta is None else beta
     for name, value in (("rho", rho), ("gamma", gamma), ("beta", temper)):
@@ -169,9 +169,9 @@ def solve(
 
 
 def _factor(matrix: Float[Tensor, "m m"], ratio: float) -> Float[Tensor, "m m"]:
-    """Return the lower Cholesky factor; on devices other than the CPU it is NaN if it does not exist.
+    """Return the lower Cholesky factor; if it does not exist, raise Diverged on a CPU and return NaN on other devices.
 
-    Checking that it exists would wait for the device; the training loop detects NaN in the loss.
+    A check would have to wait for the device; the training loop detects NaN in the loss.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if matrix.device.type != "cpu":
@@ -239,9 +239,9 @@ def dataset_loss(
         batch_features: the features of training rows, without a graph.
         batch_labels: class numbers, or one-hot rows.
         num_train: n, the number of training rows.
-        noise: None: ℓ is the log of the predictive by eq. 25, as in the paper's eq. 27. Standard normal numbers: ℓ is
-            E[log softmax] by :func:`expected_log_probs`, and at β_D = 1 the loss is minus the bound.
-        weights: the weights of the batch's rows, with class numbers as labels. None: 1/|B| each.
+        noise: with None, ℓ is the log of the predictive by eq. 25, as in the paper's eq. 27. With standard normal
+            numbers, ℓ is E[log softmax] by :func:`expected_log_probs`, and at β_D = 1 the loss is minus the bound.
+        weights: the weights of the batch's rows, with class numbers as labels. With None, each weight is 1/|B|.
     """
     mean, logit_variance = q.logit_moments(batch_features)
     if noise is None:

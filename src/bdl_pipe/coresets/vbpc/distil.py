@@ -1,9 +1,9 @@
 """The distillation of a pseudo-coreset: images and labels minimise the dataset loss of the closed form.
 
 Lee et al. 2025, algorithm 1: the head's posterior q given S is in closed form (eq. 21), and eq. 27 is the loss on a
-batch. It is minus the log of the predictive (``outer: predictive``) and not the bound of eq. 16, whose expectation is
-outside of the logarithm. The bound is ``outer: expected`` (ours), with 16 pairs of draws of the logits per row and
-step.
+batch. It is minus the log of the predictive (``outer: predictive``) and not the bound of eq. 16, which has the
+expectation outside of the logarithm. The bound is ``outer: expected`` (ours), with 16 pairs of draws of the logits per
+row and step.
 
 The paper's setting (E.4) is Adam, a cosine from 3e-3 for images and labels, batch 1024, 0.5M steps and ρ = 1. After a
 few hundred steps its predictive is under-confident, because the labels' scale sets the logits' scale and Σ(x) grows
@@ -49,7 +49,7 @@ class DatasetLoss(PoolSurrogate):
     ) -> None:
         super().__init__(data, network, config, memory=memory, rng=rng)
         self._head, self._beta, self._outer = head, beta_dataset, outer
-        # the rows of all classes so far, if each had as many as a class of this step
+        # the number of rows of all classes so far, if each class had as many rows as a class of this step
         self._rows = len(data.train) if memory is None else round(len(data.train) / memory.share)
         self._step = rng
 

@@ -28,7 +28,7 @@ from ..shared.init import Coreset
 from ..shared.trunk import TrunkObjective, features
 from .closed_form import HeadPosterior
 
-_CHUNK = 250  # inputs per forward pass, whose activations fit in the processor's cache
+_CHUNK = 250  # inputs per forward pass; their activations fit in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class VbpcPosterior:
 
 
 def default(size: Size) -> Section:
-    """Return hyperparameters of at most ten images per class, with the wide network that the closed form needs."""
+    """Return the hyperparameters, with at most ten images per class and the wide network that the closed form needs."""
     return {"ipc": min(10, max(1, size.fewest // 3)), "network": {**size.convnet(8, 32), "pool": "average"}}
 
 
 def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
     """Train a new network on the coreset in ``inputs`` (on ``data.device``), and solve for its head.
 
-    Only the data's shape and device are used. It resumes from ``report.load()`` with the same bits.
+    The fit uses only the data's shape and device. A fit resumed from ``report.load()`` has the same bits.
 
     Args:
         config: a method's config, with ``network``, ``head`` (a :class:`~.head.HeadConfig`) and ``student``.
