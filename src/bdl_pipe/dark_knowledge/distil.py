@@ -1,15 +1,14 @@
-"""The method ``dark_knowledge``: a student network that imitates a posterior predictive, its teacher's.
+"""The method ``dark_knowledge``: a student network that imitates its teacher's posterior predictive.
 
     w_{t+1} = w_t − ρ_t [(1/M) Σ_{x′ in D′} ∇_w L̂(w, θ | x′) + γ w_t]        (Algorithm 1)
 
 There are two modes with one loss. *offline*: the teacher is a stored posterior, the draws of ``teacher/<run>`` or the
-posterior of ``student/<run>``, a run of any method, without its recalibration. *online*: Algorithm 1, in which chains
+posterior of ``student/<run>`` (a run of any method) without its recalibration. *online*: Algorithm 1, in which chains
 move with each step of the student and no draw is stored. With infinitely many draws both modes descend the same
-expected loss. Our deviations: the optimiser sets ρ_t and the update rule (γ is its ``weight_decay``), the student's
-batch has a size of its own, and in the online mode several chains and an average of weights bring the student to the
-teacher's mean. A plain student is stored as a ``NetworkDraws`` of one draw; a student that keeps the dependence between
-inputs is a :class:`~bdl_pipe.dark_knowledge.functions.StudentFunctions`. Students of regression predict in standardised
-units.
+expected loss. Our deviations: the optimiser sets ρ_t and the update rule (γ is its ``weight_decay``), the student has
+its own batch size, and in the online mode several chains and an average of weights bring the student to the teacher's
+mean. A plain student is stored as a ``NetworkDraws`` of one draw; a student that keeps the dependence between inputs is
+a :class:`~bdl_pipe.dark_knowledge.functions.StudentFunctions`. Students of regression predict in standardised units.
 """
 
 from abc import ABC, abstractmethod
@@ -52,9 +51,9 @@ class DarkKnowledgeConfig:
         inputs: the student data generator.
         batch: the number of student inputs in a step.
         steps: the number of the student's steps.
-        optimiser: ρ_t, and γ as ``weight_decay``.
+        optimiser: the update rule and its schedule, which set ρ_t; γ is its ``weight_decay``.
         start: the student's first weights. ``fresh``: random weights. ``draw``: the weights of one draw of the teacher,
-            chosen uniformly; a student whose head has another size than the draw's has a random head.
+            chosen uniformly; if the draw's head has another size, the student's head is random.
     """
 
     network: NetworkConfig
@@ -79,7 +78,7 @@ class Student(ABC):
     """A network that learns from a teacher.
 
     Attributes:
-        network: the network whose weights are learnt.
+        network: the network that is trained.
     """
 
     network: Network

@@ -35,7 +35,7 @@ from ..posterior import Likelihood
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 
-_NULL: Final = 1e-5  # relative to the largest singular value: smaller ones are rounding
+_NULL: Final = 1e-5  # singular values below this share of the largest are rounding
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class HeadsConfig:
     """The student with several heads, each of which imitates one draw of the teacher.
 
     Attributes:
-        heads: the largest number of heads. A teacher with more draws is thinned evenly to this number; of a teacher
-            with fewer draws each draw has a head.
+        heads: the largest number of heads. A teacher with more draws is thinned evenly to this number; if a teacher has
+            fewer draws, each draw has a head.
         draws_per_step: the number of draws that each step imitates.
     """
 
@@ -72,7 +72,7 @@ class LatentConfig:
         dimension: d, the largest dimension of the latent. If the teacher's functions span fewer dimensions around their
             mean, the latent has that number of dimensions.
         draws: the number of functions in a prediction; the latents come in pairs of z and −z.
-        probe: the number of student inputs at which the teacher's draws are compared, which gives their latents.
+        probe: the number of student inputs at which the teacher's draws are compared, to compute their latents.
         draws_per_step: the number of draws that each step imitates.
     """
 

@@ -26,7 +26,10 @@ from ..seeds import Seed
 class NoisyConfig:
     """The rule that draws noisy inputs.
 
-    Each is a training input, drawn with replacement, plus N(0, noise²) in every coordinate, in standardised units.
+    Each input is a training input, drawn with replacement, plus N(0, noise²) in every coordinate.
+
+    Attributes:
+        noise: the standard deviation of the noise, in standardised units.
     """
 
     name: Literal["noisy_training"]
@@ -40,7 +43,10 @@ class NoisyConfig:
 class UniformConfig:
     """The rule that draws inputs uniformly on a box.
 
-    The box is the smallest one around the training inputs, made wider on each side by ``margin`` of its width.
+    The box is the smallest box around the training inputs, made wider by ``margin``.
+
+    Attributes:
+        margin: the share of the box's width that is added on each side.
     """
 
     name: Literal["uniform_box"]
@@ -54,7 +60,8 @@ class UniformConfig:
 class AugmentedConfig:
     """The rule that draws training images with replacement and augments each of them once.
 
-    ``augmentation``: the operations and their strengths (``bdl_pipe.data.augment``).
+    Attributes:
+        augmentation: the operations and their strengths (``bdl_pipe.data.augment``).
     """
 
     name: Literal["augmented"]

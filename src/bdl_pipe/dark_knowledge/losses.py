@@ -3,10 +3,10 @@
     classes:    L̂ = −Σ_k p(y = k | x) log S(y = k | x, w)                            (eq. 8)
     regression: L̂ = ½ [α(x, w) + e^{−α(x, w)} {(m(x) − μ(x, w))² + v(x)}]             (eq. 11)
 
-(Korattikara et al. 2015.) p, or the mean m and the variance v, are one teacher draw's, as in the paper (m = f(x | θ^s),
-v = 1/λ_n), or a whole predictive's. Both losses are linear in the teacher's distribution: the expectation over draws of
-the loss of one draw is the loss of the mixture of all draws. The minimum over all functions of x is at S = E p for
-classes, and at μ = E y, e^α = Var y for regression. Eq. 11 omits ½ log 2π per output, as in the paper.
+(Korattikara et al. 2015.) p, or the mean m and the variance v, come from one teacher draw, as in the paper (m = f(x |
+θ^s), v = 1/λ_n), or from a whole predictive. Both losses are linear in the teacher's distribution: the expectation over
+draws of the loss of one draw is the loss of the mixture of all draws. The minimum over all functions of x is at S = E p
+for classes, and at μ = E y, e^α = Var y for regression. Eq. 11 omits ½ log 2π per output, as in the paper.
 """
 
 from jaxtyping import Float

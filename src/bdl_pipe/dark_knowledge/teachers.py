@@ -30,8 +30,9 @@ from ..sgmcmc.sampler import SamplerConfig
 class OfflineConfig:
     """The mode in which the student imitates a stored posterior, ``teacher/<run>`` or ``student/<run>``.
 
-    ``max_draws``: the number of draws that the student imitates, evenly spaced among the draws of all chains of
-    ``teacher/<run>``; null: all draws.
+    Attributes:
+        max_draws: the largest number of draws that the student imitates, evenly spaced among the draws of all chains of
+            ``teacher/<run>``. null: all draws.
     """
 
     name: Literal["offline"]
@@ -56,8 +57,8 @@ class OnlineConfig:
         chains: C, the number of chains. Each step of the student sees all of them, so that a student that follows the
             chains finds (1 − 1/C) of the posterior's variance; with one chain it finds no variance.
         chain_steps: the number of steps that each chain takes for one step of the student.
-        average: the share of the student's steps, the last ones, over which weights are averaged. null: the student
-            keeps its last weights. The share is average × steps × chain_steps steps of a chain, which should be many
+        average: the share of the student's steps, at the end, over which weights are averaged. null: the student keeps
+            its last weights. This share spans average × steps × chain_steps steps of a chain, which should be many
             autocorrelation times of the chain.
     """
 
@@ -104,7 +105,7 @@ class FunctionTeacher(Teacher):
 
     @abstractmethod
     def functions(self, inputs: Tensor, index: Int[Tensor, " draw"]) -> Categorical | Gaussian:
-        """Return a predictive whose draws are the functions of the numbers ``index``, the same ones in every call."""
+        """Return a predictive that has the functions ``index`` as draws; every call uses the same functions."""
 
 
 @final
@@ -224,7 +225,7 @@ def stored(posterior: Posterior, data: FitData, rng: Seed) -> FunctionTeacher:
 
 
 def start_at_a_draw(teacher: FunctionTeacher, network: Network, architecture: NetworkConfig, rng: Seed) -> None:
-    """Give ``network``, a student's of ``architecture``, the weights of a draw of the teacher, chosen uniformly.
+    """Load a draw of the teacher, chosen uniformly, into ``network``, the network of a student of ``architecture``.
 
     A head of another size than the draw's keeps its own weights.
 

@@ -12,21 +12,19 @@ PosteriorForm = Literal["variational", "exact"]
 
 @dataclass(frozen=True)
 class GaussianLayer:
-    """The settings of a last layer whose weights have a Gaussian posterior.
-
-    It does regression, or discriminative classification.
+    """The settings of a last layer with Gaussian weights, for regression or discriminative classification.
 
     Attributes:
-        covariance: the form of S.
+        covariance: the form of S, the covariance of the weights' posterior.
         rank: the rank of the low-rank part; only for ``lowrank``.
-        prior_variance: s of the prior N(0, sI).
-        wishart_dof: ν of the noise covariance's prior.
-        wishart_scale: m of the noise covariance's prior.
+        prior_variance: s, the variance of the weights' prior N(0, sI).
+        wishart_dof: ν of the noise covariance's inverse-Wishart prior.
+        wishart_scale: m of the noise covariance's inverse-Wishart prior.
         kl_weight: the weight of the layer's KL; 1 gives the bound.
         predictive: how E[softmax] is approximated (classification).
-        draws: the number of draws of the predictive "sampled".
-        posterior: the posterior of the weights in predictions. With "exact" (regression), the variational posterior is
-            replaced after training by the exact posterior given the features of all training rows (appendix C.6).
+        draws: the number of draws in a prediction by the rule "sampled".
+        posterior: the posterior of the weights in predictions. With "exact" (regression only), the exact posterior
+            given the features of all training rows replaces the variational posterior after training (appendix C.6).
     """
 
     covariance: Covariance
@@ -54,10 +52,15 @@ class GenerativeLayer:
     """The settings of a last layer of class means; see :class:`Generative`.
 
     Attributes:
+        dirichlet: α_0, the prior count of each class.
+        prior_variance: s, the variance of the class means' prior N(0, sI).
+        wishart_dof: ν of the prior IG(ν/2, M/2) of each feature's noise variance.
+        wishart_scale: M of the prior IG(ν/2, M/2) of each feature's noise variance.
+        kl_weight: the weight of the layer's KL; 1 gives the bound.
         refit: whether G-VBLL-MAP's densities are fitted to the training features after training, as a second OOD score.
         posterior: the posterior of the class means, in label probabilities and in the layer's own densities; see
-            :class:`GaussianLayer`. It does not change the densities of ``refit``, whose means are the exact posterior's
-            and whose noise is estimated for each class.
+            :class:`GaussianLayer`. The densities of ``refit`` do not depend on it: they always have the exact
+            posterior's means, and a noise estimate for each class.
     """
 
     dirichlet: float

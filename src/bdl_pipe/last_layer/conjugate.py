@@ -1,16 +1,15 @@
 """The exact posterior of a last layer for regression, given the features of all training rows and the noise Σ.
 
 The model is the same as in :mod:`~bdl_pipe.last_layer.regression`: y = Wφ + ε, ε ~ N(0, Σ), each row of W is N(0, sI).
-With Σ = U diag(d) Uᵀ the outputs Uᵀy are independent given W, and the rows of UᵀW have the prior of the rows of W, so
-that
+With Σ = U diag(d) Uᵀ the outputs Uᵀy are independent given W, and the rows of UᵀW have the same prior as the rows of W:
 
     (UᵀW)_k | Y ~ N(S_k Φᵀ(YU)_k / d_k, S_k),    S_k⁻¹ = ΦᵀΦ / d_k + I / s = V diag(λ / d_k + 1 / s) Vᵀ
 
 where ΦᵀΦ = V diag(λ) Vᵀ. For one output this is Bayesian linear regression (Bishop 2006, eqs 3.53–3.54).
 
 Source: Harrison, Willes & Snoek 2023, "Variational Bayesian Last Layers", appendix C.6: after training "we may discard
-the variational posterior and leverage exact conjugacy". For several outputs the posterior is not the matrix normal
-q(W) = MN(W̄, I, S) of the layer, unless Σ is a multiple of I. The exact posterior has no KL weight.
+the variational posterior and leverage exact conjugacy". For several outputs the posterior is a matrix normal, like the
+layer's q(W) = MN(W̄, I, S), only if Σ is a multiple of I. The exact posterior has no KL weight.
 """
 
 from collections.abc import Iterable

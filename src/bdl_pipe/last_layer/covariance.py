@@ -4,12 +4,12 @@
     diagonal  S = diag(exp 2m)
     lowrank   S = FFᵀ + diag(exp 2m)
 
-Training needs only φᵀSφ, tr S and log det S. None of them takes more than O(h²) per matrix, and the determinant of the
-low-rank form reduces to an r×r matrix (the determinant lemma).
+Training needs only φᵀSφ, tr S and log det S. Each takes at most O(h²) per matrix, and the determinant of the low-rank
+form reduces to an r×r matrix (the determinant lemma).
 
 Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix D. Deviation: the parameter holds
-Pᵀ, so that Φ is multiplied with the factors of all classes in one matrix product, and blocks of rows of Pᵀ skip the
-zeros below its diagonal.
+Pᵀ, so that one matrix product multiplies Φ with the factors of all classes, and blocks of rows of Pᵀ skip the zeros
+below its diagonal.
 """
 
 import math
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..errors import require
 
 Kind = Literal["dense", "diagonal", "lowrank"]
-BLOCK: Final = 160  # rows of Pᵀ in a product: at 640 features a third faster than all rows in one
+BLOCK: Final = 160  # rows of Pᵀ in a product; at 640 features a third faster than one product of all rows
 
 
 class Form(ABC):

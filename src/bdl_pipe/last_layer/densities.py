@@ -76,10 +76,10 @@ def class_numbers(targets: Tensor, rows: int) -> Int[Tensor, " batch"]:
 
 @contextlib.contextmanager
 def labels_as_index(labels: Int[Tensor, " batch"], classes: int) -> Iterator[None]:
-    """Inside, report a failing index by ``labels`` as a label out of range.
+    """Inside the block, report an index error as a label out of range.
 
-    Valid labels then need no check of their own, since a CPU checks indices. An accelerator fails asynchronously with
-    its own index error.
+    Valid labels then need no extra check, because a CPU checks indices. An accelerator fails asynchronously with its
+    own index error.
 
     Raises:
         DataError: a label is not in 0 … ``classes`` − 1.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .covariance import Diagonal, gaussian_kl
 
-_DIFFERENTIABLE: Final = 4  # the first arguments: features, mean, log_scale, noise_log_root
+_DIFFERENTIABLE: Final = 4  # the first arguments have gradients: features, mean, log_scale, noise_log_root
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def diagonal_loss(
 def composed(
     features: Tensor, mean: Tensor, log_scale: Tensor, noise_log_root: Tensor, label: Tensor, weights: Weights
 ) -> Tensor:
-    """Return :func:`diagonal_loss` computed from the operations of other forms; labels [batch, 1]."""
+    """Return :func:`diagonal_loss`, computed with the operations that other forms of S use; labels [batch, 1]."""
     form = Diagonal(log_scale)
     logits = features @ mean.mT
     variance = form.quadratic(features) + (-2 * noise_log_root).exp()
@@ -114,7 +114,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.weights = inputs
-        kept = output[1:]  # for the gradient
+        kept = output[1:]  # the gradient needs these tensors
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*kept)
         ctx.save_for_backward(*tensors, *kept)

@@ -10,8 +10,8 @@ With U the strict part of Pᵀ, R = ΦUᵀ + Φ · e^m, E = Y − ΦW̄ᵀ, A = 
     ∂loss/∂L  = EᵀA/B + (ΣR²/B + m_w/T) L
     ∂loss/∂ρ  = −(1 + c/T)                          ρ = log diag L; c = ν + o + 1; m_w is the Wishart scale
 
-A step of a small network is mostly overhead: for 32 rows of 64 features, loss and gradients take half the time of the
-same loss as ordinary operations, :func:`composed`, which second derivatives use.
+A step of a small network is mostly overhead: for 32 rows of 64 features, loss and gradients take half the time of
+:func:`composed`, the same loss as ordinary operations. Second derivatives use :func:`composed`.
 
 Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", eq. 12, 16, 61, 65 and 78–84; gradients
 are our derivation.
@@ -28,7 +28,7 @@ from torch import Tensor
 from .covariance import Dense, gaussian_kl
 from .fused import Weights
 
-_DIFFERENTIABLE: Final = 6  # the first arguments; targets and constants follow
+_DIFFERENTIABLE: Final = 6  # the first arguments have gradients; targets and constants follow
 
 
 def dense_loss(
@@ -48,7 +48,7 @@ def dense_loss(
         factor: its part above the diagonal is U.
         log_scale: m.
         root: L.
-        noise_log_root: ρ, of which the log determinant is the sum.
+        noise_log_root: ρ; its sum is log det L.
     """
     loss: Tensor = _Loss.apply(features, mean, factor, log_scale, root, noise_log_root, targets, weights)[0]
     return loss
@@ -64,7 +64,7 @@ def composed(
     targets: Tensor,
     weights: Weights,
 ) -> Tensor:
-    """Return :func:`dense_loss` computed from the operations of other forms."""
+    """Return :func:`dense_loss`, computed with the operations that other forms of S use."""
     form, outputs = Dense((factor.triu(1),), log_scale), len(mean)
     squared = ((targets - features @ mean.mT) @ root).square().sum(-1)
     trace, logs = root.square().sum(), noise_log_root.sum()
@@ -112,7 +112,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.weights = inputs
-        kept = output[1:]  # for the gradient
+        kept = output[1:]  # the gradient needs these tensors
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*kept)
         ctx.save_for_backward(*tensors, *kept)

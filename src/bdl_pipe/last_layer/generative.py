@@ -178,8 +178,8 @@ class Generative(nn.Module):
 
         All classes share Σ, so that given the means a label's log-odds are linear in φ: log p(k) + φᵀΣ⁻¹φ̄[k] − ½
         φ̄[k]ᵀΣ⁻¹φ̄[k]. The average over draws is E_q[p(y | φ, φ̄)]. In contrast, :meth:`predict` computes E_q[p(y, φ |
-        φ̄)] / E_q[p(φ | φ̄)], where the input itself is evidence about the class means. Only the former is consistent:
-        adding an input to a group changes no other input's marginal.
+        φ̄)] / E_q[p(φ | φ̄)], where the input itself is evidence about the class means. Only the average over draws is
+        consistent: adding an input to a group changes no other input's marginal.
         """
         generator, mean, std = rng.generator(), self.mean.double(), self.log_std.double().exp()
         flat, precision = features.flatten(0, 1).double(), torch.exp(2 * self.log_root_precision.double())
@@ -198,8 +198,8 @@ class Generative(nn.Module):
         """Return log Σ_k p(k) N(φ | μ[k], Σ + S[k]) in nats (eq. 74): high for familiar features.
 
         The normalised density subtracts log N(φ | 0, sI + Σ), the density of features before any data, so that features
-        that are rare under every class do not count (appendix C.7, after Ren et al. 2021, whose background is a fitted
-        Gaussian; the paper does not print its feature prior, and its model implies this one).
+        that are rare under every class do not count (appendix C.7, after Ren et al. 2021, who fit a Gaussian as the
+        background). The paper does not print its feature prior; its model implies this prior.
         """
         return self._log_density(features, self(features), normalised)
 

@@ -40,7 +40,7 @@ Layer = Regression | Discriminative | Generative
 
 @dataclass(frozen=True)
 class LastLayerSpec:
-    """The description of a last-layer model, from which it is built.
+    """The description from which a last-layer model is built.
 
     Attributes:
         outputs: the number of classes or target columns.
@@ -173,7 +173,7 @@ class LastLayerLearner(Learner):
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)
 
     def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score and, for regression by point features, the noise covariance times the factor of its minimum.
+        """Return the score and, for regression with point features, the noise scaled by the factor that minimises it.
 
         The covariance of the training residuals is too small if the trunk overfits.
         """

@@ -1,7 +1,7 @@
 """The methods ``vbll`` (regression), ``d_vbll``, ``g_vbll`` (classes), and ``…_bnn`` with variational features.
 
-A fit starts from random weights or, if the run's input is a trajectory, from its last snapshot: from the trunk and, if
-the layer's weights have a Gaussian posterior, from the head as their mean.
+A fit starts from random weights or, if the run's input is a trajectory, from the trajectory's last snapshot: it loads
+the trunk and, if the layer's weights have a Gaussian posterior, the head as their mean.
 
 Training and the validation score of early stopping use the variational posterior. With ``layer.posterior: exact`` the
 exact posterior, given the trained trunk and Σ, replaces it after training (appendix C.6).
@@ -41,8 +41,8 @@ class VbllConfig:
     """The section ``methods.vbll`` of params.yaml.
 
     Attributes:
-        network: the network; its head is replaced by the layer.
-        training: the settings of the training of trunk and layer.
+        network: the network; the layer replaces its head.
+        training: the settings of the fit of trunk and layer.
         layer: the last layer.
     """
 
@@ -170,11 +170,11 @@ def _counts(data: FitData) -> Tensor | None:
 
 @torch.no_grad()
 def _start(learner: LastLayerLearner, start: Weights) -> None:
-    """Load the trunk and, if the layer has a mean of its shape, the head into ``learner``."""
+    """Load the trunk into ``learner`` and, if its layer has Gaussian weights, the head as their mean."""
     trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
     trunk.load_state_dict({k: v for k, v in start.items() if k.startswith("trunk.")})
     if learner.linear is not None:
-        nn.init.eye_(learner.linear.module.get_parameter("weight"))  # the identity: the head fits the trunk
+        nn.init.eye_(learner.linear.module.get_parameter("weight"))  # the identity: the head was trained on the trunk
     if not isinstance(learner.layer, Generative):
         learner.layer.mean.copy_(start["head.weight"])
 

@@ -120,7 +120,7 @@ def class_means(
 def _posterior(moments: "_Moments", noise_variance: Tensor, prior_variance: float) -> tuple[Tensor, Tensor]:
     weight = prior_variance * moments.count[:, None]
     total = noise_variance + weight
-    return weight / total * moments.mean, prior_variance * noise_variance / total  # both factors multiplied by sΣ
+    return weight / total * moments.mean, prior_variance * noise_variance / total  # fractions expanded by sΣ
 
 
 def _gather(batches: Iterable[tuple[Tensor, Tensor]], noise_variance: Tensor, classes: int) -> "_Moments":

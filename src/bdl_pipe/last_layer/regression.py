@@ -9,8 +9,8 @@ predictive are in closed form:
 Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", theorem 1 and appendix A. Deviations: none
 in the model. The published ``vbll`` 0.4.9 divides the prior's variance by in_features, omits the KL's constant −h/2 per
 row, has no off-diagonal noise, stores log σ (ours: −log σ) and, for low rank, log σ² (ours: half of it). With several
-outputs it has an S for each and averages over outputs where eq. 16 sums. With one output the losses differ only by the
-constant.
+outputs ``vbll`` has an S for each and averages over outputs, where eq. 16 sums. With one output the losses differ only
+by the constant.
 """
 
 import math
@@ -104,7 +104,7 @@ class Regression(LastLayer):
 
         :class:`Gaussian` holds a variance for each output, so its ``log_prob`` omits the correlations of the outputs;
         ``noise_covariance`` has them. As for every closed form, ``epistemic_variance`` is 0 and φᵀSφ is part of
-        ``variance``; :meth:`functions` has it alone. ``rng`` is not used.
+        ``variance``; :meth:`functions` returns it alone. ``rng`` is not used.
         """
         with full_precision(features):
             features = self._cast(features)

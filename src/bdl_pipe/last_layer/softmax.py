@@ -19,7 +19,7 @@ from ..seeds import Seed
 Rule = Literal["sampled", "mean_field", "laplace_bridge", "quadrature"]
 _GRID: Final = 128  # points along the maximum
 _NODES: Final = 32  # Gauss–Hermite nodes of each logit
-_ROWS: Final = 128  # rows at a time, whose grids fit in a processor's cache
+_ROWS: Final = 128  # rows at a time; their grids fit in a processor's cache
 
 
 def sampled(

@@ -33,9 +33,9 @@ class DiagnosticsConfig:
     """The settings of the diagnostics: the rows to predict, and the bounds for warnings.
 
     Attributes:
-        rows: the number of rows: the first validation rows or, if there are none, the first training rows.
-        max_rhat: a larger R-hat is a warning.
-        min_ess: a smaller effective sample size, of all chains together, is a warning.
+        rows: the number of rows to predict: the first validation rows or, if there are none, the first training rows.
+        max_rhat: the largest R-hat without a warning.
+        min_ess: the smallest effective sample size, of all chains together, without a warning.
     """
 
     rows: int
@@ -69,7 +69,7 @@ def of_split(chains: Sequence[NetworkDraws], data: FitData, config: DiagnosticsC
     """Return metrics and traces of all chains of one split together; :func:`over_splits` judges them.
 
     The metrics are ``rhat_log_likelihood`` and ``ess_log_likelihood``, and the worst over the rows' predictions:
-    ``rhat_prediction``, ``ess_prediction`` and ``ess_tail_prediction``. A warning stands for metrics that cannot be
+    ``rhat_prediction``, ``ess_prediction`` and ``ess_tail_prediction``. A warning replaces metrics that cannot be
     computed. The traces are the log-likelihood of the rows and the predictions of the first three rows.
     """
     part = "validation" if len(data.validation) else "train"

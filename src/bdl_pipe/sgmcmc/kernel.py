@@ -1,8 +1,8 @@
 """The kernel of a Markov chain: ``init(positions, rng) -> state`` and ``step(state, density, rng, …) -> state``.
 
 A kernel updates several chains together, [chain, weight], towards the law p(θ)^{1/T}. Its argument ``density`` returns
-log p(θ), up to a constant, and its gradient: of all data, or an unbiased estimate from this step's minibatch. A kernel
-is a frozen dataclass, read from the section ``kernel`` of params.yaml; each kernel has its own file.
+log p(θ), up to a constant, and its gradient, from all data or estimated without bias from this step's minibatch. A
+kernel is a frozen dataclass, read from the section ``kernel`` of params.yaml; each kernel has its own file.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ Positions = Float[Tensor, "chain weight"]
 Density = Callable[[Positions], tuple[Float[Tensor, " chain"], Positions]]
 ChainState = Mapping[str, Tensor]  # "position" and a kernel's other variables, each [chain, ...]
 
-_BLOCK: Final = 2**14  # normal numbers per generator, which takes as long to make as a few thousand of them
+_BLOCK: Final = 2**14  # normal numbers per generator; making a generator takes as long as drawing a few thousand
 
 
 class Randomness:

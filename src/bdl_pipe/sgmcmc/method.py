@@ -1,7 +1,7 @@
 """The method ``sgmcmc``: Markov chains over a network's weights, and the average of their draws.
 
 Teacher: each seed is one chain on the joint of ``target``, run by the kernel of ``sampler``. The chain starts from
-initial weights, from the prior or from the end of a trajectory. Its state is a posterior's (``NetworkDraws``): the kept
+initial weights, from the prior or from the end of a trajectory. Its state is the state of a ``NetworkDraws``: the kept
 draws, each parameter [draw, ...], and the network's spec. Student: the predictive (1/S) Σ_s p(y | x, θ^s) of the draws
 of all chains (Korattikara et al. 2015, eq. 2), thinned evenly to at most ``student.max_draws``.
 """
@@ -48,9 +48,9 @@ class TargetConfig:
         network: the teacher's architecture; its norm must not make rows of a batch depend on each other.
         prior_precision: λ of the prior N(0, I/λ) over all weights and biases.
         noise_precision: λ_n of regression targets in standardised units; not used for classes. null: the inverse of the
-            residual variance of the training targets, at most 100. The residuals are those of a linear model
-            (scikit-learn's ``BayesianRidge``), or of boosted trees on rows left out of their fit
-            (``HistGradientBoostingRegressor``, three folds of at most 20,000 rows) if these are smaller.
+            residual variance of the training targets, at most 100. The residuals come from a linear model
+            (scikit-learn's ``BayesianRidge``) or, if these are smaller, from boosted trees on rows left out of their
+            fit (``HistGradientBoostingRegressor``, three folds of at most 20,000 rows).
     """
 
     network: NetworkConfig
@@ -105,8 +105,8 @@ class SgmcmcConfig:
     """The section ``methods.sgmcmc`` of params.yaml.
 
     Attributes:
-        target: the posterior.
-        sampler: the kernel that samples it.
+        target: the posterior that the chains sample.
+        sampler: the kernel and its step sizes.
         thinning: the number of steps of a chain, and which of them are kept as draws.
         diagnostics: the rows for R-hat and effective sample size, and the bounds for warnings.
         student: the average over the chains' draws.

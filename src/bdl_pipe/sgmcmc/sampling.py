@@ -43,8 +43,8 @@ def run(
         density_at: step -> the density of the step's minibatch. It may be called again for a step.
         burn_in: the number of steps in which the kernel may adapt its parameters.
         setting: the number that determines the step sizes. None: the factor of ``step_sizes``. Chains that diverge are
-            rerun from ``state`` at a half, a quarter, … of it, for at most 200 steps; the error names the largest value
-            at which they do not diverge.
+            rerun from ``state`` at a half, a quarter, … of the setting, for at most 200 steps; the error names the
+            largest value at which they do not diverge.
 
     Raises:
         Diverged: a position became NaN or infinite.
@@ -79,7 +79,7 @@ def _finite(state: ChainState) -> bool:
 
 
 def _advice(setting: Setting | None, lasts: Callable[[Schedule], bool], steps: int) -> str:
-    """Return advice: the largest of the setting's halves at which the chains stay finite for ``steps`` steps."""
+    """Return advice: the largest half, quarter, … of the setting at which chains stay finite for ``steps`` steps."""
     if setting is None:
         return "lower the step sizes"
     value = setting.value
@@ -103,7 +103,7 @@ def kept_steps(thinning: Thinning, step_sizes: Schedule) -> list[int]:
 
 
 def acceptance(state: ChainState, done: int) -> dict[str, float]:
-    """Return the mean share of accepted proposals, of ``done``; empty for a kernel without acceptance."""
+    """Return the mean share of accepted proposals among ``done``; empty for a kernel without acceptance."""
     return {"acceptance": float(state["accepted"].mean()) / done} if "accepted" in state else {}
 
 
@@ -181,7 +181,7 @@ def sample(
         step_size: the step size in the kernel's units, or a schedule of step sizes.
         steps: the number of steps.
         burn_in: the number of first steps to drop.
-        every: the distance of kept steps after burn-in.
+        every: the number of steps between kept steps after burn-in.
         temperature: T; the law is p^{1/T}.
         rng: the seed address of all random numbers.
 

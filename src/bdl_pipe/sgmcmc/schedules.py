@@ -25,7 +25,11 @@ class Schedule(ABC):
 @final
 @dataclass(frozen=True)
 class ConstantStep(Schedule):
-    """One step size for all steps."""
+    """One step size for all steps.
+
+    Attributes:
+        value: the step size of every step.
+    """
 
     value: float
     name: Literal["constant"] = "constant"
@@ -40,9 +44,15 @@ class ConstantStep(Schedule):
 @final
 @dataclass(frozen=True)
 class PolynomialDecay(Schedule):
-    """The step size a (b + t)^(−c) (Welling & Teh 2011). Its sum diverges and its squares' converges for c in (1/2, 1].
+    """The step size a (b + t)^(−c) of step t (Welling & Teh 2011).
 
-    Deviation: draws are equally weighted; Welling & Teh weight them by the step size.
+    For c in (1/2, 1] the sum of the step sizes diverges and the sum of their squares converges. Deviation: draws are
+    equally weighted; Welling & Teh weight them by the step size.
+
+    Attributes:
+        a: the factor a of the step size a (b + t)^(−c).
+        b: the offset b of t.
+        c: the exponent c of the decay.
     """
 
     a: float
@@ -97,7 +107,7 @@ class ScaledSteps:
     For regression, the loss of a row is half the squared error of standardised targets.
 
     Attributes:
-        rate: the learning rate of gradient descent on the rows' mean loss that moves as far as the kernel's drift.
+        rate: the learning rate at which gradient descent on the rows' mean loss moves as far as the kernel's drift.
         cycle: the length of a cycle of the schedule ``cyclical``, in epochs. null: one step size for all steps.
         exploration: the share of a cycle without noise; in [0, 1).
     """
@@ -153,7 +163,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Thinning:
-    """The choice of positions θ_1 … θ_steps that are kept: every ``every``-th after the first ``burn_in``."""
+    """The choice of positions θ_1 … θ_steps that are kept: every ``every``-th after the first ``burn_in``.
+
+    Attributes:
+        steps: the number of steps of a chain.
+        burn_in: the number of first steps; none of them is kept.
+        every: the number of steps from one kept position to the next.
+    """
 
     steps: int
     burn_in: int

@@ -25,7 +25,7 @@ from ..seeds import Seed
 from .kernel import Density, Positions
 
 _BATCH: Final = 1000  # rows at a time, in a pass over all rows
-_Batch = tuple[Tensor, Tensor] | Sequence[tuple[Tensor, Tensor]]  # stacked [chain, row, ...], or one a chain
+_Batch = tuple[Tensor, Tensor] | Sequence[tuple[Tensor, Tensor]]  # stacked [chain, row, ...], or one for each chain
 
 
 @final
@@ -79,7 +79,7 @@ class NetworkTarget:
         return self.density([everything] * len(self._rows))
 
     def controlled(self, index: Sequence[Tensor], anchor: Positions, at_anchor: Positions) -> Density:
-        """Return the density of a minibatch with control variates; its value is the minibatch's.
+        """Return the density of a minibatch; control variates correct its gradient, not its value.
 
         Args:
             anchor: θ̂ [chain, weight].
@@ -151,7 +151,7 @@ def row_log_likelihood(
 def factorises(network: nn.Module) -> bool:
     """Return whether p(y | x, θ) of a row is independent of the other rows of its batch.
 
-    It is if no layer normalises over rows.
+    This holds if no layer normalises over rows.
     """
     norms = (nn.modules.batchnorm._BatchNorm, BatchStatistics)
     return not any(isinstance(module, norms) for module in network.modules())

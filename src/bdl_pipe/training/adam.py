@@ -1,7 +1,7 @@
 """Adam and AdamW by torch's own functions, without the class ``torch.optim.Optimizer`` around them.
 
-The first optimiser of that class imports torch's compiler, which takes a second, and each of its steps passes through
-hooks and a profiler: more time than the update itself where a network is small.
+The first optimiser of that class imports torch's compiler, which takes a second. Each step passes through hooks and a
+profiler, which take more time than the update itself if a network is small.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ _EPS: Final = 1e-8
 
 @final
 class Adam:
-    """Adam (Kingma & Ba 2015) with torch's defaults, or AdamW (Loshchilov & Hutter 2019); with equal bits to torch's.
+    """Adam (Kingma & Ba 2015) with torch's defaults, or AdamW (Loshchilov & Hutter 2019); bit for bit as in torch.
 
     Attributes:
         param_groups: mappings with ``params``, ``lr``, ``weight_decay`` and ``fused``; ``lr`` may change between steps.
@@ -37,9 +37,9 @@ class Adam:
         """Take groups of leaf tensors.
 
         Args:
-            lr, weight_decay: of the groups that have none of their own.
-            decoupled: decay as in AdamW.
-            fused: one kernel for all tensors; it rounds differently from the others. None: torch chooses among those.
+            lr, weight_decay: the values of groups that do not set them.
+            decoupled: whether weight decay is decoupled, as in AdamW.
+            fused: whether one kernel updates all tensors, with different rounding. None: torch chooses another method.
         """
         defaults = {"lr": lr, "weight_decay": weight_decay, "fused": fused}
         self.param_groups: list[dict[str, Any]] = [defaults | group for group in groups]
@@ -47,14 +47,14 @@ class Adam:
         self._decoupled = decoupled
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients; they are never kept as zeros."""
+        """Set all gradients to None, never to zeros."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the parameters that have a gradient."""
+        """Update the parameters that have a gradient."""
         for group in self.param_groups:
             moved = [parameter for parameter in group["params"] if parameter.grad is not None]
             states = [self.state[parameter] or self._begin(parameter, group["fused"]) for parameter in moved]

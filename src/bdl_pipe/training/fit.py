@@ -2,16 +2,16 @@
 
 :func:`fit_epochs` fits a :class:`~bdl_pipe.training.learner.Learner` to each of several data sets of one shape. Several
 learners (such as one for each split of a table) are trained as one batched model (``vmapped``), because a step of a
-small network is mostly overhead. Each model keeps its own batches, noise, gradient norm and number of epochs, so it
-ends with the weights of a fit on its own, up to rounding.
+small network is mostly overhead. Each model keeps its own batches, noise, gradient norm and number of epochs, so its
+weights equal the weights of a separate fit, up to rounding.
 
 With early stopping, a first fit on the training rows alone is scored on the validation rows by the negative
 log-likelihood; a second fit, on all rows, runs for the best-scored number of epochs (Harrison, Willes & Snoek 2023,
-appendix G.2). If the learning rate has a schedule, the first fit is a series of fits of rising lengths up to half of the
-epochs, each with the whole schedule and scored at its end (ours): in the middle of a schedule the rate is too high for
-a fair score. If the score is still rising at half of the epochs, the second fit runs all of them. The noise variance of
-regression may also be estimated on the validation rows at the best epoch (:meth:`Learner.held_out`; ours). Test rows
-are never used.
+appendix G.2). If the learning rate has a schedule, the first fit is a series of fits of rising lengths up to half of
+the epochs, each with the whole schedule and scored at its end (ours): in the middle of a schedule the rate is too high
+for a fair score. If the score is still improving at half of the epochs, the second fit runs all of them. The noise
+variance of regression may also be estimated on the validation rows at the best epoch (:meth:`Learner.held_out`; ours).
+Test rows are never used.
 """
 
 import copy
@@ -121,8 +121,8 @@ def _best_lengths(
 ) -> tuple[list[int], list[dict[str, Tensor]]]:
     """Fit each model at rising lengths until its score gets worse; return the best lengths and the held-out estimates.
 
-    A model whose last length has its best score is to have all epochs, and keeps the estimates of that length. A model
-    without a finite score is to have all epochs, too.
+    A model gets all epochs if its longest length has the best score (it keeps the estimates of that length), or if no
+    score is finite.
 
     Args:
         last: the last checkpoint, if any.
@@ -202,7 +202,7 @@ class _EpochRun(Objective):
         self._latest = torch.zeros(len(data))  # each model's loss at this step
         self._going = torch.ones(len(data), dtype=torch.bool)  # whether each model is still trained, [model]
         self._epoch, self._done = -1, 0  # the current epoch; the number of finished epochs
-        self._asked, self._finished = -1, False  # after how many epochs the fit was asked to end, and the answer
+        self._asked, self._finished = -1, False  # the finished epochs at the last call of ``finished``, and its answer
         self._orders, self._block = torch.zeros(0), -1  # the epoch's row orders; the block of steps with noise
         self._noise, self._scheduled = dict[str, Tensor](), dict[str, Tensor]()
         self._score: float | None = None  # the mean score of the models, once there is one
@@ -223,7 +223,7 @@ class _EpochRun(Objective):
         losses = self._members.losses(rows, self._noise_at(position), step)
         self._latest = distributed.mean(losses.detach())
         if len(losses) == 1:
-            return losses[0]  # a single fit that has ended is asked for no loss
+            return losses[0]  # the loss of a single fit is not computed after its end
         return losses.where(self._going, losses.new_zeros(())).sum()  # a model whose fit has ended is not updated
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
@@ -237,7 +237,7 @@ class _EpochRun(Objective):
         return metrics | ({} if self._score is None else {"validation_nll": self._score})
 
     def finished(self) -> bool:
-        if self._asked != self._done:  # the answer changes with an epoch's end alone
+        if self._asked != self._done:  # the answer changes only at an epoch's end
             self._asked, self._finished = self._done, not self._wanted(self._done).any()
         return self._finished
 
@@ -341,7 +341,7 @@ class _EpochRun(Objective):
             self._score = float(scores.mean())
 
     def _is_scored(self, done: int, every: int) -> bool:
-        """Return whether the models are scored after ``done`` epochs: with a schedule, at its end alone."""
+        """Return whether the models are scored after ``done`` epochs: with a schedule, only at its end."""
         return done % every == 0 if self._config.optimiser.schedule == "constant" else done == max(self._epochs)
 
     @torch.no_grad()

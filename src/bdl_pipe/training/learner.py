@@ -22,7 +22,7 @@ class Learner(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
-        """Return the scalar training loss of a batch. Several learners trained as one allow no side effects.
+        """Return the scalar training loss of a batch. Several learners trained as one model allow no side effects.
 
         Args:
             inputs: the batch's transformed inputs.
@@ -47,7 +47,7 @@ class Learner(nn.Module, ABC):
 
         Returns:
             The mean negative log-likelihood under the estimated parameters, and these parameters by name, for
-                :meth:`with_held_out`: none, or the noise.
+                :meth:`with_held_out`: no parameters, or the noise.
         """
         return nll(predicted), {}
 
@@ -74,13 +74,13 @@ class NoisyLearner(Learner):
 
     @abstractmethod
     def share(self, noise: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return this rank's part of a step's noise: the noise of its own rows, and all that rows share.
+        """Return this rank's part of a step's noise: the noise of its own rows, and the noise that all rows share.
 
         See :mod:`bdl_pipe.distributed`.
         """
 
     def noise_steps(self, batch: int) -> int | None:
-        """Return the number of steps whose noise is drawn together; None means an epoch. It changes the numbers."""
+        """Return the number of steps that draw their noise together; None: an epoch. This number changes the noise."""
         return None
 
     def scheduled(self, epochs: Tensor) -> dict[str, Tensor]:
@@ -97,19 +97,19 @@ def nll(predicted: Sequence[tuple[Predictive, Tensor]]) -> float:
 class EarlyStopping:
     """Settings that choose the number of epochs on validation rows.
 
-    At a constant learning rate one fit is scored on its way. With a schedule, which ends at a low rate, several fits
-    are scored at their ends: each has the whole schedule and a length of :meth:`lengths`. If the longest of them is the
-    best, all epochs are run.
+    At a constant learning rate one fit is scored during training. With a schedule, which ends at a low rate, several
+    fits are scored at their ends: each has the whole schedule and one of the :meth:`lengths`. If the longest length has
+    the best score, all epochs are run.
 
     Attributes:
-        every: the number of epochs between scores; with a schedule the least length.
+        every: the number of epochs between scores; with a schedule, the shortest length.
         patience: the number of epochs without a better score after which training stops. null: it never stops early.
-            With a schedule it is null: the first length with a worse score is the last that is tried.
-        noise: the noise variance of regression: ``trained``, or ``validation``, estimated on the validation rows at the
-            best epoch. A single learned variance (``bnn``, ``dropout``, inducing weights, ``map_blr``) becomes the
-            value of their largest likelihood; the covariance of ``vbll`` gets a factor by it. A network's variances of
-            each row (``sgd``) are increased, and shrunk towards a common value unless these rows show that they differ
-            (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
+            With a schedule it must be null: the first length with a worse score is the last that is tried.
+        noise: the noise variance of regression. ``trained``: as trained. ``validation``: estimated on the validation
+            rows at the best epoch, by maximum likelihood. The estimate replaces a single learned variance (``bnn``,
+            ``dropout``, inducing weights, ``map_blr``) and scales the covariance of ``vbll``. A network's variances of
+            each row (``sgd``) are shifted, and shrunk towards a common value unless the validation rows show that they
+            differ (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
     """
 
     every: int
@@ -124,7 +124,8 @@ class EarlyStopping:
     def lengths(self, epochs: int) -> list[int]:
         """Return the lengths of the fits with a schedule that are scored, the shortest first.
 
-        They are the half of ``epochs``, its half, and so on down to ``every``; and ``epochs`` if that is fewer than two.
+        They are a half of ``epochs``, a quarter, … down to ``every``, rounded up. If these are fewer than two,
+        ``epochs`` is added.
         """
         found = [epochs]
         while (half := -(-found[-1] // 2)) >= self.every and half < found[-1]:

@@ -91,8 +91,8 @@ class MixtureLearner(Learner):
 
 
 def least_nll(draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "row output"]) -> tuple[float, float]:
-    """Minimise the mean of −log (1/S) Σ_s N(y | f_s, v) over one variance v for all outputs; return it and log v."""
-    from scipy.optimize import minimize_scalar  # here, because it takes half a second
+    """Minimise the mean of −log (1/S) Σ_s N(y | f_s, v) over one variance v of all outputs; return (minimum, log v)."""
+    from scipy.optimize import minimize_scalar  # here, because the import takes half a second
 
     def nll(log_variance: float) -> float:
         return -float(Gaussian(draws, torch.full_like(draws, math.exp(log_variance))).log_prob(targets).mean())
@@ -105,8 +105,8 @@ def least_nll(draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "r
 def least_noise(predicted: Sequence[tuple[Predictive, Tensor]], noise: Float[Tensor, " output"]) -> tuple[float, float]:
     """Minimise the mean of −log N(y | f, cσ²) over c, where f is the predicted mean, and σ² a variance of each output.
 
-    The predicted variance of the function is not used: it is a network's before it has seen these rows, so that a part
-    of the residuals that it explains here is not explained by the variance after a second fit.
+    The predicted variance of the function is not used: the network has not seen these rows yet, and after a second fit
+    this variance explains less of the residuals.
 
     Args:
         predicted: Gaussians with one draw, and the targets of the rows.
@@ -122,7 +122,7 @@ def least_noise(predicted: Sequence[tuple[Predictive, Tensor]], noise: Float[Ten
 
 
 def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, float, float]:
-    """Minimise the mean of −log p(y) over a line (shift, slope) that transforms variances; return it and the line.
+    """Minimise the mean of −log p(y) over a line (shift, slope) that transforms variances; return minimum and line.
 
     A network's head has an output g for each variance, which is exp g, or floor + log(1 + exp g). The line replaces g
     by shift + slope·g, 0 ≤ slope ≤ 1, for all draws, rows and outputs. Slope 1 shifts all log-variances by one number;
@@ -176,7 +176,7 @@ def with_line(
     bias: Float[Tensor, "*member twice"],
     line: Mapping[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return the head whose variance outputs, the second half, are shift + slope·g of the given head's g."""
+    """Return the head with its variance outputs g, the second half, replaced by shift + slope·g."""
     weight, bias, own = weight.clone(), bias.clone(), bias.shape[-1] // 2
     weight[..., own:, :] *= line["slope"].to(weight)
     bias[..., own:] = bias[..., own:] * line["slope"].to(bias) + line["shift"].to(bias)

@@ -88,7 +88,7 @@ class Objective(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors, apart from the optimiser's, that later steps depend on."""
+        """Return all tensors, except the optimiser's, that later steps depend on."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -156,8 +156,8 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
 class _Watch:
     """A check that all losses are finite.
 
-    Reading a loss waits for the device. On a CPU each loss is checked at once. An asynchronous device records the first
-    loss that is not finite, which is checked every 100 steps and before a checkpoint is saved.
+    Reading a loss waits for the device. On a CPU each loss is checked at once. On an asynchronous device the first loss
+    that is not finite is recorded, and the record is checked every 100 steps and before a checkpoint is saved.
     """
 
     def __init__(self, *, ahead: bool) -> None:
@@ -231,9 +231,9 @@ def _lamb(groups: list[dict[str, Any]], config: OptimiserConfig) -> torch.optim.
     except ImportError as error:
         ways = "pip install 'bdl-pipe[lamb]'"
         raise UserError(f"the optimiser lamb needs the package pytorch_optimizer ({error}): {ways}") from None
-    # the scaled step needs no bias correction, whose step count in the group would not be in a checkpoint
+    # the scaled step needs no bias correction; its step count, in the group, would not be in a checkpoint
     optimiser = Lamb(groups, lr=config.lr, weight_decay=config.weight_decay, weight_decouple=False, adam_debias=True)
-    optimiser.clamp = math.inf  # φ's upper bound: a coreset is one tensor, whose norm exceeds the default 10
+    optimiser.clamp = math.inf  # φ's upper bound: the norm of a coreset, one tensor, exceeds the default 10
     return optimiser
 
 
@@ -274,5 +274,5 @@ def restore_optimiser(optimiser: Optimiser, tensors: Mapping[str, Tensor], prefi
             parameter = parameters[int(number)]
             if name == "step" or value.shape != parameter.shape:
                 optimiser.state[parameter][name] = value.clone()  # torch keeps Adam's step on the CPU
-            else:  # in the parameter's own memory order, which rounding depends on
+            else:  # in the parameter's own memory order, because rounding depends on it
                 optimiser.state[parameter][name] = torch.empty_like(parameter).detach().copy_(value)

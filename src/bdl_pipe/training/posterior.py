@@ -1,4 +1,4 @@
-"""Posteriors that are a fitted learner: their fit, their state, and how they are loaded."""
+"""Posteriors that predict with a fitted learner: their fit, their state, and how they are loaded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class TrainedConfig(Protocol):
 
 @dataclass(frozen=True)
 class LearnerSpec(Generic[C]):
-    """The description of a learner, from which it is built.
+    """The description from which a learner is built.
 
     A subclass fixes the type of the config, so that a stored description can be read.
 

@@ -14,7 +14,7 @@ from ..progress import Report
 
 ATTEMPTS: Final = 4  # the last attempt has 0.027 of the rates
 FACTOR: Final = 0.3
-RATE_SHARE: Final = "rate_share"  # in the config of a result that took several attempts: the factor of its rates
+RATE_SHARE: Final = "rate_share"  # key of the factor of the rates, in the config of a result of several attempts
 _RATES: Final = frozenset({"lr", "label_lr", "step_size"})
 _ATTEMPT: Final = "attempt"
 _FACTORS: Final = ("value", "a", "rate")  # fields of schedules of step sizes

@@ -144,7 +144,7 @@ def with_moments(trajectory: State, found: RunningMoments, prefix: str) -> State
 
 
 def with_epochs(trajectory: State, keep: SnapshotPolicy) -> State:
-    """Add the epochs of the snapshots to a trajectory's config if its start is one of them."""
+    """Add the epochs of the snapshots to a trajectory's config if the start is a snapshot."""
     if not keep.start:
         return trajectory
     return State(trajectory.tensors, trajectory.config | {"snapshots_at": keep.at(trajectory.config["epochs"])})
@@ -158,7 +158,7 @@ def epochs(trajectory: State) -> list[float] | None:
 def snapshots(trajectory: State) -> dict[str, Tensor]:
     """Return every entry of the network's ``state_dict``, stacked [snapshot, ...], oldest first.
 
-    The first is the start, if it was kept.
+    The first snapshot is the start, if it was kept.
     """
     return {name: trajectory.tensors[name] for name in _names(trajectory)}
 
@@ -170,7 +170,7 @@ def trained(trajectory: State) -> dict[str, Tensor]:
 
 
 def snapshot(trajectory: State, number: int) -> dict[str, Tensor]:
-    """Return one snapshot; negative numbers count from the last. Of a stored trajectory only this one is read."""
+    """Return one snapshot; negative numbers count from the last. Only this snapshot of a stored trajectory is read."""
     stop = number + 1 or None
     return {name: rows(trajectory.tensors, name, number, stop)[0] for name in _names(trajectory)}
 

@@ -1,4 +1,4 @@
-"""The learners of one training run: a single learner, or several stacked and trained as one batched model."""
+"""The learners of one training run: a single learner, or several learners trained as one batched model."""
 
 import contextlib
 import copy
@@ -164,5 +164,5 @@ def _stack(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a copy on the CPU, in contiguous memory order as a file would be read."""
+    """Return a copy on the CPU, in contiguous memory order, as if read from a file."""
     return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)

@@ -1,7 +1,7 @@
 """Kronecker factors of a network's Gauss–Newton matrix.
 
 Martens & Grosse 2015; for convolutions Grosse & Martens 2016, "expand" in Eschenhagen et al. 2023. The loss is −log p(y
-| f(x)) summed over rows, and the matrix Σ_n J_nᵀ H_n J_n with H_n the Fisher information of the outputs, which needs no
+| f(x)) summed over rows. The matrix is Σ_n J_nᵀ H_n J_n, where H_n, the Fisher information of the outputs, needs no
 y_n. For class probabilities H = diag p − ppᵀ, and for a mean with fixed noise H = I/σ². For a mean and a log-variance,
 where the Hessian need not be positive, H = diag(1/σ²(x), ½); for a variance with a floor the second entry is ½(d log
 σ²/d output)².
@@ -96,12 +96,12 @@ def kronecker_factors(
 
 @contextmanager
 def _watched(layers: Layers) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Inside, each call of a layer records its inputs and outputs under the layer's name."""
+    """Inside the block, each call of a layer records its inputs and outputs under the layer's name."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def keep(name: str, inputs: tuple[Tensor], outputs: Tensor) -> Tensor:
         seen[name] = inputs[0].detach(), outputs
-        return outputs.clone()  # a later operation may change it in place
+        return outputs.clone()  # a later operation may change the outputs in place
 
     hooks = [m.register_forward_hook(lambda _, x, y, name=name: keep(name, x, y)) for name, m in layers.items()]
     try:

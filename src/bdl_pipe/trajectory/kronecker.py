@@ -81,13 +81,13 @@ def evidence_precision(layers: Sequence[LayerPosterior]) -> float:
     squared = sum(float(layer.mean.square().sum()) for layer in layers)
     if squared == 0 or not eigenvalues.any():
         raise ValueError("the evidence has no maximum, because weights or curvature are all zero")
-    from scipy.optimize import brentq  # here, because it takes half a second
+    from scipy.optimize import brentq  # here, because the import takes half a second
 
     def slope(log_precision: float) -> float:
         precision = math.exp(log_precision)
         return precision * squared - float((eigenvalues / (eigenvalues + precision)).sum())
 
-    high = math.log(eigenvalues.size / squared)  # at ``high`` the left side is P, which the right side is below
+    high = math.log(eigenvalues.size / squared)  # at ``high`` the left side is P, and the right side is less than P
     low = high - 1.0
     while slope(low) > 0:
         low -= 2 * (high - low)

@@ -4,16 +4,16 @@ Ritter, Botev & Barber 2018: each layer's weights are Gaussian around their trai
 The curvature is summed over all training rows (or over some of them and scaled up), and τ is the precision of the prior
 N(0, I/τ). The layers are independent of each other.
 
-The weights and biases of linear and convolutional layers are drawn: of all layers that have Kronecker factors
-(``curvature.layers_with_factors``), or of the head alone. Other trained parameters keep their values: normalisation's
-scales and shifts, weights under weight norm or spectral norm, attention's matrices. The fit lists the matrices that are
-not drawn. The running statistics of batch normalisation are recomputed for each draw, as in SWAG; the curvature is
-computed in evaluation mode, with the trajectory's running statistics.
+The drawn parameters are the weights and biases of linear and convolutional layers: all layers that have Kronecker
+factors (``curvature.layers_with_factors``), or the head alone. Other trained parameters keep their values:
+normalisation's scales and shifts, weights under weight norm or spectral norm, attention's matrices. The fit lists the
+matrices that are not drawn. The running statistics of batch normalisation are recomputed for each draw, as in SWAG; the
+curvature is computed in evaluation mode, with the trajectory's running statistics.
 
 Deviations: τ is added to the product of the factors (see ``kronecker``). The trajectory's weights are used as the
-posterior's mode, which they are only if training converged with the weight decay of this prior. If ``prior_precision``
-is null, τ maximises Laplace's evidence on the training rows (Immer et al. 2021); the paper searches τ on validation
-rows, together with a factor of the number of rows, which is similar to our ``temperature``.
+posterior's mode; they are the mode only if training converged with the weight decay of this prior. If
+``prior_precision`` is null, τ maximises Laplace's evidence on the training rows (Immer et al. 2021); the paper searches
+τ on validation rows, together with a factor of the number of rows, which is similar to our ``temperature``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,13 +48,13 @@ class KfacLaplaceConfig(BatchNormConfig):
     """The section ``methods.kfac_laplace`` of params.yaml.
 
     Attributes:
-        layers: ``last``: the head; ``all``: every linear and convolutional layer that owns its weights and that each
-            pass calls once.
-        prior_precision: τ. null: τ maximises the evidence.
+        layers: the layers to draw. ``last``: the head. ``all``: every linear and convolutional layer that owns its
+            weights and that each pass calls once.
+        prior_precision: τ, the precision of the prior N(0, I/τ). null: τ maximises the evidence.
         temperature: the factor of the covariance; 1 gives the posterior.
         rows: the number of training rows for the curvature, which is scaled up to all rows. null: all rows.
-        predictive: ``draws``: the outputs of the drawn networks; ``linearised``: the outputs of the network linearised
-            at the trajectory's last weights, with their running statistics.
+        predictive: the outputs of a draw. ``draws``: the outputs of the drawn network. ``linearised``: the outputs of
+            the network linearised at the trajectory's last weights, with their running statistics.
         max_factor: the largest allowed side of a Kronecker factor; a larger layer is an error.
         draws: the number of networks to draw at the fit.
         dtype: the floating type of the network's passes, of sums over a batch of rows, and of the draws. Sums over

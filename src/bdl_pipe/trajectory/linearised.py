@@ -1,7 +1,7 @@
 """Posteriors of a network that is linearised at its weights: draws of weights, and their exact Gaussian.
 
 The linear model is f(x; w*) + J(x)(w − w*), with J the Jacobian of the outputs by the weights at w*. A Gauss–Newton
-curvature is the curvature of this model and not of the network, whose draws far from w* underfit (Immer, Korzepa &
+curvature is the curvature of this model, not of the network: networks drawn far from w* underfit (Immer, Korzepa &
 Bauer 2021). Each draw costs one product of the Jacobian and a vector. If only the head's weights are drawn, the linear
 model equals the network.
 
@@ -174,7 +174,7 @@ class LinearisedLaplace:
 
 @contextlib.contextmanager
 def _attention_by_parts() -> Iterator[None]:
-    """Inside, attention is not fused, because torch's fused kernels have no forward derivatives."""
+    """Inside the block, attention is not fused, because torch's fused kernels have no forward derivatives."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

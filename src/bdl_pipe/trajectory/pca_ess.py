@@ -1,8 +1,9 @@
 """Elliptical slice sampling in the subspace of a trajectory's principal components.
 
-The sampler: Murray, Adams & MacKay 2010, figure 2. The subspace: Izmailov et al. 2019, see ``subspace``. It has no
-setting to tune: each step draws an ellipse through the current point and a draw from the prior, and a level below the
-current likelihood, then shrinks an interval of angles around the current angle until a point is above this level.
+The sampler: Murray, Adams & MacKay 2010, figure 2. The subspace: Izmailov et al. 2019, see ``subspace``. The sampler
+has no setting to tune: each step draws an ellipse through the current point and a draw from the prior, and a level
+below the current likelihood, then shrinks an interval of angles around the current angle until a point is above this
+level.
 
 The chain starts at z = 0, the trajectory's mean. Step t draws all its random numbers at the address ``step, t``.
 """

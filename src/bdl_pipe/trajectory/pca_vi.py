@@ -5,7 +5,7 @@ Izmailov et al. 2019, section 4, see ``subspace``: q(z) = N(m, LLᵀ) maximises 
     E_q[(1/temperature) Σ_i log p(y_i | x_i, w(z))] − KL(q ‖ N(0, prior_variance I))
 
 with the reparameterisation z = m + Lε (Kingma & Welling 2014), on a new batch at each step. Deviations: L is a full
-Cholesky factor, where the paper has a diagonal, since up to about twenty dimensions it costs almost nothing. log q is
+Cholesky factor, which costs almost nothing up to about twenty dimensions; the paper has a diagonal. log q is
 differentiated through z alone (Roeder, Wu & Duvenaud 2017): this gradient is also unbiased, and has no noise where q is
 the posterior.
 """

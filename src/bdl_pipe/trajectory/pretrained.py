@@ -2,7 +2,7 @@
 
 Methods that start from a trajectory's last snapshot (one network, Laplace, last layers, inducing weights) then start
 from these weights. Methods that need several snapshots (SWA, SWAG, collapsed inference) use a trajectory ``sgd`` that
-has this one as its input.
+has this trajectory as its input.
 
 If a regression network predicts only a mean, its variance is constant: the maximum-likelihood value, which is the mean
 squared error on the training rows.
@@ -33,7 +33,7 @@ Weights = dict[str, Tensor]
 Units = Literal["own", "transformed"]
 _HEAD: Final = ("head.weight", "head.bias")
 _WRAPPERS: Final = ("module", "_orig_mod")  # parts that DataParallel and torch.compile add to names
-_ROWS: Final = 1000  # in one forward pass
+_ROWS: Final = 1000  # rows in one forward pass
 _SEEN: Final = "pretrained: scores are too good if its weights were trained on rows that are test rows here"
 
 
@@ -46,7 +46,7 @@ class PretrainedConfig:
         weights: a file with the ``state_dict``, in the format of safetensors or ``torch.save`` (only tensors are read).
             Names are the module's own, or ``trunk.…`` and ``head.…``. The parts ``module.`` and ``_orig_mod.``, which
             wrappers add to names, are removed unless the network's own names have them.
-        targets: the units of regression outputs: ``own``: the targets' original units; ``transformed``: the units after
+        targets: the units of regression outputs. ``own``: the targets' original units. ``transformed``: the units after
             the data set's ``targets`` transform. Inputs are transformed by the data set's ``normalise``; ``none``
             leaves them unchanged.
         sha256: the required hash of the file. null: any content is accepted.

@@ -9,8 +9,9 @@ dropout masks (:mod:`bdl_pipe.distributed`).
 State: every entry of the network's ``state_dict``, including batch-norm buffers, stacked [snapshot, ...], at the ends
 of epochs or of parts of epochs; with ``moments``, also the running moments of the parameters. The config has ``spec``
 (a ``posterior.NetworkSpec``), ``epochs`` (the number of epochs that were run) and ``loss`` (the mean training loss of
-the last epoch); with ``moments``, ``iterates`` (their number); with ``keep_start``, ``snapshots_at`` (the epoch of each
-snapshot). Methods that follow a trajectory use the start as a snapshot; methods that use snapshots as samples omit it.
+the last epoch); with ``moments``, ``iterates`` (the number of iterates); with ``keep_start``, ``snapshots_at`` (the
+epoch of each snapshot). Methods that follow a trajectory use the start as a snapshot; methods that use snapshots as
+samples omit the start.
 
 Iterates after convergence, as in Zeng & Van den Broeck 2023 (CIBER): with ``early_stopping`` the number of epochs is
 chosen by the validation score, and ``extra_epochs`` more epochs are run at the same rate on all rows; if ``snapshots``
@@ -18,7 +19,7 @@ equals ``extra_epochs``, the snapshots are the iterates of these epochs. The pap
 300 every 5, is ``epochs`` 300, ``snapshots`` 28, ``every`` 5.
 
 A trajectory may start from the last snapshot of another trajectory. With a constant learning rate this is SWAG's
-protocol (Maddox et al. 2019, section 3: from a pretrained network on). The optimiser's state is not continued.
+protocol (Maddox et al. 2019, section 3: it starts from a pretrained network). The optimiser's state is not continued.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,10 +70,10 @@ class SgdConfig:
         every: the number of epochs, or parts of epochs, between snapshots.
         extra_epochs: the number of epochs to run beyond the chosen number; requires ``early_stopping``.
         moments: the running moments of the parameters. null: no moments.
-        variance_floor: the least variance of regression, in standardised units; softplus of an output is added to it.
-            null: the variance is exp of the output, without a bound.
-        snapshots_per_epoch: the number of parts of an epoch, of as equal numbers of steps as possible. Snapshots are
-            taken at the ends of parts, and ``snapshots`` and ``every`` count parts.
+        variance_floor: the least variance of regression, in standardised units; the variance is this floor plus
+            softplus of an output. null: the variance is exp of the output, without a bound.
+        snapshots_per_epoch: the number of parts of an epoch, with step counts as equal as possible. Snapshots are taken
+            at the ends of parts, and ``snapshots`` and ``every`` count parts.
         keep_start: whether the weights before the first step are an additional snapshot.
     """
 
@@ -188,7 +189,7 @@ def _spec(data: FitData, config: SgdConfig) -> NetworkSpec:
 
 
 def _start(inputs: Inputs, spec: NetworkSpec, how: TrainingConfig, data: FitData) -> Weights | None:
-    """Return the last snapshot of the trajectory in ``inputs``, whose likelihood must be the same as ours."""
+    """Return the last snapshot of the trajectory in ``inputs``, which must have the likelihood of ``spec``."""
     found = last_network(inputs, spec.network, how, data, "early_stopping")
     if found is None:
         return None
@@ -205,8 +206,8 @@ def default(size: Size) -> Section:
 
 
 def default_iterates(size: Size) -> Section:
-    """Return the hyperparameters of twenty snapshots at a constant rate, after the chosen epoch if one is chosen."""
-    per_epoch = min(size.searched_steps_per_epoch, _SNAPSHOTS)  # so that a search can fit them, too
+    """Return the hyperparameters of up to twenty snapshots at a constant rate, after the chosen epoch, if any."""
+    per_epoch = min(size.searched_steps_per_epoch, _SNAPSHOTS)  # a search's epochs must have enough steps, too
     extra = min(_EXTRA_EPOCHS, -(-_SNAPSHOTS // per_epoch))
     snapshots = min(_SNAPSHOTS, extra * per_epoch)
     training = size.training(constant=True)

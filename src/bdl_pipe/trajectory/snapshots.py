@@ -32,8 +32,8 @@ class BatchNormConfig:
     """The config that all methods that make networks from a trajectory share.
 
     Attributes:
-        batch_norm_rows: the number of training rows that recompute running statistics, if any. null: all rows.
-        batch_norm_batch: the number of rows of a batch of this pass; best near the batch size of training.
+        batch_norm_rows: the number of training rows for recomputing running statistics, if any. null: all rows.
+        batch_norm_batch: the number of rows of a batch in this pass; best near the batch size of training.
     """
 
     batch_norm_rows: int | None
@@ -96,7 +96,7 @@ class Snapshots:
     def state_with(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the last snapshot's ``state_dict`` with some of its weights replaced, of any floating type.
 
-        It is on the CPU, with recomputed running statistics.
+        The result is on the CPU, with recomputed running statistics.
         """
         self.network.load_state_dict(self.last | {name: value.to(self.last[name]) for name, value in weights.items()})
         if self._rows is not None:

@@ -49,8 +49,8 @@ class SubspaceConfig(BatchNormConfig):
     Attributes:
         dimension: K, the number of principal components.
         temperature: the likelihood is raised to the power 1/temperature; 1 gives the posterior, infinity the prior.
-        prior_variance: the prior variance of each coordinate, whose unit is the trajectory's standard deviation along
-            its component.
+        prior_variance: the prior variance of each coordinate; a coordinate of 1 is one standard deviation of the
+            trajectory along its component.
         rows: the number of training rows in the likelihood, which is scaled up to all rows. null: all rows.
         draws: the number of networks in the predictive.
     """
@@ -85,8 +85,8 @@ class Plane:
 def principal(snapshots: Float[Tensor, "epoch weight"], dimension: int) -> Plane:
     """Return the plane of the leading components, with signs as the eigensolver returns them.
 
-    They are computed from the Gram matrix of the deviations. With A = USVᵀ its eigenvectors are U, and UᵀA = SVᵀ: this
-    needs no division by a small singular value, and the decomposed matrix is only [epoch, epoch].
+    The components are computed from the Gram matrix of the deviations A = USVᵀ. Its eigenvectors are U, and UᵀA = SVᵀ
+    needs no division by a small singular value; the decomposed matrix is only [epoch, epoch].
     """
     exact = snapshots.double()
     mean = exact.mean(0)

@@ -10,8 +10,8 @@ trajectory has running moments, w̄ and D come from these, over more iterates th
 
 Deviations: the columns of D̂ are deviations from the final mean; the paper uses the running mean to store less, which a
 stored trajectory does not need. D is computed from centred differences in float64, because the paper's E[w²] − E[w]²
-cancels in float32. Parameters are drawn. The running statistics of batch normalisation are recomputed on training rows
-for each draw, as in the paper; all other buffers come from the last snapshot.
+cancels in float32. Only parameters are drawn. The running statistics of batch normalisation are recomputed on training
+rows for each draw, as in the paper; all other buffers come from the last snapshot.
 """
 
 import math
@@ -38,7 +38,7 @@ class SwagConfig(BatchNormConfig):
 
     Attributes:
         rank: K, the number of last deviations in the low-rank part. 0: the covariance is diagonal.
-        scale: the factor of the covariance; the paper's is 1.
+        scale: the factor of the covariance; 1 in the paper.
         draws: the number of networks to draw at the fit.
         dtype: the floating type of the draws; the moments are computed in float64.
     """

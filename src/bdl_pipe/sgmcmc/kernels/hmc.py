@@ -67,7 +67,7 @@ class Hmc(Kernel):
         sizes = self._sizes(state, rng, step_size, adapt).to(position)
         start = temperature**0.5 * rng.normal(position, "momenta")
         proposal, momentum, value_there, gradient_there = position, start, value, gradient
-        for _ in range(self.leapfrogs):  # each leapfrog starts with the last one's final gradient
+        for _ in range(self.leapfrogs):  # each leapfrog starts with the previous leapfrog's final gradient
             momentum = momentum + sizes / 2 * gradient_there
             proposal = proposal + sizes * momentum
             value_there, gradient_there = density(proposal)
@@ -96,7 +96,7 @@ class Hmc(Kernel):
         return sizes[:, None]
 
     def _adapted(self, memory: ChainState, acceptance: Tensor) -> ChainState:
-        """Return the memory after a proposal; its factors are logarithms of ε over the given step size."""
+        """Return dual averaging's memory after a proposal; factors are logarithms of ε over the given step size."""
         assert self.acceptance is not None
         count = memory["count"] + 1
         weight = 1 / (count + _DELAY)

@@ -24,7 +24,7 @@ class Psgld(Kernel):
 
     Attributes:
         decay: β, the decay of the gradients' running second moment.
-        damping: δ; a weight without gradients moves 1 + 1/δ times as much as one whose gradients are of mean size.
+        damping: δ; a weight without gradients moves 1 + 1/δ times as much as a weight with gradients of mean size.
         adapt: when V is updated: in ``burn_in`` only, or ``always``, which omits Γ.
     """
 

@@ -4,7 +4,7 @@
 
 The step size is ε. With unit mass and friction α/ε the law is p^{1/T} up to terms linear in α. In terms of stochastic
 gradient descent, ε² is the learning rate of the summed loss and 1 − α the momentum. A gradient's noise of variance v
-adds ε²v/(2α) times the injected noise. The paper subtracts an estimate β̂ of this; here β̂ is 0.
+adds ε²v/(2α) times the injected noise. The paper subtracts an estimate β̂ of this addition; here β̂ is 0.
 """
 
 from dataclasses import dataclass

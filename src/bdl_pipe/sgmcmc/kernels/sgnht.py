@@ -4,8 +4,8 @@
 
 The friction ξ of a chain grows while its n velocities are hotter than T. Where the gradients' noise has one variance in
 all directions, ξ settles at α plus the friction that balances this noise; the variance need not be known. The step size
-is ε. The law of θ is p^{1/T} up to terms linear in ξ. Deviation: the thermostat's rate κ is a setting. The paper has κ
-= ε², with which the thermostat does not converge within a run at small steps; the law of θ is the same for every κ.
+is ε. The law of θ is p^{1/T} up to terms linear in ξ. Deviation: the thermostat's rate κ is a setting. With the paper's
+κ = ε² the thermostat does not converge within a run at small steps; the law of θ is the same for every κ.
 """
 
 from dataclasses import dataclass
