@@ -34,7 +34,7 @@ FOLDER: Final = Path("params/data")  # ``add`` writes one overlay for each data 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The options of ``add``, each as ``python -m pipeline add --help`` describes it; None or empty: not given."""
+    """The options of ``add``, as ``python -m pipeline add --help`` describes them; None or empty means not given."""
 
     path: Path
     target: Sequence[str] = ()
@@ -124,13 +124,13 @@ def _inspect(request: Request) -> Profile:
 
 
 def _chosen(names: Sequence[str], size: Size, known: Collection[str]) -> list[Method]:
-    """Return the methods of the comparison; ``names``: only these, or all if it is empty.
+    """Return the methods to compare: the methods in ``names``, or all if ``names`` is empty.
 
     Args:
         known: the methods that have a section in params.yaml, which a plugin's method may lack.
 
     Raises:
-        UserError: a method is unknown, or is not offered for this task or for so many rows.
+        UserError: a method is unknown, or is not offered for this task or this number of rows.
     """
     offered = {method.name: method for method in offers.offered(size) if method.name in known}
     for name in names:
@@ -142,7 +142,7 @@ def _chosen(names: Sequence[str], size: Size, known: Collection[str]) -> list[Me
 
 
 def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Method], timing: Timing) -> list[str]:
-    """Say how targets are fitted, and what will run for how long."""
+    """Describe how targets are fitted, and the methods, splits and time of the comparison."""
     lines = []
     if size.task == "regression":
         auto = "they or their logarithms are fitted, as a split's training rows say (--log, --no-log)"
@@ -166,11 +166,11 @@ def overlay_of(
     splits: int | None = None,
     paces: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the overlay: the data set, a run of each chosen method, and the runs that these are made from.
+    """Return the overlay: the data set, a run of each chosen method, and their upstream runs.
 
     Args:
         own: the keys of the data set's entry that depend on the data: ``source``, ``normalise`` and ``targets``.
-        paces: as :class:`bdl_pipe.offers.Timing` has them.
+        paces: see :class:`bdl_pipe.offers.Timing`.
     """
     dataset = offers.dataset(own, size, splits)
     overlay: dict[str, Any] = {"datasets": {name: dataset}, **{section: {} for section in SECTIONS.values()}}
@@ -178,7 +178,7 @@ def overlay_of(
     sizes = {key: dataclasses.replace(size, pace=pace) for key, pace in (paces or {}).items()}
 
     def artifact(key: str) -> str:
-        """Return the artifact of an upstream run; of none: the data."""
+        """Return the artifact of an upstream run, or the prepared data if ``key`` is empty."""
         return f"{upstream[key][1].kind}/{name}-{key}" if key else f"prepare/{name}"
 
     for key, (method, above) in upstream.items():

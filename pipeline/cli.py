@@ -45,7 +45,7 @@ class ListsCommand(click.Command):
 
 
 def _share(context: click.Context, option: click.Parameter, share: float) -> float:
-    """Refuse NaN, which lies in every range of click."""
+    """Refuse NaN, which click accepts in every range."""
     if math.isnan(share):
         raise click.BadParameter("nan is not in the range 0<=x<1.")
     return share
@@ -79,7 +79,7 @@ def verbs() -> None:
 
 @verbs.command
 def check() -> None:
-    """Read all of params.yaml, and say ok or what is wrong."""
+    """Check all of params.yaml, and print ok or the first error."""
     from .verbs import check
 
     check()
@@ -91,7 +91,7 @@ def check() -> None:
 def repro(jobs: int, targets: tuple[str, ...]) -> int:
     """Run every stage whose result is out of date, several at once.
 
-    STAGE: only these stages and what they need, named as in dvc.yaml.
+    STAGE: run only these stages and the stages that they need, named as in dvc.yaml.
     """
     from .verbs import repro
 
@@ -100,7 +100,7 @@ def repro(jobs: int, targets: tuple[str, ...]) -> int:
 
 @verbs.command
 def attach() -> int:
-    """Find the job that a command has left on a cluster, and follow it to its end."""
+    """Find the job that a command left on a cluster, and follow it until it ends."""
     from . import job
     from .core.settings import Settings
     from .run import dvc
@@ -125,7 +125,7 @@ def job(command: tuple[str, ...]) -> int:
 @verbs.command
 @click.option("--all", "all_stages", is_flag=True, help="List the others, too.")
 def status(all_stages: bool) -> None:
-    """Say which stages are out of date, and why."""
+    """List the stages that are out of date, and why."""
     from .verbs import status
 
     status(all_stages)
@@ -154,7 +154,7 @@ def status(all_stages: bool) -> None:
 @click.option("--tune", "samples", type=COUNT, metavar="N", help="Then search every method, with N trials each.")
 @click.option("--dry-run", is_flag=True, help="Say what would be added, and write nothing.")
 def add(samples: int | None, dry_run: bool, **options: Any) -> int:
-    """Look at a file of yours, and add it with a run of each method.
+    """Inspect your file, and add it with a run of each method.
 
     FILE: CSV, Parquet, .npz or a folder of images.
     """
@@ -171,7 +171,7 @@ def add(samples: int | None, dry_run: bool, **options: Any) -> int:
 @verbs.command
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def remove(names: tuple[str, ...]) -> None:
-    """Take data sets and all runs on them out of params.yaml.
+    """Remove data sets and all runs on them from params.yaml.
 
     NAME: a key of datasets.
     """
@@ -188,10 +188,10 @@ def remove(names: tuple[str, ...]) -> None:
 @click.option("--splits", type=COUNT, metavar="N", help="Splits of each data set, in place of the file's number.")
 @click.option("--missing", is_flag=True, help="With all: write nothing, list the cells that are made and the others.")
 def paper(table: str, dataset: str | None, method: str | None, splits: int | None, missing: bool) -> int:
-    """Run a paper's table under its protocol, and print ours beside the paper's.
+    """Run a paper's table under its protocol, and print our results beside the paper's.
 
     PAPER:TABLE: such as vbll:table2; its hyperparameters are in params/paper/. all: run nothing, and write every page
-    that scores of the default run or a stored CSV is there for.
+    for which the default run has scores or a CSV file is stored.
     """
     if table == "all" and not (dataset or method or splits):
         from .papers.every import every
@@ -217,8 +217,8 @@ def paper(table: str, dataset: str | None, method: str | None, splits: int | Non
 def tune(method: str, **options: Any) -> int:
     """Search a method's declared space on validation data.
 
-    METHOD: a key of methods, or all: the data set's methods, one after the other. asha ends weak trials; with pbt they
-    go on as strong ones do.
+    METHOD: a key of methods, or all: the data set's methods, one after the other. asha stops weak trials; pbt
+    continues them from checkpoints of strong trials.
     """
     from .search.tune import tune
 
@@ -270,7 +270,7 @@ def export(what: str, run: str, to: Path, split: int, seed: int, paper: str | No
     """Write a coreset or a fitted posterior as a folder that others can use.
 
     WHAT: coreset; model: a posterior for MLflow; program: a posterior for torch or onnxruntime alone. RUN: a key of
-    runs or, of a coreset, of coresets.
+    runs or, for a coreset, of coresets.
     """
     from .export import coreset, model, program
 
@@ -284,7 +284,7 @@ def export(what: str, run: str, to: Path, split: int, seed: int, paper: str | No
 @verbs.command
 @click.argument("overlay", type=PATH, metavar="FILE.yaml")
 def apply(overlay: Path) -> None:
-    """Merge an overlay of params/ into params.yaml, comments kept."""
+    """Merge an overlay of params/ into params.yaml, and keep comments."""
     from .verbs import apply
 
     apply(overlay)
@@ -294,7 +294,7 @@ def apply(overlay: Path) -> None:
 @click.option("--host", default="127.0.0.1", help="Default: 127.0.0.1.")
 @click.option("--port", type=COUNT, default=5000, help="Default: 5000.")
 def ui(host: str, port: int) -> int:
-    """Serve the tracking page, on this project's store."""
+    """Serve the tracking page for this project's store."""
     from .verbs import ui
 
     return ui(host, port)

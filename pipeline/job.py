@@ -1,4 +1,4 @@
-"""A whole command as one Ray job, for a cluster of which only the dashboard (``http://head:8265``) is in reach.
+"""A whole command as one Ray job, for a cluster that is reachable only at its dashboard (``http://head:8265``).
 
 The job receives the project's files, and pushes its results to DVC's default remote. On the cluster,
 ``python -m pipeline.job`` runs the command in a folder of the head that outlives the job, so that the next job of the
@@ -29,13 +29,13 @@ from .core.settings import Settings
 from .core.signals import interruptible
 from .core.storage import hide
 
-Take = Callable[[], None]  # takes results from the DVC remote
+Take = Callable[[], None]  # restores results from the DVC remote
 _NOT_SENT: Final = ("/.git", "/.venv", "/work", "/.state", "/report", "/mlruns", "/.dvc/cache", "/.dvc/tmp")
-_KEPT: Final = ("work", ".state", "report", "mlruns", ".dvc")  # from one job of a command to the next
+_KEPT: Final = ("work", ".state", "report", "mlruns", ".dvc")  # folders kept from one job of a command to the next
 _PROGRAMS: Final = ("dvc", "python")
 _SENT: Final = ("BDL_", "AWS_", "AZURE_", "GOOGLE_", "MLFLOW_")  # prefixes of variables
 _PATHS: Final = ("_FILE", "_CREDENTIALS", "_BUNDLE")  # suffixes of variables with paths of this machine
-_STOP_SECONDS: Final = "20"  # in which a command that is stopped records its results
+_STOP_SECONDS: Final = "20"  # the time in which a stopped command records its results
 _PATIENCE_SECONDS: Final = 300.0
 _RETRY_SECONDS: Final = 5.0
 
@@ -66,7 +66,7 @@ def send(settings: Settings, command: Sequence[str], take: Take) -> int:
 
 
 def attach(settings: Settings, take: Take) -> int:
-    """Follow this project's running job, or else show its latest one; else as :func:`send`."""
+    """Follow this project's running job, or else show its latest job; otherwise like :func:`send`."""
     client = _connect(settings)
     with _worded(settings.jobs):
         mine = [job for job in client.list_jobs() if (job.metadata or {}).get("project") == _project()]
@@ -80,7 +80,7 @@ def attach(settings: Settings, take: Take) -> int:
 
 
 def sent_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a job receives: settings and credentials, but no path of a file of this machine."""
+    """Return the variables that a job receives: settings and credentials, but no paths of this machine's files."""
     kept = {k: v for k, v in environment.items() if k.startswith(_SENT) and not k.endswith(_PATHS)}
     return kept | {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS}
 
@@ -118,7 +118,7 @@ def _connect(settings: Settings) -> Any:
 
 
 def _submit(client: Any, name: str, words: list[str]) -> None:
-    os.environ["RAY_RUNTIME_ENV_IGNORE_GITIGNORE"] = "1"  # machine.yaml and .dvc/config.local travel, too
+    os.environ["RAY_RUNTIME_ENV_IGNORE_GITIGNORE"] = "1"  # machine.yaml and .dvc/config.local are sent, too
     client.submit_job(
         entrypoint=f"PYTHONPATH=src:$PYTHONPATH exec python -m pipeline.job {shlex.join([name, *words])}",
         submission_id=name,
@@ -133,7 +133,7 @@ def _submit(client: Any, name: str, words: list[str]) -> None:
 
 
 def _follow(client: Any, url: str, name: str) -> Any:
-    """Print a job's log until the job has ended, across cuts of the connection, and return the job's details."""
+    """Print a job's log until the job ends, reconnecting after a lost connection, and return the job's details."""
     printed, answered = 0, time.monotonic()
 
     async def tail() -> None:
@@ -161,7 +161,7 @@ def _follow(client: Any, url: str, name: str) -> Any:
 
 
 def _closed(job: Any, take: Take) -> int:
-    """Take the results of a job that has ended, and return its exit code."""
+    """Call ``take`` after a job has ended, and return the job's exit code."""
     has_succeeded = str(job.status) == "SUCCEEDED"
     if not has_succeeded:
         print(f"job {job.submission_id}: {job.status}: {_line(job.message)}", file=sys.stderr)

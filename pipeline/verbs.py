@@ -1,7 +1,7 @@
-"""The verbs of the command line that run stages, look at them or change params.yaml, and print what was found.
+"""The verbs of the command line that check and change params.yaml, run and list stages, and serve the tracking page.
 
-``repro`` makes what a plain ``dvc repro`` makes, and records it with DVC. A stage that fails stops what depends on it,
-and nothing else.
+``repro`` makes the same results as a plain ``dvc repro``, and records them with DVC. A failed stage stops only the
+stages that depend on it.
 """
 
 import os
@@ -29,7 +29,7 @@ from .work import preflight
 
 _SERVER: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # It would start eight processes, for jobs that MLflow has none of.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # Job execution would start eight processes, and there are no jobs.
 }
 
 
@@ -47,7 +47,7 @@ def apply(path: Path) -> None:
     """Merge an overlay into params.yaml.
 
     Raises:
-        UserError: the overlay cannot be read, or the merged whole would break a rule.
+        UserError: the overlay cannot be read, or the merged file would break a rule.
     """
     lines = overlays.apply(path)
     print(f"params.yaml: {'changed by' if lines else 'has all of'} {path}; now make repro")
@@ -56,7 +56,7 @@ def apply(path: Path) -> None:
 
 
 def remove(name: str) -> None:
-    """Take a data set and the runs on it out of params.yaml; results that were made stay where they are.
+    """Remove a data set and the runs on it from params.yaml; existing results stay on disk.
 
     Raises:
         UserError: there is no such data set.
@@ -67,10 +67,10 @@ def remove(name: str) -> None:
 
 
 def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
-    """Run what is out of date; return 1 if a stage failed.
+    """Run the stages that are out of date; return 1 if a stage failed.
 
     Raises:
-        UserError: params.yaml, the environment, or a target is wrong; nothing has run then.
+        UserError: params.yaml, the environment, or a target is wrong; no stage has run.
     """
     settings = Settings.read()
     if settings.jobs and settings.executor == "ray":
@@ -104,7 +104,7 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
 
 
 def status(every: bool = False) -> None:
-    """Print a line for each stage that is out of date; with ``every`` the others, too."""
+    """Print a line for each stage that is out of date; with ``every``, for all stages."""
     stages = plan.plan(load())
     why = pool.stale(stages)
     for name in stages:
@@ -114,7 +114,7 @@ def status(every: bool = False) -> None:
 
 
 def ui(host: str, port: int) -> int:
-    """Serve MLflow's page on this project's store until it is interrupted.
+    """Serve MLflow's page for this project's store until an interrupt.
 
     Raises:
         UserError: params.yaml is wrong, there is no store, or MLflow is not installed.
@@ -154,7 +154,7 @@ def _record(stages: Plan, why: Collection[str]) -> None:
 
 
 def _show(outcome: Outcome, everything: Plan, why: Mapping[str, str], params: Params) -> None:
-    """Print what failed, the table, and the counts."""
+    """Print the failed stages, the table, and the counts."""
     for name, lines in outcome.failed.items():
         print(f"\nFAILED {name}:", file=sys.stderr)
         print("\n".join(f"    {line}" for line in lines), file=sys.stderr)
@@ -167,7 +167,7 @@ def _show(outcome: Outcome, everything: Plan, why: Mapping[str, str], params: Pa
 
 
 def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str, str]) -> None:
-    """Print the report's comparison or, without an up-to-date report, that of the runs with scores, and the others."""
+    """Print the report's comparison or, if the report is out of date, the runs with scores and why others have none."""
     from rich.console import Console
 
     from bdl_pipe.report import gather, headlines, show, show_runs

@@ -1,4 +1,4 @@
-"""Run ``python -m stages KIND [KEY]``, as DVC does: one stage, in this process."""
+"""Run one stage in this process, as DVC does: ``python -m stages KIND [KEY]``."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from pipeline.run import ONLY_TAKE
 
 
 def main() -> int:
-    """Run one stage and return the exit code; a user's mistake is one line on stderr and 2."""
+    """Run one stage and return the exit code; a user's mistake prints one line on stderr and returns 2."""
     parser = argparse.ArgumentParser("python -m stages", description="Run one stage, as DVC does.")
     parser.add_argument("kind", choices=["sources", *BODIES])
     parser.add_argument("key", nargs="?", default="", help="of params.yaml; sources and the report have none")

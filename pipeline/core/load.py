@@ -1,4 +1,4 @@
-"""Reading and checking of the whole params.yaml.
+"""Read and check the whole of params.yaml.
 
 Every command reads the file first, so a wrong value anywhere stops it in the first second. DVC also reads the file, to
 detect changes.
@@ -73,7 +73,7 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
 def _decisions(raw: Mapping[str, Any]) -> dict[str, Any]:
     if not raw.get("decisions"):
         return {}
-    from bdl_pipe.decisions import DecisionConfig  # brings torch, which most commands do without
+    from bdl_pipe.decisions import DecisionConfig  # imports torch, which most commands do not need
 
     return {k: config.read(DecisionConfig, v, f"decisions.{k}") for k, v in _section(raw, "decisions").items()}
 
@@ -151,7 +151,7 @@ def _check_bundle(
     runs: Mapping[tuple[str, str], Run],
     datasets: Mapping[str, DatasetConfig],
 ) -> None:
-    """Check that the runs of an entry of ``inputs`` exist and share a data set, or are of it and the step before it."""
+    """Check that the runs of an entry of ``inputs`` exist, and are of one data set or of two successive steps."""
     datasets_of = {}
     for kind, name in bundle.items():
         known = [k for other, k in runs if other == kind]

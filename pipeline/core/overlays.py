@@ -19,12 +19,11 @@ from .load import load
 from .model import SECTIONS
 
 PARAMS: Final = Path("params.yaml")
-_SHOWN: Final = 4  # the most new entries of a section that a message names
+_SHOWN: Final = 4  # the largest number of new entries of a section that a message names
 
 
 def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
-    """Merge the file ``overlay`` into ``target``, and return the changes: a line each, and one for a section's new
-    entries.
+    """Merge the file ``overlay`` into ``target``, and return a line for each change and for each section's new entries.
 
     Raises:
         DataError: a file is missing or is not YAML.

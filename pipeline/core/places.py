@@ -51,7 +51,7 @@ def sources() -> Path:
 
 
 def decisions() -> Path:
-    """Return the list of decisions. DVC's report depends on its folder, which so exists without a decision, too."""
+    """Return the list of decisions. It exists even without decisions: DVC's report stage depends on its folder."""
     return WORK / "decide" / "names.json"
 
 

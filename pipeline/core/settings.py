@@ -10,7 +10,7 @@ BDL_MACHINE             a file with the resources of tasks by stage and method (
 BDL_THREADS             threads of each task (default: 1; another number changes the last bits)
 BDL_WORKERS_PER_TASK    processes that share each batch of a trajectory (default: 1), each with the task's threads
                         and GPU share; more changes the last bits, and batch norm sees a share of a batch;
-                        the inline executor has one
+                        the inline executor uses one
 BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
 BDL_CHECKPOINTS         a folder or s3://bucket/path that all machines share, where Ray's workers write checkpoints of
                         unfinished tasks (default: the driver keeps them in the project)
@@ -27,7 +27,7 @@ BDL_MLFLOW_ARTIFACTS    s3://bucket/path of the artifacts of tracked runs (defau
       default: {gpus: 0.25}                       # four small tasks on a GPU
       trajectory: {gpus: 1}                       # a stage kind; tune and study are kinds, too
       student.ciber: {gpus: 0, cpus: 2}           # a method in a stage kind
-      evaluate: {memory_gb: 8, resources: {A100: 1}}   # resources of the cluster's own names, as ray start has them
+      evaluate: {memory_gb: 8, resources: {A100: 1}}   # resources by the names that ray start defines
 
 The most specific entry with a value for a key decides. The file is beside ``params.yaml``, or at BDL_MACHINE.
 """
@@ -58,7 +58,7 @@ class Needs:
     """The resources of a task.
 
     Attributes:
-        gpus: a share of a GPU, or a whole number.
+        gpus: a share of a GPU, or a whole number of GPUs.
         memory_gb: units of 10⁹ bytes, which Ray counts but does not enforce. 0: memory is not counted.
         others: amounts of resources with names that the cluster defines.
     """
@@ -92,7 +92,7 @@ def in_words(amounts: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Amounts:
-    """An entry of ``machine.yaml``; values of None are not set by it.
+    """An entry of ``machine.yaml``; None means that the entry does not set the value.
 
     Attributes:
         resources: amounts of resources with names that the cluster defines.
@@ -135,7 +135,7 @@ class Machine:
         return {key: amount for items in said for key, amount in items if amount is not None}
 
     def needs(self, kind: str, method: str, usual: Needs) -> Needs:
-        """Return the resources of such a task: ``usual``, updated by the amounts of the file."""
+        """Return the resources of a task of a method in a stage kind: ``usual``, updated by the file's amounts."""
         amounts = self.amounts(kind, method)
         others = tuple(sorted(amounts.pop("resources", {}).items())) or usual.others
         return replace(usual, **amounts, others=others)

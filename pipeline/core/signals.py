@@ -30,7 +30,7 @@ def end_with_parent() -> None:
 
 @contextlib.contextmanager
 def noted() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C, SIGTERM and a closing terminal set, so that no signal arrives between two steps."""
+    """Yield an event that Ctrl-C, SIGTERM and a closing terminal set, so that they do not interrupt the block."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

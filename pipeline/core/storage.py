@@ -112,7 +112,7 @@ def require(variable: str, address: str) -> None:
     """Check, before any work starts, that storage can be written, read and cleaned.
 
     Raises:
-        UserError: it cannot; the message, within half a minute, has the variable and the cause.
+        UserError: a check fails or takes more than half a minute; the message has the variable and the cause.
     """
     folder, name, text = Folder(variable, address), f"probe-{os.urandom(16).hex()}", os.urandom(16)
 
@@ -128,7 +128,7 @@ def require(variable: str, address: str) -> None:
 
 
 def limited(probe: Callable[[], None], seconds: float, late: str) -> None:
-    """Call ``probe`` in a thread, so that a client that never returns does not hold this process.
+    """Call ``probe`` in a thread, so that a client that never returns does not block this process.
 
     Raises:
         UserError: ``late``, if the call takes longer than ``seconds``.

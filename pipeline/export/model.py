@@ -39,7 +39,7 @@ def predict(
     """Write a row of predictions for each row of the input.
 
     Args:
-        paper: ``<paper>:<table>`` of the run. None: the run is in params.yaml.
+        paper: ``<paper>:<table>`` of the run; None if the run is in params.yaml.
 
     Raises:
         UserError: the run is not fitted, or the input does not fit its data.
@@ -65,7 +65,7 @@ def predict(
 
 
 def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | None = None) -> None:
-    """Write the folder ``target``, whose model predicts with one fit of the run.
+    """Write the folder ``target`` with a model that predicts with one fit of the run.
 
     Raises:
         UserError: the run is not fitted, has no such fit, or the folder is not empty.

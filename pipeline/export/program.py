@@ -20,7 +20,7 @@ _SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", 
 
 
 def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
-    """Write the folder ``target``, whose program predicts like one fit of the run.
+    """Write the folder ``target`` with a program that predicts like one fit of the run.
 
     Raises:
         UserError: the run is not fitted, has no such fit or cannot be traced, or the folder is not empty.

@@ -1,9 +1,9 @@
 """``python -m pipeline paper PAPER:TABLE``: our methods under a paper's protocol, compared with the paper's results.
 
 ``params/paper/<paper>-<table>.yaml`` is a complete params file, and its artifacts are in
-``work/paper/<paper>-<table>``. Tables of the same fits share both. DVC is not used. Stages that are up to date are not
-run again (see :mod:`pipeline.plan.plan`), so an interrupted run continues where it stopped. Benchmarks and studies make
-the tables of costs and settings (``commands.yaml``). :mod:`bdl_pipe.papers.comparison` compares.
+``work/paper/<paper>-<table>``. Tables that use the same fits share both. DVC is not used. Stages that are up to date
+are not run again (see :mod:`pipeline.plan.plan`), so an interrupted run continues where it stopped. Benchmarks and
+studies make the tables of costs and settings (``commands.yaml``). :mod:`bdl_pipe.papers.comparison` compares.
 ``python -m pipeline paper all`` runs no stage: see :mod:`pipeline.papers.every`.
 """
 
@@ -35,7 +35,7 @@ from ..run import pool
 from .facts import RESULTS, made
 
 PARAMS: Final = Path("params/paper")
-COMMANDS: Final = Path(__file__).parent / "commands.yaml"  # table of costs or settings -> python's arguments
+COMMANDS: Final = Path(__file__).parent / "commands.yaml"  # name of a table of costs or settings -> arguments of python
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Request:
     Attributes:
         datasets: the data sets, by the paper's names.
         runs: the runs to bring up to date.
-        splits: the number of splits of each data set. None: the params file's number.
+        splits: the number of splits of each data set; None means the params file's number.
         path: the params file.
     """
 
@@ -70,7 +70,7 @@ class Request:
 def paper(table: str, datasets: str | None, methods: str | None, splits: int | None) -> int:
     """Bring a table's runs up to date, print and write the comparison with the paper, and return 0.
 
-    If a benchmark or a study makes the table, run this instead and return its exit code.
+    If a benchmark or a study makes the table, run the benchmark or study instead and return its exit code.
 
     Raises:
         UserError: a name or a number is wrong, and nothing was run; or a stage failed.

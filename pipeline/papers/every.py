@@ -1,6 +1,6 @@
 """``python -m pipeline paper all``: all pages with available scores, from the default run or from stored CSV files.
 
-No stage is run, and it is not checked whether results are up to date: a page states the commit of its scores.
+The command runs no stage and does not check whether results are up to date; a page states the commit of its scores.
 """
 
 import json

@@ -1,10 +1,11 @@
 """The digest of the code that a stage's result depends on.
 
-Starting from the modules of the stage kind and the method, every import is followed, including imports inside functions
-and in a plugin's own modules. Three kinds of module are not followed: the registry and the public names, since a result
-depends only on its own entry of these tables; sizes, whose results are in params.yaml; and the rest of ``pipeline``,
-which moves, shows and tracks results without changing a byte. (tests/pipeline/test_code.py compares the closure with
-another tool's import graph.) Only the standard library is needed, because a stage that always runs uses this module.
+The digest follows every import from the modules of the stage kind and the method, including imports inside functions
+and in a plugin's own modules. It does not follow three kinds of module: the registry and the public names, since a
+result depends only on its own entry of these tables; sizes, since params.yaml has their results; and the rest of
+``pipeline``, which moves, shows and tracks results without changing a byte. (tests/pipeline/test_code.py compares the
+closure with another tool's import graph.) This module needs only the standard library, because the stage ``sources``,
+which runs after every change of the code, uses it.
 """
 
 import ast
@@ -86,7 +87,7 @@ def shipped() -> list[Path]:
 
 
 def _beside(module: str) -> Iterator[Path]:
-    """List the files of a package, other than modules, that results depend on.
+    """List the files of a package that results depend on, except modules.
 
     These are the files of the report, such as templates of pages, and tensors that the library stores.
     """

@@ -99,7 +99,7 @@ def matching(targets: Collection[str], plan: Plan) -> Plan:
         targets: names such as ``teacher@boston-sghmc``, or stage kinds, which mean all stages of the kind.
 
     Raises:
-        UserError: a target is neither.
+        UserError: a target is neither a stage nor a stage kind.
     """
     if not targets:
         return plan

@@ -48,10 +48,10 @@ def digests(params: Params) -> dict[str, Any]:
 
 
 def fit_digest(method: str, params: Params) -> str:
-    """Hash the code that a method's artifacts depend on: the method's, and plugins in its runs' configs.
+    """Hash the code that a method's artifacts depend on: the method, and the plugins in its runs' configs.
 
     A run with another run as its input also depends on the code of that run's method, which defines the posterior. A
-    run also depends on the users' files that its config names, such as a network's.
+    run also depends on the users' files that its config names, such as the file of a network.
     """
     read = {params.run("student", key).method.name for run in params.of_method(method) if (key := _run_of(run))}
     modules = {module for name in read if (module := code.module_of(name))}
@@ -80,7 +80,7 @@ def evaluate_digest(method: str, params: Params) -> str:
 
 
 def scores_digest(params: Params) -> str:
-    """Hash the code of the metrics of stored predictions, and of the plugins that add some."""
+    """Hash the code of the metrics of stored predictions, and of the plugins that add such metrics."""
     return code.digest("scores", None, tuple(sorted(_plugins_metrics(stored=True))) if params.plugins else ())
 
 
@@ -102,7 +102,7 @@ def _plugins_metrics(*, stored: bool) -> set[str]:
 
 
 def decide_digest(key: str, params: Params) -> str:
-    """Hash the code that a decision depends on, its methods' and its plugins', and the users' files that it reads."""
+    """Hash the code that a decision depends on, with its methods and plugins, and the users' files that it reads."""
     entry = params.decisions[key]
     modules = {*entry.modules(), *(module for name in entry.methods() if (module := code.module_of(name)))}
     facts = [code.digest("decide", None, tuple(sorted(modules))), _files(entry)]

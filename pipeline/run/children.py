@@ -44,7 +44,7 @@ class Child:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOAD])
         self._output, writer = context.Pipe(duplex=False)
-        # Plugins are imported before anything that they define is read.
+        # The process imports plugins before it unpickles anything that they define.
         sent = plugins.loaded(), pickle.dumps((function, tuple(arguments)))
         self._process = context.Process(target=_main, args=(name, writer, *sent, *sockets), name=name)
         self.name, self.last, self._began = name, deque[str](maxlen=_KEPT_LINES), time.monotonic()

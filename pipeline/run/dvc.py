@@ -1,4 +1,4 @@
-"""The use of DVC, by its public commands: record results, push them to a remote, and restore them from there.
+"""Record results, push them to a remote and restore them from there, by DVC's public commands.
 
 ``python -m pipeline repro`` runs the stages and then records them with ``dvc commit``. A plain ``dvc repro`` runs
 ``python -m stages KIND KEY`` and records each stage. DVC is not imported.
@@ -69,7 +69,7 @@ def record(stages: Plan, fresh: Collection[str]) -> str | None:
 
 
 def take() -> None:
-    """Restore results that another machine has made from the same parameters, code and data, from DVC's remote.
+    """Restore from DVC's remote the results that another machine made from the same parameters, code and data.
 
     DVC looks up each stage in its run cache. Stages that it would have to run exit immediately, see :data:`ONLY_TAKE`.
     """

@@ -1,7 +1,7 @@
 """Run the stages of a plan, several at once, each in its own process (see ``children``).
 
-The stage with the longest path to the end of the plan starts first, by the time that stages took last time, or a guess
-from the stage kind. An interrupt stops all processes and their descendants.
+The stage with the longest path to the end of the plan starts first; path lengths are the stages' seconds in their last
+runs, or guesses from the stage kinds. An interrupt stops all processes and their descendants.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Outcome:
     Attributes:
         same: stages that their process found up to date, because their inputs came out unchanged.
         failed: the last lines of each stage that failed.
-        skipped: stages that need a failed one.
+        skipped: stages that need a failed stage.
     """
 
     done: list[str] = field(default_factory=list)

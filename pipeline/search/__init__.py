@@ -5,7 +5,7 @@ used them. So a search fits the inputs again, to the training rows.
 
 The folder of a search holds its record (its identity, and whether it is finished) and Ray Tune's trials. It is
 ``.state/<verb>/<name>`` in the project, or ``<verb>/<name>`` in BDL_SEARCHES. A lock on a file in ``.state`` lets one
-process at a time work on a search; it ends with its process.
+process at a time work on a search; the lock ends with its process.
 """
 
 import json
@@ -204,7 +204,7 @@ class Session:
     Attributes:
         parts: the parameters of :func:`.trial.trial` that all trials share.
         tags: the tags of the trials' tracked runs; trials without a parent run are not tracked.
-        metrics: the scores among what a trial reports.
+        metrics: the names of the scores that a trial reports.
     """
 
     name: str
@@ -265,7 +265,7 @@ def begin(folder: Folder, identity: str, resume: bool) -> str | None:
     """Empty the folder for a new search, or return the id of the resumed search's tracked run.
 
     Raises:
-        UserError: the folder holds an unfinished search and ``resume`` is False, or ``resume`` is True and it does not.
+        UserError: the folder holds an unfinished search and ``resume`` is False, or none and ``resume`` is True.
     """
     if not resume:
         if folder.is_unfinished():

@@ -43,8 +43,8 @@ class StudyConfig(GridConfig):
     Attributes:
         method: the method of params.yaml; the hyperparameters and seeds of its first run vary.
         dataset: the data set of params.yaml.
-        overlay: changes of params.yaml, in the format of ``apply``.
-        run: the run to study, with its upstream runs. null: the first run on the data set that uses the method.
+        overlay: changes to params.yaml, in the format of ``apply``.
+        run: the run to study, with its upstream runs; null means the first run on the data set that uses the method.
     """
 
     method: str

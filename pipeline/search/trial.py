@@ -53,15 +53,15 @@ class Ended(Result):
 
 @dataclass(frozen=True)
 class Branch:
-    """A run that predicts, with its upstream runs, divided into runs of every trial and runs that are fitted once.
+    """A run that predicts, with its upstream runs, divided into runs that every trial fits and runs fitted once.
 
     Attributes:
-        runs: the runs of every trial, with one seed of split 0: from the first run of the searched method to the run
-            that predicts.
+        runs: the runs that every trial fits, with one seed of split 0: from the first run of the searched method to
+            the run that predicts.
         upstream: the runs before these, in order, which are fitted once.
         code: the hash of the code of all these runs.
         threads: the threads of a trial's process.
-        evaluate: how a trial is scored; None: by the NLL alone.
+        evaluate: how a trial is scored; None means by the NLL alone.
         metrics: the scores that a trial reports; a search has one, which it minimises or maximises.
         verb: the command, ``tune`` or ``study``; random streams depend on it.
         repeat: the number of the trial's seed.
@@ -99,7 +99,7 @@ class Branch:
         return [runs, self.seed, self.code, self.evaluate and config.to_mapping(self.evaluate), *led]
 
     def configs(self, sampled: Sampled) -> list[Any]:
-        """Read each run's config; with the sampled hyperparameters in the configs of the searched method."""
+        """Read each run's config, with the sampled hyperparameters in the configs of the searched method."""
         configs = list[Any]()
         for run in self.runs:
             values = sampled if run.method.name == self.method.name else {}

@@ -2,8 +2,8 @@
 
 The space is the method's ``search``, and the score is a metric of *validation* rows, by default the negative
 log-likelihood. The present hyperparameters are the first sample, so the winner is never worse on these rows. With
-``--scheduler pbt`` the samples are a population, whose hyperparameters change during training; then the best member's
-last hyperparameters and the present ones are fitted from the start. The winner is written as an overlay for the
+``--scheduler pbt`` the samples are a population, and their hyperparameters change during training; then the search fits
+the best member's last hyperparameters and the present ones from the start. The winner is written as an overlay for the
 searched runs, ``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it into params.yaml. ``tune all`` searches
 all methods of a data set that have a space, one after another.
 """
@@ -29,7 +29,7 @@ from .trial import METRIC, MILESTONES, Branch, Ended
 OVERLAYS: Final = Path("params/tuned")
 ALL: Final = "all"
 ASHA, PBT = "asha", "pbt"
-LEAST: Final = 4  # the least size of a population, whose worst quarter is replaced
+LEAST: Final = 4  # the smallest population, since PBT replaces the worst quarter
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def tune(
         samples: the number of trials.
         scheduler: ``asha`` (the default) or ``pbt``.
         metric: the score of validation rows that the search improves.
-        run: the run to search, with its upstream runs. None: the first run that uses the method.
+        run: the run to search, with its upstream runs; None means the first run that uses the method.
         max_concurrent: the largest number of trials at once.
         resume: continue a search that was stopped.
 
@@ -163,7 +163,7 @@ def plan(
     Raises:
         UserError: the method, data set or run does not exist, or has no space, or the scheduler cannot search it.
     """
-    how = params.evaluate if metric != METRIC else None  # the NLL needs no other score
+    how = params.evaluate if metric != METRIC else None  # the NLL needs no evaluation settings
     branch = branch_of(params, method, dataset, key, settings, how, (metric,))
     known = [name for name in scores_of(params.datasets[dataset].task) if metric_of(name).better]
     require(metric in known, "--metric", f"must be a score with a better end{nearest(metric, known)}", metric)
@@ -184,7 +184,7 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
 
     Args:
         trials: trials with constant hyperparameters.
-        population: trials with changing hyperparameters; the first of ``trials`` has the best one's last values.
+        population: trials with changing hyperparameters; the first of ``trials`` has the best member's last values.
     """
     branch, finished = search.branch, [trial for trial in trials if _is_finished(trial)]
     if not finished:

@@ -1,4 +1,4 @@
-"""The use of Ray Tune: sampling hyperparameters, stopping trials early, and showing trials to the user.
+"""Ray Tune: sample hyperparameters, stop trials early, and show trials to the user.
 
 Tune's storage holds the whole state of the trials. Import this module after ``work.cluster.connected``, which sets the
 variables that Ray reads on import.
@@ -33,7 +33,7 @@ Space = Mapping[str, tuple[float, float, str]]  # dotted key -> (low, high, scal
 
 @dataclass(frozen=True)
 class Lines(tune.Callback):
-    """A callback that prints a line when a trial of ``count`` ends; ``metrics`` are the reported scores to print."""
+    """A callback that prints a line when one of ``count`` trials ends; ``metrics`` are the reported scores to print."""
 
     count: int
     metrics: tuple[str, ...]
@@ -129,7 +129,7 @@ def population(
 ) -> tuple[dict[str, Any], tune.TuneConfig]:
     """Return the configuration for Ray's PopulationBasedTraining (Jaderberg et al. 2017).
 
-    At each milestone a trial of the worst quarter continues from a checkpoint of a best trial, with changed
+    At each milestone a trial of the worst quarter continues from a checkpoint of one of the best trials, with changed
     hyperparameters; integers are not changed, because they may be shapes.
     """
     continuous = {key: scale for key, scale in space.items() if scale[2] != "integer"}

@@ -1,4 +1,4 @@
-"""What MLflow's comparison shows of the runs: the report's columns, as metrics and as views."""
+"""The content of MLflow's comparison: the report's columns, as metrics and as views."""
 
 import math
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from ..tracking import Compared, Comparison
 from .report import infos
 
 ALL: Final = "all.data"  # the key of the view of all data sets; no data set can have this name
-_ONLY_CHARTS: Final = ("bytes", "peak_bytes", "seconds_per_1000")  # metrics that get no column
+_ONLY_CHARTS: Final = ("bytes", "peak_bytes", "seconds_per_1000")  # metrics with a chart but no column
 
 
 def track(plan: Plan, params: Params, settings: Settings) -> None:
-    """Add to MLflow the stages that are up to date and missing there, and the comparison."""
+    """Add to MLflow the comparison, and the up-to-date stages that it does not have yet."""
     with tracking.opened(settings, params, "dvc repro") as tracker:
         tracker.project(plan)
         tracker.compare(lambda: of(params))

@@ -38,5 +38,5 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
 
 
 def play(task: tuple[DecisionConfig, str, str, int, int], shared: Mapping[str, Any], report: Report) -> State:
-    """Play one seed by one agent."""
+    """Play the problem of one seed with one agent."""
     return decide(*task)

@@ -1,7 +1,7 @@
-"""The evaluate stage: every seed of a run on test rows, corrupted rows, other data, and its cost.
+"""The evaluate stage: score every seed of a run on test rows, corrupted rows and other data, and record its cost.
 
-Tasks: for each (split, seed) one on the test rows, with the transfer sets and the OOD sets (their
-scores are compared with the test rows' scores), and one on each corruption.
+Each (split, seed) has one task for the test rows with the transfer sets and the OOD sets (OOD scores are compared with
+the test rows' scores), and one task for each corruption.
 """
 
 from collections import Counter, defaultdict
@@ -38,7 +38,7 @@ from . import fit
 
 @dataclass(frozen=True)
 class EvalTask:
-    """A task's payload: one fit, asked about the test rows or about one corruption."""
+    """A task's payload: one fit, to score on the test rows or on one corruption."""
 
     run: tuple[str, str, str]  # data set, method, setting
     split: int
@@ -49,7 +49,7 @@ class EvalTask:
     device: str
 
     def scores(self, figures: Mapping[Quantity, tuple[float, int]]) -> pa.Table:
-        """Return scores of this fit as they are stored."""
+        """Return the scores of this fit as a table in the stored format."""
         return scores.table(*self.run, (Score(self.split, self.seed, of, *figure) for of, figure in figures.items()))
 
 
@@ -86,7 +86,7 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
 
 
 def answer(task: EvalTask, shared: Mapping[str, Any], report: Report) -> State:
-    """Score one fit: tables as Arrow streams, each with the split and the seed."""
+    """Score one fit, and return tables as Arrow streams, each with the split and the seed."""
     fitted, how, tables = _fitted(task, shared), (task.config, task.rng, task.device), dict[str, pa.Table]()
     if task.corruption is None:
         test, others = shared[f"test-{task.split}"], {name: shared[name] for name in ("ood", "transfer")}

@@ -1,4 +1,4 @@
-"""The common part of all stages that fit: a run of params.yaml in, an artifact out.
+"""The common part of all stages that fit: from a run of params.yaml to an artifact.
 
 params → run → data and input states of each split → one task for each (split, seed) → artifact,
 then provenance, then summaries. The artifact comes first, so that no later failure loses it.
@@ -35,12 +35,12 @@ from ..work.executor import Done, Executor, Task, Where
 from ..work.store import Store
 
 GROUP_SIZE: Final = 10  # seeds that one task fits together; a change of this number changes results' last bits
-FEW_ROWS: Final = 20_000  # a single task with at most so many rows over all seeds runs here, not on a cluster's worker
+FEW_ROWS: Final = 20_000  # a single task with at most this many rows over all seeds runs here, not on a cluster
 
 
 @dataclasses.dataclass(frozen=True)
 class SeedTask:
-    """A task's payload: everything about one seed but the shared data."""
+    """A task's payload: everything that one seed's fit needs, except the shared data."""
 
     fit: Fit
     config: Any
@@ -142,7 +142,7 @@ def inputs_of(run: Run) -> list[Path]:
 
 
 def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path]) -> str:
-    """Hash all that the bits of the work depend on: ``about`` (numbers, code), data, torch, device, threads."""
+    """Hash all that a result's bits depend on: ``about`` (numbers, code), inputs, torch, device, threads, workers."""
     import torch
 
     facts = {
@@ -169,7 +169,7 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
             shared |= named
         tasks += seed_tasks(run, split, states, root, run.spec.seeds)
     tables = all(len(d.input_shape) == 1 for d in shared.values() if isinstance(d, FitData))
-    alike = "student" not in run.sources  # those made from posteriors may be of different shapes
+    alike = "student" not in run.sources  # seeds with posteriors as inputs may have different shapes
     if run.stage.fit_many is not None and alike and tables and len(tasks) > 1:
         tasks = _grouped(tasks, run.stage.fit_many)
     return shared, tasks
@@ -195,7 +195,7 @@ def seed_tasks(run: Run, split: int, states: Mapping[Kind, Mapping[str, State]],
 
 
 def _grouped(tasks: list[Task], fit_many: FitMany) -> list[Task]:
-    """Group the same seeds in tasks of ``GROUP_SIZE``."""
+    """Group the tasks of single seeds into tasks of ``GROUP_SIZE`` seeds."""
     grouped = []
     for start in range(0, len(tasks), GROUP_SIZE):
         part = tasks[start : start + GROUP_SIZE]
@@ -209,7 +209,8 @@ def _where(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings:
     """Return where the tasks run.
 
     A single task runs here if no cluster is named, since a worker on this machine has the same resources as this
-    process; so does a task that fits small tables together. Several tasks may be too short for this machine's workers.
+    process. A single task that fits small tables together runs here even if a cluster is named. Several tasks
+    may be too short for this machine's workers.
     """
     if run.stage.in_driver:
         return "here"
@@ -223,7 +224,7 @@ def _where(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings:
 
 
 def _states(above: artifacts.Artifact, kind: Kind, split: int) -> dict[str, State]:
-    """Open the seeds of one split of an input, in their order; their tensors are read where the work is done."""
+    """Open an input's states for the seeds of one split, in order; the process of the task reads their tensors."""
     names = [f"{split}-{seed}" for seed in range(above.manifest["about"]["seeds"])]
     return {f"{kind}-{name}": above.open(name) for name in names}
 
@@ -248,7 +249,7 @@ def _publish(
 def _recalibrate(
     run: Run, seed: int, split: int, done: Mapping[str, Done], data: FitData
 ) -> Iterator[tuple[str, State]]:
-    """Yield the recalibration of each fit of a split, learnt from left-out rows, with its name in the artifact."""
+    """Yield the recalibration of each fit of a split, learnt from calibration rows, with its name in the artifact."""
     rows = prepared.load_calibration(places.artifact("prepare", run.spec.dataset), split)
     if rows is None:
         return
@@ -272,7 +273,7 @@ def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) ->
 
 
 def _slowed(done: Mapping[str, Done]) -> list[str]:
-    """Return a warning with the number of fits that had diverged, and the share of their rates in the second try."""
+    """Return a warning with the number of fits that had diverged, and the smallest share of their rates in a retry."""
     shares = {name: made.result.config.get(RATE_SHARE) for name, made in done.items()}
     slow = {name: share for name, share in shares.items() if share is not None}
     if not slow:

@@ -1,7 +1,7 @@
 """The stage ``inputs``: it bundles artifacts that a run reads together under one name.
 
-DVC's ``foreach`` cannot list a varying number of dependencies for each run, so a run has one ``input``. The artifact of
-this stage holds the hash of each of several artifacts; their files are not copied.
+DVC's ``foreach`` cannot list a varying number of dependencies for each run, so a run has one ``input``. This stage's
+artifact holds the hash of each bundled artifact, and no copy of its files.
 """
 
 import json
@@ -19,7 +19,7 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     """Make ``work/inputs/<key>``.
 
     Raises:
-        UserError: one of the artifacts is not there.
+        UserError: one of the artifacts does not exist.
     """
     key = stage.key
     hashes = {}

@@ -1,4 +1,4 @@
-"""The prepare stage: two artifacts of a data set, what fits may see and what only evaluate sees."""
+"""The prepare stage: two artifacts of a data set, one that fits read and one that only the evaluate stage reads."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     """Make ``work/prepare/<key>`` and ``work/holdout/<key>``.
 
     Raises:
-        UserError: the data cannot be had, or are wrong; neither artifact is touched then.
+        UserError: the data cannot be obtained, or are wrong; neither artifact is changed.
     """
     key = stage.key
     fit, holdout = places.artifact("prepare", key), places.artifact("holdout", key)
@@ -31,7 +31,7 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     places.sweep(holdout)
     dataset = params.datasets[key]
     about: dict[str, Any] = {"dataset": key, "seed": params.seed, "config": config.to_mapping(dataset)}
-    # all steps of an increment hold out the same validation rows, whatever each is called
+    # all steps of an increment hold out the same validation rows, independent of their keys
     rng = Seed(params.seed).fold("prepare", key if dataset.increment is None else dataset.source.name)
     held, seen = {**about}, {**about}
     with (

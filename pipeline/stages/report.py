@@ -1,4 +1,4 @@
-"""The report stage: what lies where, for the report's own code."""
+"""The report stage: describe all runs and the places of their results to the report's code."""
 
 import hashlib
 import json
@@ -65,7 +65,7 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
 
 
 def _ended(run: Run, params: Params, warnings: Sequence[str]) -> tuple[str, ...]:
-    """Return the reason why the fits of a run ended, or else the fits of its trajectories."""
+    """Return what ended the fits of a run or, if the run has no record of it, the fits of its trajectories."""
     if any(warning.endswith(LONGER) for warning in warnings):
         return ("chains",)
     validated = params.datasets[run.spec.dataset].validation > 0
@@ -75,9 +75,10 @@ def _ended(run: Run, params: Params, warnings: Sequence[str]) -> tuple[str, ...]
 
 
 def _imitated(run: Run, params: Params) -> str | None:
-    """Return the run that a student imitates: its input, or a run of the input's own method on the same input.
+    """Return the run that a student imitates: its input, or another run of the input's method with the same inputs.
 
-    For a student of chains this is the run that averages the chains. None means that the run imitates nothing.
+    For a student of chains this is the run that averages the chains. None means that the run imitates nothing; an empty
+    text means that no run has the imitated posterior.
     """
     if not run.method.imitates:
         return None
@@ -89,13 +90,13 @@ def _imitated(run: Run, params: Params) -> str | None:
 
 
 def _chains(key: str, record: Mapping[str, Any], splits: int) -> dict[str, report.ChainsInfo]:
-    """Return the diagnostics of the chains that an entry made, if it made some."""
+    """Return the diagnostics of the chains that an entry made, if it made any."""
     metrics = record.get("metrics", {})
     return {key: report.ChainsInfo(metrics, record.get("traces", {}), splits)} if "rhat_prediction" in metrics else {}
 
 
 def _network(run: Run, params: Params) -> str:
-    """Name the architecture of a run: of its method's own row above, its own, or another's that it is made from."""
+    """Name the architecture of a run: from an upstream run of its method, from itself, or from another upstream run."""
     above = [row for row in reversed(params.lineage(run)) if row is not run]
     for row in (*(row for row in above if row.method.name == run.method.name), run, *above):
         holder = getattr(row.config, "target", row.config)
@@ -122,7 +123,7 @@ def _coreset(run: Run) -> report.CoresetInfo:
 
 
 def facts(params: Params, settings: Settings) -> dict[str, Any]:
-    """Collect where the figures come from."""
+    """Collect the provenance of the report."""
     fitted = sum(sum(records.read(run.kind, run.key).get("seconds", {}).values()) for run in params.runs.values())
     return {
         "commit": provenance.commit(),
@@ -135,6 +136,6 @@ def facts(params: Params, settings: Settings) -> dict[str, Any]:
 
 
 def _data_hash(dataset: str) -> str:
-    """Hash the rows that fits see; evaluate alone reads the others."""
+    """Hash the rows that fits read; only the evaluate stage reads the other rows."""
     manifest = places.artifact("prepare", dataset) / artifacts.MANIFEST
     return artifacts.sha256(manifest)[:16] if manifest.is_file() else "—"

@@ -1,4 +1,4 @@
-"""The stage ``scores``: the metrics and curves of stored predictions, which fit nothing and predict nothing again."""
+"""The stage ``scores``: metrics and curves of stored predictions, without a new fit or new predictions."""
 
 from collections import defaultdict
 
@@ -20,7 +20,7 @@ from ..work.executor import Executor
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``work/scores/<key>``: scores.parquet, risk.parquet and, for regression, pit.parquet.
 
-    What a metric draws is drawn at the same address for all runs, so that they are compared in pairs.
+    A metric's random numbers have the same address in all runs, so that runs are compared in pairs.
     """
     run, place = params.run("student", stage.key), places.artifact("scores", stage.key)
     evaluated = artifacts.load(places.artifact("evaluate", stage.key), "evaluate").path

@@ -50,7 +50,7 @@ class Comparison:
 
     Attributes:
         views: the key of each view -> its state, by :func:`view`.
-        about: the experiment's description in Markdown, from its id.
+        about: returns the experiment's description in Markdown, given the experiment's id.
     """
 
     runs: Sequence[Compared]
@@ -95,7 +95,7 @@ def link(experiment: str, view: str) -> str:
 
 
 def view(filter: str, order: str, columns: Sequence[str], charts: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the state of a view of the comparison: the runs of one data set, or of all.
+    """Return the state of a view of the comparison: the runs of one data set, or of all data sets.
 
     Args:
         filter: the filter of runs, in MLflow's syntax; empty for all runs.

@@ -1,6 +1,6 @@
 """Access to MLflow's store.
 
-The default store is an SQLite file in WAL mode in ``mlruns/``; ``MLFLOW_TRACKING_URI`` names another store. It is
+``MLFLOW_TRACKING_URI`` names the store; the default is an SQLite file in WAL mode in ``mlruns/``. The default store is
 created under a file lock, since two processes that create it at the same time can leave it unusable.
 """
 
@@ -80,7 +80,7 @@ def attempt(action: Callable[[Any], T]) -> T | None:
 
 
 def tolerate(action: Callable[[], T]) -> T | None:
-    """Call ``action`` and return its result; None if tracking is off or it fails, which is one warning."""
+    """Call ``action`` and return its result; None if tracking is off, or after a warning if ``action`` fails."""
     if not Settings.read().tracking:
         return None
     try:
@@ -120,7 +120,7 @@ def connect() -> Any:
 
 
 def lock() -> Any:
-    """Return the lock for lookups in the store followed by creation."""
+    """Return the lock to hold from a lookup in the store until the missing entry is created."""
     from filelock import FileLock
 
     FOLDER.mkdir(exist_ok=True)
@@ -154,7 +154,7 @@ def create(client: Any, experiment: str, name: str, tags: Mapping[str, Any], sta
     """Start a run, which the caller must end, and return its id.
 
     Args:
-        started: the start time in seconds since 1970. None: now.
+        started: the start time in seconds since 1970; None means now.
     """
     own = {"process": provenance.process(), "mlflow.source.name": Path(sys.argv[0]).name or "python"}
     since = None if started is None else round(1000 * started)

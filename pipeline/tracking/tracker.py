@@ -31,11 +31,11 @@ _TRACKED: Final = (*FIT_KINDS, "evaluate")
 _IDENTITY: Final = "identity"  # the tag with the hash of the identity file, which identifies a result
 _FOLLOW_SECONDS: Final = 3.0  # between two reads of running stages' curves
 _CLOSE_SECONDS: Final = 120.0  # the longest wait for the store at the end of a command
-_STOP_SECONDS: Final = 10.0  # the same after Ctrl-C
+_STOP_SECONDS: Final = 10.0  # the longest wait after Ctrl-C
 
 
 class StageRun:
-    """A run of a stage and its run in MLflow's store.
+    """One execution of a stage, and its run in MLflow's store.
 
     Attributes:
         identity, record, curve: the stage's files, stored here because ``places`` may change.
@@ -120,12 +120,12 @@ class Tracker:
             self._thread.start()
 
     def started(self, stage: Stage) -> None:
-        """Track that a stage runs."""
+        """Track the start of a stage."""
         if stage.kind in _TRACKED:
             self._todo.put(partial(self._start, StageRun(stage), time.time()))
 
     def ended(self, stage: Stage, status: str, lines: Sequence[str] = ()) -> None:
-        """Track that a stage, whose files are written, ended as FINISHED, FAILED (with its last lines) or KILLED."""
+        """Track the end of a stage with written files as FINISHED, FAILED (with its last lines) or KILLED."""
         if stage.kind in _TRACKED:
             self._todo.put(partial(self._end, stage.name, status, time.time(), lines))
         elif stage.kind == "report" and status == "FINISHED":
@@ -141,7 +141,7 @@ class Tracker:
         self._todo.put(lambda: comparison.publish(self._client, build()))
 
     def close(self, status: str) -> None:
-        """End the command's run after the thread has executed all requests; a slow store is one warning."""
+        """End the command's run after the thread has executed all requests; a slow store causes one warning."""
         if not self._thread.is_alive():
             return
         self._todo.put(partial(self._finish, status))
@@ -202,7 +202,7 @@ class Tracker:
                 run.end(self._client, "FINISHED", ended)
 
     def _known(self, identity: str = "") -> set[str]:
-        """Return the identities of results in the store, all or only this one."""
+        """Return the identities of all results in the store, or only ``identity`` if the store has it."""
         query = f"tags.{_IDENTITY} = '{identity}'" if identity else f"tags.{_IDENTITY} != ''"
         return {run.data.tags[_IDENTITY] for run in store.search(self._client, self._experiment, query)}
 
@@ -239,7 +239,7 @@ def final_scores(stored: RunScores) -> dict[str, float]:
 
 
 def _commit(name: str) -> dict[str, str]:
-    """Return the tags with a commit, ours and MLflow's."""
+    """Return our tag and MLflow's tag of a commit."""
     return {"git_commit": name, "mlflow.source.git.commit": name.removesuffix("-dirty")} if name else {}
 
 

@@ -52,7 +52,7 @@ def preflight(settings: Settings) -> None:
 
 
 def refuse_dashboard(settings: Settings) -> None:
-    """Refuse to run single stages with a dashboard's address, which runs whole commands.
+    """Refuse to run single stages at a dashboard's address, since a dashboard runs whole commands.
 
     Raises:
         UserError: RAY_ADDRESS is a dashboard's address, and BDL_EXECUTOR is ray.

@@ -29,7 +29,7 @@ from .hub import RETRIES, HubFile, HubStore, Progress, first_line, get, make_hub
 from .store import Store
 
 _POLL_SECONDS: Final = 0.3
-_FEW_SECONDS: Final = 60.0  # one core's time; shorter work does not pay for ten seconds of start and the transfer of data
+_FEW_SECONDS: Final = 60.0  # one core's time; shorter work is not worth ten seconds of start and the data transfer
 _TRY_SECONDS: Final = 10.0  # a task with checkpoints runs in this process this long; then a worker continues it
 _STORE_BYTES: Final = 2 * 1024**3  # the limit of an embedded object store, which allocates memory as it fills
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ class Cluster(Executor):
         return results
 
     def _try(self, batch: Batch, tasks: Sequence[Task]) -> dict[str, Done]:
-        """Run the smallest task here for a limited time, and the others as well if all together take little time.
+        """Run the smallest task here for a limited time, and the other tasks as well if they take little time together.
 
         Workers run the rest; an interrupted task continues from its checkpoint.
         """
@@ -156,7 +156,7 @@ def connected(
 
     Args:
         settings: the settings with the cluster's address; if it is empty, Ray is started in this process.
-        say: prints a line while a node is waited for.
+        say: prints a line while this process waits for a node.
         head: returns host:port of a head on this machine that several stages share, or "".
         ships: files and packages of plugins that a named cluster's nodes receive.
 
@@ -203,7 +203,7 @@ def head(settings: Settings) -> Iterator[str]:
 
 
 def named(address: str, ships: Sequence[Path] = ()) -> dict[str, Any]:
-    """Return the options of ``ray.init`` for a cluster, whose nodes do not have our code."""
+    """Return the options of ``ray.init`` for a cluster, which send our code and ``ships`` to its nodes."""
     modules = [*(_ROOT / name for name in ("pipeline", "src/bdl_pipe")), *ships]
     return {"address": address, "runtime_env": {"py_modules": list(map(str, modules)), "excludes": ["__pycache__"]}}
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, final
 import torch
 
 from bdl_pipe import checkpoints
-from bdl_pipe.checkpoints import Done as Done  # stages import it from here, since an edit of their imports would make results stale
+from bdl_pipe.checkpoints import Done as Done  # stages import it from here: editing their imports makes results stale
 from bdl_pipe.checkpoints import Kept, Send, measured
 from bdl_pipe.memory import keep_freed_memory
 from bdl_pipe.progress import Report
@@ -55,7 +55,7 @@ class Batch:
         work: an importable function.
         shared: read-only data; each worker receives it at most once.
         display: shows the progress.
-        store: stores checkpoints and results, which must be States. None: nothing is stored.
+        store: stores checkpoints and results, which must be States; None stores nothing.
     """
 
     work: Work

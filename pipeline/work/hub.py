@@ -125,7 +125,7 @@ def with_plugins(value: Any) -> Any:
 
 
 class _WithPlugins:
-    """A value whose pickle imports the plugins; unpickling returns the value."""
+    """A wrapper of a value; unpickling it imports the plugins and returns the value."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

@@ -29,13 +29,13 @@ _SILENT_SECONDS: Final = 45.0  # a network may recover; after 60 s Ray aborts th
 
 
 class HeadWatch:
-    """Checks that the head of a cluster accepts connections; a head of this machine is not checked."""
+    """Checks that the head of a cluster accepts connections; a head on this machine is not checked."""
 
     def __init__(self, address: str) -> None:
         self._address, self._answered = address, time.monotonic()
 
     def answers(self) -> bool:
-        """Return whether the head answers; otherwise a call of Ray would block.
+        """Return whether the head answers; if it does not, a call of Ray would block.
 
         Raises:
             UserError: the head has not answered for too long.
@@ -51,7 +51,7 @@ class HeadWatch:
 
 
 class TaskWatch:
-    """Finds the tasks whose node Ray has declared dead but whose results Ray still waits for."""
+    """Finds the tasks that Ray still waits for although it has declared their nodes dead."""
 
     def __init__(self, address: str, hub: Any) -> None:
         """Watch the tasks on the cluster at host:port; an empty address means this machine, a single node."""
@@ -204,7 +204,7 @@ def _requested(needs: Needs, workers: int) -> Iterator[None]:
 
 
 def _refuse(nodes: Iterable[Mapping[str, Any]], needs: Needs, workers: int, settings: Settings) -> None:
-    """Raise the error, which names the request and the largest available amounts."""
+    """Raise UserError with the request and the largest available amounts."""
     nodes = list(nodes)
     hint = ""
     if settings.node_seconds:

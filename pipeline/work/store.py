@@ -14,13 +14,13 @@ class Store(CheckpointFolder):
     """The checkpoints of one stage, in ``folder/identity``, so that a killed stage repeats no finished task.
 
     Attributes:
-        shared: the folder of unfinished work in shared storage, which workers write. None: it is in ``folder``.
+        shared: the folder of unfinished work in shared storage, which workers write; None if it is in ``folder``.
     """
 
     shared: Folder | None = None
 
     def sharing(self, address: str) -> "Store":
-        """Return this store with unfinished work in the storage at ``address``, if it is not empty.
+        """Return this store with unfinished work in the storage at ``address``, or unchanged if ``address`` is empty.
 
         Raises:
             UserError: the storage cannot be written.
