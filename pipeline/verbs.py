@@ -56,10 +56,10 @@ def apply(path: Path) -> None:
 
 
 def remove(name: str) -> None:
-    """Remove a data set and the runs on it from params.yaml; existing results stay on disk.
+    """Remove a data set, the runs on it and its overlay in params/data; existing results stay on disk.
 
     Raises:
-        UserError: there is no such data set.
+        UserError: there is no such data set, or the rest of params.yaml would break a rule.
     """
     counts = overlays.remove(name)
     (FOLDER / f"{name}.yaml").unlink(missing_ok=True)

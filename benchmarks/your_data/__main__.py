@@ -6,8 +6,8 @@
 Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``. All
 tables share one project folder, which belongs to one state of the code. With ``--only`` or ``--seen``, the scores of
 these tables replace their rows in results/your_data, and the page names the commit of each table. With other
-``--minutes``, scores and page are written to ``page`` in the project folder. ``--page`` writes the page of the committed
-scores again.
+``--minutes``, scores and page are written to ``page`` in the project folder. ``--page`` writes the page of the
+committed scores again.
 """
 
 import argparse

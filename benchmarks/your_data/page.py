@@ -78,8 +78,8 @@ _SCORES: Final = (
     "folds are not run."
 )
 _RUNS: Final = (
-    "The tables were run in several parts, each by one state of the code. A run's seconds of fitting cover all that was "
-    "run then, also tables whose figures come from a later run."
+    "The tables were run in several parts, each by one state of the code. A run's seconds of fitting cover all that "
+    "was run then, also tables whose figures come from a later run."
 )
 _SOURCES: Final = (
     "A rule that was written before any fit chose the unseen tables: it is the head of "

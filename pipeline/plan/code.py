@@ -4,7 +4,7 @@ The digest follows every import from the modules of the stage kind and the metho
 and in a plugin's own modules. It does not follow three kinds of module: the registry and the public names, since a
 result depends only on its own entry of these tables; sizes, since params.yaml has their results; and the rest of
 ``pipeline``, which moves, shows and tracks results without changing a byte. (tests/pipeline/test_code.py compares the
-closure with another tool's import graph.) This module needs only the standard library, because the stage ``sources``,
+closure with another tool's import graph.) This module imports no large package, because the stage ``sources``,
 which runs after every change of the code, uses it.
 """
 

@@ -94,7 +94,9 @@ def test_the_noise_of_null_is_what_a_linear_model_or_trees_leave(curved: float, 
     On a curve the linear model finds 1.6, and trees 7.3.
     """
     x = Seed(5).numpy().normal(size=(600, 2))
-    y = (x[:, 0] + curved * x[:, 1] ** 2)[:, None] / (1 + 6 * (curved > 0)) + 0.2 * Seed(6).numpy().normal(size=(600, 1))
+    y = (x[:, 0] + curved * x[:, 1] ** 2)[:, None] / (1 + 6 * (curved > 0)) + 0.2 * Seed(6).numpy().normal(
+        size=(600, 1)
+    )
     one = torch.ones(1)
     transform = Transform("table", torch.zeros(2), torch.ones(2), shift=0 * one, scale=one)
     data = FitData("regression", Examples(x, y), Examples(x[:0], y[:0]), transform)
@@ -192,6 +194,22 @@ def test_the_noise_of_minibatches_is_compared_with_the_kernels_own(linear):
     assert found == pytest.approx(exact.tolist(), rel=0.2)
     whole = method.network_chains([data], config.target, cases.settings(sampler={"batch": None}).sampler, [Seed(0)], 0)
     assert whole.noise_ratio(at, 1, 10) == (0.0, 0.0)
+
+
+def test_the_noise_with_control_variates_is_that_of_the_differences_to_the_anchor(linear):
+    """As above with g_i(θ) − g_i(θ̂) = −λ_n x xᵀ(θ − θ̂). An anchor that moves to θ leaves no noise."""
+    data, at = DATA["regression"], torch.tensor([[0.3, -0.2, 0.1]])
+    config = cases.settings(
+        target={"network": {"name": "linear"}},
+        sampler={"kernel": {"name": "sgld"}, "batch": 4, "control_variates": 7},
+    )
+    chains = method.network_chains([data], config.target, config.sampler, [Seed(0)], 0)
+    chains.restored({"anchor": torch.zeros(1, 3)})
+    x = torch.cat([data.tensors("train")[0].double(), torch.ones(40, 1)], 1)
+    per_row = -10 * (x @ at[0].double())[:, None] * x
+    covariance = 40**2 * per_row.T.cov() / 4 * (1 - 4 / 40)
+    exact = 1e-3 / 4 * torch.tensor([covariance.trace() / 3, torch.linalg.eigvalsh(covariance)[-1]])
+    assert chains.noise_ratio(at, 1, 1000) == pytest.approx(exact.tolist(), rel=0.2)
 
 
 def test_a_chain_starts_from_a_trajectory_or_from_the_prior():

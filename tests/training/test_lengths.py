@@ -27,7 +27,15 @@ TABLES = [table(m, shift=24.0 * m) for m in range(3)]  # the farther the targets
 
 @pytest.mark.parametrize(
     ("every", "epochs", "expected"),
-    [(3, 30, [4, 8, 15]), (1, 5, [1, 2, 3]), (4, 8, [4, 8]), (5, 8, [8]), (2, 2, [2]), (1, 1, [1]), (8, 64, [8, 16, 32])],
+    [
+        (3, 30, [4, 8, 15]),
+        (1, 5, [1, 2, 3]),
+        (4, 8, [4, 8]),
+        (5, 8, [8]),
+        (2, 2, [2]),
+        (1, 1, [1]),
+        (8, 64, [8, 16, 32]),
+    ],
 )
 def test_lengths_are_halves_from_half_of_the_epochs_to_the_least(every: int, epochs: int, expected: list[int]) -> None:
     assert EarlyStopping(every, None).lengths(epochs) == expected

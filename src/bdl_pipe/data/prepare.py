@@ -5,8 +5,9 @@
 all rows of a final fit; if the transform fitted only to the training rows differs, it is in ``<s>/transform-search``.
 ``folder_fit`` also has ``schema.json`` and optionally ``<s>/calibration.arrow``, rows for the recalibration of
 posteriors, which no fit uses. ``folder_holdout`` holds the rest: ``<s>/test.arrow``, ``ood/<set>.arrow``,
-``transfer/<set>.arrow``, ``corrupted/<name>-<severity>.arrow``. No byte of ``folder_fit`` depends on a row of
-``folder_holdout``.
+``transfer/<set>.arrow``, ``corrupted/<name>-<severity>.arrow``. No row and no constant of ``folder_fit`` depends on a
+row of ``folder_holdout``, with two exceptions for tables without own test rows: ``targets: auto`` takes no logarithms
+if any target of the file is <= 0, and ``schema.json`` describes the columns of the whole file, for users.
 
 A data set with an ``increment`` is one step of class-incremental learning. Validation rows are drawn and transforms are
 fitted as if there were no ``increment``; then ``folder_fit`` keeps only the rows of the new classes, and

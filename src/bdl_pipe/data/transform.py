@@ -83,8 +83,10 @@ class Transform:
         return values * self._wide(self.std, values) + self._wide(self.mean, values)
 
     def targets(self, raw: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Return labels as int64 [n], or standardised targets as float32 [n, output]; NaN if a logarithm is
-        undefined."""
+        """Return labels as int64 [n], or standardised targets as float32 [n, output].
+
+        If logarithms are fitted, a target of 0 becomes −inf and a negative target NaN.
+        """
         values = _tensor(raw, device)
         if self.shift is None or self.scale is None:
             return values.to(torch.int64)

@@ -108,20 +108,26 @@ class NetworkChains:
     def _density_at(self, step: int) -> Density:
         if self._whole is not None:
             return self._whole
-        index = [batches(step) for batches in self._batches]
         every = self._sampler.control_variates
         if every is None:
-            return self.target.density(index)
+            return self._minibatch(step)
         moves = step % every == 0 or step < self._anchored or self._anchor is None
 
         def of(positions: Positions) -> tuple[Tensor, Tensor]:
             if moves:  # the anchor becomes the position at which the gradient is computed; a retry resets it
                 self._anchor, self._at_anchor = positions, self.target.likelihood_gradient(positions)
                 self._anchored = step
-            assert self._anchor is not None and self._at_anchor is not None
-            return self.target.controlled(index, self._anchor, self._at_anchor)(positions)
+            return self._minibatch(step)(positions)
 
         return of
+
+    def _minibatch(self, step: int) -> Density:
+        """Return the density that is estimated from the minibatch of ``step``, with the anchor of control variates."""
+        index = [batches(step) for batches in self._batches]
+        if self._sampler.control_variates is None:
+            return self.target.density(index)
+        assert self._anchor is not None and self._at_anchor is not None
+        return self.target.controlled(index, self._anchor, self._at_anchor)
 
     def saved(self, state: ChainState) -> dict[str, Tensor]:
         """Return the tensors that the steps after ``state`` depend on."""
@@ -147,7 +153,7 @@ class NetworkChains:
         if self._whole is not None:
             return 0.0, 0.0
         batches = min(batches, max(2, _MOST_NUMBERS // positions.shape[1]))
-        gradients = torch.stack([self._density_at(step + k)(positions)[1][0] for k in range(batches)])
+        gradients = torch.stack([self._minibatch(step + k)(positions)[1][0] for k in range(batches)])
         centred = (gradients - gradients.mean(0)) / (batches - 1) ** 0.5
         gram = (centred @ centred.T).double()
         steps = [t for t in range(self._burn_in, step) if self.schedule.samples(t)]
