@@ -4,7 +4,7 @@
 ``manifest.json`` and the folder takes its place in one rename. If the block fails, nothing is left.
 ``load`` checks kind, schema version, the list of files, sizes and SHA-256 before anything is used.
 The manifest holds nothing that differs between two equal runs (no times, no commit): equal runs
-give equal bytes, so a change that does not change a result stops there.
+give equal bytes, so a change that does not change a result leaves later stages up to date.
 """
 
 import copy
@@ -77,7 +77,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self._entries)
 
     def rows(self, name: str, start: int | None, stop: int | None) -> Tensor:
-        """Return ``self[name][start:stop]``; only these bytes are read."""
+        """Return ``self[name][start:stop]``; read only these bytes."""
         entry = self._entries[name]
         count, *shape = entry["shape"]
         first, last, _ = slice(start, stop).indices(count)
@@ -86,7 +86,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return self._read(entry["dtype"], [last - first, *shape], begin + first * size, begin + last * size)
 
     def through(self, way: Callable[[Source], Source]) -> "StoredTensors":
-        """Return the same tensors, read from the source that ``way`` makes of this one."""
+        """Return the same tensors, read from ``way(source)`` instead of their source."""
         found = copy.copy(self)
         found._source = way(self._source)
         return found
@@ -98,7 +98,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def rows(tensors: Mapping[str, Tensor], name: str, start: int | None, stop: int | None) -> Tensor:
-    """Return ``tensors[name][start:stop]``; of a stored tensor only these bytes are read."""
+    """Return ``tensors[name][start:stop]``; read only these bytes if the tensor is stored."""
     return tensors.rows(name, start, stop) if isinstance(tensors, StoredTensors) else tensors[name][start:stop]
 
 
@@ -118,7 +118,7 @@ class Artifact:
         return read_state(self.path / name)
 
     def open(self, name: str) -> State:
-        """Return a state whose tensors are read on access, also in another process.
+        """Return a state that reads its tensors on access, in this or another process.
 
         Raises:
             ArtifactError: a file is missing or does not parse.
@@ -184,7 +184,7 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
 
     Args:
         path: the artifact's folder; an older artifact there is replaced.
-        kind: the stage kind, checked when it is read.
+        kind: the stage kind; :func:`load` checks it.
         about: params, seed and other JSON-able facts, equal in equal runs.
     """
     with replacing(path) as folder:
@@ -214,7 +214,7 @@ def _swap(new: Path, place: Path) -> None:
     old = place.with_name(f".{place.name}.{os.getpid()}.old.tmp")
     shutil.rmtree(old, ignore_errors=True)
     if place.exists():
-        os.replace(place, old)  # a folder that is not empty cannot be renamed onto
+        os.replace(place, old)  # os.replace cannot overwrite a folder that is not empty
     try:
         os.replace(new, place)
     except OSError:

@@ -1,6 +1,6 @@
-"""Folders of checkpoints and results, as files of bytes; torch is not imported here.
+"""Folders of checkpoints and results, stored as bytes. This module does not import torch.
 
-:class:`CheckpointFiles` is a folder of one program. :class:`CheckpointFolder` is for programs that are killed, started
+:class:`CheckpointFiles` is a folder for one program. :class:`CheckpointFolder` is for programs that are killed, started
 again with other parameters, or run beside each other: finished work is not repeated, unfinished work continues, and a
 checkpoint of other parameters, data or code is never used.
 
@@ -78,7 +78,7 @@ class CheckpointFolder(CheckpointFiles):
         self._remove_unlocked(keep=self._place.name)
 
     def clear(self) -> None:
-        """Unlock the folder, and remove every folder that no other process has locked: the result is safe."""
+        """Unlock the folder, and remove every folder that no process has locked; call it once the result is safe."""
         if self._lock is not None:
             self._lock.close()
         with contextlib.suppress(OSError):  # another process works in a sibling folder

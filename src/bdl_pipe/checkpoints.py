@@ -21,7 +21,7 @@ _SEND_SECONDS: Final = 0.5
 
 @runtime_checkable
 class Keeper(Protocol):
-    """A keeper of checkpoints, which are bytes with a name."""
+    """An object that stores checkpoints: bytes with a name."""
 
     def save(self, name: str, blob: bytes) -> None:
         """Keep a checkpoint in place of the last one of this name."""
@@ -47,7 +47,7 @@ class Done:
 
     Attributes:
         seconds: the time by ``metrics.cost.clock``: on a CPU the processor time of one thread, else wall time.
-        peak_bytes: the largest resident memory of the process that ran it, up to its end.
+        peak_bytes: the peak memory of the fit, see :func:`bdl_pipe.metrics.cost.peak_bytes`.
     """
 
     result: Any
@@ -56,7 +56,7 @@ class Done:
 
 
 class HandedOver(Exception):
-    """A fit has reached its time limit in this process; its checkpoint holds what it has done."""
+    """Raised by a fit that has reached its time limit in this process and saved a checkpoint."""
 
 
 @final
@@ -76,10 +76,10 @@ class Checkpointed(Report):
         """Create the report of the fit ``name``.
 
         Args:
-            keeper: stores the checkpoints. None: no checkpoint is stored.
+            keeper: stores the checkpoints. None stores no checkpoint.
             send: receives (name, step, total, metrics), at most twice a second.
             every: seconds between two checkpoints.
-            limit: seconds after which the next checkpoint is the last; once it is kept, HandedOver is raised.
+            limit: seconds after which the fit saves a last checkpoint and raises HandedOver.
             cost: the clock of :attr:`seconds`; all other times are wall time.
         """
         self._name, self._keeper, self._send, self._every, self._limit = name, keeper, send, every, limit
@@ -137,11 +137,11 @@ def measured(
     """Run a fit from its last checkpoint if there is one, store its result, and return it with its cost.
 
     Args:
-        fit: takes the report; where there is a keeper, it returns a State.
+        fit: the fit, a function of the report; if there is a keeper, it must return a State.
         device: the device that the fit computes on; :class:`Checkpointed` describes the other arguments.
 
     Raises:
-        HandedOver: the fit kept a checkpoint after ``limit`` seconds; another call continues from it.
+        HandedOver: the fit saved a checkpoint after ``limit`` seconds; another call continues from it.
     """
     report = Checkpointed(name, keeper, send, every=every, limit=limit, cost=clock(device))
     with peak_bytes(device) as peak:

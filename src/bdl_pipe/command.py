@@ -16,7 +16,7 @@ _LACKS: Final = "bdl-pipe: the pipeline needs the package {name}: pip install -e
 
 
 def main() -> None:
-    """Run the pipeline's command line; exit with its status, or with 2 and one line if there is no project here."""
+    """Run the pipeline's command line; exit with its status, or print one line and exit with 2 if it cannot run."""
     folder = os.getcwd()
     if not all(Path(folder, name).exists() for name in ("dvc.yaml", "pipeline/__main__.py")):
         sys.exit(_refused(_NONE.format(folder=folder)))

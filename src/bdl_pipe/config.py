@@ -1,10 +1,10 @@
-"""The typed view of ``params.yaml``: a mapping in, a frozen dataclass out, or a clear error.
+"""Read sections of ``params.yaml`` as typed, frozen dataclasses, with clear errors.
 
-A config is a frozen dataclass beside its owner. ``read`` refuses unknown keys, missing keys and wrong types; ranges are
-checked by the dataclass in ``__post_init__`` with ``errors.require``. The only implicit conversion is from an integer
-to a float. The key ``name``, a ``Literal`` field of each dataclass, selects the member of a union of dataclasses. A
-kind that plugins may extend (``open_kind``) is the union of all its dataclasses. A field whose variants are not known
-in advance has its own reader, ``(value, path) -> value``, as the metadata ``read``.
+A config is a frozen dataclass beside its owner. ``read`` refuses unknown keys, missing keys and wrong types; the
+dataclass checks ranges in ``__post_init__`` with ``errors.require``. The only implicit conversion is from an integer to
+a float. The key ``name``, a ``Literal`` field of each dataclass, selects the member of a union of dataclasses. A kind
+that plugins may extend (``open_kind``) is the union of all its dataclasses. If the variants of a field are not known in
+advance, the field's metadata ``read`` has a reader, ``(value, path) -> value``.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from .errors import ConfigError
 
 T = TypeVar("T")
 
-# Metadata of a field that was added later. ``to_mapping`` omits the field where it has its default, so that configs
-# that were written before keep their bytes.
+# Metadata of a field that was added later. ``to_mapping`` omits the field if it has its default, so that configs that
+# were written earlier keep their bytes.
 LATER: Final = types.MappingProxyType({"later": True})
 
 _kinds: Final[dict[object, Callable[[], Mapping[str, type]]]] = {}  # a hint -> name -> dataclass
@@ -73,7 +73,7 @@ def merge(base: Mapping[Any, Any], override: Mapping[Any, Any]) -> dict[Any, Any
 
 
 def same_variant(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
-    """Return whether two sections are of one variant: ``new`` has the ``name`` of ``old`` or none."""
+    """Return whether two sections have the same variant: ``new`` has the ``name`` of ``old`` or none."""
     return bool(new.get("name", old.get("name")) == old.get("name"))
 
 

@@ -1,4 +1,4 @@
-"""Progress of long fits for a reader: a bar on a terminal, occasional lines in a log file.
+"""Progress display of long fits: a bar on a terminal, occasional lines in a log file.
 
 with Display("chains") as display:
     display.expect(1)

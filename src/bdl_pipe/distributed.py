@@ -65,7 +65,7 @@ def mean(value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def broadcast_buffers(module: nn.Module) -> None:
-    """Give every rank the buffers of rank 0 (batch norm's running statistics)."""
+    """Copy the buffers of rank 0 (batch norm's running statistics) to every rank."""
     if world()[1] == 1:
         return
     for bucket in _buckets(module.buffers()):

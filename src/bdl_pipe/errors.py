@@ -16,7 +16,7 @@ def brief(text: object, most: int = _LONGEST) -> str:
 
 
 def short(value: object) -> str:
-    """Write the beginning of ``value`` as Python does, on one line."""
+    """Write the beginning of ``repr(value)`` on one line."""
     return brief(_REPR.repr(value))
 
 
@@ -26,14 +26,14 @@ def _one_line(text: str) -> str:
 
 
 class UserError(ValueError):
-    """The error of bad input. The command line prints it as one line, without a traceback."""
+    """Raised for bad input. The command line prints it as one line, without a traceback."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_one_line(message))
 
 
 class ConfigError(UserError):
-    """The error of a value in ``params.yaml`` that breaks its rule."""
+    """Raised for a value in ``params.yaml`` that breaks its rule."""
 
     def __init__(self, path: str, rule: str, value: object = ...) -> None:
         self.path, self.rule, self.value = path, rule, value
@@ -45,18 +45,18 @@ class ConfigError(UserError):
 
 
 class DataError(UserError):
-    """The error of a data set whose files, columns, rows, labels, shapes or values are wrong."""
+    """Raised for a data set with wrong files, columns, rows, labels, shapes or values."""
 
 
 class Diverged(UserError):
-    """The error of a fit whose loss, weights or predictions became NaN or infinite.
+    """Raised if the loss, weights or predictions of a fit became NaN or infinite.
 
     A search counts the fit as a bad trial and continues.
     """
 
 
 class ArtifactError(UserError):
-    """The error of an artifact that is missing, truncated, altered or of another schema version."""
+    """Raised for an artifact that is missing, truncated, altered or of another schema version."""
 
 
 def require(condition: bool, path: str, rule: str, value: object = ...) -> None:

@@ -5,7 +5,7 @@
     drawing.figure.savefig("reliability.pdf")
     Path("part.html").write_text(drawing.svg("gp"))
 
-Each figure has an alternative text. Text is stored as text, and equal input gives equal bytes.
+Each figure has an alternative text. SVG files store text as text, and equal input gives equal bytes.
 """
 
 import io
@@ -74,12 +74,12 @@ STYLE: Final[dict[str, Any]] = {
     "lines.solid_capstyle": "round",
 }
 _COLUMNS: Final = 7  # The most plots beside each other.
-_LINEAR: Final = 0.01  # The axis of a difference of probabilities is logarithmic above.
-_styled: Final = matplotlib.rc_context(STYLE)  # As a decorator it holds for one call.
+_LINEAR: Final = 0.01  # Above this value the axis of a difference of probabilities is logarithmic.
+_styled: Final = matplotlib.rc_context(STYLE)  # As a decorator, the style holds for one call.
 
 
 class Mark(NamedTuple):
-    """The numbers of a method's colour and of its marker and dashes, which are the same in all figures."""
+    """A method's colour number, and one number for its marker and dashes; they are the same in all figures."""
 
     colour: int = 0
     shape: int = 0
@@ -140,7 +140,7 @@ class Curve:
     Attributes:
         name: names the method in the legend.
         mark: how the line is drawn.
-        points: places and scores, from left to right.
+        points: pairs of a place on the horizontal axis and a score, from left to right.
     """
 
     name: str
@@ -219,8 +219,8 @@ def curves(lines: Iterable[Curve], metric: str, xlabel: str, alt: str) -> Drawin
     """Draw the metric of each method as a line with standard errors.
 
     Args:
-        lines: the methods; points that are not finite are left out.
-        alt: says what the last points are, such as ``accuracy at severity 5``.
+        lines: the methods; the figure omits points that are not finite.
+        alt: the description of the last points in the alternative text, such as ``accuracy at severity 5``.
     """
     known = [(curve, [(x, score) for x, score in curve.points if math.isfinite(score.mean)]) for curve in lines]
     shown = [(curve, points) for curve, points in known if points]
@@ -293,8 +293,9 @@ def risk(lines: Mapping[str, "pd.Series"], marks: Sequence[Mark], *, wrong: bool
 
     Args:
         lines: method -> as :func:`bdl_pipe.scores.mean_risk` returns it.
-        marks: how each is drawn.
-        wrong: the risk is a share of wrong answers, on a logarithmic axis with lines at 1 and 5 %; else a mean loss.
+        marks: how each method is drawn.
+        wrong: whether the risk is a share of wrong answers, drawn on a logarithmic axis with lines at 1 and 5 %.
+            Otherwise it is a mean loss.
     """
     figure = Figure(figsize=(6.4, max(3.4, 0.4 + 0.14 * len(lines))))
     axes, scale = figure.subplots(), 100 if wrong else 1
@@ -322,9 +323,9 @@ def progress(lines: Sequence[Progress], title: str, xlabel: str, *, higher: bool
 
     Args:
         title: names the score.
-        xlabel: what the rounds count.
-        higher: a higher score is better.
-        log: the axis of the score is logarithmic.
+        xlabel: names the unit of the rounds.
+        higher: whether a higher score is better.
+        log: whether the axis of the score is logarithmic.
     """
     figure = Figure(figsize=(6.4, max(3.4, 0.4 + 0.17 * len(lines))))
     axes, ends = figure.subplots(), {one.name: float(one.points["mean"].iloc[-1]) for one in lines}
@@ -343,11 +344,12 @@ def progress(lines: Sequence[Progress], title: str, xlabel: str, *, higher: bool
 
 @_styled
 def pit(count: "pd.Series", low: int, high: int, name: str, mark: Mark = Mark()) -> Drawing:
-    """Draw in which tenth of its predictive each target lies, with the band of right predictives.
+    """Draw the histogram of F(y), the predictive's distribution function at each target, with the band of chance.
 
     Args:
         count: as :func:`bdl_pipe.scores.counted_pit` returns it.
-        low, high: the counts that a bin may have, see :func:`bdl_pipe.metrics.pit.band`.
+        low, high: the ends of the band for a bin's count if predictives are right, see
+            :func:`bdl_pipe.metrics.pit.band`.
         name: names the method in the title.
     """
     figure = Figure(figsize=(2.2, 1.9))
@@ -366,7 +368,7 @@ def against_costs(priced: Sequence[Priced], costs: Iterable[str]) -> Drawing | N
     """Draw NLL against each cost, side by side on logarithmic axes; None if no method has one of the costs.
 
     Args:
-        priced: the methods; a cost that is not above 0 and finite is left out.
+        priced: the methods; the figure omits costs that are not finite and above 0.
         costs: the costs' names, from left to right.
     """
     paid = {cost: [one for one in priced if 0 < one.costs.get(cost, 0) < math.inf] for cost in costs}

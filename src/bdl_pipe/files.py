@@ -43,9 +43,9 @@ class FileBytes:
     Attributes:
         path: the absolute path.
         size: the size in bytes.
-        inode, changed: with the size, they identify the file: another machine's file at this path, or a replacement,
-            differs.
-        sha256: the hash of the bytes. A replacement with this hash is accepted. Empty: unknown.
+        inode, changed: the inode number and the modification time in nanoseconds. With the size they identify the file:
+            another machine's file at this path, or a replacement, differs.
+        sha256: the hash of the bytes, empty if it is unknown. A replacement with this hash is accepted.
     """
 
     path: Path

@@ -29,12 +29,12 @@ Point = Mapping[str, Scalar]  # axis -> value
 
 @dataclass(frozen=True)
 class Panel:
-    """A column of the figure.
+    """A column of a grid's figure.
 
     Attributes:
         x: the horizontal axis.
-        lines: the axis with a line for each value; null: one line.
-        at: the value of every other axis; omitted if the grid has a base.
+        lines: the axis that has a line for each of its values. null draws one line.
+        at: axis -> its value, for every other axis; omitted if the grid has a base.
     """
 
     x: str
@@ -49,10 +49,10 @@ class GridConfig:
     Attributes:
         grid: axis -> its values.
         seeds: the number of fits of each point.
-        metrics: the metrics of the figure, from top to bottom.
-        figure: its columns, from left to right.
+        metrics: the metrics of the figure's rows, from top to bottom.
+        figure: the figure's columns, from left to right.
         names: axis -> its name in the figure and the table.
-        base: axis -> its value at the base point; empty: every combination is fitted.
+        base: axis -> its value at the base point. If empty, every combination of values is fitted.
     """
 
     grid: dict[str, tuple[Scalar, ...]]
@@ -91,7 +91,7 @@ class GridConfig:
                 self._check_chosen(panel.at, others, f"figure[{i}].at")
 
     def points(self) -> list[Point]:
-        """List every point; the last axis varies fastest, or the base is first."""
+        """List every point. Without a base the last axis varies fastest; otherwise the base is first."""
         if not self.base:
             return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
         base = {axis: self.base[axis] for axis in self.grid}
@@ -182,7 +182,7 @@ def values_of(point: Point) -> dict[str, Scalar]:
 
 
 def written(value: Scalar) -> str:
-    """Write a value as YAML does."""
+    """Write a value as YAML."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -1,13 +1,13 @@
 """E[softmax(z)] of independent logits z by one integral along the largest of perturbed logits.
 
-softmax_k(z) is the chance that z_k + g_k is the largest of the z_l + g_l, g standard Gumbel. The logits are
-independent, so that with F_l, f_l the distribution and density of z_l + g_l
+softmax_k(z) is the probability that z_k + g_k is the largest of the z_l + g_l, with independent standard Gumbel g. The
+logits are independent, so that with F_l, f_l the distribution function and density of z_l + g_l
 
     E[softmax_k(z)] = ∫ f_k(t) Π_{l≠k} F_l(t) dt = ∫ (f_k/F_k)(t) Π_l F_l(t) dt.
 
 Each z_l is given as a mixture of points, such as the nodes of a Gauss rule of its distribution: Gaussian logits are in
-:mod:`bdl_pipe.last_layer.softmax`, uniform ones in :mod:`bdl_pipe.collapsed.integrals.uniform_logits`. Own derivation
-from the Gumbel-max identity.
+:mod:`bdl_pipe.last_layer.softmax`, uniform logits in :mod:`bdl_pipe.collapsed.integrals.uniform_logits`. Source: our
+derivation from the Gumbel-max identity.
 """
 
 from collections.abc import Iterable
@@ -35,13 +35,13 @@ def mixture(
 ) -> tuple[Float[Tensor, "batch class grid"], Float[Tensor, "batch class grid"]]:
     """Return log F and log f of z + g.
 
-    For speed, probabilities are summed and not their logarithms. f underflows far above an unlikely logit, so f·eˢ is
-    summed, with s ≥ 0 the smallest gap.
+    For speed, the function sums probabilities, not logarithms. f underflows far above an unlikely logit, so it sums
+    f·eˢ, with s ≥ 0 the smallest gap.
 
     Args:
         distance: t minus a centre of each logit, in ascending order.
-        points: the distances of the logits' points from their centres, and each point's share, alike in all logits.
-        highest: the largest of those distances.
+        points: for each point, its distance from the centre of each logit, and its share, the same for all logits.
+        highest: the largest of these distances, for each logit.
     """
     shift = (distance[..., :1] - highest).clamp_min(0)  # s [..., 1]
     shrink, farthest = torch.exp(-shift), shift - distance

@@ -26,8 +26,9 @@ from .errors import DataError
 from .predictive import Predictive, mixture
 from .seeds import Seed
 
-DRAWS: Final = 500  # So many functions are drawn where no closed form exists. A mean over D draws errs by about 1/√D.
-# A covariance that has an input twice is singular. So many mean variances on its diagonal make Cholesky's factor exist.
+DRAWS: Final = 500  # number of drawn functions if no closed form exists; a mean over D draws errs by about 1/√D
+# The covariance of a repeated input is singular. Its Cholesky factor exists with this share of the mean variance added
+# to its diagonal.
 _JITTER: Final = 1e-9
 _LOG_2PI: Final = math.log(2 * math.pi)
 
@@ -37,8 +38,8 @@ class Joint(ABC):
 
     Attributes:
         draws: the number of draws.
-        is_product: whether the joint is the product of the marginals. It is where the posterior has one draw and no
-            Gaussian over functions, since such a posterior keeps nothing that inputs share.
+        is_product: whether the joint is the product of the marginals. It is if the posterior has one draw and no
+            Gaussian over functions, since its inputs share no random function.
         target_shape: the shape of targets: [group, row] for classes, [group, row, output] for regression.
     """
 
@@ -59,7 +60,7 @@ class Joint(ABC):
         """Return log p(y_1 … y_n | x_1 … x_n, D).
 
         Raises:
-            DataError: the targets have another shape than ``target_shape``.
+            DataError: the shape of the targets differs from ``target_shape``.
         """
         return self.chain_log_prob(targets)[:, -1]
 
@@ -100,8 +101,8 @@ class JointCategorical(Joint):
 
     Args:
         draw_log_probs: log p(class | row, draw).
-        places: the number of the row that is observed in each place of a group, as in :func:`at_places`. None: each
-            row is observed once.
+        places: the number of the row that is observed in each place of a group, as in :func:`at_places`. None
+            means that each row is observed once.
     """
 
     def __init__(
@@ -135,21 +136,21 @@ class JointCategorical(Joint):
         """Return the joint of some of the observations, in a new order.
 
         Args:
-            places: the old place of the observation that stands in each new place. None: all, in their order.
+            places: the old place of the observation that stands in each new place. None means all, in their order.
         """
         return self if places is None else JointCategorical(self.draw_log_probs, self.places.gather(1, places))
 
 
 @final
 class JointGaussian(Joint):
-    """The joint of regression. It is an equal mixture of Gaussians, one a draw, with independent outputs given a draw.
+    """The joint of regression. It is an equal mixture of Gaussians, one for each draw, with independent outputs.
 
     Given a draw, output k of a group has the mean ``mean[…, k]`` and the covariance ``covariance[k]`` +
     diag(``variance[…, k]``).
 
     Args:
         mean: the mean of each target.
-        variance: the variance that a target shares with no other: its noise.
+        variance: the variance of each target's independent noise.
         covariance: the covariance of the functions' values over the rows, for each output or one for all outputs. None:
             rows are independent given a draw.
     """
@@ -220,7 +221,7 @@ class JointInOwnUnits(Joint):
     def _transformed(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return z, and log |dy/dz| of each row.
 
-        The latter is infinite where a target has no logarithm, so that the target's density is 0.
+        The log volume is infinite if a target has no logarithm, so that the target's density is 0.
         """
         values, scale = targets.double(), self.scale.to(targets.device)
         log_volume = scale.log().sum().expand(values.shape[:2])
@@ -263,8 +264,8 @@ class GaussianFunctions:
     def sample(self, draws: int, rng: Seed) -> Float[Tensor, "draw group row output"]:
         """Draw at least ``draws`` functions, each at all rows of its group together.
 
-        Each part of a mixture has equally many draws. Normal numbers are drawn on the CPU, so that every device has the
-        same ones, and in float32, which is three times as fast.
+        Each part of a mixture has the same number of draws. Normal numbers are drawn on the CPU, so that all devices
+        use the same numbers, and in float32, which is three times as fast.
         """
         root = jittered_root(self.covariance.double())
         each = -(-draws // len(self.mean))
@@ -273,7 +274,7 @@ class GaussianFunctions:
         return values.flatten(0, 1)
 
     def joint(self, places: Int[Tensor, "group place"] | None, *, draws: int, rng: Seed) -> Joint:
-        """Return the joint of the observations in ``places``, as in :func:`at_places`. None: each row once.
+        """Return the joint of the observations in ``places``, as in :func:`at_places`. None means each row once.
 
         The joint of regression is a Gaussian in closed form. For classes the softmax is averaged over ``draws``
         functions. Observations of one row share the value of the function, and each has its own noise. Logits are
@@ -312,7 +313,7 @@ def normal_log_prob(covariance: Float[Tensor, "*many n n"], error: Float[Tensor,
 
 
 def jittered_root(covariance: Float[Tensor, "*many n n"]) -> Float[Tensor, "*many n n"]:
-    """Return the Cholesky factor of covariances in float64 that may be singular, with a little on their diagonal."""
+    """Return the Cholesky factor of float64 covariances, which may be singular, with a small jitter on the diagonal."""
     scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
     identity = torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
     return torch.linalg.cholesky(covariance + _JITTER * scale[..., None, None] * identity)
@@ -324,7 +325,7 @@ def at_places(inputs: Float[Tensor, "group row ..."], places: Int[Tensor, "group
     Args:
         inputs: the different inputs of each group.
         places: the number, within its group, of the input that stands in each place. An input may stand in several
-            places. None: each input once, in order.
+            places. None means each input once, in order.
     """
     if places is None:
         return inputs
@@ -332,10 +333,10 @@ def at_places(inputs: Float[Tensor, "group row ..."], places: Int[Tensor, "group
 
 
 def check_places(places: Int[Tensor, "group place"], rows: int) -> None:
-    """Check that each place has the number of one of the ``rows`` rows of a group.
+    """Check that each place is the number of one of the ``rows`` rows of a group.
 
     Raises:
-        DataError: a place has another number.
+        DataError: a place is not such a number.
     """
     wrong = places[(places < 0) | (places >= rows)]
     if len(wrong):

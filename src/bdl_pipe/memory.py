@@ -1,4 +1,4 @@
-"""The memory of a process that trains."""
+"""Memory settings of a process that trains."""
 
 import contextlib
 import ctypes

@@ -32,7 +32,7 @@ class Fit(Protocol):
 
 @runtime_checkable
 class FitMany(Protocol):
-    """A function that fits several seeds at once, each as :class:`Fit` would, up to rounding.
+    """A function that fits several seeds at once. Up to rounding, each result equals the result of :class:`Fit`.
 
     Seed i is fitted from ``data[i]``, ``inputs[i]`` and ``rngs[i]``. All data have the same shape and number of rows.
     """
@@ -70,19 +70,19 @@ class StageSpec:
 
     Attributes:
         fit: fits one seed.
-        fit_many: fits several seeds at once, if that is much faster for small models. It is used for tables whose stage
-            needs no posteriors (their shapes may differ), also for a single seed.
-        needs: the stage kinds of the input artifacts -> which of their states a seed takes (:func:`fan_in`). All are
-            required, except the kinds with ``earlier``: these are optional and come from the data set one step before
+        fit_many: fits several seeds at once, if that is much faster for small models. It fits several seeds if the data
+            are tables and the inputs are no posteriors (their shapes may differ), and otherwise one seed at a time.
+        needs: stage kind of an input artifact -> the rule that picks a seed's states (:func:`fan_in`). All kinds are
+            required, except kinds with ``earlier``: these are optional and come from the data set one step before
             (``data.increment``). All others come from the run's own data set.
         input_optional: whether each of ``needs`` may be omitted, because the fit can start from the data alone.
         data_parallel: whether several processes can fit one seed, each with a share of every batch
             (:mod:`bdl_pipe.distributed`). Otherwise one process fits a seed.
-        in_driver: whether a fit takes less time than starting a worker process, so that none is started.
+        in_driver: whether a fit takes less time than starting a worker process, so that the driver process runs it.
         from_checkpoint: turns a checkpoint into the result that the fit would have returned if it had stopped there.
             Searches need it to stop bad trials early.
-        validate_sources: checks a config against the configs of the input artifacts, by stage kind; raises ConfigError
-            with a key of its own config, or ``input``.
+        validate_sources: checks the method's config against the configs of the input artifacts, by stage kind. It
+            raises ConfigError with a key of the method's config, or ``input``.
         summarise: computes the :class:`Summary` of all seeds from (states [split][seed], data [split], config).
     """
 
@@ -114,7 +114,7 @@ class StageSpec:
 
 
 def fan_in(rule: FanIn, number: int, count: int) -> Sequence[int]:
-    """Return the numbers of the states, of an artifact's ``count`` states, that seed ``number`` takes.
+    """Return the numbers of the states that seed ``number`` takes from an artifact's ``count`` states.
 
     ``one_to_one``: the state of the same number. ``cyclic`` and ``earlier``: ``number`` modulo ``count``. ``all``: all
     states.
@@ -135,10 +135,10 @@ class Default:
 
     Attributes:
         cost: the measured time of a fit, in units of 2,000 steps of a plain network.
-        upstream: the key, in a method's ``upstream``, of the run that a fit takes as its input. Empty: a fit needs the
-            data alone.
-        override: the hyperparameters that differ from ``methods.<name>``, for a size.
-        suits: whether the method is affordable and defined at a size; its task is checked separately.
+        upstream: the key, in a method's ``upstream``, of the run that a fit takes as its input; empty if a fit
+            needs only the data.
+        override: returns the hyperparameters that differ from ``methods.<name>``, for a size.
+        suits: returns whether the method is affordable and defined at a size; its task is checked separately.
     """
 
     cost: float
@@ -149,13 +149,13 @@ class Default:
 
 @dataclass(frozen=True)
 class Upstream:
-    """A run in a comparison whose artifact the runs of several methods take as input.
+    """A run in a comparison that makes an input artifact for the runs of several methods.
 
     Attributes:
         kind: the stage kind of the run.
         seeds: the number of seeds.
         cost: see :attr:`Default.cost`.
-        override: the hyperparameters that differ from ``methods.<name>``, for a size.
+        override: returns the hyperparameters that differ from ``methods.<name>``, for a size.
     """
 
     kind: Kind
@@ -175,11 +175,11 @@ class Method:
         stages: stage kind -> the method's stage of this kind.
         search: dotted config key that Ray Tune may vary -> (low, high, scale). Scales: ``log``, ``linear``, ``integer``
             (an integer on a log scale).
-        default: the settings of its run in a comparison. None: comparisons omit the method.
-        upstream: key -> a run of this method whose artifact other methods' runs take as input; keys are unique among
-            all methods.
-        imitates: the posterior that a run imitates, whose loss the report shows: the run that it takes as input, the
-            run with the same teacher or coreset, or a posterior of its own that is not stored.
+        default: the settings of its run in a comparison. Comparisons omit a method with None.
+        upstream: key -> a run of this method that makes an input artifact for other methods' runs; keys are unique
+            among all methods.
+        imitates: whether a run imitates a posterior: the run that it takes as input, the run with the same teacher or
+            coreset, or its own posterior that is not stored. The report then shows the loss against this posterior.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """The methods that suit a data set's size, their upstream runs, and the time that all of them take.
 
-Every registered method with a ``default`` is offered, including those of plugins.
+Every registered method with a ``default`` is offered, including methods of plugins.
 """
 
 import math
@@ -56,7 +56,7 @@ def dataset(own: Section, size: Size, splits: int | None = None) -> Section:
 
     Args:
         own: the keys that depend on the data: ``source``, ``normalise`` and ``targets``.
-        splits: the number of splits. None: the default number for the size.
+        splits: the number of splits. None means the default number for the size.
     """
     return {
         **own,
@@ -92,7 +92,7 @@ def timing(methods: Iterable[Method], size: Size, budget: float = math.inf, spli
     and trees, run in full. No pace is below :data:`LEAST`, whatever the budget.
 
     Args:
-        splits: the number of splits. None: the default number for the size.
+        splits: the number of splits. None means the default number for the size.
     """
     chosen = defaults(methods)
     above = upstream([method for method, _ in chosen], size)
@@ -127,8 +127,8 @@ def _longer(section: Section, size: Size) -> float:
 def step_seconds(size: Size) -> float:
     """Time one training step of the default network: forward, backward and AdamW's update.
 
-    The fastest of several blocks counts, on one thread as in a fit, so that other work on the machine while the step is
-    timed does not shorten the fits.
+    It runs on one thread, as a fit does. The fastest of several blocks counts, so that other work on the machine does
+    not shorten the fits.
     """
     shape = size.image or (size.width,)
     kinds = {name: entry.config for name, entry in networks.NETWORKS.items()}

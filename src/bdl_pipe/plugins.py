@@ -24,7 +24,7 @@ GROUP: Final = "bdl_pipe.plugins"  # the group of entry points
 
 
 class PluginError(UserError):
-    """The error of a plugin that is missing, cannot be imported, or registers a name that is taken."""
+    """Raised for a plugin that is missing, cannot be imported, or registers a name that is taken."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Registered(Mapping[str, T], Generic[T]):
         return len(self._values) + len(self._others)
 
     def add(self, name: str, value: T, module: str) -> None:
-        """Add ``name``, whose value is defined in ``module``.
+        """Add ``value`` under ``name``; ``module`` is the module that defines it.
 
         Raises:
             PluginError: the name is taken or not an identifier.
@@ -106,7 +106,7 @@ class Registered(Mapping[str, T], Generic[T]):
 
 
 def load(names: object) -> list[Plugin]:
-    """Import the plugins that ``names``, the section ``plugins`` of params.yaml, lists; loaded plugins are kept.
+    """Import the plugins in ``names``, the section ``plugins`` of params.yaml; loaded ones are not imported again.
 
     Raises:
         ConfigError: ``names`` is not a list of different texts.
@@ -123,7 +123,7 @@ def load_file(path: str, sha256: str | None = None) -> Plugin:
     """Import a Python file as a plugin, or return it if it is already imported.
 
     Args:
-        sha256: the required hash of the text; a file with another hash is not run. None: any hash.
+        sha256: the required hash of the text; a file with another hash is not run. None accepts any hash.
 
     Raises:
         PluginError: the file is missing, has another hash, or cannot be imported.
@@ -183,7 +183,7 @@ def _import(name: str, text: str | None = None) -> Plugin:
     module = module_name(name) if file else _installed(name)
     if file and text is None:
         text = _text(name)
-    plugin = _loaded[name] = Plugin(name, module, text)  # first, so that what it registers finds its owner
+    plugin = _loaded[name] = Plugin(name, module, text)  # before the import, so that registered names find it
     try:
         if text is None:
             importlib.import_module(module)

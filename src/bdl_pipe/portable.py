@@ -1,4 +1,4 @@
-"""A fitted posterior as a program that runs with torch alone, or with onnxruntime alone.
+"""A fitted posterior as a program that needs only torch, or only onnxruntime.
 
 The program maps raw rows to class probabilities, or to the mean and variance in the targets' own units, and includes
 the recalibration if there is one. It does not need this package. ``torch.export`` traces it from the code that
@@ -145,7 +145,7 @@ def write_onnx(program: Program, path: Path) -> float:
 
 @final
 class _WholeBatches(TorchFunctionMode):
-    """Inside, a batch of unknown size is not split: the program is one pass, and its user chooses the batch."""
+    """Keep a batch of unknown size whole inside the context, so that the program's user chooses the batch size."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -158,7 +158,7 @@ class _WholeBatches(TorchFunctionMode):
 
 
 def _one_mixture(predictive: Predictive) -> Predictive:
-    """Return a widened mixture of Gaussians as a mixture of Gaussians, whose log-normal moments have a closed form."""
+    """Return a widened mixture of Gaussians as a Gaussian mixture, so that log-normal moments have a closed form."""
     if not isinstance(predictive, Widened) or not isinstance(predictive.base, Gaussian):
         return predictive
     base, factor = predictive.base, predictive.factor
@@ -166,7 +166,7 @@ def _one_mixture(predictive: Predictive) -> Predictive:
 
 
 def _without_triangles(traced: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Replace L⁻¹B by a product with the inverse of L, where L does not depend on an input."""
+    """Replace L⁻¹B by a product with the inverse of L, if L does not depend on an input."""
     module = traced.run_decompositions().module()
     assert isinstance(module, torch.fx.GraphModule)
     systems = [node for node in module.graph.nodes if node.target is _TRIANGULAR and _constant(node.args[0])]
@@ -214,7 +214,7 @@ def _lacking(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, torch.export and torch.onnx print neither advice nor the graph that they could not trace."""
+    """Suppress the output of torch.export and torch.onnx: advice, and the graph that they could not trace."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -41,7 +41,7 @@ _BATCH: Final = 1000  # rows in one forward pass
 
 @runtime_checkable
 class Posterior(Protocol):
-    """The posterior that every method fits."""
+    """The interface of the posteriors that methods fit."""
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Return the predictive of a batch of transformed inputs; ``rng`` is used if the predictive is sampled."""
@@ -77,7 +77,7 @@ class GaussianPosterior(Protocol):
 
 @runtime_checkable
 class JointPosterior(Protocol):
-    """A posterior that computes the joint of several inputs neither from a Gaussian nor from its predictive's draws."""
+    """A posterior with its own joint of several inputs, not from a Gaussian and not from its predictive's draws."""
 
     def joint(
         self,
@@ -108,8 +108,9 @@ def joint(
 
     Args:
         draws: the number of functions to draw if the posterior has no draws of its own.
-        places: the observations of each group, see :func:`~bdl_pipe.joint_predictive.at_places`. None: each input is
-            observed once. Several observations of one input cost one prediction if the posterior holds functions.
+        places: the observations of each group, see :func:`~bdl_pipe.joint_predictive.at_places`. None means one
+            observation of each input. Several observations of one input cost one prediction if the posterior holds
+            functions.
 
     Raises:
         DataError: a place is not the number of a row of its group.
@@ -143,8 +144,8 @@ class NetworkSpec:
             each variance (see ``variance_floor``).
         noise_variance: the variance of ``gaussian``, in standardised units.
         variance_floor: the least variance of ``gaussian_head``, in standardised units. The variance is floor + log(1 +
-            exp(output)), bounded below and growing linearly (Lakshminarayanan et al. 2017, section 2.2.1). null: the
-            variance is exp(output).
+            exp(output)), bounded below and growing linearly (Lakshminarayanan et al. 2017, section 2.2.1). With null
+            the variance is exp(output).
     """
 
     network: networks.NetworkConfig
@@ -186,8 +187,8 @@ class NetworkDraws:
         """Create the posterior of ``weights``, the entries of the network's ``state_dict`` stacked [draw, ...].
 
         Args:
-            network: a network of ``spec`` on the device of ``weights``; its own weights are not used. None: a new
-                network is built.
+            network: a network of ``spec`` on the device of ``weights``; its own weights are not used. None builds
+                a new network.
         """
         device = next(iter(weights.values())).device
         self._skeleton = (spec.build(Seed(0)).to(device) if network is None else network).eval()
@@ -226,7 +227,7 @@ class Predictor:
     """A posterior with the transform of its data. It predicts raw inputs in the targets' original units.
 
     Attributes:
-        recalibration: the recalibration on rows that the fit did not use. None: there were no such rows.
+        recalibration: the recalibration on rows that the fit did not use; None if there were no such rows.
     """
 
     def __init__(

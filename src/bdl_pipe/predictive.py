@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_NODES, _FURTHEST = 48, 4.75  # Gauss-Legendre nodes, and the largest normal score; 1e-6 is beyond on each side
-_TOLERANCES: Final = {"xrtol": 1e-13, "fatol": 1e-14}  # of the root finder for quantiles
+_NODES, _FURTHEST = 48, 4.75  # Gauss-Legendre nodes, and the largest normal score: the tail beyond has 1e-6
+_TOLERANCES: Final = {"xrtol": 1e-13, "fatol": 1e-14}  # tolerances of the root finder for quantiles
 
 
 class Predictive(ABC):
@@ -40,7 +40,7 @@ class Predictive(ABC):
     @property
     @abstractmethod
     def variance(self) -> Tensor:
-        """Return Var[y | x], of the shape of ``mean``; for classes, the variance of each class's indicator."""
+        """Return Var[y | x], with the shape of ``mean``; for classes, the variance of each class's indicator."""
 
     @abstractmethod
     def log_prob(self, targets: Tensor) -> Float[Tensor, " batch"]:
@@ -119,16 +119,16 @@ class Categorical(Predictive):
 
 
 class Continuous(Predictive):
-    """A distribution of real targets, each output of which has a distribution function."""
+    """A distribution of real targets, with a distribution function for each output."""
 
     @property
     @abstractmethod
     def epistemic_variance(self) -> Float[Tensor, "batch output"]:
         """Return the variance of the draws' means; 0 for one draw.
 
-        A closed form over weights or functions counts as one draw: the variance of the function is then part of
-        ``variance``, as the noise is, and this is 0 although the model is uncertain. ``functions`` of the posterior has
-        the function's variance alone.
+        A closed form over weights or functions counts as one draw: ``variance`` then includes the function's variance
+        and the noise, and this is 0 although the model is uncertain. The posterior's ``functions`` gives the function's
+        variance without the noise.
         """
 
     @abstractmethod
@@ -147,7 +147,7 @@ class Continuous(Predictive):
     @final
     def quantile(self, level: float) -> Float[Tensor, "batch output"]:
         """Solve P(Y ≤ y | x) = ``level`` for y, for each output, in float64 (SciPy's method of Chandrupatla 1997)."""
-        from scipy.optimize.elementwise import find_root  # here, because it takes half a second
+        from scipy.optimize.elementwise import find_root  # imported here, because the import takes half a second
 
         low, high = (end.cpu().numpy().ravel() for end in self.bracket(level))
         values, device = torch.tensor((low + high) / 2), self.mean.device
@@ -160,7 +160,7 @@ class Continuous(Predictive):
         # Solve for the distance from the low end, so that the relative tolerance applies to the bracket's width.
         rows, zero = np.arange(len(low)), np.zeros_like(low)
         found = find_root(excess, (zero, high - low), args=(rows,), tolerances=_TOLERANCES)
-        # find_root fails where both ends are equal or an end is the root
+        # find_root fails if both ends are equal or an end is the root
         ended = np.where(found.success, low + found.x, np.where(excess(zero, rows) >= 0, low, high))
         return torch.tensor(ended, device=device).reshape(self.mean.shape)
 
@@ -192,7 +192,7 @@ class Gaussian(Continuous):
         return torch.special.ndtr((values - mean) / sd).mean(0)
 
     def bracket(self, level: float) -> tuple[Tensor, Tensor]:
-        each = gaussian_quantile(self.draw_mean, self.draw_variance, level)  # the mixture's quantile lies between
+        each = gaussian_quantile(self.draw_mean, self.draw_variance, level)  # the mixture's quantile lies between these
         return each.amin(0), each.amax(0)
 
     @property
@@ -279,7 +279,7 @@ class Exponential(Continuous):
         if isinstance(self.base, Gaussian):
             within = self._draw_means.square() * torch.expm1(self.base.draw_variance.double())
             return self._draw_means.mean(0), within.mean(0) + self._draw_means.var(0, correction=0)
-        # in normal scores t: ∫ exp(Q(Φ(t))) φ(t) dt, smooth where Q is a quantile function
+        # in normal scores t: ∫ exp(Q(Φ(t))) φ(t) dt, a smooth integrand with Q the quantile function
         nodes, weights = np.polynomial.legendre.leggauss(_NODES)
         scores = torch.tensor(_FURTHEST * nodes)
         share = torch.tensor(weights) * (-scores.square() / 2).exp()

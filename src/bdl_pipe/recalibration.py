@@ -6,8 +6,8 @@ log-likelihood of the calibration rows (SciPy).
 
 Split conformal prediction (Vovk, Gammerman & Shafer 2005; Lei et al. 2018): with scores r_1 … r_n of the calibration
 rows and q the ⌈(n + 1)·level⌉-th smallest, the set {y: r(x, y) ≤ q} holds a new target with a probability between level
-and level + 1/(n + 1), on average over calibration and test rows and whatever the posterior is. Scores are
-1 − p(y | x) for classes (Sadinle, Lei & Wasserman 2019), and for regression |z − μ(x)|/sd(x), the largest of outputs.
+and level + 1/(n + 1), on average over calibration and test rows, for any posterior. Scores are 1 − p(y | x) for classes
+(Sadinle, Lei & Wasserman 2019), and for regression the largest |z − μ(x)|/sd(x) over outputs.
 """
 
 import math
@@ -31,7 +31,7 @@ _BOUNDS: Final = (math.log(0.02), math.log(50))  # bounds of log T and log s
 
 @dataclass(frozen=True)
 class Recalibration:
-    """A temperature or width, and the conformal scores, of the calibration rows.
+    """A temperature or width, and the conformal scores of the calibration rows.
 
     Attributes:
         factor: T for classes, s for regression; > 1 if the posterior is over-confident.
@@ -56,7 +56,7 @@ class Recalibration:
             ConfigError: the level is not in (0, 1), or there are too few calibration rows for it.
         """
         require(0 < level < 1, "level", "must be in (0, 1)", level)
-        place, count = math.ceil((len(self.scores) + 1) * level - 1e-9), len(self.scores)  # 100·0.55 is 55 and not 56
+        place, count = math.ceil((len(self.scores) + 1) * level - 1e-9), len(self.scores)  # 100·0.55 gives 55, not 56
         rule = f"must be at most {count / (count + 1):.4g} with {count} calibration rows"
         require(place <= count, "level", rule, level)
         return float(self.scores[place - 1])
@@ -116,7 +116,7 @@ def _scores(predictive: Predictive, targets: Tensor) -> Tensor:
 
 @final
 class Widened(Continuous):
-    """The distribution of μ + s (z − μ), where z has the distribution ``base`` of mean μ."""
+    """The distribution of μ + s (z − μ), where z has the distribution ``base`` with mean μ."""
 
     def __init__(self, base: Continuous, factor: float) -> None:
         self.base, self.factor = base, factor

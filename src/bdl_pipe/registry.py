@@ -55,7 +55,7 @@ class Lazy(Registered[T], Generic[T]):
         return self.module_of(name) or f"{__package__}.{self._places[name].partition(':')[0]}"
 
 
-# Methods are offered in this order (``offers``): cheap ones on a trajectory first, then those on the data.
+# Comparisons offer methods in this order (``offers``): first cheap methods on a trajectory, then methods on the data.
 METHODS: Final[Lazy["Method"]] = Lazy(
     "method",
     {

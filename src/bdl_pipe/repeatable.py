@@ -1,4 +1,4 @@
-"""The same bits from the same fit, on a GPU as on a CPU."""
+"""Settings that make a fit repeatable bit for bit, on a GPU as on a CPU."""
 
 import os
 
@@ -9,8 +9,8 @@ def repeat_bits(device: torch.device | str) -> None:
     """Set torch, in this process, to operations that give equal bits each time on ``device``; a CPU needs no setting.
 
     Otherwise a GPU sums gradients of convolutions and of indices in the order in which its threads end. torch warns of
-    an operation without a deterministic form. Convolutions use full float32, not TF32 with its ten bits, which is
-    torch's default; for speed use ``bfloat16``. cuBLAS reads its variable at its first use.
+    an operation without a deterministic form. Convolutions use full float32, not torch's default TF32, which has ten
+    bits; for speed use ``bfloat16``. cuBLAS reads ``CUBLAS_WORKSPACE_CONFIG`` at its first use.
     """
     if torch.device(device).type != "cuda":
         return

@@ -1,6 +1,6 @@
 """The stored evaluation of a run: scores and their means, calibration, and the rows' log-likelihoods.
 
-The table ``scores.parquet`` has one figure a row, and a column for each thing that the figure depends on.
+The table ``scores.parquet`` has a row for each figure, and a column for each thing that the figure depends on.
 
 The report, the papers' tables and the studies use the mean and the standard error from here. The independent values of
 a run are its data splits or, if it has one split, its seeds. Seeds of one split share their training and test rows, so
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Set = Literal["test", "corrupted", "ood", "transfer", "cost"]
 VERSION: Final = b"2"  # A file with other columns has another version.
-DEFAULT_SCORE: Final = "max_prob"  # The name of a metric by this score omits the score.
+DEFAULT_SCORE: Final = "max_prob"  # The title of a metric omits this score.
 SCHEMA: Final = pa.schema(
     [
         ("dataset", pa.string()),
@@ -56,11 +56,12 @@ PIT: Final = ("split", "seed", "bin", "count")
 class Quantity:
     """A quantity that a score measures: a metric on some rows.
 
-    With ``name`` or ``severity`` None it is the average of several quantities.
+    A quantity may be the average of several quantities, see ``name`` and ``severity``.
 
     Attributes:
         metric: accuracy, nll, auroc, fit_seconds, …
-        set: the test rows, corrupted rows, another data set without or with our labels; or the cost of the run.
+        set: ``test`` rows, ``corrupted`` rows, another data set without (``ood``) or with (``transfer``) our labels, or
+            the ``cost`` of the run.
         name: the corruption, or the other data set. None on test rows and for a cost; otherwise None means all names.
         severity: the corruption's severity. None on other sets; on corrupted rows None means all severities.
         score: the OOD score: max_prob, mutual_information, …; None for other metrics.
@@ -111,7 +112,7 @@ def table(dataset: str, method: str, setting: str, scores: Iterable[Score]) -> p
 def of_fit(stored: pa.Table, split: int, seed: int) -> pa.Table:
     """Return a table of one fit with the split and the seed as its first columns, so that tables of fits can be joined.
 
-    The fits' tables are stored so; see :func:`log_likelihoods`, :func:`merged_bins` and :func:`mean_same_class`.
+    Fits' tables are stored in this form; see :func:`log_likelihoods`, :func:`merged_bins` and :func:`mean_same_class`.
     """
     own, count = dict(zip(stored.column_names, stored.columns, strict=True)), len(stored)
     return pa.table({n: pa.array([v] * count, pa.int32()) for n, v in (("split", split), ("seed", seed))} | own)
@@ -231,7 +232,7 @@ def mean_risk(path: Path) -> "pd.Series":
     """Read a run's ``risk.parquet``: the risk by coverage, means over splits and seeds.
 
     Raises:
-        ArtifactError: the file is no table of such a curve.
+        ArtifactError: the file is not a table of risks by coverage.
     """
     return _read(path, RISK).groupby("coverage")["risk"].mean()
 
@@ -240,7 +241,7 @@ def counted_pit(path: Path) -> "pd.Series":
     """Read a run's ``pit.parquet``: the number of values of F(y) by bin, in all splits and seeds together.
 
     Raises:
-        ArtifactError: the file is no table of such counts.
+        ArtifactError: the file is not a table of counts by bin.
     """
     return _read(path, PIT).groupby("bin")["count"].sum()
 
@@ -256,7 +257,7 @@ def _read(path: Path, columns: Sequence[str]) -> "pd.DataFrame":
 def log_likelihoods(path: Path) -> np.ndarray | None:
     """Read log p(y | x) of each test row from the ``predictions.parquet`` of a run on one split: means over its seeds.
 
-    None if there is no such file.
+    Return None if there is no such file.
     """
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Search a method's hyperparameters by an optimiser of your own: the space, a config for a sample, and its score.
+"""Search a method's hyperparameters with your own optimiser: the space, a config for a sample, and its score.
 
     method = METHODS["deterministic"]
     sample = {key: draw(*bounds) for key, bounds in method.search.items()}  # (low, high, scale) by dotted key
@@ -33,7 +33,7 @@ Sampled = Mapping[str, Any]  # dotted key of the method's config -> value
 
 
 def sampled_config(method: Method, present: Any, sampled: Sampled) -> Any:
-    """Read the config ``present`` of a method with sampled hyperparameters in place of its own.
+    """Return a method's config ``present`` with the hyperparameters ``sampled`` in place of its own.
 
     Raises:
         ConfigError: the sample breaks a rule of the config. The space itself has no rules between keys.
@@ -72,7 +72,7 @@ def validation_nll(state: State, data: FitData, rng: Seed) -> float:
 
 
 def validation_scores(state: State, data: FitData, rng: Seed, how: EvaluateConfig) -> dict[str, float]:
-    """Compute the scores of validation rows by name, but for joint ones: of predictives and of stored predictions.
+    """Compute the scores of validation rows, without joint scores, from predictives and stored predictions, by name.
 
     Raises:
         Diverged: a prediction is not finite.

@@ -1,8 +1,8 @@
 """Seeds as addresses: every random number comes from (root seed, address), never from global state.
 
 ``Seed(0).fold("student", "vbpc", 3)`` names one stream; ``.fold("step", t)`` names its t-th child.
-A run that is stopped and resumed at step t draws what the undisturbed run draws at step t, with no
-generator state to store. The folding is SHA-256 over an unambiguous text form of the address.
+A run that resumes at step t draws the same numbers as an uninterrupted run, and no generator state
+is stored. The folding is SHA-256 over an unambiguous text form of the address.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
 Classes: ``p_<class>``, ``predicted``, ``entropy`` H[y|x] and ``mutual_information`` I[y;θ|x], in nats. Regression, in
 original units: ``mean``, ``variance``, ``sd``, ``epistemic_variance`` (the variance of the draws' means; 0 for a closed
-form, whose ``variance`` has the model's and the noise's together) and the central 90 % interval ``lower``, ``upper``,
+form, where ``variance`` includes the model's and the noise's) and the central 90 % interval ``lower``, ``upper``,
 the quantiles of the *mixture* of draws, not of a Gaussian with its moments; with several outputs each name ends in
 ``_<target>``.
 

@@ -1,7 +1,7 @@
 """Acquisition functions: the value of a label or an evaluation, from class probabilities or functions' values.
 
 Functions of classes take log p(class | row, draw) as [draw, row, class], each draw being one function at all rows, and
-return nats [row]. Expectations over draws are exact for the draws that are given.
+return nats [row]. Expectations over draws are exact for the given draws.
 """
 
 import math
@@ -15,7 +15,7 @@ from ..errors import require
 from ..predictive import mixture
 
 MOST_OUTCOMES: Final = 10_000  # outcomes of a batch without its last row; BatchBALD sums over all outcomes
-_AT_ONCE: Final = 20_000_000  # the most joint probabilities in memory
+_AT_ONCE: Final = 20_000_000  # the largest number of joint probabilities in memory
 
 
 def entropy(log_probs: Float[Tensor, "row class"]) -> Float[Tensor, " row"]:

@@ -26,9 +26,9 @@ class Labelling:
         start: indices of the rows that are known at the start.
         pool: indices of the rows with hidden labels.
         held: indices of the rows that are scored.
-        batch: labels in each step.
-        candidates: rows of the pool from which a step chooses.
-        wanted: rows of the pool that represent future predictions (``epig``).
+        batch: the number of labels in each step.
+        candidates: the number of rows of the pool from which each step chooses.
+        wanted: the number of rows of the pool that represent future predictions (``epig``).
     """
 
     standardised = False
@@ -91,16 +91,16 @@ class Labelling:
 
 @dataclass(frozen=True)
 class ActiveLearning:
-    """The section ``task`` of active learning.
+    """The section ``task`` for active learning.
 
     Attributes:
         source: the source of a classification data set, as in ``datasets``.
-        start: known rows of each class at the start.
+        start: the number of known rows of each class at the start.
         labels: the number of labels to request.
-        batch: labels in each step.
-        candidates: rows of the pool from which a step chooses.
-        wanted: rows of the pool that represent future predictions (rule ``epig``).
-        held: rows that are scored.
+        batch: the number of labels in each step.
+        candidates: the number of rows of the pool from which each step chooses.
+        wanted: the number of rows of the pool that represent future predictions (rule ``epig``).
+        held: the number of rows that are scored.
     """
 
     source: Any = field(metadata={"read": catalog.read})
@@ -127,7 +127,7 @@ class ActiveLearning:
         """Draw the known rows, the held rows, and the pool.
 
         Raises:
-            ConfigError: the data set has too few rows, of a class or of all.
+            ConfigError: the data set, or one of its classes, has too few rows.
             DataError: the data set cannot be read.
         """
         raw, rows = raw_of(self.source), inputs_of(self.source)

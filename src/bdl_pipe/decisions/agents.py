@@ -25,15 +25,17 @@ _ROOTS: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class Agent:
-    """An entry of ``agents`` of a decision.
+    """An entry of a decision's ``agents``.
 
     Attributes:
         rule: a key of :data:`.rules.RULES`.
         method: the name of a registered method. If empty, nothing is fitted, and the rule uses no posterior.
-        updates: between refits the posterior learns row by row (see :mod:`.recursive`); an error if it cannot.
+        updates: whether the posterior learns row by row between refits (see :mod:`.recursive`); an error if it cannot.
         width: the number of standard deviations in the rule ``ucb``.
-        pace: a factor of the steps of all fits, as in the estimators.
-        override, made_from, upstream: as in the estimators.
+        pace: a factor for the number of steps of all fits, as in the estimators.
+        override: hyperparameters that replace the method's, as in the estimators.
+        made_from: the upstream run of the method, as in the estimators.
+        upstream: key or method of an upstream run -> hyperparameters that replace its own, as in the estimators.
     """
 
     rule: str
@@ -62,7 +64,7 @@ class Agent:
         """Check that the method predicts ``task`` and that the rule is for it.
 
         Raises:
-            UserError: the method is unknown or cannot predict it; or the rule is for the other kind of targets.
+            UserError: the method is unknown or cannot predict ``task``, or the rule is for the other kind of targets.
         """
         kinds = {"classification": "classes", "regression": "numbers"}
         is_for = self.choosing.of in ("any", kinds[task])
@@ -74,7 +76,7 @@ class Agent:
     def fit(
         self, rows: np.ndarray, targets: np.ndarray, classes: tuple[str, ...], rng: Seed, *, standardised: bool = True
     ) -> PosteriorBelief | None:
-        """Fit the method to rows in memory with the defaults of their size, as the estimators do.
+        """Fit the method to rows in memory with the defaults for their size, as in the estimators.
 
         Targets are never transformed to logarithms, so that a Gaussian over functions stays Gaussian.
 
@@ -88,7 +90,7 @@ class Agent:
 
         Raises:
             UserError: the method cannot predict the task, there are too few rows, or a target is constant.
-            Diverged: the fit diverged at its smallest rates, too.
+            Diverged: the fit diverged even at its smallest rates.
         """
         if not self.method:
             return None
@@ -101,7 +103,7 @@ class Agent:
         else:
             table = given.table_of(rows.astype(np.float64))
             profile = given.table_profile(table, own, None, numbers=True)
-            columns = [table.column_names.index(name) for name in profile.raw.features]  # a constant one is left out
+            columns = [table.column_names.index(name) for name in profile.raw.features]  # without constant columns
         size = given.size_of(profile, 0.0, self.pace)
         runs = self.plan(size)
         entry = offers.dataset(profile.dataset(log=False), size, splits=1)

@@ -1,13 +1,13 @@
 """Contextual bandits: the wheel, and rows of a table with an arm for each class, or with edible and poisonous rows.
 
 A reward is predicted from a context and an arm in blocks: each arm has one block of columns, and the row of an arm has
-(context, 1) in this arm's block and zeros in all others (as Zhou et al. 2020, "Neural contextual bandits with UCB-based
+(context, 1) in this arm's block and zeros in all others (Zhou et al. 2020, "Neural contextual bandits with UCB-based
 exploration", section 5). So one posterior answers for all arms, and a linear posterior is a linear model for each arm.
 
-Regret is expected: the best arm's mean reward minus the chosen arm's, so that it contains no noise of rewards. It is
-divided by the regret of uniform choices in the same rounds, which is the mean over arms, without sampling:
-1 is no better than chance. Agents get rewards divided by the largest mean reward, which is taken as known. Rewards are
-not standardised by the rewards so far, which would hide that other rewards can be much larger.
+Regret is expected: the best arm's mean reward minus the chosen arm's, so that it contains no reward noise. It is
+divided by the regret of uniform choices in the same rounds, the mean over arms without sampling, so that 1 means no
+better than chance. Agents get rewards divided by the largest mean reward, which is assumed to be known. Rewards are not
+standardised by the rewards so far, which would hide that other rewards can be much larger.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from .loop import refits
 from .questions import Belief, Question
 from .tables import numbers_of
 
-_POINTS: Final = 40  # points of a curve
+_POINTS: Final = 40  # number of points of a curve
 
 
 @final
@@ -34,7 +34,8 @@ class Bandit:
     Args:
         rewards: the rewards that each arm would give, drawn beforehand, so that all agents of a seed get the same luck.
         means: the mean rewards given the context.
-        initial: rounds before the first fit, which pull the arms in turn; at least ten, and until rewards differ.
+        initial: rounds of each arm before the first fit, which pull the arms in turn. These are at least ten rounds in
+            all, and continue until rewards differ.
         growth: a posterior is fitted again when the known rows have grown by this factor.
     """
 
@@ -71,10 +72,10 @@ class Bandit:
         return rows, self._rewards[here, arms]
 
     def fitted(self, belief: Belief | None, rng: Seed) -> None:
-        """Score nothing: regret needs choices alone."""
+        """Do nothing: regret depends only on the choices."""
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """Return ``regret``, cumulative since the first fit, and ``simple_regret``, of the last quarter of rounds.
+        """Return ``regret``, cumulative since the first fit, and ``simple_regret``, over the last quarter of rounds.
 
         Both are divided by the regret of uniform choices.
         """
@@ -107,10 +108,10 @@ class Wheel:
     depends on the quadrant, gives 50. All rewards have a standard deviation of 0.01.
 
     Attributes:
-        delta: δ.
+        delta: the radius δ.
         rounds: the number of rounds, including the rounds before the first fit.
-        initial: rounds of each arm before the first fit.
-        growth: see :class:`Bandit`.
+        initial: the number of rounds of each arm before the first fit.
+        growth: a posterior is fitted again when the known rows have grown by this factor.
     """
 
     delta: float
@@ -149,10 +150,13 @@ class RowsBandit:
 
     Attributes:
         source: the source of a classification data set, as in ``datasets``.
-        game: ``label``: an arm for each class, reward 1 for the row's own. ``mushroom``: the arms are to pass (0) and
-            to eat: +5 where the label is ``edible``, else +5 or −35 with probability ½ each (Riquelme et al. 2018).
+        game: ``label`` has an arm for each class, with reward 1 for the row's class. ``mushroom`` has an arm to pass,
+            with reward 0, and an arm to eat: +5 if the label is ``edible``, else +5 or −35 with probability ½ each
+            (Riquelme et al. 2018).
         edible: the label of edible rows in ``mushroom``.
-        rounds, initial, growth: as in :class:`Wheel`.
+        rounds: the number of rounds, including the rounds before the first fit.
+        initial: the number of rounds of each arm before the first fit.
+        growth: a posterior is fitted again when the known rows have grown by this factor.
     """
 
     source: Any = field(metadata={"read": catalog.read})
@@ -175,7 +179,8 @@ class RowsBandit:
         """Draw the rows' order and the rewards.
 
         Raises:
-            DataError: the data set cannot be read, or has fewer rows than rounds or no such label.
+            ConfigError: the data set has fewer rows than rounds, or does not have the label ``edible``.
+            DataError: the data set cannot be read.
         """
         rows, labels, classes = numbers_of(self.source)
         require(len(rows) >= self.rounds, "rounds", f"must be <= {len(rows)}, the rows of the data set", self.rounds)

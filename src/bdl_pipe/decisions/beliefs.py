@@ -1,4 +1,4 @@
-"""Fitted posteriors as beliefs: the answers of each class of posteriors, or an error of one line."""
+"""Fitted posteriors as beliefs: the answers of each posterior class, or an error of one line."""
 
 from collections.abc import Sequence
 from typing import Final, final
@@ -16,7 +16,7 @@ from ..seeds import Seed
 from ..trajectory.linearised_joint import LinearisedFunctions
 from .recursive import RecursivePosterior, recursive
 
-_AT_ONCE: Final = 2_000_000  # numbers of a batch of questions, so that a long block of rounds needs little memory
+_AT_ONCE: Final = 2_000_000  # the most numbers in a batch of candidates, to limit memory in long blocks of rounds
 
 
 @final
@@ -24,11 +24,11 @@ class PosteriorBelief:
     """The belief of a fitted posterior; :class:`.questions.Belief` documents its answers.
 
     Attributes:
-        learns: whether it has one-row updates and uses them.
+        learns: whether the belief uses one-row updates.
 
     Args:
         method: names the posterior in errors.
-        updates: use one-row updates.
+        updates: whether to use one-row updates.
         columns: the places of the posterior's columns among all columns of the rows. None means all columns.
 
     Raises:
@@ -49,7 +49,7 @@ class PosteriorBelief:
 
     @torch.no_grad()
     def values(self, candidates: np.ndarray, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:
-        """Draw functions; each group has its own.
+        """Draw functions; groups have different functions.
 
         Raises:
             UserError: the posterior has one draw and no Gaussian over functions.
@@ -72,7 +72,7 @@ class PosteriorBelief:
         """Return means and standard deviations of the marginals.
 
         Raises:
-            UserError: as :meth:`values`.
+            UserError: see :meth:`values`.
         """
         means, deviations = [], []
         for number, part in enumerate(self._in_parts(candidates)):
@@ -107,10 +107,10 @@ class PosteriorBelief:
 
     @torch.no_grad()
     def class_draws(self, rows: np.ndarray, draws: int, rng: Seed) -> Float[Tensor, "draw row class"]:
-        """Return the class probabilities under draws: the posterior's own, or ``draws`` of its Gaussian.
+        """Return log class probabilities under the posterior's own draws, or under ``draws`` from its Gaussian.
 
         Raises:
-            UserError: the joint of several rows is the product of its marginals, or is not by draws.
+            UserError: the joint of several rows is the product of its marginals, or has no draws.
         """
         found = self._predictor.joint(self._fitted(rows)[None], rng=rng, draws=draws)
         if not isinstance(found, JointCategorical) or found.is_product:
@@ -119,7 +119,7 @@ class PosteriorBelief:
 
     @torch.no_grad()
     def learn(self, rows: np.ndarray, targets: np.ndarray) -> None:
-        """Update by rows.
+        """Update the belief by observed rows.
 
         Raises:
             UserError: the belief does not learn row by row.
@@ -180,7 +180,7 @@ class PosteriorBelief:
 
 
 def _sample(functions: GaussianFunctions, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:
-    """Draw functions, of each group from its own parts of the mixture."""
+    """Draw functions; each group draws its own parts of the mixture."""
     drawn = functions.sample(draws * len(functions.mean), rng)[..., 0]  # part by part within each repetition
     count = len(functions.mean)
     if count == 1:

@@ -44,7 +44,7 @@ TASKS: Final[Registered[type[Any]]] = Registered(
 
 
 def register_task(task: type[Any]) -> None:
-    """Add a task under the name that its config has.
+    """Register a task under the name in its config.
 
     Raises:
         PluginError: the config is not a frozen dataclass with ``name``, ``task`` and ``problem``, or its name is taken.
@@ -105,7 +105,7 @@ def decide(entry: DecisionConfig, decision: str, agent: str, seed: int, root: in
     """Play the problem of one seed by one agent.
 
     Args:
-        decision: the entry's key, which is in all addresses.
+        decision: the entry's key, which is part of all addresses.
         root: the root of all addresses.
 
     Returns:
@@ -113,7 +113,7 @@ def decide(entry: DecisionConfig, decision: str, agent: str, seed: int, root: in
 
     Raises:
         UserError: the posterior cannot answer the rule, or the data cannot be used.
-        Diverged: a fit diverged at its smallest rates, too.
+        Diverged: a fit diverged even at its smallest rates.
     """
     address, player = Seed(root).fold("decisions", decision, seed), entry.agents[agent]
     problem = entry.task.problem(address.fold("problem"))

@@ -41,7 +41,7 @@ def play(
 
 
 def refits(rounds: int, first: int, growth: float) -> tuple[int, ...]:
-    """Return rounds at which the known rows, ``first`` at the start, have grown by a factor each."""
+    """Return the rounds of the refits: 0, and each time the known rows, ``first`` at the start, grew by ``growth``."""
     found = [0]
     while (at := max(round((first + found[-1]) * growth) - first, found[-1] + 1)) < rounds:
         found.append(at)

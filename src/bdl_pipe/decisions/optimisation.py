@@ -1,4 +1,4 @@
-"""Bayesian optimisation of costly functions: two test functions of the literature, and any table of evaluations.
+"""Bayesian optimisation of costly functions: two test functions from the literature, and any table of evaluations.
 
 An agent maximises; to minimise a function, its sign is changed. Inputs lie in the unit cube. Each step chooses a
 batch from candidates: half of them uniform, half around the best input so far, or all remaining rows of a table.
@@ -62,7 +62,7 @@ class Search:
         value: inputs [row, column] -> the value of each.
         start: the first inputs.
         optimum: the largest possible value.
-        batch: evaluations in each step.
+        batch: the number of evaluations in each step.
         candidates: the number of candidates in each step.
         grid: all possible inputs. None means the unit cube.
     """
@@ -108,7 +108,7 @@ class Search:
         return rows, values
 
     def fitted(self, belief: Belief | None, rng: Seed) -> None:
-        """Score nothing: regret needs evaluations alone."""
+        """Do nothing: regret depends only on the evaluations."""
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """Return ``regret``, the optimum minus the best value so far, and ``mean_regret``, its mean over the rounds."""
@@ -119,13 +119,14 @@ class Search:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """The section ``task`` of a function of the literature.
+    """The section ``task`` for a function from the literature.
 
     Attributes:
         function: a key of ``FUNCTIONS``.
-        start: random evaluations before the first fit.
-        evaluations: evaluations after the first fit.
-        batch: evaluations between refits. A belief that learns row by row chooses them one by one, others all together.
+        start: the number of random evaluations before the first fit.
+        evaluations: the number of evaluations after the first fit.
+        batch: the number of evaluations between refits. A belief that learns row by row chooses them one by one, any
+            other belief chooses them together.
         candidates: the number of candidates in each step.
     """
 
@@ -155,12 +156,15 @@ class Optimisation:
 
 @dataclass(frozen=True)
 class TableOptimisation:
-    """The section ``task`` of a table of evaluations: its columns are inputs, its target is the value.
+    """The section ``task`` for a table of evaluations: its columns are inputs, its target is the value.
 
     Attributes:
         source: the source of a regression data set with one target and no repeated inputs.
         goal: whether to search for the smallest or the largest value.
-        start, evaluations, batch, candidates: as in :class:`Optimisation`.
+        start: the number of random evaluations before the first fit.
+        evaluations: the number of evaluations after the first fit.
+        batch: the number of evaluations between refits, see :class:`Optimisation`.
+        candidates: the number of candidates in each step.
     """
 
     source: Any = field(metadata={"read": catalog.read})
@@ -183,7 +187,7 @@ class TableOptimisation:
         """Draw the first evaluations; columns are scaled to the unit cube.
 
         Raises:
-            ConfigError: the table has several targets, equal inputs, or fewer rows than evaluations.
+            ConfigError: the table has several targets, repeated inputs, or fewer rows than ``start`` + ``evaluations``.
             DataError: the table cannot be read.
         """
         rows, values = inputs_of(self.source).astype(np.float64), raw_of(self.source).train.targets

@@ -43,7 +43,7 @@ class Question:
 
 @runtime_checkable
 class Belief(Protocol):
-    """An agent's belief after a number of rows, in the units of the targets, without the noise of observations."""
+    """An agent's belief after some observed rows, in the targets' units, without observation noise."""
 
     @property
     def learns(self) -> bool:
@@ -94,7 +94,7 @@ class Problem(Protocol):
     standardised: bool
 
     def known(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return all rows and targets that were observed so far."""
+        """Return all rows and targets observed so far."""
         ...
 
     def question(self, rounds: int) -> Question:

@@ -39,7 +39,7 @@ class RecursiveLayer:
     noise_variance: Float[Tensor, ""]
 
     def learn(self, features: Float[Tensor, "row h"], targets: Float[Tensor, " row"]) -> None:
-        """Condition on rows."""
+        """Condition the Gaussian on rows."""
         scaled = features.double().mT / self.noise_variance
         self.precision = self.precision + scaled @ features.double()
         self.shift = self.shift + scaled @ targets.double()
@@ -57,7 +57,7 @@ class RecursivePosterior:
 
     Attributes:
         features: transformed inputs [row, ...] -> φ [row, h].
-        layer: the Gaussian over its weights.
+        layer: the Gaussian over the last layer's weights.
     """
 
     features: Callable[[Tensor], Tensor]
@@ -70,7 +70,7 @@ class RecursivePosterior:
 
     @torch.no_grad()
     def learn(self, inputs: Float[Tensor, "row ..."], targets: Float[Tensor, "row 1"]) -> None:
-        """Condition on rows."""
+        """Condition the posterior on rows."""
         self.layer.learn(self.features(inputs), targets[:, 0])
 
 

@@ -1,6 +1,6 @@
-"""Rules: a belief and a question in, the chosen candidates out. Each rule uses one of a belief's answers.
+"""Rules: functions that choose candidates, given a belief and a question. Each uses one of a belief's answers.
 
-Add your own rule as a function, by :func:`register_rule`.
+Add your own rule, a function, with :func:`register_rule`.
 """
 
 from collections.abc import Callable
@@ -25,11 +25,11 @@ _DRAWS: Final = 100  # number of drawn functions in an expectation
 
 @dataclass(frozen=True)
 class Rule:
-    """A way to choose.
+    """A rule that chooses candidates.
 
     Attributes:
         choose: (belief, question, width, address) -> indices of candidates, int64 [group, count].
-        of: the kind of targets that the rule is for.
+        of: the kind of targets for which the rule works.
         needs_posterior: whether the rule uses a belief.
     """
 
@@ -45,7 +45,7 @@ def uniform(belief: Belief | None, question: Question, width: float, rng: Seed) 
 
 
 def oracle(belief: Belief | None, question: Question, width: float, rng: Seed) -> np.ndarray:
-    """Choose by the true means.
+    """Choose the largest true means.
 
     Raises:
         UserError: the problem has no true means.
@@ -67,7 +67,7 @@ def thompson(belief: Belief, question: Question, width: float, rng: Seed) -> np.
 
 
 def marginal_thompson(belief: Belief, question: Question, width: float, rng: Seed) -> np.ndarray:
-    """Choose the largest of values that are drawn from the marginals independently."""
+    """Choose the largest of values drawn independently from the marginals."""
     mean, deviation = belief.parts(question.candidates, rng.fold("parts"))
     shape = (question.count, *mean.shape[1:])
     which = torch.randint(len(mean), shape, generator=rng.fold("which").generator())
@@ -104,12 +104,12 @@ def margin(belief: Belief, question: Question, width: float, rng: Seed) -> np.nd
 
 
 def bald(belief: Belief, question: Question, width: float, rng: Seed) -> np.ndarray:
-    """Choose the largest mutual informations of the label and the function."""
+    """Choose the rows with the largest mutual information between label and function."""
     return _top(acquisition.bald(belief.class_draws(question.candidates[0], _DRAWS, rng))[None], question.count)
 
 
 def batch_bald(belief: Belief, question: Question, width: float, rng: Seed) -> np.ndarray:
-    """Choose the batch of the largest mutual information with the function, one after the other."""
+    """Choose rows one after the other, each for the largest mutual information of batch and function."""
     draws = belief.class_draws(question.candidates[0], _DRAWS, rng)
     return np.array([acquisition.batch_bald(draws, question.count)])
 

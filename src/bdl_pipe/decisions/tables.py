@@ -1,4 +1,4 @@
-"""Rows of the catalogue's data sets, in the form that decisions need."""
+"""Rows of the catalogue's data sets, in the form for decisions."""
 
 from typing import Any, Final
 
@@ -12,8 +12,8 @@ _READ: Final[dict[str, Raw]] = {}
 
 
 def raw_of(source: Any) -> Raw:
-    """Read a data set once in this process."""
-    key = repr(source)  # a source with kinds of columns has no hash
+    """Read a data set, once in each process."""
+    key = repr(source)  # a source with column kinds is not hashable
     if key not in _READ:
         _READ[key] = source.read()
     return _READ[key]
@@ -33,7 +33,7 @@ def inputs_of(source: Any) -> np.ndarray:
 
 
 def numbers_of(source: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Return standardised inputs float64 [row, column], labels and the names of the classes of a data set.
+    """Return a data set's standardised inputs float64 [row, column], labels and class names.
 
     A constant column becomes 0.
     """

@@ -1,10 +1,10 @@
-"""The printed figures of the papers of our methods, with our names for theirs, to compare an estimate with.
+"""The figures printed in our methods' papers, with our names for the papers' names, for comparison with estimates.
 
     table = papers.load("vbll:table2")
     table.figures["Boston"]["VBLL"]["nll"].text    # 1.80 ± 0.04
     papers.Pair(scores.estimate(values), table.figures["Boston"]["VBLL"]["nll"]).z
 
-``<paper>.csv`` has the figures as they are printed, ``<paper>.yaml`` our names.
+``<paper>.csv`` has the figures as printed, ``<paper>.yaml`` our names.
 """
 
 import csv
@@ -54,10 +54,10 @@ class Metric:
     """Our metric for a metric of the paper.
 
     Attributes:
-        metric: its name in the stored scores.
-        title: the heading of its column.
+        metric: our metric's name in the stored scores.
+        title: the heading of the metric's column.
         scale: the paper's figure is ours times this (100 for per cent), plus ``offset``.
-        offset: 100, with the scale −100, for an error in per cent where ours is an accuracy.
+        offset: is added to our scaled figure; 100, with the scale −100, turns our accuracy into an error in per cent.
     """
 
     metric: str
@@ -74,13 +74,13 @@ class Names:
     """A paper's file ``<paper>.yaml``: our names for the paper's names.
 
     Attributes:
-        shares: table -> another table that has its fits; a table with its own fits is missing.
-        transfers: other labelled test sets, the paper's name -> ours; they are scored as the test rows are.
+        shares: table -> another table that has its fits; a table with its own fits has no entry.
+        transfers: the paper's name -> ours, for other labelled test sets; they are scored like the test rows.
         stand_ins: table, or ``all`` for tables without an entry -> a set that we do not have -> our set that replaces
             it, on a separate page.
         default_run: the tables that runs of params.yaml and its overlays fill on the paper's own data sets.
         default_run_note: the limits of a page of such runs, on the paper's data or on a stand-in.
-        settings: a setting of ``methods`` -> settings of runs of params.yaml and its overlays that count for it, too.
+        settings: a setting of ``methods`` -> settings of runs of params.yaml and its overlays that also count for it.
         baselines: table -> the methods to compare the others with on a stand-in, one for each printed setting.
         gpu: the tables with a params file for a GPU.
         folder: the folder of the pages, below ``results``; empty for the paper's name.
@@ -111,7 +111,7 @@ class PaperTable:
 
     Attributes:
         figures: data set -> method -> metric -> figure, all by the paper's names.
-        others: the methods of all tables that share its fits, which may include its own methods.
+        others: the methods of the other tables that share its fits; these may include its own methods.
     """
 
     paper: str
@@ -177,7 +177,7 @@ class PaperTable:
         over all corruptions), or a corruption (the mean over all severities).
 
         Args:
-            method: the paper's name of a method, which may have an OOD score of its own.
+            method: the paper's name of a method, which may have its own OOD score.
         """
         name, _, where = metric.partition(":")
         ours = self.names.metrics[name].metric

@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 def datasets(table: PaperTable, there: Collection[str], names: str | None, path: Path) -> list[str]:
-    """List the paper's names of the data sets that were named (by the paper's name or ours), or of all.
+    """List the paper's names of the data sets in ``names`` (by the paper's name or ours), or of all data sets.
 
     Args:
         there: our names of the data sets that the params file at ``path`` has.
 
     Raises:
-        UserError: a name is empty or unknown, or it names a set that is not ``there``.
+        UserError: a name is empty or unknown, or its data set is not in the params file.
     """
     keys = {name: table.names.datasets[name] for name in table.figures}
     known = {name: [name] if key in there else [] for name, key in keys.items()}
@@ -29,7 +29,7 @@ def datasets(table: PaperTable, there: Collection[str], names: str | None, path:
 
 
 def methods(table: PaperTable, runs: Sequence[Ours], names: str | None, path: Path) -> list[Ours]:
-    """List the runs of the methods that were named (by the paper's name or ours), or all.
+    """List the runs of the methods in ``names`` (by the paper's name or ours), or all runs.
 
     Raises:
         UserError: a name is empty or unknown, or its method has no run in the params file at ``path``.
@@ -45,7 +45,7 @@ def methods(table: PaperTable, runs: Sequence[Ours], names: str | None, path: Pa
 
 
 def _chosen(option: str, names: str, known: Mapping[str, Sequence[T]], path: Path) -> list[T]:
-    """List the objects that the names of an option choose; capital letters do not matter."""
+    """List the objects that the names of an option choose, ignoring case."""
     chosen = list[T]()
     for given in (name.strip() for name in names.split(",")):
         if not given:

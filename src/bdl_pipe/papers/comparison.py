@@ -33,7 +33,7 @@ class Ours:
         key: the run's name in the results.
         dataset: our name of the data set.
         method: our name of the method.
-        setting: tells runs of one method apart.
+        setting: distinguishes runs of one method.
         scores: the stored scores; None if the run has no scores yet.
     """
 
@@ -113,7 +113,7 @@ class Comparison:
 
     @property
     def rows(self) -> list[list[str]]:
-        """Return the texts of each line, as many as there are columns."""
+        """Return the texts of each line, one for each column."""
         rows = []
         for line in self.lines:
             texts = [line.method]
@@ -227,7 +227,7 @@ def read(table: PaperTable, text: str) -> Comparison:
 
 
 def runs_of(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> list[Ours]:
-    """List the runs on ``dataset`` (the paper's name) that this table has, or that no table of the same runs has."""
+    """List the runs on ``dataset`` (the paper's name) that match a method of ``table``, or of no table of its fits."""
     own, others, ours = table.figures[dataset], table.others, table.names.datasets[dataset]
 
     def belongs(run: Ours) -> bool:
@@ -238,10 +238,10 @@ def runs_of(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> list[Ours]
 
 
 def _line(table: PaperTable, dataset: str, method: str | None, run: Ours | None, several: bool) -> Line:
-    """Return a line with our figures where the paper prints one; a run that the paper lacks has all its figures.
+    """Return a line with our figures for the printed metrics; a run that the paper lacks has all its figures.
 
     Args:
-        several: other runs have a line of the same name, so that the line shows the setting.
+        several: whether other runs have a line of the same name; the line then shows the setting.
     """
     printed, pairs = table.figures[dataset][method] if method else {}, dict[str, Pair]()
     stored = run.scores if run is not None else None

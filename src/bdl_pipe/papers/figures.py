@@ -14,7 +14,7 @@ class Printed:
     """A figure as the paper prints it.
 
     Attributes:
-        error: its ±; empty if the paper prints none.
+        error: the figure's ±; empty if the paper prints none.
         setting: the figure's setting beside its data set, such as the network or the images per class. Only figures of
             one setting are ordered.
     """

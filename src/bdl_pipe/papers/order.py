@@ -1,4 +1,4 @@
-"""The order of the methods in a paper's table, and in our results, if the values need not be equal.
+"""The order of methods in a paper's table and in our results, for comparisons in which values need not be equal.
 
 pairs = compared({"DNN": Pair(ours, printed), "SNGP": Pair(...), "D-VBLL": Pair(...)})
 Order(pairs).tau        # Kendall's τ-b of the two orders
@@ -21,7 +21,7 @@ class Compared:
     """Two methods with figures on both sides.
 
     Attributes:
-        ours, paper: the sign of the first method's figure minus the second's; 0 if both are written alike.
+        ours, paper: the sign of the first method's figure minus the second's; 0 if the figures are equal.
         clear: both sides have errors, and the two methods differ clearly on both sides.
     """
 
@@ -38,7 +38,7 @@ class Compared:
 
     @property
     def opposite(self) -> bool:
-        """Return True if the two sides have them in opposite orders."""
+        """Return True if the two sides have the methods in opposite orders."""
         return self.ours * self.paper < 0
 
     def __str__(self) -> str:

@@ -21,9 +21,9 @@ class Cells:
     """The number of printed figures for a data set that have a figure of ours beside them.
 
     Attributes:
-        near, far: figures on the paper's own data, within ``FAR`` combined standard errors of the paper's and beyond.
-        made: all other figures on the paper's own data, without a standard error on one side.
-        stand_in: figures on another data set; none of these counts as made.
+        made: figures on the paper's own data. Some are neither near nor far: a side has no standard error.
+        near, far: figures of ``made`` within ``FAR`` combined standard errors of the paper's figure, and beyond.
+        stand_in: figures on another data set; these do not count as made.
     """
 
     printed: int
@@ -43,7 +43,7 @@ class Cells:
 
 
 def stem(table: PaperTable, dataset: str, kind: Kind) -> str:
-    """Return the name of a page, without its end.
+    """Return the file name of a page, without its suffix.
 
     Args:
         table: the result of ``on_stand_ins`` if the page compares a stand-in.
@@ -134,7 +134,7 @@ def _limits(comparison: Comparison) -> list[str]:
 
 
 def _values(comparison: Comparison) -> tuple[list[str], list[str]]:
-    """Split the verdicts on methods, ours − paper also in combined standard errors, into agreement and disagreement."""
+    """Split the verdicts on methods (ours − paper, also in standard errors) into agreement and disagreement."""
     verdicts = comparison.agreement()[1:]
     if not verdicts:
         return [(none := "nothing is judged: no method has figures with a standard error on both sides")], [none]

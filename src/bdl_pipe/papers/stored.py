@@ -11,7 +11,7 @@ from .pages import counted, facts_of, markdown, stem
 
 
 def stored(results: Path) -> Iterator[tuple[Path, Comparison]]:
-    """Read every existing page of a table from its CSV: the CSV file and its comparison."""
+    """Yield the CSV file and the comparison of every existing page of a table."""
     for table, dataset, kind in _possible():
         path = results / table.folder / f"{stem(table, dataset, kind)}.csv"
         if path.is_file():
@@ -39,7 +39,7 @@ def poorer(path: Path, comparison: Comparison) -> bool:
 
 
 def rewrite(results: Path) -> Iterator[Path]:
-    """Write the Markdown of every page again from its CSV, with the facts that the page has."""
+    """Write the Markdown of every page again from its CSV, and keep the page's facts."""
     for path, comparison in stored(results):
         page = path.with_suffix(".md")
         write_bytes(page, markdown(comparison, facts_of(page.read_text())).encode())

@@ -1,4 +1,4 @@
-"""Count the printed cells that we have made, the cells that can be made here and how, and the needs of the others.
+"""Count the printed cells that we have made, the cells that can be made here and how, and the other cells' needs.
 
 A cell is made if a page's CSV file has it, so a fresh clone counts the cells of its pages. A cell can be made here if
 its data set, or its stand-in, is in ``AT_HAND``, and a params file that needs no GPU has a run of its method.
@@ -19,7 +19,7 @@ from .stored import stored
 
 # The sets of our results. Other sets are the user's files, or downloads: CIFAR, MNIST, SVHN, STL-10.
 AT_HAND: Final = frozenset({"boston", "concrete", "digits", "fashion_mnist", "mnist5k", "noise", "wine"})
-# The time of a params file's runs, which the file's head states after the command.
+# A params file's head states the time of the runs after the command.
 _SAYS: Final = re.compile(r"^#.*# (about .*(?:minute|hour).*)$", re.MULTILINE)
 
 
@@ -29,8 +29,8 @@ class Source:
 
     Attributes:
         command: the command, with ``{table}`` and ``{dataset}`` in place of the names.
-        says: the time of the runs in the file's head; empty if the head has no time.
-        only: the tables of the file, by the name of their params file; empty for all tables.
+        says: the time of the runs, from the file's head; empty if the head states none.
+        only: the name of the params file, if the file is for some tables; empty if it is for all tables.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Missing:
     Attributes:
         cells: command -> the number of cells that it would make; no cell is counted twice.
         runs: command -> the runs that it would make for them.
-        says: command -> the time in the head of its params file; empty if the head has no time.
+        says: command -> the time in the head of its params file; empty if the head states none.
         needs: a missing requirement -> the number of cells that need it.
     """
 
@@ -113,7 +113,7 @@ def survey(results: Path, known: Sequence[Source]) -> list[Row]:
 
 
 def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequence[Source], missing: Missing) -> None:
-    """Count a cell for a command that makes it, or for its missing requirement."""
+    """Count a cell under a command that makes it, or under its missing requirement."""
     own = table.names.datasets[dataset] in AT_HAND
     of = table if own else table.on_stand_ins(dataset)
     gpu = own and table.names.source(table.table) in table.names.gpu
@@ -139,8 +139,9 @@ def _maker(
     """Return the first params file with a run for a method, and the run; None if this machine can run none.
 
     Args:
-        own: the paper's data set is at hand; else the table is on stand-ins, which its own params file lacks.
-        gpu: the table's own params file is for a GPU.
+        own: whether the paper's data set is at hand. Otherwise ``table`` is on stand-ins, which its own params file
+            lacks.
+        gpu: whether the table's own params file is for a GPU.
     """
     for source in known:
         fits = own and not gpu and source.only == table.source

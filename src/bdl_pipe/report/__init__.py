@@ -1,4 +1,4 @@
-"""The comparison of runs, from stored tables only: as a folder of tables and pages, and in a terminal.
+"""The comparison of runs, from stored tables only: a folder of tables and pages, and tables in a terminal.
 
 ``report/`` holds ``comparison.{csv,parquet,md}``, ``coresets.csv``, ``metrics.json`` and the pages, ``index.html``.
 Restyling it needs no fit; equal inputs give equal bytes.
@@ -24,7 +24,7 @@ from .tables import ChainsInfo, CoresetInfo, RunInfo, Step, gather
 
 __all__ = ["ChainsInfo", "CoresetInfo", "Grid", "RunInfo", "Step", "build", "gather", "headlines", "show", "show_runs"]
 
-_GAP: Final = 2  # So many cells separate two columns in a terminal.
+_GAP: Final = 2  # terminal cells between two columns
 
 
 def build(
@@ -35,12 +35,12 @@ def build(
     dpi: int,
     decisions: Mapping[str, Path] | None = None,
 ) -> None:
-    """Write the report into ``out``, wholly or not at all.
+    """Write the report into ``out``, completely or not at all.
 
     Args:
         runs: the runs to compare, in the order in which they are shown.
         provenance: facts for the page's head, in order (commit, params, data, device, date, ...).
-        dpi: CSS pixels an inch of figure.
+        dpi: CSS pixels per inch of a figure.
         decisions: decision -> the folder of its ``decide`` artifact, which may be absent.
 
     Raises:
@@ -64,7 +64,7 @@ def headlines(table: tables.Table) -> list[Grid]:
 
 
 def _elsewhere(table: tables.Table) -> str:
-    """Name the place of the AUROC by further scores, if a run has some: the tables of all runs have the common one."""
+    """Name the page of AUROC by other scores, if a run has some: the headline tables show only the default score."""
     more = {of.score for of in table.quantities() if of.score} - {DEFAULT_SCORE}
     return f"\nAUROC here is by {DEFAULT_SCORE}; unseen.html has it by every score, set by set.\n" if more else ""
 
@@ -72,10 +72,10 @@ def _elsewhere(table: tables.Table) -> str:
 def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> None:
     """Print tables at the console's width, best figures in bold, and name the columns that do not fit.
 
-    Output that is no terminal gets all columns, as ``comparison.md`` has them.
+    Output that is not a terminal gets all columns, as in ``comparison.md``.
 
     Args:
-        in_report: ``report/`` has these tables, so that their remarks are counted and not printed.
+        in_report: whether ``report/`` has these tables. Their remarks are then counted, not printed.
     """
     if not console.is_terminal:
         if grids:
@@ -95,10 +95,10 @@ def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> 
 
 
 def show_runs(runs: Sequence[RunInfo], missing: Mapping[str, str], console: Console) -> None:
-    """Print the comparison of some runs from their stored scores, and which runs are not in it.
+    """Print the comparison of some runs from their stored scores, and list the runs that it lacks.
 
     Args:
-        runs: the runs whose scores are up to date; one without whole scores is listed as missing.
+        runs: the runs with scores up to date; a run without complete scores is listed as missing.
         missing: key of a run -> why its scores are not up to date.
     """
     whole, without = list[RunInfo](), dict(missing)

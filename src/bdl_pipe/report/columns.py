@@ -20,9 +20,9 @@ HEADLINE: Final = (  # The table of all runs has a column for each.
     *("accuracy", "rmse", "nll", "brier", "ece"),
     *("reference_kl", "reference_sd_ratio", "noise_ratio"),
 )
-SHIFTED: Final = ("accuracy", "nll")  # It has these on corrupted rows and on other data sets, too.
-NOT_BELOW_0: Final = ("brier_reliability",)  # Its estimate is unbiased: below 0 it is noise around 0, and counts as 0.
-DIAGNOSTICS: Final = {  # a metric of chains -> its title, and what it is
+SHIFTED: Final = ("accuracy", "nll")  # The table also has these metrics on corrupted rows and on other data sets.
+NOT_BELOW_0: Final = ("brier_reliability",)  # Unbiased estimates: a value below 0 is noise, and counts as 0.
+DIAGNOSTICS: Final = {  # a metric of chains -> its title and explanation
     "rhat_prediction": ("R-hat", "rank-normalised split R-hat of predictions; the worst row"),
     "rhat_log_likelihood": ("R-hat of log-likelihood", "rank-normalised split R-hat of the rows' log-likelihood"),
     "ess_prediction": ("Bulk ESS", "effective draws of predictions in the bulk; the worst row"),
@@ -34,7 +34,7 @@ _SHORT: Final = {"accuracy": "acc. %", "batch_nll": "batch NLL"}  # names after 
 
 
 def short(name: str) -> str:
-    """Return a metric's title after another word."""
+    """Return a metric's short title, for use after another word."""
     return _SHORT.get(name, metric_of(name).label)
 
 
@@ -47,11 +47,11 @@ class Column:
 
     @property
     def metric(self) -> Metric:
-        """Return a description of the column's metric, and which end is better."""
+        """Return the column's metric, with its description and the direction that is better."""
         return metric_of(self.of.metric)
 
     def write(self, value: float) -> str:
-        """Write one of its figures."""
+        """Write a figure of the column."""
         return writer(self.metric)(value)
 
 
@@ -61,12 +61,12 @@ class Cell:
 
     Attributes:
         text: the figure or the name.
-        small: what follows in small letters: an error, an interval, a setting.
+        small: the text that follows in small letters: an error, an interval, a setting.
         value: sorts the column; None sorts last.
-        best: the figure is the best of its column.
-        paper: what a paper prints for this figure.
-        colour: of a dot beside a name; a CSS colour.
-        hint: shown while the pointer is over the cell.
+        best: whether the figure is the best of its column.
+        paper: the paper's figure for this cell, as printed.
+        colour: the CSS colour of a dot beside a name.
+        hint: the text shown while the pointer is over the cell.
     """
 
     text: str
@@ -90,12 +90,12 @@ class Grid:
     Attributes:
         head: the columns' titles.
         rows: the cells of each row, as many as titles.
-        title: names the table where it stands alone.
-        hints: title -> what is shown while the pointer is over it.
+        title: names the table if it stands alone.
+        hints: title -> the text shown while the pointer is over it.
         groups: titles over several columns, from the second column on, each with its number of columns.
-        sources: where the papers' figures among the cells stand.
-        remarks: notes and warnings, each with the runs that it is about.
-        verdict: what can be concluded, in sentences.
+        sources: the papers and tables with the papers' figures among the cells.
+        remarks: notes and warnings, each with its runs.
+        verdict: the conclusions, as sentences.
     """
 
     head: list[str]
@@ -109,7 +109,7 @@ class Grid:
 
 
 def headline_metrics() -> list[str]:
-    """List the metrics of test rows in the table of all runs: some of the library's, and those that plugins add."""
+    """List the metrics of test rows in the table of all runs: some library metrics, and metrics that plugins add."""
     return [*HEADLINE, *(name for name in METRICS if METRICS.module_of(name) and not METRICS[name].question)]
 
 
@@ -133,13 +133,13 @@ def with_figures(table: Table, shown: Iterable[Column]) -> list[Column]:
 
 
 def rows(table: Table, shown: Sequence[Column], *, with_paper: bool = False) -> list[list[Cell]]:
-    """Return a row of cells for each run, ``with_paper``: beside each figure, what a paper prints for it."""
+    """Return a row of cells for each run; ``with_paper`` adds the papers' figures."""
     made = [cells(table, column, with_paper=with_paper) for column in shown]
     return [[column[i] for column in made] for i in range(len(table.runs))]
 
 
 def cells(table: Table, column: Column, *, with_paper: bool = False) -> list[Cell]:
-    """Return one cell for each run. All that share the best value are marked, but none where all are equal."""
+    """Return a cell for each run. All cells with the best value are marked, but none if all values are equal."""
     estimates, better = [table.estimate(run.key, column.of) for run in table.runs], column.metric.better
     least = 0.0 if column.of.metric in NOT_BELOW_0 else -math.inf
     values = [better * max(e.mean, least) if e and math.isfinite(e.mean) else math.nan for e in estimates]
@@ -153,7 +153,7 @@ def cells(table: Table, column: Column, *, with_paper: bool = False) -> list[Cel
 
 
 def figure(estimate: Estimate | None, column: Column) -> Cell:
-    """Write an estimate and, unless it has a unit, its error; a dash for None, and NaN or infinity as themselves."""
+    """Write an estimate, with its error if it has no unit; None is a dash, NaN and infinity are written as such."""
     if estimate is None:
         return Cell(NOTHING)
     if not math.isfinite(estimate.mean):
@@ -163,7 +163,7 @@ def figure(estimate: Estimate | None, column: Column) -> Cell:
 
 
 def headline(table: Table) -> Grid:
-    """Return a data set's table: method, setting, count of independent values, a column a quantity, network."""
+    """Return a data set's table: method, setting, count of independent values, a column for each quantity, network."""
     shown, made = columns(table), []
     for run, figures in zip(table.runs, rows(table, shown, with_paper=True), strict=True):
         n = table.scores[run.key].count if run.key in table.scores else None
@@ -188,7 +188,7 @@ def by_run(table: Table, head: Sequence[str], rows: Sequence[list[Cell]], **more
 
 
 def by_score(table: Table, shown: Sequence[Column], **more: Any) -> Grid:
-    """Return the table of runs and of those columns for which a run has a figure."""
+    """Return the table of runs, with the columns for which a run has a figure."""
     known = with_figures(table, shown)
     hints = {column.title: column.metric.about for column in known}
     return by_run(table, [column.title for column in known], rows(table, known), hints=hints, **more)
@@ -201,7 +201,7 @@ def named(table: Table, run: RunInfo) -> Cell:
 
 
 def asked(table: Table, question: Question) -> list[Grid]:
-    """Return the table of a question's metrics, each beside the one that it is read with, the best run first."""
+    """Return the table of a question's metrics, each followed by its ``beside`` metric, with the best run first."""
     wanted = [one for one in {**LIBRARY, **OF_TEST_ROWS}.values() if one.question == question]
     names = [name for one in wanted for name in (one.name, one.beside) if name]
     shown = with_figures(table, [Column(metric_of(name).label, Quantity(name)) for name in names])
@@ -221,7 +221,7 @@ def of_predictions(table: Table) -> list[Column]:
 
 
 def diagnostics(chains: Mapping[str, ChainsInfo]) -> Grid:
-    """Return the table of the chains' diagnostics; its heading says of how many splits a figure is the worst."""
+    """Return the table of the chains' diagnostics; its heading states over how many splits each is the worst."""
     rows = [[Cell(key), *(_diagnostic(name, one.metrics) for name in DIAGNOSTICS)] for key, one in chains.items()]
     hints, splits = dict(DIAGNOSTICS.values()), max((one.splits for one in chains.values()), default=1)
     return Grid([f"Chains, worst of {splits} splits" if splits > 1 else "Chains", *hints], rows, hints=hints)
@@ -233,7 +233,7 @@ def _diagnostic(name: str, metrics: Mapping[str, float]) -> Cell:
 
 
 def metrics(table: Table) -> dict[str, dict[str, float | None]]:
-    """Return each run's figures for ``dvc metrics``; None for one that is not finite."""
+    """Return each run's figures for ``dvc metrics``; None for figures that are not finite."""
     wanted = [name for name in headline_metrics() if name != "brier"]
     figures: dict[str, dict[str, float | None]] = {run.key: {} for run in table.runs}
     for run, name in product(table.runs, wanted):

@@ -1,11 +1,12 @@
-"""Coresets: the scores of each one under each protocol, beside random images as the floor; and their images.
+"""Coresets: the scores of each coreset under each protocol, beside random images as the floor.
 
-A cell is a run that predicts from a coreset. Its protocol is the run's method or, for a method with a coreset of its
-own, the method that only has the same student: VBPC's is ``coreset_vi``. If a coreset has several runs of one protocol,
-such as with other networks, the first run of each protocol stands in the coreset's first row, the second in its second.
+A cell is a run that predicts from a coreset. Its protocol is the run's method; methods that make a coreset and fit the
+same student to it share one protocol. If a coreset has several runs of one protocol, such as with other networks, the
+first run of each protocol stands in the coreset's first row, the second in its second.
 
-Every distilled coreset starts from random training rows, equally many of each class. ``random_coreset`` is such rows,
-drawn with another seed. So the floor of a coreset is the random one with as many images a class, in the same place.
+Every distilled coreset starts from random training rows, with the same number for each class. ``random_coreset`` has
+such rows, drawn with another seed. So the floor of a coreset is the random coreset with the same number of images per
+class, in the same place.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,8 @@ from . import columns, tables
 from .columns import NOTHING, Cell, Column, Grid
 from .tables import CoresetInfo, RunInfo, Table
 
-START: Final = "random_coreset"  # All other methods' coresets start from the images of this one.
-MARK: Final = "†"  # It marks a figure that is no better than the floor's.
+START: Final = "random_coreset"  # All other methods' coresets start from such random images.
+MARK: Final = "†"  # This marks a figure that is no better than the floor's.
 SCORES: Final = tuple(Column(columns.short(name), Quantity(name)) for name in ("accuracy", "nll", "batch_nll"))
 ABOUT: Final = ("dataset", "coreset", "method", "ipc", "seconds", "protocol", "run")
 CSV: Final = (*ABOUT, "metric", "mean", "error", "n", "floor")
@@ -36,7 +37,7 @@ class Row:
         label: the coreset's name, with the settings of its runs if the coreset has several rows.
         place: the number of this row among the rows of the coreset.
         runs: protocol -> run.
-        floors: protocol -> the run of the random coreset that the coreset has to beat, if there is one.
+        floors: protocol -> the run of the random coreset that is the floor, if there is one.
     """
 
     coreset: CoresetInfo
@@ -52,13 +53,13 @@ class Row:
         return score, floor
 
     def is_lost(self, table: Table, protocol: str, column: Column) -> bool:
-        """Say whether there is a floor and a score that is no better. NaN is no better than anything."""
+        """Return whether a score exists and is no better than an existing floor; NaN is no better than any floor."""
         (score, floor), better = self.scores(table, protocol, column), column.metric.better
         return floor is not None and score is not None and not better * score.mean > better * floor.mean
 
 
 def of(table: Table) -> list[Row]:
-    """Return the coresets of a data set; none unless there are two coresets or two protocols."""
+    """Return the rows of a data set's coresets; none if it has only one coreset and one protocol."""
     named, coresets = protocols(table), table.coresets()
     names = list(dict.fromkeys(named.values()))
     if max(len(names), len(coresets)) < 2:
@@ -83,8 +84,8 @@ def of(table: Table) -> list[Row]:
 def protocols(table: Table) -> dict[str, str]:
     """Map the methods of runs that predict from coresets to protocols.
 
-    A method's protocol is the method itself. Methods that make a coreset and fit one student to it are one protocol,
-    named by the first of them.
+    A method's protocol is the method itself. Methods that make a coreset and fit the same student to it are one
+    protocol, named after the first method.
     """
     named = {run.method: run.method for run in table.runs if run.coreset is not None}
     alike = dict[Any, list[str]]()
@@ -98,7 +99,7 @@ def protocols(table: Table) -> dict[str, str]:
 
 
 def headline(table: Table, coresets: Sequence[Row]) -> Grid:
-    """Return the table of a data set, and as its remarks which coresets are no better than the floor."""
+    """Return the table of a data set, with remarks on the coresets that are no better than the floor."""
     shown = [
         (protocol, column)
         for protocol in dict.fromkeys(protocols(table).values())
@@ -118,7 +119,7 @@ def headline(table: Table, coresets: Sequence[Row]) -> Grid:
 
 
 def write_csv(table: Table, path: Path) -> None:
-    """Write every cell, one figure a row. ``floor`` is the random coreset's mean; None is written as nothing."""
+    """Write every cell, a row for each figure. ``floor`` is the random coreset's mean; None is an empty field."""
     lines = list[tuple[object, ...]]()
     for dataset, part in table.by_dataset().items():
         for row in of(part):
@@ -133,7 +134,7 @@ def write_csv(table: Table, path: Path) -> None:
 
 
 def _cells(table: Table, rows: Sequence[Row], protocol: str, column: Column) -> list[Cell]:
-    """Return one cell a row. The best among coresets of one size is marked, and each that does not beat its floor."""
+    """Return a cell for each row. Mark the best among coresets of one size, and cells that do not beat their floor."""
     by_run = dict[str, Cell]()
     for ipc in {row.coreset.ipc for row in rows}:
         same = (row for row in rows if row.coreset.ipc == ipc and protocol in row.runs)

@@ -1,6 +1,6 @@
-"""The page of decisions: the scores of each agent by round, and which agents differ by more than chance.
+"""The page of decisions: the scores of each agent by round, and the agents that differ by more than chance.
 
-All agents play the same problems, so that two agents are compared in pairs: the mean difference of J problems has the
+All agents play the same problems, so two agents are compared in pairs: the mean difference over J problems has the
 standard error s/√J and Student's interval on J − 1 degrees of freedom. The intervals of one sentence and of one column
 hold together at 95 % (Bonferroni).
 """
@@ -50,7 +50,7 @@ class Played:
 
     @cached_property
     def metrics(self) -> list[str]:
-        """List the metrics by name. The first is the one that agents are compared by."""
+        """List the metrics by name. Agents are compared by the first metric."""
         return sorted(set(self.curves["metric"]))
 
     @cached_property
@@ -77,11 +77,11 @@ class Played:
         return [str(agent) for agent in means.sort_values(kind="stable").index]
 
     def ruled(self, rule: str) -> list[str]:
-        """List the agents with a rule."""
+        """List the agents that use ``rule``."""
         return [name for name, agent in self.agents.items() if agent["rule"] == rule]
 
     def chance(self, agent: str) -> str | None:
-        """Return the agent of uniform choices that an agent is compared with: of its own method if there is one."""
+        """Return the agent with uniform choices to compare ``agent`` with, of the same method if there is one."""
         if agent in (uniform := self.ruled(UNIFORM)):
             return None
         own = self.agents[agent].get("method", "")
@@ -103,7 +103,7 @@ def read(place: Path) -> Played | None:
 
 
 def known(name: str) -> Metric:
-    """Return the registered metric of this name; another one is a loss."""
+    """Return the registered metric of this name; an unregistered metric counts as a loss."""
     try:
         return metric_of(name)
     except KeyError:
@@ -111,12 +111,12 @@ def known(name: str) -> Metric:
 
 
 def better(metric: str) -> int:
-    """Return +1 if a higher score is better, and else −1."""
+    """Return +1 if a higher score is better, otherwise −1."""
     return known(metric).better or -1
 
 
 def sentences(played: Played) -> list[str]:
-    """Return what the scores show: the best agent, who is better than uniform choices, and what joint draws add."""
+    """Return sentences on the best agent, on agents against uniform choices, and on joint against marginal draws."""
     ranked, metric = [name for name in played.ranked() if name not in played.ruled(ORACLE)], played.metrics[0]
     if not ranked:
         return []
@@ -147,7 +147,7 @@ def sentences(played: Played) -> list[str]:
 
 
 def _to_chance(played: Played, names: Sequence[str]) -> dict[str, Difference | None]:
-    """Return the difference of each agent to uniform choices, of the agents that have such a reference."""
+    """Return each agent's difference from uniform choices, for agents that have such a reference."""
     chance = {name: other for name in names if (other := played.chance(name))}
     return {name: played.difference(name, other, len(chance)) for name, other in chance.items()}
 
@@ -193,7 +193,7 @@ def drawn(played: Played, name: str) -> list[figures.Drawing]:
 
 
 def _alike(played: Played, one: str, other: str) -> bool:
-    """Return whether two agents differ in nothing but their rule."""
+    """Return whether two agents differ only in their rule."""
     mine, its = ({k: v for k, v in played.agents[name].items() if k != "rule"} for name in (one, other))
     return mine == its
 

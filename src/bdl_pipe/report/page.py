@@ -1,4 +1,4 @@
-"""The report's pages, each one file that needs no other, drawn from stored tables by the templates beside this module.
+"""The report's pages: self-contained files that the templates beside this module render from stored tables.
 
 A page, and a section of it, is a template and a function that returns the template's data; :data:`PAGES`,
 :data:`SECTIONS` and :data:`CLOSING` list them in the order in which they are shown. A function that returns None leaves
@@ -47,7 +47,7 @@ def headline(table: Table) -> Data:
 
 
 def which_one(table: Table) -> Data:
-    """Return the differences of all runs to the best and to the deterministic network, and the conclusions."""
+    """Return the differences of all runs from the best and from the deterministic network, and the conclusions."""
     standings = which.standings(table.candidates())
     names = {run.key: columns.named(table, run) for run in table.runs}
     return {"standings": standings, "sentences": which.sentences(standings), "names": names} if standings else None
@@ -84,7 +84,7 @@ def coresets_by_protocol(table: Table) -> Data:
 
 
 def severity(table: Table) -> Data:
-    """Return the figures of scores, means over corruptions, against severity 0 (clean) to 5."""
+    """Return the figures of mean scores over corruptions against severity, from 0 (clean) to 5."""
     levels = sorted({of.severity for of in table.quantities() if of.severity is not None})
     drawn = list[Mapping[str, Any]]()
     for metric in SHIFTED if levels else ():
@@ -206,7 +206,7 @@ SECTIONS: Final = (  # Each data set has these sections.
     Section("joint", "Several inputs together", together),
     Section("images", "Coreset images", coreset_images),
 )
-CLOSING: Final = (  # These sections follow; they are about all data sets together.
+CLOSING: Final = (  # These sections follow; each is about all data sets together.
     Section("steps", "Class by class", steps),
     Section("ranks", "Over all data sets", ranks),
 )
@@ -239,8 +239,8 @@ def render(table: Table, provenance: Mapping[str, Any], dpi: int) -> dict[str, s
     """Return the HTML of each page, by the name of its file.
 
     Args:
-        provenance: facts for the page's head, in order; they and the run records alone differ between equal runs.
-        dpi: CSS pixels an inch of figure.
+        provenance: facts for the page's head, in order; only these and the run records differ between equal runs.
+        dpi: CSS pixels per inch of a figure.
     """
     common = {"provenance": provenance, "dpi": dpi, "pages": PAGES}
     return {f"{page.name}.html": html for page, html in _rendered(PAGES, table, **common)}
@@ -252,7 +252,7 @@ def markdown(grids: Sequence[Grid]) -> str:
 
 
 def _rendered(sections: Sequence[Section], table: Table, **more: Any) -> list[tuple[Section, str]]:
-    """Return the HTML of those sections that have something to show."""
+    """Return the HTML of the sections that have data."""
     made = []
     for section in sections:
         data = section.data(table)

@@ -1,4 +1,4 @@
-"""The pages that answer one question each: for each data set the sentences that figures bear, figures and tables."""
+"""The pages that each answer one question: for each data set, sentences that its scores support, figures, tables."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Page:
 
     Attributes:
         title: the question.
-        answer: returns the sentences and the tables of one data set; no tables: the page does not show the data set.
+        answer: returns the sentences and the tables of one data set. Without tables the page omits the data set.
         draw: returns the figures of one data set.
     """
 

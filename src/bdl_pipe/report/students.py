@@ -23,12 +23,12 @@ _SHOWN: Final[tuple[tuple[Quantity, tuple[str, ...]], ...]] = (  # a quantity, a
 
 
 def of(table: Table) -> Table:
-    """Return the results of the runs that imitate another one."""
+    """Return the results of the runs that imitate a posterior."""
     return table.only(run for run in table.done.runs if run.imitates is not None)
 
 
 def grid(table: Table) -> Grid:
-    """Return a row for each run of :func:`of`, without the run's name; quantities that no student has are left out."""
+    """Return a row for each run of :func:`of`, without the run's name and without quantities that no student has."""
     students = of(table)
     shown = [(q, parts) for q, parts in _SHOWN if any(students.estimate(run.key, q) for run in students.runs)]
     rows = []

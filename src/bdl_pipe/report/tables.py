@@ -19,7 +19,7 @@ from ..metrics.standings import Candidate
 from ..scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
 ABSENT: Final = "no result: the evaluation is absent"
-DRAWN: Final[Mapping[str, Callable[[Path], Any]]] = {  # the name of a table beside the scores -> what reads it
+DRAWN: Final[Mapping[str, Callable[[Path], Any]]] = {  # the name of a table beside the scores -> its reader
     "calibration": scores.merged_bins,
     "same_class": scores.mean_same_class,
     "risk": scores.mean_risk,
@@ -34,7 +34,7 @@ class Step:
     Attributes:
         source: the name of the source of the data set's rows.
         group: a text that all steps of one experiment, in every order of the classes, have in common.
-        increment: the order of the classes, the number of new ones in each step, and the number of the step.
+        increment: the order of the classes, the number of new classes in each step, and the number of the step.
     """
 
     source: str
@@ -44,11 +44,11 @@ class Step:
 
 @dataclass(frozen=True)
 class CoresetInfo:
-    """An entry of ``coresets`` and the place of its artifact.
+    """An entry of ``coresets``, with the path of its artifact.
 
     Attributes:
-        ipc: images a class; None if the method has no such hyperparameter.
-        seconds: the time of distillation with the experts, the mean over seeds; None if it is not recorded.
+        ipc: images per class; None if the method has no such hyperparameter.
+        seconds: the mean time over seeds of distillation with the experts; None if it is not recorded.
     """
 
     key: str
@@ -64,7 +64,7 @@ class ChainsInfo:
     """The diagnostics of Markov chains.
 
     Attributes:
-        metrics: R-hat, effective sample sizes, the noise of minibatches over the kernel's own; each of its worst split.
+        metrics: R-hat, effective sample sizes, minibatch noise over the kernel's own; each from its worst split.
         traces: functional -> its value at each draw of each chain of the first split [chain][draw].
         splits: the number of the data set's splits.
     """
@@ -80,15 +80,15 @@ class RunInfo:
 
     Attributes:
         evaluate: folder of the ``evaluate`` artifact, which may be absent.
-        scores: folder of the ``scores`` artifact, which may be absent, or of an earlier evaluation.
-        warnings: the run's own, and those of the artifacts that it was fitted from.
-        step: the step of class-incremental learning that the data set is, if it is one.
-        coreset: the coreset that the run predicts from, if it does.
-        network: the architecture that predicts, in short.
+        scores: folder of the ``scores`` artifact, which may be absent or belong to an earlier evaluation.
+        warnings: the warnings of the run and of the artifacts that it was fitted from.
+        step: the data set's step in class-incremental learning; None if it is not such a step.
+        coreset: the coreset that the run predicts from; None if there is none.
+        network: the short name of the architecture that predicts.
         chains: the chains that the run predicts from, by the key of the entry that made them.
-        imitates: the run whose posterior the run imitates; empty: it imitates a posterior that no run has; None: it
-            imitates none.
-        ended: what ended each fit, where that is recorded, as :class:`bdl_pipe.metrics.standings.Candidate` has it.
+        imitates: the run that this run imitates. It is empty if no run has the imitated posterior, and None if the run
+            imitates nothing.
+        ended: the recorded reason why each fit ended, see :class:`bdl_pipe.metrics.standings.Candidate`.
     """
 
     key: str
@@ -115,7 +115,7 @@ class Table:
         scores: run -> its scores, for runs that have some.
         drawn: the name of a table for figures -> run -> that table, for runs that have it; see :data:`DRAWN`.
         marks: run -> its mark, the same in all figures.
-        dataset: the data set, where the runs are those on one.
+        dataset: the data set of all runs; empty if the table is not of one data set.
         decisions: decision -> the folder of its ``decide`` artifact, which may be absent.
     """
 
@@ -150,7 +150,7 @@ class Table:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Name each run as :func:`labels` does, for people."""
+        """Return the names of the runs from :func:`labels`, with spaces between words."""
         return labels(self.runs, " ")
 
     def remarks(self) -> list[tuple[str, str]]:
@@ -163,7 +163,7 @@ class Table:
         return [(kind, f"{text}. Runs: {', '.join(keys)}") for (kind, text), keys in found.items()]
 
     def quantities(self) -> set[Quantity]:
-        """Return the quantities that any run has a score of."""
+        """Return the quantities for which any run has a score."""
         return {of for run in self.done.runs for of in self.scores[run.key].quantities}
 
     def sets(self, where: Set) -> list[str]:
@@ -171,7 +171,7 @@ class Table:
         return sorted({of.name for of in self.quantities() if of.set == where and of.name is not None})
 
     def estimate(self, run: str, wanted: Quantity) -> Estimate | None:
-        """Return the mean of a quantity and its error; None where the run has no such score."""
+        """Return the mean of a quantity and its error; None if the run has no such score."""
         return self.scores[run].estimate(wanted) if run in self.scores else None
 
     def finite(self, wanted: Quantity) -> dict[str, Estimate]:
@@ -219,7 +219,7 @@ def _folders(run: RunInfo) -> list[Path]:
 
 
 def _marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:
-    """Give each method a colour, and each of its settings on a data set a shape; colours return with other shapes."""
+    """Return each run's mark: a colour by method, a shape by setting; if colours repeat, the shapes differ."""
     methods, marks = list(dict.fromkeys(run.method for run in runs)), {}
     for run in runs:
         more, colour = divmod(methods.index(run.method), len(COLOURS))
@@ -229,7 +229,7 @@ def _marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:
 
 
 def write_comparison(table: Table, folder: Path) -> None:
-    """Write ``comparison.parquet`` and ``comparison.csv``, one figure a row, sorted."""
+    """Write ``comparison.parquet`` and ``comparison.csv``, a row for each figure, sorted."""
     whole = pyarrow.concat_tables([SCHEMA.empty_table(), *(known.stored for known in table.scores.values())])
     rows = whole.sort_by([(column, "ascending") for column in KEYS])
     pyarrow.parquet.write_table(rows, folder / "comparison.parquet")
@@ -237,7 +237,7 @@ def write_comparison(table: Table, folder: Path) -> None:
 
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Write a table as CSV: floats in their shortest form that reads back equal, None as nothing."""
+    """Write a table as CSV: floats in their shortest form that reads back equal, None as an empty field."""
     with open(path, "w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([head, *rows])
 

@@ -1,4 +1,4 @@
-"""Whether runs tell rows of other sets from test rows: which score does it best, and every score against every set."""
+"""How well runs tell rows of other sets from test rows: the best score, and every score on every set."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -13,7 +13,7 @@ from . import columns
 from .columns import NOTHING, Cell, Column, Grid
 from .tables import Table
 
-ROWS: Final = "unfamiliar.parquet"  # the rows that ``evaluate`` stores of runs that classify
+ROWS: Final = "unfamiliar.parquet"  # the rows that ``evaluate`` stores for classifiers
 SHOWN: Final = {"auroc": "AUROC %", "fpr95": "FPR95 %"}
 
 
@@ -33,13 +33,13 @@ def answer(table: Table) -> tuple[list[str], list[Grid]]:
 
 
 def _said(results: Sequence[Result], group: Group) -> str:
-    """Return the sentence on a group of sets with the sets first, as the page's other sentences have their subject."""
+    """Return the sentence on a group of sets; it begins with the sets, as other sentences begin with their subject."""
     sets, rest = ood.sentence(results, group).removeprefix(f"On {group} sets (").split("), ", 1)
     return f"{group.capitalize()} sets ({sets}): {rest}"
 
 
 def _of_group(table: Table, found: dict[str, Result], group: Group, metric: str) -> Grid:
-    """Return the table of runs by scores, averaged over the sets of a group; in bold the best score of each run."""
+    """Return the table of runs by scores, averaged over a group's sets; each run's best AUROC scores are bold."""
     scores, rows = scores_in(list(found.values())), list[list[Cell]]()
     for run in table.runs:
         figures, one = found[run.key].figures.get(group, {}), found[run.key]
