@@ -52,7 +52,7 @@ class PolynomialDecay(Schedule):
     Attributes:
         a: the factor a of the step size a (b + t)^(−c).
         b: the offset b of t.
-        c: the exponent c of the decay.
+        c: the exponent c of the decay, in (1/2, 1] for chains that converge.
     """
 
     a: float
