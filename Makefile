@@ -28,13 +28,14 @@ help:
 	@echo "make bench     speed and memory"
 	@echo "make clean     remove results (DVC's cache keeps them: dvc checkout); distclean: also .venv and cache"
 
-# Nothing is resolved: constraints.txt names all that is needed. uv unpacks it in a fifth of pip's time, from the places that
-# pip's own settings name; all versions are pinned, so the order of those places decides nothing. Where uv fails, WORKERS
-# pips take 60 packages at a time, the large ones of the list's end first; setuptools, which a new .venv has in another
-# version, is replaced when nobody looks. Then the project itself is installed: uv checks in 0.1 s that the list was whole.
-# Where the list lacks a package (another system, another Python), an ordinary install adds it.
-# --no-compile: what is imported is compiled then (and kept, whatever the environment says about bytecode); to compile
-# all of it takes longer than to unpack it.
+# constraints.txt names every package, so no tool has to resolve versions. uv installs the packages in a fifth of pip's time,
+# from the places that pip's own settings name; all versions are pinned, so the order of these places does not matter. If uv
+# fails, WORKERS pips install 60 packages each at a time, starting with the large ones at the end of the list. A new .venv
+# has another version of setuptools; it is replaced last, when no other pip uses it. Then the project itself is installed,
+# and uv checks in 0.1 s that the list was complete. If the list lacks a package (another system, another Python), an
+# ordinary install adds it.
+# --no-compile: a module is compiled when it is first imported (and the bytecode is kept, whatever the environment says);
+# compiling all modules takes longer than unpacking them.
 UV := uv==0.13.9
 LIST := sed -n '/^\# The extras/q; /==/p' constraints.txt
 SETTINGS := $(BIN)/python -m pip config list | sed -n 's/^.*\.find-links=/export UV_FIND_LINKS=/p; \
@@ -53,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  -e '.[$(EXTRAS)]' 2>/dev/null || $(PIP) --no-build-isolation -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-# Fashion-MNIST comes as a system package where there is apt, else TFDS fetches it in the prepare stage.
+# Fashion-MNIST is a system package where apt exists; elsewhere TFDS fetches it in the prepare stage.
 data:
 	@test -e $(IMAGES) || ! command -v apt-get >/dev/null || { \
 	  if test "$$(id -u)" = 0; then as=""; elif sudo -n true 2>/dev/null; then as="sudo"; \
@@ -83,7 +84,7 @@ quick: install
 	@$(PYTEST) -n $(CORES) $(PARALLEL) -m "not slow and not ray and not process and not soak"
 
 test: install data
-	@python -m compileall -q -j 0 src pipeline stages  # once, not in each of the tests' copies
+	@python -m compileall -q -j 0 src pipeline stages  # compiled once here, not in each copy that the tests make
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: install data

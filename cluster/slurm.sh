@@ -1,6 +1,6 @@
 #!/bin/bash
-# The graph on the nodes of a Slurm allocation, one of which drives. A job that is taken away is queued again and goes on.
-#     sbatch cluster/slurm.sh                       # all that is out of date; or: sbatch cluster/slurm.sh student
+# Runs the graph on the nodes of a Slurm allocation; one node drives. A job that Slurm stops is queued again and continues.
+#     sbatch cluster/slurm.sh                       # all stages that are out of date; or: sbatch cluster/slurm.sh student
 #SBATCH --job-name=bdl
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -15,15 +15,15 @@ export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH="$PWD:$PWD/src${PYTHONPATH:+:$PYTH
 export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE="${RAY_AUTH_MODE:-disabled}" DVC_NO_ANALYTICS=1 OMP_NUM_THREADS=1
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 head=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname --ip-address | awk '{print $1}')
-port=$((20000 + SLURM_JOB_ID % 20000))               # two jobs may share a node
-cpus=${SLURM_CPUS_PER_TASK:-1}                       # which srun takes from its options alone, since Slurm 22.05
+port=$((20000 + SLURM_JOB_ID % 20000))               # a port of the job's own: two jobs may share a node
+cpus=${SLURM_CPUS_PER_TASK:-1}                       # since Slurm 22.05, srun reads this only from its options
 gpus=${SLURM_GPUS_ON_NODE:-0}
 started=()
 end() { trap - TERM INT EXIT; kill "${driver:-}" "${started[@]}" 2>/dev/null || true; wait || true; }
 taken() { end; test "${SLURM_JOB_ID:-}" && scontrol requeue "$SLURM_JOB_ID"; exit 0; }
 trap taken TERM
 trap end INT EXIT
-on() {                                               # on NODE OPTIONS: one Ray node, which ends with its step
+on() {                                               # on NODE OPTIONS: starts one Ray node, which ends with its step
   local node=$1
   shift
   srun --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --nodelist="$node" --overlap ray start --block \
