@@ -75,12 +75,16 @@ def add(request: Request, dry_run: bool) -> str:
         raise DataError(f"{request.path}: is missing")
     profile = _inspect(request)
     size = profile.size(request.calibration)
-    chosen = _chosen(request.methods, size, params.method_names)
+    chosen, slow = _chosen(request.methods, size, params.method_names), list[Method]()
+    if not request.methods:
+        chosen, slow = offers.worthwhile(chosen, size, 60 * request.minutes, request.splits)
     timing = offers.timing(chosen, size, 60 * request.minutes, request.splits)
     overlay = overlay_of(name, profile.dataset(request.log), size, chosen, request.splits, timing.paces)
     entry = config.read(DatasetConfig, overlay["datasets"][name], f"datasets.{name}")
     check_splits(profile.raw, entry, f"datasets.{name}", Seed(params.seed).fold("prepare", name))
-    print("\n".join([*profile.describe(), *_plans(name, entry, size, chosen, timing)]))
+    print(
+        "\n".join([*profile.describe(), *_plans(name, entry, size, chosen, timing), *_left_out(slow, request.minutes)])
+    )
     if dry_run:
         print("nothing was written (--dry-run)")
         return name
@@ -156,6 +160,15 @@ def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Metho
         f"  about {written.seconds(round(timing.seconds, -1))} with every method; fewer with --methods or --minutes"
     )
     return [*lines, *([f"  steps that are cut to be done in time: {', '.join(slowed)}"] if slowed else [])]
+
+
+def _left_out(methods: Sequence[Method], minutes: int) -> list[str]:
+    """Return the line that names the methods without enough time."""
+    if not methods:
+        return []
+    names, least = ", ".join(method.name for method in methods), f"{100 * offers.LEAST:.0f} %"
+    in_time = f"in {minutes} minutes" if minutes > 1 else "in a minute"
+    return [f"  left out: {names}; {in_time} they would run less than {least} of their steps (--minutes, --methods)"]
 
 
 def overlay_of(

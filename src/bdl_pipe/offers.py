@@ -78,13 +78,39 @@ class Timing:
     Attributes:
         seconds: the time of the whole comparison at these paces, on this machine.
         paces: key of an upstream run, or name of a method without one -> the factor of its number of steps.
+        whole: the seconds of the same keys at a pace of 1.
     """
 
     seconds: float
     paces: Mapping[str, float]
+    whole: Mapping[str, float]
 
 
-def timing(methods: Iterable[Method], size: Size, budget: float = math.inf, splits: int | None = None) -> Timing:
+def worthwhile(
+    methods: Iterable[Method], size: Size, budget: float, splits: int | None = None
+) -> tuple[list[Method], list[Method]]:
+    """Return the methods that get a pace above :data:`LEAST` within ``budget`` seconds, and the other methods.
+
+    The methods with the longest fits are left out first, until all others get such a pace.
+    """
+    kept, out, step = list(methods), list[Method](), step_seconds(size)
+    while True:
+        found = timing(kept, size, budget, splits, step)
+        poor = [key for key, pace in found.paces.items() if pace <= LEAST]
+        if not poor:
+            return kept, out
+        worst = max(poor, key=found.whole.__getitem__)
+        dropped = [method for method, default in defaults(kept) if (default.upstream or method.name) == worst]
+        kept, out = [method for method in kept if method not in dropped], [*out, *dropped]
+
+
+def timing(
+    methods: Iterable[Method],
+    size: Size,
+    budget: float = math.inf,
+    splits: int | None = None,
+    step: float | None = None,
+) -> Timing:
     """Divide ``budget`` seconds among the methods, by their costs and the time of a plain step on this machine.
 
     Each method gets the same time; a method that needs more runs fewer steps. A method and its upstream run have the
@@ -93,17 +119,18 @@ def timing(methods: Iterable[Method], size: Size, budget: float = math.inf, spli
 
     Args:
         splits: the number of splits. None means the default number for the size.
+        step: the seconds of a plain step. None: they are measured.
     """
     chosen = defaults(methods)
     above = upstream([method for method, _ in chosen], size)
-    step = size.steps(2_000) * step_seconds(size) * (splits or size.splits)
+    unit = size.steps(2_000) * (step or step_seconds(size)) * (splits or size.splits)
     fixed = _PER_STAGE * (len(above) + 2 * len(chosen))  # Each chosen method is fitted and evaluated.
     slow = replace(size, pace=size.pace / 2)
     parts: list[tuple[str, Default | Upstream]] = [(key, run) for key, (_, run) in above.items()]
     parts += [(default.upstream or method.name, default) for method, default in chosen]
     cost, count, stepped = defaultdict[str, float](float), Counter[str](), set[str]()
     for key, part in parts:
-        cost[key] += part.cost * step * _longer(part.override(size), size)
+        cost[key] += part.cost * unit * _longer(part.override(size), size)
         count[key] += isinstance(part, Default)
         stepped |= {key} if part.override(size) != part.override(slow) else set()
     many = {key: max(1, count[key]) for key in cost}  # methods that share the time of an upstream run
@@ -113,7 +140,7 @@ def timing(methods: Iterable[Method], size: Size, budget: float = math.inf, spli
         own = left * many[key] / sharing
         paces[key] = min(1.0, max(LEAST, own / max(cost[key], 1e-9)))
         left, sharing = left - paces[key] * cost[key], sharing - many[key]
-    return Timing(fixed + sum(paces[key] * cost[key] for key in stepped), paces)
+    return Timing(fixed + sum(paces[key] * cost[key] for key in stepped), paces, cost)
 
 
 def _longer(section: Section, size: Size) -> float:

@@ -41,8 +41,12 @@ def stripes(count: int, side: int = 12, seed: int = 0) -> tuple[np.ndarray, np.n
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with the default params, and a table, a folder of images and an ``.npz`` in ``data``."""
+    """A project with the default params, and a table, a folder of images and an ``.npz`` in ``data``.
+
+    The time of a step is fixed, because on a busy machine ``add`` could leave out methods.
+    """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(offers, "step_seconds", lambda size: 2e-3)
     shutil.copy(PARAMS, "params.yaml")
     images, labels = stripes(80)
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
@@ -127,6 +131,20 @@ def test_each_method_has_its_own_pace_and_is_named_if_it_is_slowed(
     assert "  about 30 min with every method" in said
     assert said.splitlines()[-2] == "  steps that are cut to be done in time: ffg_u 48 %"  # (1800 - 729 - 384) / 1440
     assert add("--target", "price", "--methods", "gp", "--dry-run") == 0 and "in time" not in capsys.readouterr().out
+
+
+def test_methods_without_enough_time_are_left_out_and_named(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offers, "step_seconds", lambda size: 3e-2)  # 240 s a unit of cost
+    assert add("--target", "price", "--minutes", "30") == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  left out: "))
+    names = line.removeprefix("  left out: ").partition("; in 30 minutes they would run less than 5 %")[0].split(", ")
+    made = {run.method.name for run in load().of("student") if run.spec.dataset == "houses"}
+    assert {"sgmcmc", "dark_knowledge"} <= set(names) and not made & set(names)
+    assert {"linear", "boosting", "constant", "deterministic"} <= made
+    paces = timing([METHODS[name] for name in made], Size("regression", 300, 13), 1800).paces
+    assert all(pace > offers.LEAST for pace in paces.values())
 
 
 @pytest.mark.parametrize("splits", [1, 4])
