@@ -197,8 +197,14 @@ LEFT_OUT: dict[str, tuple[list[Any], str]] = {
     "German": (cycle("1.000,5", "1,5"), "its texts are numbers, such as '1.000,5'"),
     "times of day": (cycle("12:30", "7:05"), "it holds times of day, such as '12:30'"),
     "dates": (cycle("31.12.2020", "01.02.2021"), "its texts are dates, such as '31.12.2020', not all in one form"),
-    "dates in two forms": (cycle("2020-12-31", "01/02/2021"), "its texts are dates, such as '2020-12-31', not all in"),
-    "an impossible date": (cycle("2020-12-31", "2020-02-30"), "its texts are dates, such as '2020-12-31', not all"),
+    "dates in two forms": (
+        cycle("2020-12-31", "01/02/2021"),
+        "its texts are dates, such as '2020-12-31' and '01/02/2021'",
+    ),
+    "an impossible date": (
+        cycle("2020-12-31", "2020-02-30"),
+        "its texts are dates, such as '2020-12-31' and '2020-02-30'",
+    ),
     "some with a zone": (cycle("2020-12-31T00:00:00Z", "2021-01-01T00:00:00"), "its texts are dates"),
     "large whole numbers": ([10**17 + 7 * i for i in range(ROWS)], r"its whole numbers go beyond 2\^53"),
     "larger ones": ([2**64 - 1 - i * i for i in range(ROWS)], r"its whole numbers go beyond 2\^53"),

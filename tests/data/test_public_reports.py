@@ -4,6 +4,7 @@ A case names its report, ``repository#number``; the inputs are our own.
 """
 
 import gzip
+import re
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -262,3 +263,108 @@ def test_what_add_takes_prepare_takes(tmp_path: Path) -> None:
         raw.train.inputs, raw.train.targets, kind="table", normalise="robust", whiten=False, columns=raw.columns
     )
     assert made.inputs(raw.train.inputs).isfinite().all()
+
+
+# --- own inputs of the same kinds -------------------------------------------------------------------------------------
+
+
+def lines_of(values: list[Any], separator: str = ",", names: str = "x,f,y") -> str:
+    rows = zip(X, values, Y, strict=True)
+    return names.replace(",", separator) + "\n" + "".join(separator.join(map(str, row)) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        pytest.param([f"{i},234" for i in range(1, 61)], "'1,234', in no form that is read", id="comma"),
+        pytest.param([f"{i}\u202f234" for i in range(1, 61)], "234', in no form that is read", id="narrow blank"),
+        pytest.param(cycle("1\xa0234", "5\xa0678"), "234', in no form that is read", id="no-break blank"),
+        pytest.param([f"{0.5 * i} kg" for i in range(60)], "numbers with a unit, such as '0.0 kg': write", id="unit"),
+        pytest.param([f"{500 + i:05d}" for i in range(60)], "it identifies rows", id="codes, each once"),
+        pytest.param([d.strftime("%b %d, %Y") for d in DAYS], "are dates, such as 'Jan 01, 2023'", id="month first"),
+        pytest.param(cycle("05-Jan-2024", "7 March 2024"), "are dates, such as '05-Jan-2024'", id="months' names"),
+        pytest.param(cycle("1:30 PM", "11:15 a.m."), "times of day, such as '1:30 PM'", id="hours of a half day"),
+        pytest.param(
+            ["0000-00-00" if i == 7 else d for i, d in enumerate(DAYS)],
+            "'2023-01-01' and '0000-00-00', not all in one form",
+            id="one day that does not exist",
+        ),
+        pytest.param(
+            [f"{d}T10:00:00{'Z' if i % 2 else ''}" for i, d in enumerate(DAYS)], "00' and '.*Z', not all", id="zones"
+        ),
+    ],
+)
+def test_why_a_column_is_left_out(values: list[Any], said: str, tmp_path: Path) -> None:
+    assert re.search(said, feature(tmp_path, values)[0].left_out["f"])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        pytest.param(cycle("5 kg", "10 kg", "7 kg"), "numbers with a unit, such as '5 kg', are categories", id="kg"),
+        pytest.param(cycle("USD 5", "USD 7.5"), "numbers with a unit, such as 'USD 5', are categories", id="USD"),
+        pytest.param(cycle("0x1F", "0xFF"), "hexadecimal numbers such as '0x1F' are categories", id="hexadecimal"),
+        pytest.param(cycle("01/2024", "02/2024"), "periods such as '01/2024' are categories", id="months"),
+        pytest.param(cycle("Jan-24", "Feb-24"), "periods such as 'Jan-24' are categories", id="months' names"),
+        pytest.param(cycle("00501", "10001", "NA"), "codes such as '00501' begin with 0: they are texts", id="codes"),
+    ],
+)
+def test_a_category_that_may_be_numbers_is_said(values: list[Any], said: str, tmp_path: Path) -> None:
+    profile, raw = feature(tmp_path, values)
+    assert any(said in line for line in profile.remarks) and raw.columns[1].kind == "category"
+    plain = feature(tmp_path, cycle("18-25", "2B", "A7", "3 doors"))[0]
+    assert plain.remarks == []
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (cycle("5%", "10%"), "'5%', in no form that is read: .*; as they are, they are classes"),
+        (cycle("5 Jan 2024", "6 Jan 2024"), "are dates, .*; as they are, they are classes"),
+        ([f"{value:.4f} %" for value in Y], "'y' must be numbers or classes: its texts are numbers, such as"),
+        ([f"{value:.4f} kg" for value in Y], "'y' must be numbers or classes: its texts are numbers with a unit"),
+    ],
+)
+def test_targets_that_are_numbers_in_no_form_that_is_read(values: list[Any], said: str, tmp_path: Path) -> None:
+    path = stored(tmp_path, "csv", {"x": X.tolist(), "y": values})
+    try:
+        found = "\n".join(added(path)[0].remarks)
+    except DataError as error:
+        found = str(error)
+    assert re.search(said, found)
+
+
+def test_commas_that_may_separate_thousands_are_said(tmp_path: Path) -> None:
+    whole = "x;f;y\n" + "".join(f"{3 * i % 47};{1000 + 1234 * i:,};{7 * i % 53}\n" for i in range(60))
+    (tmp_path / "t.csv").write_text(whole)
+    said = "f: '1,000' is read as 1.000, with a decimal comma; if commas separate thousands, write numbers without them"
+    assert said in added(tmp_path / "t.csv")[0].remarks
+    (tmp_path / "t.csv").write_text(whole.replace("1,000", "1,25"))
+    assert added(tmp_path / "t.csv")[0].remarks == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param(PLAIN.replace(",", " "), "got x y; write a comma, a semicolon, a tab or a bar", id="blanks"),
+        pytest.param(PLAIN.replace(",", "^"), r"got x\^y; write a comma, a semicolon, a tab or a bar", id="carets"),
+        pytest.param(PLAIN.partition("\n")[2], "; write the names of the columns into the first line", id="no names"),
+        pytest.param(PLAIN + "(60 rows)\n", r"\(60 rows\)\); give each line as many cells", id="a last line"),
+        pytest.param(lines_of(cycle("東京", "大阪")).encode("shift-jis"), "save it as UTF-8", id="Shift-JIS"),
+    ],
+)
+def test_files_that_are_refused_with_a_cure(text: Any, said: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DataError, match=said):
+        added(tmp_path / "t.csv")
+
+
+def test_commas_at_the_end_of_each_line_with_the_names(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(PLAIN.replace("\n", ",,,\n"))
+    assert added(tmp_path / "t.csv")[1].features == ("x",)
+
+
+def test_an_encoding_that_is_taken_for_cp1252_is_said(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(lines_of(cycle("Москва", "Тула")).encode("cp1251"))
+    said = "t.csv: its texts are no UTF-8 and are read as cp1252, such as 'Ìîñêâà'; if they look wrong"
+    assert any(line.startswith(said) for line in added(tmp_path / "t.csv")[0].remarks)

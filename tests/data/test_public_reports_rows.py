@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bdl_pipe.data import sources
@@ -153,3 +155,60 @@ def test_columns_of_pandas_that_arrow_does_not_know(cells: Any, read: Any, tmp_p
             frame_inputs(frame, schema_of(raw))
     else:
         assert frame_inputs(frame, schema_of(raw))[:, 1].tolist() == read
+
+
+# --- own inputs of the same kinds -------------------------------------------------------------------------------------
+
+
+def test_periods_and_intervals_of_pandas_are_the_texts_that_csv_has(tmp_path: Path) -> None:
+    days = feature(tmp_path, DAYS)[1]
+    period = pd.DataFrame({"x": [0.0], "f": pd.PeriodIndex([str(DAYS[3])], freq="D")})
+    assert frame_inputs(period, schema_of(days))[0, 1] == days.train.inputs[3, 1]
+    numbers = feature(tmp_path, SQUARES)[1]
+    with pytest.raises(DataError, match=f"'f' must be numeric, got '{DAYS[3]}' in row 1"):
+        frame_inputs(period, schema_of(numbers))
+    cut = pd.Series(pd.cut(X, 3))
+    ranges = feature(tmp_path, cut.astype(str).tolist())[1]
+    for cells in (cut, pd.Series(pd.IntervalIndex(cut))):
+        new = frame_inputs(pd.DataFrame({"x": X, "f": cells}), schema_of(ranges))
+        np.testing.assert_array_equal(new, ranges.train.inputs)
+
+
+def test_moments_with_and_without_a_zone_in_one_column_are_refused(tmp_path: Path) -> None:
+    moments = [pd.Timestamp(DAYS[0]), pd.Timestamp(DAYS[1], tz="UTC")]
+    with pytest.raises(DataError, match=r"'f' must be dates, .*either all with a zone or none"):
+        frame_inputs(
+            pd.DataFrame({"x": [0.0, 0.0], "f": pd.Series(moments, dtype=object)}),
+            schema_of(feature(tmp_path, DAYS)[1]),
+        )
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        pytest.param(
+            pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 1] * 30, pa.int8())), "category", id="bool8"
+        ),
+        pytest.param(
+            pa.array(pd.Series(pd.period_range("2024-01", periods=60, freq="M"))), "it holds extension", id="periods"
+        ),
+        pytest.param(
+            pa.array([2147483647, *range(59)], pa.int32()).cast(pa.date32()),
+            "'f' must hold moments that 64 bits of microseconds hold",
+            id="an infinite day",
+        ),
+        pytest.param(
+            pa.Array.from_buffers(pa.string(), 60, pa.array([b"\xff", b"ok"] * 30).buffers()),
+            "'f' must be texts in UTF-8",
+            id="no UTF-8",
+        ),
+    ],
+)
+def test_types_of_arrow(cells: pa.Array, found: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": X, "f": cells, "y": Y}), tmp_path / "t.parquet")
+    try:
+        profile, raw = added(tmp_path / "t.parquet")
+        said = profile.left_out.get("f") or next(column.kind for column in raw.columns if column.name == "f")
+    except DataError as error:
+        said = str(error)
+    assert found in said

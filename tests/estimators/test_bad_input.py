@@ -46,6 +46,11 @@ def holed(values: Any, row: int, value: Any) -> Any:
         (REGRESSOR, np.zeros((60, 8, 8), np.uint8), Y, "images have classes, for BayesianClassifier"),
         (CLASSIFIER, np.zeros((60, 8, 8, 2), np.uint8), LABELS, r"must have shape.*got \[60, 8, 8, 2\]"),
         (CLASSIFIER, np.zeros((60, 8, 8)), LABELS, "must be uint8 images, got float64"),
+        (REGRESSOR, pd.Series(Y), Y, r"X: must be a frame of columns, got one column \('Series'\); pass X.to_frame"),
+        (REGRESSOR, X, pd.Timestamp("2024-01-01") + pd.to_timedelta(Y, "D"), "y: must be numbers, got dates; write"),
+        (REGRESSOR, X, 2**60 + (9 * Y).astype(np.int64), r"y: must be numbers that a float64 holds .*2\^53.*in row 1"),
+        (CLASSIFIER, X, pd.cut(Y, 3), r"labels must be all texts, .*got Interval\(.*in row 1; write them as texts"),
+        (CLASSIFIER, X, np.where(Y > 0, np.datetime64("2024"), np.datetime64("2025")), "labels must be all texts"),
     ],
 )
 def test_a_fit_refuses_rows(model: Any, x: Any, y: Any, said: str) -> None:
@@ -120,6 +125,8 @@ def test_predictions_refuse_other_columns_and_shapes(tmp_path: Any) -> None:
         (np.zeros((3, 8, 8), np.uint8), "X has 8 features, but"),
         (np.zeros((2, 3, 8, 8), np.uint8), "X: must be rows of columns, as in fit"),
         (frame.assign(b="x"), "X: column 'b' must be numeric, got 'x' in row 1"),
+        (frame.iloc[0], r"X: must be a frame of columns, .*X.to_frame\(\).T for one row"),
+        (frame[:0], "X: must have at least 1 row, got 0"),
     ):
         with pytest.raises(ValueError, match=said), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an array after a frame: scikit-learn warns first

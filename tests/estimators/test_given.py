@@ -155,3 +155,101 @@ def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = np.random.default_rng(0).normal(size=(60, 2))
     for method in ("vbll", "ensemble", "boosting"):
         BayesianRegressor(method, pace=0.01).fit(numbers, numbers[:, 0]).predict(numbers)
+
+
+# --- other carriers of equal values (docs/internals/cases.md) ---------------------------------------------------------
+
+NUMBERS = np.random.default_rng(3).normal(size=(60, 3))
+TARGETS = NUMBERS @ [1.0, 2.0, -1.0] + 0.1 * np.random.default_rng(4).normal(size=60)
+HIGH = TARGETS > 0
+
+
+def test_a_masked_value_is_a_gap() -> None:
+    mask = np.zeros((60, 3), bool)
+    mask[::7, 0] = True
+    masked = np.ma.masked_array(np.where(mask, -999.0, NUMBERS), mask)
+    gaps = np.where(mask, np.nan, NUMBERS)
+    expected = BayesianRegressor("linear").fit(gaps, TARGETS)
+    model = BayesianRegressor("linear").fit(masked, TARGETS)
+    assert model.fitted_.columns == expected.fitted_.columns and model.fitted_.columns[0].missing
+    np.testing.assert_array_equal(model.predict(masked), expected.predict(gaps))
+    unmasked = np.ma.masked_array(NUMBERS, False)
+    np.testing.assert_array_equal(model.predict(unmasked), expected.predict(NUMBERS))
+    for fit in (BayesianRegressor("linear").fit, BayesianClassifier("linear").fit):
+        with pytest.raises(ValueError, match="in every row, got nan in row 1"):
+            fit(NUMBERS, np.ma.masked_array(HIGH.astype(float), mask[:, 0]))
+
+
+def test_an_array_with_named_fields_is_a_frame() -> None:
+    frame = pd.DataFrame(NUMBERS, columns=list("abc"))
+    expected = BayesianRegressor("linear").fit(frame, TARGETS)
+    for records in (frame.to_records(index=False), np.array(list(map(tuple, NUMBERS)), [(n, ">f8") for n in "abc"])):
+        model = BayesianRegressor("linear").fit(records, TARGETS)
+        assert model.feature_names_in_.tolist() == list("abc")
+        np.testing.assert_array_equal(model.predict(records), expected.predict(frame))
+
+
+@pytest.mark.parametrize("columns", [range(3), pd.MultiIndex.from_tuples([("p", "a"), ("p", "b"), ("q", "a")])])
+def test_columns_whose_names_are_no_texts_are_found_by_name(columns: Any) -> None:
+    """scikit-learn compares names of columns only if all are texts: others were taken by place."""
+    frame = pd.DataFrame(NUMBERS, columns=columns)
+    model = BayesianRegressor("linear").fit(frame, TARGETS)
+    np.testing.assert_array_equal(model.predict(frame.iloc[:, ::-1]), model.predict(frame))
+    with pytest.raises(ValueError, match=r"X: must have the columns of fit by name, .*, got '5, 6, 7'"):
+        model.predict(pd.DataFrame(NUMBERS, columns=[5, 6, 7]))
+
+
+def test_rows_and_targets_with_one_index_in_two_orders_are_said() -> None:
+    frame, y = pd.DataFrame(NUMBERS, columns=list("abc")), pd.Series(TARGETS)
+    with pytest.warns(UserWarning, match=r"y: its index is that of X in another order.*pass y.loc\[X.index\]"):
+        BayesianRegressor("linear").fit(frame, y[::-1])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (np.datetime64("2024-01") + np.arange(60) * 7 % 50, "date"),
+        (np.datetime64("2024-01-01T07") + np.arange(60) * 7 % 50, "date"),
+        (NUMBERS[:, 0].astype(np.longdouble), "number"),
+        (NUMBERS[:, 0].astype(str).astype(np.dtypes.StringDType()), "number"),
+        (np.array([text.encode() for text in ("é", "b", "c")] * 20), "category"),
+    ],
+    ids=["months", "hours", "long doubles", "texts of NumPy 2", "bytes of UTF-8"],
+)
+def test_arrays_of_types_that_arrow_does_not_know(values: np.ndarray, kind: str) -> None:
+    model = BayesianRegressor("linear").fit(values[:, None], TARGETS)
+    assert [column.kind for column in model.fitted_.columns] == [kind]
+    assert kind != "category" or "é" in model.fitted_.columns[0].values
+    assert np.isfinite(model.predict(values[:, None])).all()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pa.array(HIGH.astype(int).astype(str)),
+        pa.array(HIGH),
+        pa.array(HIGH.astype(str)).dictionary_encode(),
+        pa.chunked_array([pa.array(HIGH.astype(str))]),
+        HIGH.astype(object),
+        HIGH.astype(int).astype(object),
+        pd.Series(HIGH.astype(int), dtype="Int64"),
+        pd.Series(HIGH, dtype="boolean"),
+        HIGH.astype(str).astype(np.dtypes.StringDType()),
+    ],
+    ids=lambda labels: f"{type(labels).__name__} {getattr(labels, 'type', getattr(labels, 'dtype', ''))}",
+)
+def test_labels_of_other_libraries(labels: Any) -> None:
+    expected = BayesianClassifier("linear").fit(NUMBERS, HIGH)
+    model = BayesianClassifier("linear").fit(NUMBERS, labels)
+    np.testing.assert_array_equal(model.predict_proba(NUMBERS), expected.predict_proba(NUMBERS))
+    np.testing.assert_array_equal(model.log_prob(NUMBERS, labels), expected.log_prob(NUMBERS, HIGH))
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind != "T":  # scikit-learn's score does not know it
+        assert model.score(NUMBERS, labels) > 0.9
+
+
+def test_targets_of_arrow() -> None:
+    expected = BayesianRegressor("linear").fit(NUMBERS, TARGETS).predict(NUMBERS)
+    for y in (pa.array(TARGETS), pa.chunked_array([TARGETS])):
+        np.testing.assert_array_equal(BayesianRegressor("linear").fit(NUMBERS, y).predict(NUMBERS), expected)
+    with pytest.raises(ValueError, match="y: must be finite in every row, got nan in row 1"):
+        BayesianRegressor("linear").fit(NUMBERS, pa.array([None, *TARGETS[1:]]))

@@ -135,8 +135,19 @@ def _rows(table: pa.Table, schema: Mapping[str, Any], origin: str) -> np.ndarray
 
 
 def typed_cells(column: "pd.Series[Any]") -> pa.Array | pa.ChunkedArray:
-    """Return a pandas column with one type, or as texts if its values have several types."""
+    """Return a pandas column with one type.
+
+    It has texts, as in CSV, if its values have several types, are intervals or periods, or are moments of which some
+    have a time zone.
+    """
+    labels = getattr(column.dtype, "categories", None)
+    written = str(getattr(labels, "dtype", column.dtype)).startswith(("interval", "period"))
+    if column.dtype == object:
+        zones = {value.tzinfo is None for value in column if hasattr(value, "tzinfo") and value == value}
+        written = len(zones) > 1
     try:
+        if written:
+            raise TypeError
         return pa.Table.from_pandas(column.to_frame("cells"), preserve_index=False).column(0)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, OverflowError):
         return pa.array([None if gap else str(value) for value, gap in zip(column, column.isna(), strict=True)])

@@ -21,7 +21,7 @@ from ..data.prepare import schema
 from ..data.raw import FEWEST_ROWS
 from ..data.size import Size
 from ..data.sources.forms import clean
-from ..errors import ArtifactError, require, short
+from ..errors import ArtifactError, DataError, require, short
 from ..joint_predictive import DRAWS, Joint
 from ..posterior import Predictor
 from ..predictive import Predictive
@@ -159,6 +159,8 @@ class BayesianEstimator(BaseEstimator):
 
     def _profile(self, x: Any, y: Any) -> tuple[Profile, list[str]]:
         """Return the description of the rows, and the names of all columns of a table."""
+        given.require_same_order(x, y)
+        x = given.without_masks(x)
         if given.is_frame(x):
             x = given.as_table(x)
             validate_data(self, x, reset=True, skip_check_array=True)
@@ -187,7 +189,7 @@ class BayesianEstimator(BaseEstimator):
     def _rows(self, x: Any) -> np.ndarray:
         """Return new rows in the form of the fit's rows."""
         check_is_fitted(self, "fitted_")
-        schema = self.fitted_.schema
+        x, schema = given.without_masks(x), self.fitted_.schema
         if schema["kind"] == "image":
             if given.is_frame(x) or np.ndim(x) < 3:
                 raise ValueError(f"X: must be images, as in fit, got {short(type(x).__name__)} {list(np.shape(x))}")
@@ -195,11 +197,29 @@ class BayesianEstimator(BaseEstimator):
         if given.is_frame(x):
             x = given.as_table(x)
             validate_data(self, x, reset=False, skip_check_array=True)
+            if x.shape[0] == 0:
+                raise ValueError("X: must have at least 1 row, got 0 sample(s)")
+            x = self._in_order(x, schema["names"])
         else:
             x = validate_data(self, x, reset=False, **_AS_IT_IS)
             if x.ndim > 2:
                 raise ValueError(f"X: must be rows of columns, as in fit, got an array {list(x.shape)}")
         return given.rows_of(given.table_of(x, schema["names"]), self.fitted_.columns)
+
+    def _in_order(self, x: Any, names: list[str]) -> Any:
+        """Return a frame with its columns in the fit's order; scikit-learn compares names only if all are texts."""
+        own = [clean(str(name)) for name in (x.columns if hasattr(x, "iloc") else x.column_names)]
+        if own == names:
+            return x
+        if sorted(own) == sorted(names):
+            places = [own.index(name) for name in names]
+            return x.iloc[:, places] if hasattr(x, "iloc") else x.select(places)
+        of_array = names == [f"x{number}" for number in range(len(names))]
+        unnamed = hasattr(x, "iloc") and not any(isinstance(name, str) for name in x.columns)
+        if unnamed and not of_array and not hasattr(self, "feature_names_in_"):
+            found = short(", ".join(own))
+            raise DataError(f"X: must have the columns of fit by name, {short(', '.join(names))}, got {found}")
+        return x
 
     def _batches(self, x: Any) -> Iterator[tuple[slice, Predictive]]:
         """Yield the predictive of each batch of new rows, in the targets' own units."""

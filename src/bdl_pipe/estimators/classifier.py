@@ -61,6 +61,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         found = np.concatenate([p.mean.double().cpu().numpy() for _, p in self._batches(X)])
         return found / found.sum(axis=1, keepdims=True)
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the share of rows whose most probable class is ``y``; labels may have any type that ``fit`` takes.
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`.
+        """
+        return float(super().score(X, given.labels_of(y), sample_weight))
+
     def predict_set(
         self,
         X: Any,
@@ -125,7 +133,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             DataError: a label is not among the classes, or the numbers of labels and rows differ.
         """
-        labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y).reshape(-1)
+        labels = given.labels_of(y).reshape(-1)
         require(len(labels) == rows, "y", f"must have as many rows as X ({rows:,})", len(labels))
         known = {label: place for place, label in enumerate(self.classes_.tolist())}
         for row, label in enumerate(labels.tolist(), 1):

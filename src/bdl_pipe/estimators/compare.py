@@ -66,7 +66,7 @@ def compare(
         require(
             isinstance(estimator, kind), f"methods.{name}", f"must be a name or a {kind.__name__}", short(estimator)
         )
-    x = given.as_table(X) if given.is_frame(X) else np.asarray(X)
+    x = given.as_table(X) if given.is_frame(X) else np.asarray(given.without_masks(X))
     folds = list(_folds(x, y, cv, chosen, random_state))
     require(len(folds) > 1, "cv", "must be at least 2 folds", len(folds))
     figures, drawn = {name: list[Score]() for name in made}, Seed(root_of(random_state)).fold("scores")
@@ -102,7 +102,7 @@ def _named(methods: Any) -> dict[str, Any]:
 
 def _task(y: Any) -> Task:
     """Choose the task from the targets, as ``add`` does."""
-    values = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    values = given.values_of(y)
     table = given.table_of(values.reshape(len(values), -1), [f"y{i}" for i in range(values[0].size)])
     return task_of([Cells.of(table, name, "y") for name in table.column_names])
 
@@ -114,7 +114,7 @@ def _folds(x: Any, y: Any, cv: Any, task: Task, random_state: Any) -> Any:
         kind = StratifiedKFold if task == "classification" else KFold
         cv = kind(cv, shuffle=True, random_state=state)
     rows = x.shape[0]
-    labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    labels = given.values_of(y)
     return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((rows, 1)), labels)
 
 

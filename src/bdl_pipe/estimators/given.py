@@ -21,13 +21,14 @@ from ..data.raw import Raw, checked
 from ..data.size import Size
 from ..data.sources.cells import Cells
 from ..data.sources.columns import codes_of, described_matrix, unseen
-from ..data.sources.forms import clean
+from ..data.sources.forms import LARGEST, clean
 from ..data.sources.images import Npz, image_array
 from ..data.sources.table import Table
 from ..errors import DataError, short
 
 ORIGIN: Final = "X"
 _TARGET: Final = "y"
+_ARROW_UNITS: Final = ("s", "ms", "us", "ns")
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,63 @@ class Targets:
 
 
 def is_frame(given: Any) -> bool:
-    """Return True for frames of pandas and polars, Arrow tables, and objects with Arrow's column interface."""
-    return hasattr(given, "iloc") or hasattr(given, "__arrow_c_stream__")
+    """Return True for frames of pandas and polars, Arrow tables, objects with Arrow's column interface, and NumPy's
+    arrays with named fields."""
+    fields = isinstance(given, np.ndarray) and given.dtype.names is not None
+    return fields or hasattr(given, "iloc") or hasattr(given, "__arrow_c_stream__")
 
 
 def as_table(given: Any) -> Any:
-    """Return a pandas frame unchanged, and any other frame as an Arrow table."""
-    return given if hasattr(given, "iloc") or isinstance(given, pa.Table) else pa.table(given)
+    """Return a pandas frame unchanged, and any other frame as an Arrow table.
+
+    Raises:
+        DataError: ``given`` is one column, not a frame.
+    """
+    if isinstance(given, np.ndarray):
+        return pa.table({name: _column(without_masks(given[name])) for name in given.dtype.names or ()})
+    if getattr(given, "ndim", 2) != 1 and (hasattr(given, "iloc") or isinstance(given, pa.Table)):
+        return given
+    if getattr(given, "ndim", 2) == 1 or isinstance(given, pa.ChunkedArray):
+        what = short(type(given).__name__)
+        cure = "X.to_frame() for one column, X.to_frame().T for one row" if hasattr(given, "to_frame") else "a table"
+        raise DataError(f"{ORIGIN}: must be a frame of columns, got one column ({what}); pass {cure}")
+    return pa.table(given)
+
+
+def without_masks(given: Any) -> Any:
+    """Return a masked array of NumPy as an array with gaps, and anything else unchanged."""
+    if not isinstance(given, np.ma.MaskedArray):
+        return given
+    if not np.ma.getmaskarray(given).any():
+        return np.asarray(given.data)
+    if given.dtype.kind in "biuf":
+        return np.ma.filled(given.astype(np.float64), np.nan)
+    return np.ma.filled(given.astype(object), None)
+
+
+def values_of(given: Any) -> np.ndarray:
+    """Return targets of pandas, polars, Arrow or NumPy as an array; masked ones become gaps."""
+    if isinstance(given, pa.Array):
+        given = pa.chunked_array([given])
+    if isinstance(given, pa.ChunkedArray) and pa.types.is_dictionary(given.type):
+        given = given.cast(given.type.value_type)
+    found = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else without_masks(given))
+    return np.array(found.tolist()) if found.dtype.kind == "T" else found
+
+
+def require_same_order(x: Any, y: Any) -> None:
+    """Warn if rows and targets of pandas have one index in two orders."""
+    one: Any = getattr(x, "index", None)
+    other: Any = getattr(y, "index", None)
+    if not (hasattr(one, "sort_values") and hasattr(other, "sort_values")) or one.equals(other):
+        return
+    try:
+        alike = one.sort_values().equals(other.sort_values())
+    except TypeError:  # labels of several types
+        return
+    if alike:
+        said = "y: its index is that of X in another order, and rows are paired by place; pass y.loc[X.index]"
+        warnings.warn(said, stacklevel=5)
 
 
 def table_of(given: Any, names: Sequence[str] | None = None) -> pa.Table:
@@ -178,14 +229,20 @@ def targets_of(given: Any, rows: int) -> tuple[np.ndarray, int]:
     Raises:
         DataError: a target is not a finite number, or targets and rows differ in number.
     """
-    values = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
-    if values.ndim not in (1, 2) or values.dtype.kind not in "biufOUSTM" or 0 in values.shape:
+    values = values_of(given)
+    if values.dtype.kind == "M":
+        raise DataError("y: must be numbers, got dates; write them as numbers, such as days since 2000")
+    if values.ndim not in (1, 2) or values.dtype.kind not in "biufOUS" or 0 in values.shape:
         raise DataError(f"y: must be numbers [n] or [n, output], got {values.dtype} {list(values.shape)}")
     _require_as_many(values, rows)
     flat = values.reshape(len(values), -1)
     if values.dtype.kind not in "biuf":
         flat = np.array([[_number(v, row) for v in one] for row, one in enumerate(flat.tolist(), 1)], np.float64)
     found = np.ascontiguousarray(flat, np.float64)
+    if values.dtype.kind in "iu" and (np.abs(found) > LARGEST).any():
+        row = int(np.argmax((np.abs(found) > LARGEST).any(1)))
+        rule = "must be numbers that a float64 holds (whole ones up to 2^53)"
+        raise DataError(f"y: {rule}, got {flat[row].tolist()[0]} in row {row + 1}; subtract a constant")
     if not np.isfinite(found).all():
         row = int(np.argmax(~np.isfinite(found).all(1)))
         got = found[row][~np.isfinite(found[row])][0]
@@ -203,11 +260,7 @@ def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import column_or_1d
 
-    values = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
-    if values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1):
-        gaps = [row for row, label in enumerate(values.ravel().tolist(), 1) if _is_gap(label)]
-        if gaps:
-            raise DataError(f"y: must have a class in every row, got {values.ravel()[gaps[0] - 1]} in row {gaps[0]}")
+    values = labels_of(given)
     check_classification_targets(values)
     values = column_or_1d(values, warn=True)
     _require_as_many(values, rows)
@@ -215,6 +268,32 @@ def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
     if len(classes) < 2:
         raise DataError(f"y: must have at least 2 classes, got 1 class: {short(classes[0].item())}")
     return classes, labels.astype(np.int64)
+
+
+def labels_of(given: Any) -> np.ndarray:
+    """Return labels as an array; Python's objects get the type that they share.
+
+    Raises:
+        DataError: a label is missing, or the labels are neither texts, whole numbers, truths nor floats.
+    """
+    labels = values_of(given)
+    if labels.ndim != 1 and labels.shape[1:] != (1,):
+        return labels
+    flat = labels.ravel().tolist()
+    gaps = [row for row, label in enumerate(flat, 1) if _is_gap(label)]
+    if gaps:
+        raise DataError(f"y: must have a class in every row, got {labels.ravel()[gaps[0] - 1]} in row {gaps[0]}")
+    if labels.dtype.kind not in "OMm":
+        return labels
+    for kinds in ((bool, np.bool_), (int, np.integer), (float, np.floating)):
+        if all(isinstance(label, kinds) and (type(label) is not bool or bool in kinds) for label in flat):
+            return np.array(flat).reshape(labels.shape)
+    row = next((row for row, label in enumerate(flat, 1) if not isinstance(label, str)), 0)
+    if row:
+        rule = "labels must be all texts, all whole numbers or all truths"
+        got = f"got {short(labels.ravel()[row - 1])} in row {row}"
+        raise DataError(f"y: {rule}, {got}; write them as texts, such as pandas.Series(y).astype(str)")
+    return labels
 
 
 def size_of(profile: Profile, share: float, pace: float) -> Size:
@@ -228,8 +307,16 @@ def size_of(profile: Profile, share: float, pace: float) -> Size:
 
 def _column(values: np.ndarray) -> pa.Array:
     """Return a column of an array with one type; values of several types become texts."""
+    if values.dtype.kind == "T":
+        return pa.array(values.tolist())
+    if values.dtype.kind == "S":
+        return pa.array([value.decode("utf-8", "replace") for value in values.tolist()])
+    if values.dtype.kind in "Mm" and np.datetime_data(values.dtype)[0] not in _ARROW_UNITS:
+        values = values.astype(f"{values.dtype.kind}8[s]")
+    if values.dtype.kind == "f" and values.dtype.itemsize > 8:
+        values = values.astype(np.float64)
     if values.dtype.kind != "O":
-        return pa.array(values.astype(str) if values.dtype.kind in "ST" else native(values))
+        return pa.array(native(values), from_pandas=values.dtype.kind in "Mm")
     try:
         return pa.array(values, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 
 from ...errors import short
 from ..sources.cells import Cells
-from ..sources.forms import CODE, PERIOD, are_all
+from ..sources.forms import CODE, HEX, PERIOD, are_all
+from .cells import have_units
 
 _DAYS: Final = re.compile(r"dat[eu]|day|time|fecha|jour|(^|[_ ])(dt|tag|when)($|[_ ])", re.IGNORECASE)
 _EXCEL: Final = 25_569  # days from Excel's day 0 to 1970
@@ -53,6 +54,12 @@ def _of_numbers(cells: Cells) -> Iterator[str]:
         yield f"look like Excel's days ({_day(low - _EXCEL)} to {_day(high - _EXCEL)}): they are numbers; write dates"
     if is_whole and len(values) > 2 and high - low == len(values) - 1 == len(np.unique(values)) - 1:
         yield f"has each whole number from {low:.0f} to {high:.0f} once: if it numbers the rows, leave it out"
+    if cells.is_text and cells.decimal == ",":
+        shared = cells.filled.filter(pc.match_substring(cells.filled, ","))
+        if are_all(shared, r"^[+-]?[1-9][0-9]{0,2},[0-9]{3}$"):
+            text = str(shared[0].as_py())
+            read = f"{short(text)} is read as {text.replace(',', '.')}, with a decimal comma"
+            yield f"{read}; if commas separate thousands, write numbers without them"
     if cells.is_text and (codes := cells.filled.filter(pc.match_substring_regex(cells.filled, CODE))):
         more = len(codes) - 1
         yield f"{short(codes[0].as_py())} and {more:,} more begin with 0 and are numbers; write codes as C0123"
@@ -64,6 +71,11 @@ def _of_texts(cells: Cells) -> Iterator[str]:
         more = f", and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
         first, second = pairs[0]
         yield f"{short(first)} and {short(second)} are two values, by case or blanks alone{more}; write them alike"
+    if have_units(cells.filled):
+        text = short(cells.filled[0].as_py())
+        yield f"numbers with a unit, such as {text}, are categories; write the numbers alone"
+    if are_all(cells.filled, HEX):
+        yield f"hexadecimal numbers such as {short(cells.filled[0].as_py())} are categories; write them as decimal ones"
     if not cells.is_code and are_all(cells.filled, PERIOD):
         yield f"periods such as {short(cells.filled[0].as_py())} are categories; write 2026-01-31 for dates"
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import DataError, brief, short
 from ..encoding import ColumnKind
@@ -19,7 +20,7 @@ from ..sources.columns import codes_of, describe, labels_of
 from ..sources.names import require_column
 from ..sources.table import Table, open_table, sniffed, table_rows, with_targets
 from . import leaks
-from .cells import MOST, names_rows, no_number, number_share, refusal
+from .cells import MOST, have_units, names_rows, no_number, number_share, refusal
 from .cells import remarks as cell_remarks
 from .doubts import doubts
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
@@ -61,9 +62,14 @@ def inspect_table(
     remarks = [remark for cells in answers for remark in (*cell_remarks(cells), *doubts(cells))]
     if task == "classification":
         labels, classes = _classes(answers, table.num_rows)
+        if answers[0].kind == "text" and (why := refusal(answers[0])):
+            remarks.append(f"{targets[0]}: {why}; as they are, they are classes")
         values = labels[:, None].astype(np.float64)
     else:
         values, classes = _targets(answers), dict[str, int]()
+    if form.encoding != "utf-8" and (text := _foreign(table)):
+        rule = f"its texts are no UTF-8 and are read as {form.encoding}, such as {short(text)}"
+        remarks.append(f"{path.name}: {rule}; if they look wrong, save it as UTF-8: iconv -f ENCODING -t UTF-8")
     rest = [name for name in table.column_names if name not in targets]
     features = inspect_features(table, rest, str(path), leave_out=leave_out)
     columns, codes = features.columns, features.codes
@@ -154,6 +160,16 @@ def inspect_features(
     return Features(columns, sum(widths[name] for name in columns), left_out, codes, remarks)
 
 
+def _foreign(table: pa.Table) -> str:
+    """Return the first name or text that has a character outside ASCII."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if not name.isascii():
+            return str(name)
+        if len(found := column.filter(pc.invert(pc.fill_null(pc.string_is_ascii(column), True)))):
+            return str(found[0].as_py())
+    return ""
+
+
 def _stamp(path: Path) -> tuple[int, int]:
     """Return a file's length and time of change, which differ after a program has written to it."""
     if not path.is_file():
@@ -205,6 +221,9 @@ def _classes(answers: Sequence[Cells], rows: int) -> tuple[np.ndarray, dict[str,
     if len(counts) < 2:
         raise DataError(f"{column} must have at least 2 classes, got only {listed(counts, 6)}")
     if len(counts) > _IDENTIFIER * rows:
+        units = cells.kind == "text" and have_units(cells.filled)
+        if why := names_rows(cells) if units else refusal(cells):
+            raise DataError(f"{column} must be numbers or classes: {why}")
         rule = "identifies rows: nearly every row has a different value; choose another target"
         raise DataError(f"{column} {rule}")
     rare = [label for label, count in counts.items() if count < FEWEST_OF_CLASS]

@@ -52,7 +52,16 @@ class Cells:
         """
         name = require_column(table, name, origin)
         decimal = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
-        return cls(origin, name, forms.plain(table.column(name)), decimal)
+        try:
+            values = forms.plain(table.column(name))
+        except pa.ArrowInvalid as error:
+            rule = "must hold moments that 64 bits of microseconds hold, as infinite dates do not"
+            cure = "write such a cell as a gap, or leave the column out"
+            raise DataError(f"{origin}: column {short(name)} {rule} ({brief(error)}); {cure}") from None
+        except UnicodeDecodeError:
+            rule = "must be texts in UTF-8, which some are not; write them as UTF-8, or leave the column out"
+            raise DataError(f"{origin}: column {short(name)} {rule}") from None
+        return cls(origin, name, values, decimal)
 
     @property
     def is_text(self) -> bool:
@@ -85,7 +94,8 @@ class Cells:
         """Return True for texts of digits, all of one length, some with a leading 0, which numbers would lose."""
         if not self.is_text or not pc.any(pc.match_substring_regex(self.values, forms.CODE)).as_py():
             return False
-        return len(pc.unique(pc.utf8_length(self.filled))) == 1 and forms.are_all(self.filled, r"^[0-9]+$")
+        words = self._words.drop_null()
+        return len(pc.unique(pc.utf8_length(words))) == 1 and forms.are_all(words, r"^[0-9]+$")
 
     @cached_property
     def is_rounded(self) -> bool:

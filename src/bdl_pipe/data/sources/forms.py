@@ -24,14 +24,32 @@ WHOLE: Final = r"^[+-]?[0-9]+$"
 CODE: Final = r"^0[0-9]+$"
 _WORDLESS: Final = r"^[^\p{L}\p{N}]+$"
 ISO: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_MONTH: Final = (  # English, German, French, Spanish and Italian names, whole or short
+    r"(?i:(jan|f[eé]v|feb|mar|m[aä]r|apr|avr|abr|ma[yi]|jui?n|jui?l|aug|aou|aoû|ago|sep|o[ck]t|nov|de[cz]|d[eé]c|ene|dic|gen"
+    r"|mag|giu|lug|set|ott)\p{L}*\.?)"
+)
 ANY_DATE: Final = (
     r"^(([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-]([0-9]{2}|[0-9]{4}))([ T].*)?"
-    r"|[0-9]{8}T[0-9]{4,6}Z?)$"
+    r"|[0-9]{8}T[0-9]{4,6}Z?"
+    rf"|(\p{{L}}{{2,10}}\.?,?\s+)?"
+    rf"([0-9]{{1,2}}(st|nd|rd|th|\.)?[-/ ]*{_MONTH}|{_MONTH}[-/ ]*[0-9]{{1,2}}(st|nd|rd|th)?)"
+    r"[-/, ]+([0-9]{4}|[0-9]{2})([ T,].*)?)$"
 )
 NUMBER: Final = r"^([-+]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][-+]?[0-9]+)?|(?i:[-+]?(inf|infinity|nan)))$"
-PERIOD: Final = r"^[0-9]{4}-?(0[1-9]|1[0-2]|W[0-5][0-9]|[Qq][1-4])$"
-CLOCK: Final = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?$"
-DRESSED: Final = r"^[-+(]?\s*[\p{Sc}%]?\s*[-+]?[0-9][0-9.,'’\s]*([dD][-+][0-9]+|[-+])?\s*[\p{Sc}%‰]?\s*\)?$"
+PERIOD: Final = (
+    rf"^([0-9]{{4}}[-/]?(0[1-9]|1[0-2]|W[0-5][0-9]|[Qq][1-4])|(0?[1-9]|1[0-2])[-/.][0-9]{{4}}"
+    rf"|{_MONTH}[-/ .]*([0-9]{{2}}|[0-9]{{4}}))$"
+)
+CLOCK: Final = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?(?i:[\s\p{Z}]*[ap]\.?m\.?)?$"
+_GAP: Final = r"[\s\p{Z}]*"  # RE2's \s is ASCII: no-break and narrow blanks are \p{Z}
+DRESSED: Final = (
+    rf"^[-+(]?{_GAP}[\p{{Sc}}%]?{_GAP}[-+]?[0-9][0-9.,'’\s\p{{Z}}]*([dD][-+][0-9]+|[-+])?{_GAP}[\p{{Sc}}%‰]?{_GAP}\)?$"
+)
+UNIT: Final = (  # a number and a unit or a currency of letters
+    rf"^(?:[-+]?[0-9][0-9.,]*{_GAP}(?P<unit>[\p{{L}}µ°][\p{{L}}°/%]{{0,3}}[²³23]?)"
+    rf"|(?P<money>[A-Z]{{3}}){_GAP}[-+]?[0-9][0-9.,]*)$"
+)
+HEX: Final = r"^0[xX][0-9a-fA-F]+$"
 
 
 def clean(text: str) -> str:
@@ -62,15 +80,24 @@ def canonical(text: str) -> str:
 
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert a column to the common type of its kind: texts, integers, float64, or timestamps in microseconds."""
+    """Convert a column to the common type of its kind: texts, integers, float64, or timestamps in microseconds.
+
+    A type of its own, such as pandas' periods, is kept unless its storage has the same meaning.
+    """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
+        truths = kind.extension_name == "arrow.bool8"
+        if not truths and (is_numeric(kind.storage_type) or pa.types.is_struct(kind.storage_type)):
+            return column
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
+        column = column.cast(pa.bool_()) if truths else column
         kind = column.type
     if pa.types.is_run_end_encoded(kind):
         column = pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], kind.value_type)
         kind = column.type
     if pa.types.is_dictionary(kind):
+        if isinstance(kind.value_type, pa.BaseExtensionType):
+            return column
         return plain(column.cast(kind.value_type))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         texts = column.cast(pa.string())
@@ -123,6 +150,14 @@ def parsed(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
             if (found := cast(texts, pa.timestamp(unit, zone))) is not None:
                 return found.cast(pa.timestamp("us", zone), safe=False)
     return None
+
+
+def unparsed(texts: pa.ChunkedArray) -> str:
+    """Return the first text that is no date like the first one: it has no zone if that has one, or is no date."""
+    known = [pa.chunked_array([[text]], pa.string()) for text in texts.unique().to_pylist()]
+    zones = [zone for zone in (None, "UTC") if cast(known[0], pa.timestamp("ns", zone)) is not None]
+    kind = pa.timestamp("ns", zones[0] if zones else None)
+    return str(next((one for one in known if cast(one, kind) is None), known[0])[0].as_py())
 
 
 def are_all(texts: pa.ChunkedArray, form: str) -> bool:

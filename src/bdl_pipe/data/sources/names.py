@@ -1,11 +1,12 @@
 """The columns of an open table by name; surrounding blanks and the Unicode form are ignored, but case matters."""
 
 import difflib
+import re
 
 import pyarrow as pa
 
 from ...errors import DataError, brief, short
-from .forms import clean
+from .forms import clean, is_number
 
 
 def require_column(table: pa.Table, name: str, origin: str) -> str:
@@ -14,8 +15,18 @@ def require_column(table: pa.Table, name: str, origin: str) -> str:
         near = difflib.get_close_matches(found.lower(), table.column_names, 1, 0.75)
         near = [other for other in table.column_names if other.lower() == found.lower()] or near
         hint = f"; did you mean {short(near[0])}?" if near else ""
-        raise DataError(f"{origin}: must have the column {short(name)}, got {names_of(table)}{hint}")
+        raise DataError(f"{origin}: must have the column {short(name)}, got {names_of(table)}{hint or _cure(table)}")
     return found
+
+
+def _cure(table: pa.Table) -> str:
+    """Return a cure for a first line that holds no names, or cells that are not apart."""
+    names = table.column_names
+    if all(map(is_number, names)):
+        return "; write the names of the columns into the first line"
+    if len(names) == 1 and re.search(r"\w[ :~^\x01]+\w", names[0]):
+        return "; write a comma, a semicolon, a tab or a bar between cells"
+    return ""
 
 
 def names_of(table: pa.Table) -> str:

@@ -5,6 +5,7 @@ category or a date, and :mod:`bdl_pipe.data.encoding` fits its network inputs to
 """
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -195,16 +196,34 @@ def open_table(path: Path, form: CsvForm = CsvForm()) -> pa.Table:
     try:
         table = _parse(path, form)
     except (pa.ArrowException, OSError, UnicodeError) as error:
-        cure = "; delete the lines above the column names" if "Row #2: Expected 1 columns" in str(error) else ""
+        cure = _cure(str(error))
         raise DataError(f"{path}: is not a readable CSV or Parquet file ({brief(error)}){cure}") from None
     about = table.schema.metadata
     table = table.rename_columns([clean(name) for name in table.column_names]).replace_schema_metadata(about)
+    if table.column_names.count("") > 1:  # commas at the end of each line
+        kept = [i for i, name in enumerate(table.column_names) if name or not Cells.of(_one(table, i), "", "").is_empty]
+        table = table.select(kept)
     doubled = [name for name, count in Counter(table.column_names).items() if count > 1]
     if doubled:
         raise DataError(f"{path}: column names must differ, got {short(doubled[0])} twice")
     if table.num_rows == 0:
         raise DataError(f"{path}: must have rows below its header, got none")
     return table
+
+
+def _one(table: pa.Table, place: int) -> pa.Table:
+    return table.select([place]).rename_columns([""])
+
+
+def _cure(error: str) -> str:
+    """Return the cure of an error of the parser; empty if there is none."""
+    if "Row #2: Expected 1 columns" in error:
+        return "; delete the lines above the column names"
+    if re.search(r"Row #\d+: Expected \d+ columns", error):
+        return "; give each line as many cells as the first line has names, and delete lines that are no rows"
+    if "codec can't decode" in error:
+        return "; save it as UTF-8 (iconv -f ENCODING -t UTF-8)"
+    return ""
 
 
 def is_parquet(path: Path) -> bool:
