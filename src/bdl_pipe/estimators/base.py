@@ -159,7 +159,7 @@ class BayesianEstimator(BaseEstimator):
 
     def _profile(self, x: Any, y: Any) -> tuple[Profile, list[str]]:
         """Return the description of the rows, and the names of all columns of a table."""
-        given.require_same_order(x, y)
+        given.warn_of_another_order(x, y)
         x = given.without_masks(x)
         if given.is_frame(x):
             x = given.as_table(x)

@@ -94,7 +94,7 @@ def values_of(given: Any) -> np.ndarray:
     return np.array(found.tolist()) if found.dtype.kind == "T" else found
 
 
-def require_same_order(x: Any, y: Any) -> None:
+def warn_of_another_order(x: Any, y: Any) -> None:
     """Warn if rows and targets of pandas have one index in two orders."""
     one: Any = getattr(x, "index", None)
     other: Any = getattr(y, "index", None)
