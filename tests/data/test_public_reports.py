@@ -152,7 +152,7 @@ NOTED: dict[str, tuple[str, list[Any], str | None, str]] = {
         "f",
         [*SQUARES[:-1], "Total"],
         None,
-        "98% of its cells are numbers but for texts such as 'Total': write gaps as empty cells",
+        "98% of its cells are numbers and the others are texts such as 'Total': write gaps as empty cells",
     ),
     "turicas/rows#302": ("f", cycle("0123", "456", "00789"), "number", "'0123' and 39 more begin with 0 and are numb"),
     "ribbondz/rsv#8": ("sold_date", SERIAL, "number", "look like Excel's days (2023-03-15 to 2024-04-17)"),
