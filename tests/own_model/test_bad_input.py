@@ -50,7 +50,7 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()),
         [(X, Y)],
         {},
-        r"model must have a linear layer \(nn.Linear\) as its last, got 'none'",
+        r"model must have a linear layer \(nn.Linear\) as its last layer, got 'none'",
     ),
     "softmax after the head": (
         nn.Sequential(net(), nn.Softmax(-1)),
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
     "labels as a list": (net(), [(X, [0, 1])], {}, r"targets must be a tensor .* got \[0, 1\]"),
     "labels of two columns": (net(), [(X, Y[:, None])], {}, r"labels must be \[row\], got the shape \[6, 1\]"),
     "labels outside": (net(), [(X, Y + 1)], {}, "labels must be 0 … 2, for 3 outputs, got 3 in row 2"),
-    "one output": (net(1), [(X, Y % 2)], {}, "model must have an output for each class, two or more, got 1"),
+    "one output": (net(1), [(X, Y % 2)], {}, "model must have an output for each of at least two classes, got 1"),
     "ignored labels": (net(), [(X, Y - 100)], {}, "labels must be 0 … 2, for 3 outputs, got -100 in row 0"),
     "NaN targets": (
         net(1),
@@ -138,12 +138,12 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         {"method": "ciber_second", "epochs": 1},
         "layers of a perceptron of",
     ),
-    "a trajectory": (net(), [(X, Y)], {"method": "sgd", "epochs": 1}, "got sgd: it is no posterior"),
+    "a trajectory": (net(), [(X, Y)], {"method": "sgd", "epochs": 1}, "got sgd: it makes no posterior"),
     "another task": (
         net(),
         [(X, Y)],
         {"method": "vbll", "epochs": 1},
-        "method must be one for classification .* got vbll",
+        "method must support classification .* got vbll",
     ),
     "swag without epochs": (net(), [(X, Y)], {"method": "swag"}, "swag needs epochs: the epochs of SGD from the model"),
     "vbll without epochs": (net(), [(X, Y)], {"method": "d_vbll"}, "d_vbll needs epochs: the epochs of its training"),
@@ -187,7 +187,7 @@ def test_so_are_inputs_of_a_prediction(inputs: Any, message: str) -> None:
 
 def test_a_teacher_is_for_a_student_alone_and_of_the_same_inputs() -> None:
     teacher = bayesianise(net(), "deterministic", [(X, Y)])
-    with pytest.raises(UserError, match="teacher must be given for dark_knowledge alone, got one for swa"):
+    with pytest.raises(UserError, match="teacher is for dark_knowledge only; leave it out for swa"):
         bayesianise(net(), "swa", [(X, Y)], epochs=1, teacher=teacher)
     with pytest.raises(UserError, match="inputs must be one tensor, got x"):
         bayesianise(net(), "dark_knowledge", [{"x": X, "labels": Y}], epochs=1, teacher=teacher)
