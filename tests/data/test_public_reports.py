@@ -154,7 +154,7 @@ NOTED: dict[str, tuple[str, list[Any], str | None, str]] = {
         None,
         "98% of its cells are numbers and the others are texts such as 'Total': write gaps as empty cells",
     ),
-    "turicas/rows#302": ("f", cycle("0123", "456", "00789"), "number", "'0123' and 39 more begin with 0 and are numb"),
+    "turicas/rows#302": ("f", cycle("0123", "456", "00789"), "number", "'0123' and 39 more begin with 0 and are read"),
     "ribbondz/rsv#8": ("sold_date", SERIAL, "number", "look like Excel's days (2023-03-15 to 2024-04-17)"),
     "eddelbuettel/anytime#17": ("f", [int(f"{d:%Y%m%d}") for d in DAYS], "number", "look like days without hyphens"),
     "moment/luxon#345": ("f", EPOCH, "number", "look like seconds since 1970 (2023-03-28 to 2024-04-30)"),
@@ -176,7 +176,7 @@ NOTED: dict[str, tuple[str, list[Any], str | None, str]] = {
         "f",
         cycle("Red", "red", "blue "),
         "category",
-        "'Red' and 'red' are two values, by",
+        "'Red' and 'red' are two values that",
     ),
     "months": ("f", cycle("2024-01", "2024-02", "2023-12"), "category", "periods such as '2024-01' are categories"),
     "moments without hyphens": (

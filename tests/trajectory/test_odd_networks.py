@@ -247,13 +247,13 @@ def test_a_network_that_cannot_be_copied_is_refused_before_anything_is_trained()
 
 @pytest.mark.parametrize("kind", ["weight norm", "spectral norm"])
 def test_sngp_refuses_weights_that_are_computed(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"must be of layers whose weights are parameters, .* got 'trunk.mid, which"):
+    with pytest.raises(ConfigError, match=r"must have parameters as weights, .* got 'the layer trunk.mid, which"):
         fit("sngp", "student", classes(), network=section(kind))
 
 
 @pytest.mark.parametrize("kind", ["plain", "attention", "unused"])
 def test_dropout_refuses_a_trunk_that_is_no_sequence(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"network\.name must be of a network whose trunk is a sequence of layers"):
+    with pytest.raises(ConfigError, match=r"network\.name must be a network with layers in sequence"):
         fit("dropout", "student", classes(), network=section(kind))
 
 
