@@ -105,7 +105,7 @@ def _require_free(name: str, taken: Mapping[str, Any]) -> None:
         cure = f"choose another with --name, or first: python -m pipeline remove {name}"
         raise UserError(f"--name: params.yaml has a data set {short(name)} already; {cure}")
     if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
-        raise UserError(f"--name: must be of letters, digits, _ and - alone, got {short(name)}")
+        raise UserError(f"--name: must have only letters, digits, _ and -, got {short(name)}")
 
 
 def _inspect(request: Request) -> Profile:
@@ -115,15 +115,15 @@ def _inspect(request: Request) -> Profile:
         UserError: the data cannot be used, or an option does not fit them.
     """
     path, images = request.path, is_images(request.path)
-    rule = f"is for tables; the classes of {path} are its folders, or its y"
+    rule = f"is for tables; leave it out, since the classes of {path} are its folders, or its y"
     for option in ("target", "leave_out", "log", "task") if images else ("size", "skip_broken"):
         if getattr(request, option):
-            why = rule if images else f"is for folders of images, not for {path}"
+            why = rule if images else f"is for folders of images; leave it out for {path}"
             raise UserError(f"--{option.replace('_', '-')}: {why}")
     if images:
         return inspect_images(path, request.size, request.skip_broken)
     if not request.target:
-        raise UserError(f"--target: is missing; name the column of {path} that is predicted")
+        raise UserError(f"--target: is missing; name the column of {path} to predict")
     return inspect_table(path, request.target, request.task, request.leave_out)
 
 
@@ -149,9 +149,9 @@ def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Metho
     """Describe how targets are fitted, and the methods, splits and time of the comparison."""
     lines = []
     if size.task == "regression":
-        auto = "they or their logarithms are fitted, as a split's training rows say (--log, --no-log)"
+        auto = "each split's training rows decide if their logarithms are fitted (or --log, --no-log)"
         how = {"auto": auto, "log": "their logarithms are fitted"}.get(dataset.targets, "fitted as they are")
-        lines.append(f"  targets: {how}; densities are in their own units")
+        lines.append(f"  targets: {how}; densities are in the original units")
     splits = "1 split" if dataset.splits == 1 else f"{dataset.splits} splits"
     inputs = f"{size.width} numbers a row" if size.image is None else "×".join(map(str, size.image)) + " pixels"
     lines.append(f"{name}: {len(chosen)} methods, {splits}; a network sees {inputs}")
@@ -159,7 +159,7 @@ def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Metho
     lines.append(
         f"  about {written.seconds(round(timing.seconds, -1))} with every method; fewer with --methods or --minutes"
     )
-    return [*lines, *([f"  steps that are cut to be done in time: {', '.join(slowed)}"] if slowed else [])]
+    return [*lines, *([f"  steps cut to finish in time: {', '.join(slowed)}"] if slowed else [])]
 
 
 def _left_out(methods: Sequence[Method], minutes: int) -> list[str]:

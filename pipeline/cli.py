@@ -18,12 +18,12 @@ PROGRAM: Final = "python -m pipeline"
 COUNT: Final = click.IntRange(min=1)
 PATH: Final = click.Path(path_type=Path)
 TRIALS: Final = click.option("--max-concurrent", type=COUNT, metavar="N", help="Trials at once.")
-RESUME: Final = click.option("--resume", is_flag=True, help="Go on with what was stopped.")
+RESUME: Final = click.option("--resume", is_flag=True, help="Continue a stopped search or study.")
 TO: Final = click.option("--to", required=True, type=PATH, metavar="DIR", help="New or empty.")
 SPLIT: Final = click.option("--split", type=int, default=0, help="The split, for a data set with several.")
 SEED: Final = click.option("--seed", type=int, default=0, help="The seed, for a run with several.")
 PAPER: Final = click.option(
-    "--paper", metavar="PAPER:TABLE", help="A run of this paper's table, in place of params.yaml's."
+    "--paper", metavar="PAPER:TABLE", help="Take the run from this paper's table, not from params.yaml."
 )
 
 
@@ -123,7 +123,7 @@ def job(command: tuple[str, ...]) -> int:
 
 
 @verbs.command
-@click.option("--all", "all_stages", is_flag=True, help="List the others, too.")
+@click.option("--all", "all_stages", is_flag=True, help="List all stages.")
 def status(all_stages: bool) -> None:
     """List the stages that are out of date, and why."""
     from .verbs import status
@@ -133,14 +133,16 @@ def status(all_stages: bool) -> None:
 
 @verbs.command(cls=ListsCommand)
 @click.argument("path", type=PATH, metavar="FILE")
-@click.option("--target", multiple=True, metavar="COLUMN...", help="Columns of a table that are predicted.")
-@click.option("--task", type=click.Choice(("classification", "regression")), help="Default: by the target.")
-@click.option("--methods", multiple=True, metavar="METHOD...", help="Only these; default: all that fit.")
-@click.option("--leave-out", multiple=True, metavar="COLUMN...", help="Columns that are no features.")
-@click.option("--size", type=COUNT, metavar="PIXELS", help="A side that images of a folder are brought to.")
-@click.option("--skip-broken", is_flag=True, help="Leave out files that are no readable images.")
-@click.option("--splits", type=COUNT, metavar="N", help="Default: by the number of rows.")
-@click.option("--minutes", type=COUNT, default=10, metavar="M", help="About how long it may take (10).")
+@click.option("--target", multiple=True, metavar="COLUMN...", help="Columns of a table to predict.")
+@click.option("--task", type=click.Choice(("classification", "regression")), help="Default: decided by the target.")
+@click.option(
+    "--methods", multiple=True, metavar="METHOD...", help="Compare only these. Default: all that fit the data."
+)
+@click.option("--leave-out", multiple=True, metavar="COLUMN...", help="Columns that are not features.")
+@click.option("--size", type=COUNT, metavar="PIXELS", help="Resize a folder's images to this side length.")
+@click.option("--skip-broken", is_flag=True, help="Leave out files that are not readable images.")
+@click.option("--splits", type=COUNT, metavar="N", help="Default: decided by the number of rows.")
+@click.option("--minutes", type=COUNT, default=10, metavar="M", help="Approximate time limit of the comparison (10).")
 @click.option("--log/--no-log", default=None, help="Fit logarithms of the targets, or not.")
 @click.option("--name", help="The data set's key in params.yaml; default: the file's name.")
 @click.option(
@@ -183,10 +185,10 @@ def remove(names: tuple[str, ...]) -> None:
 
 @verbs.command
 @click.argument("table", metavar="PAPER:TABLE")
-@click.option("--dataset", metavar="A,B", help="Only these; default: all that the params file has.")
+@click.option("--dataset", metavar="A,B", help="Only these data sets. Default: all in the params file.")
 @click.option("--method", metavar="X,Y", help="Run only these (the paper's names or ours).")
 @click.option("--splits", type=COUNT, metavar="N", help="Splits of each data set, in place of the file's number.")
-@click.option("--missing", is_flag=True, help="With all: write nothing, list the cells that are made and the others.")
+@click.option("--missing", is_flag=True, help="With all: write nothing; list finished and missing cells.")
 def paper(table: str, dataset: str | None, method: str | None, splits: int | None, missing: bool) -> int:
     """Run a paper's table under its protocol, and print our results beside the paper's.
 
@@ -209,8 +211,8 @@ def paper(table: str, dataset: str | None, method: str | None, splits: int | Non
 @click.option("--dataset", required=True)
 @click.option("--samples", type=COUNT, required=True, metavar="N", help="Trials.")
 @click.option("--scheduler", type=click.Choice(("asha", "pbt")), default="asha", help="Default: asha.")
-@click.option("--metric", default="nll", help="The score that leads the search. Default: nll.")
-@click.option("--run", help="The run whose branch is searched; default: the first of this method.")
+@click.option("--metric", default="nll", help="The score to optimise. Default: nll.")
+@click.option("--run", help="The run to search. Default: the method's first run.")
 @TRIALS
 @RESUME
 @click.option("--apply", is_flag=True, help="Merge the winner into params.yaml.")

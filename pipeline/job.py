@@ -108,7 +108,7 @@ def _connect(settings: Settings) -> Any:
     if not settings.jobs:
         raise UserError("RAY_ADDRESS must be http://host:8265 (of a cluster's dashboard), which takes jobs")
     if not settings.remote:
-        raise UserError("BDL_REMOTE must be on: the results of a job come home through DVC's default remote")
+        raise UserError("BDL_REMOTE must be on: a job returns its results through DVC's default remote")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with _worded(settings.jobs):
         from ray.job_submission import JobSubmissionClient
@@ -154,7 +154,7 @@ def _follow(client: Any, url: str, name: str) -> Any:
         except Exception as error:  # Ray and its HTTP client raise many types of errors
             waited = time.monotonic() - answered
             if waited > _PATIENCE_SECONDS:
-                rule = "python -m pipeline attach follows the job once it does"
+                rule = "once it answers, follow the job with python -m pipeline attach"
                 raise UserError(f"RAY_ADDRESS={url} has not answered for {waited:.0f} s: {rule}") from None
             print(f"{url} does not answer ({_line(error)}); the job continues", file=sys.stderr, flush=True)
         time.sleep(_RETRY_SECONDS)
@@ -180,7 +180,7 @@ def _stopped_on_interrupt(client: Any, name: str) -> Iterator[None]:
             client.stop_job(name)
             print(f"job {name} has been stopped", file=sys.stderr)
         except Exception as error:
-            print(f"job {name} could not be stopped ({_line(error)}); ray job stop {name} stops it", file=sys.stderr)
+            print(f"job {name} could not be stopped ({_line(error)}); run ray job stop {name}", file=sys.stderr)
         raise
 
 

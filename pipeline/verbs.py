@@ -144,7 +144,9 @@ def _share(stages: Plan, why: Collection[str], settings: Settings) -> None:
     """Record up-to-date stages with DVC, and push them. If either fails, the results stay on disk."""
     _record(stages, why)
     if settings.remote and (problem := dvc.push()):
-        print(f"warning: the results are not pushed: {problem}; the same command pushes them", file=sys.stderr)
+        print(
+            f"warning: the results are not pushed: {problem}; give the same command again to push them", file=sys.stderr
+        )
 
 
 def _record(stages: Plan, why: Collection[str]) -> None:

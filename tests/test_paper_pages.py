@@ -87,7 +87,9 @@ def test_a_page_of_a_stand_in_compares_orders_and_no_values() -> None:
         "- NLL (WRN-28-10): 1 of 3 pairs of methods in the paper's order (Kendall's τ-b -0.33); of 3 that both sides "
         "tell apart 1; against DNN 1 of 2 differences have the paper's sign"
     ) in page
-    assert "- NLL (WRN-28-10), printed so and found the other way: SNGP < DNN (clear), SNGP < D-VBLL (clear)" in page
+    assert (
+        "- NLL (WRN-28-10), opposite to the paper's order, which is: SNGP < DNN (clear), SNGP < D-VBLL (clear)" in page
+    )
     # of accuracies that are equal in ours, no pair is in an order
     assert not orders(comparison)["accuracy", "WRN-28-10"].same
 

@@ -163,7 +163,7 @@ def test_a_posterior_that_branches_on_its_values_is_refused_in_one_line(capfd: p
 def test_a_program_that_differs_is_refused() -> None:
     fitted, rows = images()
     program = traced(fitted, rows)
-    with pytest.raises(UserError, match=r"must give the posterior's answers to 1e-05"):
+    with pytest.raises(UserError, match=r"must equal the posterior to 1e-05"):
         portable.difference(program.traced.module(), program.rows, tuple(1.0001 * m for m in program.meant))
 
 

@@ -196,7 +196,7 @@ def _check_sources(
     place, configs, own = f"{path}.input", {}, run.spec.dataset
     for kind, key in run.sources.items():
         known, name = [k for other, k in above if other == kind], f"{kind}/{key}"
-        require(key in known, place, f"must be a run above{nearest(key, known)}", name)
+        require(key in known, place, f"must be a run that is listed earlier{nearest(key, known)}", name)
         source = above[kind, key]
         if run.stage.needs[kind] == "earlier":
             right, rule = datasets[own].comes_after(datasets[source.spec.dataset]), f"one step before {own}"
@@ -237,7 +237,8 @@ def unwatched(params: Params) -> list[str]:
         ]
         for kind, names in (("ood", dataset.ood), ("transfer", dataset.transfer)):
             lines += [
-                f"datasets.{key}.{kind}: a change of datasets.{name}.source goes unnoticed (dvc repro -f prepare@{key})"
+                f"datasets.{key}.{kind}: DVC does not notice a change of datasets.{name}.source; after a change, run "
+                f"dvc repro -f prepare@{key}"
                 for name in names
                 if name in params.datasets
             ]

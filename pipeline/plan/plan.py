@@ -145,7 +145,7 @@ def reason(stage: Stage) -> str | None:
         return changed
     for path in stage.makes:
         if _hash(path) != made.get(str(path)):
-            return f"{path} was changed since"
+            return f"{path} was changed after the stage wrote it"
         altered = _altered(path, since)
         if altered is not None:
             return altered
@@ -199,7 +199,7 @@ def _altered(path: Path, since: int) -> str | None:
         status = file.stat()
         same = status.st_size == facts["bytes"]
         if not same or (status.st_mtime_ns > since and sha256(file) != facts["sha256"]):
-            return f"{file} was changed since"
+            return f"{file} was changed after the stage wrote it"
     return None
 
 

@@ -64,7 +64,7 @@ def stale(stages: Plan) -> dict[str, str]:
         if reason is not None:
             why[name] = reason
         elif above is not None:
-            why[name] = f"{above} is to be run"
+            why[name] = f"{above} has to run first"
     return why
 
 

@@ -88,13 +88,13 @@ def branch_of(
     lineage = next((each for each in lineages if method in [run.method.name for run in each]), None)
     if lineage is None:
         where = f"run {key}" if key else f"any run on {dataset}"
-        raise UserError(f"{method}: is not in {where}; add one to runs in params.yaml")
+        raise UserError(f"{method}: is not in {where}; add such a run to params.yaml")
     chain = [next(run for run in lineage if run.method.name == method)]
     for run in lineage[lineage.index(chain[0]) + 1 :]:
         if any((other.kind, other.key) in run.sources.items() for other in chain):
             chain.append(run)
     if others := sorted({run.spec.dataset for run in lineage} - {dataset}):
-        step = f"a search fits all on {dataset}; search on the first step, and use the winner for all"
+        step = f"a search fits all runs on {dataset}; search on the first step, and use the winner on all steps"
         raise UserError(f"{lineage[-1].key}: has inputs on {', '.join(others)}: {step}")
     upstream = tuple(run for run in lineage if run not in chain)
     code = provenance.digest([sources.fit_digest(run.method.name, params) for run in lineage])
@@ -269,7 +269,9 @@ def begin(folder: Folder, identity: str, resume: bool) -> str | None:
     """
     if not resume:
         if folder.is_unfinished():
-            raise UserError(f"{folder.address}: holds an unfinished search; continue with --resume, or remove it")
+            raise UserError(
+                f"{folder.address}: holds an unfinished search; continue with --resume or remove this folder"
+            )
         folder.clear()
         return None
     record = folder.read()
@@ -291,8 +293,8 @@ def require_shared(settings: Settings) -> None:
 
     machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     if settings.address and not settings.searches and len(machines) > 1:
-        need = "a folder or s3://bucket/path that all of them reach"
-        raise UserError(f"BDL_SEARCHES: must be {need}, since RAY_ADDRESS has {len(machines)} machines; it is not set")
+        need = f"a folder or s3://bucket/path that all {len(machines)} machines of RAY_ADDRESS reach"
+        raise UserError(f"BDL_SEARCHES: must be {need}; it is not set")
 
 
 @contextmanager

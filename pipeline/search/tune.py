@@ -73,9 +73,11 @@ def tune(
         UserError: the arguments, params.yaml or the state of a stopped search is wrong.
     """
     if scheduler == PBT and max_concurrent:
-        raise UserError("--max-concurrent: is not for pbt: Ray Tune lets its samples take turns")
+        raise UserError(
+            "--max-concurrent: leave it out with pbt, for which Ray Tune decides how many samples run at once"
+        )
     if method == ALL and run is not None:
-        raise UserError("--run: is for the search of one method, not of all")
+        raise UserError("--run: leave it out in a search of all methods")
     settings, methods = Settings.read(), searched(load(), dataset) if method == ALL else [method]
     if method == ALL:
         folders = {name: folder_of("tune", f"{name}-{dataset}", settings) for name in methods}
@@ -131,7 +133,7 @@ def search_one(search: Search, params: Params, settings: Settings, at_once: int 
     with opened(branch.name, branch, facts, params, settings, resume) as session:
         path = conclude(search, *_run(search, session, at_once))
     if path is None:  # the search is finished as well, since resuming it would change nothing
-        raise UserError(f"{branch.name}: no sample of {search.samples} gave a finite score")
+        raise UserError(f"{branch.name}: none of {search.samples} samples gave a finite score")
     return path
 
 
@@ -166,13 +168,18 @@ def plan(
     how = params.evaluate if metric != METRIC else None  # the NLL needs no evaluation settings
     branch = branch_of(params, method, dataset, key, settings, how, (metric,))
     known = [name for name in scores_of(params.datasets[dataset].task) if metric_of(name).better]
-    require(metric in known, "--metric", f"must be a score with a better end{nearest(metric, known)}", metric)
+    require(
+        metric in known,
+        "--metric",
+        f"must be a score of which higher or lower is better{nearest(metric, known)}",
+        metric,
+    )
     space, first = branch.method.search, branch.runs[0]
     if not space:
         known = sorted({run.method.name for run in params.runs.values() if run.method.search})
         raise UserError(f"{method}: declares no space to search (methods that do: {', '.join(known) or 'none'})")
     if scheduler == PBT and first.stage.from_checkpoint is None:
-        raise UserError(f"{method}: cannot be scored before its end, which pbt needs; use --scheduler asha")
+        raise UserError(f"{method}: reports no scores during a fit, which pbt needs; use --scheduler asha")
     if scheduler == PBT and samples < LEAST:
         raise UserError(f"--samples: must be >= {LEAST} for pbt, which replaces the worst quarter, got {samples}")
     present = hyperparameters(branch.method, first.config)

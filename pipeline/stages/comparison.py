@@ -100,7 +100,7 @@ def _about(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
         if cell.text != columns.NOTHING:
             lines.append(f"| {column.title} | {cell.figure} |")
     lines += ["", *(f"- {text}" for text in run.warnings)]
-    return "\n".join([*lines, "", f"`python -m pipeline repro evaluate@{run.key}` makes it."])
+    return "\n".join([*lines, "", f"Make it with `python -m pipeline repro evaluate@{run.key}`."])
 
 
 def _view(filter: str, order: str, fixed: Sequence[str], shown: Sequence[Column]) -> str:

@@ -279,4 +279,6 @@ def _slowed(done: Mapping[str, Done]) -> list[str]:
     if not slow:
         return []
     which = f"{len(slow)} of {len(done)} fits" if len(done) > 1 else "the fit"
-    return [f"rates: {which} diverged and went on at {min(slow.values()):.2g} of the learning rates; lower them"]
+    return [
+        f"rates: {which} diverged and had to be repeated at {min(slow.values()):.2g} of the learning rates; lower them"
+    ]

@@ -208,7 +208,7 @@ def _refuse(nodes: Iterable[Mapping[str, Any]], needs: Needs, workers: int, sett
     nodes = list(nodes)
     hint = ""
     if settings.node_seconds:
-        hint = f"; none came in {settings.node_seconds:.0f} s (BDL_WAIT_FOR_NODES)"
+        hint = f"; no such node came in {settings.node_seconds:.0f} s (BDL_WAIT_FOR_NODES)"
     elif settings.address:
         hint = "; add such a node, or set BDL_WAIT_FOR_NODES to the seconds to wait for an autoscaler"
     if workers > 1:

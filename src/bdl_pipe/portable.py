@@ -106,7 +106,7 @@ def difference(program: Callable[[Tensor], Any], rows: Tensor, meant: tuple[Tens
     pairs = list(zip(found, meant, strict=True))
     worst = max(float((one.double() - other.double()).abs().max() / other.abs().max()) for one, other in pairs)
     if not worst <= CLOSE:
-        raise UserError(f"the program must give the posterior's answers to {CLOSE:g} of the largest, got {worst:.2g}")
+        raise UserError(f"the program must equal the posterior to {CLOSE:g} of the largest answer, got {worst:.2g}")
     return worst
 
 

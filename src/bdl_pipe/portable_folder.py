@@ -116,9 +116,9 @@ def card(
         ", `run_onnx.py` (onnxruntime and numpy)" if ONNX in made else ""
     )
     fixed = (
-        "It answers for rows like those that it was fitted on. Its variance grows, and its probabilities flatten, away "
-        "from them as far as the method's do: see the scores.",
-        "A category that the fitted file did not have is one of the rare ones, or none.",
+        "It is made for rows like its training rows. On other rows its answers are as uncertain as its method makes "
+        "them: see the scores.",
+        "A new category counts as a rare category or, if there are none, as no category.",
     )
     return "\n".join(
         [
@@ -127,8 +127,8 @@ def card(
             f"- In: {taken}.",
             f"- Out: {given}; in this order: {', '.join(schema['classes'] or schema['targets'])}.",
             f"- How: {scripts}. Call it with up to a few thousand rows at a time.",
-            f"- Checked: {', '.join(f'`{name}`' for name in made)}; from the fitted posterior they differ by at "
-            f"most {error:.1g} of the largest answer.",
+            f"- Checked: {', '.join(f'`{name}`' for name in made)}; their answers differ from the fitted "
+            f"posterior's by at most {error:.1g} of the largest answer.",
             "",
             "| | |",
             "| --- | --- |",

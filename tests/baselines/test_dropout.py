@@ -76,7 +76,7 @@ def test_there_is_a_mask_after_every_activation(activation: str) -> None:
     ids=["resnet", "wide_resnet", "preresnet"],
 )
 def test_a_network_whose_blocks_hide_activations_is_refused(network: NetworkConfig, block: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^network\.name must be of a network whose .* has blocks: {block}, "):
+    with pytest.raises(ConfigError, match=rf"^network\.name must be a network with .* got the blocks {block}, "):
         of_images(dataclasses.replace(CONFIG, network=network))
 
 

@@ -165,7 +165,7 @@ def test_a_class_without_options_is_refused() -> None:
 
 
 def test_a_name_that_is_no_key_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="name must be of letters, digits, _ and - alone, got 'my/set'"):
+    with pytest.raises(ConfigError, match="name must have only letters, digits, _ and -, got 'my/set'"):
         register("my/set", entry(tmp_path))
 
 

@@ -190,8 +190,8 @@ def test_rows_whose_target_is_a_word_are_left_out(tmp_path: Path) -> None:
 # --- what is no number ------------------------------------------------------------------------------------------------
 
 LEFT_OUT: dict[str, tuple[list[Any], str]] = {
-    "percent": (cycle("70.8%", "3 %", "12%"), "its texts are numbers, such as '70.8%', in no form that is read: write"),
-    "money": (cycle("$6,321.20", "$5.00"), "its texts are numbers, such as '$6,321.20', in no form that is read"),
+    "percent": (cycle("70.8%", "3 %", "12%"), "its texts are numbers, such as '70.8%', in a form that cannot be read"),
+    "money": (cycle("$6,321.20", "$5.00"), "its texts are numbers, such as '$6,321.20', in a form that cannot be read"),
     "euros": (cycle("5 €", "7 €"), "its texts are numbers, such as '5 €'"),
     "thousands": (cycle("1,234", "12", "999"), "its texts are numbers, such as '1,234'"),
     "German": (cycle("1.000,5", "1,5"), "its texts are numbers, such as '1.000,5'"),
@@ -254,7 +254,7 @@ def test_codes_that_begin_with_0_are_texts(tmp_path: Path) -> None:
 def test_numbers_and_words_are_a_category_and_said(tmp_path: Path) -> None:
     profile, _ = feature(tmp_path, cycle("1", "2", "low"))
     assert profile.columns["f"] == "category"
-    assert any("f: 67% of its cells are numbers but for texts such as 'low'" in remark for remark in profile.remarks)
+    assert any("f: 67% of its cells are numbers and the others are texts" in remark for remark in profile.remarks)
 
 
 def test_infinity_is_refused_when_it_is_added(tmp_path: Path) -> None:

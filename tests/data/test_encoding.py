@@ -119,7 +119,7 @@ def test_an_unseen_category_is_one_of_the_rare_ones_or_none(path: Path) -> None:
     assert row["grade=great|odd"] == 1
     assert sum(value for name, value in row.items() if name.startswith("grade=")) == 1
     new.write_text("grade,size,when,sold\nbad,1.5,,True\n")
-    with pytest.raises(DataError, match=r"'when' must have a value in every row, as it had in the file that was"):
+    with pytest.raises(DataError, match=r"'when' must have a value in every row, as in the file that was fitted"):
         new_inputs(new, schema)
 
 

@@ -73,8 +73,8 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
 def test_features_that_tell_the_target_are_named(file: Path) -> None:
     houses().assign(tax=lambda f: f["price"] ** 2, feet=lambda f: 3 * f["area"]).to_csv(file, index=False)
     assert inspect_table(file, ["price"]).remarks == [
-        "feet has the order of area: one of the two would do",
-        "tax has the order of the target price: is it known when you predict?",
+        "feet orders the rows as area does: one of the two is enough",
+        "tax orders the rows as the target price does: is it known when you predict?",
     ]
 
 
@@ -164,7 +164,7 @@ def test_images_that_occur_twice_are_counted(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[50:], y_test=labels[50:])
     profile = inspect_images(tmp_path / "own.npz")
     assert profile.remarks == [
-        "2 images stand there more than once; copies may be in training and test rows",
+        "2 images are copies of others; training and test rows may share them",
         "1 images are in two classes or more",
         "10 test images are training images, too: scores are too good",
     ]
@@ -180,8 +180,8 @@ def test_broken_files_are_refused_or_left_out(tmp_path: Path) -> None:
         Image.fromarray(random.integers(0, 256, (5, 5), dtype=np.uint8)).save(folder / f"{number:02d}.png")
     for name in ("x", "y"):
         (tmp_path / f"b/{name}.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"b/x\.png: is not .*, and 1 more of 62 files are not; .* --skip-broken"):
+    with pytest.raises(DataError, match=r"b/x\.png: is not .*, and 1 more of 62 files cannot be read; .*-broken"):
         inspect_images(tmp_path)
     profile = inspect_images(tmp_path, skip_broken=True)
-    assert profile.remarks == [f"2 files are no readable images and are left out, the first {tmp_path}/b/x.png"]
+    assert profile.remarks == [f"2 files are not readable images and are left out; the first is {tmp_path}/b/x.png"]
     assert len(profile.source.read().train) == 60

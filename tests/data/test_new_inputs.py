@@ -70,7 +70,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "text": (text("n.csv", "a,b\n1,2\n1,red\n"), TABLE, r"n\.csv: column 'b' must be numeric, got 'red' in row 2"),
     "inf": (text("n.csv", "a,b\n1,2\ninf,3\n"), TABLE, r"n\.csv: column 'a' must be finite, got inf in row 2"),
     "table npz shape": (arrays(x=np.ones((2, 3))), TABLE, r"n\.npz: array 'x' must be numbers \[n, 2\], got"),
-    "table npz NaN": (arrays(x=[[1, np.nan]]), TABLE, r"n\.npz: column 'b' must be finite, not so in row 1"),
+    "table npz NaN": (arrays(x=[[1, np.nan]]), TABLE, r"n\.npz: column 'b' must be finite, but is not in row 1"),
     "npz size": (arrays(x=PIXELS[:, :2]), GREY, r"n\.npz: images must have shape \[1, 4, 5\], got \[1, 2, 5\]"),
     "npz name": (arrays(z=PIXELS), GREY, r"n\.npz: must have the array 'x', got z"),
     "image size": (image, GREY, r"0\.png: every image must be 5×4 pixels, got 7×4"),

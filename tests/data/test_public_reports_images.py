@@ -91,8 +91,8 @@ def copied(root: Path, name: str) -> None:
     folder(root / name)
 
 
-FILM = "1 images have frames, and one is read; the first is "
-LEFT = "left out, as no image of a known kind that lies in a class's folder itself: "
+FILM = "1 images have several frames, and only one is read; the first is "
+LEFT = "left out, because only images of a known kind directly in a class's folder are read: "
 # report: (what is added to a folder of two classes, the remark)
 SAID: dict[str, tuple[Callable[[Path], Any], str]] = {
     "lstein/PhotoMapAI#364": (lambda root: (root / "a/z.avif").write_bytes(b"\0"), LEFT + "a/z.avif"),

@@ -74,7 +74,7 @@ def test_rows_that_stand_there_twice_are_counted(tmp_path: Path) -> None:
     """TelecomsXChangeAPi/OpenTextShield#195: copies in training and test rows."""
     columns = {"x": X.tolist(), "f": cycle("a", "b"), "y": Y.tolist()}
     twice = {name: [*values[:50], *values[:10]] for name, values in columns.items()}
-    line = "10 rows stand there more than once; copies may be in training and test rows"
+    line = "10 rows are copies of others; training and test rows may share them"
     assert added(stored(tmp_path, "csv", twice))[0].remarks == [line]
     other = {**twice, "y": Y.tolist()}  # alike but for the target: no copies
     assert added(stored(tmp_path, "csv", other))[0].remarks == []
@@ -86,7 +86,8 @@ def test_a_target_that_stands_there_again_with_gaps_is_found(tmp_path: Path) -> 
     with pytest.raises(DataError, match="column 'f' repeats the target 'y'"):
         feature(tmp_path, gaps)
     orders = [None if value is None else float(np.exp(value)) for value in gaps]
-    assert feature(tmp_path, orders)[0].remarks == ["f has the order of the target y: is it known when you predict?"]
+    line = "f orders the rows as the target y does: is it known when you predict?"
+    assert feature(tmp_path, orders)[0].remarks == [line]
     classes = {"x": X.tolist(), "f": [*cycle(7, 9)[:50], *[None] * 10], "y": cycle("a", "b")}
     with pytest.raises(DataError, match="column 'f' repeats the target 'y'"):
         added(stored(tmp_path, "csv", classes))
@@ -101,7 +102,7 @@ def test_a_target_that_stands_there_again_with_gaps_is_found(tmp_path: Path) -> 
 )
 def test_a_target_of_numbers_and_a_word_is_refused(lines: list[str], word: str, row: int, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join(["x,y", *lines]))
-    said = f"'y' must be numbers or classes, got numbers but for texts such as '{word}' in row {row}; leave such rows"
+    said = f"'y' must be numbers or classes, got numbers and texts such as '{word}' in row {row}; leave such rows"
     with pytest.raises(DataError, match=said):
         added(tmp_path / "t.csv")
 
@@ -127,7 +128,7 @@ def test_a_value_far_from_all_that_was_fitted_is_said(fitted: list[Any], new: An
     raw = feature(tmp_path, fitted)[1]
     inputs = frame_inputs(pd.DataFrame({"x": [0.0, 0.0], "f": [fitted[0], new]}), schema_of(raw))
     (line,) = unseen(inputs, schema_of(raw))
-    assert line.startswith(said) and line.endswith("of the fitted file, in 1 rows, the first 2: units differ?")
+    assert line.startswith(said) and line.endswith("of the fitted file, in 1 rows, the first 2: do the units differ?")
     assert unseen(inputs[:1], schema_of(raw)) == unseen(raw.train.inputs, schema_of(raw)) == []
     older = [{k: v for k, v in column.items() if k != "ends"} for column in schema_of(raw)["columns"]]
     assert unseen(inputs, {**schema_of(raw), "columns": older}) == [], "data prepared earlier have no ends"

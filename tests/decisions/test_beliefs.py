@@ -51,7 +51,7 @@ def test_a_draw_is_one_member_at_all_candidates_of_a_group(method: str) -> None:
 
 
 def test_a_point_estimate_refuses_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"^deterministic: must answer draws of functions, and its posterior has one"):
+    with pytest.raises(UserError, match=r"^deterministic: must give draws of functions, but its posterior has one"):
         belief("deterministic").values(QUESTION, 1, Seed(0))
     with pytest.raises(UserError, match=r"^dropout: has no one-row updates: its posterior must be refitted"):
         belief("dropout", updates=True)
@@ -59,7 +59,7 @@ def test_a_point_estimate_refuses_in_one_line() -> None:
         Agent("thompson", "linear").fit(ROWS[:5], TARGETS[:5], (), Seed(0))
     classes = Agent("bald", "linear").fit(ROWS, LABELS, ("no", "yes"), Seed(0))
     assert classes is not None
-    with pytest.raises(UserError, match=r"^linear: must answer draws of class probabilities, and its posterior"):
+    with pytest.raises(UserError, match=r"^linear: must give draws of class probabilities, but its posterior"):
         classes.class_draws(ROWS, 10, Seed(0))
 
 

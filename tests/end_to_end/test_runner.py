@@ -99,7 +99,7 @@ def test_both_find_the_same_stages_out_of_date(project: Project) -> None:
 
     def found() -> set[str]:
         lines = project.pipeline("status").stdout.splitlines()[:-1]
-        own = {line.split(": ")[0] for line in lines if "is to be run" not in line}
+        own = {line.split(": ")[0] for line in lines if "has to run first" not in line}
         project.dvc("repro", "sources")
         assert stale_for_dvc(project) == own
         return own

@@ -86,7 +86,7 @@ def test_a_gap_and_a_category_that_fit_did_not_have_are_taken_with_a_warning() -
     model = BayesianRegressor("linear").fit(X, Y)
     holed = X.astype({"area": float}).copy()
     holed.loc[3, "area"] = np.nan
-    with pytest.warns(UserWarning, match="area: a gap, of which fit had none, in 1 rows: taken as the median of fit"):
+    with pytest.warns(UserWarning, match="area: a gap in 1 rows, but fit had no gaps: taken as the median of fit"):
         found = model.predict(holed)
     filled = holed.assign(area=holed["area"].fillna(float(model.fitted_.predictor().transform.encoding.medians[0])))
     np.testing.assert_array_equal(found, model.predict(filled))

@@ -50,13 +50,13 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()),
         [(X, Y)],
         {},
-        r"model must have a linear layer \(nn.Linear\) as its last, got 'none'",
+        r"model must have a linear layer \(nn.Linear\) as its last layer, got 'none'",
     ),
     "softmax after the head": (
         nn.Sequential(net(), nn.Softmax(-1)),
         [(X, Y)],
         {},
-        r"head must be the last layer of the model, .* such as a softmax, got 0.2 \(2 rows give \[2, 3\]\)",
+        r"head must be the last layer of the model and linear: .* such as a softmax, got 0.2 \(2 rows give \[2, 3\]\)",
     ),
     "a named head is none": (
         net(),
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         Tied(),
         [(X, Y)],
         {},
-        "model must have one name for each weight, but for kfac_laplace .* got 'one.weight and two.weight, which are",
+        "model must have one name for each weight, except with kfac_laplace .* got 'one.weight and two.weight, which",
     ),
     "a tuple as an answer": (Odd(lambda y: (y, y)), [(X, Y)], {}, "model must give a tensor, or logits .* got tuple"),
     "outputs of tokens": (
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
     "labels as a list": (net(), [(X, [0, 1])], {}, r"targets must be a tensor .* got \[0, 1\]"),
     "labels of two columns": (net(), [(X, Y[:, None])], {}, r"labels must be \[row\], got the shape \[6, 1\]"),
     "labels outside": (net(), [(X, Y + 1)], {}, "labels must be 0 … 2, for 3 outputs, got 3 in row 2"),
-    "one output": (net(1), [(X, Y % 2)], {}, "model must have an output for each class, two or more, got 1"),
+    "one output": (net(1), [(X, Y % 2)], {}, "model must have an output for each of at least two classes, got 1"),
     "ignored labels": (net(), [(X, Y - 100)], {}, "labels must be 0 … 2, for 3 outputs, got -100 in row 0"),
     "NaN targets": (
         net(1),
@@ -136,18 +136,28 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         net(1),
         [(X, X[:, 0])],
         {"method": "ciber_second", "epochs": 1},
-        "layers of a perceptron of",
+        "layers of this library's own mlp",
     ),
-    "a trajectory": (net(), [(X, Y)], {"method": "sgd", "epochs": 1}, "got sgd: it is no posterior"),
+    "a trajectory": (net(), [(X, Y)], {"method": "sgd", "epochs": 1}, "got sgd: it makes no posterior"),
     "another task": (
         net(),
         [(X, Y)],
         {"method": "vbll", "epochs": 1},
-        "method must be one for classification .* got vbll",
+        "method must support classification .* got vbll",
     ),
-    "swag without epochs": (net(), [(X, Y)], {"method": "swag"}, "swag needs epochs: the epochs of SGD from the model"),
-    "vbll without epochs": (net(), [(X, Y)], {"method": "d_vbll"}, "d_vbll needs epochs: the epochs of its training"),
-    "chains without epochs": (net(), [(X, Y)], {"method": "sgmcmc"}, "sgmcmc needs epochs: the length of each chain"),
+    "swag without epochs": (net(), [(X, Y)], {"method": "swag"}, "swag needs epochs: give the number of epochs of SGD"),
+    "vbll without epochs": (
+        net(),
+        [(X, Y)],
+        {"method": "d_vbll"},
+        "d_vbll needs epochs: give the number of epochs of its training",
+    ),
+    "chains without epochs": (
+        net(),
+        [(X, Y)],
+        {"method": "sgmcmc"},
+        "sgmcmc needs epochs: give the number of epochs of each chain",
+    ),
     "a student alone": (net(), [(X, Y)], {"method": "dark_knowledge", "epochs": 1}, "dark_knowledge needs teacher"),
     "epochs of a half": (net(), [(X, Y)], {"epochs": 0.5}, "epochs must be a whole number > 0, got 0.5"),
     "a rate below 0": (net(), [(X, Y)], {"lr": -1.0}, "lr must be > 0, got -1.0"),
@@ -187,7 +197,7 @@ def test_so_are_inputs_of_a_prediction(inputs: Any, message: str) -> None:
 
 def test_a_teacher_is_for_a_student_alone_and_of_the_same_inputs() -> None:
     teacher = bayesianise(net(), "deterministic", [(X, Y)])
-    with pytest.raises(UserError, match="teacher must be given for dark_knowledge alone, got one for swa"):
+    with pytest.raises(UserError, match="teacher is for dark_knowledge only; leave it out for swa"):
         bayesianise(net(), "swa", [(X, Y)], epochs=1, teacher=teacher)
     with pytest.raises(UserError, match="inputs must be one tensor, got x"):
         bayesianise(net(), "dark_knowledge", [{"x": X, "labels": Y}], epochs=1, teacher=teacher)

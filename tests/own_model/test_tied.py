@@ -71,8 +71,9 @@ def test_it_is_stored_and_read_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [name for name in OWN if name not in ("kfac_laplace", "dark_knowledge")])
 def test_other_methods_say_so_before_they_read_a_row(method: str) -> None:
-    rule = r"^model must have one name for each weight, but for kfac_laplace over the last layer without epochs, got "
-    with pytest.raises(UserError, match=rule + "'shared.weight and encoder.embed_tokens.weight, which are one'$"):
+    rule = r"^model must have one name for each weight, except with kfac_laplace over the last layer without epochs, "
+    got = "got 'shared.weight and encoder.embed_tokens.weight, which are the same weight'$"
+    with pytest.raises(UserError, match=rule + got):
         bayesianise(model(), method, Unread(), epochs=1)
 
 

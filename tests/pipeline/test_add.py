@@ -77,8 +77,8 @@ def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsy
         "date: built",
         "left out: column one, it has one value",
         "left out: column kind, as you said",
-        "note: feet has the order of area",
-        "targets: they or their logarithms are fitted",
+        "note: feet orders the rows as area does",
+        "targets: each split's training rows decide if their logarithms are fitted",
         "20 methods, 5 splits; a network sees 14 numbers a row",
     ):
         assert line in said
@@ -129,7 +129,7 @@ def test_each_method_has_its_own_pace_and_is_named_if_it_is_slowed(
     assert add("--target", "price", "--methods", "vbll", "ffg_u", "gp", "--minutes", "30", "--dry-run") == 0
     said = capsys.readouterr().out
     assert "  about 30 min with every method" in said
-    assert said.splitlines()[-2] == "  steps that are cut to be done in time: ffg_u 48 %"  # (1800 - 729 - 384) / 1440
+    assert said.splitlines()[-2] == "  steps cut to finish in time: ffg_u 48 %"  # (1800 - 729 - 384) / 1440
     assert add("--target", "price", "--methods", "gp", "--dry-run") == 0 and "in time" not in capsys.readouterr().out
 
 
@@ -273,7 +273,7 @@ def test_what_is_found_in_images_is_said_and_written(project: Path, capsys: pyte
     assert cli.main(["add", "data/photos", "--skip-broken"]) == 0
     said = capsys.readouterr().out
     for line in (
-        "note: 1 files are no readable images and are left out, the first data/photos/rows/bad.png",
+        "note: 1 files are not readable images and are left out; the first is data/photos/rows/bad.png",
         "data/photos: 80 grey images of 12×12 pixels",
         "2 classes: columns 40, rows 40",
         "photos: 20 methods, 5 splits; a network sees 1×12×12 pixels",
@@ -324,11 +324,11 @@ BAD = {  # the arguments after data/, and what is said
     "an unknown method": ("houses.csv --target price --methods vbpc", "'vbpc' is not among the methods for regr"),
     "a method of more rows": ("houses.csv --target price --methods svgp", "'svgp' is not among the methods for regr"),
     "a name that is taken": ("houses.csv --target price --name boston", "has a data set 'boston' already; choose"),
-    "a name that is no key": ("houses.csv --target price --name a.b", "of letters, digits, _ and - alone, got 'a.b'"),
+    "a name that is no key": ("houses.csv --target price --name a.b", "only letters, digits, _ and -, got 'a.b'"),
     "no target": ("houses.csv", "--target: is missing; name the column of data/houses.csv"),
-    "a table of a size": ("houses.csv --target price --size 8", "--size: is for folders of images, not for data/ho"),
+    "a table of a size": ("houses.csv --target price --size 8", "--size: is for folders of images; leave it out"),
     "an .npz of a size": ("photos.npz --size 8", "--size is for folders of images; leave it out for an .npz"),
-    "a target of images": ("photos --target y", "--target: is for tables; the classes of data/photos are its folders"),
+    "a target of images": ("photos --target y", "--target: is for tables; leave it out, since the classes of"),
     "a method for tables": ("photos --methods vbll", "'vbll' is not among the methods for classification of 80 images"),
 }
 BROKEN: dict[str, tuple[Callable[[], object], str]] = {  # the change to the images, and the error

@@ -113,7 +113,7 @@ def test_the_card_has_the_scores_of_what_was_fitted_to_this_very_coreset(
 ) -> None:
     text = (exported(tmp_path / "out", seed=seed) / "README.md").read_text()
     record = json.loads(Path(f"work/coreset/{KEY}.run.json").read_text())
-    white = "The way back: flat = x inverse + centre;"
+    white = "The inverse: flat = x inverse + centre;"
     for said in (record["commit"], record["device"], "CC BY 4.0", white, "`vbpc`", '"ipc": 3', "[30, 1, 8, 8]"):
         assert said in text
     assert f"| Seed of the project, of the run | 0, {seed} |" in text

@@ -63,7 +63,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"dataset": "other"},
         "runs.b-student.input must be of the data set other, got 'student/b-whole: boston'",
     ),
-    "itself": ({"input": "student/b-student"}, "runs.b-student.input must be a run above"),
+    "itself": ({"input": "student/b-student"}, "runs.b-student.input must be a run that is listed earlier"),
 }
 
 

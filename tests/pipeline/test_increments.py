@@ -182,7 +182,7 @@ def test_what_else_cannot_be_made_from_what_is_named() -> None:
 
 def test_a_search_goes_over_one_data_set() -> None:
     numbers = typed(raw())
-    with pytest.raises(UserError, match=r"^r1: has inputs on d0: a search fits all on d1; search on the first"):
+    with pytest.raises(UserError, match=r"^r1: has inputs on d0: a search fits all runs on d1; search on the first"):
         branch_of(numbers, "random_coreset", "d1", None, Settings())
     assert branch_of(numbers, "random_coreset", "d0", None, Settings()).runs[-1].key == "r0"
 

@@ -149,7 +149,7 @@ def test_a_dashboard_that_stays_away_ends_the_command_and_not_the_job(
 ) -> None:
     client = use(monkeypatch, [ConnectionError("cut")])
     monkeypatch.setattr(job, "_PATIENCE_SECONDS", -1.0)
-    with pytest.raises(UserError, match=r"has not answered for 0 s: python -m pipeline attach follows the job"):
+    with pytest.raises(UserError, match=r"has not answered for 0 s: once it answers, follow the job with python -m"):
         job.send(SETTINGS, ["repro"], lambda: None)
     assert not client.stopped
 
@@ -166,7 +166,7 @@ def test_an_interrupt_stops_the_job(
     monkeypatch.setattr(client, "stop_job", lambda name: 1 // 0)
     with pytest.raises(KeyboardInterrupt):
         job.send(SETTINGS, ["repro"], lambda: None)
-    assert f"ray job stop {name} stops it" in capsys.readouterr().err
+    assert f"run ray job stop {name}" in capsys.readouterr().err
 
 
 @pytest.mark.process

@@ -96,6 +96,6 @@ def test_a_node_that_an_autoscaler_adds_is_waited_for(growing_ray: Ray) -> None:
 
 
 def test_the_wait_ends_with_the_most_that_there_is(growing_ray: Ray) -> None:
-    with pytest.raises(UserError, match=r"1 GPU; none came in 30 s \(BDL_WAIT_FOR_NODES\)$"):
+    with pytest.raises(UserError, match=r"1 GPU; no such node came in 30 s \(BDL_WAIT_FOR_NODES\)$"):
         ensure(Settings(address=CLUSTER, needs=Needs(gpus=8), node_seconds=30.0), say=lambda text: None)
     assert growing_ray.removed == 1

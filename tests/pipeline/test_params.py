@@ -93,7 +93,7 @@ WRONG = {
     "unknown input": (
         "runs.b-run.input",
         "trajectory/b-wolk",
-        "runs.b-run.input must be a run above (did you mean b-walk?)",
+        "runs.b-run.input must be a run that is listed earlier (did you mean b-walk?)",
     ),
     "input of a wrong kind": (
         "runs.b-run.input",
@@ -322,7 +322,8 @@ def test_rows_that_another_one_names_are_pointed_out(tmp_path: Path) -> None:
     raw["datasets"]["clothes"] = images | {"source": {"name": "fashion_mnist"}, "ood": ["digits", "noise", "figures"]}
     raw["datasets"]["figures"] = images | {"source": {"name": "mnist5k"}}
     (line,) = unwatched(read(tmp_path, raw))
-    rule = "datasets.clothes.ood: a change of datasets.figures.source goes unnoticed (dvc repro -f prepare@clothes)"
+    rule = "datasets.clothes.ood: DVC does not notice a change of datasets.figures.source; after a change, run "
+    rule += "dvc repro -f prepare@clothes"
     assert line == rule
     raw["datasets"]["figures"]["transfer"] = ["digits"]
     assert unwatched(read(tmp_path, raw)) == [rule]

@@ -72,10 +72,10 @@ WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {  # the rules of a sh
         {"b_quarter": {**PRUNED, "input": "student/b-half", "override": {"prune": 0.75}}},
         "runs.b-quarter.input must be a posterior that is not pruned itself, got 'one with prune: 0.5'",
     ),
-    "itself": ({"b_half": {"input": "student/b-half"}}, "runs.b-half.input must be a run above"),
+    "itself": ({"b_half": {"input": "student/b-half"}}, "runs.b-half.input must be a run that is listed earlier"),
     "a run below": (
         {"b_whole": {"input": "student/b-half", "override": {"prune": 0.5}}},
-        "runs.b-whole.input must be a run above (known: none), got 'student/b-half'",
+        "runs.b-whole.input must be a run that is listed earlier (known: none), got 'student/b-half'",
     ),
     "more seeds": ({"b_half": {"seeds": 3}}, "runs.b-half.seeds must be <= 2, the seeds of its input, got 3"),
     "inducing weights at a trajectory": (

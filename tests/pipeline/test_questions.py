@@ -154,7 +154,7 @@ def test_each_page_has_its_sentences_figures_and_table_best_first(runs: list[Run
     refuse = questions.answers(table, "refuse")["parts"]
     least, answered, _ = refuse["images"]["sentences"]
     assert least.startswith("Lowest cost of refusal: ") and "noisy" not in least
-    assert answered.startswith("Answered: of the rows, ") and " % with at most 1 % wrong and " in answered
+    assert answered.startswith("Answered: ") and " % of the rows with at most 1 % wrong and " in answered
     assert [len(refuse[name]["figures"]) for name in ("images", "rows")] == [1, 1]
     assert questions.answers(table, "unseen") == {"parts": {}}
 

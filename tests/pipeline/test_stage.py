@@ -337,5 +337,5 @@ def test_fits_of_a_group_that_diverge_are_repeated_together_and_the_report_says_
     whole, slowed = Done(State({}, {}), 1.0, 0), Done(states[0], 1.0, 0)
     assert states[0].config[RATE_SHARE] == pytest.approx(0.09)
     (text,) = fit_stage._slowed({"0-0": whole, "0-1": slowed})
-    assert text == "rates: 1 of 2 fits diverged and went on at 0.09 of the learning rates; lower them"
+    assert text == "rates: 1 of 2 fits diverged and had to be repeated at 0.09 of the learning rates; lower them"
     assert fit_stage._slowed({"0-0": whole}) == []

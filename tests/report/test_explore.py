@@ -72,7 +72,7 @@ def test_the_sentences_name_the_best_who_beats_chance_and_what_joint_draws_add()
     gap = played().difference("joint", "single")
     assert gap is not None
     shown = f"better ({gap.mean:+.3g} ± {gap.half:.2g})"
-    assert joint == f"Joint draws: joint, by functions of the joint, and single, by marginals: {shown}."
+    assert joint == f"Joint draws: joint, with draws of the joint, against single, with marginals: {shown}."
 
 
 def test_agents_that_are_equal_are_not_told_apart() -> None:

@@ -202,7 +202,7 @@ def test_laplace_draws_the_layers_that_it_can_and_says_which_stay(kind: str, pre
     assert summarise is not None
     said = list(summarise([[state]], [data], config).warnings)
     assert len(said) == bool(fixed)
-    assert not fixed or f"the weights {', '.join(fixed)} stay as they were trained" in said[0]
+    assert not fixed or f"the weights {', '.join(fixed)} keep their trained values" in said[0]
     inputs, _ = data.tensors("validation")
     posterior = posterior_of(state)
     mean = posterior.predict(inputs, rng=Seed(0)).mean
@@ -231,7 +231,7 @@ def test_a_layer_that_is_not_used_changes_nothing(predictive: str) -> None:
 
 @pytest.mark.parametrize("kind", TIED)
 def test_tied_weights_are_refused_before_anything_is_trained(kind: str) -> None:
-    message = r"object must return a network each of whose weights has one name; call one .*, which are one'"
+    message = r"object must return a network with one name for each weight; call one .*, which are the same weight'"
     with pytest.raises(ConfigError, match=message):
         spec_of(kind).build(Seed(0))
     if kind == "tied head":
@@ -247,13 +247,13 @@ def test_a_network_that_cannot_be_copied_is_refused_before_anything_is_trained()
 
 @pytest.mark.parametrize("kind", ["weight norm", "spectral norm"])
 def test_sngp_refuses_weights_that_are_computed(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"must be of layers whose weights are parameters, .* got 'trunk.mid, which"):
+    with pytest.raises(ConfigError, match=r"must have parameters as weights, .* got 'the layer trunk.mid, which"):
         fit("sngp", "student", classes(), network=section(kind))
 
 
 @pytest.mark.parametrize("kind", ["plain", "attention", "unused"])
 def test_dropout_refuses_a_trunk_that_is_no_sequence(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"network\.name must be of a network whose trunk is a sequence of layers"):
+    with pytest.raises(ConfigError, match=r"network\.name must be a network with layers in sequence"):
         fit("dropout", "student", classes(), network=section(kind))
 
 

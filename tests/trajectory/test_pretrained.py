@@ -274,9 +274,9 @@ def test_names_of_wrapped_modules_are_those_of_the_module(how: str, names: str) 
     )
     summarise = METHODS["pretrained"].stages["trajectory"].summarise
     assert summarise is not None
-    (said,) = [line for line in summarise([[found]], [data], config).warnings if "was removed" in line]
+    (said,) = [line for line in summarise([[found]], [data], config).warnings if "pretrained: removed" in line]
     named = " and ".join(f"{part}." for part in parts)
-    assert said == f"pretrained: {named} was removed from the names of the weights in wrapped.pt"
+    assert said == f"pretrained: removed {named} from the names of the weights in wrapped.pt"
     assert len(summarise([[plain]], [data], config).warnings) == 1
 
 

@@ -122,20 +122,18 @@ def _units(trunk: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
     Raises:
         ConfigError: the trunk has no activation, or has blocks: their inner activations cannot be masked.
     """
-    rule = "must be of a network whose trunk is a sequence of layers (nn.Sequential), a mask after each activation"
+    rule = "must be a network with layers in sequence (nn.Sequential): dropout masks the output of each activation"
     require(isinstance(trunk, nn.Sequential), "network.name", rule, type(trunk).__name__)
     blocks = [place for place, layer in trunk.named_children() if next(layer.children(), None) is not None]
-    rule = (
-        "must be of a network whose activations are layers of its trunk (mlp, convnet, alexnet, vgg), a mask after each"
-    )
-    require(not blocks, "network.name", f"{rule}; this one has blocks: {', '.join(blocks[:2])}, …")
+    rule = "must be a network with its activations in the trunk itself (mlp, convnet, alexnet, vgg): dropout masks each"
+    require(not blocks, "network.name", f"{rule}; got the blocks {', '.join(blocks[:2])}, …")
     units, rows = {}, torch.zeros(1, *input_shape)
     with torch.no_grad(), evaluation(trunk):  # evaluation mode keeps running statistics unchanged
         for place, layer in trunk.named_children():
             rows = layer(rows)
             if type(layer).__module__ == _ACTIVATIONS:
                 units[place] = rows.shape[1]
-    require(bool(units), "network.name", "must be of a network with activations")
+    require(bool(units), "network.name", "must be a network with activations")
     return units
 
 

@@ -191,7 +191,7 @@ def register(name: str, entry: Entry | type[Any]) -> None:
     Raises:
         ConfigError: the name is taken or invalid, or ``entry`` is neither an Entry nor a dataclass.
     """
-    require(_NAME.fullmatch(name) is not None, "name", "must be of letters, digits, _ and - alone", name)
+    require(_NAME.fullmatch(name) is not None, "name", "must have only letters, digits, _ and -", name)
     taken = (*CATALOG, *OPTIONS, Noise.name, HELD_OUT)
     require(name not in taken, "name", f"must not be an existing source ({', '.join(taken)})", name)
     require(isinstance(entry, Entry) or is_dataclass(entry), "entry", "must be an Entry or a dataclass", entry)

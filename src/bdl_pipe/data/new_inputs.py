@@ -123,7 +123,7 @@ def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
             raise DataError(f"{path}: array 'x' {rule}, got {values.dtype} {list(values.shape)}")
         bad = np.argwhere(~np.isfinite(values))
         if len(bad):
-            raise DataError(f"{path}: column {features[bad[0][1]]!r} must be finite, not so in row {bad[0][0] + 1}")
+            raise DataError(f"{path}: column {features[bad[0][1]]!r} must be finite, but is not in row {bad[0][0] + 1}")
         return values.astype(np.float64)
     return _rows(open_table(path, sniffed(path)), schema, str(path))
 

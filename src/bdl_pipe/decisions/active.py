@@ -139,7 +139,7 @@ class ActiveLearning:
         start = np.concatenate(of_class)
         pool = np.setdiff1d(rest, start)
         needed = self.labels + self.candidates + self.wanted
-        rule = f"must leave {needed} rows for labels, candidates and wanted of the {len(rows)} of the data set"
+        rule = f"must leave {needed} of the data set's {len(rows)} rows for labels, candidates and wanted"
         require(len(pool) >= needed, "held", rule, self.held)
         sizes = {"rounds": self.labels, "batch": self.batch, "candidates": self.candidates, "wanted": self.wanted}
         return Labelling(rows, labels, raw.classes, start, pool, held, **sizes, rng=rng)

@@ -176,7 +176,9 @@ class PosteriorBelief:
         return np.array_split(candidates, min(len(candidates), count))
 
     def _refusal(self, what: str) -> UserError:
-        return UserError(f"{self._method}: must answer {what}, and its posterior has one draw or no Gaussian over them")
+        return UserError(
+            f"{self._method}: must give {what}, but its posterior has one draw or no Gaussian over functions"
+        )
 
 
 def _sample(functions: GaussianFunctions, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:

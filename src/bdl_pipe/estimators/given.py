@@ -217,7 +217,7 @@ def rows_of(table: pa.Table, columns: Sequence[Column]) -> np.ndarray:
     for column, values in zip(columns, coded.T, strict=True):
         if not column.missing and (gaps := np.isnan(values)).any():
             way = "taken as no category" if column.kind == "category" else "taken as the median of fit"
-            said.append(f"{column.name}: a gap, of which fit had none, in {int(gaps.sum()):,} rows: {way}")
+            said.append(f"{column.name}: a gap in {int(gaps.sum()):,} rows, but fit had no gaps: {way}")
     for line in said:
         warnings.warn(line, stacklevel=4)
     return coded

@@ -68,8 +68,9 @@ def refuse(candidates: Sequence[Candidate]) -> list[str]:
     best = min(known, key=lambda one: loss(one, "augrc"))
     said = [f"Lowest cost of refusal: {first(candidates, 'augrc')}"]
     if best.scores.values(Quantity("coverage_at_1")):
-        shares = [f"{_written(best, f'coverage_at_{risk}')} % with at most {risk} % wrong" for risk in (1, 5)]
-        said.append(f"Answered: of the rows, {best.name} answers {' and '.join(shares)}.")
+        share = {risk: _written(best, f"coverage_at_{risk}") for risk in (1, 5)}
+        shares = [f"{written} % of the rows with at most {risk} % wrong" for risk, written in share.items()]
+        said.append(f"Answered: {best.name} answers {' and '.join(shares)}.")
     return [*said, f"Best order of refusal: {first(candidates, 'refusal_gain')}"]
 
 

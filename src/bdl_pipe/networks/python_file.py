@@ -112,8 +112,8 @@ class PythonConfig:
         names: dict[int, str] = {}
         for name, weight in module.named_parameters(remove_duplicate=False):
             first = names.setdefault(id(weight), name)
-            rule = "must return a network each of whose weights has one name; call one layer twice instead"
-            require(first == name, "object", rule, f"{first} and {name}, which are one")
+            rule = "must return a network with one name for each weight; call one layer twice instead"
+            require(first == name, "object", rule, f"{first} and {name}, which are the same weight")
         module.eval()
         probe = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
         shape = f"rows of shape {list(input_shape)}"

@@ -48,8 +48,8 @@ def bound_spectral_norms(module: nn.Module, bound: float) -> list[str]:
     """
     bounded = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, _LAYERS)]
     for name, layer in bounded:
-        rule = "must be of layers whose weights are parameters, for their spectral norms to be bounded"
-        require("weight" in layer._parameters, "network", rule, f"{name}, which computes its weight")
+        rule = "must have parameters as weights, so that sngp can bound their spectral norms"
+        require("weight" in layer._parameters, "network", rule, f"the layer {name}, which computes its weight")
         parametrize.register_parametrization(layer, "weight", SpectralBound(bound))
     return [name for name, _ in bounded]
 

@@ -166,7 +166,7 @@ class _Fit:
         names = points.points(self._model.trunk, kind, probe)
         if names:
             shown = _few([name or "the model itself" for name in names])
-            self.notes.append(f"{kind}: the weights of {shown} stay points: it cannot convert these layers")
+            self.notes.append(f"{kind} cannot convert {shown}: these weights stay points")
         return {points.pattern(name): None for name in names}
 
     def _further(self, first: State) -> State:
@@ -209,7 +209,7 @@ class _Fit:
         (state,) = retried(fit, config, self._report)
         if RATE_SHARE in state.config:
             share = state.config[RATE_SHARE]
-            self.notes.append(f"the fit diverged and was made again at {share:.2g} of the learning rates: lower lr")
+            self.notes.append(f"the fit diverged and had to be repeated at {share:.2g} of the learning rates; lower lr")
         return state
 
     def _note(self, stage: StageSpec, states: Sequence[State], config: Any) -> None:

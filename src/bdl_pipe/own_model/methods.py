@@ -23,10 +23,10 @@ STUDENT: Final = "dark_knowledge"
 TRAINED: Final = (*LAST_LAYERS, *INDUCING, CHAINS, STUDENT)  # methods that train without epochs of SGD first
 OWN: Final = ("deterministic", "kfac_laplace", *SNAPSHOTS, *LAST_LAYERS, *INDUCING, CHAINS, STUDENT)
 _WHY: Final = {  # a method that trains -> the reason why it needs ``epochs``
-    **dict.fromkeys(SNAPSHOTS, "the epochs of SGD from the model on whose snapshots it is made from"),
-    **dict.fromkeys((*LAST_LAYERS, *INDUCING), "the epochs of its training from the model on"),
-    CHAINS: "the length of each chain from the model on",
-    STUDENT: "the length of the student's training",
+    **dict.fromkeys(SNAPSHOTS, "give the number of epochs of SGD that start at the model and make its snapshots"),
+    **dict.fromkeys((*LAST_LAYERS, *INDUCING), "give the number of epochs of its training"),
+    CHAINS: "give the number of epochs of each chain, which starts at the model",
+    STUDENT: "give the length of the student's training, in epochs",
 }
 _SNAPSHOTS: Final = 20  # snapshots of the further epochs of SGD
 _DRAWS: Final = 20
@@ -89,7 +89,7 @@ def method_of(name: str) -> Method:
     plugin = METHODS.module_of(name) is not None
     student = method.stages.get("student")
     if name not in OWN and not (plugin and student is not None and dict(student.needs) == {"trajectory": "one_to_one"}):
-        needs = "it is no posterior" if student is None else f"it is made from {_sources(method)}"
+        needs = "it makes no posterior" if student is None else f"it is made from {_sources(method)}"
         raise UserError(f"method must be able to start from a model ({', '.join(OWN)}), got {name}: {needs}")
     return method
 
@@ -98,15 +98,15 @@ def check_task(method: Method, task: Task) -> None:
     """Raise UserError if a method does not predict the task."""
     if task not in method.tasks:
         others = [other for other in OWN if task in METHODS[other].tasks]
-        raise UserError(f"method must be one for {task} ({', '.join(others)}), got {method.name}")
+        raise UserError(f"method must support {task} ({', '.join(others)}), got {method.name}")
 
 
 def check_needs(name: str, epochs: object, teacher: object) -> None:
     """Raise UserError if a method lacks an argument that it needs."""
     if name == STUDENT and teacher is None:
-        raise UserError("dark_knowledge needs teacher: the posterior that the model is to imitate, of an earlier call")
+        raise UserError("dark_knowledge needs teacher: give the posterior of an earlier call, which the model imitates")
     if name != STUDENT and teacher is not None:
-        raise UserError(f"teacher must be given for dark_knowledge alone, got one for {name}")
+        raise UserError(f"teacher is for dark_knowledge only; leave it out for {name}")
     if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
         raise UserError(f"epochs must be a whole number > 0, got {epochs!r}")
     if name in _WHY and epochs is None:
@@ -115,7 +115,7 @@ def check_needs(name: str, epochs: object, teacher: object) -> None:
 
 def _sources(method: Method) -> str:
     if method.name == "ciber_second":
-        return "the layers of a perceptron of the library"
+        return "the layers of this library's own mlp"
     needs = method.stages["student"].needs
     plural = {"trajectory": "several trajectories", "coreset": "a coreset"}
     named = [plural.get(kind, kind) for kind, rule in needs.items() if rule == "all" or kind == "coreset"]

@@ -207,7 +207,7 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
     before = before.reshape(len(probe), -1)
     found = ", ".join(list(layers)[-_TRIED:]) or "none"
     rule = "must be a linear layer (nn.Linear) that the model has as an attribute"
-    require(bool(layers), "model", "must have a linear layer (nn.Linear) as its last", "none")
+    require(bool(layers), "model", "must have a linear layer (nn.Linear) as its last layer", "none")
     require(head is None or head in layers, "head", rule, f"{head} (it has {found})")
     latest = [name for name in dict.fromkeys(reversed(calls)) if layers[name].out_features == before.shape[1]]
     for name in [head] if head is not None else latest[:_TRIED]:
@@ -217,7 +217,7 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
         if _is_trunk(trunk, layer, probe, before):
             return trunk, layer
         model.set_submodule(name, layer)
-    rule = "must be the last layer of the model, a linear one: nothing may follow it, such as a softmax"
+    rule = "must be the last layer of the model and linear: nothing may follow it, such as a softmax"
     tried = head or (latest[0] if latest else found)
     raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)})")
 

@@ -211,8 +211,8 @@ class ModulePosterior:
         ]
         if about.digest not in {each.config.digest for each in registered}:
             raise ArtifactError(
-                f"{path}: model must be the one of the posterior ({about.digest}): its weights' names or shapes, its "
-                f"settings, its frozen weights or its code differ, got {registered[0].config.digest}"
+                f"{path}: model must be the posterior's model ({about.digest}), got {registered[0].config.digest}: "
+                "the names or shapes of its weights, its settings, its frozen weights or its code differ"
             )
         return cls.from_state(state, device_of(model))
 
@@ -238,5 +238,5 @@ def device_of(model: nn.Module) -> torch.device:
 def _about(state: State) -> About:
     found = state.config.get("about")
     if not isinstance(found, Mapping):
-        raise ArtifactError(f"about must be what the posterior of a module says of itself, got {short(found)}")
+        raise ArtifactError(f"about must describe the posterior's module, got {short(found)}; save it again")
     return read(About, found, "about")

@@ -49,7 +49,7 @@ def fit_data(rows: LoadedRows, outputs: int, transform: Transform, device: torch
     """
     targets = rows.examples.targets
     if rows.task == "classification":
-        require(outputs > 1, "model", "must have an output for each class, two or more", outputs)
+        require(outputs > 1, "model", "must have an output for each of at least two classes", outputs)
         wrong = (targets < 0) | (targets >= outputs)
         if wrong.any():
             value = f"got {int(targets[wrong][0])} in row {int(wrong.nonzero()[0][0])}"
@@ -85,13 +85,16 @@ def chain_start(start: State, model: Registered, data: FitData) -> tuple[State, 
     layers = model.trunk.module.named_modules()
     norms = [name for name, layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     if norms:
-        raise UserError(f"sgmcmc needs a model without batch norm, whose rows depend on each other, got {norms[0]}")
+        raise UserError(
+            f"sgmcmc needs a model without batch norm, which makes rows depend on each other, got {norms[0]}"
+        )
     classes = data.task == "classification"
     shape, outputs = data.input_shape, data.outputs
     weights, precision = snapshot(start, -1), None
     if not classes:
         error = _squared_error(NetworkSpec(model.config, shape, outputs, "gaussian_head"), weights, data)
-        require(error > 0, "model", "must not fit every training row exactly, for chains to have a noise", error)
+        rule = "must not fit every training row exactly: the chains take their noise from its errors"
+        require(error > 0, "model", rule, error)
         precision = min(1 / error, _MOST_PRECISE)
         weights |= {name: weights[name][:outputs] for name in ("head.weight", "head.bias")}
     config = model.without_dropout.config

@@ -78,8 +78,8 @@ def check(model: object, *, may_be_tied: bool) -> None:
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be a torch.nn.Module, got {short(model)}")
     pairs = [] if may_be_tied else tied(model)
-    rule = f"must have one name for each weight, but for {_TAKES_TIES}"
-    require(not pairs, "model", rule, " and ".join(pairs[0]) + ", which are one" if pairs else None)
+    rule = f"must have one name for each weight, except with {_TAKES_TIES}"
+    require(not pairs, "model", rule, " and ".join(pairs[0]) + ", which are the same weight" if pairs else None)
 
 
 def tied(model: nn.Module) -> list[tuple[str, str]]:

@@ -87,8 +87,8 @@ def markdown(comparison: Comparison, facts: Mapping[str, Any]) -> str:
         f"**{counted(comparison)}.**",
         "",
         f"Ours: mean ± standard error over n splits, or seeds where there is one split ({comparison.counts}); seconds "
-        "to fit one seed with all that it is made from. The paper's ± is as printed and is taken as a standard error."
-        + ("" if stand_in else f" A mark (!) says: further apart than {FAR:g} combined standard errors."),
+        "to fit one seed, including its upstream stages. The paper's ± is as printed and is taken as a standard error."
+        + ("" if stand_in else f" A mark (!) means: further apart than {FAR:g} combined standard errors."),
         "",
         *(f"| {' | '.join(row)} |" for row in rows),
     ]
@@ -114,8 +114,8 @@ def _limits(comparison: Comparison) -> list[str]:
         others = [where for where in dict.fromkeys(named.values()) if where not in {"", *CORRUPTED}]
         told = [f"{sets[where] if where in seen else 'nothing'} for {where}" for where in others]
         points.append(
-            f"Ours are of {comparison.stand_in}, the paper's of {dataset}: the values are not to be equal and are not "
-            "compared, the order of the methods is" + (f". Of other sets: {', '.join(told)}" if told else "")
+            f"Ours are of {comparison.stand_in}, the paper's of {dataset}: the order of the methods is "
+            "compared, but not the values" + (f". Of other sets: {', '.join(told)}" if told else "")
         )
     printed = dict.fromkeys(p.setting for m in first for p in table.figures[dataset][m].values() if p.setting)
     settings = dict.fromkeys(line.setting for line in first.values() if line.ran and line.setting)
@@ -156,12 +156,12 @@ def _orders(comparison: Comparison) -> tuple[list[str], list[str]]:
                 said += f"; against {baseline} {right} of {len(signs)} differences have the paper's sign"
         agrees.append(said)
         if order.opposite:
-            not_so.append(f"{title}, printed so and found the other way: {', '.join(map(str, order.opposite))}")
+            not_so.append(f"{title}, opposite to the paper's order, which is: {', '.join(map(str, order.opposite))}")
     if not agrees:
         return [(none := "nothing is judged: no two methods of one setting have figures on both sides")], [none]
     agrees.append(
-        f"A side tells two methods apart that differ by more than {CLEAR:g} combined standard errors (of means "
-        "taken as independent); a figure without an error is told apart from none. Figures that are equal on a side "
-        "are in no order. Only methods of one printed setting are compared"
+        f"A side tells two methods apart if they differ by more than {CLEAR:g} combined standard errors (of means "
+        "taken as independent); a figure without an error cannot be told apart from another. Figures that are equal "
+        "on a side are in no order. Only methods of one printed setting are compared"
     )
     return agrees, not_so or [_NOTHING]

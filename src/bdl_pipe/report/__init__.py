@@ -84,7 +84,7 @@ def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> 
     for grid in grids:
         left_out = ", ".join(_show_columns(grid, console))
         lines = [] if in_report else [f"- {remark}" for remark in grid.remarks]
-        lines += [f"{'in the report' if in_report else 'too narrow for'}: {left_out}"] if left_out else []
+        lines += [f"{'in the report' if in_report else 'columns that do not fit'}: {left_out}"] if left_out else []
         for line in lines:
             _print(line, console, style="dim")
         if in_report and grid.verdict:

@@ -140,9 +140,8 @@ def sentences(played: Played) -> list[str]:
     for one, other in pairs:
         gap = played.difference(one, other, len(pairs))
         how = f" ({gap.mean:+.3g} ± {gap.half:.2g})" if gap else ""
-        said.append(
-            f"Joint draws: {one}, by functions of the joint, and {other}, by marginals: {verdict(gap, metric)}{how}."
-        )
+        agents = f"{one}, with draws of the joint, against {other}, with marginals"
+        said.append(f"Joint draws: {agents}: {verdict(gap, metric)}{how}.")
     return said
 
 

@@ -145,8 +145,8 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
     """Warn about weights that are not drawn although ``layers`` is ``all``."""
     fixed: list[str] = states[0][0].config.get(_FIXED, [])
     more = f" and {len(fixed) - _SHOWN} more" if len(fixed) > _SHOWN else ""
-    rule = "they are not of linear or convolutional layers that each pass calls once"
-    said = f"kfac_laplace: the weights {', '.join(fixed[:_SHOWN])}{more} stay as they were trained: {rule}"
+    rule = "only linear and convolutional layers that each pass calls once are drawn"
+    said = f"kfac_laplace: the weights {', '.join(fixed[:_SHOWN])}{more} keep their trained values: {rule}"
     return Summary(warnings=[said] if fixed else [])
 
 

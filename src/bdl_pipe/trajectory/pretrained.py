@@ -147,7 +147,7 @@ def _unwrapped(network: Network, theirs: Weights) -> tuple[Weights, list[str]]:
 def _summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: PretrainedConfig) -> Summary:
     """Warn that the weights may have been trained on evaluation rows, and list the removed parts of names."""
     wrappers = [f"{part}." for part in states[0][0].config.get("taken_off", [])]
-    said = f"pretrained: {' and '.join(wrappers)} was removed from the names of the weights in {config.weights}"
+    said = f"pretrained: removed {' and '.join(wrappers)} from the names of the weights in {config.weights}"
     return Summary(warnings=[_SEEN, *[said] * bool(wrappers)])
 
 
@@ -212,7 +212,7 @@ def _head(network: Network, weights: Weights, data: FitData, targets: Units, ori
     if len(weight) == outputs:
         network.trunk.load_state_dict(under("trunk.", weights))
         variance = _squared_error(network, weight, bias, data)
-        rule = "must be of a network that does not fit every training row exactly, for a variance to be learnt"
+        rule = "must not fit every training row exactly: the variance is learnt from their errors"
         require(bool((variance > 0).all()), "weights", rule, origin)
         weight, bias = torch.cat([weight, torch.zeros_like(weight)]), torch.cat([bias, variance.log()])
     return dict(zip(_HEAD, (weight.float(), bias.float()), strict=True))

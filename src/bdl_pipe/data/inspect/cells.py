@@ -17,7 +17,7 @@ def refusal(cells: Cells) -> str:
     if cells.kind == "other":
         return f"it holds {brief(cells.values.type)}, which is neither numbers, texts nor dates"
     if cells.kind == "number" and cells.is_rounded:
-        return "its whole numbers go beyond 2^53 and would be rounded: it names rows, or write it as a text"
+        return "its whole numbers go beyond 2^53 and would be rounded: write them as texts unless they only name rows"
     if cells.kind != "text" or cells.is_code:
         return ""
     texts = cells.filled.filter(pc.invert(gap_mask(cells.filled)))
@@ -29,7 +29,7 @@ def refusal(cells: Cells) -> str:
         return f"its texts are dates, such as {got}, not all in one form: write each as 2026-01-31"
     if are_all(texts, DRESSED):
         way = "write numbers without separators of thousands and without units, with a point"
-        return f"its texts are numbers, such as {short(no_number(texts))}, in no form that is read: {way}"
+        return f"its texts are numbers, such as {short(no_number(texts))}, in a form that cannot be read: {way}"
     return ""
 
 
@@ -40,7 +40,8 @@ def names_rows(cells: Cells) -> str:
     if have_units(cells.filled):
         return f"its texts are numbers with a unit, such as {word}: write the numbers alone"
     if MOST <= share < 1:
-        return f"{share:.0%} of its cells are numbers but for texts such as {word}: write gaps as empty cells"
+        rule = f"numbers and the others are texts such as {word}: write gaps as empty cells"
+        return f"{share:.0%} of its cells are {rule}"
     return f"it identifies rows: nearly every row has a different text, such as {word}"
 
 
@@ -82,6 +83,6 @@ def remarks(cells: Cells) -> list[str]:
     share = number_share(cells)
     if MOST <= share < 1 and not cells.is_code:
         word = short(no_number(cells.filled))
-        rule = f"numbers but for texts such as {word}: it is a category; write gaps as empty cells"
+        rule = f"numbers and the others are texts such as {word}: it is a category; write gaps as empty cells"
         found.append(f"{name}: {share:.0%} of its cells are {rule}")
     return found

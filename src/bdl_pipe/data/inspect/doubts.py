@@ -45,13 +45,16 @@ def _of_numbers(cells: Cells) -> Iterator[str]:
     if line := _gap(values, _is_fill, lambda value: f"{value:.15g}"):
         yield line
     if is_whole and low < high and _are_days(values):
-        yield f"numbers such as {low:.0f} look like days without hyphens: a month's end is a jump; write 2026-01-31"
+        jump = "read as numbers, they jump at a month's end; write 2026-01-31"
+        yield f"numbers such as {low:.0f} look like days without hyphens: {jump}"
     for unit, per_second in _UNITS:
         if is_whole and low >= per_second * _SINCE[0] and high <= per_second * _SINCE[1]:
             until = f"{_day(low / per_second / 86_400)} to {_day(high / per_second / 86_400)}"
-            yield f"look like {unit} since 1970 ({until}): they are numbers; write dates, or predict in this unit, too"
+            cure = "write dates, or use this unit in new rows, too"
+            yield f"look like {unit} since 1970 ({until}): they are read as numbers; {cure}"
     if _DAYS.search(cells.name) and 20_000 <= low < high <= 60_000:
-        yield f"look like Excel's days ({_day(low - _EXCEL)} to {_day(high - _EXCEL)}): they are numbers; write dates"
+        span = f"{_day(low - _EXCEL)} to {_day(high - _EXCEL)}"
+        yield f"look like Excel's days ({span}): they are read as numbers; write dates"
     if is_whole and len(values) > 2 and high - low == len(values) - 1 == len(np.unique(values)) - 1:
         yield f"has each whole number from {low:.0f} to {high:.0f} once: if it numbers the rows, leave it out"
     if cells.is_text and cells.decimal == ",":
@@ -62,7 +65,7 @@ def _of_numbers(cells: Cells) -> Iterator[str]:
             yield f"{read}; if commas separate thousands, write numbers without them"
     if cells.is_text and (codes := cells.filled.filter(pc.match_substring_regex(cells.filled, CODE))):
         more = len(codes) - 1
-        yield f"{short(codes[0].as_py())} and {more:,} more begin with 0 and are numbers; write codes as C0123"
+        yield f"{short(codes[0].as_py())} and {more:,} more begin with 0 and are read as numbers; write codes as C0123"
 
 
 def _of_texts(cells: Cells) -> Iterator[str]:
@@ -70,7 +73,8 @@ def _of_texts(cells: Cells) -> Iterator[str]:
     if pairs := twins(pair["values"] for pair in found):
         more = f", and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
         first, second = pairs[0]
-        yield f"{short(first)} and {short(second)} are two values, by case or blanks alone{more}; write them alike"
+        rule = f"are two values that differ only in case or blanks{more}; write them alike"
+        yield f"{short(first)} and {short(second)} {rule}"
     if have_units(cells.filled):
         text = short(cells.filled[0].as_py())
         yield f"numbers with a unit, such as {text}, are categories; write the numbers alone"

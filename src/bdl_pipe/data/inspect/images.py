@@ -49,7 +49,7 @@ def inspect_images(path: Path, size: int | None = None, skip_broken: bool = Fals
     classes = {raw.classes[i]: int(counts[i]) for i in np.argsort(-counts, kind="stable")}
     _require_enough(path, classes)
     remarks += _copies(raw)
-    remarks += [f"{a!r} and {b!r} are two classes, by case or blanks alone" for a, b in twins(raw.classes)]
+    remarks += [f"{a!r} and {b!r} are two classes that differ only in case or blanks" for a, b in twins(raw.classes)]
     tests = 0 if raw.test is None else len(raw.test)
     return Profile(source, raw, len(raw.train), raw.train.inputs.shape[1:], classes, remarks, tests)
 
@@ -68,13 +68,13 @@ def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolde
     hidden = [found for root in _roots(path) for found in hidden_images(root)]
     remarks = []
     if skipped:
-        remarks.append(f"{len(skipped)} files are no readable images and are left out, the first {skipped[0]}")
+        remarks.append(f"{len(skipped)} files are not readable images and are left out; the first is {skipped[0]}")
     if hidden:
         names = listed([str(found.relative_to(path)) for found in hidden])
-        remarks.append(f"hidden files and folders are no images and no classes and are left out: {names}")
+        remarks.append(f"hidden files and folders are left out: {names}")
     if others := beside_images(path):
         names = listed([str(found.relative_to(path)) for found in others])
-        remarks.append(f"left out, as no image of a known kind that lies in a class's folder itself: {names}")
+        remarks.append(f"left out, because only images of a known kind directly in a class's folder are read: {names}")
     remarks += _layers([file for file in _files(path) if file not in {*skipped}], path)
     return ImageFolder(str(path), size, bool(skipped)), remarks
 
@@ -105,7 +105,10 @@ def _layers(files: list[Path], root: Path) -> list[str]:
                 films.append(file)
             if image.has_transparency_data and np.asarray(image.convert("RGBA"))[:, :, 3].min() < 255:
                 transparent.append(file)
-    said = {"have transparent pixels, which are laid on white": transparent, "have frames, and one is read": films}
+    said = {
+        "have transparent pixels, which are laid on white": transparent,
+        "have several frames, and only one is read": films,
+    }
     return [
         f"{len(found):,} images {what}; the first is {found[0].relative_to(root)}"
         for what, found in said.items()
@@ -123,7 +126,7 @@ def _broken(path: Path, skip: bool) -> list[Path]:
     errors = {file: error for file in paths if (error := broken(file)) is not None}
     if errors and not skip:
         first = next(iter(errors.values()))
-        more = f", and {len(errors) - 1} more of {len(paths):,} files are not" if len(errors) > 1 else ""
+        more = f", and {len(errors) - 1} more of {len(paths):,} files cannot be read" if len(errors) > 1 else ""
         raise DataError(f"{first}{more}; leave such files out with --skip-broken")
     return list(errors)
 
@@ -147,7 +150,7 @@ def _copies(raw: Raw) -> list[str]:
         labels.setdefault(digest, set()).add(label)
     remarks, copies = [], len(raw.train) - len(labels)
     if copies:
-        remarks.append(f"{copies:,} images stand there more than once; copies may be in training and test rows")
+        remarks.append(f"{copies:,} images are copies of others; training and test rows may share them")
     both = sum(len(classes) > 1 for classes in labels.values())
     if both:
         remarks.append(f"{both:,} images are in two classes or more")

@@ -32,7 +32,7 @@ def repeated_rows(columns: Sequence[np.ndarray]) -> list[str]:
     copies = len(keys) - len(np.unique(keys))
     if copies < _COPIES * len(keys):
         return []
-    return [f"{copies:,} rows stand there more than once; copies may be in training and test rows"]
+    return [f"{copies:,} rows are copies of others; training and test rows may share them"]
 
 
 def ranked(values: np.ndarray) -> np.ndarray:
@@ -53,13 +53,13 @@ def same_orders(ranks: Mapping[str, np.ndarray]) -> list[str]:
         return []
     table = np.stack(list(ranks.values()))
     pairs = np.argwhere(np.triu(np.abs(table @ table.T), 1) > _SAME_ORDER)
-    return [f"{names[j]} has the order of {names[i]}: one of the two would do" for i, j in pairs]
+    return [f"{names[j]} orders the rows as {names[i]} does: one of the two is enough" for i, j in pairs]
 
 
 def orders_of_target(ranks: Mapping[str, np.ndarray], target: str, answer: np.ndarray) -> list[str]:
     """Return a remark for each feature that orders the rows like the target."""
     names = [name for name, values in ranks.items() if _have_one_order(values, answer)]
-    return [f"{name} has the order of the target {target}: is it known when you predict?" for name in names]
+    return [f"{name} orders the rows as the target {target} does: is it known when you predict?" for name in names]
 
 
 def require_no_leak(name: str, values: np.ndarray, target: str, answer: np.ndarray, path: Path) -> None:

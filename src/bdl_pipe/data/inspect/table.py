@@ -195,7 +195,7 @@ def task_of(answers: Sequence[Cells]) -> Task:
     cells = answers[0]
     if cells.kind == "text" and number_share(cells) >= MOST and len(cells.filled.unique()) > _CLASSES:
         word = no_number(cells.filled)
-        rule = f"must be numbers or classes, got numbers but for texts such as {short(word)}"
+        rule = f"must be numbers or classes, got numbers and texts such as {short(word)}"
         cure = "leave such rows out, or write a gap as an empty cell"
         raise DataError(f"{cells.origin}: column {short(cells.name)} {rule} in row {cells.row_of(word)}; {cure}")
     if cells.kind != "number" or cells.is_rounded:

@@ -71,7 +71,7 @@ def coded_matrix(table: pa.Table, columns: tuple[Column, ...], origin: str) -> n
     for column, values in zip(columns, matrix.T, strict=True):
         if not column.missing and np.isnan(values).any():
             row = int(np.argmax(np.isnan(values))) + 1
-            rule = "must have a value in every row, as it had in the file that was fitted"
+            rule = "must have a value in every row, as in the file that was fitted"
             raise DataError(f"{origin}: column {short(column.name)} {rule}, got none in row {row}")
     return matrix
 
@@ -143,7 +143,7 @@ def unseen(inputs: np.ndarray, columns: tuple[Column, ...]) -> list[str]:
             where = f"{int(far.sum()):,} rows, the first {int(np.argmax(far)) + 1}"
             got, low, high = (_written(float(v), column) for v in (values[np.argmax(far)], *column.ends))
             lines.append(
-                f"{column.name}: {got} is far from {low} to {high} of the fitted file, in {where}: units differ?"
+                f"{column.name}: {got} is far from {low} to {high} of the fitted file, in {where}: do the units differ?"
             )
     return lines
 
