@@ -331,7 +331,20 @@ def test_a_last_layer_without_gradient_is_fitted_and_a_note_says_so() -> None:
     for weight in model.parameters():
         weight.requires_grad_(False)
     note = "2 is fitted although its weights need no gradient: every posterior is over the last layer"
-    assert bayesianise(model, "kfac_laplace", [(X, Y)]).notes == (note,)
+    assert note in bayesianise(model, "kfac_laplace", [(X, Y)]).notes
+
+
+def test_a_model_that_is_worse_than_a_constant_has_a_note() -> None:
+    """Its classes are in another order, or its inputs have other units."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    nn.init.zeros_(model[0].weight)
+    model[0].bias.data = torch.tensor([0.0, 1.0, 0.0])
+    labels = torch.tensor([0, 0, 0, 0, 1, 2])
+    (note,) = bayesianise(model, "kfac_laplace", [(X, labels)]).notes
+    assert note.startswith(
+        "the weights are right for 17% of the training rows, the most frequent class is right for 67%"
+    )
+    assert "check the order of the classes and the units of the inputs" in note
 
 
 def test_real_numbers_that_look_like_labels_are_targets_of_a_stated_regression() -> None:

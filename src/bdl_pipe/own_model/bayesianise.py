@@ -155,6 +155,8 @@ class _Fit:
         if teacher is not None:
             return self._distilled(teacher)
         first = start.trajectory(self._model, self._data)
+        if "doubt" in first.config and self._setting.epochs is None:
+            self.notes.append(f"{first.config['doubt']} of the inputs, or train the model first (epochs)")
         if self._method.name == CHAINS:
             return self._sampled(first, chains)
         if self._setting.epochs is not None and self._method.name not in methods.TRAINED:
