@@ -233,7 +233,7 @@ def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tenso
     def outputs_with(other: nn.Linear) -> Tensor:
         trunk.module.set_submodule(trunk.head, other)
         try:
-            return trunk(probe)
+            return logits(called(trunk.module, trunk.layout.unpack(probe)))
         finally:
             trunk.module.set_submodule(trunk.head, nn.Identity())
 
