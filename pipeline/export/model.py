@@ -44,7 +44,7 @@ def predict(
     Raises:
         UserError: the run is not fitted, or the input does not fit its data.
     """
-    from bdl_pipe.data.new_inputs import image_inputs, new_inputs, unseen
+    from bdl_pipe.data.new_inputs import image_inputs, left_out, new_inputs, unseen
 
     device = Settings.read().device
     require_device(device)
@@ -59,6 +59,9 @@ def predict(
     names, rng = schema["classes"] or schema["targets"], stored_address(student, split, seed)
     predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level, device=device)
     files = [str(file.relative_to(given)) for file in image_inputs(given)] if given.is_dir() else []
+    if files and (others := left_out(given)):
+        what = "files are not predicted, as no images of a known kind or too deep"
+        print(f"note: {len(others)} {what}; the first is {others[0].relative_to(given)}")
     first = {"file": files} if files else {"row": np.arange(len(inputs))}
     _write(output, {**first, **predictions})
     print(f"{output}: {len(inputs)} rows, {', '.join([*first, *predictions])}")

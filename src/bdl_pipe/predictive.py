@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .errors import DataError
+
 _NODES, _FURTHEST = 48, 4.75  # Gauss-Legendre nodes, and the largest normal score: the tail beyond has 1e-6
 _TOLERANCES: Final = {"xrtol": 1e-13, "fatol": 1e-14}  # tolerances of the root finder for quantiles
 
@@ -97,8 +99,24 @@ class Categorical(Predictive):
     def variance(self) -> Float[Tensor, "batch class"]:
         return self.mean * (1 - self.mean)
 
-    def log_prob(self, targets: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        return self.log_probs.gather(-1, targets.long()[:, None])[:, 0]
+    def log_prob(self, targets: Tensor) -> Float[Tensor, " batch"]:
+        """Return each row's log probability of its label.
+
+        Raises:
+            DataError: labels are not [row], not whole numbers or, on a CPU, not classes.
+        """
+        labels, classes = targets.long(), self.log_probs.shape[-1]
+        if targets.ndim != 1:
+            raise DataError(f"labels must have shape [row], got {list(targets.shape)}")
+        if targets.is_floating_point() and bool((targets != labels).any()):
+            raise DataError(f"labels must be whole numbers, got {float(targets[targets != labels][0]):g}")
+        try:
+            return self.log_probs.gather(-1, labels[:, None])[:, 0]
+        except (IndexError, RuntimeError):
+            wrong = labels[(labels < 0) | (labels >= classes)]
+            if len(wrong):
+                raise DataError(f"labels must be in 0 … {classes - 1}, got {int(wrong[0])}") from None
+            raise
 
     def draw_log_prob(self, targets: Int[Tensor, " batch"]) -> Float[Tensor, "draw batch"]:
         index = targets.long().expand(len(self.draw_log_probs), -1)[..., None]

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from bdl_pipe.data.inspect.images import inspect_images
-from bdl_pipe.data.new_inputs import given_inputs, new_inputs
+from bdl_pipe.data.new_inputs import given_inputs, left_out, new_inputs
 from bdl_pipe.data.sources.images import read_images
 from bdl_pipe.errors import DataError
 
@@ -149,6 +149,65 @@ def test_one_class_in_two_forms_of_unicode(tmp_path: Path) -> None:
         inspect_images(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_a_class_may_be_called_train_or_test(name: str, tmp_path: Path) -> None:
+    (folder(tmp_path) / "a").rename(tmp_path / name)
+    profile = inspect_images(tmp_path)
+    assert sorted(profile.classes) == ["b", name] and profile.test_rows == 0 and profile.remarks == []
+
+
+def test_flat_folders_train_and_test_are_no_classes(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "train"), (tmp_path / "b").rename(tmp_path / "test")
+    with pytest.raises(DataError, match="must have one subfolder of images per class, got images without such folders"):
+        inspect_images(tmp_path)
+
+
+def test_a_class_of_blanks_is_refused(tmp_path: Path) -> None:
+    (folder(tmp_path) / "a").rename(tmp_path / " ")
+    with pytest.raises(DataError, match="must have names of more than blanks, got ' '"):
+        inspect_images(tmp_path)
+
+
+def test_damaged_frames_after_the_first_are_said(tmp_path: Path) -> None:
+    """Pillow reads the first frame, and raises a SyntaxError, TypeError or KeyError when it counts the others."""
+    path = folder(tmp_path) / "a/z.tif"
+    film(path)
+    start = bytearray(path.read_bytes())
+    first = int.from_bytes(start[4:8], "little")  # the directory of the first frame
+    entries = int.from_bytes(start[first : first + 2], "little")
+    after = first + 2 + 12 * entries
+    other = int.from_bytes(start[after : after + 4], "little")
+    start[other + 2 : other + 2 + 24] = bytes(24)  # its width and height
+    path.write_bytes(bytes(start))
+    with pytest.raises(Exception), Image.open(path) as image:  # noqa: B017 — any
+        assert image.n_frames
+    assert inspect_images(tmp_path).remarks == [FILM + "a/z.tif"]
+
+
+def test_arrays_that_are_not_read_are_said(tmp_path: Path) -> None:
+    parts = {
+        "x_train": PIXELS,
+        "y_train": KINDS,
+        "x_test": 255 - PIXELS,
+        "y_test": KINDS,
+        "x_val": PIXELS,
+        "y_val": KINDS,
+    }
+    np.savez(tmp_path / "t.npz", **parts)
+    assert inspect_images(tmp_path / "t.npz").remarks == ["left out, as no array of a name that is read: x_val, y_val"]
+
+
+def test_files_of_a_folder_that_are_not_predicted(tmp_path: Path) -> None:
+    folder(tmp_path), folder(tmp_path / "a/deep", rows=1)
+    (tmp_path / "z.heic").write_bytes(b"\0"), (tmp_path / ".hidden").write_bytes(b"\0")
+    assert [str(p.relative_to(tmp_path)) for p in left_out(tmp_path)] == [
+        "a/deep/a/00.png",
+        "a/deep/b/01.png",
+        "z.heic",
+    ]
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 BROKEN = {
@@ -177,7 +236,11 @@ def test_a_file_that_is_no_image_is_named_with_the_reason(report: str, tmp_path:
         pytest.param(["p0.parquet", "p1.parquet"], "is a folder of .parquet files, .*read_parquet", id="ludwig#3396"),
         pytest.param(["k=a/p.parquet", "k=b/p.parquet"], "is a folder of .parquet files", id="pola-rs/polars#17362"),
         pytest.param(["a.csv", "b.csv"], "is a folder of .csv files, must be one file: awk ", id="parts of a CSV file"),
-        pytest.param(["Train/a/0.png"], r"Train: must hold images \(.*\), got a/", id="images one folder too deep"),
+        pytest.param(
+            ["Train/a/0.png"],
+            r"Train: must hold images \(.*\), got a/; call the folder of training images train",
+            id="images one folder too deep",
+        ),
         pytest.param(["c/.keep"], r"c: must hold images \(.*\), got none", id="pytorch/vision#4925 (right before)"),
     ],
 )
@@ -202,6 +265,12 @@ NPZ: dict[str, tuple[dict[str, Any], str]] = {
     "keras-team/autokeras#23": (
         {"x": PIXELS, "y": np.eye(2)[KINDS]},
         r"\[60, 2\]; of one column a class: y.argmax\(",
+    ),
+    "other names": ({"train_images": PIXELS, "train_labels": KINDS}, "save the arrays as x and y, or x_train"),
+    "four channels": ({"x": np.stack([PIXELS] * 4, 3), "y": KINDS}, r"drop the fourth channel: x\[..., :3\]"),
+    "an empty label": (
+        {"x": PIXELS, "y": np.array(["", "dog"])[KINDS]},
+        "must have a text in every row, got none in row 1",
     ),
     "bytes": ({"x": PIXELS, "y": np.array([b"cat", b"dog"])[KINDS]}, r"got \|S3; save y.astype\(str\)"),
 }
@@ -249,6 +318,8 @@ def test_images_of_a_request(sent: np.ndarray) -> None:
         pytest.param(PIXELS.astype(int) + 300, "scale it to 0…255", id="beyond 255"),
         pytest.param(np.array([[None] * 6] * 6), "must be uint8 images, got object", id="nulls"),
         pytest.param([], "must be uint8 images, got float64", id="an empty list"),
+        pytest.param([[[1, 2], [3]]], "must be images of one shape, got lists of several lengths", id="ragged lists"),
+        pytest.param(np.ma.array(PIXELS, mask=PIXELS > 9), r"got masked ones; pass images.filled", id="masked pixels"),
         pytest.param(PIXELS[:, :4], r"must have shape \[1, 6, 6\], got \[1, 4, 6\]", id="another size"),
         pytest.param(pd.DataFrame({"x": [1]}), "must be images of whole numbers, got DataFrame", id="a table"),
     ],

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bdl_pipe.errors import DataError
 from bdl_pipe.last_layer import Discriminative, Generative, Regression
+from bdl_pipe.last_layer.densities import check_features, check_rows
 
 WIDTH, CLASSES = 6, 3
 FEATURES = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -26,7 +27,10 @@ LABELS_THAT_ARE_NONE: dict[str, tuple[Tensor, str]] = {
     "too large, a float": (torch.tensor([0.0, 1, 3, 0]), "^labels must be in 0 … 2, got 3$"),
     "below zero": (torch.tensor([0, -1, 2, 0]), "^labels must be in 0 … 2, got -1$"),
     "too few": (torch.tensor([0, 1, 2]), r"^targets must be 4 class numbers, got shape \(3,\)$"),
-    "a column": (torch.tensor([[0], [1], [2], [0]]), r"^targets must be 4 class numbers, got shape \(4, 1\)$"),
+    "a column": (
+        torch.tensor([[0], [1], [2], [0]]),
+        r"^targets must be 4 class numbers, got shape \(4, 1\); pass y\[:, 0\]$",
+    ),
 }
 
 
@@ -60,3 +64,35 @@ def test_no_rows_and_another_width(name: str) -> None:
     with pytest.raises(DataError, match=r"^features must have 6 columns, got 5$"):
         layer.predict(FEATURES[:, 1:])
     assert layer.predict(FEATURES[:0]).mean.shape == (0, 1 if name == "regression" else CLASSES)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "regression"])
+def test_complex_targets(name: str) -> None:
+    layer = Regression(WIDTH, 1) if name == "regression" else LAYERS[name]()
+    targets: Any = torch.randn(4, 1) if name == "regression" else LABELS
+    for ask in (layer.bound, lambda x, y: layer.loss(x, y, num_train=9)):
+        with pytest.raises(DataError, match=r"got torch.complex64"):
+            ask(FEATURES, targets + 0j)
+
+
+def test_what_is_no_tensor_of_rows() -> None:
+    """Asked of the checks themselves, since the tests enforce the layers' annotations and users do not."""
+    with pytest.raises(DataError, match=r"^features must have shape \[row, feature\], got \[4, 2, 6\]"):
+        check_rows(FEATURES[:, None].expand(4, 2, WIDTH))
+    for odd in (FEATURES + 0j, FEATURES > 0, FEATURES.to_sparse()):
+        with pytest.raises(DataError, match=r"^features must be a dense tensor of real numbers, got torch"):
+            check_features(odd, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([0, 1, 2, 1.5]), "labels must be whole numbers, got 1.5"),
+        (torch.tensor([0, 1, 3, 0]), "labels must be in 0 … 2, got 3"),
+        (torch.tensor([0, -1, 2, 0]), "labels must be in 0 … 2, got -1"),
+        (torch.tensor([[0], [1], [2], [0]]), r"labels must have shape \[row\], got \[4, 1\]"),
+    ],
+)
+def test_a_prediction_has_no_density_of_what_is_no_label(labels: Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        LAYERS["dense"]().predict(FEATURES).log_prob(labels)

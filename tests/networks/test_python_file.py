@@ -64,6 +64,21 @@ def softmax(input_shape):
     return nn.Sequential(nn.Linear(input_shape[0], 3), nn.Softmax(-1))
 
 
+def relu_last(input_shape):
+    made = nn.Sequential(nn.Linear(input_shape[0], 1), nn.ReLU())
+    nn.init.constant_(made[0].bias, 50.0)
+    return made
+
+
+def batch_statistics(input_shape):
+    return nn.Sequential(nn.Linear(input_shape[0], 3), Centred(), nn.Linear(3, 2))
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
 def noisy(input_shape):
     class Noisy(nn.Linear):
         def forward(self, x):
@@ -153,6 +168,10 @@ def test_the_last_linear_layer_is_the_head_unless_it_is_named(file: str) -> None
     assert build(config(file, "ResNet"), (3, 8, 8), 2, rng=Seed(0)).width == 8
     with pytest.raises(ConfigError, match=r"network.object must be the last layer of the network: nothing may follow"):
         read_and_build(file, "softmax", (4,))
+    with pytest.raises(ConfigError, match=r"must be the last layer of the network: .* a softmax or a ReLU"):
+        read_and_build(file, "relu_last", (4,))  # its outputs for the rows of the check are positive
+    with pytest.raises(ConfigError, match=r"gives a row the same outputs alone as among others"):
+        read_and_build(file, "batch_statistics", (4,))
     with pytest.raises(ConfigError, match=r"head must be a linear layer.*got 'layer9 \(it has fc\)'"):
         build(config(file, "ResNet", head="layer9"), (3, 8, 8), 2, rng=Seed(0))
 

@@ -1,6 +1,7 @@
 """Bad input: one line with the rule and the value, of a kind that is a ``ValueError``."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,6 +45,47 @@ def dictionaries(**other: Tensor) -> list[dict[str, Tensor]]:
     return [{"x": X, "labels": Y}, {"x": X, "labels": Y, **other}]
 
 
+class Attends(nn.Module):
+    """A model that attends over the rows of a batch, since its attention expects the sequence first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.TransformerEncoderLayer(4, 2, 8), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(x[:, None].expand(-1, 2, -1)).mean(1))
+
+
+def positive() -> nn.Sequential:
+    """A network whose outputs for all rows are positive, and which ends in a ReLU."""
+    made = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.ReLU())
+    nn.init.constant_(made[2].bias, 50.0)
+    return made
+
+
+def quietly(make: Callable[[], Any]) -> Any:
+    """Return what torch makes with a warning that its maker is old or new."""
+    with warnings.catch_warnings(action="ignore"):
+        return make()
+
+
+def zero_head() -> nn.Sequential:
+    made = nn.Sequential(net(), nn.Tanh())
+    for weight in made[0][2].parameters():
+        nn.init.zeros_(weight)
+    return made
+
+
+def norm(**options: Any) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, **options), nn.Linear(8, 3))
+
+
+def nan() -> nn.Sequential:
+    made = net()
+    nn.init.constant_(made[0].bias, float("nan"))
+    return made
+
+
 CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
     "no model": (3, [(X, Y)], {}, "model must be a torch.nn.Module, got 3"),  # type: ignore[dict-item]
     "no linear layer": (
@@ -52,11 +94,90 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         {},
         r"model must have a linear layer \(nn.Linear\) as its last layer, got 'none'",
     ),
+    "a ReLU after the head, and positive outputs": (
+        positive(),
+        [(X, X[:, :1])],
+        {},
+        "head must be the last layer of the model and linear: .* such as a softmax or a ReLU, got 2",
+    ),
+    "a head of zeros before a tanh": (zero_head(), [(X, Y)], {}, "head must be the last layer of the model"),
+    "attention over the rows": (
+        Attends(),
+        [(X, Y)],
+        {},
+        "model must give a row the same outputs alone as among others .* set batch_first=True in attention",
+    ),
+    "batch norm without running statistics": (
+        norm(track_running_stats=False),
+        [(X, Y)],
+        {},
+        "model must be one that takes one row alone: ValueError: Expected more than 1 value",
+    ),
+    "batch norm and batches of one row": (
+        norm(),
+        [(x[None], y[None]) for x, y in zip(X, Y, strict=True)],
+        {"epochs": 1},
+        "train_loader must give batches of two rows or more, as batch norm needs for training, got 1",
+    ),
+    "weights of NaN": (nan(), [(X, Y)], {}, "model must give finite outputs, got nan"),
+    "weights without values": (net().to("meta"), [(X, Y)], {}, "model must have values in its weights .*0.weight"),
+    "TorchScript": (
+        quietly(lambda: torch.jit.trace(net(), X)),
+        [(X, Y)],
+        {},
+        "model must be the module as it was written in Python, got TorchScript; load its weights",
+    ),
+    "labels as real numbers": (
+        net(),
+        [(X, Y.float())],
+        {},
+        r"targets must not be labels as real numbers, got 0.0, 1.0, 2.0: .* for classes pass y.long\(\)",
+    ),
+    "labels as real numbers for one logit": (
+        net(1),
+        [(X, (Y > 0).float())],
+        {},
+        "pass task='regression', for classes pass y.long.. with a model of two outputs",
+    ),
+    "a column of real numbers a class": (
+        net(),
+        [(X, torch.eye(3)[Y])],
+        {},
+        r"targets must not be a column of 0.0 and 1.0 a class: .* for classes pass y.argmax\(1\)",
+    ),
+    "a column of whole numbers a class": (
+        net(),
+        [(X, torch.eye(3)[Y].long())],
+        {},
+        r"labels must be \[row\], got the shape \[6, 3\]; pass y.argmax\(1\)",
+    ),
+    "one column of labels": (net(), [(X, Y[:, None])], {}, r"got the shape \[6, 1\]; pass y\[:, 0\]"),
+    "complex targets": (net(1), [(X, X[:, 0] + 0j)], {}, "targets must be real numbers, got torch.complex64"),
+    "sparse inputs": (
+        net(),
+        [(X.to_sparse(), Y)],
+        {},
+        r"inputs must be a dense tensor, got a sparse one; pass x.to_dense\(\)",
+    ),
+    "sparse targets": (net(1), [(X, X[:, :1].to_sparse())], {}, "targets must be a dense tensor, got a sparse one"),
+    "quantised inputs": (
+        net(),
+        [(quietly(lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)), Y)],
+        {},
+        "inputs must be a dense tensor, got a quantised one",
+    ),
+    "nested inputs": (
+        net(),
+        [(quietly(lambda: torch.nested.nested_tensor(list(X))), Y)],
+        {},
+        "got a nested one; pass .*to_padded",
+    ),
+    "arrays of NumPy": (net(), [(X.numpy(), Y.numpy())], {}, r"got ndarray; pass torch.as_tensor\(x\)"),
     "softmax after the head": (
         nn.Sequential(net(), nn.Softmax(-1)),
         [(X, Y)],
         {},
-        r"head must be the last layer of the model and linear: .* such as a softmax, got 0.2 \(2 rows give \[2, 3\]\)",
+        r"head must be the last layer of the model and linear: .*, got 0.2 \(2 rows give \[2, 3\]\)",
     ),
     "a named head is none": (
         net(),
@@ -107,7 +228,12 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
     "labels as a list": (net(), [(X, [0, 1])], {}, r"targets must be a tensor .* got \[0, 1\]"),
     "labels of two columns": (net(), [(X, Y[:, None])], {}, r"labels must be \[row\], got the shape \[6, 1\]"),
     "labels outside": (net(), [(X, Y + 1)], {}, "labels must be 0 … 2, for 3 outputs, got 3 in row 2"),
-    "one output": (net(1), [(X, Y % 2)], {}, "model must have an output for each of at least two classes, got 1"),
+    "one output": (
+        net(1),
+        [(X, Y % 2)],
+        {},
+        "model must have an output for each class, two or more .*pass task='regression'.*got 1",
+    ),
     "ignored labels": (net(), [(X, Y - 100)], {}, "labels must be 0 … 2, for 3 outputs, got -100 in row 0"),
     "NaN targets": (
         net(1),
@@ -201,3 +327,36 @@ def test_a_teacher_is_for_a_student_alone_and_of_the_same_inputs() -> None:
         bayesianise(net(), "swa", [(X, Y)], epochs=1, teacher=teacher)
     with pytest.raises(UserError, match="inputs must be one tensor, got x"):
         bayesianise(net(), "dark_knowledge", [{"x": X, "labels": Y}], epochs=1, teacher=teacher)
+
+
+def test_a_compiled_module_is_the_module_itself() -> None:
+    plain, posteriors = net(), []
+    for model in (plain, torch.compile(plain, backend="eager")):
+        posteriors.append(bayesianise(model, "swag", [(X, Y)], epochs=2))
+    assert torch.equal(posteriors[0].predict(X).mean, posteriors[1].predict(X).mean)
+
+
+def test_a_last_layer_without_gradient_is_fitted_and_a_note_says_so() -> None:
+    model = net()
+    for weight in model.parameters():
+        weight.requires_grad_(False)
+    note = "2 is fitted although its weights need no gradient: every posterior is over the last layer"
+    assert note in bayesianise(model, "kfac_laplace", [(X, Y)]).notes
+
+
+def test_a_model_that_is_worse_than_a_constant_has_a_note() -> None:
+    """Its classes are in another order, or its inputs have other units."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    nn.init.zeros_(model[0].weight)
+    model[0].bias.data = torch.tensor([0.0, 1.0, 0.0])
+    labels = torch.tensor([0, 0, 0, 0, 1, 2])
+    (note,) = bayesianise(model, "kfac_laplace", [(X, labels)]).notes
+    assert note.startswith(
+        "the weights are right for 17% of the training rows, the most frequent class is right for 67%"
+    )
+    assert "check the order of the classes and the units of the inputs" in note
+
+
+def test_real_numbers_that_look_like_labels_are_targets_of_a_stated_regression() -> None:
+    posterior = bayesianise(net(2), "kfac_laplace", [(X, (Y > 0).float())], task="regression")
+    assert posterior.about.task == "regression"

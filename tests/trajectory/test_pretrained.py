@@ -217,6 +217,88 @@ def test_what_is_not_its_weights_is_one_line(change: dict[str, Any], said: str) 
     assert "\n" not in str(raised.value)
 
 
+def resnet_weights() -> dict[str, Tensor]:
+    found: dict[str, Tensor] = torch.load("resnet.pt")["state_dict"]
+    return found
+
+
+KEPT: dict[str, Any] = {  # what people save: the same weights
+    "Lightning": lambda w: {"state_dict": {f"model.{k}": v for k, v in w.items()}, "epoch": 3},
+    "a trainer's, in parallel": lambda w: {
+        "model": {f"module.{k}": v for k, v in w.items()},
+        "optimizer": {"state": {}},
+    },
+    "model_state_dict": lambda w: {"model_state_dict": w, "loss": 0.1},
+    "two prefixes": lambda w: {f"learner.net.{k}": v for k, v in w.items()},
+    "AveragedModel": lambda w: {"n_averaged": torch.tensor(3), **{f"module.{k}": v for k, v in w.items()}},
+    "PyTorch before 0.4.1": lambda w: {k: v for k, v in w.items() if "num_batches_tracked" not in k},
+}
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_weights_are_read_as_people_save_them(how: str) -> None:
+    data, weights = make_tiny_images(), resnet_weights()
+    torch.save(KEPT[how](weights), "kept.pt")
+    found, plain = (fitted(data, network=RESNET, weights=name) for name in ("kept.pt", "resnet.pt"))
+    for name, value in found.tensors.items():
+        assert torch.equal(value, plain.tensors[name]) or "num_batches_tracked" in name
+
+
+def test_safetensors_are_known_by_their_content() -> None:
+    save_file(resnet_weights(), "pytorch_model.bin")
+    assert fitted(make_tiny_images(), network=RESNET, weights="pytorch_model.bin").config["epochs"] == 0
+
+
+UNREADABLE: dict[str, tuple[Any, str]] = {
+    "an empty file": (lambda path, w: path.write_bytes(b""), "it is empty"),
+    "a pointer": (lambda path, w: path.write_text("version https://git-lfs.github.com/spec/v1"), "git lfs pull"),
+    "a web page": (lambda path, w: path.write_text("<!DOCTYPE html>"), "is a web page"),
+    "a whole module": (
+        lambda path, w: torch.save(nn.Linear(1, 1), path),
+        r"holds Python objects, .*torch.save\(model.state_dict\(\)",
+    ),
+    "a truncated file": (lambda path, w: path.write_bytes(Path("resnet.pt").read_bytes()[:900]), "or not whole"),
+    "two models": (lambda path, w: torch.save({"model": w, "ema": w}, path), "got model, ema; save one of them"),
+    "sparse": (
+        lambda path, w: torch.save({**w, "fc.weight": w["fc.weight"].to_sparse()}, path),
+        "fc.weight must be a dense tensor of real numbers, got torch.sparse_coo",
+    ),
+    "without values": (
+        lambda path, w: torch.save({k: v.to("meta") for k, v in w.items()}, path),
+        "must be a dense tensor of real numbers, got .*meta",
+    ),
+    "whole numbers": (
+        lambda path, w: torch.save({**w, "fc.weight": w["fc.weight"].to(torch.int8)}, path),
+        "must be real numbers: head.weight is quantised without its scale",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_what_no_weights_are_read_from_is_said_with_the_cure(what: str) -> None:
+    write, said = UNREADABLE[what]
+    write(Path("bad.pt"), resnet_weights())
+    with pytest.raises((ConfigError, DataError), match=said):
+        fitted(make_tiny_images(), network=RESNET, weights="bad.pt")
+
+
+def test_weights_that_are_worse_than_a_constant_have_a_warning() -> None:
+    """Their classes are in another order, or targets and inputs have other units."""
+    images, table = make_tiny_images(), make_table()
+    weights = resnet_weights()
+    turned = {k: v.roll(1, 0) if k.startswith("fc.") else v for k, v in weights.items()}
+    torch.save(turned, "turned.pt")
+    assert "doubt" not in fitted(images, network=RESNET, weights="resnet.pt").config
+    assert "check the order of the classes" in fitted(images, network=RESNET, weights="turned.pt").config["doubt"]
+    assert "doubt" not in fitted(table, network=MLP, weights="mlp.pt").config
+    state = fitted(table, network=MLP, weights="mlp.pt", targets="transformed")
+    summarise = METHODS["pretrained"].stages["trajectory"].summarise
+    config: Any = read(METHODS["pretrained"].config, {"network": MLP, "weights": "mlp.pt"}, "methods.pretrained")
+    assert summarise is not None
+    line = summarise([[state]], [table], config).warnings[-1]
+    assert "times as wrong as the mean of the training rows: check the units of the targets (key targets)" in line
+
+
 def test_nothing_in_a_file_of_weights_is_run(tmp_path: Path) -> None:
     class Touch:
         def __reduce__(self) -> Any:

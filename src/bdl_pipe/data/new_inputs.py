@@ -14,7 +14,7 @@ import pyarrow as pa
 from ..errors import DataError, brief, short
 from .encoding import Column
 from .sources import columns as table_columns
-from .sources.folders import SUFFIXES, class_folders, image_files
+from .sources.folders import SUFFIXES, class_folders, image_files, is_hidden
 from .sources.forms import clean
 from .sources.images import image_array, open_npz, read_images
 from .sources.table import open_table, sniffed
@@ -66,7 +66,12 @@ def given_inputs(given: "pd.DataFrame | np.ndarray | list[Any]", schema: Mapping
         raise DataError(f"the input: must be {rule}, got {brief(type(given).__name__)}")
     if not isinstance(given, np.ndarray | list):
         return frame_inputs(given, schema)
-    values = np.asarray(given)
+    if np.ma.is_masked(given):
+        raise DataError("the input: must have a value in every pixel, got masked ones; pass images.filled(0)")
+    try:
+        values = np.asarray(given)
+    except ValueError:
+        raise DataError("the input: must be images of one shape, got lists of several lengths") from None
     if values.dtype.kind in "iu" and values.size and values.min() >= 0 and values.max() <= 255:
         values = values.astype(np.uint8)
     return _of_shape(image_array(values, "the input", "images"), schema, "the input")
@@ -112,6 +117,12 @@ def image_inputs(path: Path) -> list[Path]:
     if not files:
         raise DataError(f"{path}: must hold images ({' '.join(SUFFIXES)}), got none")
     return files
+
+
+def left_out(path: Path) -> list[Path]:
+    """List the files of a folder that are not predicted: other formats, and images in deeper folders."""
+    read, hidden = {*image_inputs(path)}, {p for p in path.rglob("*") if is_hidden(p)}
+    return sorted(p for p in path.rglob("*") if p.is_file() and p not in read and not hidden & {p, *p.parents})
 
 
 def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:

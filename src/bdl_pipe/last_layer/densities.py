@@ -48,12 +48,20 @@ def widen(tensor: Tensor) -> Tensor:
 
 def check_features(features: Tensor, width: int) -> None:
     """Raise DataError if the features are not ``width`` wide."""
+    if not isinstance(features, Tensor):
+        raise DataError(f"features must be a tensor, got {type(features).__name__}; pass torch.as_tensor(features)")
+    if features.is_complex() or features.dtype == torch.bool or features.layout is not torch.strided:
+        got = features.dtype if features.layout is torch.strided else features.layout
+        raise DataError(f"features must be a dense tensor of real numbers, got {got}")
     if features.shape[-1] != width:
         raise DataError(f"features must have {width} columns, got {features.shape[-1]}")
 
 
 def check_rows(features: Tensor) -> None:
-    """Raise DataError if there is no row, since the mean would be NaN."""
+    """Raise DataError unless features are [row, feature], with a row: the mean of no rows would be NaN."""
+    shape = tuple(features.shape)
+    if len(shape) != 2:
+        raise DataError(f"features must have shape [row, feature], got {list(shape)}; flatten other dimensions")
     if not len(features):
         raise DataError("features must have at least one row, got none")
 
@@ -64,8 +72,13 @@ def class_numbers(targets: Tensor, rows: int) -> Int[Tensor, " batch"]:
     Raises:
         DataError: the number of labels is not the number of rows, or a label is not a whole number.
     """
+    if not isinstance(targets, Tensor):
+        raise DataError(f"labels must be a tensor, got {type(targets).__name__}; pass torch.as_tensor(labels)")
     if tuple(targets.shape) != (rows,):
-        raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}")
+        cure = "" if targets.ndim != 2 else "; pass y[:, 0]" if targets.shape[1] == 1 else "; pass y.argmax(1)"
+        raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}{cure}")
+    if targets.is_complex():
+        raise DataError(f"labels must be whole numbers, got {targets.dtype}")
     labels = targets.long()
     if targets.is_floating_point():
         broken = targets[targets != labels]

@@ -172,4 +172,5 @@ class LastLayer(nn.Module, ABC):
 
 def full_precision(features: Tensor) -> torch.autocast:
     """Return a context without autocast: sums of squares over h features need more than eight bits."""
-    return torch.autocast(features.device.type, enabled=False)
+    device = features.device.type if isinstance(features, Tensor) else "cpu"  # others are refused inside
+    return torch.autocast(device, enabled=False)

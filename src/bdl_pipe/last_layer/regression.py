@@ -72,15 +72,18 @@ class Regression(LastLayer):
         return inverse.mT @ inverse
 
     def _check(self, features: Tensor, targets: Tensor) -> None:
+        if not isinstance(targets, Tensor) or targets.is_complex():
+            got = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
+            raise DataError(f"targets must be a tensor of real numbers, got {got}; pass torch.as_tensor(targets)")
         expected = (len(features), len(self.mean))
         if tuple(targets.shape) != expected:  # [batch] would broadcast to [batch, batch]
             raise DataError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
 
     def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
+        self._check(features, targets)
         factor = self.covariance.factor
         if self.covariance.kind != "dense" or factor is None or self.in_features > BLOCK or targets.requires_grad:
             return super()._loss(features, targets, num_train, kl_weight)
-        self._check(features, targets)
         weights = Weights(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
         noise = self._noise_root(), self.noise_log_root
         targets = targets.to(features.dtype)

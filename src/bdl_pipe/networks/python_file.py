@@ -19,8 +19,8 @@ from torch.func import functional_call, vmap
 from .. import plugins
 from ..errors import ConfigError, brief, require
 from ..plugins import PluginError
+from .linear_end import close, is_last
 
-_CLOSE: Final = 1e-4  # the largest change by the order of float32 sums, relative to the largest output
 _checked: Final[set[str]] = set()  # modules that this process has checked
 
 
@@ -122,7 +122,8 @@ class PythonConfig:
         one = isinstance(before, Tensor)
         require(one, "object", "must return a network whose output is one tensor", type(before).__name__)
         rule = "must return a network that gives equal rows the same outputs in evaluation"
-        require(_close(before, again), "object", rule, self.object)
+        require(close(before, again), "object", rule, self.object)
+        names_of = {id(layer): name for name, layer in module.named_modules()}
         trunk, head = self.split(module)
         key, wide = "head" if self.head is not None else "object", head.in_features
         features = self._asked(key, "must be the last layer of the network", lambda: trunk(probe))
@@ -135,16 +136,25 @@ class PythonConfig:
             f"must turn [2, {wide}] features of 2 {shape} into [2, {head.out_features}] outputs as the last layer",
             shapes,
         )
-        require(
-            _close(head(features), before),
-            key,
-            "must be the last layer of the network: nothing may follow it",
-            self.object,
-        )
+
+        def outputs_with(other: nn.Linear) -> Tensor:
+            module.set_submodule(names_of[id(head)], other)
+            try:
+                return self._asked(key, f"must take {shape}", lambda: module(probe))
+            finally:
+                module.set_submodule(names_of[id(head)], nn.Identity())
+
+        rule = "must be the last layer of the network: nothing may follow it, such as a softmax or a ReLU"
+        require(close(head(features), before) and is_last(head, features, outputs_with), key, rule, self.object)
         if len(input_shape) == 1:  # the seeds of tables are trained as one batched model
             stacked = {name: torch.stack([value, value]) for name, value in trunk.state_dict().items()}
             rule = "must return a network that torch.func.vmap can batch"
             self._asked("object", rule, lambda: vmap(lambda w: functional_call(trunk, w, (probe,)))(stacked))
+        alone = self._asked("object", "must take one row alone, too", lambda: trunk(probe[:1]))
+        rule = (
+            "must return a network that gives a row the same outputs alone as among others (no statistics of a batch)"
+        )
+        require(close(alone, features[:1]), "object", rule, self.object)
 
 
 def python_trunk(
@@ -169,7 +179,3 @@ def python_trunk(
             _checked.add(asked)
     trunk, head = config.split(module)
     return trunk, head.in_features
-
-
-def _close(found: Tensor, meant: Tensor) -> bool:
-    return bool((found - meant).abs().max() <= _CLOSE * (1e-12 + meant.abs().max()))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +21,7 @@ from ..dark_knowledge.distil import Distillation, PlainStudent
 from ..dark_knowledge.teachers import stored
 from ..data.examples import Task
 from ..data.fitdata import FitData
-from ..errors import UserError, require, short
+from ..errors import DataError, UserError, require, short
 from ..method import Inputs, Method, StageSpec
 from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
@@ -32,9 +33,9 @@ from . import methods, points, start
 from .methods import CHAINS, INDUCING, Setting
 from .module import Registered, frozen, register
 from .posterior import About, ModulePosterior, device_of
-from .rows import own_randomness
+from .rows import LoadedRows, own_randomness
 from .rows import read as read_rows
-from .trunk import check, tied
+from .trunk import check, plain, tied
 
 _PROBED: Final = 2  # rows in the call that checks the model
 _SHOWN: Final = 3
@@ -61,7 +62,8 @@ def bayesianise(
     Args:
         model: takes a tensor, or a dictionary of tensors as keyword arguments, and returns outputs [row, output], as a
             tensor or as ``logits``; its last layer is linear. For classes the outputs are logits. For regression they
-            are means in the targets' own units, or means and log-variances. Weights without gradient are not changed.
+            are means in the targets' own units, or means and log-variances. Weights without gradient are not changed,
+            but for the last layer's.
         method: a name of ``bdl_pipe.METHODS``.
         train_loader: batches (inputs, targets), or dictionaries with ``labels``. It is read once.
         task: the task of integer targets. None means classification. Other targets mean regression.
@@ -86,6 +88,7 @@ def bayesianise(
     methods.check_needs(method, epochs, teacher)
     # a posterior over the last layer alone does not draw the trunk: all draws share the model's trunk
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
+    model = plain(model)
     check(model, may_be_tied=last_alone)
     _check(train_loader, lr, chains, random_state, method)
     rng = Seed(random_state).fold("bayesianise")
@@ -95,13 +98,20 @@ def bayesianise(
     probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
     with own_randomness(rng.fold("model")), torch.enable_grad():
         known = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
+        _check_labels(rows, task, known.head.out_features)
+        _check_batches(rows, epochs, known.trunk)
         transform = start.transform_of(rows) if teacher is None else teacher.transform
         data = start.fit_data(rows, known.head.out_features, transform, device_of(model))
         setting = Setting(known.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
         fit = _Fit(found, known, data, setting, dict(config or {}), dict(trajectory or {}), rng, report or Silent())
         state, used = fit.fitted(teacher, chains)
         inner = posterior_of(state, data.device)
-    notes = [*_frozen_notes(model, known, last_alone), *_tied_notes(model, known), *fit.notes]
+    notes = [
+        *_frozen_notes(model, known, last_alone),
+        *_head_notes(model, known),
+        *_tied_notes(model, known),
+        *fit.notes,
+    ]
     trunk, digest = known.trunk, known.config.digest
     said = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), tuple(notes))
     return ModulePosterior(inner, transform, said, trunk, data.device)
@@ -145,6 +155,8 @@ class _Fit:
         if teacher is not None:
             return self._distilled(teacher)
         first = start.trajectory(self._model, self._data)
+        if "doubt" in first.config and self._setting.epochs is None:
+            self.notes.append(f"{first.config['doubt']} of the inputs, or train the model first (epochs)")
         if self._method.name == CHAINS:
             return self._sampled(first, chains)
         if self._setting.epochs is not None and self._method.name not in methods.TRAINED:
@@ -222,6 +234,12 @@ def _frozen_notes(model: nn.Module, known: Registered, last_alone: bool) -> list
     return [f"the weights {_few(names)} stay as they are: they need no gradient"] if names else []
 
 
+def _head_notes(model: nn.Module, known: Registered) -> list[str]:
+    frozen_head = not any(weight.requires_grad for weight in model.get_submodule(known.trunk.head).parameters())
+    note = f"{known.trunk.head} is fitted although its weights need no gradient: every posterior is over the last layer"
+    return [note] if frozen_head else []
+
+
 def _tied_notes(model: nn.Module, known: Registered) -> list[str]:
     weight = f"{known.trunk.head}.weight"
     shared = next((one if two == weight else two for one, two in tied(model) if weight in (one, two)), None)
@@ -231,6 +249,30 @@ def _tied_notes(model: nn.Module, known: Registered) -> list[str]:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _check_labels(rows: LoadedRows, task: Task | None, outputs: int) -> None:
+    """Raise DataError if targets without a stated task are real numbers that are labels of the model's outputs."""
+    targets = rows.examples.targets
+    if task is not None or rows.task == "classification":
+        return
+    cure = "for regression pass task='regression', for classes "
+    one_hot = targets.shape[1] == outputs > 1 and bool(((targets == 0) | (targets == 1)).all())
+    if one_hot and bool((targets.sum(1) == 1).all()):
+        raise DataError(f"train_loader: targets must not be a column of 0.0 and 1.0 a class: {cure}pass y.argmax(1)")
+    labels = bool(((targets == targets.round()) & (targets >= 0) & (targets < max(outputs, 2))).all())
+    if targets.shape[1] == 1 and labels and np.ptp(targets) > 0:
+        shown = ", ".join(f"{value:g}.0" for value in np.unique(targets)[:_SHOWN])
+        more = "y.long() with a model of two outputs or more" if outputs == 1 else "y.long()"
+        raise DataError(f"train_loader: targets must not be labels as real numbers, got {shown}: {cure}pass {more}")
+
+
+def _check_batches(rows: LoadedRows, epochs: int | None, trunk: nn.Module) -> None:
+    """Raise UserError if a model with batch norm is to be trained on batches of one row."""
+    norms = [name for name, layer in trunk.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    fits = epochs is None or not norms or min(rows.batch, len(rows)) > 1
+    rule = "must give batches of two rows or more, as batch norm needs for training"
+    require(fits, "train_loader", rule, rows.batch)
 
 
 def _check(train_loader: Any, lr: float | None, chains: object, random_state: object, method: str) -> None:

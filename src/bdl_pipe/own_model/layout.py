@@ -110,15 +110,35 @@ def _named(inputs: Any, where: str) -> dict[str, Tensor]:
     if isinstance(inputs, Tensor):
         inputs = {"": inputs}
     if not isinstance(inputs, Mapping) or not inputs:
-        raise DataError(f"{where}: inputs must be a tensor or a dictionary of tensors, got {type(inputs).__name__}")
+        cure = "; pass torch.as_tensor(x)" if hasattr(inputs, "__array__") else ""
+        got = f"got {type(inputs).__name__}{cure}"
+        raise DataError(f"{where}: inputs must be a tensor or a dictionary of tensors, {got}")
     for name, values in inputs.items():
         if not isinstance(values, Tensor):
             raise DataError(f"{where}: {name} must be a tensor, got {short(values)}")
+        require_plain(values, f"{where}: {name or _ONE}")
         if values.ndim == 0:
             raise DataError(f"{where}: {name or _ONE} must have a first dimension of rows, got a single number")
         if values.is_complex():
             raise DataError(f"{where}: {name or _ONE} must be real numbers, got {values.dtype}")
     return {str(name): values.detach() for name, values in inputs.items()}
+
+
+def require_plain(values: Tensor, what: str) -> None:
+    """Raise DataError if a tensor is sparse, nested or quantised, or has no values in memory.
+
+    Args:
+        what: the start of the message: the place and the tensor's name.
+    """
+    kinds = {
+        "a nested": (values.is_nested, "torch.nested.to_padded_tensor(x, 0.0)"),
+        "a quantised": (values.is_quantized, "x.dequantize()"),
+        "a sparse": (values.layout is not torch.strided, "x.to_dense()"),
+        "an empty (meta)": (values.is_meta, "a tensor with values"),
+    }
+    for kind, (found, cure) in kinds.items():
+        if found:
+            raise DataError(f"{what} must be a dense tensor, got {kind} one; pass {cure}")
 
 
 def _kind(values: Tensor) -> str:

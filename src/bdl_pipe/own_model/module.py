@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from ..config import to_mapping
 from ..errors import UserError, brief, require
 from ..networks import NETWORKS, register_network
+from ..networks.linear_end import close, is_last
 from .layout import Layout
 from .trunk import ModuleTrunk, PlainOrder, called, check, logits
 
-_CLOSE: Final = 1e-4  # the largest change by the order of float32 sums, relative to the largest output
 _TRIED: Final = 4  # linear layers, from the last call backwards, that are tried as the head
 _PLAIN: Final = (bool, int, float, str)  # types of a module's settings that enter the digest
 _STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")  # not hashed: a posterior has its own
@@ -201,10 +201,15 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
         for hook in hooks:
             hook.remove()
     again = logits(_asked(takes, lambda: called(model, inputs)))
-    require(_close(before, again), "model", "must give equal rows the same outputs in evaluation")
+    odd = before[~torch.isfinite(before)]
+    require(not odd.numel(), "model", "must give finite outputs", float(odd[0]) if odd.numel() else None)
+    require(close(before, again), "model", "must give equal rows the same outputs in evaluation")
     fits = before.ndim in (1, 2) and len(before) == len(probe)
     require(fits, "model", f"must give outputs [row, output] of {len(probe)} rows", list(before.shape))
     before = before.reshape(len(probe), -1)
+    alone = logits(_asked("takes one row alone", lambda: called(model, layout.unpack(probe[:1])))).reshape(1, -1)
+    rule = "must give a row the same outputs alone as among others in evaluation: use no statistics of a batch, and "
+    require(close(alone, before[:1]), "model", f"{rule}set batch_first=True in attention and recurrent layers")
     found = ", ".join(list(layers)[-_TRIED:]) or "none"
     rule = "must be a linear layer (nn.Linear) that the model has as an attribute"
     require(bool(layers), "model", "must have a linear layer (nn.Linear) as its last layer", "none")
@@ -217,18 +222,27 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
         if _is_trunk(trunk, layer, probe, before):
             return trunk, layer
         model.set_submodule(name, layer)
-    rule = "must be the last layer of the model and linear: nothing may follow it, such as a softmax"
+    rule = "must be the last layer of the model and linear: nothing may follow it, such as a softmax or a ReLU"
     tried = head or (latest[0] if latest else found)
     raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)})")
 
 
 def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tensor) -> bool:
-    """Return whether trunk and head together reproduce the model's outputs."""
+    """Return whether trunk and head together reproduce the model's outputs, whatever the head's weights are."""
+
+    def outputs_with(other: nn.Linear) -> Tensor:
+        trunk.module.set_submodule(trunk.head, other)
+        try:
+            return logits(called(trunk.module, trunk.layout.unpack(probe)))
+        finally:
+            trunk.module.set_submodule(trunk.head, nn.Identity())
+
     try:
         features = trunk(probe)
+        fits = list(features.shape) == [len(probe), head.in_features]
+        return fits and close(head(features), outputs) and is_last(head, features, outputs_with)
     except Exception:  # the user's code may fail without its head
         return False
-    return list(features.shape) == [len(probe), head.in_features] and _close(head(features), outputs)
 
 
 def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:
@@ -291,8 +305,3 @@ def _asked(rule: str, of: Callable[[], Any]) -> Any:
         return of()
     except Exception as error:
         raise UserError(f"model must be one that {rule}: {type(error).__name__}: {brief(error)}") from None
-
-
-def _close(found: Tensor, meant: Tensor) -> bool:
-    same = found.shape == meant.shape
-    return same and bool((found - meant).abs().max() <= _CLOSE * (1e-12 + meant.abs().max()))

@@ -30,7 +30,7 @@ from ..seeds import Seed
 from . import rows as loaders
 from .layout import Layout, ModelInputs
 from .module import known, register_again
-from .trunk import check, tied
+from .trunk import check, plain, tied
 
 _KIND: Final = "module"
 _STEM: Final = "posterior"
@@ -203,7 +203,7 @@ class ModulePosterior:
             ArtifactError: the folder is not a complete posterior, or belongs to another model.
         """
         state = artifacts.load(Path(path), _KIND).state(_STEM)
-        about = _about(state)
+        about, model = _about(state), plain(model)
         check(model, may_be_tied=True)
         registered = [
             register_again(model, about.layout, about.head, plain_order=about.plain_order, frozen_trunk=whole)

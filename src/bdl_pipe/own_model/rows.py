@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.examples import Examples, Task
 from ..errors import DataError, short
 from ..seeds import Seed
-from .layout import Layout
+from .layout import Layout, require_plain
 
 LABELS: Final = "labels"  # the key of a dictionary's targets
 
@@ -61,8 +61,9 @@ def read(loader: Any, where: str, *, rng: Seed, task: Task | None = None, layout
             inputs, labels = _split(batch, place)
             layout = layout or Layout.of(inputs, place)
             packed = layout.pack(inputs, place).cpu()
-            if not isinstance(labels, Tensor) or labels.ndim == 0:
+            if not isinstance(labels, Tensor) or (not labels.is_nested and labels.ndim == 0):
                 raise DataError(f"{place}: targets must be a tensor [row] or [row, output], got {short(labels)}")
+            require_plain(labels, f"{place}: targets")
             if len(labels) != len(packed):
                 raise DataError(f"{place}: targets must be as many as the inputs ({len(packed)}), got {len(labels)}")
             rows.append(packed)
@@ -91,14 +92,19 @@ def _split(batch: Any, place: str) -> tuple[Any, Any]:
 
 def _targets(targets: Tensor, where: str, task: Task | None) -> tuple[np.ndarray, Task]:
     """Return labels int64 [row], or targets float64 [row, output], and the task."""
-    found: Task = task or ("regression" if targets.is_floating_point() else "classification")
+    numbers = targets.is_floating_point() or targets.is_complex()
+    found: Task = task or ("regression" if numbers else "classification")
     if targets.ndim > 2 or (found == "classification" and targets.ndim > 1):
         rule = "labels must be [row]" if found == "classification" else "targets must be [row] or [row, output]"
-        raise DataError(f"{where}: {rule}, got the shape {list(targets.shape)}")
+        cure = "" if targets.ndim != 2 else "; pass y[:, 0]" if targets.shape[1] == 1 else "; pass y.argmax(1)"
+        raise DataError(f"{where}: {rule}, got the shape {list(targets.shape)}{cure}")
     if found == "classification":
-        if targets.is_floating_point():
-            raise DataError(f"{where}: labels must be whole numbers for classification, got {targets.dtype}")
+        if numbers:
+            rule = "labels must be whole numbers for classification"
+            raise DataError(f"{where}: {rule}, got {targets.dtype}; pass y.long()")
         return targets.long().numpy(), found
+    if targets.is_complex():
+        raise DataError(f"{where}: targets must be real numbers, got {targets.dtype}")
     values = targets.double()
     if not bool(torch.isfinite(values).all()):
         row = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0, 0])

@@ -49,7 +49,8 @@ def fit_data(rows: LoadedRows, outputs: int, transform: Transform, device: torch
     """
     targets = rows.examples.targets
     if rows.task == "classification":
-        require(outputs > 1, "model", "must have an output for each of at least two classes", outputs)
+        rule = "must have an output for each class, two or more (for regression pass task='regression')"
+        require(outputs > 1, "model", rule, outputs)
         wrong = (targets < 0) | (targets >= outputs)
         if wrong.any():
             value = f"got {int(targets[wrong][0])} in row {int(wrong.nonzero()[0][0])}"

@@ -77,9 +77,19 @@ def check(model: object, *, may_be_tied: bool) -> None:
     """Raise UserError unless ``model`` is a module, with one name for each weight if it may not be tied."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be a torch.nn.Module, got {short(model)}")
+    if isinstance(model, torch.jit.ScriptModule):
+        cure = "load its weights into that: module.load_state_dict(scripted.state_dict())"
+        raise UserError(f"model must be the module as it was written in Python, got TorchScript; {cure}")
+    nowhere = next((name for name, weight in model.named_parameters() if weight.device.type == "meta"), None)
+    require(nowhere is None, "model", "must have values in its weights (load them first)", f"{nowhere} on device meta")
     pairs = [] if may_be_tied else tied(model)
     rule = f"must have one name for each weight, except with {_TAKES_TIES}"
     require(not pairs, "model", rule, " and ".join(pairs[0]) + ", which are the same weight" if pairs else None)
+
+
+def plain(model: Any) -> Any:
+    """Return the module that ``torch.compile`` wrapped, or ``model`` itself; the compiled code has the head in it."""
+    return getattr(model, "_orig_mod", model) if isinstance(model, nn.Module) else model
 
 
 def tied(model: nn.Module) -> list[tuple[str, str]]:

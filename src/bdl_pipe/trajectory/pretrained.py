@@ -13,14 +13,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..artifacts import State, under
 from ..config import to_mapping
 from ..data.fitdata import FitData
+from ..data.sources.formats import LONGEST, other_kind
 from ..errors import DataError, brief, require
 from ..files import read_error
 from ..method import Inputs, Method, StageSpec, Summary
@@ -33,6 +35,7 @@ Weights = dict[str, Tensor]
 Units = Literal["own", "transformed"]
 _HEAD: Final = ("head.weight", "head.bias")
 _WRAPPERS: Final = ("module", "_orig_mod")  # parts that DataParallel and torch.compile add to names
+_COUNT: Final = "num_batches_tracked"  # of batch norm; files of PyTorch before 0.4.1 lack it
 _ROWS: Final = 1000  # rows in one forward pass
 _SEEN: Final = "pretrained: scores are too good if its weights were trained on rows that are test rows here"
 
@@ -44,8 +47,10 @@ class PretrainedConfig:
     Attributes:
         network: the architecture of the weights; ``python`` for your own network.
         weights: a file with the ``state_dict``, in the format of safetensors or ``torch.save`` (only tensors are read).
-            Names are the module's own, or ``trunk.…`` and ``head.…``. The parts ``module.`` and ``_orig_mod.``, which
-            wrappers add to names, are removed unless the network's own names have them.
+            It may be the only ``state_dict`` among the entries of a checkpoint. Names are the module's own, or
+            ``trunk.…`` and ``head.…``. The parts ``module.`` and ``_orig_mod.``, which wrappers add to names, are
+            removed unless the network's own names have them; so is a first part that all names share, such as
+            ``model.`` of Lightning.
         targets: the units of regression outputs. ``own``: the targets' original units. ``transformed``: the units after
             the data set's ``targets`` transform. Inputs are transformed by the data set's ``normalise``; ``none``
             leaves them unchanged.
@@ -98,11 +103,39 @@ def begun(network: Network, spec: NetworkSpec, weights: Weights, data: FitData, 
         weights = weights | _head(network, weights, data, targets, origin)
     network.load_state_dict(weights)
     network.to(data.device).eval()
-    scores = [spec.predictive(network(x)[None]).log_prob(y).sum() for x, y in _batches(data)]
+    scores, misses = list[Tensor](), list[Tensor]()
+    for inputs, wanted in _batches(data):
+        predictive = spec.predictive(network(inputs)[None])
+        scores.append(predictive.log_prob(wanted).sum())
+        wrong = predictive.mean.argmax(1) != wanted if classes else (predictive.mean - wanted).square()
+        misses.append(wrong.double().sum(0).cpu())
     loss = -float(torch.stack(scores).double().sum()) / len(data.train)
     require(math.isfinite(loss), "weights", "must give finite predictions on the training rows", origin)
     stored = {name: value.detach().cpu()[None].contiguous() for name, value in network.state_dict().items()}
-    return State(stored, {"spec": to_mapping(spec), "epochs": 0, "loss": loss})
+    doubt = _doubt(torch.stack(misses).sum(0) / len(data.train), data)
+    said: dict[str, Any] = {"doubt": doubt} if doubt else {}
+    return State(stored, {"spec": to_mapping(spec), "epochs": 0, "loss": loss, **said})
+
+
+def _doubt(misses: Tensor, data: FitData) -> str:
+    """Return a line if the weights predict the training rows worse than a constant does, else an empty text.
+
+    Args:
+        misses: the share of the rows with another class; or, of each target [output], the mean squared error.
+    """
+    targets = data.train.targets
+    if data.task == "classification":
+        right, most = 1 - float(misses), float(np.bincount(targets).max() / len(targets))
+        if right >= most:
+            return ""
+        known = f"the most frequent class is right for {most:.0%}"
+        cure = "check the order of the classes and the units"
+        return f"the weights are right for {right:.0%} of the training rows, {known}: {cure}"
+    own = data.transform.targets(targets, "cpu").double().var(0, correction=0)
+    if bool((misses <= own).all()):
+        return ""
+    times = float((misses / own).sqrt().max())
+    return f"the means of the weights are {times:.3g} times as wrong as the mean of the training rows: check the units"
 
 
 def _read(config: PretrainedConfig) -> Weights:
@@ -115,20 +148,58 @@ def _read(config: PretrainedConfig) -> Weights:
     found = hashlib.sha256(blob).hexdigest()
     require(config.sha256 in (None, found), "sha256", f"must be the hash of {path} ({found})", config.sha256)
     try:
-        if path.suffix == ".safetensors":
+        if blob[8:9] == b"{":  # after the length of its header
             from safetensors.torch import load
 
             loaded: object = load(blob)
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # each of the two formats has its own exceptions
-        raise DataError(f"{path}: must be safetensors or a state_dict of torch.save: {brief(error)}") from None
-    if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
-        loaded = loaded["state_dict"]
-    named = dict(loaded) if isinstance(loaded, Mapping) else {}
-    if not named or not all(isinstance(value, Tensor) for value in named.values()):
-        raise DataError(f"{path}: must be a state_dict (name -> tensor), or have one under the key state_dict")
-    return {str(name): value for name, value in named.items()}
+        reason = _reason(blob, path, error)
+        raise DataError(f"{path}: must be safetensors or a state_dict of torch.save: {reason}") from None
+    return {str(name): value for name, value in _state_dict(loaded, path).items()}
+
+
+def _reason(blob: bytes, path: Path, error: Exception) -> str:
+    """Return the reason why a file of weights cannot be read, with the cure."""
+    said = str(error)
+    if not blob:
+        return "it is empty"
+    if "TorchScript" in said:
+        return f"it is TorchScript; save its weights: torch.save(torch.jit.load('{path}').state_dict(), 'new.pt')"
+    if "Unsupported global" in said or "Unsupported class" in said or "not an allowed global" in said:
+        cure = "save the weights alone: torch.save(model.state_dict(), 'new.pt')"
+        return f"it holds Python objects, which are never unpickled; {cure}"
+    kind = "" if blob.startswith(b"PK") else other_kind(blob[:LONGEST], path.name)
+    if "pointer" in kind or "web page" in kind:
+        return f"it {kind}"
+    return f"it is another format, or not whole; save the weights by torch.save or safetensors ({brief(error)})"
+
+
+def _state_dict(loaded: object, path: Path) -> Mapping[Any, Tensor]:
+    """Return the ``state_dict`` in a loaded file: the file's content, or its only entry that is one.
+
+    Raises:
+        DataError: there is none, or several and none under the key ``state_dict``; a tensor has no plain numbers.
+    """
+    entries = loaded if isinstance(loaded, Mapping) else {}
+    found = {key: entry for key, entry in entries.items() if _is_state_dict(entry)}
+    if not _is_state_dict(loaded) and len(found) != 1 and "state_dict" not in found:
+        rule = "must be a state_dict (name -> tensor), or have one under the key state_dict"
+        raise DataError(f"{path}: {rule}" + (f", got {', '.join(map(str, found))}; save one of them" if found else ""))
+    weights: Any = loaded if _is_state_dict(loaded) else found.get("state_dict", next(iter(found.values()), None))
+    for name, value in weights.items():
+        plain = value.layout is torch.strided and not (value.is_quantized or value.is_meta or value.is_complex())
+        if not plain:
+            got = (
+                value.dtype if value.layout is torch.strided and not value.is_meta else f"{value.layout} {value.device}"
+            )
+            raise DataError(f"{path}: {name} must be a dense tensor of real numbers, got {got}; save it as one")
+    return dict(weights)
+
+
+def _is_state_dict(found: object) -> bool:
+    return isinstance(found, Mapping) and bool(found) and all(isinstance(value, Tensor) for value in found.values())
 
 
 def _unwrapped(network: Network, theirs: Weights) -> tuple[Weights, list[str]]:
@@ -141,14 +212,33 @@ def _unwrapped(network: Network, theirs: Weights) -> tuple[Weights, list[str]]:
     names = {name: ".".join(part for part in name.split(".") if part not in wrappers) for name in theirs}
     if len(set(names.values())) < len(names):
         return theirs, []
-    return {names[name]: value for name, value in theirs.items()}, wrappers
+    found = {names[name]: value for name, value in theirs.items()}
+    if "module" in wrappers:
+        found.pop("n_averaged", None)  # of AveragedModel
+    trunk = {name.removeprefix("trunk.") for name in network.state_dict() if name not in _HEAD and _COUNT not in name}
+    while len(first := {name.partition(".")[0] for name in found}) == 1 and not trunk <= found.keys():
+        (part,) = first  # such as ``model`` of Lightning
+        inner = {name.partition(".")[2]: value for name, value in found.items()}
+        if not trunk or not any(trunk <= {name[cut:] for name in inner} for cut in _starts(inner)):
+            break
+        found, wrappers = inner, [*wrappers, part]
+    return found, wrappers
+
+
+def _starts(names: Mapping[str, Tensor]) -> list[int]:
+    """Return the lengths of the first parts that all names share, from none on."""
+    first = next(iter(names))
+    cuts = [0, *(place + 1 for place, letter in enumerate(first) if letter == ".")]
+    return [cut for cut in cuts if all(name.startswith(first[:cut]) for name in names)]
 
 
 def _summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: PretrainedConfig) -> Summary:
     """Warn that the weights may have been trained on evaluation rows, and list the removed parts of names."""
     wrappers = [f"{part}." for part in states[0][0].config.get("taken_off", [])]
     said = f"pretrained: removed {' and '.join(wrappers)} from the names of the weights in {config.weights}"
-    return Summary(warnings=[_SEEN, *[said] * bool(wrappers)])
+    doubts = {state.config["doubt"]: None for split in states for state in split if "doubt" in state.config}
+    causes = "of the targets (key targets) and the inputs (the data set's normalise)"
+    return Summary(warnings=[_SEEN, *[said] * bool(wrappers), *[f"pretrained: {line} {causes}" for line in doubts]])
 
 
 def _named(network: Network, theirs: Weights, path: str) -> Weights:
@@ -161,10 +251,10 @@ def _named(network: Network, theirs: Weights, path: str) -> Weights:
     if set(_HEAD) <= theirs.keys() and {*trunk} <= theirs.keys():
         named = dict(theirs)
     else:
-        own = {name: name.removeprefix("trunk.") for name in trunk}
-        rest = [name for name in theirs if name not in own.values()]
+        plain = {name: name.removeprefix("trunk.") for name in trunk}
+        rest = [name for name in theirs if name not in plain.values()]
         heads = {name.rpartition(".")[0]: None for name in rest if name.endswith((".weight", ".bias"))}
-        named = {name: theirs[key] for name, key in own.items() if key in theirs}
+        named = {name: theirs[key] for name, key in plain.items() if key in theirs}
         if len(heads) == 1:
             (head,) = heads
             named |= {ours: theirs.pop(f"{head}.{ours[5:]}") for ours in _HEAD if f"{head}.{ours[5:]}" in theirs}
@@ -172,11 +262,18 @@ def _named(network: Network, theirs: Weights, path: str) -> Weights:
         named |= {name: theirs[name] for name in rest}
     if "head.weight" in named and "head.bias" not in named:
         named["head.bias"] = torch.zeros(len(named["head.weight"]))
+    counts = {name: torch.tensor(0) for name in trunk if name.endswith(_COUNT)}
+    named = counts | named
     lacks = [name.removeprefix("trunk.") for name in (*trunk, *_HEAD) if name not in named]
     more = [name for name in named if name not in (*trunk, *_HEAD)]
     said = [f"lacks {_few(lacks)}"] * bool(lacks) + [f"has {_few(more)} beside"] * bool(more)
     require(not said, "weights", "must be exactly the weights of this network", f"{path}: {' and '.join(said)}")
-    return {name: value.to(network.state_dict()[name].dtype) for name, value in named.items()}
+    own = network.state_dict()
+    for name, value in named.items():
+        fits = value.is_floating_point() or not own[name].is_floating_point()
+        rule = f"must be real numbers: {name.removeprefix('trunk.')} is quantised without its scale, or no weight"
+        require(fits, "weights", rule, f"{path}: {value.dtype}")
+    return {name: value.to(own[name].dtype) for name, value in named.items()}
 
 
 def _require_shapes(network: Network, weights: Weights) -> None:

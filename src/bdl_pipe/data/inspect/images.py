@@ -11,8 +11,8 @@ from PIL import Image
 from ...errors import DataError, brief
 from ..examples import Examples
 from ..raw import Raw
-from ..sources.folders import beside_images, class_files, hidden_images
-from ..sources.images import ImageFolder, Npz, broken
+from ..sources.folders import beside_images, class_files, hidden_images, parts
+from ..sources.images import ImageFolder, Npz, broken, unread_arrays
 from .doubts import twins
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
@@ -48,6 +48,8 @@ def inspect_images(path: Path, size: int | None = None, skip_broken: bool = Fals
     counts = np.bincount(raw.train.targets, minlength=len(raw.classes))
     classes = {raw.classes[i]: int(counts[i]) for i in np.argsort(-counts, kind="stable")}
     _require_enough(path, classes)
+    if isinstance(source, Npz) and (unread := unread_arrays(path)):
+        remarks.append(f"left out, as no array of a name that is read: {listed(unread)}")
     remarks += _copies(raw)
     remarks += [f"{a!r} and {b!r} are two classes that differ only in case or blanks" for a, b in twins(raw.classes)]
     tests = 0 if raw.test is None else len(raw.test)
@@ -81,7 +83,7 @@ def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolde
 
 def _roots(path: Path) -> list[Path]:
     """List the folders that contain the classes' folders."""
-    return [path / part for part in ("train", "test") if (path / part).is_dir()] or [path]
+    return parts(path) or [path]
 
 
 def _files(path: Path) -> list[Path]:
@@ -101,7 +103,7 @@ def _layers(files: list[Path], root: Path) -> list[str]:
     transparent, films = list[Path](), list[Path]()
     for file in files:
         with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
-            if getattr(image, "n_frames", 1) > 1:
+            if _frames(image) > 1:
                 films.append(file)
             if image.has_transparency_data and np.asarray(image.convert("RGBA"))[:, :, 3].min() < 255:
                 transparent.append(file)
@@ -114,6 +116,14 @@ def _layers(files: list[Path], root: Path) -> list[str]:
         for what, found in said.items()
         if found
     ]
+
+
+def _frames(image: Image.Image) -> int:
+    """Return the number of frames; 2 if those after the first are damaged, which raises any exception."""
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except Exception:
+        return 2
 
 
 def _broken(path: Path, skip: bool) -> list[Path]:

@@ -8,6 +8,7 @@ from ...errors import DataError, brief, short
 from .forms import clean
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_PARTS: Final = ("train", "training", "test", "testing", "val", "valid", "validation")  # names of parts of a set
 _NO_CLASSES: Final = ("__macosx", "thumbs.db", "desktop.ini", "@eadir")  # files and folders that operating systems add
 
 
@@ -30,6 +31,20 @@ def class_folders(root: Path) -> list[Path]:
     return sorted(p for p in root.iterdir() if p.is_dir() and not is_hidden(p))
 
 
+def parts(path: Path) -> list[Path]:
+    """List ``train/`` and ``test/`` if the classes' folders lie in these; none if ``train`` is the name of a class.
+
+    It is one if it holds images itself and lies beside other classes: trains beside cars and buses.
+    """
+    train = path / "train"
+    if not train.is_dir():
+        return []
+    others = [folder for folder in class_folders(path) if folder.name.lower() not in _PARTS]
+    if others and image_files(train) and not class_folders(train):
+        return []
+    return [train, *([path / "test"] if (path / "test").is_dir() else [])]
+
+
 def hidden_images(root: Path) -> list[Path]:
     """List the files that :func:`class_files` skips: hidden folders, and hidden images in the classes' folders."""
     folders = sorted(p for p in root.iterdir() if p.is_dir() and is_hidden(p))
@@ -44,10 +59,15 @@ def class_files(root: Path) -> dict[Path, list[Path]]:
     """
     files = {folder: image_files(folder) for folder in class_folders(root)}
     if not files:
-        raise DataError(f"{root}: must have one subfolder of images per class, got none")
+        flat = "images without such folders" if image_files(root) else "none"
+        raise DataError(f"{root}: must have one subfolder of images per class, got {flat}")
     for folder, paths in files.items():
         if not paths:
-            raise DataError(f"{folder}: must hold images ({' '.join(SUFFIXES)}), got {_names(folder)}")
+            part = folder.name.lower() in _PARTS and class_folders(folder)
+            cure = "; call the folder of training images train and that of test images test" if part else ""
+            raise DataError(f"{folder}: must hold images ({' '.join(SUFFIXES)}), got {_names(folder)}{cure}")
+        if not clean(folder.name):
+            raise DataError(f"{root}: the classes' folders must have names of more than blanks, got {folder.name!r}")
     doubled = [name for name, count in Counter(clean(folder.name) for folder in files).items() if count > 1]
     if doubled:
         rule = "the classes' folders must differ in more than blanks and forms of Unicode"
@@ -61,7 +81,7 @@ def beside_images(path: Path) -> list[Path]:
     Args:
         path: the folder that contains the classes' folders, or ``train/`` and ``test/``.
     """
-    roots = [path / part for part in ("train", "test") if (path / part).is_dir()]
+    roots = parts(path)
     found = [p for p in path.iterdir() if p not in roots] if roots else []
     for root in roots or [path]:
         found += [p for p in root.iterdir() if not p.is_dir()]

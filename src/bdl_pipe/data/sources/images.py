@@ -14,7 +14,7 @@ from ...errors import DataError, brief, require
 from ...files import require_file
 from ..examples import Examples
 from ..raw import Kind, Raw, Task, encode_labels, relabel
-from .folders import class_files
+from .folders import class_files, parts
 from .formats import beginning, other_kind
 from .forms import clean
 
@@ -53,11 +53,11 @@ class ImageFolder:
         if not root.is_dir():
             actual = "a file, must be a folder with a subfolder of images per class" if root.exists() else "missing"
             raise DataError(f"{root}: is {actual}")
-        if not (root / "train").is_dir():
+        if not (split := parts(root)):
             examples, classes = self._class_folders(root)
             return Raw(self.path, "classification", "image", examples, None, classes)
         train, classes = self._class_folders(root / "train")
-        if not (root / "test").is_dir():
+        if len(split) == 1:
             return Raw(self.path, "classification", "image", train, None, classes)
         test, names = self._class_folders(root / "test", train.inputs.shape[1:])
         return Raw(self.path, "classification", "image", train, relabel(test, names, classes, self.path), classes)
@@ -137,7 +137,8 @@ def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
         values = values.transpose(0, 3, 1, 2)
     elif values.ndim != 4 or values.shape[1] not in (1, 3):
         rule = "must have shape [n, height, width], [n, height, width, 1 or 3] or [n, 1 or 3, height, width]"
-        raise DataError(f"{origin}: array {name!r} {rule}, got {list(values.shape)}")
+        cure = f"; drop the fourth channel: {name}[..., :3]" if values.ndim == 4 and values.shape[3] == 4 else ""
+        raise DataError(f"{origin}: array {name!r} {rule}, got {list(values.shape)}{cure}")
     if 0 in values.shape[1:]:
         raise DataError(f"{origin}: array {name!r} must have images of at least one pixel, got {list(values.shape)}")
     return np.ascontiguousarray(values)
@@ -236,7 +237,8 @@ def _labelled(arrays: Mapping[str, np.ndarray], x: str, y: str, origin: str) -> 
     for name in (x, y):
         if name not in arrays:
             names = ", ".join(sorted(arrays)) or "none"
-            raise DataError(f"{origin}: must have the array {name!r}, got {names}")
+            known = "x and y, or x_train, y_train, x_test and y_test"
+            raise DataError(f"{origin}: must have the array {name!r}, got {names}; save the arrays as {known}")
     images, labels = image_array(arrays[x], origin, x), arrays[y]
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != (len(images),):
@@ -244,5 +246,21 @@ def _labelled(arrays: Mapping[str, np.ndarray], x: str, y: str, origin: str) -> 
         raise DataError(f"{origin}: array {y!r} must have shape [{len(images)}], got {list(labels.shape)}{cure}")
     if labels.dtype.kind == "U":
         labels = np.array([clean(label) for label in labels.tolist()])
+        if not all(labels):
+            raise DataError(
+                f"{origin}: array {y!r} must have a text in every row, got none in row {_first(labels == '')}"
+            )
     codes, classes = encode_labels(labels, origin, y)
     return Examples(images, codes), classes
+
+
+def _first(found: np.ndarray) -> int:
+    """Return the first row for which ``found`` [row] holds, counted from 1."""
+    return int(np.argmax(found)) + 1
+
+
+def unread_arrays(path: Path) -> list[str]:
+    """List the arrays of an ``.npz`` that :class:`Npz` does not read."""
+    with np.load(path, allow_pickle=False) as file:
+        read = ("x_train", "y_train", "x_test", "y_test") if "x_train" in file.files else ("x", "y")
+        return sorted({*file.files} - {*read})
