@@ -317,5 +317,5 @@ def test_a_plugins_method_that_is_made_from_one_trajectory_is_had() -> None:
 
 def test_a_fit_that_diverged_says_so() -> None:
     options = {"trajectory": {"optimiser": {"weight_decay": 0.0}}}
-    posterior = bayesianise(small(), "deterministic", table(), epochs=1, lr=1e19, **options)
+    posterior = bayesianise(small(), "deterministic", table(), epochs=1, lr=1e20, **options)
     assert any("diverged and had to be repeated at" in note for note in posterior.notes)
