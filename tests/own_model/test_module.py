@@ -315,7 +315,19 @@ def test_a_plugins_method_that_is_made_from_one_trajectory_is_had() -> None:
         bdl_pipe.METHODS._remove("mine")
 
 
+class Breaks(nn.Module):
+    """A scale of the inputs, and NaN where it has moved by more than 50: a step of Adam moves it by the rate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.where((self.scale - 1).abs() > 50, torch.nan, self.scale)
+
+
 def test_a_fit_that_diverged_says_so() -> None:
     options = {"trajectory": {"optimiser": {"weight_decay": 0.0}}}
-    posterior = bayesianise(small(), "deterministic", table(), epochs=1, lr=1e20, **options)
+    model = nn.Sequential(Breaks(), small())
+    posterior = bayesianise(model, "deterministic", table(), epochs=1, lr=100.0, **options)
     assert any("diverged and had to be repeated at" in note for note in posterior.notes)
