@@ -276,9 +276,9 @@ def lines_of(values: list[Any], separator: str = ",", names: str = "x,f,y") -> s
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        pytest.param([f"{i},234" for i in range(1, 61)], "'1,234', in no form that is read", id="comma"),
-        pytest.param([f"{i}\u202f234" for i in range(1, 61)], "234', in no form that is read", id="narrow blank"),
-        pytest.param(cycle("1\xa0234", "5\xa0678"), "234', in no form that is read", id="no-break blank"),
+        pytest.param([f"{i},234" for i in range(1, 61)], "'1,234', in a form that cannot be read", id="comma"),
+        pytest.param([f"{i}\u202f234" for i in range(1, 61)], "234', in a form that cannot be read", id="narrow blank"),
+        pytest.param(cycle("1\xa0234", "5\xa0678"), "234', in a form that cannot be read", id="no-break blank"),
         pytest.param([f"{0.5 * i} kg" for i in range(60)], "numbers with a unit, such as '0.0 kg': write", id="unit"),
         pytest.param([f"{500 + i:05d}" for i in range(60)], "it identifies rows", id="codes, each once"),
         pytest.param([d.strftime("%b %d, %Y") for d in DAYS], "are dates, such as 'Jan 01, 2023'", id="month first"),
@@ -319,7 +319,7 @@ def test_a_category_that_may_be_numbers_is_said(values: list[Any], said: str, tm
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (cycle("5%", "10%"), "'5%', in no form that is read: .*; as they are, they are classes"),
+        (cycle("5%", "10%"), "'5%', in a form that cannot be read: .*; as they are, they are classes"),
         (cycle("5 Jan 2024", "6 Jan 2024"), "are dates, .*; as they are, they are classes"),
         ([f"{value:.4f} %" for value in Y], "'y' must be numbers or classes: its texts are numbers, such as"),
         ([f"{value:.4f} kg" for value in Y], "'y' must be numbers or classes: its texts are numbers with a unit"),
