@@ -31,6 +31,7 @@ from .store import Store
 _POLL_SECONDS: Final = 0.3
 _FEW_SECONDS: Final = 60.0  # one core's time; shorter work is not worth ten seconds of start and the data transfer
 _TRY_SECONDS: Final = 10.0  # a task with checkpoints runs in this process this long; then a worker continues it
+_STARTS: Final = 3  # attempts to start Ray on this machine
 _STORE_BYTES: Final = 2 * 1024**3  # the limit of an embedded object store, which allocates memory as it fills
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _QUIET: Final = {
@@ -178,13 +179,18 @@ def connected(
             elif not shared:
                 options = {"address": "local", "include_dashboard": False, "_temp_dir": temporary}
                 options["object_store_memory"] = _STORE_BYTES
-            try:
-                ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-            except ray.exceptions.RuntimeEnvSetupError as error:  # for example, the head's disk is full
-                raise UserError(f"Ray ({settings.address}) could not be sent our code: {hide(str(error))}") from None
-            except Exception as error:  # Ray raises a plain Exception if the machine is too busy for its time limit
-                where = settings.address or "inside this process"
-                raise UserError(f"Ray ({where}) did not start: {hide(first_line(error))}") from None
+            for left in reversed(range(1 if settings.address or shared else _STARTS)):
+                try:
+                    ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+                    break
+                except ray.exceptions.RuntimeEnvSetupError as error:  # for example, the head's disk is full
+                    rule = f"could not be sent our code: {hide(str(error))}"
+                    raise UserError(f"Ray ({settings.address}) {rule}") from None
+                except Exception as error:  # a plain Exception if a busy machine takes longer than Ray's 30 seconds
+                    if not left:
+                        where = settings.address or "inside this process"
+                        raise UserError(f"Ray ({where}) did not start: {hide(first_line(error))}") from None
+                    ray.shutdown()
         nodes.ensure(settings, say=say)
         yield
 

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from bdl_pipe.errors import UserError
 from pipeline.core.settings import Settings
 from pipeline.run import children, head
+from pipeline.work import cluster, nodes
 from pipeline.work.nodes import connect_error
 
 
@@ -83,3 +85,33 @@ def test_the_shared_head_is_real_and_ends_with_the_block(monkeypatch: pytest.Mon
     assert connect_error(found) is not None
     _, there = psutil.wait_procs(started, timeout=30)
     assert started and [p for p in there if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_ray_is_started_again_on_a_busy_machine_and_a_named_cluster_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray gives up after 30 seconds, by a plain Exception; the third failure is an error."""
+    import ray
+
+    asked, fails = [], 2
+
+    def init(**options: Any) -> None:
+        asked.append(options["address"])
+        if len(asked) <= fails:
+            raise Exception("The current node timed out during startup.\nMore.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(nodes, "ensure", lambda settings, say: None)
+    with cluster.connected(Settings()):
+        assert asked == ["local"] * 3
+    asked.clear()
+    fails = 3
+    said = r"^Ray \(inside this process\) did not start: The current node timed out"
+    with pytest.raises(UserError, match=said), cluster.connected(Settings()):
+        pass
+    assert asked == ["local"] * 3
+    asked.clear()
+    with pytest.raises(UserError, match="did not start"), cluster.connected(Settings(), head=lambda: "127.0.0.1:1"):
+        pass
+    assert asked == ["127.0.0.1:1"]
