@@ -176,7 +176,7 @@ def _by_kind(frame: pd.DataFrame) -> list[str]:
         "The number of tables with an NLL at or below the NLL of `boosting`: of the best Bayesian network of each "
         "table, of the best network of all "
         f"({', '.join(f'`{name}`' for name in NOT_BAYESIAN)} have no posterior); and the share of tables of each "
-        "Bayesian network by itself, in the mean. The best network is found on the test rows, so that the first two "
+        "Bayesian network, in the mean. The best network is found on the test rows, so that the first two "
         "columns are optimistic; the third is not."
     )
     titles = ["Tables", "Number", "Best Bayesian network", "Best network", "A Bayesian network, in the mean"]

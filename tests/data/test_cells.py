@@ -16,6 +16,7 @@ from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.new_inputs import frame_inputs, new_inputs, unseen
 from bdl_pipe.data.raw import Raw
+from bdl_pipe.data.sources import forms
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.errors import DataError
 
@@ -368,3 +369,9 @@ def test_a_missing_or_doubled_column_of_a_request_is_named(tmp_path: Path) -> No
         frame_inputs(pd.DataFrame({"b": [1.0]}), schema)
     with pytest.raises(DataError, match="the input: must have the column 'a' once, got it 2 times"):
         frame_inputs(pd.DataFrame([[1.0, 2.0]], columns=["a", "a"]), schema)
+
+
+@pytest.mark.parametrize("text", ["Marker 12-34", "Setup 1-20", "Marker01", "Device12"])
+def test_words_that_begin_like_a_month_are_no_dates(text: str) -> None:
+    texts = pa.chunked_array([[text]])
+    assert not forms.are_all(texts, forms.ANY_DATE) and not forms.are_all(texts, forms.PERIOD)

@@ -6,7 +6,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-_SIZE: Final = 100.0  # of the drawn weights: a ReLU, a tanh or a clamp after the layer then changes its outputs
+_SIZE: Final = (
+    100.0  # the deviation of drawn weights: a ReLU, a tanh or a clamp after the layer then changes its outputs
+)
 _CLOSE: Final = 1e-4  # the largest change by the order of float32 sums, relative to the largest output
 
 
@@ -36,6 +38,6 @@ def is_last(head: nn.Linear, features: Tensor, outputs_with: Callable[[nn.Linear
 
 
 def close(found: Tensor, meant: Tensor) -> bool:
-    """Return whether two batches of outputs are equal but for the order of float32 sums."""
+    """Return whether two batches of outputs are equal up to the rounding of float32 sums."""
     same = found.shape == meant.shape
     return same and bool((found - meant).abs().max() <= _CLOSE * (1e-12 + meant.abs().max()))

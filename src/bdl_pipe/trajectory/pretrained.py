@@ -35,7 +35,7 @@ Weights = dict[str, Tensor]
 Units = Literal["own", "transformed"]
 _HEAD: Final = ("head.weight", "head.bias")
 _WRAPPERS: Final = ("module", "_orig_mod")  # parts that DataParallel and torch.compile add to names
-_COUNT: Final = "num_batches_tracked"  # of batch norm; files of PyTorch before 0.4.1 lack it
+_COUNT: Final = "num_batches_tracked"  # a buffer of batch norm, which files of PyTorch before 0.4.1 lack
 _ROWS: Final = 1000  # rows in one forward pass
 _SEEN: Final = "pretrained: scores are too good if its weights were trained on rows that are test rows here"
 
@@ -108,11 +108,11 @@ def begun(network: Network, spec: NetworkSpec, weights: Weights, data: FitData, 
         predictive = spec.predictive(network(inputs)[None])
         scores.append(predictive.log_prob(wanted).sum())
         wrong = predictive.mean.argmax(1) != wanted if classes else (predictive.mean - wanted).square()
-        misses.append(wrong.double().sum(0).cpu())
+        misses.append(wrong.float().sum(0))
     loss = -float(torch.stack(scores).double().sum()) / len(data.train)
     require(math.isfinite(loss), "weights", "must give finite predictions on the training rows", origin)
     stored = {name: value.detach().cpu()[None].contiguous() for name, value in network.state_dict().items()}
-    doubt = _doubt(torch.stack(misses).sum(0) / len(data.train), data)
+    doubt = _doubt(torch.stack(misses).cpu().double().sum(0) / len(data.train), data)
     said: dict[str, Any] = {"doubt": doubt} if doubt else {}
     return State(stored, {"spec": to_mapping(spec), "epochs": 0, "loss": loss, **said})
 
@@ -214,7 +214,7 @@ def _unwrapped(network: Network, theirs: Weights) -> tuple[Weights, list[str]]:
         return theirs, []
     found = {names[name]: value for name, value in theirs.items()}
     if "module" in wrappers:
-        found.pop("n_averaged", None)  # of AveragedModel
+        found.pop("n_averaged", None)  # AveragedModel counts its updates in it
     trunk = {name.removeprefix("trunk.") for name in network.state_dict() if name not in _HEAD and _COUNT not in name}
     while len(first := {name.partition(".")[0] for name in found}) == 1 and not trunk <= found.keys():
         (part,) = first  # such as ``model`` of Lightning

@@ -25,8 +25,10 @@ CODE: Final = r"^0[0-9]+$"
 _WORDLESS: Final = r"^[^\p{L}\p{N}]+$"
 ISO: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _MONTH: Final = (  # English, German, French, Spanish and Italian names, whole or short
-    r"(?i:(jan|f[eé]v|feb|mar|m[aä]r|apr|avr|abr|ma[yi]|jui?n|jui?l|aug|aou|aoû|ago|sep|o[ck]t|nov|de[cz]|d[eé]c|ene|dic|gen"
-    r"|mag|giu|lug|set|ott)\p{L}*\.?)"
+    r"(?i:(jan(uary?|v|vier)?|ene(ro)?|gen(naio)?|feb(ruary?|rero|braio)?|f[eé]vr?(ier)?|mar(ch|s|z|zo)?|m[äa]e?rz?|mrz"
+    r"|apr(ile?)?|avr(il)?|abr(il)?|ma[yi]|mayo|mag(gio)?|june?|juni|junio|juin|giu(gno)?|july?|juli|julio|juil(let)?"
+    r"|lug(lio)?|aug(ust)?|ao[uû]t|ago(sto)?|sept?(ember|embre|iembre)?|set(tembre)?|o[ck]t(ober|obre|ubre)?|ott(obre)?"
+    r"|nov(ember|embre|iembre)?|de[cz](ember)?|d[eé]c(embre)?|dic(embre|iembre)?)\.?)"
 )
 ANY_DATE: Final = (
     r"^(([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-]([0-9]{2}|[0-9]{4}))([ T].*)?"
