@@ -111,7 +111,7 @@ def shown(
 def test_a_run_that_is_up_to_date_is_shown_and_another_is_told(project: Params) -> None:
     text = shown(FITTED[:1], {"boston-swag": "trajectory@boston-swa failed", FITTED[1]: "student@x failed"}, project)
     head, row, *_, last, other, third = text.splitlines()[1:]
-    assert text.startswith("boston") and head.split()[:3] == ["Method", "Setting", "Seeds"] and "RMSE" in head
+    assert text.startswith("boston") and head.split()[:3] == ["Method", "Setting", "Splits"] and "RMSE" in head
     assert row.split()[:3] == ["deterministic", "small", "5"] and "±" in row
     assert "ensemble" not in row and "random_coreset" not in text, "an older table, or a run that is not up to date"
     assert "- [odd] the fit | is odd. Runs: boston-deterministic" in text

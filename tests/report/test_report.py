@@ -109,6 +109,11 @@ def test_the_papers_figure_stands_beside_ours(built):
     assert "paper" not in next(x for x in text.splitlines() if x.startswith("| ensemble"))
 
 
+def test_a_column_counts_splits_where_there_are_several_and_else_seeds(built):
+    heads = {one.title: one.head[2] for one in report.headlines(tables.gather(built[1]))}
+    assert heads["boston"] == "Splits" and heads["fashion_mnist"] == "Seeds"
+
+
 def test_chains_are_shown_once_with_their_traces_and_only_where_there_are_some(built):
     parts = tables.gather(built[1]).by_dataset()
     shown = page.chains(parts["fashion_mnist"])

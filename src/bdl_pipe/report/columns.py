@@ -170,8 +170,9 @@ def headline(table: Table) -> Grid:
         count = Cell(NOTHING if n is None else str(n), value=n)
         made.append([Cell(run.method), Cell(run.setting), count, *figures, Cell(run.network or NOTHING)])
     keys = {(run.dataset, run.method, run.setting) for run in table.runs}
+    independent = "Splits" if any(table.scores[run.key].splits > 1 for run in table.done.runs) else "Seeds"
     return Grid(
-        ["Method", "Setting", "Seeds", *(column.title for column in shown), "Network"],
+        ["Method", "Setting", independent, *(column.title for column in shown), "Network"],
         made,
         table.dataset,
         {column.title: column.metric.about for column in shown} | {"Network": "the architecture that predicts"},
