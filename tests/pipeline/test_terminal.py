@@ -76,7 +76,7 @@ def test_columns_that_do_not_fit_are_named() -> None:
 
 
 def test_the_papers_figure_is_no_warning() -> None:
-    assert "warnings: 1, in report" in printed(80)
+    assert "remarks: 1, in report" in printed(80)
 
 
 FITTED = ("boston-deterministic", "boston-ensemble")

@@ -90,7 +90,7 @@ def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> 
         if in_report and grid.verdict:
             _print("\n".join(grid.verdict), console)
         if in_report and grid.remarks:
-            _print(f"warnings: {len(grid.remarks)}, in report/comparison.md", console, style="yellow")
+            _print(f"remarks: {len(grid.remarks)}, in report/comparison.md", console, style="yellow")
         console.print()
 
 
