@@ -141,7 +141,7 @@ FEATURES = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws"
 BY_DRAWS = {"network": MLP, "training": WHOLE, "draws": 3, "validation_draws": 2}
 BNN = {**BY_DRAWS, "stochastic": "all", "initial_sd": 0.05}
 DROPOUT = {**BY_DRAWS, "rate": 0.2}
-HELD_OUT = {**LEARN, "early_stopping": {"every": 2, "patience": None, "noise": "validation"}}
+HELD_OUT = {**LEARN, "early_stopping": {"every": 2, "patience": None}, "noise": "validation"}
 TABM = {"network": MLP, "members": 3}
 
 GBLL = {

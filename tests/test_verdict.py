@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -138,6 +139,8 @@ def test_coverage_of_one_split_has_a_binomial_error_and_classes_have_an_ece() ->
     assert found is not None and found.mean == pytest.approx(-0.1)
     assert found.error == pytest.approx(stats.binom(50, 0.9).std() / 50) and found.apart
     assert not coverage(run("a", [2.0], coverage_90=[0.82])).apart  # type: ignore[union-attr]
+    two = [Score(0, 0, Quantity("nll"), 2.0, 50), Score(0, 0, Quantity("coverage_90"), 0.8, 100)]  # outputs of a row
+    assert coverage(replace(run("a"), scores=RunScores(scores.table("d", "a", "", two)))) == found
     assert calibration(run("a", [2.0], coverage_90=[math.nan])) == "" == calibration(run("a", [2.0], ece=[math.nan]))
     assert calibration(run("a", [2.0], ece=[0.0123])) == " Its ECE is 1.23 %." and calibration(run("a", [2.0])) == ""
 

@@ -239,6 +239,24 @@ def test_predictions_are_then_those_of_the_exact_process() -> None:
     torch.testing.assert_close(together.noise[0], exact.likelihood.noise[:, 0])
 
 
+def test_the_estimated_noise_of_each_output_is_the_best_of_a_grid() -> None:
+    inputs, targets = rows()
+    sparse, _ = solved(inputs, targets)
+    targets = targets + torch.tensor([0.3, 1.0]) * torch.randn(
+        targets.shape, generator=torch.Generator().manual_seed(2)
+    )
+    parts = [slice(0, 10), slice(10, len(inputs))]
+    score, found = sparse.estimated([(sparse.predict(inputs[part], rng=Seed(0)), targets[part]) for part in parts])
+    before = sparse.predict(inputs, rng=Seed(0))
+    latent = (before.draw_variance[0] - sparse.likelihood.noise[:, 0]).detach()
+    grid = torch.logspace(-4, 1, 5001, dtype=torch.float64)[:, None, None]
+    normal = torch.distributions.Normal(before.draw_mean[0].detach(), (latent + grid).sqrt())
+    each = -normal.log_prob(targets).mean(1)  # [noise, output]
+    sparse.load_state_dict(sparse.state_dict() | found)
+    torch.testing.assert_close(sparse.likelihood.noise[:, 0], grid[each.argmin(0), 0, 0], rtol=5e-3, atol=1e-6)
+    assert score == pytest.approx(float(each.amin(0).sum()), abs=1e-5)
+
+
 def test_a_minibatch_s_loss_is_an_unbiased_estimate() -> None:
     """The mean over all batches of one row is the loss of all rows."""
     inputs, targets = rows()

@@ -244,8 +244,8 @@ def test_held_out_noise_moves_the_variances_of_all_members_along_one_line() -> N
     spec = spec_of(NETWORKS["relu"])
     learner, (inputs, targets) = shaken(spec), rows(spec)
     before = learner.outputs(inputs)
-    score, found = learner.held_out([(learner.predict(inputs, rng=Seed(0)), targets)])
-    learner.load_state_dict(learner.with_held_out(learner.state_dict(), found))
+    score, found = learner.estimated([(learner.predict(inputs, rng=Seed(0)), targets)])
+    learner.load_state_dict(learner.with_estimated(learner.state_dict(), found))
     after, line = learner.outputs(inputs), found["shift"].double() + found["slope"].double() * before[..., 2:]
     torch.testing.assert_close(after[..., :2], before[..., :2], atol=1e-12, rtol=0)
     torch.testing.assert_close(after[..., 2:], line, atol=1e-6, rtol=0)

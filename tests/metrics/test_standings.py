@@ -46,7 +46,7 @@ def test_sentences_over_splits(tmp_path: Path) -> None:
     assert "Over 5 splits it cannot be told apart from" in text
     assert "1 of 2 others are worse" in text
     assert "The runs use 2 networks" in text
-    assert "1 of 1 are better than the deterministic network of the same architecture" in text
+    assert "1 of 1 runs are better than the deterministic network of the same architecture" in text
     assert {"deterministic", "vbll"} <= {one.candidate.key for one in found if one.efficient}
 
 

@@ -54,12 +54,12 @@ def test_the_noise_of_a_layer_is_scaled_as_a_covariance() -> None:
     torch.testing.assert_close(layer.noise_covariance.detach(), math.exp(0.7) * before)
 
 
-def fitted(method: Method, noise: Literal["trained", "validation"], seed: int) -> State:
+def fitted(method: Method, noise: Literal["learned", "validation"], seed: int) -> State:
     """Fit a method to 60 rows of noise with 30 columns, for so long that it learns them by heart."""
     config: object = read(method.config, CONFIGS[method.name, "regression"], method.name)
     assert isinstance(config, VbllConfig | MapBlrConfig)
-    optimiser, stopping = OptimiserConfig("adamw", 1e-2), EarlyStopping(60, None, noise)
-    training = TrainingConfig(60, 20, optimiser, stopping)
+    optimiser, stopping = OptimiserConfig("adamw", 1e-2), EarlyStopping(60, None)
+    training = TrainingConfig(60, 20, optimiser, stopping, noise=noise)
     config = dataclasses.replace(config, training=training, network=MlpConfig("mlp", (64,)))
     return method.stages["student"].fit_one(noisy(), {}, config, rng=Seed(seed), report=Silent())
 
@@ -70,7 +70,7 @@ def test_a_layer_that_learns_noise_by_heart_covers_new_rows(method: Method) -> N
     random = torch.Generator().manual_seed(5)
     inputs, targets = torch.randn(500, 30, generator=random), torch.randn(500, 1, generator=random)
 
-    def covered(noise: Literal["trained", "validation"]) -> float:
+    def covered(noise: Literal["learned", "validation"]) -> float:
         shares = []
         for seed in range(3):
             of_new = posterior_of(fitted(method, noise, seed)).predict(inputs, rng=Seed(0))
@@ -80,4 +80,4 @@ def test_a_layer_that_learns_noise_by_heart_covers_new_rows(method: Method) -> N
         return median(shares)
 
     assert covered("validation") > 0.84
-    assert covered("trained") < 0.75
+    assert covered("learned") < 0.75

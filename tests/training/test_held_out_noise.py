@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bdl_pipe.baselines.bnn import Bnn, BnnConfig, BnnSpec
 from bdl_pipe.baselines.dropout import Dropout, DropoutConfig, DropoutSpec
 from bdl_pipe.config import read
 from bdl_pipe.data.examples import Examples
@@ -29,10 +30,10 @@ from bdl_pipe.trajectory import sgd
 from bdl_pipe.trajectory.sgd import SgdConfig
 from tests.resuming import Watched, resumed
 
-HELD = EarlyStopping(20, None, "validation")
+HELD = EarlyStopping(20, None)
 CONFIG = DropoutConfig(
     MlpConfig("mlp", (64,)),
-    TrainingConfig(60, 20, OptimiserConfig("adamw", 1e-2), HELD),
+    TrainingConfig(60, 20, OptimiserConfig("adamw", 1e-2), HELD, noise="validation"),
     rate=0.05,
     draws=4,
     validation_draws=4,
@@ -92,7 +93,7 @@ def test_of_several_draws_it_is_the_best_of_a_grid() -> None:
 def test_what_is_learned_by_heart_does_not_shrink_it() -> None:
     """60 rows of noise and 30 columns: trained noise says less than a half of it, validation rows say it or more."""
     data = noisy()
-    trained = dataclasses.replace(CONFIG.training, early_stopping=EarlyStopping(20, None))
+    trained = dataclasses.replace(CONFIG.training, noise="learned")
     held, by_heart = fitted(CONFIG, data), fitted(dataclasses.replace(CONFIG, training=trained), data)
     assert variance(by_heart) < 0.8 < variance(held)
     for result in (held, by_heart):
@@ -153,8 +154,10 @@ def test_a_network_that_learns_noise_by_heart_is_left_with_one_variance() -> Non
     A median of five other seeds would be above once in 120 times.
     """
     data, training = noisy(), CONFIG.training
-    config = SgdConfig(MlpConfig("mlp", (64,)), 60, 3, 20, training.optimiser, early_stopping=HELD, variance_floor=0.01)
-    trained = dataclasses.replace(config, early_stopping=EarlyStopping(20, None))
+    trained = SgdConfig(
+        MlpConfig("mlp", (64,)), 60, 3, 20, training.optimiser, early_stopping=HELD, variance_floor=0.01
+    )
+    config = dataclasses.replace(trained, noise="validation")
     random = torch.Generator().manual_seed(5)
     inputs, targets = torch.randn(500, 30, generator=random), torch.randn(500, 1, generator=random)
 
@@ -175,7 +178,7 @@ def test_all_variances_of_a_head_move_along_the_line_and_no_mean_does(floor: flo
     learner, inputs = sgd._Network(spec, None, noisy(), Seed(0)), torch.randn(9, 3)
     found = {"shift": torch.tensor(0.7), "slope": torch.tensor(0.4)}
     before = learner.network(inputs).detach()
-    learner.load_state_dict(learner.with_held_out(learner.state_dict(), found))
+    learner.load_state_dict(learner.with_estimated(learner.state_dict(), found))
     after = learner.network(inputs).detach()
     assert torch.equal(after[:, :2], before[:, :2])
     torch.testing.assert_close(after[:, 2:], 0.7 + 0.4 * before[:, 2:])
@@ -183,5 +186,55 @@ def test_all_variances_of_a_head_move_along_the_line_and_no_mean_does(floor: flo
 
 def test_moments_of_weights_and_moved_variances_do_not_go_together() -> None:
     moments, network = MomentsConfig(3, 1), MlpConfig("mlp", (4,))
-    with pytest.raises(ConfigError, match=r"early_stopping\.noise must be trained if moments"):
-        SgdConfig(network, 60, 3, 20, CONFIG.training.optimiser, early_stopping=HELD, moments=moments)
+    with pytest.raises(ConfigError, match=r"noise must be learned if moments"):
+        SgdConfig(
+            network, 60, 3, 20, CONFIG.training.optimiser, early_stopping=HELD, moments=moments, noise="validation"
+        )
+
+
+def underfitted(draws: int = 8) -> tuple[BnnConfig, FitData]:
+    """A variational network after two epochs: its draws disagree, and its loss counts their disagreement as noise."""
+    random = np.random.default_rng(3)
+    inputs = random.normal(size=(600, 4))
+    targets = np.sin(2 * inputs[:, :1]) + 0.1 * random.normal(size=(600, 1))
+    one = torch.ones(4, dtype=torch.float64)
+    transform = Transform("table", 0 * one, one, shift=torch.zeros(1).double(), scale=torch.ones(1).double())
+    data = FitData("regression", Examples(inputs, targets), Examples(inputs[:0], targets[:0]), transform)
+    training = TrainingConfig(20, 20, OptimiserConfig("adam", 1e-2), noise="training")
+    network = MlpConfig("mlp", (64,))
+    return BnnConfig(network, training, stochastic="all", initial_sd=0.3, draws=draws, validation_draws=2), data
+
+
+def posterior(config: BnnConfig, data: FitData) -> FitResult:
+    def build(rows: FitData, rng: Seed) -> Bnn:
+        return Bnn(BnnSpec(config=config, task="regression", input_shape=rows.input_shape, outputs=1), rng)
+
+    (result,) = fit_epochs(build, [data], config.training, rngs=[Seed(1)], report=Silent())
+    return result
+
+
+def test_the_noise_of_training_rows_is_the_best_of_a_grid_for_the_predictive() -> None:
+    config, data = underfitted()
+    found = posterior(config, data)
+    learned = posterior(
+        dataclasses.replace(config, training=dataclasses.replace(config.training, noise="learned")), data
+    )
+    inputs, targets = data.rows("train").slice(0, 600)
+
+    def loss(log_variance: float, seed: int) -> float:
+        learner = Bnn(BnnSpec(config=config, task="regression", input_shape=(4,), outputs=1), Seed(1))
+        learner.load_state_dict(found.state | {"likelihood.log_variance": torch.tensor([log_variance])})
+        with torch.no_grad():
+            return -float(learner.predict(inputs, rng=Seed(seed)).log_prob(targets).double().mean())
+
+    own = float(found.state["likelihood.log_variance"])
+    assert own < float(learned.state["likelihood.log_variance"]) - 0.5, "the disagreement is not counted twice"
+    at_own = loss(own, 5)  # other draws than those of the estimate
+    assert all(at_own < loss(own + shift, 5) + 1e-2 for shift in (-1.0, -0.5, -0.2, 0.2, 0.5, 1.0))
+    for name, value in learned.state.items():
+        assert name == "likelihood.log_variance" or torch.equal(value, found.state[name]), "only the noise differs"
+
+
+def test_validation_noise_needs_early_stopping() -> None:
+    with pytest.raises(ConfigError, match=r"noise must not be validation if early_stopping is null"):
+        TrainingConfig(60, 20, CONFIG.training.optimiser, noise="validation")

@@ -108,13 +108,12 @@ def test_a_killed_fit_goes_on_with_the_same_bits() -> None:
 
 def test_a_model_without_a_finite_score_has_the_longest_fit() -> None:
     class Lost(Noisy):
-        def held_out(
+        def estimated(
             self, predicted: Sequence[tuple[Predictive, torch.Tensor]]
         ) -> tuple[float, dict[str, torch.Tensor]]:
             return float("nan"), {}
 
-    stopping = EarlyStopping(4, None, noise="validation")
-    how = dataclasses.replace(HOW, early_stopping=stopping)
+    how = dataclasses.replace(HOW, early_stopping=EarlyStopping(4, None), noise="validation")
     (fitted,) = fit_epochs(lambda _, rng: Lost(rng), TABLES[:1], how, rngs=RNGS[:1], report=Silent())
     assert fitted.epochs == 40
 
@@ -131,12 +130,13 @@ def test_rows_that_could_be_memorised_have_their_number_of_epochs_chosen(rows: i
     for constant in (False, True):
         chosen = size.training(constant=constant)
         stopping = EarlyStopping(**chosen["early_stopping"])
-        assert stopping.noise == "validation"
+        assert chosen["noise"] == "validation"
         TrainingConfig(chosen["epochs"], chosen["batch"], OptimiserConfig(**chosen["optimiser"]), stopping)
         lengths = stopping.lengths(chosen["epochs"])
         assert stopping.patience or lengths[0] <= max(1, chosen["epochs"] / 8)
-    bare = size.training(regularised=True)["early_stopping"]
-    assert (bare is None) == (not size.small)
+    bare = size.training(regularised=True)
+    assert (bare["early_stopping"] is None) == (bare["noise"] == "training") == (not size.small)
+    assert "noise" not in dataclasses.replace(size, task="classification").training()
 
 
 def test_no_length_is_chosen_where_there_are_more_rows_than_weights() -> None:

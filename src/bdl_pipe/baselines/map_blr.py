@@ -4,7 +4,7 @@ Snoek et al. 2015, "Scalable Bayesian Optimization Using Deep Neural Networks", 
 Willes & Snoek 2023 (table 2). The network has a linear head and one noise variance, learned as a point estimate; weight
 decay is its prior. The head is then discarded. The prior and noise variance of the new layer maximise the evidence of
 the training rows (``evidence``), where Snoek et al. sample them; the layer's posterior is exact. The features were
-fitted to the same rows, so that this noise may be too small: with ``early_stopping.noise: validation`` the layer's
+fitted to the same rows, so that this noise may be too small: with ``training.noise: validation`` the layer's
 noise is at least the variance of the network's residuals on validation rows (ours).
 """
 
@@ -59,8 +59,7 @@ class PointNetwork(ExactLayerLearner):
         super().__init__()
         self.network = networks.build(config.network, data.input_shape, data.outputs, rng=rng)
         self.likelihood = HomoscedasticLikelihood("regression", config.noise_variance)
-        stopping = config.training.early_stopping
-        self._held_out = stopping is not None and stopping.noise == "validation"
+        self._held_out = config.training.noise == "validation"
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         return -self.likelihood(self.network(inputs)[None]).log_prob(targets).mean()
@@ -71,7 +70,7 @@ class PointNetwork(ExactLayerLearner):
     def undecayed(self) -> set[str]:
         return {"likelihood.log_variance"}
 
-    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
         """Return the score, minimised over the noise variance, and the log noise variance at the minimum."""
         log_variance = self.likelihood.log_variance.detach()
         score, log_factor = least_noise(predicted, log_variance.exp())

@@ -7,6 +7,7 @@ numbers are float64.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -22,11 +23,12 @@ from ..data.size import Section, Size
 from ..errors import require
 from ..joint_predictive import GaussianFunctions
 from ..method import Default, Inputs, Method, StageSpec
-from ..predictive import Gaussian
+from ..predictive import Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import Learner, TrainingConfig
+from ..training.likelihood import least_nll
 from .of_gpytorch import AFFORDABLE, processes
 
 
@@ -76,6 +78,20 @@ class SparseGp(Learner):
         mean, variance = self._latent(inputs)
         total = variance + self.likelihood.noise[:, 0]
         return Gaussian(mean[None].to(inputs.dtype), total[None].to(inputs.dtype))
+
+    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+        """Return the score, and each output's noise variance with the largest likelihood, given q(f)."""
+        known = [of for of, _ in predicted if isinstance(of, Gaussian)]
+        mean = torch.cat([of.draw_mean for of in known], 1).double()
+        total = torch.cat([of.draw_variance for of in known], 1).double()
+        targets = torch.cat([rows for _, rows in predicted]).double()
+        latent = (total - self.likelihood.noise[:, 0]).clamp_min(0.0)
+        columns = [values.split(1, dim=-1) for values in (mean, targets, latent)]
+        found = [least_nll(*column) for column in zip(*columns, strict=True)]
+        noise = torch.tensor([[math.exp(log_noise)] for _, log_noise in found]).to(self.likelihood.noise)
+        bound = self.likelihood.noise_covar.raw_noise_constraint
+        raw = bound.inverse_transform(torch.maximum(noise, 1.01 * bound.lower_bound))
+        return sum(score for score, _ in found), {"likelihood.noise_covar.raw_noise": raw}
 
     def undecayed(self) -> set[str]:
         return {name for name, _ in self.named_parameters()}
@@ -141,7 +157,8 @@ def _build(config: SvgpConfig, data: FitData, rng: Seed) -> SparseGp:
 
 def default(size: Size) -> Section:
     """Return hyperparameters with 200 inducing points, and epochs that follow from the number of rows."""
-    training = {"epochs": size.epochs(2_000), "batch": size.batch, "optimiser": {"lr": 2e-2}}
+    optimiser = {"lr": 2e-2}
+    training = {"epochs": size.epochs(2_000), "batch": size.batch, "optimiser": optimiser, "noise": "training"}
     return {"inducing": 200, "training": training}
 
 

@@ -136,13 +136,13 @@ class Tabm(Learner):
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self.spec.predictive(self.outputs(inputs))
 
-    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
         """Return the mixture's score, and the shift and slope of all heads' variance outputs, see ``sgd``."""
         if self.spec.likelihood != "gaussian_head":
-            return super().held_out(predicted)
+            return super().estimated(predicted)
         return least_head(predicted, self.spec.variance_floor)
 
-    def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not found:
             return dict(weights)
         weight, bias = with_line(weights["head_weight"], weights["head_bias"], found)

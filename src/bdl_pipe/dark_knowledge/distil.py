@@ -282,10 +282,16 @@ def validate_sources(config: DarkKnowledgeConfig, sources: Mapping[Any, Any]) ->
 
 
 def default(size: Size) -> Section:
-    """Return hyperparameters of a student that has the teacher's network and imitates it near the training inputs."""
+    """Return hyperparameters of a student that has the teacher's network and imitates it near the training inputs.
+
+    The noise of the inputs is small: in many columns, more noise puts all inputs of the student at a distance from the
+    rows, and its variances at the rows are then too large (90 % intervals on mpg hold 99 % with 0.2, and 94 % with
+    0.05). For classes the students of small tables are better with 0.1 than with 0.05.
+    """
+    noise = 0.1 if size.task == "classification" else 0.05
     return {
         "network": size.network,
-        "inputs": {"name": "noisy_training", "noise": 0.2},
+        "inputs": {"name": "noisy_training", "noise": noise},
         "batch": size.batch,
         "steps": size.steps(2_000),
         "optimiser": {"lr": 5.0e-3, "warmup": 0.3, "grad_clip_norm": 1.0},

@@ -162,14 +162,15 @@ class Size:
         Args:
             constant: whether the learning rate is constant for many rows, too.
             regularised: whether the loss has a divergence from a prior or the network has bounded norms; fits to many
-                rows then run all epochs.
+                rows then run all epochs. A fit that runs all epochs estimates its noise on training rows.
         """
         epochs, optimiser = self.epochs(steps), self.optimiser(lr, decay, name, constant)
         every, patience = -(-epochs // 16), None
         if optimiser["schedule"] == "constant":
             every = max(1, epochs // 50)
             patience = max(every, epochs // 3)
-        stopping: Section | None = {"every": every, "patience": patience, "noise": "validation"}
+        stopping: Section | None = {"every": every, "patience": patience}
         if not self.memorised or (regularised and not self.small):
             stopping = None
-        return {"epochs": epochs, "batch": self.batch, "optimiser": optimiser, "early_stopping": stopping}
+        noise = {"noise": "training" if stopping is None else "validation"} if self.task == "regression" else {}
+        return {"epochs": epochs, "batch": self.batch, "optimiser": optimiser, "early_stopping": stopping, **noise}

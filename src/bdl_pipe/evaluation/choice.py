@@ -76,16 +76,16 @@ def choose(candidates: Iterable[Candidate], metric: str) -> Choice | None:
 def coverage(one: Candidate) -> Difference | None:
     """Return the share of test rows in the 90 % intervals minus 90 %, with its 95 % interval; None without scores.
 
-    On one split the error is binomial, with seeds averaged first.
+    On one split the error is binomial, with seeds averaged first. The outputs of one row may depend on each other, so
+    that the error is of as many targets as there are rows.
     """
-    of = Quantity("coverage_90")
-    found = np.array(one.scores.values(of))
+    found = np.array(one.scores.values(Quantity("coverage_90")))
     if not len(found) or not np.isfinite(found).all():
         return None
     if one.scores.splits > 1:
         return comparison.over_splits(found - LEVEL, TEST_OVER_TRAIN)
     table = one.scores.stored
-    rows = table.filter(np.array(table["metric"].to_pylist()) == of.metric)["n"][0].as_py()
+    rows = table.filter(np.array(table["metric"].to_pylist()) == "nll")["n"][0].as_py()
     error = math.sqrt(LEVEL * (1 - LEVEL) / rows)
     return Difference(average(found.tolist()) - LEVEL, float(stats.norm.ppf(0.975)) * error, error)
 

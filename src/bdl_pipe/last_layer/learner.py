@@ -172,13 +172,13 @@ class LastLayerLearner(Learner):
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)
 
-    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
         """Return the score and, for regression with point features, the noise scaled by the factor that minimises it.
 
         The covariance of the training residuals is too small if the trunk overfits.
         """
         if not isinstance(self.layer, Regression) or self._random is not None:
-            return super().held_out(predicted)
+            return super().estimated(predicted)
         score, log_factor = least_noise(predicted, self.layer.noise_covariance.diagonal())
         return score, {f"layer.{name}": tensor for name, tensor in self.layer.scaled_noise(log_factor).items()}
 

@@ -145,7 +145,10 @@ MUTUAL_INFORMATION = Metric(
     "mutual_information", "Mutual information", "mean mutual information between label and draw, natural log", better=0
 )
 BATCH_NLL = Metric(
-    "batch_nll", "Batch NLL", "negative log of the draws' mean likelihood of a whole batch, per row", better=-1
+    "batch_nll",
+    "Batch NLL",
+    "negative log of the mean over draws of a batch's likelihood per row (the geometric mean)",
+    better=-1,
 )
 ECE = Metric(
     "ece",

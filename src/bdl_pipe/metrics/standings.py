@@ -192,7 +192,7 @@ def sentences(standings: Sequence[Standing]) -> list[str]:
     if to_baseline:
         better = sum(one.apart and one.mean < 0 for one in to_baseline)
         said.append(
-            f"{better} of {len(to_baseline)} are better than the deterministic network of the same architecture."
+            f"{better} of {len(to_baseline)} runs are better than the deterministic network of the same architecture."
         )
     front = ", ".join(one.candidate.name for one in standings if one.efficient)
     return [*said, f"Best trade-offs between NLL and prediction time: {front}."]

@@ -307,11 +307,16 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
 
 
 def default_chains(size: Size) -> Section:
-    """Return the settings of chains whose step size follows from the number of rows and their noise."""
+    """Return the settings of chains whose step size follows from the number of rows and their noise.
+
+    The prior precision was chosen on fourteen small tables: with 10 instead of 2, all eight of regression have a lower
+    NLL; of classes, easy ones (iris, penguins) get a much higher NLL, so that theirs is 4.
+    """
+    precision = 4.0 if size.task == "classification" else 10.0
     burn_in, kept, count = size.steps(2_000), size.steps(2_000), 50
     every = max(1, kept // count)
     return {
-        "target": {"network": size.network, "prior_precision": 2.0, "noise_precision": None},
+        "target": {"network": size.network, "prior_precision": precision, "noise_precision": None},
         "sampler": {"kernel": {"name": "sgld"}, "step_size": {"name": "scaled", "rate": 0.05}, "batch": 3 * size.batch},
         "thinning": {"steps": burn_in + count * every, "burn_in": burn_in, "every": every},
     }

@@ -10,8 +10,8 @@ log-likelihood; a second fit, on all rows, runs for the best-scored number of ep
 appendix G.2). If the learning rate has a schedule, the first fit is a series of fits of rising lengths up to half of
 the epochs, each with the whole schedule and scored at its end (ours): in the middle of a schedule the rate is too high
 for a fair score. If the score is still improving at half of the epochs, the second fit runs all of them. The noise
-variance of regression may also be estimated on the validation rows at the best epoch (:meth:`Learner.held_out`; ours).
-Test rows are never used.
+variance of regression may also be estimated (:meth:`Learner.estimated`; ours): on the validation rows at the best
+epoch, or on training rows after the fit. Test rows are never used.
 """
 
 import copy
@@ -32,7 +32,8 @@ from .loop import Objective, run_steps
 from .snapshots import RunningMoments, SnapshotPolicy
 from .vmapped import SingleModel, VmappedModels
 
-_SCORED: Final = 1000  # validation rows in one forward pass
+_SCORED: Final = 1000  # rows in one forward pass of a score
+_NOISE_ROWS: Final = 5000  # training rows for an estimate of the noise
 _LAST: Final = SnapshotPolicy()  # the last weights alone
 _NONE: Final = SnapshotPolicy(0)
 _FINAL: Final = "final"  # prefix of the phases that fit all rows
@@ -95,7 +96,8 @@ def fit_epochs(
         name = _FINAL if len(some) == len(data) else f"{_FINAL}-{epochs[some[0]]}"
         run_steps(run, config.optimiser, run.steps, Phase(report, name, done, done + run.steps, carried))
         for i, m in enumerate(some):
-            snapshots = [run.probe.with_held_out(past, held[m]) for past in run.snapshots[i]]
+            noise = run.training_noise(i) if config.noise == "training" else held[m]
+            snapshots = [run.probe.with_estimated(past, noise) for past in run.snapshots[i]]
             made[m] = FitResult(snapshots, epochs[m], run.losses[i], run.moments[i])
     return [made[m] for m in members]
 
@@ -198,7 +200,7 @@ class _EpochRun(Objective):
         self._sum = torch.zeros(len(data), dtype=torch.float64)  # each model's sum of losses over this epoch
         self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)
         self._best_epoch = torch.full((len(data),), max(epochs), dtype=torch.int64)
-        self.held: list[dict[str, Tensor]] = [{} for _ in data]  # Learner.held_out's estimates at the best epoch
+        self.held: list[dict[str, Tensor]] = [{} for _ in data]  # Learner.estimated's estimates at the best epoch
         self._latest = torch.zeros(len(data))  # each model's loss at this step
         self._going = torch.ones(len(data), dtype=torch.bool)  # whether each model is still trained, [model]
         self._epoch, self._done = -1, 0  # the current epoch; the number of finished epochs
@@ -248,6 +250,15 @@ class _EpochRun(Objective):
     def best_epochs(self) -> list[int]:
         """Return each model's number of epochs with the best validation score; all epochs if no score was finite."""
         return self._best_epoch.tolist()
+
+    @torch.no_grad()
+    def training_noise(self, member: int) -> dict[str, Tensor]:
+        """Return the noise of a fitted model, estimated on its first training rows."""
+        self.probe.load_state_dict(self.snapshots[member][-1])
+        rng, rows = self._rngs[member].fold("noise"), self._data[member].rows("train", self._device)
+        starts = range(0, min(len(rows), _NOISE_ROWS), _SCORED)
+        parts = (rows.slice(start, min(start + _SCORED, _NOISE_ROWS)) for start in starts)
+        return self.probe.estimated([(self.probe.predict(x, rng=rng), y) for x, y in parts])[1]
 
     def state(self) -> dict[str, Tensor]:
         tensors = {f"live.{m}.{k}": v for m in range(len(self._data)) for k, v in self._members.get(m).items()}
@@ -346,13 +357,13 @@ class _EpochRun(Objective):
 
     @torch.no_grad()
     def _validate(self, member: int) -> tuple[float, dict[str, Tensor]]:
-        """Return the model's validation score and its held-out estimates, see ``Learner.held_out``."""
+        """Return the model's validation score and its estimates, see ``Learner.estimated``."""
         self.probe.load_state_dict(self._members.get(member))
         rng = self._rngs[member].fold("validate")  # the same draws at every epoch, so that scores are comparable
         parts = self._held[member].batches(_SCORED)
         predicted = [(self.probe.validate(x, rng=rng), y) for x, y in parts]
-        if self._config.early_stopping is not None and self._config.early_stopping.noise == "validation":
-            return self.probe.held_out(predicted)
+        if self._config.noise == "validation":
+            return self.probe.estimated(predicted)
         return nll(predicted), {}
 
 

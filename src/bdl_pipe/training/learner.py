@@ -39,20 +39,20 @@ class Learner(nn.Module, ABC):
         """Return the predictive used for validation scores; may be a cheaper approximation."""
         return self.predict(inputs, rng=rng)
 
-    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score of validation rows, and parameters that are estimated on these rows.
+    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+        """Return the score of rows, and parameters that are estimated on these rows by maximum likelihood.
 
         Args:
-            predicted: :meth:`validate`'s predictive of each part of the rows, with its targets.
+            predicted: the predictive of each part of the rows, with its targets.
 
         Returns:
             The mean negative log-likelihood under the estimated parameters, and these parameters by name, for
-                :meth:`with_held_out`: no parameters, or the noise.
+                :meth:`with_estimated`: no parameters, or the noise.
         """
         return nll(predicted), {}
 
-    def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Replace fitted weights by the parameters that :meth:`held_out` estimated."""
+    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Replace fitted weights by the parameters that :meth:`estimated` estimated."""
         return {**weights, **found}
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -105,16 +105,10 @@ class EarlyStopping:
         every: the number of epochs between scores; with a schedule, the shortest length.
         patience: the number of epochs without a better score after which training stops. null: it never stops early.
             With a schedule it must be null: the first length with a worse score is the last that is tried.
-        noise: the noise variance of regression. ``trained``: as trained. ``validation``: estimated on the validation
-            rows at the best epoch, by maximum likelihood. The estimate replaces a single learned variance (``bnn``,
-            ``dropout``, inducing weights, ``map_blr``) and scales the covariance of ``vbll``. A network's variances of
-            each row (``sgd``) are shifted, and shrunk towards a common value unless the validation rows show that they
-            differ (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
     """
 
     every: int
     patience: int | None
-    noise: Literal["trained", "validation"] = field(default="trained", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.every > 0, "every", "must be > 0", self.every)
@@ -133,12 +127,17 @@ class EarlyStopping:
         return found[:0:-1] if len(found) > 2 else found[::-1]
 
 
-def require_fits(early_stopping: EarlyStopping | None, optimiser: OptimiserConfig) -> None:
-    """Require that the settings of early stopping fit the learning rate.
+NoiseRule = Literal["learned", "validation", "training"]
+
+
+def require_fits(early_stopping: EarlyStopping | None, optimiser: OptimiserConfig, noise: NoiseRule) -> None:
+    """Require that the settings of early stopping fit the learning rate and the rule of the noise.
 
     Raises:
-        ConfigError: ``patience`` is set and the learning rate has a schedule.
+        ConfigError: ``patience`` is set and the learning rate has a schedule, or ``noise`` needs early stopping.
     """
+    scored = noise != "validation" or early_stopping is not None
+    require(scored, "noise", "must not be validation if early_stopping is null", noise)
     if early_stopping is not None and optimiser.schedule != "constant":
         rule = f"must be null with optimiser.schedule {optimiser.schedule}"
         require(early_stopping.patience is None, "early_stopping.patience", rule, early_stopping.patience)
@@ -156,6 +155,13 @@ class TrainingConfig:
         early_stopping: how the number of epochs is chosen. null, or a data set without validation rows: all epochs are
             run.
         augmentation: the augmentation of training images. null: no augmentation.
+        noise: the rule for the noise of regression. ``learned``: by the training loss. ``validation``: by maximum
+            likelihood on validation rows, at the best epoch. ``training``: by maximum likelihood on 5,000 training
+            rows after the fit, if the network cannot memorise its rows: the likelihood is of the predictive, whereas a
+            variational loss counts the draws' disagreement as noise. An estimate replaces a single learned variance
+            (``bnn``, ``dropout``, inducing weights, ``map_blr``, ``svgp``) and scales the covariance of ``vbll``. A
+            network's variances of each row (``sgd``) are shifted, and shrunk towards a common value unless the rows
+            show that they differ (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
     """
 
     epochs: int
@@ -163,11 +169,12 @@ class TrainingConfig:
     optimiser: OptimiserConfig
     early_stopping: EarlyStopping | None = None
     augmentation: AugmentConfig | None = None
+    noise: NoiseRule = field(default="learned", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
-        require_fits(self.early_stopping, self.optimiser)
+        require_fits(self.early_stopping, self.optimiser, self.noise)
 
 
 @dataclass(frozen=True)

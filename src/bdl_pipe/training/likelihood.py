@@ -71,7 +71,7 @@ class MixtureLearner(Learner):
         return self.likelihood(self.drawn_outputs(inputs, self.spec.config.validation_draws, rng))
 
     @final
-    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
         """Return the score and, if the noise variance is learned, its maximum-likelihood estimate on these rows.
 
         The variance of the training residuals is too small if the network overfits. The likelihood is of the mixture of
@@ -79,7 +79,7 @@ class MixtureLearner(Learner):
         """
         variance = getattr(self.likelihood, "log_variance", None)
         if variance is None or not variance.requires_grad:
-            return super().held_out(predicted)
+            return super().estimated(predicted)
         means = [of.draw_mean for of, _ in predicted if isinstance(of, Gaussian)]
         draws, targets = torch.cat(means, 1).double(), torch.cat([held for _, held in predicted]).double()
         score, best = least_nll(draws, targets)
@@ -90,12 +90,21 @@ class MixtureLearner(Learner):
         return {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}
 
 
-def least_nll(draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "row output"]) -> tuple[float, float]:
-    """Minimise the mean of −log (1/S) Σ_s N(y | f_s, v) over one variance v of all outputs; return (minimum, log v)."""
+def least_nll(
+    draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "row output"], known: Tensor | float = 0.0
+) -> tuple[float, float]:
+    """Minimise the mean of −log (1/S) Σ_s N(y | f_s, u + v) over one variance v of all outputs.
+
+    Args:
+        known: u, the variance of each draw's function, which is kept.
+
+    Returns:
+        The minimum, and log v.
+    """
     from scipy.optimize import minimize_scalar  # here, because the import takes half a second
 
     def nll(log_variance: float) -> float:
-        return -float(Gaussian(draws, torch.full_like(draws, math.exp(log_variance))).log_prob(targets).mean())
+        return -float(Gaussian(draws, torch.full_like(draws, math.exp(log_variance)) + known).log_prob(targets).mean())
 
     bounds = (math.log(_LEAST), math.log(_MOST))
     found = minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-4})

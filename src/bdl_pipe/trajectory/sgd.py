@@ -42,7 +42,7 @@ from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
-from ..training.learner import EarlyStopping, Learner, TrainingConfig, require_fits
+from ..training.learner import EarlyStopping, Learner, NoiseRule, TrainingConfig, require_fits
 from ..training.likelihood import least_head, with_line
 from ..training.loop import OptimiserConfig
 from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_epochs, with_moments
@@ -75,6 +75,7 @@ class SgdConfig:
         snapshots_per_epoch: the number of parts of an epoch, with step counts as equal as possible. Snapshots are taken
             at the ends of parts, and ``snapshots`` and ``every`` count parts.
         keep_start: whether the weights before the first step are an additional snapshot.
+        noise: the rule for the variances of regression, see ``training.learner.TrainingConfig``.
     """
 
     network: NetworkConfig
@@ -90,20 +91,21 @@ class SgdConfig:
     variance_floor: float | None = field(default=None, metadata=LATER)
     snapshots_per_epoch: int = field(default=1, metadata=LATER)
     keep_start: bool = field(default=False, metadata=LATER)
+    noise: NoiseRule = field(default="learned", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
         require(self.snapshots > 0, "snapshots", "must be > 0", self.snapshots)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
-        require_fits(self.early_stopping, self.optimiser)
+        require_fits(self.early_stopping, self.optimiser, self.noise)
         require(self.every > 0, "every", "must be > 0", self.every)
         require(self.extra_epochs >= 0, "extra_epochs", "must be >= 0", self.extra_epochs)
         allowed = self.extra_epochs == 0 or self.early_stopping is not None
         require(allowed, "extra_epochs", "must be 0 if early_stopping is null", self.extra_epochs)
         same = self.extra_epochs == 0 or self.optimiser.schedule == "constant"
         require(same, "extra_epochs", "must be 0 unless optimiser.schedule is constant", self.extra_epochs)
-        trained = self.moments is None or self.early_stopping is None or self.early_stopping.noise == "trained"
-        require(trained, "early_stopping.noise", "must be trained if moments of the weights are kept")
+        learned = self.moments is None or self.noise == "learned"
+        require(learned, "noise", "must be learned if moments of the weights are kept", self.noise)
         bounded = self.variance_floor is None or self.variance_floor > 0
         require(bounded, "variance_floor", "must be > 0 or null", self.variance_floor)
         require(self.snapshots_per_epoch > 0, "snapshots_per_epoch", "must be > 0", self.snapshots_per_epoch)
@@ -123,17 +125,17 @@ class _Network(Learner):
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self.spec.predictive(self.network(inputs)[None])
 
-    def held_out(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
         """Return the score, and the shift and slope of the head's variance outputs from :func:`least_head`.
 
         A network that memorises its training rows learns small variances for them, and predicts such variances for some
         new rows. A shift alone would increase all variances; the slope corrects the small ones more.
         """
         if self.spec.likelihood != "gaussian_head" or _BIAS not in dict(self.named_parameters()):
-            return super().held_out(predicted)
+            return super().estimated(predicted)
         return least_head(predicted, self.spec.variance_floor)
 
-    def with_held_out(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not found:
             return dict(weights)
         weight, bias = with_line(weights[_WEIGHT], weights[_BIAS], found)
@@ -159,7 +161,9 @@ def fit(
         config.augmentation,
     )
     spec = _spec(data[0], config)
-    how = TrainingConfig(config.epochs, config.batch, config.optimiser, config.early_stopping, config.augmentation)
+    how = TrainingConfig(
+        config.epochs, config.batch, config.optimiser, config.early_stopping, config.augmentation, config.noise
+    )
     keep = SnapshotPolicy(
         config.snapshots,
         config.every,
