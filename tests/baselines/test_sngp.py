@@ -10,8 +10,10 @@ import torch
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.sngp import SNGP, Sngp, SngpConfig, SngpPosterior, SngpSpec, precision_factor
 from bdl_pipe.config import read
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.rows import HeldRows
+from bdl_pipe.data.transform import Transform
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
@@ -159,3 +161,22 @@ def test_regression_on_a_fixed_trunk_is_exact_bayesian_linear_regression() -> No
     variance = (star**2).sum(1) / 0.7 - np.einsum("ti,ij,tj->t", cross, inner, cross)
     np.testing.assert_allclose(found.mean.numpy(), cross @ inner @ y.numpy(), atol=1e-6)
     np.testing.assert_allclose(found.variance.numpy(), (variance + 0.3)[:, None].repeat(2, 1), rtol=1e-8)
+
+
+def test_the_estimated_noise_is_the_mean_square_and_is_in_the_precision() -> None:
+    """After few steps the learned noise is still near 1; the fit's Λ has the estimated one."""
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(200, 4))
+    targets = inputs[:, :1] + 0.1 * random.normal(size=(200, 1))
+    one = torch.ones(4, dtype=torch.float64)
+    transform = Transform("table", 0 * one, one, shift=torch.zeros(1).double(), scale=torch.ones(1).double())
+    data = FitData("regression", Examples(inputs, targets), Examples(inputs[:0], targets[:0]), transform)
+    learned, found = (made(data, training={**SECTION["training"], "noise": rule}) for rule in ("learned", "training"))  # type: ignore[dict-item]
+    x, y = data.rows("train").slice(0, 200)
+    head = learned.tensors["head"].double().numpy()
+    phi = phi_of(learned, trunk(learned, x))
+    mean_square = float(np.square(phi @ head - y.double().numpy()).mean())
+    noise = math.exp(found.tensors["log_noise"])
+    assert noise == pytest.approx(mean_square, rel=1e-3) and noise < 0.8 * math.exp(learned.tensors["log_noise"])
+    precision = found.tensors["factor"].numpy() @ found.tensors["factor"].numpy().T
+    np.testing.assert_allclose(precision, 0.7 * np.eye(20) + phi.T @ phi / noise, rtol=1e-4, atol=1e-3)

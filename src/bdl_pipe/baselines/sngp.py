@@ -19,6 +19,7 @@ Lipschitz bound, so distant inputs may have similar features.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
@@ -38,6 +39,7 @@ from ..networks.spectral import bound_spectral_norms, remove_bounds
 from ..predictive import Categorical, Gaussian, Predictive, mean_field
 from ..seeds import Seed
 from ..training.learner import FitResult, Learner, TrainingConfig
+from ..training.likelihood import least_variance
 from ..training.posterior import LearnerPosterior
 from ..training.warm_start import Weights
 
@@ -129,6 +131,16 @@ class Sngp(Learner):
         if self.factor is None:
             return self._plain(self.features(inputs) @ self.head, None)
         return self.marginal(inputs, self.factor)
+
+    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+        """Return the score and, for regression, the noise variance with the largest likelihood for v = 0.
+
+        σ² starts at 1, and few steps at a small learning rate would leave it near there.
+        """
+        if self.spec.task == "classification":
+            return super().estimated(predicted)
+        score, best = least_variance(predicted)
+        return score, {"log_noise": torch.full_like(self.log_noise.detach(), best)}
 
     def undecayed(self) -> set[str]:
         return {name for name, _ in self.named_parameters(recurse=False)}

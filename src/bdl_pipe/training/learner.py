@@ -159,9 +159,9 @@ class TrainingConfig:
             likelihood on validation rows, at the best epoch. ``training``: by maximum likelihood on 5,000 training
             rows after the fit, if the network cannot memorise its rows: the likelihood is of the predictive, whereas a
             variational loss counts the draws' disagreement as noise. An estimate replaces a single learned variance
-            (``bnn``, ``dropout``, inducing weights, ``map_blr``, ``svgp``) and scales the covariance of ``vbll``. A
-            network's variances of each row (``sgd``) are shifted, and shrunk towards a common value unless the rows
-            show that they differ (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
+            (``bnn``, ``dropout``, ``sngp``, inducing weights, ``map_blr``, ``svgp``) and scales the covariance of
+            ``vbll``. A network's variances of each row (``sgd``) are shifted, and shrunk towards a common value unless
+            the rows show that they differ (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
     """
 
     epochs: int

@@ -80,9 +80,7 @@ class MixtureLearner(Learner):
         variance = getattr(self.likelihood, "log_variance", None)
         if variance is None or not variance.requires_grad:
             return super().estimated(predicted)
-        means = [of.draw_mean for of, _ in predicted if isinstance(of, Gaussian)]
-        draws, targets = torch.cat(means, 1).double(), torch.cat([held for _, held in predicted]).double()
-        score, best = least_nll(draws, targets)
+        score, best = least_variance(predicted)
         return score, {"likelihood.log_variance": torch.full_like(variance.detach(), best)}
 
     def undecayed(self) -> set[str]:
@@ -109,6 +107,12 @@ def least_nll(
     bounds = (math.log(_LEAST), math.log(_MOST))
     found = minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-4})
     return float(found.fun), float(found.x)
+
+
+def least_variance(predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, float]:
+    """Minimise the loss of :func:`least_nll` on rows, given as parts (Gaussians of all draws, targets)."""
+    means = [of.draw_mean for of, _ in predicted if isinstance(of, Gaussian)]
+    return least_nll(torch.cat(means, 1).double(), torch.cat([held for _, held in predicted]).double())
 
 
 def least_noise(predicted: Sequence[tuple[Predictive, Tensor]], noise: Float[Tensor, " output"]) -> tuple[float, float]:
