@@ -18,7 +18,7 @@ help:
 	@echo "make install   .venv with the versions of constraints.txt"
 	@echo "make repro     run what is out of date, JOBS=$(JOBS) stages at once, and print the comparison"
 	@echo "make check     after each edit, 2 min: lint, types, import contracts, the tests that need no process and no Ray"
-	@echo "make test      before a commit, 9 min: the same and the whole product at small size"
+	@echo "make test      before a commit, 20 to 40 min: the same and the whole product at small size"
 	@echo "make soak      before a release, an hour: clusters, kills, S3, the schemas of Kubernetes"
 	@echo "make weather   make test's tests on a busy machine, in the background, twice, in reverse"
 	@echo "make lint      lint, types, import contracts alone"
