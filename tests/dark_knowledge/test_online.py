@@ -34,7 +34,7 @@ STUDENT = {"steps": STEPS, "batch": 12, "optimiser": {"name": "sgd", "lr": 0.2, 
 
 
 def within(mean: float, variance: float) -> bool:
-    return mean < 0.07 and variance < 0.12
+    return mean < 0.07 and variance < 0.25
 
 
 def model() -> tuple[FitData, torch.Tensor, torch.Tensor]:
@@ -63,10 +63,11 @@ def errors(**mode) -> tuple[float, float]:
 
 @pytest.mark.slow
 def test_the_student_ends_at_the_mean_and_variance_of_the_teacher() -> None:
-    """Within .07 sd of f and 12 % of its variance: 5 and 6 standard errors of 5,000 independent draws.
+    """Within .07 sd of f and a quarter of its variance; of seven seeds the largest errors are .02 sd and .13.
 
-    Draws of these chains are nearly independent. False alarms: 2e-6. The last weights of the same fit are outside, and
-    the last weights of a student of one chain are further outside.
+    The errors are of the averaged steps of the student as much as of the draws (5,000 nearly independent ones: .014 sd
+    and .02). With a standard deviation of .06 of the variance's error, a quarter is 4 of them: false alarms 1e-4. The
+    last weights of the same fit are outside, and the last weights of a student of one chain are further outside.
     """
     assert within(*errors())
     assert not within(*errors(average=None))
