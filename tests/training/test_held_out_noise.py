@@ -233,8 +233,3 @@ def test_the_noise_of_training_rows_is_the_best_of_a_grid_for_the_predictive() -
     assert all(at_own < loss(own + shift, 5) + 1e-2 for shift in (-1.0, -0.5, -0.2, 0.2, 0.5, 1.0))
     for name, value in learned.state.items():
         assert name == "likelihood.log_variance" or torch.equal(value, found.state[name]), "only the noise differs"
-
-
-def test_validation_noise_needs_early_stopping() -> None:
-    with pytest.raises(ConfigError, match=r"noise must not be validation if early_stopping is null"):
-        TrainingConfig(60, 20, CONFIG.training.optimiser, noise="validation")

@@ -57,7 +57,7 @@ class GbllConfig:
         require(self.network.dropout == 0, "network.dropout", "must be 0", self.network.dropout)
         for name in ("epochs", "prior_variance", "noise_variance"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
-        require_fits(self.early_stopping, self.optimiser, "learned")
+        require_fits(self.early_stopping, self.optimiser)
 
 
 @dataclass(frozen=True)

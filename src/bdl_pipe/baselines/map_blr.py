@@ -59,7 +59,7 @@ class PointNetwork(ExactLayerLearner):
         super().__init__()
         self.network = networks.build(config.network, data.input_shape, data.outputs, rng=rng)
         self.likelihood = HomoscedasticLikelihood("regression", config.noise_variance)
-        self._held_out = config.training.noise == "validation"
+        self._held_out = config.training.noise == "validation" and config.training.early_stopping is not None
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         return -self.likelihood(self.network(inputs)[None]).log_prob(targets).mean()

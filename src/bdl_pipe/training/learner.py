@@ -130,14 +130,12 @@ class EarlyStopping:
 NoiseRule = Literal["learned", "validation", "training"]
 
 
-def require_fits(early_stopping: EarlyStopping | None, optimiser: OptimiserConfig, noise: NoiseRule) -> None:
-    """Require that the settings of early stopping fit the learning rate and the rule of the noise.
+def require_fits(early_stopping: EarlyStopping | None, optimiser: OptimiserConfig) -> None:
+    """Require that the settings of early stopping fit the learning rate.
 
     Raises:
-        ConfigError: ``patience`` is set and the learning rate has a schedule, or ``noise`` needs early stopping.
+        ConfigError: ``patience`` is set and the learning rate has a schedule.
     """
-    scored = noise != "validation" or early_stopping is not None
-    require(scored, "noise", "must not be validation if early_stopping is null", noise)
     if early_stopping is not None and optimiser.schedule != "constant":
         rule = f"must be null with optimiser.schedule {optimiser.schedule}"
         require(early_stopping.patience is None, "early_stopping.patience", rule, early_stopping.patience)
@@ -156,8 +154,9 @@ class TrainingConfig:
             run.
         augmentation: the augmentation of training images. null: no augmentation.
         noise: the rule for the noise of regression. ``learned``: by the training loss. ``validation``: by maximum
-            likelihood on validation rows, at the best epoch. ``training``: by maximum likelihood on 5,000 training
-            rows after the fit, if the network cannot memorise its rows: the likelihood is of the predictive, whereas a
+            likelihood on validation rows, at the best epoch of early stopping; without early stopping, as ``learned``.
+            ``training``: by maximum likelihood on 5,000 training rows after the fit, if the network cannot memorise its
+            rows: the likelihood is of the predictive, whereas a
             variational loss counts the draws' disagreement as noise. An estimate replaces a single learned variance
             (``bnn``, ``dropout``, ``sngp``, inducing weights, ``map_blr``, ``svgp``) and scales the covariance of
             ``vbll``. A network's variances of each row (``sgd``) are shifted, and shrunk towards a common value unless
@@ -174,7 +173,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
-        require_fits(self.early_stopping, self.optimiser, self.noise)
+        require_fits(self.early_stopping, self.optimiser)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class SgdConfig:
         require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
         require(self.snapshots > 0, "snapshots", "must be > 0", self.snapshots)
         require(self.batch > 0, "batch", "must be > 0", self.batch)
-        require_fits(self.early_stopping, self.optimiser, self.noise)
+        require_fits(self.early_stopping, self.optimiser)
         require(self.every > 0, "every", "must be > 0", self.every)
         require(self.extra_epochs >= 0, "extra_epochs", "must be >= 0", self.extra_epochs)
         allowed = self.extra_epochs == 0 or self.early_stopping is not None
