@@ -229,7 +229,7 @@ def test_the_noise_of_training_rows_is_the_best_of_a_grid_for_the_predictive() -
 
     own = float(found.state["likelihood.log_variance"])
     assert own < float(learned.state["likelihood.log_variance"]) - 0.5, "the disagreement is not counted twice"
-    at_own = loss(own, 5)  # other draws than those of the estimate
+    at_own = loss(own, 5)  # the seed differs from the seed of the estimate
     assert all(at_own < loss(own + shift, 5) + 1e-2 for shift in (-1.0, -0.5, -0.2, 0.2, 0.5, 1.0))
     for name, value in learned.state.items():
         assert name == "likelihood.log_variance" or torch.equal(value, found.state[name]), "only the noise differs"

@@ -156,11 +156,11 @@ class TrainingConfig:
         noise: the rule for the noise of regression. ``learned``: by the training loss. ``validation``: by maximum
             likelihood on validation rows, at the best epoch of early stopping; without early stopping, as ``learned``.
             ``training``: by maximum likelihood on 5,000 training rows after the fit, if the network cannot memorise its
-            rows: the likelihood is of the predictive, whereas a
-            variational loss counts the draws' disagreement as noise. An estimate replaces a single learned variance
-            (``bnn``, ``dropout``, ``sngp``, inducing weights, ``map_blr``, ``svgp``) and scales the covariance of
-            ``vbll``. A network's variances of each row (``sgd``) are shifted, and shrunk towards a common value unless
-            the rows show that they differ (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
+            rows: the likelihood is of the predictive, whereas a variational loss counts the draws' disagreement as
+            noise. An estimate replaces a single learned variance (``bnn``, ``dropout``, ``sngp``, inducing weights,
+            ``map_blr``, ``svgp``) and scales the covariance of ``vbll``. A network's variances of each row (``sgd``)
+            are shifted, and shrunk towards a common value unless the rows show that they differ
+            (:func:`~bdl_pipe.training.likelihood.least_head_nll`).
     """
 
     epochs: int
