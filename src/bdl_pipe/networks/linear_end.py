@@ -6,9 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-_SIZE: Final = (
-    100.0  # the deviation of drawn weights: a ReLU, a tanh or a clamp after the layer then changes its outputs
-)
+_SIZE: Final = 100.0  # deviation of drawn weights: a ReLU, tanh or clamp after the layer then changes its outputs
 _CLOSE: Final = 1e-4  # the largest change by the order of float32 sums, relative to the largest output
 
 
