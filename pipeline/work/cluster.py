@@ -30,6 +30,7 @@ from .store import Store
 
 _POLL_SECONDS: Final = 0.3
 _FEW_SECONDS: Final = 60.0  # one core's time; shorter work is not worth ten seconds of start and the data transfer
+_CORE_SECONDS: Final = 600.0  # on this machine, divided by its cores: workers gain little where few cores do all stages
 _TRY_SECONDS: Final = 10.0  # a task with checkpoints runs in this process this long; then a worker continues it
 _STARTS: Final = 3  # attempts to start Ray on this machine
 _STORE_BYTES: Final = 2 * 1024**3  # the limit of an embedded object store, which allocates memory as it fills
@@ -87,7 +88,7 @@ class Cluster(Executor):
         seconds = time.monotonic() - start
         results = {first.name: tried}
         others = [task for task in tasks if task is not first]
-        if seconds * sum(task.size for task in others) <= _FEW_SECONDS * first.size:
+        if seconds * sum(task.size for task in others) <= few_seconds(self._settings.address) * first.size:
             results |= {task.name: run_here(batch, task, self._settings) for task in others}
         return results
 
@@ -147,6 +148,15 @@ class Cluster(Executor):
             return single.remote(batch.work, sent, hub, batch.store, settings, *parts)
 
         return submit
+
+
+def few_seconds(address: str) -> float:
+    """Return the seconds of one core's time that a stage computes in its own process instead of on workers.
+
+    Args:
+        address: of a named cluster; "" for this machine, where stages and workers share the cores.
+    """
+    return _FEW_SECONDS if address else max(_FEW_SECONDS, _CORE_SECONDS / (os.cpu_count() or 1))
 
 
 @contextlib.contextmanager

@@ -305,6 +305,14 @@ def test_a_task_that_takes_long_continues_on_workers_from_its_checkpoint(
     assert walk.attempts == ([1, 2, 3, 3] if is_sent else [3, 3, 3])  # no step was taken twice
 
 
+@pytest.mark.parametrize(("address", "cores", "seconds"), [("", 2, 300), ("", 4, 150), ("", 64, 60), ("head:1", 2, 60)])
+def test_few_cores_compute_more_without_workers(
+    address: str, cores: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert cluster.few_seconds(address) == seconds
+
+
 class _Slow:
     """A hub that has read the messages in ``read``."""
 
