@@ -103,7 +103,7 @@ WRITERS = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn, "stl10": stl1
 
 
 def small(name: str, folder: Path) -> Archive:
-    """Write a small archive of that set into ``folder``; its entry with the small files' sizes and hashes."""
+    """Write a small archive of a set into ``folder``; return its entry with the small files' sizes and hashes."""
     folder.mkdir(parents=True, exist_ok=True)
     WRITERS[name](folder)
     files = []
@@ -115,12 +115,12 @@ def small(name: str, folder: Path) -> Archive:
 
 
 def small_entry(name: str, folder: Path) -> Entry:
-    """The set's entry of the catalogue, of a small archive that is written into ``folder``."""
+    """Write a small archive of a set into ``folder``; return the set's entry of the catalogue with this archive."""
     return replace(CATALOG[name], rows=small(name, folder))
 
 
 def rewritten(blob: bytes, name: str, change: Callable[[bytes], tuple[bytes, str]], inside: bool) -> tuple[bytes, str]:
-    """A file with ``change`` made to its bytes, or, ``inside``, to what it has packed; and what was done."""
+    """Apply ``change`` to a file's bytes or, with ``inside``, to its packed content; return bytes and a description."""
     if not inside or not name.endswith(".gz"):
         return change(blob)
     if not name.endswith(".tar.gz"):

@@ -1,4 +1,4 @@
-"""Augmentation: reproducible, differentiable, and each operation does what its name says."""
+"""Augmentation: it is reproducible and differentiable, and each operation does what its name says."""
 
 import math
 
@@ -31,7 +31,7 @@ def images(count: int = 8, side: int = 8, channels: int = 2) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", STRENGTHS)
-def test_same_address_same_images(name: str) -> None:
+def test_equal_seeds_give_equal_images_and_other_seeds_other_images(name: str) -> None:
     first, second, other = (augment(images(), only(name), Seed(0).fold(i)) for i in (1, 1, 2))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
@@ -39,18 +39,18 @@ def test_same_address_same_images(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRENGTHS)
-def test_gradients_by_finite_differences(name: str) -> None:
+def test_gradients_equal_finite_differences(name: str) -> None:
     config = only(name)
     assert torch.autograd.gradcheck(lambda x: augment(x, config, Seed(3)), images(2, 4).requires_grad_())
 
 
-def test_nothing_is_the_identity() -> None:
+def test_no_operations_or_zero_strengths_leave_the_images_unchanged() -> None:
     off = AugmentConfig("all", dict.fromkeys(STRENGTHS, 0.0))
     for config in (AugmentConfig("one"), AugmentConfig("all"), off):
         assert torch.equal(augment(images(), config, Seed(0)), images())
 
 
-def test_one_draws_a_single_operation_each_time() -> None:
+def test_the_choice_one_applies_a_single_operation_to_each_batch() -> None:
     config = AugmentConfig("one", {k: v for k, v in STRENGTHS.items() if k != "noise"})
     drawn = set()
     for seed in range(60):
@@ -61,7 +61,7 @@ def test_one_draws_a_single_operation_each_time() -> None:
     assert drawn == set(OPERATIONS)
 
 
-def test_flip_mirrors_about_half() -> None:
+def test_flip_mirrors_about_half_of_the_images() -> None:
     """512 fair coins: outside 256 ± 68 (six standard deviations) with probability 2e-9."""
     source = images(512, 4)
     made = augment(source, only("flip"), Seed(0))
@@ -76,7 +76,7 @@ def test_brightness_shifts_whole_images_within_its_range() -> None:
     assert shift.abs().max() <= 0.25 and shift.abs().max() > 0.2
 
 
-def test_rotate_by_a_quarter_turn() -> None:
+def test_rotation_by_90_degrees_is_a_quarter_turn() -> None:
     """A draw of ±r degrees scaled so that the first image turns by exactly 90."""
     probe = torch.rand(1, generator=Seed(0).fold("rotate").generator(), dtype=torch.float64)
     degrees = 90 / float(2 * probe - 1)
@@ -120,7 +120,7 @@ def windows(image: torch.Tensor, pad: int) -> torch.Tensor:
     return torch.stack([padded[:, i : i + height, j : j + width] for i, j in places])
 
 
-def test_pad_crop_cuts_every_window_as_often() -> None:
+def test_pad_crop_cuts_every_window_with_equal_probability() -> None:
     """4,050 cuts in 81 places: chi² with 80 degrees of freedom exceeds 153 with probability 2e-6; seed fixed."""
     image = images(1, 8, 3)[0] + 0.1
     made = augment(image.expand(4050, -1, -1, -1), only("pad_crop"), Seed(0))
@@ -134,8 +134,8 @@ def test_pad_crop_cuts_every_window_as_often() -> None:
     assert ((favoured - favoured.mean()).square() / favoured.mean()).sum() > 153
 
 
-def test_pad_crop_then_flip_is_that_of_residual_networks() -> None:
-    """Each of 500 images is one of its 81 windows or of their mirror images, about half each."""
+def test_pad_crop_and_flip_give_windows_or_their_mirror_images() -> None:
+    """As for residual networks: each of 500 images is one of its 81 windows or their mirror images, about half each."""
     source = images(500, 6, 3) + 0.1
     made = augment(source, AugmentConfig("all", {"flip": 0.5, "pad_crop": 4.0}), Seed(0))
     mirrored = 0
@@ -146,14 +146,14 @@ def test_pad_crop_then_flip_is_that_of_residual_networks() -> None:
     assert abs(mirrored - 250) < 68  # six standard deviations
 
 
-def test_cutout_zeroes_one_square() -> None:
+def test_cutout_zeroes_at_most_the_area_of_its_square() -> None:
     made = augment(torch.ones(100, 1, 16, 16), only("cutout"), Seed(0))
     holes = (made == 0).sum((1, 2, 3))
     assert set(made.unique().tolist()) == {0.0, 1.0}
     assert holes.max() == 16 and holes.min() >= 1
 
 
-def test_noise_has_its_standard_deviation() -> None:
+def test_noise_has_the_given_standard_deviation() -> None:
     """200,000 draws: the relative error of their standard deviation is 0.0016; six of them is 0.0095."""
     noise = augment(torch.zeros(500, 1, 20, 20), only("noise"), Seed(0))
     assert float(noise.std()) == pytest.approx(0.1, rel=0.0095)
@@ -170,6 +170,6 @@ def test_noise_has_its_standard_deviation() -> None:
         ({"crop": 0.5}, "operations.crop must be 0 or >= 1, got 0.5"),
     ],
 )
-def test_strengths_out_of_range(operations: dict[str, float], message: str) -> None:
+def test_unknown_operations_and_strengths_out_of_range_are_refused(operations: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AugmentConfig("all", operations)

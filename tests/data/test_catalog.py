@@ -1,4 +1,4 @@
-"""The catalogue: every source can be said in params.yaml, wrong ones are refused, and one can be added from outside."""
+"""The catalogue: params.yaml can name every source, wrong sources are refused, and new sources can be registered."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ WITH_OPTIONS = {
     "imagenet_npz": {"path": "Imagenet64"},
 }
 SHAPE = (2, 4, 3)
-pytestmark = pytest.mark.usefixtures("forgotten_plugins")  # what a test registers is gone after it
+pytestmark = pytest.mark.usefixtures("forgotten_plugins")  # sources that a test registers are removed after it
 
 
 def rows(count: int = 30) -> Examples:
@@ -35,7 +35,7 @@ def rows(count: int = 30) -> Examples:
 
 
 def entry(path: Path, **changed: Any) -> Entry:
-    """Images that lie at ``path``."""
+    """An entry for the images in the file ``path``."""
 
     def of_path() -> Raw:
         images = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, *SHAPE)
@@ -46,7 +46,7 @@ def entry(path: Path, **changed: Any) -> Entry:
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_every_entry_can_be_read_as_params(name: str) -> None:
+def test_every_entry_can_be_read_from_params(name: str) -> None:
     dataset = dataset_of({"name": name})
     assert dataset.source == Named(name) and isinstance(dataset.source, Source) and dataset.source.files() == ()
     assert (dataset.task, dataset.source.kind) == (CATALOG[name].task, CATALOG[name].kind)
@@ -56,7 +56,7 @@ def test_every_entry_can_be_read_as_params(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_published_constants_are_for_the_sets_that_have_them(name: str) -> None:
+def test_published_constants_are_accepted_only_for_sets_that_have_them(name: str) -> None:
     if CATALOG[name].published is not None:
         assert dataset_of({"name": name}, normalise="published").normalise == "published"
         return
@@ -67,7 +67,7 @@ def test_published_constants_are_for_the_sets_that_have_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_source_with_options_can_be_read_as_params(name: str) -> None:
+def test_every_source_with_options_can_be_read_from_params(name: str) -> None:
     mapping = {"name": name, **WITH_OPTIONS[name]}
     dataset = dataset_of(mapping)
     assert type(dataset.source) is OPTIONS[name] and isinstance(dataset.source, Source)
@@ -95,18 +95,18 @@ ALL = ", ".join((*CATALOG, *OPTIONS))
         (None, "datasets.d.source must be a section (key: value), got None"),
     ],
 )
-def test_what_is_no_source_is_refused_in_one_line(source: Any, message: str) -> None:
+def test_an_invalid_source_is_refused_in_one_line(source: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         dataset_of(source)
     assert str(caught.value) == message
 
 
-def test_a_source_that_is_missing_altogether() -> None:
+def test_a_data_set_without_a_source_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"datasets\.d\.source is missing"):
         config.read(DatasetConfig, SECTION, "datasets.d")
 
 
-def test_a_registered_source_goes_through_prepare(tmp_path: Path) -> None:
+def test_prepare_reads_a_registered_source(tmp_path: Path) -> None:
     path = tmp_path / "mine.bin"
     path.write_bytes(rows().inputs.tobytes())
     register("mine", entry(path))
@@ -123,7 +123,7 @@ def test_a_registered_source_goes_through_prepare(tmp_path: Path) -> None:
     np.testing.assert_array_equal(held.ood()["mine2"].inputs, rows().inputs)
 
 
-def test_a_registered_source_with_options(tmp_path: Path) -> None:
+def test_a_registered_source_takes_its_options_from_params(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Columns:
         count: int
@@ -152,19 +152,19 @@ def test_a_registered_source_with_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["boston", "npz", "noise", "held_out"])
-def test_a_name_that_is_taken_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_source_with_an_existing_name_is_refused(name: str, tmp_path: Path) -> None:
     before = dict(CATALOG)
     with pytest.raises(ConfigError, match=f"name must not be an existing source .*, got '{name}'"):
         register(name, entry(tmp_path))
     assert before == CATALOG
 
 
-def test_a_class_without_options_is_refused() -> None:
+def test_a_class_that_is_no_dataclass_is_refused() -> None:
     with pytest.raises(ConfigError, match="entry must be an Entry or a dataclass"):
         register("mine", dict)
 
 
-def test_a_name_that_is_no_key_is_refused(tmp_path: Path) -> None:
+def test_a_name_with_a_slash_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name must have only letters, digits, _ and -, got 'my/set'"):
         register("my/set", entry(tmp_path))
 
@@ -180,7 +180,7 @@ def test_a_name_that_is_no_key_is_refused(tmp_path: Path) -> None:
         ({"kind": "table", "shape": (4,)}, "published must be one number for each channel of images"),
     ],
 )
-def test_an_entry_that_contradicts_itself(changed: dict[str, Any], rule: str, tmp_path: Path) -> None:
+def test_an_entry_that_contradicts_itself_is_refused(changed: dict[str, Any], rule: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rule):
         entry(tmp_path, **changed)
 
@@ -194,7 +194,7 @@ def test_an_entry_that_contradicts_itself(changed: dict[str, Any], rule: str, tm
         ({"shape": (2, 3, 4)}, r"shape of an input of mine must be \(2, 3, 4\), got \(2, 4, 3\)"),
     ],
 )
-def test_rows_that_are_not_as_their_entry_says(changed: dict[str, Any], rule: str, tmp_path: Path) -> None:
+def test_rows_that_contradict_their_entry_are_refused(changed: dict[str, Any], rule: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.bin"
     path.write_bytes(rows().inputs.tobytes())
     register("mine", entry(path, **changed))
@@ -202,7 +202,7 @@ def test_rows_that_are_not_as_their_entry_says(changed: dict[str, Any], rule: st
         sources.load(Named("mine"))
 
 
-def test_no_source_is_made_of_an_unknown_name() -> None:
+def test_a_source_of_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"name must be one of fashion_mnist, .*, got 'cifar'"):
         Named("cifar")
     assert catalog.Noise().files() == ()

@@ -1,4 +1,4 @@
-"""Cells of users' tables: one value has one meaning, whatever carries it, when it is added, prepared and predicted."""
+"""Cells of users' tables: a value has one meaning in every format, at inspection, preparation and prediction."""
 
 import datetime as dt
 import re
@@ -44,7 +44,7 @@ def stored(folder: Path, carrier: str, columns: dict[str, list[Any]], name: str 
 
 
 def added(path: Path, target: str = "y", task: Any = None) -> tuple[Profile, Raw]:
-    """Inspect a table, read it as ``prepare`` does, and hold the two to each other."""
+    """Inspect a table, read it as ``prepare`` does, and check that both agree."""
     profile = inspect_table(path, [target], task)
     raw = profile.source.read()
     assert len(raw.train) == profile.rows
@@ -80,14 +80,14 @@ SAME: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_a_column_is_the_same_in_every_carrier(tmp_path: Path, case: str) -> None:
+def test_a_column_is_read_identically_from_every_carrier(tmp_path: Path, case: str) -> None:
     found = {carrier: feature(tmp_path, SAME[case], carrier) for carrier in CARRIERS}
     first, raw = found["csv"]
     for carrier, (profile, other) in found.items():
         assert profile.columns == first.columns, carrier
         assert other.columns == raw.columns, carrier
         np.testing.assert_array_equal(other.train.inputs, raw.train.inputs, err_msg=carrier)
-        for new in CARRIERS:  # what each was fitted on, predicted from each
+        for new in CARRIERS:  # the columns fitted from one carrier, predicted from each carrier
             path = stored(tmp_path, new, {"f": SAME[case], "x": X.tolist()}, "new")
             np.testing.assert_array_equal(
                 new_inputs(path, schema_of(other)), raw.train.inputs, err_msg=f"{carrier} {new}"
@@ -100,7 +100,7 @@ def test_a_column_is_the_same_in_every_carrier(tmp_path: Path, case: str) -> Non
     "written", [("True", "False"), ("true", "false"), ("TRUE", "FALSE"), ("True", "0"), (True, False)]
 )
 @pytest.mark.parametrize("new", [(True, False), ("true", "false"), ("True", "False"), (1, 0), (1.0, 0.0), ("1", "0")])
-def test_a_truth_is_one_value_however_it_is_written(tmp_path: Path, written: Any, new: Any) -> None:
+def test_a_truth_value_gets_one_code_in_every_spelling(tmp_path: Path, written: Any, new: Any) -> None:
     profile, raw = feature(tmp_path, cycle(*written), "csv")
     assert profile.columns["f"] == "category" and raw.columns[1].values == ("False", "True")
     inputs = frame_inputs(pd.DataFrame({"x": [0.0, 0.0], "f": pd.Series(new, dtype=object)}), schema_of(raw))
@@ -108,7 +108,7 @@ def test_a_truth_is_one_value_however_it_is_written(tmp_path: Path, written: Any
 
 
 @pytest.mark.parametrize("values", [("False", "True"), ("false", "true")])
-def test_truths_of_data_that_were_prepared_earlier(values: tuple[str, str]) -> None:
+def test_truth_values_match_the_categories_of_data_prepared_earlier(values: tuple[str, str]) -> None:
     column = {"name": "f", "kind": "category", "values": list(values), "missing": False, "slots": 20, "hours": False}
     schema = {"kind": "table", "features": ["f"], "columns": [column], "input_shape": [1]}
     for new in (True, "true", "True", "TRUE", 1):
@@ -122,7 +122,7 @@ def test_truths_of_data_that_were_prepared_earlier(values: tuple[str, str]) -> N
 @pytest.mark.parametrize(
     "kind", [pa.float16(), pa.float32(), pa.int8(), pa.uint64(), pa.decimal128(9, 2), pa.decimal256(50, 2)]
 )
-def test_numbers_of_every_width(tmp_path: Path, kind: pa.DataType) -> None:
+def test_arrow_numbers_of_every_width_are_read_as_numbers(tmp_path: Path, kind: pa.DataType) -> None:
     values = [Decimal(i * i % 23) if pa.types.is_decimal(kind) else i * i % 23 for i in range(ROWS)]
     whole = pa.array([*values[:-1], None], kind if kind != pa.float16() else pa.float32()).cast(kind)
     pq.write_table(pa.table({"x": X, "f": whole, "y": Y}), tmp_path / "t.parquet")
@@ -134,7 +134,7 @@ def test_numbers_of_every_width(tmp_path: Path, kind: pa.DataType) -> None:
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
 )
-def test_texts_of_every_kind(tmp_path: Path, kind: pa.DataType) -> None:
+def test_arrow_texts_of_every_type_give_the_same_categories(tmp_path: Path, kind: pa.DataType) -> None:
     pq.write_table(pa.table({"x": X, "f": pa.array(cycle(" b", "a ", None), kind), "y": Y}), tmp_path / "t.parquet")
     assert added(tmp_path / "t.parquet")[1].columns[1].values == ("a", "b")
 
@@ -143,7 +143,7 @@ def test_texts_of_every_kind(tmp_path: Path, kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize("word", ["?", "-", "None", "NA", "n/a", "%", "NULL", " ", "***"])
-def test_a_word_among_numbers_is_a_gap_and_said(tmp_path: Path, word: str) -> None:
+def test_a_word_among_numbers_is_read_as_a_gap_with_a_remark(tmp_path: Path, word: str) -> None:
     profile, raw = feature(tmp_path, [word if i in (0, 7) else 1.5 * (i % 9) for i in range(ROWS)])
     assert profile.columns["f"] == "number" and raw.columns[1].missing
     assert np.flatnonzero(np.isnan(raw.train.inputs[:, 1])).tolist() == [0, 7]
@@ -154,7 +154,7 @@ def test_a_word_among_numbers_is_a_gap_and_said(tmp_path: Path, word: str) -> No
 
 
 @pytest.mark.parametrize("word", ["NA", "None", "null", "NaN", "nan", "n/a", "?"])
-def test_a_word_among_texts_is_a_text_everywhere(tmp_path: Path, word: str) -> None:
+def test_a_word_for_a_gap_among_texts_is_read_as_a_text(tmp_path: Path, word: str) -> None:
     texts = cycle("EU", word, "AS")
     profile, raw = added(
         stored(tmp_path, "csv", {"x": X.tolist(), "f": texts, "y": RANDOM.permutation(texts).tolist()})
@@ -168,13 +168,15 @@ def test_a_word_among_texts_is_a_text_everywhere(tmp_path: Path, word: str) -> N
 
 @pytest.mark.parametrize(("carrier", "values"), [("csv", ("0.0", "1.0", "2.0")), ("parquet", (0.0, 1.0, 2.0))])
 @pytest.mark.parametrize("task", [None, "classification"])
-def test_whole_numbers_with_a_point_are_classes(tmp_path: Path, carrier: str, values: Any, task: Any) -> None:
+def test_whole_numbers_written_with_a_decimal_point_are_classes(
+    tmp_path: Path, carrier: str, values: Any, task: Any
+) -> None:
     path = stored(tmp_path, carrier, {"x": X.tolist(), "y": cycle(*values)})
     assert added(path, task=task)[0].classes == {"0": 20, "1": 20, "2": 20}
 
 
 @pytest.mark.parametrize("values", [(0.5, 1.5), (1.0, 2.5)])
-def test_fractions_are_no_classes(tmp_path: Path, values: Any) -> None:
+def test_fractions_are_refused_as_classes(tmp_path: Path, values: Any) -> None:
     path = stored(tmp_path, "csv", {"x": X.tolist(), "y": cycle(*values)})
     with pytest.raises(DataError, match=r"'y': labels must be whole numbers or texts, got .\.5 in row"):
         added(path, task="classification")
@@ -188,7 +190,7 @@ def test_rows_whose_target_is_a_word_are_left_out(tmp_path: Path) -> None:
     assert Table(str(path), ("y",), "regression", skip_without_target=True).read().train.targets[0, 0] == Y[5]
 
 
-# --- what is no number ------------------------------------------------------------------------------------------------
+# --- cells that are no numbers ----------------------------------------------------------------------------------------
 
 LEFT_OUT: dict[str, tuple[list[Any], str]] = {
     "percent": (cycle("70.8%", "3 %", "12%"), "its texts are numbers, such as '70.8%', in a form that cannot be read"),
@@ -213,7 +215,7 @@ LEFT_OUT: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize("case", LEFT_OUT)
-def test_what_is_neither_number_nor_text_is_left_out_with_the_reason(tmp_path: Path, case: str) -> None:
+def test_a_column_in_an_unreadable_form_is_left_out_with_the_reason(tmp_path: Path, case: str) -> None:
     values, why = LEFT_OUT[case]
     profile, _ = feature(tmp_path, values)
     assert re.match(why if "\\" in why else re.escape(why), profile.left_out["f"]), profile.left_out
@@ -231,13 +233,13 @@ def test_what_is_neither_number_nor_text_is_left_out_with_the_reason(tmp_path: P
     ],
     ids=lambda values: str(values.type)[:6],
 )
-def test_what_holds_something_else_is_left_out_with_the_reason(tmp_path: Path, values: pa.Array) -> None:
+def test_a_column_of_another_arrow_type_is_left_out_with_the_reason(tmp_path: Path, values: pa.Array) -> None:
     pq.write_table(pa.table({"x": X, "f": values, "y": Y}), tmp_path / "t.parquet")
     assert "which is neither numbers, texts nor dates" in added(tmp_path / "t.parquet")[0].left_out["f"]
 
 
 @pytest.mark.parametrize("text", ["１２.５", "+12.5", " 12.5", "1.25e1", "12.50"])
-def test_a_number_in_another_form_is_that_number(tmp_path: Path, text: str) -> None:
+def test_an_unusual_spelling_of_a_number_is_read_as_the_number(tmp_path: Path, text: str) -> None:
     profile, raw = feature(tmp_path, [text if i == 3 else -0.25 * i * i for i in range(ROWS)])
     assert profile.columns["f"] == "number" and raw.train.inputs[3, 1] == 12.5
 
@@ -252,13 +254,13 @@ def test_codes_that_begin_with_0_are_texts(tmp_path: Path) -> None:
         frame_inputs(pd.DataFrame({"x": [0.0], "f": [501]}), schema)
 
 
-def test_numbers_and_words_are_a_category_and_said(tmp_path: Path) -> None:
+def test_a_column_of_numbers_and_words_is_a_category_with_a_remark(tmp_path: Path) -> None:
     profile, _ = feature(tmp_path, cycle("1", "2", "low"))
     assert profile.columns["f"] == "category"
     assert any("f: 67% of its cells are numbers and the others are texts" in remark for remark in profile.remarks)
 
 
-def test_infinity_is_refused_when_it_is_added(tmp_path: Path) -> None:
+def test_inspection_refuses_infinity(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'f' must be finite, got inf in row 4"):
         feature(tmp_path, ["inf" if i == 3 else 0.5 * i * i for i in range(ROWS)])
 
@@ -267,7 +269,7 @@ def test_infinity_is_refused_when_it_is_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_a_moment_is_one_in_every_unit(tmp_path: Path, unit: str) -> None:
+def test_a_timestamp_has_the_same_value_in_every_unit(tmp_path: Path, unit: str) -> None:
     extra = 803 if unit == "ns" else 0  # pandas' nanoseconds are no whole microseconds
     per = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
     moments = pa.array([(1_600_000_000 + 7_000 * (i * i % 31)) * per + extra for i in range(ROWS)], pa.timestamp(unit))
@@ -282,7 +284,7 @@ NAIVE = [f"2024-03-0{1 + i % 9} 12:00:00" for i in range(ROWS)]
 ZONED = [f"2024-03-0{1 + i % 9}T12:00:00+02:00" for i in range(ROWS)]
 
 
-def test_dates_with_a_zone_are_instants(tmp_path: Path) -> None:
+def test_dates_with_a_zone_are_read_as_instants(tmp_path: Path) -> None:
     naive, zoned = feature(tmp_path, NAIVE)[1], feature(tmp_path, ZONED)[1]
     np.testing.assert_allclose(zoned.train.inputs[:, 1], naive.train.inputs[:, 1] - 2 / 24)
     berlin = pd.DataFrame({"x": X, "f": pd.to_datetime(pd.Series(ZONED)).dt.tz_convert("Europe/Berlin")})
@@ -298,20 +300,20 @@ def test_dates_with_a_zone_are_instants(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new", [1_700_000_000, 1.7e12, "01/02/2024", "noon", True])
-def test_what_is_no_date_is_refused(tmp_path: Path, new: Any) -> None:
+def test_a_new_value_that_is_no_date_is_refused(tmp_path: Path, new: Any) -> None:
     raw = feature(tmp_path, NAIVE)[1]
     with pytest.raises(DataError, match=f"'f' must be dates, got '{new}' in row 1; write it as 2026-01-31"):
         frame_inputs(pd.DataFrame({"x": [0.0], "f": pd.Series([new], dtype=object)}), schema_of(raw))
 
 
 @pytest.mark.parametrize("new", [dt.datetime(2024, 1, 1), "12 %", "1,5", "red", [1.0]])
-def test_what_is_no_number_is_refused(tmp_path: Path, new: Any) -> None:
+def test_a_new_value_that_is_no_number_is_refused(tmp_path: Path, new: Any) -> None:
     raw = feature(tmp_path, [0.5 * i * i for i in range(ROWS)])[1]
     with pytest.raises(DataError, match=r"'f' must be numeric, got '.*' in row 1"):
         frame_inputs(pd.DataFrame({"x": [0.0], "f": pd.Series([new], dtype=object)}), schema_of(raw))
 
 
-def test_a_date_is_no_target(tmp_path: Path) -> None:
+def test_a_target_of_dates_is_refused(tmp_path: Path) -> None:
     for task in (None, "classification", "regression"):
         with pytest.raises(
             DataError, match="column 'y' must be numbers or classes to be predicted, got dates; choose an"
@@ -319,7 +321,7 @@ def test_a_date_is_no_target(tmp_path: Path) -> None:
             added(stored(tmp_path, "csv", {"x": X.tolist(), "y": NAIVE}), task=task)
 
 
-# --- an index, and what is said of new rows --------------------------------------------------------------------------
+# --- an index, and remarks on new rows -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("carrier", ["csv", "parquet", "saved twice"])
@@ -336,12 +338,12 @@ def test_the_index_of_a_pandas_table_is_no_feature(tmp_path: Path, carrier: str)
     assert new_inputs(stored(tmp_path, "csv", {"z": [1.0], "x": [2.0]}, "new"), schema_of(raw)).tolist() == [[2.0, 1.0]]
 
 
-def test_a_column_without_a_name_that_is_no_index_is_a_feature(tmp_path: Path) -> None:
+def test_an_unnamed_column_that_is_no_index_is_a_feature(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join([",y", *(f"{x},{y}" for x, y in zip(X, Y, strict=True))]))
     assert added(tmp_path / "t.csv")[1].features == ("",)
 
 
-def test_an_unseen_category_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unseen_category_is_reported_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     raw = feature(tmp_path, cycle("red", "blue"))[1]
     inputs = frame_inputs(pd.DataFrame({"x": [0.0, 0.0], "f": ["red", "green"]}), schema_of(raw))
     assert inputs[:, 1].tolist() == [1.0, -1.0]
@@ -353,7 +355,7 @@ def test_an_unseen_category_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert unseen(inputs[:1], schema_of(raw)) == []
 
 
-def test_a_category_of_numbers_is_found_however_they_are_written(tmp_path: Path) -> None:
+def test_a_category_that_is_a_number_is_found_in_every_spelling(tmp_path: Path) -> None:
     for carrier in CARRIERS:
         path = stored(tmp_path, carrier, {"f": cycle(1, 2, 10), "y": Y.tolist()})
         raw = Table(str(path), ("y",), "regression", columns={"f": "category"}).read()
@@ -363,7 +365,7 @@ def test_a_category_of_numbers_is_found_however_they_are_written(tmp_path: Path)
             assert frame_inputs(frame, schema_of(raw)).tolist() == [[1.0]]
 
 
-def test_a_missing_or_doubled_column_of_a_request_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_or_doubled_column_of_a_request(tmp_path: Path) -> None:
     schema = {"kind": "table", "features": ["a"], "input_shape": [1]}
     with pytest.raises(DataError, match="the input: must have the column 'a' once, got b"):
         frame_inputs(pd.DataFrame({"b": [1.0]}), schema)

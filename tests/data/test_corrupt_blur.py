@@ -29,7 +29,7 @@ def bell(sigma: float, reach: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [28, 32, 64])
 @pytest.mark.parametrize(("severity", "sigma"), [(1, 0.4), (3, 0.7), (5, 1.0)])
-def test_gaussian_blur_is_a_dense_gaussian_sum(size: int, severity: int, sigma: float) -> None:
+def test_gaussian_blur_equals_a_dense_gaussian_sum(size: int, severity: int, sigma: float) -> None:
     image = pictures(1, 1, size, size)
     scaled = sigma * size / 32
     expected = dense(image[0, 0], bell(scaled, int(4 * scaled + 0.5)), "edge")
@@ -45,7 +45,7 @@ def impulse(severity: int) -> np.ndarray:
     return corrupt(image, "defocus_blur", severity, Seed(0))[0, 0].astype(int)
 
 
-def test_defocus_spreads_a_point_over_its_disc() -> None:
+def test_defocus_blur_spreads_a_point_over_a_disc() -> None:
     cross = np.zeros((5, 5), int)
     cross[2, 1:4] = cross[1:4, 2] = 51  # radius 1: five pixels of 255/5
     np.testing.assert_array_equal(impulse(4)[14:19, 14:19], cross)
@@ -58,7 +58,7 @@ def test_defocus_spreads_a_point_over_its_disc() -> None:
     np.testing.assert_array_equal(impulse(3)[15:18, 15:18], np.rint(255 * np.outer(weights, weights)).astype(int))
 
 
-def test_defocus_of_a_picture_is_a_dense_sum() -> None:
+def test_defocus_blur_of_a_picture_equals_a_dense_sum() -> None:
     image = pictures(1, 1)
     expected = dense(image[0, 0], blur.disc(1.5, 0.1), "reflect")
     assert np.abs(corrupt(image, "defocus_blur", 5, Seed(0))[0, 0] - expected).max() < 0.51
@@ -73,12 +73,12 @@ def test_a_kernel_for_larger_images_keeps_its_sum_and_widens_in_proportion() -> 
         return float((k.sum(1) * offsets**2).sum())
 
     tripled = blur.resized(kernel, 3.0)
-    assert spread(tripled) == pytest.approx(9 * (spread(kernel) + 1 / 12) - 1 / 12)  # of pixels as areas
+    assert spread(tripled) == pytest.approx(9 * (spread(kernel) + 1 / 12) - 1 / 12)  # a pixel's variance is 1/12
     for scale in (0.875, 2.0, 7.0):
         assert blur.resized(kernel, scale).sum() == pytest.approx(1)
 
 
-def test_motion_is_a_one_sided_gaussian_along_its_direction() -> None:
+def test_motion_blur_is_a_one_sided_gaussian_along_its_direction() -> None:
     image = np.zeros((3, 1, 41, 41), np.float32)
     image[:, :, 20, 20] = 1
     found = filters.motion(image, 6.0, 2.0, np.array([0.0, 90.0, 30.0]))[:, 0]
@@ -88,13 +88,13 @@ def test_motion_is_a_one_sided_gaussian_along_its_direction() -> None:
     np.testing.assert_allclose(found[1, 20:7:-1, 20], weights, atol=1e-5)
     rows, columns = np.mgrid[:41, :41] - 20
     mean = (weights * np.arange(13)).sum()
-    assert -(found[2] * rows).sum() == pytest.approx(mean * np.sin(np.pi / 6), abs=0.3)  # whole pixels
+    assert -(found[2] * rows).sum() == pytest.approx(mean * np.sin(np.pi / 6), abs=0.3)  # taps land on whole pixels
     assert -(found[2] * columns).sum() == pytest.approx(mean * np.cos(np.pi / 6), abs=0.3)
     np.testing.assert_allclose(found.sum((1, 2)), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(("severity", "sigma"), [(1, 1.0), (2, 1.5), (3, 2.0), (4, 2.0), (5, 2.5)])
-def test_motion_moves_the_light_by_its_length_within_45_degrees_of_the_horizontal(severity: int, sigma: float) -> None:
+def test_motion_blur_moves_light_by_the_mean_of_its_kernel_near_the_horizontal(severity: int, sigma: float) -> None:
     image = np.zeros((200, 1, 32, 32), np.uint8)
     image[:, :, 16, 16] = 255
     found = corrupt(image, "motion_blur", severity, Seed(0))[:, 0].astype(float) / 255
@@ -102,7 +102,7 @@ def test_motion_moves_the_light_by_its_length_within_45_degrees_of_the_horizonta
     up, left = -(found * rows).sum((1, 2)), -(found * columns).sum((1, 2))
     taps = np.arange(13)
     weights = np.exp(-(taps**2) / (2 * sigma**2))
-    # to whole pixels: the tap i lands within half a pixel of i, and by the mean over directions nearer
+    # taps land on whole pixels: tap i lands within half a pixel of i, and nearer in the mean over directions
     assert np.hypot(up, left).mean() == pytest.approx((weights * taps).sum() / weights.sum(), rel=0.15)
     angle = np.rad2deg(np.arctan2(up, left))
     assert np.abs(angle).max() < 50
@@ -123,8 +123,11 @@ def test_zoom_blur_flattens_a_slope_about_the_centre(severity: int, zooms: int) 
     assert np.abs(corrupt(levels, "zoom_blur", severity, Seed(0))[0, 0] - 255 * found).max() < 1.1
 
 
-def test_glass_takes_each_inner_pixel_from_a_neighbour_above_or_left_at_random() -> None:
-    """Severity 1, whose smoothing is no smoothing. Four sources of 1/4 each: |z| < 5 (6e-7 each)."""
+def test_glass_blur_draws_each_inner_pixel_from_a_block_of_four_pixels() -> None:
+    """Severity 1, which does not smooth. The pixel and its neighbours above, left and above left: 1/4 each.
+
+    |z| < 5 for each source (6e-7 each).
+    """
     rows, columns = np.mgrid[:32, :32]
     image = np.stack([8 * rows, 8 * columns, 0 * rows]).astype(np.uint8)
     found = corrupt(np.repeat(image[None], 40, axis=0), "glass_blur", 1, Seed(0)).astype(int)
@@ -138,7 +141,7 @@ def test_glass_takes_each_inner_pixel_from_a_neighbour_above_or_left_at_random()
     assert (found % 8 == 0).all()
 
 
-def test_glass_reaches_twice_as_far_after_two_rounds_and_with_twice_the_size() -> None:
+def test_glass_blur_reaches_twice_as_far_after_two_rounds_or_at_twice_the_size() -> None:
     def reach(size: int, severity: int) -> int:
         rows = np.broadcast_to(np.arange(size, dtype=np.float32)[:, None] / size, (8, 1, size, size))
         strength = (0.0, 1, 2 if severity == 4 else 1)

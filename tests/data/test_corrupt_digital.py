@@ -18,7 +18,7 @@ ELASTIC = ((0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 
 
 
 def box(image: np.ndarray, size: int) -> np.ndarray:
-    """Each new pixel is the mean of the old ones whose centres it covers (the nearest, where none)."""
+    """Each new pixel is the mean of the old pixels whose centres it covers, or the nearest one if it covers none."""
     scale = len(image) / size
     weights = np.zeros((size, len(image)))
     for i in range(size):
@@ -30,7 +30,7 @@ def box(image: np.ndarray, size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [28, 32])
 @pytest.mark.parametrize(("severity", "share"), [(1, 0.95), (2, 0.9), (3, 0.85), (4, 0.75), (5, 0.65)])
-def test_pixelate_is_a_box_filter_down_and_up(size: int, severity: int, share: float) -> None:
+def test_pixelate_equals_a_box_filter_down_and_up(size: int, severity: int, share: float) -> None:
     images = pictures(2, 3, size, size)
     found = corrupt(images, "pixelate", severity, Seed(0))
     for image, done in zip(images.reshape(6, size, size), found.reshape(6, size, size), strict=True):
@@ -39,7 +39,9 @@ def test_pixelate_is_a_box_filter_down_and_up(size: int, severity: int, share: f
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("severity", "quality"), [(1, 80), (2, 65), (3, 58), (4, 50), (5, 40)])
-def test_jpeg_is_pillows_at_that_quality(channels: int, severity: int, quality: int) -> None:
+def test_jpeg_compression_equals_pillow_at_the_quality_of_its_severity(
+    channels: int, severity: int, quality: int
+) -> None:
     image = pictures(1, channels)[0]
     file = BytesIO()
     picture = Image.fromarray(image[0], "L") if channels == 1 else Image.fromarray(np.moveaxis(image, 0, -1), "RGB")
@@ -52,7 +54,7 @@ def test_jpeg_is_pillows_at_that_quality(channels: int, severity: int, quality: 
 def displaced(strength: tuple[float, float, float], size: int, number: int = 40) -> np.ndarray:
     """Where each inner pixel of the result came from, in pixels, minus its own place: [image, 2, i, j].
 
-    Read off two pictures of coordinates; bilinear reading is exact on them away from the mirrored edges.
+    Two pictures of coordinates show it; bilinear interpolation is exact on them away from the mirrored edges.
     """
     rows, columns = np.mgrid[:size, :size].astype(np.float32)
     images = np.stack([rows, columns])[None].repeat(number, 0)
@@ -62,7 +64,7 @@ def displaced(strength: tuple[float, float, float], size: int, number: int = 40)
 
 
 def residual(field: np.ndarray) -> np.ndarray:
-    """What no affine map explains of each image's displacement."""
+    """The part of each image's displacement that no affine map explains."""
     number, _, height, width = field.shape
     rows, columns = np.mgrid[:height, :width]
     design = np.stack([rows.ravel(), columns.ravel(), np.ones(height * width)], 1)
@@ -70,7 +72,7 @@ def residual(field: np.ndarray) -> np.ndarray:
     return flat - design @ np.linalg.lstsq(design, flat, rcond=None)[0]
 
 
-def test_the_first_severity_is_an_affine_map_that_moves_corners_by_at_most_its_reach() -> None:
+def test_the_first_severity_of_elastic_transform_is_an_affine_map() -> None:
     field = displaced(ELASTIC[0], 32)
     assert np.abs(residual(field)).max() < 1e-3
     assert 0.5 < np.abs(field).max() < 3 * 0.08 * 32
@@ -79,7 +81,7 @@ def test_the_first_severity_is_an_affine_map_that_moves_corners_by_at_most_its_r
 
 
 @pytest.mark.parametrize("size", [32, 64])
-def test_displacements_have_the_deviation_of_smoothed_noise_in_proportion_to_the_size(size: int) -> None:
+def test_elastic_displacements_have_the_deviation_of_smoothed_noise_at_each_size(size: int) -> None:
     """sd = α·√(1/3)·Σk² at 32, by a kernel summed here; 40 images' mean is within 5 % or so, allowed 15 %."""
     share, blur, _ = ELASTIC[4]
     line = np.exp(-(np.arange(-3, 4) ** 2) / (2 * (32 * blur) ** 2))
@@ -89,7 +91,7 @@ def test_displacements_have_the_deviation_of_smoothed_noise_in_proportion_to_the
     assert found == pytest.approx(expected, rel=0.15)
 
 
-def test_smoothing_leaves_the_deviation_that_is_said() -> None:
+def test_smoothed_noise_has_the_deviation_that_kept_deviation_returns() -> None:
     """White noise of 2.6 million values, edges cut; neighbours correlate, so 1 % is some seven standard errors."""
     noise = Streams(Seed(0), range(64)).normal(200, 200)
     for sigma in (0.4, 1.0, 2.5):
@@ -98,7 +100,7 @@ def test_smoothing_leaves_the_deviation_that_is_said() -> None:
     assert filters.kept_deviation(0.0) == 1
 
 
-def test_folds_are_numpys_pads() -> None:
+def test_folded_positions_equal_the_pads_of_numpy() -> None:
     line, positions = np.array([5.0, 1, 7, 3]), np.arange(-3, 7)
     mirrored = line[filters.mirrored(positions, 4).astype(int)]
     np.testing.assert_array_equal(mirrored, np.pad(line, 3, mode="reflect"))
@@ -128,7 +130,7 @@ def by_hsv(images: np.ndarray, saturation, value) -> np.ndarray:
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_brightness_adds_to_the_value(severity: int) -> None:
+def test_brightness_adds_to_the_hsv_value(severity: int) -> None:
     images, amount = with_grey_and_black(), (0.05, 0.1, 0.15, 0.2, 0.3)[severity - 1]
     expected = by_hsv(images, lambda s: s, lambda v: min(v + amount, 1))
     assert np.abs(corrupt(images, "brightness", severity, Seed(0)) - expected).max() < 0.51
@@ -137,7 +139,7 @@ def test_brightness_adds_to_the_value(severity: int) -> None:
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_saturate_multiplies_and_adds_to_the_saturation(severity: int) -> None:
+def test_saturate_multiplies_and_increases_the_hsv_saturation(severity: int) -> None:
     images = with_grey_and_black()
     times, plus = ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))[severity - 1]
     expected = by_hsv(images, lambda s: min(s * times + plus, 1), lambda v: v)
@@ -146,14 +148,14 @@ def test_saturate_multiplies_and_adds_to_the_saturation(severity: int) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_contrast_draws_each_channel_to_its_mean(channels: int, severity: int) -> None:
+def test_contrast_pulls_each_channel_towards_its_mean(channels: int, severity: int) -> None:
     images, share = pictures(3, channels, 28, 28), (0.75, 0.5, 0.4, 0.3, 0.15)[severity - 1]
     for image, found in zip(images, corrupt(images, "contrast", severity, Seed(0)), strict=True):
         for x, y in zip(image.astype(float), found, strict=True):
             assert np.abs(y - (share * x + (1 - share) * x.mean())).max() < 0.51
 
 
-def test_grey_images_have_no_saturation_to_change_until_some_is_added() -> None:
+def test_saturate_changes_grey_images_only_where_it_adds_saturation() -> None:
     images = pictures(2, 1)
     for severity in (1, 2, 3):
         np.testing.assert_array_equal(corrupt(images, "saturate", severity, Seed(0)), images)

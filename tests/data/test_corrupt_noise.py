@@ -1,4 +1,4 @@
-"""Noise against its own law, weather by loops and on flat pictures. Every |z| < 5 is a false alarm in 6e-7 of runs."""
+"""Noise against its law, weather by loops and on flat pictures. Every |z| < 5 is a false alarm in 6e-7 of runs."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def variance_z(values: np.ndarray, expected: float, excess: float = 0.0, roundin
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_gaussian_noise_has_cifars_deviations(severity: int) -> None:
+def test_gaussian_noise_has_the_standard_deviations_of_cifar_10_c(severity: int) -> None:
     values = residuals("gaussian_noise", severity, 128)
     sigmas, imagenet = (0.04, 0.06, 0.08, 0.09, 0.10), (0.08, 0.12, 0.18, 0.26, 0.38)
     assert abs(variance_z(values, sigmas[severity - 1] ** 2)) < 5
@@ -36,7 +36,7 @@ def test_gaussian_noise_has_cifars_deviations(severity: int) -> None:
 @pytest.mark.parametrize("photons", [500, 250, 100, 75, 50])
 @pytest.mark.parametrize("level", [0.2, 0.5])
 def test_shot_noise_has_the_variance_of_counted_photons(photons: int, level: float) -> None:
-    """Var = x/c: the same c at every brightness, as no noise of constant variance has. Before rounding."""
+    """Var = x/c before rounding: c is the same at every brightness, which noise of constant variance cannot imitate."""
     images = np.full((32, 3, 32, 32), level, np.float32)
     found = noise.shot_noise(images, photons, Streams(Seed(9), range(32))).astype(float).ravel()
     assert abs(variance_z(found, level / photons, 1 / (level * photons), rounding=0)) < 5
@@ -46,7 +46,7 @@ def test_shot_noise_has_the_variance_of_counted_photons(photons: int, level: flo
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_shot_noise_has_cifars_photons(severity: int) -> None:
+def test_shot_noise_has_the_photon_counts_of_cifar_10_c(severity: int) -> None:
     """Grey levels of 1/255 hide some of the variance x/c: within 5 %, where the next severity differs by 25 %."""
     photons = (500, 250, 100, 75, 50)[severity - 1]
     assert residuals("shot_noise", severity, 128).var() == pytest.approx(128 / 255 / photons + ROUNDING, rel=0.05)
@@ -64,16 +64,16 @@ def test_impulse_noise_replaces_its_share_half_by_black_half_by_white(severity: 
 
     for count in (black, white):
         assert abs(z(count, shares[severity - 1] / 2)) < 5
-        assert abs(z(count, shares[severity - 1])) > 5  # the whole share for each: wrong
+        assert abs(z(count, shares[severity - 1])) > 5  # wrong: the whole share for each
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
 @pytest.mark.parametrize("value", [64, 128])
-def test_speckle_noise_is_in_proportion_to_the_value(severity: int, value: int) -> None:
+def test_speckle_noise_is_proportional_to_the_value(severity: int, value: int) -> None:
     sigma = (0.06, 0.1, 0.12, 0.16, 0.2)[severity - 1]
     values = residuals("speckle_noise", severity, value)
     assert abs(variance_z(values, (sigma * value / 255) ** 2)) < 5
-    assert abs(variance_z(values, sigma**2)) > 50  # not in proportion: wrong
+    assert abs(variance_z(values, sigma**2)) > 50  # wrong: not proportional to the value
 
 
 def test_black_stays_black_under_noise_that_scales_with_the_value() -> None:
@@ -106,7 +106,7 @@ def plasma_by_loops(noise: list[np.ndarray], decay: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("decay", [1.75, 3.0])
-def test_plasma_is_diamond_square(decay: float) -> None:
+def test_plasma_equals_the_diamond_square_algorithm_by_loops(decay: float) -> None:
     streams, again = Streams(Seed(3), range(2)), Streams(Seed(3), range(2))
     noise = [again.uniform(-1.0, 1.0, 3, side, side) for side in (1, 2, 4, 8)]
     for image, found in enumerate(weather.plasma_fractal(streams, 13, decay)):
@@ -114,7 +114,7 @@ def test_plasma_is_diamond_square(decay: float) -> None:
 
 
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
-def test_fog_lies_between_a_dimmed_picture_and_its_own_brightest_value(severity: int) -> None:
+def test_fog_ranges_from_the_dimmed_picture_to_its_brightest_value(severity: int) -> None:
     """Where the plasma is 0 the picture is x·m/(m + t), where it is 1 it is (x + t)·m/(m + t)."""
     thickness = FOG[severity - 1][0]
     found = corrupt(flat(20, 1, 128), "fog", severity, Seed(0))
@@ -124,24 +124,24 @@ def test_fog_lies_between_a_dimmed_picture_and_its_own_brightest_value(severity:
     assert not corrupt(flat(1, 3, 0), "fog", severity, Seed(0)).any()
 
 
-def test_frost_is_a_weighted_sum_with_a_bluish_texture() -> None:
+def test_frost_is_a_weighted_sum_of_the_picture_and_a_bluish_texture() -> None:
     for severity, (kept, weight) in enumerate(((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)), start=1):
         texture = corrupt(flat(6, 3, 0), "frost", severity, Seed(0)).astype(float)
         over = corrupt(flat(6, 3, 100), "frost", severity, Seed(0)).astype(float)
-        assert np.abs(over - texture - 100 * kept).max() <= 1  # the same texture, whatever is below
+        assert np.abs(over - texture - 100 * kept).max() <= 1  # the texture does not depend on the picture below it
         peaks = texture.max((2, 3))
         assert np.abs(peaks - 255 * weight * np.array([0.85, 0.93, 1.0])).max() < 0.51
         assert 0.4 < texture[:, 2].mean() / (255 * weight) < 0.65
 
 
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
-def test_snow_only_brightens_and_falls_the_same_way_up_and_down(severity: int) -> None:
+def test_snow_only_brightens_and_is_symmetric_under_a_half_turn(severity: int) -> None:
     kept = (0.95, 0.9, 0.9, 0.85, 0.8)[severity - 1]
     images = pictures(12, 3)
     assert (corrupt(images, "snow", severity, Seed(0)).astype(int) >= images).all()
     night = corrupt(flat(12, 3, 0), "snow", severity, Seed(0))
     np.testing.assert_array_equal(night, night[..., ::-1, ::-1])
-    least = 255 * (1 - kept) / 2  # the paler scene, where no flake falls
+    least = 255 * (1 - kept) / 2  # the paler picture where no flake falls
     assert night.min() >= np.floor(least)
     assert severity == 5 or night.min() <= np.ceil(least)
 
@@ -159,7 +159,7 @@ def test_water_adds_pale_turquoise_light(severity: int) -> None:
 
 
 @pytest.mark.parametrize("severity", [4, 5])
-def test_mud_covers_with_brown_and_leaves_the_rest(severity: int) -> None:
+def test_mud_covers_some_pixels_with_brown_and_keeps_the_others(severity: int) -> None:
     images = flat(60, 3, 200)
     found = corrupt(images, "spatter", severity, Seed(0)).astype(float)
     cover = (200 - found) / (200 - np.array([63, 42, 20])[:, None, None])  # the mask, from each channel
@@ -168,7 +168,7 @@ def test_mud_covers_with_brown_and_leaves_the_rest(severity: int) -> None:
     assert 0.001 < (cover[:, 0] > 0).mean() < 0.2
 
 
-def test_there_is_more_water_at_each_severity_and_as_much_mud_on_larger_images() -> None:
+def test_water_grows_with_severity_and_the_share_of_mud_does_not_depend_on_size() -> None:
     def share(severity: int, size: int) -> float:
         images = flat(60, 3, 60, size)
         return float((corrupt(images, "spatter", severity, Seed(0)) != images).mean())
@@ -177,8 +177,8 @@ def test_there_is_more_water_at_each_severity_and_as_much_mud_on_larger_images()
     assert share(5, 64) == pytest.approx(share(5, 32), rel=0.25)
 
 
-def test_a_flattened_histogram_by_hand() -> None:
+def test_histogram_equalisation_equals_a_hand_computation() -> None:
     """Four pixels 0, 0, 1, 3: half at the lowest; of the other two, one at or below 1, both at or below 3."""
     found = weather._equalised(np.array([[[0, 0], [1, 3]], [[7, 7], [7, 7]]], np.uint8))
     np.testing.assert_array_equal(found[0], [[0, 0], [128, 255]])
-    np.testing.assert_array_equal(found[1], 0)  # one level alone
+    np.testing.assert_array_equal(found[1], 0)  # an image of one level becomes 0

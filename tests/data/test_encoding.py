@@ -1,4 +1,4 @@
-"""Columns as people have them: against scikit-learn and pandas, and fitted to the training rows alone."""
+"""Columns of users' tables: encoded as by scikit-learn and pandas, and fitted to the training rows alone."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return place
 
 
-def test_a_file_becomes_codes_without_learning_anything(path: Path) -> None:
+def test_a_table_is_read_as_numbers_and_category_codes(path: Path) -> None:
     raw, rows = table(path).read(), frame()
     size, grade, when, sold = raw.train.inputs.T
     np.testing.assert_array_equal(size, rows["size"])
@@ -63,8 +63,8 @@ def test_a_file_becomes_codes_without_learning_anything(path: Path) -> None:
     assert [column.missing for column in raw.columns] == [True, True, False, False]
 
 
-def test_encoding_is_that_of_scikit_learn(path: Path) -> None:
-    """Medians and indicators, one-hot columns with the rare ones as one; fitted to the first half, applied to all."""
+def test_encoding_equals_scikit_learn(path: Path) -> None:
+    """Medians with indicators; one-hot columns, one for rare categories; fitted to the first half, applied to all."""
     raw, rows = table(path, categories=4).read(), frame()
     encoding = Encoding.fit(raw.columns, raw.train.inputs[:100])
     found = pd.DataFrame(encoding(torch.from_numpy(raw.train.inputs)).numpy(), columns=encoding.names())
@@ -82,8 +82,8 @@ def test_encoding_is_that_of_scikit_learn(path: Path) -> None:
     np.testing.assert_allclose(found["when:week sin"], np.sin(turn), atol=1e-12)
 
 
-def test_nothing_depends_on_other_rows_than_those_it_is_fitted_to() -> None:
-    """The control: a median of all rows is another one."""
+def test_an_encoding_depends_only_on_the_rows_that_it_is_fitted_to() -> None:
+    """The control: a fit to all rows has another median."""
     columns = (Column("a", "number", missing=True), Column("b", "category", ("x", "y", "z")))
     g = np.random.default_rng(1)
     rows = np.stack([g.normal(size=60), g.integers(0, 2, 60).astype(float)], axis=1)
@@ -98,14 +98,14 @@ def test_nothing_depends_on_other_rows_than_those_it_is_fitted_to() -> None:
     assert seen[0, 2:].sum() == 0  # no training row has z, and none is rare
 
 
-def test_every_split_has_as_many_columns() -> None:
+def test_the_number_of_encoded_columns_does_not_depend_on_the_split() -> None:
     column = Column("b", "category", tuple("abcdefgh"), slots=3)
     for codes in ([0.0] * 5, [0.0, 1.0, 2.0, 3.0, 4.0], [np.nan] * 5):
         encoding = Encoding.fit((column,), np.array(codes)[:, None])
         assert encoding(torch.tensor([[7.0], [-1.0], [np.nan]])).shape == (3, 3)
 
 
-def test_an_unseen_category_is_one_of_the_rare_ones_or_none(path: Path) -> None:
+def test_an_unseen_category_is_encoded_as_a_rare_category(path: Path) -> None:
     schema_of = [column.mapping() for column in table(path, categories=4).read().columns]
     new = path.with_name("new.csv")
     new.write_text("grade,size,when,sold\nunheard,1.5,2026-01-31,True\n,,2026-01-31,False\n")
@@ -123,7 +123,7 @@ def test_an_unseen_category_is_one_of_the_rare_ones_or_none(path: Path) -> None:
         new_inputs(new, schema)
 
 
-def test_a_stored_transform_is_the_same(path: Path) -> None:
+def test_a_transform_restored_from_its_state_is_unchanged(path: Path) -> None:
     raw = table(path).read()
     fitted = fit_transform(
         raw.train.inputs,
@@ -143,8 +143,8 @@ def test_a_stored_transform_is_the_same(path: Path) -> None:
     assert fitted.shape((4,)) == tuple(inputs.shape[1:])
 
 
-def test_robust_constants_are_those_of_scikit_learn() -> None:
-    """Quartiles that are equal: half the range; a column that does not vary becomes 0."""
+def test_robust_scaling_equals_scikit_learn() -> None:
+    """If the quartiles are equal, the scale is half the range; a column that does not vary becomes 0."""
     g = np.random.default_rng(2)
     rows = np.stack([g.standard_cauchy(300), np.r_[np.ones(280), g.normal(size=20)], np.full(300, 7.0)], axis=1)
     fitted = fit_transform(rows, np.arange(300) % 2, kind="table", normalise="robust", whiten=False)
@@ -165,13 +165,15 @@ def test_robust_constants_are_those_of_scikit_learn() -> None:
         ("größe,b\n1,2\n".encode("cp1252"), CsvForm(",", ".", "cp1252")),
     ],
 )
-def test_how_a_file_is_written_is_found_out(tmp_path: Path, text: str | bytes, form: CsvForm) -> None:
+def test_the_separator_decimal_sign_and_encoding_of_a_file_are_detected(
+    tmp_path: Path, text: str | bytes, form: CsvForm
+) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     assert sniffed(path) == form
 
 
-def test_a_german_file_is_read(tmp_path: Path) -> None:
+def test_a_german_csv_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     lines = [f"{i},5;{'naß' if i % 2 else 'trocken'};{i}" for i in range(12)]
     path.write_bytes("\n".join(["menge;wetter;preis", *lines]).encode("cp1252"))
@@ -182,7 +184,7 @@ def test_a_german_file_is_read(tmp_path: Path) -> None:
     assert raw.train.inputs[3].tolist() == [3.5, 0.0]
 
 
-def test_rows_without_a_target_are_left_out_where_that_is_said(tmp_path: Path) -> None:
+def test_rows_without_a_target_are_left_out_only_on_request(tmp_path: Path) -> None:
     rows = frame()
     rows.loc[:9, "price"] = np.nan
     rows.to_csv(tmp_path / "rows.csv", index=False)
@@ -201,7 +203,9 @@ def test_rows_without_a_target_are_left_out_where_that_is_said(tmp_path: Path) -
         ({"columns": {"amount": "number"}}, "got '1,234' in row 1; write numbers without separators of thousands"),
     ],
 )
-def test_a_column_that_is_something_else_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_the_error_names_a_column_that_is_not_of_its_stated_kind(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     rows = frame().assign(empty=None, amount="1,234")
     rows.loc[0, "grade"] = "bad"
     rows.to_csv(tmp_path / "rows.csv", index=False)
@@ -221,6 +225,6 @@ def test_a_column_that_is_something_else_is_named(tmp_path: Path, changes: dict[
         ({"csv": {"encoding": "klingon"}}, "encoding must be an encoding that Python knows"),
     ],
 )
-def test_numbers_that_break_a_rule(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_keys_that_break_a_rule_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         table(tmp_path / "rows.csv", **changes)

@@ -1,4 +1,4 @@
-"""The TFDS path, on small archives that lie where TFDS looks for downloads."""
+"""Rows by TensorFlow Datasets (TFDS), from small archives in the folder where TFDS looks for downloads."""
 
 import socket
 from dataclasses import replace
@@ -12,7 +12,7 @@ from bdl_pipe.errors import DataError, UserError
 from . import archives as made
 
 pytest.importorskip("tensorflow_datasets")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of TFDS and what it imports
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of TFDS and of its imports
 
 from bdl_pipe.data.sources.fetch import fetch, require_reachable  # noqa: E402
 
@@ -38,7 +38,9 @@ def test_a_download_with_another_checksum_is_refused(tmp_path: Path) -> None:
         fetch(made.ARCHIVES["cifar10"], downloads=tmp_path / "downloads", cache=tmp_path / "cache")
 
 
-def test_without_a_network_the_ways_out_are_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_without_a_network_names_the_ways_to_get_the_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("no_proxy", "*")
     waits: list[float] = []
 
@@ -62,7 +64,7 @@ def test_a_listening_host_counts_as_reachable(monkeypatch: pytest.MonkeyPatch) -
         require_reachable(archive)
 
 
-def test_behind_a_proxy_it_is_the_proxy_that_must_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listening_proxy_counts_as_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

@@ -1,4 +1,4 @@
-"""Folders of images as systems and cameras leave them: hidden files and folders, and photographs with a tag."""
+"""Folders of images as systems and cameras leave them: hidden files, and photographs with an orientation tag."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from bdl_pipe.data.sources.images import ImageFolder, read_images
 from bdl_pipe.errors import DataError
 
 ORIENTATION = 0x0112  # the tag's number
-# stored pixels -> as one sees them: where the stored row 0 and column 0 lie (EXIF 2.3, section 4.6.4, Orientation)
+# stored pixels -> seen pixels, by the place of the stored row 0 and column 0 (EXIF 2.3, section 4.6.4, Orientation)
 SEEN = {
     1: lambda stored: stored,  # top, left
     2: lambda stored: stored[:, ::-1],  # top, right
@@ -41,7 +41,7 @@ def images(root: Path, rows: int = 30) -> Path:
 
 
 def litter(classes: Path) -> None:
-    """Write what notebooks, macOS, Windows and a file server leave."""
+    """Write the files that notebooks, macOS, Windows and a file server leave."""
     for name in (".ipynb_checkpoints", "__MACOSX", "@eaDir"):
         (classes / name).mkdir()
         Image.new("L", (9, 9)).save(classes / name / "00-checkpoint.png")
@@ -55,7 +55,7 @@ def litter(classes: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [(), ("train",), ("train", "test")])
-def test_hidden_files_and_folders_are_no_class_and_no_image(parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_hidden_files_and_folders_are_neither_classes_nor_images(parts: tuple[str, ...], tmp_path: Path) -> None:
     for part in parts or (".",):
         images(tmp_path / part)
     plain, about = ImageFolder(str(tmp_path)).read(), inspect_images(tmp_path)
@@ -74,13 +74,13 @@ def test_hidden_files_and_folders_are_no_class_and_no_image(parts: tuple[str, ..
     assert image_inputs(tmp_path / parts[0] if parts else tmp_path) == inputs and len(inputs) == 60
 
 
-def test_a_folder_of_hidden_folders_alone_has_no_class(tmp_path: Path) -> None:
+def test_a_folder_with_only_hidden_folders_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".ipynb_checkpoints").mkdir()
     with pytest.raises(DataError, match="must have one subfolder of images per class, got none"):
         ImageFolder(str(tmp_path)).read()
 
 
-def test_a_hidden_image_that_is_asked_for_is_read(tmp_path: Path) -> None:
+def test_a_hidden_image_is_read_when_its_path_is_given(tmp_path: Path) -> None:
     Image.new("L", (6, 6), 7).save(tmp_path / ".own.png")
     schema = {"kind": "image", "input_shape": [1, 6, 6]}
     assert new_inputs(tmp_path / ".own.png", schema).max() == 7
@@ -97,8 +97,8 @@ HOW: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("orientation", SEEN)
 @pytest.mark.parametrize("how", HOW)
-def test_photographs_are_read_as_one_sees_them(how: str, orientation: int, tmp_path: Path) -> None:
-    """At the fit (a folder's size is its first image's) and at a prediction, which asks for a shape."""
+def test_photographs_are_turned_by_their_orientation_tag(how: str, orientation: int, tmp_path: Path) -> None:
+    """At a fit, where the first image gives the shape of the folder, and at a prediction, which requires a shape."""
     seen = SEEN[orientation](STORED)
     path, exif = tmp_path / f"0.{how.split()[0]}", Image.Exif()
     exif[ORIENTATION] = orientation
@@ -114,6 +114,6 @@ def test_photographs_are_read_as_one_sees_them(how: str, orientation: int, tmp_p
     assert np.abs(square - upright).max() <= 3
 
 
-def test_a_damaged_tag_is_ignored(tmp_path: Path) -> None:
+def test_a_damaged_orientation_tag_is_ignored(tmp_path: Path) -> None:
     Image.fromarray(STORED).save(tmp_path / "0.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff no directory")
     np.testing.assert_array_equal(read_images([tmp_path / "0.png"])[0, 0], STORED)

@@ -68,27 +68,27 @@ def pack(place: Path, kind: str, files: Mapping[str, bytes], top: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz", "folder"])
-def test_tiny_imagenet(tmp_path: Path, kind: str) -> None:
+def test_tiny_imagenet_is_read_with_the_labels_of_wnids(tmp_path: Path, kind: str) -> None:
     raw = checked(TinyImageNet(str(pack(tmp_path, kind, tiny(), "tiny-imagenet-200"))).read())
     assert raw.classes == ("cat", "goldfish")
     assert raw.train.inputs.shape == (12, 3, 64, 64) and raw.train.inputs.dtype == np.uint8
     assert raw.test is not None and raw.test.targets.tolist() == [0, 1, 0, 1]
     colours = np.median(raw.train.inputs, (2, 3))
-    for number, name in enumerate(sorted(IDS)):  # images lie by name
+    for number, name in enumerate(sorted(IDS)):  # images are sorted by name
         label = IDS.index(name)
         rows = slice(6 * number, 6 * number + 6)
         assert raw.train.targets[rows].tolist() == [label] * 6
         expected = np.array([(40 * i, 100 * label, 30) for i in range(6)])
         if label == 0:
             expected[1] = 77
-            assert colours[rows][2, 0] > colours[rows][2, 1] + 100  # cyan's complement, as its inks say
+            assert colours[rows][2, 0] > colours[rows][2, 1] + 100  # inks of magenta and yellow make red
             expected[2] = colours[rows][2]
         assert np.abs(colours[rows] - expected).max() <= 3
     assert np.abs(np.median(raw.test.inputs, (2, 3))[:, 0] - np.arange(200, 204)).max() <= 3
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz", "folder"])
-def test_imagewoof_is_brought_to_one_size(tmp_path: Path, kind: str) -> None:
+def test_images_of_imagewoof_are_resized_to_one_size(tmp_path: Path, kind: str) -> None:
     raw = checked(ImageWoof(str(pack(tmp_path, kind, woof(), "imagewoof2-160")), side=24).read())
     assert raw.classes == ("n02086240", "n02087394")
     assert raw.train.inputs.shape == (10, 3, 24, 24)
@@ -97,8 +97,8 @@ def test_imagewoof_is_brought_to_one_size(tmp_path: Path, kind: str) -> None:
     assert np.abs(np.median(raw.train.inputs, (2, 3))[:, 1] - 90 * raw.train.targets).max() <= 3
 
 
-def test_what_lies_beside_the_classes_is_no_class(tmp_path: Path) -> None:
-    """An image directly in train/, and what macOS puts into its zips."""
+def test_files_beside_the_class_folders_are_ignored(tmp_path: Path) -> None:
+    """An image directly in train/, and the files that macOS adds to a zip."""
     beside = {"train/cover.jpg": jpeg((1, 2, 3), (30, 30)), "train/n02086240/._n02086240_0.JPEG": b"?"}
     path = pack(tmp_path, "zip", woof() | beside, "imagewoof2-160")
     with zipfile.ZipFile(path, "a") as archive:
@@ -107,7 +107,7 @@ def test_what_lies_beside_the_classes_is_no_class(tmp_path: Path) -> None:
     assert raw.classes == ("n02086240", "n02087394") and len(raw.train) == 10
 
 
-def test_the_middle_is_cut_out(tmp_path: Path) -> None:
+def test_a_wide_image_is_cropped_to_its_middle(tmp_path: Path) -> None:
     picture = np.zeros((20, 60, 3), np.uint8)
     picture[:, 20:40] = 255
     file = io.BytesIO()
@@ -130,7 +130,7 @@ def test_the_middle_is_cut_out(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
-def test_what_is_wrong_is_said_with_its_file(
+def test_the_error_names_the_wrong_file_of_an_archive(
     tmp_path: Path, kind: str, changes: Mapping[str, bytes | None], said: str
 ) -> None:
     with pytest.raises(DataError, match=said):
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_said_with_its_file(
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
-def test_an_archive_that_is_cut_off_is_refused(tmp_path: Path, kind: str) -> None:
+def test_truncated_missing_and_empty_archives_are_refused(tmp_path: Path, kind: str) -> None:
     path = pack(tmp_path, kind, tiny(), "t")
     whole = path.read_bytes()
     for share in (0.3, 0.6, 0.9):
@@ -163,7 +163,7 @@ def npz(folder: Path, **changes: np.ndarray) -> Path:
     return folder
 
 
-def test_the_downsampled_imagenet(tmp_path: Path) -> None:
+def test_downsampled_imagenet_is_read_in_the_order_of_its_batches(tmp_path: Path) -> None:
     folder = npz(tmp_path / "a")
     raw = checked(ImageNetNpz(str(folder), side=8).read())
     assert raw.train.inputs.shape == (16, 3, 8, 8) and raw.classes == ("1", "2", "3", "4")
@@ -188,6 +188,8 @@ def test_the_downsampled_imagenet(tmp_path: Path) -> None:
         ({"labels": np.array([object()] * 8)}, "is not a readable .npz of plain arrays"),
     ],
 )
-def test_arrays_of_another_kind_are_refused(tmp_path: Path, changes: dict[str, np.ndarray], said: str) -> None:
+def test_downsampled_imagenet_with_invalid_arrays_is_refused(
+    tmp_path: Path, changes: dict[str, np.ndarray], said: str
+) -> None:
     with pytest.raises(DataError, match=said):
         ImageNetNpz(str(npz(tmp_path / "a", **changes)), side=8).read()

@@ -1,4 +1,4 @@
-"""Class-incremental learning: which rows are in a step, and one transform for all steps, which no test row enters."""
+"""Class-incremental learning: the rows of each step, and one transform for all steps, which uses no test row."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ CLASSES = 6
 
 
 def rows(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images whose brightness is their class's, so that constants of other rows are other constants."""
+    """Images whose brightness depends on their class, so that other rows have other constants."""
     labels = np.arange(count) % CLASSES
     return (made.images(count, (1, 8, 8), seed) // 8 + 30 * labels[:, None, None, None]).astype(np.uint8), labels
 
@@ -48,20 +48,20 @@ def same(a: Transform, b: Transform) -> bool:
     return mine.keys() == theirs.keys() and all(bool((mine[k] == theirs[k]).all()) for k in mine)
 
 
-def test_the_orders_are_the_published_ones() -> None:
-    """Of CIFAR-100, the first in the published lists."""
+def test_the_orders_of_classes_equal_the_published_lists() -> None:
+    """The first classes of the published lists for CIFAR-100."""
     assert IncrementConfig(0, 20, 0).new(100)[:10] == [26, 86, 2, 55, 75, 93, 16, 73, 54, 95]
     assert IncrementConfig(1, 20, 0).new(100)[:5] == [80, 84, 33, 81, 93]
 
 
-def test_the_steps_part_the_classes() -> None:
+def test_the_steps_partition_the_classes() -> None:
     steps = [IncrementConfig(7, 2, step) for step in range(5)]
     assert sorted(label for step in steps for label in step.new(10)) == list(range(10))
     for number, step in enumerate(steps):
         assert step.seen(10) == [label for before in steps[: number + 1] for label in before.new(10)]
 
 
-def test_a_step_has_the_rows_of_its_classes_and_tests_on_all_so_far(tmp_path: Path) -> None:
+def test_a_step_trains_on_its_new_classes_and_tests_on_all_classes_so_far(tmp_path: Path) -> None:
     whole = npz(tmp_path / "d.npz")
     fit, holdout = prepare_at(tmp_path / "whole", whole)
     search, test = prepared.load_fit(fit, 0, final=False), prepared.load_holdout(holdout, 0).test
@@ -82,8 +82,8 @@ def test_a_step_has_the_rows_of_its_classes_and_tests_on_all_so_far(tmp_path: Pa
         assert final.outputs == CLASSES
 
 
-def test_all_steps_have_one_transform_of_the_training_rows_alone(tmp_path: Path) -> None:
-    """Its search's is that of the union of the steps' training rows: not of one step's, nor with validation rows."""
+def test_all_steps_share_one_transform_fitted_to_the_training_rows_alone(tmp_path: Path) -> None:
+    """A search's transform is fitted to the training rows of all steps: not to one step's nor to validation rows."""
     whole = npz(tmp_path / "d.npz")
     steps = [prepare_at(tmp_path / str(number), at(whole, number))[0] for number in range(3)]
     everything, _ = prepare_at(tmp_path / "whole", whole)
@@ -105,7 +105,7 @@ def test_all_steps_have_one_transform_of_the_training_rows_alone(tmp_path: Path)
     assert mine == other, "a test row is in it"
 
 
-def test_transfer_rows_are_of_the_classes_so_far(tmp_path: Path) -> None:
+def test_transfer_rows_have_only_the_classes_so_far(tmp_path: Path) -> None:
     images, labels = rows(12, 2)
     np.savez(tmp_path / "other.npz", x_train=images + 1, y_train=labels, x_test=images, y_test=labels)
     whole = replace(npz(tmp_path / "d.npz"), transfer=("other",))
@@ -126,7 +126,7 @@ def test_transfer_rows_are_of_the_classes_so_far(tmp_path: Path) -> None:
         prepare_at(tmp_path / "early", at(whole, 1), other=other)
 
 
-def test_a_set_without_it_is_written_as_before_there_was_any(tmp_path: Path) -> None:
+def test_a_set_without_increments_is_written_without_their_key(tmp_path: Path) -> None:
     whole = npz(tmp_path / "d.npz")
     assert "increment" not in config.to_mapping(whole)
     step = config.to_mapping(at(whole, 1))
@@ -134,7 +134,7 @@ def test_a_set_without_it_is_written_as_before_there_was_any(tmp_path: Path) -> 
     assert config.read(DatasetConfig, step, "d") == at(whole, 1)
 
 
-def test_which_step_comes_after_which(tmp_path: Path) -> None:
+def test_a_step_comes_only_after_the_preceding_step_of_the_same_set(tmp_path: Path) -> None:
     whole = npz(tmp_path / "d.npz")
     after = at(whole, 1)
     assert after.comes_after(at(whole, 0)) and after.comes_after(replace(at(whole, 0), ood=()))
@@ -153,13 +153,13 @@ def test_which_step_comes_after_which(tmp_path: Path) -> None:
         ({"stepp": 1}, r"^d\.increment\.stepp is not a known key"),
     ],
 )
-def test_what_is_no_step_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_the_error_names_an_invalid_key_of_an_increment(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     mapping = config.to_mapping(at(npz(tmp_path / "d.npz"), 0))
     with pytest.raises(ConfigError, match=message):
         config.read(DatasetConfig, mapping | {"increment": mapping["increment"] | change}, "d")
 
 
-def test_steps_that_the_rows_have_not_are_named(tmp_path: Path) -> None:
+def test_increments_that_do_not_fit_the_set_are_refused(tmp_path: Path) -> None:
     whole = npz(tmp_path / "d.npz")
     with pytest.raises(
         ConfigError, match=r"^datasets\.d\.increment\.step must be < 3: each adds 2 of 6 classes, got 3"

@@ -1,4 +1,4 @@
-"""A table or images are inspected: what is found, what is read again, and what is refused with a cure."""
+"""Inspection of tables and images: columns, classes, remarks and sources, and refusals with a cure."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
     assert config.source == profile.source
 
 
-def test_features_that_tell_the_target_are_named(file: Path) -> None:
+def test_a_feature_that_orders_the_rows_as_another_column_gets_a_remark(file: Path) -> None:
     houses().assign(tax=lambda f: f["price"] ** 2, feet=lambda f: 3 * f["area"]).to_csv(file, index=False)
     assert inspect_table(file, ["price"]).remarks == [
         "feet orders the rows as area does: one of the two is enough",
@@ -143,7 +143,7 @@ def test_a_table_that_cannot_be_used_is_refused(
         inspect_table(file, targets, task)
 
 
-def test_a_file_that_grows_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_grows_while_it_is_read_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = table.open_table
 
     def growing(path: Path, form: Any) -> Any:
@@ -157,7 +157,7 @@ def test_a_file_that_grows_is_refused(file: Path, monkeypatch: pytest.MonkeyPatc
         inspect_table(file, ["price"])
 
 
-def test_images_that_occur_twice_are_counted(tmp_path: Path) -> None:
+def test_duplicate_images_are_counted(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (60, 5, 5), dtype=np.uint8)
     images[1], images[2] = images[0], images[4]
     labels = np.arange(60) % 2
@@ -172,7 +172,7 @@ def test_images_that_occur_twice_are_counted(tmp_path: Path) -> None:
     assert profile.size().has_test and profile.size().image == (1, 5, 5)
 
 
-def test_broken_files_are_refused_or_left_out(tmp_path: Path) -> None:
+def test_broken_images_are_refused_unless_they_are_skipped(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for number in range(60):
         folder = tmp_path / "ab"[number % 2]

@@ -18,20 +18,20 @@ def test_an_epoch_visits_each_row_once_in_an_order_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("size", "count"), [(3, 3), (10, 10), (99, 10), (None, 10)])
-def test_distinct_rows_are_distinct_and_at_most_all(size: int | None, count: int) -> None:
+def test_distinct_draws_repeat_no_row_and_take_at_most_all_rows(size: int | None, count: int) -> None:
     chosen = distinct(10, size, Seed(0).generator())
     assert len(set(chosen.tolist())) == len(chosen) == count
 
 
 @pytest.mark.parametrize(("draw", "repeats"), [(distinct, False), (with_replacement, True)])
-def test_each_row_has_the_same_chance(draw: object, repeats: bool) -> None:
-    """8 rows, 20,000 draws of 4: a row is hit 10,000 times; a law that never drew the last row would be seen."""
+def test_each_row_is_drawn_with_the_same_probability(draw: object, repeats: bool) -> None:
+    """8 rows, 20,000 draws of 4: a row is drawn 10,000 times; a law that never draws the last row would be seen."""
     rows, size, times = 8, 4, 20_000
     generator = Seed(0).generator()
     drawn = torch.stack([draw(rows, size, generator) for _ in range(times)])  # type: ignore[operator]
     counts = torch.bincount(drawn.flatten(), minlength=rows).double()
     expected = times * size / rows
-    # of one draw: at most once with probability 1/2, or binomial with 4 trials of 1/8
+    # the count of a row in one draw: once with probability 1/2, or binomial with 4 trials of 1/8
     variance = times * (0.25 if not repeats else size * (1 / 8) * (7 / 8))
     assert float((counts - expected).abs().max()) < Z * variance**0.5
     assert abs(times * size / (rows - 1) - expected) > 2 * Z * variance**0.5
@@ -39,11 +39,11 @@ def test_each_row_has_the_same_chance(draw: object, repeats: bool) -> None:
     assert some_twice is repeats
 
 
-def test_at_most_as_many_are_drawn_with_replacement_as_there_are() -> None:
+def test_at_most_as_many_rows_as_exist_are_drawn_with_replacement() -> None:
     assert len(with_replacement(5, 9, Seed(0).generator())) == 5
 
 
-def test_minibatches_cut_the_epochs_order() -> None:
+def test_minibatches_are_slices_of_the_order_of_their_epoch() -> None:
     batches = Minibatches(10, 3, Seed(4))
     assert batches.per_epoch == 3 and len(Minibatches(10, 99, Seed(4))(4)) == 10
     for epoch in range(2):
@@ -66,7 +66,7 @@ def test_drawn_rows_are_training_rows_without_repetition(tiny: dict[str, FitData
         assert not torch.equal(other, found)
 
 
-def test_all_rows_come_once_each_when_no_number_is_given(tiny_table: FitData) -> None:
+def test_all_rows_are_drawn_once_when_no_number_is_given(tiny_table: FitData) -> None:
     inputs, _ = tiny_table.tensors("train")
     found, _ = tiny_table.drawn(None, Seed(0))
     assert not torch.equal(found, inputs)

@@ -14,18 +14,18 @@ GREY = {"kind": "image", "features": [], "input_shape": [1, 4, 5]}
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 4, 5), dtype=np.uint8)
 
 
-def test_table_columns_by_name_in_the_fitted_order(tmp_path: Path) -> None:
+def test_table_columns_are_read_by_name_in_the_fitted_order(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("extra,b,a\nx,1,2\ny,3,4.5\n")
     np.testing.assert_array_equal(new_inputs(tmp_path / "n.csv", TABLE), [[2, 1], [4.5, 3]])
 
 
-def test_table_from_npz(tmp_path: Path) -> None:
+def test_the_rows_of_a_table_are_read_from_an_npz(tmp_path: Path) -> None:
     np.savez(tmp_path / "n.npz", x=np.array([[1, 2], [3, 4]]))
     rows = new_inputs(tmp_path / "n.npz", TABLE)
     assert rows.dtype == np.float64 and rows.tolist() == [[1, 2], [3, 4]]
 
 
-def test_images_from_npz_a_folder_subfolders_and_a_file(tmp_path: Path) -> None:
+def test_images_are_read_from_an_npz_a_folder_subfolders_or_a_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "n.npz", x=PIXELS)
     (tmp_path / "flat").mkdir()
     (tmp_path / "deep" / "z").mkdir(parents=True)
@@ -37,7 +37,7 @@ def test_images_from_npz_a_folder_subfolders_and_a_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(new_inputs(tmp_path / "flat" / "1.png", GREY), PIXELS[1:2, None])
 
 
-def test_grey_files_for_a_colour_posterior(tmp_path: Path) -> None:
+def test_grey_files_get_three_equal_channels_for_a_colour_posterior(tmp_path: Path) -> None:
     Image.fromarray(PIXELS[0]).save(tmp_path / "0.png")
     images = new_inputs(tmp_path, GREY | {"input_shape": [3, 4, 5]})
     np.testing.assert_array_equal(images, np.repeat(PIXELS[:1, None], 3, axis=1))
@@ -79,7 +79,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_new_rows(case: str, tmp_path: Path) -> None:
+def test_bad_new_rows_are_refused(case: str, tmp_path: Path) -> None:
     make, schema, message = BAD[case]
     with pytest.raises(DataError, match=message):
         new_inputs(make(tmp_path), schema)

@@ -11,14 +11,14 @@ IMAGES = RNG.integers(0, 256, (11, 3, 6, 5), dtype=np.uint8)
 LABELS = np.arange(11, dtype=np.int64)
 
 
-def test_channel_moments_against_numpy_in_float64() -> None:
+def test_channel_moments_equal_numpy_in_float64() -> None:
     mean, std = channel_moments(IMAGES)
     values = IMAGES.astype(np.float64) / 255
     np.testing.assert_allclose(mean, values.mean(axis=(0, 2, 3)), rtol=1e-13)
     np.testing.assert_allclose(std, values.std(axis=(0, 2, 3)), rtol=1e-12)
 
 
-def test_table_columns_targets_and_a_constant_column() -> None:
+def test_a_constant_column_becomes_zero_and_targets_are_standardised() -> None:
     x, y = RNG.normal(3, 5, (50, 3)), RNG.normal(-7, 2, (50, 2))
     x[:, 1] = 4.0
     t = fit_transform(x, y, kind="table", normalise="train", whiten=False)
@@ -27,7 +27,7 @@ def test_table_columns_targets_and_a_constant_column() -> None:
     torch.testing.assert_close(t.targets(y).std(dim=0, correction=0), torch.ones(2), atol=1e-6, rtol=0)
 
 
-def test_no_normalisation() -> None:
+def test_inputs_and_targets_without_normalisation_are_unchanged() -> None:
     x, y = RNG.normal(3, 5, (9, 2)), RNG.normal(-7, 2, (9, 1))
     t = fit_transform(x, y, kind="table", normalise="none", whiten=False, scaling="none")
     np.testing.assert_array_equal(t.inputs(x).numpy(), x.astype(np.float32))
@@ -46,7 +46,7 @@ def test_a_constant_target_can_be_centred() -> None:
     assert t.targets(np.array([[4.0], [5.0]])).tolist() == [[0.0], [1.0]]
 
 
-def test_a_target_constant_among_the_training_rows() -> None:
+def test_a_constant_target_cannot_be_standardised() -> None:
     with pytest.raises(DataError, match=r"a\.csv: the target is constant in the training rows"):
         y = np.ones((9, 1))
         fit_transform(np.ones((9, 1)), y, kind="table", normalise="train", whiten=False, origin="a.csv")
@@ -67,19 +67,19 @@ def fitted():
     return images, mean, std, flat, fit_zca(images, mean, std)
 
 
-def test_whitened_covariance_is_s_over_s_plus_ridge(fitted) -> None:
+def test_the_whitened_covariance_is_s_over_s_plus_ridge(fitted) -> None:
     _, _, _, flat, white = fitted
     covariance = np.cov(flat, rowvar=False, bias=True)
-    _, singular, vectors = np.linalg.svd(covariance)  # not eigh, which the code under test uses
+    _, singular, vectors = np.linalg.svd(covariance)  # not by eigh, which the tested code uses
     ridge = 0.1 * np.trace(covariance) / len(covariance)
     expected = vectors.T @ np.diag(singular / (singular + ridge)) @ vectors
     whitened = (flat - white.centre.numpy()) @ white.matrix.numpy()
     np.testing.assert_allclose(np.cov(whitened, rowvar=False, bias=True), expected, atol=1e-10)
     no_ridge = vectors.T @ np.diag(np.ones_like(singular)) @ vectors
-    assert np.abs(expected - no_ridge).max() > 0.1  # the test can tell a forgotten ridge
+    assert np.abs(expected - no_ridge).max() > 0.1  # the control: a forgotten ridge would be seen
 
 
-def test_inverse_undoes_the_transform_to_1e_9(fitted) -> None:
+def test_the_inverse_undoes_whitening_to_1e_9(fitted) -> None:
     _, _, _, flat, white = fitted
     assert white.matrix.dtype == white.inverse.dtype == white.centre.dtype == torch.float64
     identity = white.matrix @ white.inverse
@@ -88,7 +88,7 @@ def test_inverse_undoes_the_transform_to_1e_9(fitted) -> None:
     torch.testing.assert_close(back, torch.from_numpy(flat), atol=1e-9, rtol=0)
 
 
-def test_chunks_do_not_matter(fitted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_do_not_depend_on_the_size_of_chunks(fitted, monkeypatch: pytest.MonkeyPatch) -> None:
     images, mean, std, _, _ = fitted
     whole = moments(images, mean, std)
     monkeypatch.setattr("bdl_pipe.data.normalise._CHUNK", 37)
@@ -96,7 +96,7 @@ def test_chunks_do_not_matter(fitted, monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
-def test_through_the_transform_and_its_state(fitted) -> None:
+def test_a_transform_restored_from_its_state_whitens_images_and_back(fitted) -> None:
     images, mean, std, flat, white = fitted
     made = Transform("image", torch.from_numpy(mean), torch.from_numpy(std), white)
     transform = Transform.from_state(made.state())

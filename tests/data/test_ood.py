@@ -44,7 +44,7 @@ def test_noise_is_uniform() -> None:
     assert abs(np.corrcoef(flat[:, 0], flat[:, 1])[0, 1]) < 5 / np.sqrt(1000)  # five deviations: once in 10^6
 
 
-def test_noise_has_the_sets_shape_and_is_a_function_of_its_address(tmp_path: Path) -> None:
+def test_noise_has_the_shape_of_the_set_and_depends_on_the_seed_alone(tmp_path: Path) -> None:
     config = replace(DIGITS, ood=("noise", "digits"))
     sets = [
         prepared.load_holdout(prepare_at(tmp_path / str(i), config, seed=seed)[1], 0).ood()
@@ -57,7 +57,7 @@ def test_noise_has_the_sets_shape_and_is_a_function_of_its_address(tmp_path: Pat
     assert prepared.load_holdout(prepare_at(tmp_path / "n", wide)[1], 0).ood()["noise"].inputs.shape == (1000, 3, 4, 4)
 
 
-def test_held_out_classes_are_in_no_row_but_those_of_their_own_set(tmp_path: Path) -> None:
+def test_held_out_classes_occur_only_in_their_own_ood_set(tmp_path: Path) -> None:
     source = npz(tmp_path / "d.npz")
     fit, holdout = prepare_at(
         tmp_path, replace(DIGITS, source=source, validation=4, held_out=(2, 0), corrupted_images=0)
@@ -71,11 +71,11 @@ def test_held_out_classes_are_in_no_row_but_those_of_their_own_set(tmp_path: Pat
         assert [old[row.tobytes()] for row in rows.inputs] == [(1, 3)[label] for label in rows.targets]
     held = test.ood()["held_out"]
     np.testing.assert_array_equal(held.inputs, tests[np.arange(12) % 2 == 0])
-    assert held.targets.tolist() == [0, 2, 0, 2, 0, 2]  # their own labels
+    assert held.targets.tolist() == [0, 2, 0, 2, 0, 2]  # the labels that the set itself has
     assert len(held) + len(test.test) == 12
 
 
-def test_a_set_without_test_rows_gives_all_rows_of_the_classes(tmp_path: Path) -> None:
+def test_a_set_without_test_rows_holds_out_all_rows_of_the_classes(tmp_path: Path) -> None:
     fit, holdout = prepare_at(tmp_path, replace(DIGITS, held_out=(9,), ood=("noise",), splits=2))
     ood = prepared.load_holdout(holdout, 1).ood()
     assert {name: len(rows) for name, rows in ood.items()} == {"held_out": 180, "noise": 1000}
@@ -87,12 +87,12 @@ def test_a_set_without_test_rows_gives_all_rows_of_the_classes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("held", "rule"), [((10,), "< 10"), (tuple(range(9)), "leave at least 2 classes")])
-def test_classes_that_cannot_be_held_out(held: tuple[int, ...], rule: str, tmp_path: Path) -> None:
+def test_impossible_held_out_classes_are_refused(held: tuple[int, ...], rule: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"datasets\.d\.held_out must be .*{rule}"):
         prepare_at(tmp_path, replace(DIGITS, held_out=held))
 
 
-def test_a_class_without_test_rows(tmp_path: Path) -> None:
+def test_a_held_out_class_without_test_rows_is_refused(tmp_path: Path) -> None:
     source = npz(tmp_path / "d.npz", test_classes=3)
     with pytest.raises(DataError, match=r"d\.npz: must have test rows of the classes \[3\] .*, got none"):
         prepare_at(tmp_path, replace(DIGITS, source=source, validation=4, held_out=(3,)))
@@ -109,6 +109,6 @@ def test_a_class_without_test_rows(tmp_path: Path) -> None:
         ({"ood": ("noise",), "source": Table("t.csv", ("y",), "classification")}, "ood must be empty for a table"),
     ],
 )
-def test_rows_of_params_that_make_no_sense(change: dict, key: str) -> None:
+def test_contradictory_keys_of_held_out_and_ood_are_refused(change: dict, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         replace(DIGITS, **change)

@@ -1,4 +1,4 @@
-"""``prepare`` on small sets: what is written where, and that no test row reaches a fit."""
+"""``prepare`` on small sets: each file has its rows, and no test row reaches a fit."""
 
 import pickle
 import sys
@@ -30,7 +30,7 @@ IMAGES, BOSTON = dataset_of({"name": "cifar10"}, validation=4), dataset_of({"nam
 
 @pytest.fixture(autouse=True)
 def two_corruptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for the real corruptions: what is tested here is their place, not their look."""
+    """Stand-ins for the real corruptions: these tests check where corrupted rows are written, not how they look."""
     module = types.ModuleType("bdl_pipe.data.corrupt")
     module.NAMES = ("dark", "noise")  # type: ignore[attr-defined]
     module.corrupt = lambda images, name, severity, rng: (  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def test_images_are_partitioned_and_joined(cifar: Path, tmp_path: Path) -> None:
+def test_a_search_partitions_the_rows_and_a_final_fit_joins_them(cifar: Path, tmp_path: Path) -> None:
     fit, holdout = prepare_at(tmp_path, IMAGES)
     search, final = prepared.load_fit(fit, 0, final=False), prepared.load_fit(fit, 0, final=True)
     assert (len(search.train), len(search.validation)) == (16, 4)
@@ -62,7 +62,7 @@ def test_images_are_partitioned_and_joined(cifar: Path, tmp_path: Path) -> None:
     assert final.classes == tuple(made.CIFAR10_NAMES) and final.input_shape == (3, 32, 32)
 
 
-def test_a_search_sees_constants_of_the_training_rows_alone(cifar: Path, tmp_path: Path) -> None:
+def test_a_search_and_a_final_fit_each_normalise_by_their_own_training_rows(cifar: Path, tmp_path: Path) -> None:
     fit, _ = prepare_at(tmp_path, IMAGES)
     for final in (False, True):
         data = prepared.load_fit(fit, 0, final=final)
@@ -76,7 +76,7 @@ def test_fit_rows_train_keeps_validation_rows_out_of_a_final_fit(cifar: Path, tm
     assert (len(data.train), len(data.validation)) == (16, 4)
 
 
-def test_a_final_fit_carries_the_view_of_a_search(cifar: Path, tmp_path: Path) -> None:
+def test_a_final_fit_contains_the_data_of_its_search_as_a_view(cifar: Path, tmp_path: Path) -> None:
     fit, _ = prepare_at(tmp_path, IMAGES)
     search, final = prepared.load_fit(fit, 0, final=False), prepared.load_fit(fit, 0, final=True)
     assert search.search is None and final.search is not None
@@ -105,13 +105,15 @@ def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: P
                 assert torch.equal(a, b)
     other = replace(
         final, search=replace(final.search, train=final.search.validation)
-    )  # no view of train: sent as it is
+    )  # its rows are no view of train, and are pickled whole
     sent = pickle.loads(pickle.dumps(other)).search
     np.testing.assert_array_equal(sent.train.inputs, final.search.validation.inputs)
 
 
 @pytest.mark.parametrize("change", [{"fit_rows": "train"}, {"validation": 0}])
-def test_no_view_of_a_search_where_no_validation_row_is_joined(change: dict, cifar: Path, tmp_path: Path) -> None:
+def test_a_final_fit_that_joins_no_validation_rows_contains_no_search(
+    change: dict, cifar: Path, tmp_path: Path
+) -> None:
     fit, _ = prepare_at(tmp_path, replace(IMAGES, **change))
     assert prepared.load_fit(fit, 0, final=True).search is None
 
@@ -130,7 +132,7 @@ def test_test_rows_of_images_never_reach_the_fit_folder(whiten: bool, tmp_path: 
     npz(tmp_path / "d.npz", change_test=True)
     second = [bytes_of(p) for p in prepare_at(tmp_path, config)]
     assert first[0] == second[0]
-    assert first[1] != second[1]  # so the change was one that could have been seen
+    assert first[1] != second[1]  # the control: the change reaches the holdout
 
 
 @pytest.mark.parametrize("targets", ["standardise", "centre", "none"])
@@ -151,12 +153,12 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(targets: str, tmp_path:
     leaked[next(i for i in range(40) if i not in held)] += 100
     base = fitted(values)
     assert fitted(changed)[0] == base[0] and fitted(changed)[1] != base[1]
-    assert fitted(leaked)[0] != base[0]  # a training row does show
+    assert fitted(leaked)[0] != base[0]  # the control: a changed training row reaches the fit folder
 
 
 @pytest.mark.parametrize("normalise", ["train", "none"])
-def test_centred_targets_of_a_fit_and_of_a_search(normalise: str, tmp_path: Path) -> None:
-    """Each by the rows that it trains on alone, in original units."""
+def test_a_fit_and_its_search_each_centre_targets_by_their_own_training_rows(normalise: str, tmp_path: Path) -> None:
+    """The targets are centred in original units."""
     fit, _ = prepare_at(tmp_path, dataset_of({"name": "boston"}, targets="centre", normalise=normalise))
     final = prepared.load_fit(fit, 0, final=True)
     assert final.search is not None
@@ -166,7 +168,7 @@ def test_centred_targets_of_a_fit_and_of_a_search(normalise: str, tmp_path: Path
     assert not torch.equal(final.transform.shift, final.search.transform.shift)  # type: ignore[arg-type]
 
 
-def test_classes_have_no_centre() -> None:
+def test_centred_targets_are_refused_for_classification() -> None:
     with pytest.raises(ConfigError, match="targets must be standardise or none for classes, got 'centre'"):
         replace(IMAGES, targets="centre")
     classes = Table("t.csv", ("y",), "classification")
@@ -175,7 +177,7 @@ def test_classes_have_no_centre() -> None:
     assert replace(IMAGES, source=replace(classes, task="regression"), targets="centre").task == "regression"
 
 
-def test_standard_splits_of_boston(tmp_path: Path) -> None:
+def test_splits_of_boston_have_the_standard_sizes(tmp_path: Path) -> None:
     fit, holdout = prepare_at(tmp_path, replace(BOSTON, splits=2))
     for split in (0, 1):
         search, final = (prepared.load_fit(fit, split, final=f) for f in (False, True))
@@ -195,20 +197,20 @@ def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: P
     assert (other / "0" / "train.arrow").read_bytes() != (fit / "0" / "train.arrow").read_bytes()
 
 
-def test_ood_sets_come_in_this_sets_shape(cifar: Path, tmp_path: Path) -> None:
+def test_ood_sets_get_the_shape_of_the_prepared_set(cifar: Path, tmp_path: Path) -> None:
     _, holdout = prepare_at(tmp_path, replace(IMAGES, ood=("digits", "mnist5k")))
     ood = prepared.load_holdout(holdout, 0).ood()
     assert {k: v.inputs.shape for k, v in ood.items()} == {"digits": (1797, 3, 32, 32), "mnist5k": (5000, 3, 32, 32)}
     assert (ood["digits"].inputs[:, 0] == ood["digits"].inputs[:, 2]).all()
 
 
-def test_an_unknown_ood_set(cifar: Path, tmp_path: Path) -> None:
+def test_an_unknown_ood_set_is_refused_before_anything_is_written(cifar: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"datasets\.d\.ood\[1\] must name a data set .*, got 'moon'"):
         prepare_at(tmp_path, replace(IMAGES, ood=("digits", "moon")))
     assert not (tmp_path / "prepare").exists()
 
 
-def test_to_shape() -> None:
+def test_to_shape_keeps_ramps_avoids_aliasing_and_weights_colours_by_luma() -> None:
     ramp = np.tile(np.arange(0, 256, 8, dtype=np.uint8), (1, 1, 32, 1))
     half = to_shape(ramp, (1, 16, 16))
     np.testing.assert_allclose(np.diff(half[0, 0, 0].astype(int))[1:-1], 16, atol=1)  # a ramp stays a ramp
@@ -221,7 +223,7 @@ def test_to_shape() -> None:
     assert to_shape(ramp, (3, 32, 32)).shape == (1, 3, 32, 32)
 
 
-def test_corruptions_are_the_same_wherever_and_in_whatever_order_they_run(cifar: Path, tmp_path: Path) -> None:
+def test_corruptions_do_not_depend_on_the_order_of_their_jobs(cifar: Path, tmp_path: Path) -> None:
     def backwards(work: Callable[[Job], np.ndarray], jobs: Sequence[Job]) -> Iterable[np.ndarray]:
         return reversed([work(job) for job in reversed(jobs)])
 
@@ -236,13 +238,13 @@ def test_corruptions_are_the_same_wherever_and_in_whatever_order_they_run(cifar:
     assert (rows.corrupted("noise", 1).inputs != rows.corrupted("noise", 2).inputs).any()
 
 
-def test_no_corruptions_where_none_are_asked_for() -> None:
+def test_a_set_without_corrupted_images_has_no_corruption_jobs() -> None:
     assert corruption_jobs(IMAGES) == []
     assert len(corruption_jobs(replace(IMAGES, corrupted_images=1))) == 10
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_published_release_is_used_instead(packed: bool, cifar: Path) -> None:
+def test_published_corruptions_are_read_from_the_release(packed: bool, cifar: Path) -> None:
     import tarfile
 
     place = cifar / "cifar10_corrupted"
@@ -258,18 +260,18 @@ def test_a_published_release_is_used_instead(packed: bool, cifar: Path) -> None:
     np.testing.assert_array_equal(got, release[20:24].transpose(0, 3, 1, 2))
 
 
-def test_a_published_release_that_is_not_there(cifar: Path) -> None:
+def test_a_missing_published_release_is_refused(cifar: Path) -> None:
     config = replace(IMAGES, corrupted_images=4, corruptions="published")
     with pytest.raises(UserError, match=r"cifar10_corrupted/: is missing; put the \.npy files of the -C release there"):
         corrupt_one(Job("dark", 3), config=config, images=made.images(4, (3, 32, 32)), rng=Seed(0))
 
 
-def test_splits_of_a_set_with_its_own_test_rows(cifar: Path, tmp_path: Path) -> None:
+def test_several_splits_of_a_set_with_its_own_test_rows_are_refused(cifar: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"datasets\.d\.splits must be 1 for a set with its own test rows, got 3"):
         prepare_at(tmp_path, replace(IMAGES, splits=3))
 
 
-def test_altered_and_missing_artifacts(cifar: Path, tmp_path: Path) -> None:
+def test_missing_truncated_and_mistaken_artifacts_are_refused(cifar: Path, tmp_path: Path) -> None:
     fit, holdout = prepare_at(tmp_path, IMAGES)
     with pytest.raises(ArtifactError, match=r"3/train\.arrow: is missing"):
         prepared.load_fit(fit, 3, final=True)
@@ -290,12 +292,12 @@ def test_uci_splits_follow_the_published_procedure() -> None:
 
 
 @pytest.mark.parametrize(("validation", "expected"), [(7, 7), (0.2, 20), (0, 0), (0.0, 0)])
-def test_hold_out_partitions(validation: float, expected: int) -> None:
+def test_hold_out_partitions_the_rows(validation: float, expected: int) -> None:
     train, held = hold_out(100, validation, "x", rng=Seed(0))
     assert len(held) == expected
     assert sorted([*train, *held]) == list(range(100))
 
 
-def test_hold_out_of_nearly_everything_is_refused() -> None:
+def test_a_validation_that_leaves_one_training_row_is_refused() -> None:
     with pytest.raises(DataError, match="x: validation must leave at least 2 of 10 training rows, got 9"):
         hold_out(10, 9, "x", rng=Seed(0))

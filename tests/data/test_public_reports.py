@@ -1,4 +1,4 @@
-"""Tables as people of other tools reported them (docs/internals/cases.md): each is read right, or named in one line.
+"""Tables of public reports (docs/internals/cases.md): each is read right, or a message of one line names it.
 
 A case names its report, ``repository#number``; the inputs are our own.
 """
@@ -40,7 +40,7 @@ def pointer(path: Path) -> None:
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:6652\nsize 146946961\n")
 
 
-# report: (file's name, its content or what writes it, what is said)
+# report: (file's name, its content or a function that writes it, a part of the error)
 OTHER_FILES: dict[str, tuple[str, Any, str]] = {
     "SolarArbiter/solarforecastarbiter-dashboard#115": (
         "t.xlsx",
@@ -83,18 +83,18 @@ OTHER_FILES: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize("report", OTHER_FILES)
-def test_a_file_of_another_kind_is_named_with_the_command_that_helps(report: str, tmp_path: Path) -> None:
+def test_inspection_and_prediction_refuse_a_file_of_another_format(report: str, tmp_path: Path) -> None:
     name, content, said = OTHER_FILES[report]
     path = tmp_path / name
     content(path) if callable(content) else path.write_bytes(content)
     with pytest.raises(DataError, match=said):
         added(path)
-    with pytest.raises(DataError, match=said):  # and so where it is predicted
+    with pytest.raises(DataError, match=said):  # a prediction refuses the file, too
         new_inputs(path, {"kind": "table", "features": ["x"], "input_shape": [1]})
 
 
-def test_a_csv_file_may_begin_as_it_likes(tmp_path: Path) -> None:
-    """MetaStock's headers are in pointed brackets: no web page."""
+def test_a_header_in_angle_brackets_is_not_taken_for_a_web_page(tmp_path: Path) -> None:
+    """MetaStock writes its headers in angle brackets."""
     path = tmp_path / "t.csv"
     path.write_text(PLAIN.replace("x,y", "<DATE>,<OPEN>"))
     assert added(path, "<OPEN>")[1].features == ("<DATE>",)
@@ -102,7 +102,7 @@ def test_a_csv_file_may_begin_as_it_likes(tmp_path: Path) -> None:
 
 # --- names of columns -------------------------------------------------------------------------------------------------
 
-# report: (names in the file of x and y, the target as it is typed, x as a request has it)
+# report: (the names of x and y in the file, the target as the user types it, the name of x in a request)
 NAMES = {
     "pandas-dev/pandas#9067 (blanks around names)": (" x ", "  y", "y", "x"),
     "JuliaData/DataFrames.jl#2904 (NFC typed, NFD in the file)": ("x", E_NFD, E_NFC, "x"),
@@ -113,7 +113,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("report", NAMES)
-def test_a_column_is_found_by_its_name(report: str, tmp_path: Path) -> None:
+def test_a_column_is_found_by_another_spelling_of_its_name(report: str, tmp_path: Path) -> None:
     x, y, target, asked = NAMES[report]
     (tmp_path / "t.csv").write_text(PLAIN.replace("x,y", f"{x},{y}", 1))
     raw = added(tmp_path / "t.csv", target)[1]
@@ -131,16 +131,16 @@ def test_a_column_is_found_by_its_name(report: str, tmp_path: Path) -> None:
         pytest.param("x,Z,Y", "must have the column 'y', got x, Z, Y; did you mean 'Y'?", id="case of a name"),
     ],
 )
-def test_names_that_are_one_are_refused(header: str, said: str, tmp_path: Path) -> None:
+def test_doubled_names_and_a_target_in_another_case_are_refused(header: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join([header, *(f"{x},1,{y}" for x, y in zip(X, Y, strict=True))]))
     with pytest.raises(DataError, match=said):
         added(tmp_path / "t.csv")
 
 
-# --- what is read, and what is said of it -----------------------------------------------------------------------------
+# --- columns that are read, and the remarks on them -------------------------------------------------------------------
 
 SERIAL = [45_000 + 7 * i % 400 for i in range(ROWS)]
-# report: (name of the column, its cells, its kind or None, a part of the note or of why it is left out)
+# report: (name of the column, its cells, its kind or None, a part of the remark or of the reason for leaving it out)
 NOTED: dict[str, tuple[str, list[Any], str | None, str]] = {
     "biolab/orange3#5172": (
         "f",
@@ -203,15 +203,15 @@ NOTED: dict[str, tuple[str, list[Any], str | None, str]] = {
 
 
 @pytest.mark.parametrize("report", NOTED)
-def test_what_a_reader_should_know_is_said(report: str, tmp_path: Path) -> None:
+def test_the_profile_describes_doubtful_columns(report: str, tmp_path: Path) -> None:
     name, cells, kind, said = NOTED[report]
     profile = added(stored(tmp_path, "csv", {"x": X.tolist(), name: cells, "y": Y.tolist()}))[0]
     assert profile.columns.get(name) == kind
     assert said in "\n".join(profile.describe())
 
 
-def test_usual_columns_are_not_remarked_on(tmp_path: Path) -> None:
-    """Counts, years, ages with a 99 among them, prices, identifiers of products: none is doubted."""
+def test_usual_columns_get_no_remarks(tmp_path: Path) -> None:
+    """Counts, years, ages with a 99 among them, prices and identifiers of products."""
     columns = {
         "count": [i * i for i in range(ROWS)],
         "year": [1990 + 7 * i % 30 for i in range(ROWS)],
@@ -237,7 +237,7 @@ ONE_VALUE = {
 
 
 @pytest.mark.parametrize("report", ONE_VALUE)
-def test_what_looks_alike_is_one_category(report: str, tmp_path: Path) -> None:
+def test_texts_that_look_equal_are_one_category(report: str, tmp_path: Path) -> None:
     cells, values = ONE_VALUE[report]
     raw = feature(tmp_path, cells)[1]
     assert raw.columns[1].values == values
@@ -245,14 +245,14 @@ def test_what_looks_alike_is_one_category(report: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(inputs, raw.train.inputs)
 
 
-def test_digits_of_other_scripts_are_numbers(tmp_path: Path) -> None:
+def test_digits_of_other_scripts_are_read_as_numbers(tmp_path: Path) -> None:
     for zero in "０٠۰":  # full width, Arabic, Persian
         written = ["".join(chr(ord(zero) + int(d)) for d in str(i * i)) for i in range(ROWS)]
         assert feature(tmp_path, written)[1].train.inputs[:, 1].tolist() == [i * i for i in range(ROWS)]
 
 
-def test_what_add_takes_prepare_takes(tmp_path: Path) -> None:
-    """All columns that are read above, in one table: the splits are drawn, and the transform has no gap."""
+def test_columns_that_add_accepts_can_be_split_and_transformed(tmp_path: Path) -> None:
+    """All columns that are read above, in one table: its splits are accepted, and the transformed inputs are finite."""
     columns = {f"{n}{i}": c for i, (n, c, kind, _) in enumerate(NOTED.values()) if kind} | {"y": Y.tolist()}
     profile = added(stored(tmp_path, "csv", columns))[0]
     rest = {"whiten": False, "validation": 0.2, "fit_rows": "train", "splits": 5, "ood": [], "corrupted_images": 0}
@@ -294,7 +294,7 @@ def lines_of(values: list[Any], separator: str = ",", names: str = "x,f,y") -> s
         ),
     ],
 )
-def test_why_a_column_is_left_out(values: list[Any], said: str, tmp_path: Path) -> None:
+def test_the_profile_gives_the_reason_why_a_column_is_left_out(values: list[Any], said: str, tmp_path: Path) -> None:
     assert re.search(said, feature(tmp_path, values)[0].left_out["f"])
 
 
@@ -309,7 +309,7 @@ def test_why_a_column_is_left_out(values: list[Any], said: str, tmp_path: Path) 
         pytest.param(cycle("00501", "10001", "NA"), "codes such as '00501' begin with 0: they are texts", id="codes"),
     ],
 )
-def test_a_category_that_may_be_numbers_is_said(values: list[Any], said: str, tmp_path: Path) -> None:
+def test_a_category_that_may_be_numbers_or_periods_gets_a_remark(values: list[Any], said: str, tmp_path: Path) -> None:
     profile, raw = feature(tmp_path, values)
     assert any(said in line for line in profile.remarks) and raw.columns[1].kind == "category"
     plain = feature(tmp_path, cycle("18-25", "2B", "A7", "3 doors"))[0]
@@ -325,7 +325,9 @@ def test_a_category_that_may_be_numbers_is_said(values: list[Any], said: str, tm
         ([f"{value:.4f} kg" for value in Y], "'y' must be numbers or classes: its texts are numbers with a unit"),
     ],
 )
-def test_targets_that_are_numbers_in_no_form_that_is_read(values: list[Any], said: str, tmp_path: Path) -> None:
+def test_a_target_of_numbers_in_an_unread_form_gets_a_remark_or_an_error(
+    values: list[Any], said: str, tmp_path: Path
+) -> None:
     path = stored(tmp_path, "csv", {"x": X.tolist(), "y": values})
     try:
         found = "\n".join(added(path)[0].remarks)
@@ -334,7 +336,7 @@ def test_targets_that_are_numbers_in_no_form_that_is_read(values: list[Any], sai
     assert re.search(said, found)
 
 
-def test_commas_that_may_separate_thousands_are_said(tmp_path: Path) -> None:
+def test_commas_that_may_separate_thousands_get_a_remark(tmp_path: Path) -> None:
     whole = "x;f;y\n" + "".join(f"{3 * i % 47};{1000 + 1234 * i:,};{7 * i % 53}\n" for i in range(60))
     (tmp_path / "t.csv").write_text(whole)
     said = "f: '1,000' is read as 1.000, with a decimal comma; if commas separate thousands, write numbers without them"
@@ -353,18 +355,18 @@ def test_commas_that_may_separate_thousands_are_said(tmp_path: Path) -> None:
         pytest.param(lines_of(cycle("東京", "大阪")).encode("shift-jis"), "save it as UTF-8", id="Shift-JIS"),
     ],
 )
-def test_files_that_are_refused_with_a_cure(text: Any, said: str, tmp_path: Path) -> None:
+def test_a_malformed_csv_file_is_refused_with_a_cure(text: Any, said: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=said):
         added(tmp_path / "t.csv")
 
 
-def test_commas_at_the_end_of_each_line_with_the_names(tmp_path: Path) -> None:
+def test_commas_at_the_end_of_each_line_add_no_columns(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(PLAIN.replace("\n", ",,,\n"))
     assert added(tmp_path / "t.csv")[1].features == ("x",)
 
 
-def test_an_encoding_that_is_taken_for_cp1252_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_read_as_cp1252_gets_a_remark(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(lines_of(cycle("Москва", "Тула")).encode("cp1251"))
     said = "t.csv: its texts are no UTF-8 and are read as cp1252, such as 'Ìîñêâà'; if they look wrong"
     assert any(line.startswith(said) for line in added(tmp_path / "t.csv")[0].remarks)

@@ -1,4 +1,4 @@
-"""Images, arrays and requests as people of other tools reported them: read right, or named in one line.
+"""Images, arrays and requests of public reports: each is read right, or a message of one line names it.
 
 A case names its report, ``repository#number`` (docs/internals/cases.md); the inputs are our own.
 """
@@ -60,7 +60,7 @@ TRANSPARENT: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("report", TRANSPARENT)
-def test_transparent_pixels_are_white_as_viewers_show_them(report: str, tmp_path: Path) -> None:
+def test_transparent_pixels_are_read_as_white_with_a_remark(report: str, tmp_path: Path) -> None:
     folder(tmp_path)
     TRANSPARENT[report](tmp_path / "a/z.png")
     for image in read_images([tmp_path / "a/z.png"])[0]:
@@ -70,7 +70,7 @@ def test_transparent_pixels_are_white_as_viewers_show_them(report: str, tmp_path
     np.testing.assert_array_equal(new_inputs(tmp_path / "a/z.png", SCHEMA)[0, 0], STROKE)
 
 
-def test_half_a_colour_is_half_white_and_an_opaque_image_is_itself(tmp_path: Path) -> None:
+def test_half_transparent_pixels_mix_with_white_and_opaque_pixels_are_kept(tmp_path: Path) -> None:
     Image.new("RGBA", (6, 6), (201, 1, 3, 128)).save(tmp_path / "half.png")
     half = read_images([tmp_path / "half.png"])[0, :, 0, 0]
     np.testing.assert_allclose(half, 255 + (np.array([201, 1, 3]) - 255) * 128 / 255, atol=1)
@@ -80,7 +80,7 @@ def test_half_a_colour_is_half_white_and_an_opaque_image_is_itself(tmp_path: Pat
     np.testing.assert_array_equal(read_images([tmp_path / "opaque.png"])[0], pixels[..., :3].transpose(2, 0, 1))
 
 
-# --- what is left out, and films --------------------------------------------------------------------------------------
+# --- files that are left out, and images of several frames ------------------------------------------------------------
 
 
 def film(path: Path) -> None:
@@ -93,7 +93,7 @@ def copied(root: Path, name: str) -> None:
 
 FILM = "1 images have several frames, and only one is read; the first is "
 LEFT = "left out, because only images of a known kind directly in a class's folder are read: "
-# report: (what is added to a folder of two classes, the remark)
+# report: (a function that adds a file to a folder of two classes, the start of the remark)
 SAID: dict[str, tuple[Callable[[Path], Any], str]] = {
     "lstein/PhotoMapAI#364": (lambda root: (root / "a/z.avif").write_bytes(b"\0"), LEFT + "a/z.avif"),
     "photoprism/photoprism#3705": (lambda root: (root / "a/z.HEIC").write_bytes(b"\0"), LEFT + "a/z.HEIC"),
@@ -116,28 +116,28 @@ SAID: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("report", SAID)
-def test_what_is_left_out_is_said(report: str, tmp_path: Path) -> None:
+def test_unread_files_extra_frames_and_similar_classes_get_a_remark(report: str, tmp_path: Path) -> None:
     add, said = SAID[report]
     add(folder(tmp_path))
     (remark,) = inspect_images(tmp_path).remarks
     assert remark.startswith(said)
 
 
-def test_a_folder_val_beside_train_is_said_to_be_left_out(tmp_path: Path) -> None:
+def test_a_folder_val_beside_train_is_left_out_with_a_remark(tmp_path: Path) -> None:
     """huggingface/datasets#4839."""
     folder(tmp_path / "train"), folder(tmp_path / "val")
     assert inspect_images(tmp_path).remarks == [LEFT + "val"]
 
 
 @pytest.mark.parametrize("name", ["z.jfif", "z.jpe", "z.JPG", "z.PNG"])
-def test_names_of_images(name: str, tmp_path: Path) -> None:
+def test_images_with_rare_or_capital_extensions_are_read(name: str, tmp_path: Path) -> None:
     """thumbsup/thumbsup#368 (.jfif, .jpe); pytorch/vision#552 (capitals; right before)."""
     GREY.save(folder(tmp_path) / "a" / name, format="PNG" if name.endswith("PNG") else "JPEG")
     profile = inspect_images(tmp_path)
     assert profile.rows == 61 and profile.remarks == []
 
 
-def test_one_class_in_two_forms_of_unicode(tmp_path: Path) -> None:
+def test_two_unicode_forms_of_a_name_are_one_class(tmp_path: Path) -> None:
     """semantic-reasoning/verinote#161: macOS writes NFD, so training and test rows had different classes."""
     composed, apart = unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")
     for part, name in (("train", composed), ("test", apart)):
@@ -156,20 +156,20 @@ def test_a_class_may_be_called_train_or_test(name: str, tmp_path: Path) -> None:
     assert sorted(profile.classes) == ["b", name] and profile.test_rows == 0 and profile.remarks == []
 
 
-def test_flat_folders_train_and_test_are_no_classes(tmp_path: Path) -> None:
+def test_folders_train_and_test_without_class_folders_are_refused(tmp_path: Path) -> None:
     folder(tmp_path)
     (tmp_path / "a").rename(tmp_path / "train"), (tmp_path / "b").rename(tmp_path / "test")
     with pytest.raises(DataError, match="must have one subfolder of images per class, got images without such folders"):
         inspect_images(tmp_path)
 
 
-def test_a_class_of_blanks_is_refused(tmp_path: Path) -> None:
+def test_a_class_whose_name_is_blank_is_refused(tmp_path: Path) -> None:
     (folder(tmp_path) / "a").rename(tmp_path / " ")
     with pytest.raises(DataError, match="must have names of more than blanks, got ' '"):
         inspect_images(tmp_path)
 
 
-def test_damaged_frames_after_the_first_are_said(tmp_path: Path) -> None:
+def test_damaged_frames_after_the_first_get_a_remark(tmp_path: Path) -> None:
     """Pillow reads the first frame, and raises a SyntaxError, TypeError or KeyError when it counts the others."""
     path = folder(tmp_path) / "a/z.tif"
     film(path)
@@ -185,7 +185,7 @@ def test_damaged_frames_after_the_first_are_said(tmp_path: Path) -> None:
     assert inspect_images(tmp_path).remarks == [FILM + "a/z.tif"]
 
 
-def test_arrays_that_are_not_read_are_said(tmp_path: Path) -> None:
+def test_arrays_that_are_not_read_get_a_remark(tmp_path: Path) -> None:
     parts = {
         "x_train": PIXELS,
         "y_train": KINDS,
@@ -198,7 +198,7 @@ def test_arrays_that_are_not_read_are_said(tmp_path: Path) -> None:
     assert inspect_images(tmp_path / "t.npz").remarks == ["left out, as no array of a name that is read: x_val, y_val"]
 
 
-def test_files_of_a_folder_that_are_not_predicted(tmp_path: Path) -> None:
+def test_left_out_lists_the_files_of_a_folder_that_are_not_predicted(tmp_path: Path) -> None:
     folder(tmp_path), folder(tmp_path / "a/deep", rows=1)
     (tmp_path / "z.heic").write_bytes(b"\0"), (tmp_path / ".hidden").write_bytes(b"\0")
     assert [str(p.relative_to(tmp_path)) for p in left_out(tmp_path)] == [
@@ -208,7 +208,7 @@ def test_files_of_a_folder_that_are_not_predicted(tmp_path: Path) -> None:
     ]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 BROKEN = {
     "alexeygrigorev/clothing-dataset#1": (b"", "it is empty"),
@@ -223,7 +223,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("report", BROKEN)
-def test_a_file_that_is_no_image_is_named_with_the_reason(report: str, tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_is_no_image_and_the_reason(report: str, tmp_path: Path) -> None:
     content, said = BROKEN[report]
     (folder(tmp_path) / "a/z.jpg").write_bytes(content)
     with pytest.raises(DataError, match=rf"a/z\.jpg: is not a readable image \({said}.*--skip-broken"):
@@ -244,7 +244,7 @@ def test_a_file_that_is_no_image_is_named_with_the_reason(report: str, tmp_path:
         pytest.param(["c/.keep"], r"c: must hold images \(.*\), got none", id="pytorch/vision#4925 (right before)"),
     ],
 )
-def test_a_folder_without_images_is_named_with_what_it_holds(parts: list[str], said: str, tmp_path: Path) -> None:
+def test_the_error_of_a_folder_without_images_shows_its_contents(parts: list[str], said: str, tmp_path: Path) -> None:
     for part in parts:
         (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / part).touch()
@@ -277,7 +277,7 @@ NPZ: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("report", NPZ)
-def test_arrays_are_refused_with_the_line_of_numpy_that_helps(report: str, tmp_path: Path) -> None:
+def test_bad_arrays_are_refused_with_a_cure(report: str, tmp_path: Path) -> None:
     arrays, said = NPZ[report]
     np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(DataError, match=said):
@@ -291,7 +291,7 @@ def test_arrays_are_refused_with_the_line_of_numpy_that_helps(report: str, tmp_p
         pytest.param(np.array(["cat", "dog"])[KINDS][:, None], id="udacity/cn-deep-learning#5 ([n, 1]; right before)"),
     ],
 )
-def test_labels_of_an_npz(labels: np.ndarray, tmp_path: Path) -> None:
+def test_labels_with_blanks_or_in_one_column_are_read(labels: np.ndarray, tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", x=PIXELS, y=labels)
     assert sorted(inspect_images(tmp_path / "t.npz").classes) == ["cat", "dog"]
 
@@ -307,7 +307,7 @@ def test_labels_of_an_npz(labels: np.ndarray, tmp_path: Path) -> None:
         pytest.param(PIXELS[..., None], id="channels last"),
     ],
 )
-def test_images_of_a_request(sent: np.ndarray) -> None:
+def test_images_of_a_request_are_read_in_every_accepted_shape(sent: np.ndarray) -> None:
     np.testing.assert_array_equal(given_inputs(sent, SCHEMA), PIXELS[:, None])
 
 
@@ -324,12 +324,12 @@ def test_images_of_a_request(sent: np.ndarray) -> None:
         pytest.param(pd.DataFrame({"x": [1]}), "must be images of whole numbers, got DataFrame", id="a table"),
     ],
 )
-def test_what_is_no_image_of_a_request_is_refused(sent: Any, said: str) -> None:
+def test_invalid_images_of_a_request_are_refused(sent: Any, said: str) -> None:
     with pytest.raises(DataError, match=f"the input: .*{said}"):
         given_inputs(sent, SCHEMA)
 
 
-def test_a_table_of_a_request_has_names() -> None:
+def test_a_table_of_a_request_must_name_its_columns() -> None:
     schema = {"kind": "table", "features": ["a", "b"], "input_shape": [2]}
     with pytest.raises(DataError, match="must be rows with the fitted columns by name, got ndarray"):
         given_inputs(np.ones((1, 2)), schema)

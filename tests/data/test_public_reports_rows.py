@@ -1,4 +1,4 @@
-"""Numbers, rows, targets and new rows as people of other tools reported them: read right, or named in one line.
+"""Numbers, rows, targets and new rows of public reports: each is read right, or a message of one line names it.
 
 A case names its report, ``repository#number`` (docs/internals/cases.md); the inputs are our own.
 """
@@ -31,7 +31,7 @@ from tests.data.test_cells import X, Y, added, cycle, feature, schema_of, stored
         pytest.param("-1e300", r"'f' must be below 1e150, got -1e\+300 in row 60; write it in", id="shawshany/IMDB#1"),
     ],
 )
-def test_a_number_that_is_too_large_is_refused(cell: str, said: str, tmp_path: Path) -> None:
+def test_an_infinite_or_too_large_number_is_refused(cell: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=said):
         feature(tmp_path, [*SQUARES[:-1], cell])
     raw = feature(tmp_path, SQUARES)[1]
@@ -40,7 +40,7 @@ def test_a_number_that_is_too_large_is_refused(cell: str, said: str, tmp_path: P
 
 
 @pytest.mark.parametrize("scale", [1.6e-19, 1e-150, 1.0, 1e100])
-def test_a_column_is_scaled_whatever_its_unit(scale: float, tmp_path: Path) -> None:
+def test_a_column_is_scaled_equally_in_every_unit(scale: float, tmp_path: Path) -> None:
     """scikit-learn/scikit-learn#19726, #19898: a width below 10 ε was taken for none, and the column became 0."""
     raw = feature(tmp_path, [scale * value for value in SQUARES])[1]
     plain = feature(tmp_path, SQUARES)[1]
@@ -55,14 +55,14 @@ def test_a_column_is_scaled_whatever_its_unit(scale: float, tmp_path: Path) -> N
     assert seen[:, 1].std() > 0.3
 
 
-def test_a_target_whose_squares_no_float64_holds_is_refused(tmp_path: Path) -> None:
+def test_a_target_whose_squares_underflow_is_refused(tmp_path: Path) -> None:
     """scikit-learn/scikit-learn#19726, of a target: its deviation was 0."""
     path = stored(tmp_path, "csv", {"x": X.tolist(), "y": (1e-200 * Y).tolist()})
     with pytest.raises(DataError, match=r"'y' must vary by more than 1e-150 .*; write it in other units, got"):
         inspect_table(path, ["y"])
 
 
-def test_a_target_whose_squares_a_float64_holds_is_taken(tmp_path: Path) -> None:
+def test_a_target_whose_squares_fit_a_float64_is_accepted(tmp_path: Path) -> None:
     path = stored(tmp_path, "csv", {"x": X.tolist(), "y": (1e149 * Y).tolist()})
     assert sources.load(added(path)[0].source).train.targets.std() > 0
 
@@ -70,18 +70,18 @@ def test_a_target_whose_squares_a_float64_holds_is_taken(tmp_path: Path) -> None
 # --- rows and targets -------------------------------------------------------------------------------------------------
 
 
-def test_rows_that_stand_there_twice_are_counted(tmp_path: Path) -> None:
+def test_duplicate_rows_are_counted(tmp_path: Path) -> None:
     """TelecomsXChangeAPi/OpenTextShield#195: copies in training and test rows."""
     columns = {"x": X.tolist(), "f": cycle("a", "b"), "y": Y.tolist()}
     twice = {name: [*values[:50], *values[:10]] for name, values in columns.items()}
     line = "10 rows are copies of others; training and test rows may share them"
     assert added(stored(tmp_path, "csv", twice))[0].remarks == [line]
-    other = {**twice, "y": Y.tolist()}  # alike but for the target: no copies
+    other = {**twice, "y": Y.tolist()}  # equal except for the target: no copies
     assert added(stored(tmp_path, "csv", other))[0].remarks == []
 
 
-def test_a_target_that_stands_there_again_with_gaps_is_found(tmp_path: Path) -> None:
-    """PriorLabs/TabPFN#1012: over the rows that have the feature."""
+def test_a_feature_with_gaps_that_repeats_the_target_is_detected(tmp_path: Path) -> None:
+    """PriorLabs/TabPFN#1012: only the rows that have the feature are compared."""
     gaps = [None if i % 5 == 0 else value for i, value in enumerate(Y.tolist())]
     with pytest.raises(DataError, match="column 'f' repeats the target 'y'"):
         feature(tmp_path, gaps)
@@ -107,7 +107,7 @@ def test_a_target_of_numbers_and_a_word_is_refused(lines: list[str], word: str, 
         added(tmp_path / "t.csv")
 
 
-def test_the_first_cell_that_is_no_number_is_named(tmp_path: Path) -> None:
+def test_the_error_shows_the_cell_that_is_no_number(tmp_path: Path) -> None:
     raw = feature(tmp_path, SQUARES)[1]
     with pytest.raises(DataError, match="'f' must be numeric, got '2,5' in row 2; write numbers without"):
         frame_inputs(pd.DataFrame({"x": [0.0, 0.0], "f": ["1.5", "2,5"]}), schema_of(raw))
@@ -124,7 +124,9 @@ def test_the_first_cell_that_is_no_number_is_named(tmp_path: Path) -> None:
         pytest.param(DAYS, "1970-01-20", "f: 1970-01-20 is far from 2023-01-01 to 2024-02-04", id="a day of 1970"),
     ],
 )
-def test_a_value_far_from_all_that_was_fitted_is_said(fitted: list[Any], new: Any, said: str, tmp_path: Path) -> None:
+def test_a_new_value_far_from_the_fitted_values_is_reported(
+    fitted: list[Any], new: Any, said: str, tmp_path: Path
+) -> None:
     raw = feature(tmp_path, fitted)[1]
     inputs = frame_inputs(pd.DataFrame({"x": [0.0, 0.0], "f": [fitted[0], new]}), schema_of(raw))
     (line,) = unseen(inputs, schema_of(raw))
@@ -148,7 +150,7 @@ def test_a_value_far_from_all_that_was_fitted_is_said(fitted: list[Any], new: An
         pytest.param([[1.0], [2.0]], "'f' must be numeric, got '\\[1.0\\]'", id="lists of one (right before)"),
     ],
 )
-def test_columns_of_pandas_that_arrow_does_not_know(cells: Any, read: Any, tmp_path: Path) -> None:
+def test_unusual_pandas_columns_are_read_or_refused(cells: Any, read: Any, tmp_path: Path) -> None:
     raw = feature(tmp_path, SQUARES)[1]
     frame = pd.DataFrame({"x": [0.0, 0.0], "f": cells})
     if isinstance(read, str):
@@ -161,7 +163,7 @@ def test_columns_of_pandas_that_arrow_does_not_know(cells: Any, read: Any, tmp_p
 # --- own inputs of the same kinds -------------------------------------------------------------------------------------
 
 
-def test_periods_and_intervals_of_pandas_are_the_texts_that_csv_has(tmp_path: Path) -> None:
+def test_pandas_periods_and_intervals_are_read_as_their_csv_texts(tmp_path: Path) -> None:
     days = feature(tmp_path, DAYS)[1]
     period = pd.DataFrame({"x": [0.0], "f": pd.PeriodIndex([str(DAYS[3])], freq="D")})
     assert frame_inputs(period, schema_of(days))[0, 1] == days.train.inputs[3, 1]
@@ -175,7 +177,7 @@ def test_periods_and_intervals_of_pandas_are_the_texts_that_csv_has(tmp_path: Pa
         np.testing.assert_array_equal(new, ranges.train.inputs)
 
 
-def test_moments_with_and_without_a_zone_in_one_column_are_refused(tmp_path: Path) -> None:
+def test_a_column_of_dates_with_and_without_a_zone_is_refused(tmp_path: Path) -> None:
     moments = [pd.Timestamp(DAYS[0]), pd.Timestamp(DAYS[1], tz="UTC")]
     with pytest.raises(DataError, match=r"'f' must be dates, .*either all with a zone or none"):
         frame_inputs(
@@ -205,7 +207,7 @@ def test_moments_with_and_without_a_zone_in_one_column_are_refused(tmp_path: Pat
         ),
     ],
 )
-def test_types_of_arrow(cells: pa.Array, found: str, tmp_path: Path) -> None:
+def test_unusual_arrow_types_are_read_left_out_or_refused(cells: pa.Array, found: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": X, "f": cells, "y": Y}), tmp_path / "t.parquet")
     try:
         profile, raw = added(tmp_path / "t.parquet")

@@ -1,4 +1,4 @@
-"""Large tables: through files rather than memory, to the same rows, constants and fits as small ones."""
+"""Large tables go through files instead of memory, and give the same rows, constants and fits as small tables."""
 
 import csv
 import gc
@@ -29,7 +29,7 @@ from tests.preparing import dataset_of, prepare_at
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is large, and is copied a few rows at a time."""
+    """Every array counts as large, and is copied a few rows at a time."""
     monkeypatch.setattr(scratch, "LARGE", 1)
     monkeypatch.setattr(scratch, "_AT_ONCE", 1000)
     monkeypatch.setattr(rows, "HELD", {"table": 0, "image": 0})
@@ -56,7 +56,7 @@ def prepared_at(folder: Path, path: str, normalise: str) -> list[FitData]:
 
 @pytest.mark.parametrize("normalise", ["robust", "train", "none"])
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_large_table_is_prepared_to_the_same_rows_and_constants(
+def test_a_large_table_gives_the_same_rows_and_constants_as_a_small_table(
     tmp_path: Path, request: pytest.FixtureRequest, normalise: str, kind: str
 ) -> None:
     path = str(tmp_path / f"t.{kind}")
@@ -73,7 +73,7 @@ def test_a_large_table_is_prepared_to_the_same_rows_and_constants(
             np.testing.assert_allclose(getattr(whole.transform, name), getattr(parts.transform, name), rtol=1e-12)
 
 
-def test_a_large_array_is_a_file_that_is_gone_with_it(
+def test_a_large_array_is_mapped_from_a_file_without_a_name(
     large: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -90,7 +90,7 @@ def test_a_large_array_is_a_file_that_is_gone_with_it(
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("pieces", [False, True])
-def test_texts_of_several_lines_may_lie_on_the_edge_of_a_block(
+def test_texts_of_several_lines_are_read_whole_across_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: bool, end: str
 ) -> None:
     """Arrow parses block by block, of a megabyte or of a piece, and a block may end within quotes.
@@ -121,11 +121,11 @@ def test_a_large_csv_file_is_read_in_pieces_with_the_types_of_all_rows(
     assert pieces.equals(open_table(path)) and pieces.column(0).num_chunks > 3
     monkeypatch.setattr(scratch, "LARGE", 1)
     pd.DataFrame({"a": [*range(200), 0.5], "y": 1.0}).to_csv(path, index=False)
-    path.write_text(path.read_text().replace(".0,1.0", ",1.0"))  # whole numbers but for the last row
+    path.write_text(path.read_text().replace(".0,1.0", ",1.0"))  # whole numbers except in the last row
     assert Cells.of(open_table(path), "a", "t.csv").numbers().tolist() == [*range(200), 0.5]
 
 
-def test_a_large_parquet_file_is_mapped(large: None, tmp_path: Path) -> None:
+def test_a_large_parquet_file_is_memory_mapped(large: None, tmp_path: Path) -> None:
     table = pa.Table.from_pandas(frame(), preserve_index=False)
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=50)
     before = pa.total_allocated_bytes()
@@ -135,7 +135,7 @@ def test_a_large_parquet_file_is_mapped(large: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [make_tiny_table(), make_tiny_images()], ids=["table", "images"])
-def test_streamed_rows_are_those_that_are_held(data: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_rows_equal_held_rows(data: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
     held = data.rows("train")
     monkeypatch.setattr(rows, "HELD", {"table": 0, "image": 0})
     streamed = rows_of(data.train, data.transform, "cpu")
@@ -168,7 +168,7 @@ def fitted(case: Case, data: FitData) -> list[State]:
 
 
 @pytest.mark.parametrize("case", STREAMED, ids=str)
-def test_a_fit_that_streams_has_the_bits_of_one_that_does_not(case: Case, request: pytest.FixtureRequest) -> None:
+def test_a_streamed_fit_is_bit_identical_to_a_fit_in_memory(case: Case, request: pytest.FixtureRequest) -> None:
     data = make_tiny_table() if case.task == "regression" else make_tiny_images()
     whole = fitted(case, data)
     request.getfixturevalue("large")

@@ -1,4 +1,4 @@
-"""The published formats: parsed exactly, verified, and refused with a clear line where they are wrong."""
+"""The published formats: they are parsed exactly and verified, and wrong files are refused with a clear line."""
 
 import gzip
 import hashlib
@@ -33,7 +33,9 @@ def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
-def test_manual_folder_gives_the_written_rows(name: str, manual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_in_the_manual_folder_gives_the_rows_written_to_it(
+    name: str, manual: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, manual / name))
     train, test, shape, classes = SHAPES[name]
     raw = sources.load(Named(name))
@@ -46,13 +48,13 @@ def test_manual_folder_gives_the_written_rows(name: str, manual: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
-def test_other_files_than_the_published_are_refused(name: str, manual: Path) -> None:
+def test_files_that_differ_from_the_published_files_are_refused(name: str, manual: Path) -> None:
     made.small(name, manual / name)  # small archives are not the published ones: the real hashes must refuse them
     with pytest.raises(DataError, match=r"SHA-256 must be [0-9a-f]{64}, got [0-9a-f]{64}"):
         sources.load(Named(name))
 
 
-def test_a_changed_gzip_header_is_the_same_file(tmp_path: Path) -> None:
+def test_a_file_with_another_gzip_header_is_accepted_by_its_content(tmp_path: Path) -> None:
     path, blob = tmp_path / "a-ubyte.gz", b"content"
     path.write_bytes(gzip.compress(blob, compresslevel=1, mtime=7))
     file = archives.File("http://x/a-ubyte.gz", 1, "0" * 64, hashlib.sha256(blob).hexdigest())
@@ -61,7 +63,7 @@ def test_a_changed_gzip_header_is_the_same_file(tmp_path: Path) -> None:
         archives.verify(path, replace(file, content="0" * 64))
 
 
-def test_a_missing_file_is_named(manual: Path) -> None:
+def test_the_error_names_a_missing_file_and_its_address(manual: Path) -> None:
     made.small("svhn", manual / "svhn")
     (manual / "svhn" / "test_32x32.mat").unlink()
     with pytest.raises(DataError, match=r"svhn/test_32x32\.mat: is missing; svhn needs it from http"):
@@ -69,7 +71,7 @@ def test_a_missing_file_is_named(manual: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
-def test_truncated_originals(name: str, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(name: str, tmp_path: Path) -> None:
     small = made.small(name, tmp_path)
     path = tmp_path / small.files[0].name
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -77,7 +79,7 @@ def test_truncated_originals(name: str, tmp_path: Path) -> None:
         small.parse(tmp_path)
 
 
-def test_records_cut_short_inside_a_whole_archive(tmp_path: Path) -> None:
+def test_truncated_records_inside_a_whole_archive_are_refused(tmp_path: Path) -> None:
     small = made.small("cifar10", tmp_path)
     members = {f"cifar-10-batches-bin/data_batch_{i}.bin": b"\0" * 3073 for i in range(1, 6)}
     members["cifar-10-batches-bin/test_batch.bin"] = b"\0" * 3000
@@ -88,7 +90,7 @@ def test_records_cut_short_inside_a_whole_archive(tmp_path: Path) -> None:
 
 
 def stl10_archive(folder: Path, **changed: bytes) -> Path:
-    """A small archive with other contents in some members, by the name without its suffix."""
+    """A small archive; ``changed`` maps a member's name without its suffix to its other content."""
     members = {"train_X": bytes(2 * 27648), "train_y": b"\1\2", "test_X": bytes(27648), "test_y": b"\12", **changed}
     files = {f"stl10_binary/{name}.bin": blob for name, blob in members.items() if blob}
     files["stl10_binary/class_names.txt"] = "\n".join(made.STL10_NAMES).encode()
@@ -96,7 +98,7 @@ def stl10_archive(folder: Path, **changed: bytes) -> Path:
     return folder
 
 
-def test_stl10_by_hand(tmp_path: Path) -> None:
+def test_images_of_stl10_are_read_column_by_column(tmp_path: Path) -> None:
     """One red pixel in the second row and third column of the second image: byte 2·96 + 1 of its red plane."""
     pixels = bytearray(2 * 27648)
     pixels[27648 + 2 * 96 + 1] = 200
@@ -116,12 +118,12 @@ def test_stl10_by_hand(tmp_path: Path) -> None:
         ({"test_y": b""}, r"must contain stl10_binary/test_y\.bin"),
     ],
 )
-def test_stl10_that_is_not_as_published(changed: dict, rule: str, tmp_path: Path) -> None:
+def test_malformed_files_of_stl10_are_refused(changed: dict, rule: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rule):
         STL10.parse(stl10_archive(tmp_path, **changed))
 
 
-def test_package_copies() -> None:
+def test_the_copies_in_packages_have_the_published_shapes_and_values() -> None:
     boston, mnist5k, digits = (sources.load(Named(n)) for n in ("boston", "mnist5k", "digits"))
     assert boston.train.inputs.shape == (506, 13) and boston.train.targets[:2, 0].tolist() == [24.0, 21.6]
     assert boston.features[5] == "RM" and boston.train.inputs[0, 5] == 6.575
@@ -130,14 +132,14 @@ def test_package_copies() -> None:
     assert digits.train.inputs.shape == (1797, 1, 8, 8) and digits.train.inputs.max() == 255
 
 
-def test_packages_files_in_the_manual_folder_come_first(manual: Path) -> None:
+def test_a_file_in_the_manual_folder_is_read_before_the_copy_in_a_package(manual: Path) -> None:
     (manual / "boston").mkdir()
     (manual / "boston" / "boston_housing.csv").write_text("1,2\n")
     with pytest.raises(DataError, match=r"boston_housing\.csv: SHA-256 of its content must be"):
         sources.load(Named("boston"))
 
 
-def test_a_missing_package_names_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_missing_package_names_the_ways_to_get_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BDL_DATA_DIR", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"install the package mlxtend, or put boston_housing\.csv .*BDL_DATA_DIR"):

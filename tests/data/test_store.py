@@ -13,7 +13,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 5, 4), dtype=np.uint8)
 LABELS = np.arange(7, dtype=np.int64)
 
 
-def test_images_come_back_as_a_view_of_the_file(tmp_path: Path) -> None:
+def test_images_are_read_back_as_a_view_of_the_file(tmp_path: Path) -> None:
     store.write(tmp_path / "a.arrow", Examples(IMAGES, LABELS), about={"train": 5})
     rows = store.read(tmp_path / "a.arrow")
     np.testing.assert_array_equal(rows.examples.inputs, IMAGES)
@@ -23,12 +23,12 @@ def test_images_come_back_as_a_view_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("images", [IMAGES.transpose(0, 1, 3, 2), IMAGES[:, :1], IMAGES[::2], IMAGES[:, 0][:, None]])
-def test_any_strides(images: np.ndarray, tmp_path: Path) -> None:
+def test_arrays_of_any_strides_are_stored(images: np.ndarray, tmp_path: Path) -> None:
     store.write(tmp_path / "a.arrow", Examples(images, LABELS[: len(images)]))
     np.testing.assert_array_equal(store.read(tmp_path / "a.arrow").examples.inputs, images)
 
 
-def test_a_table_is_a_view_of_the_file_row_by_row_and_names_its_columns(tmp_path: Path) -> None:
+def test_a_table_is_read_back_as_a_view_of_a_file_with_named_columns(tmp_path: Path) -> None:
     inputs, targets = np.random.default_rng(0).normal(size=(6, 2)), np.random.default_rng(1).normal(size=(6, 2))
     store.write(tmp_path / "a.arrow", Examples(inputs, targets), features=("x", "y"), targets=("y", "z"))
     rows = store.read(tmp_path / "a.arrow").examples
@@ -42,13 +42,13 @@ def test_a_table_is_a_view_of_the_file_row_by_row_and_names_its_columns(tmp_path
     assert rows.inputs.flags.c_contiguous and rows.targets.flags.c_contiguous
 
 
-def test_no_rows(tmp_path: Path) -> None:
+def test_an_array_without_rows_keeps_its_shape(tmp_path: Path) -> None:
     store.write(tmp_path / "a.arrow", Examples(IMAGES[:0], LABELS[:0]))
     assert store.read(tmp_path / "a.arrow").examples.inputs.shape == (0, 3, 5, 4)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, 400, -1])
-def test_truncated(keep: int, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(keep: int, tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     store.write(path, Examples(IMAGES, LABELS))
     path.write_bytes(path.read_bytes()[:keep])

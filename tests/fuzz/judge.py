@@ -1,4 +1,4 @@
-"""What counts as right: a whole answer, or one short line that names the file or the key."""
+"""The judgement of a case: it must give a whole answer, or one short line that names the file or the key."""
 
 import os
 import random
@@ -20,7 +20,7 @@ class Case:
 
     Attributes:
         about: what was damaged and how, for a failure's message.
-        work: reads it and raises AssertionError where the answer is not consistent.
+        work: reads the damaged input; raises AssertionError if the answer is not consistent.
         names: a refusal must hold one of these.
     """
 
@@ -35,9 +35,9 @@ def cases(default: int) -> int:
 
 
 def judge(kind: str, count: int, make: Callable[[random.Random, int], Case]) -> None:
-    """Try ``count`` cases, each made from its own random numbers; fail with all that went wrong.
+    """Try ``count`` cases, each made from its own random numbers; fail with a list of all wrong cases.
 
-    Some must be accepted and some refused, or the damage is not such that anything is tested.
+    Some cases must be accepted and some refused; otherwise the damage tests nothing.
     """
     wrong, seen = list[str](), Counter[str]()
     for number in range(count):
@@ -51,7 +51,7 @@ def judge(kind: str, count: int, make: Callable[[random.Random, int], Case]) -> 
 
 
 def _problem(case: Case, seen: Counter[str]) -> str:
-    """Empty where the case went as it must."""
+    """Describe what is wrong with a case; empty if it is right."""
     try:
         case.work()
     except UserError as error:

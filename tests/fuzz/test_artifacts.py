@@ -1,4 +1,4 @@
-"""Damaged artifacts: what is read is what was written, or a refusal names the file."""
+"""Damaged artifacts: the reader returns what was written, or its error names the folder of the artifact."""
 
 import json
 import random
@@ -31,7 +31,7 @@ ODD: Final[list[Any]] = [None, True, 0, -1, 1.5, "", "x", "../../x", [], [1], {}
 
 
 def numbers(value: Any) -> Any:
-    """Nested tuples of all that an object holds, to compare two answers by."""
+    """Nested tuples of all values in an object, so that two answers can be compared."""
     if isinstance(value, torch.Tensor):
         return value.numpy().tobytes(), tuple(value.shape), str(value.dtype)
     if isinstance(value, np.ndarray):
@@ -65,7 +65,7 @@ def student(path: Path) -> Any:
 
 def evaluated(path: Path) -> Any:
     table = tables.gather([tables.RunInfo("d-m-s", "d", "m", "s", path)])
-    if not table.scores:  # what the report says of a run without a manifest
+    if not table.scores:  # the report's message for a run without a manifest
         raise ArtifactError(f"{path}: {tables.ABSENT}")
     return table.scores, table.drawn
 
@@ -83,7 +83,7 @@ READERS: Final[dict[str, Callable[[Path], Any]]] = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One artifact of each kind: of a table with two splits, and of images with another set."""
+    """One artifact of each kind, from a table with two splits and from images with an out-of-distribution set."""
     root = tmp_path_factory.mktemp("artifacts")
     images = {"name": "image_folder", "path": str(test_user_data.folder(root / "pictures"))}
     rows = TABLE | {"path": str(test_user_data.store(root / "t.csv", test_user_data.good())), "features": ["a", "b"]}
@@ -98,7 +98,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hurt(folder: Path, rng: random.Random) -> str:
-    """Damage one file of an artifact; what was done."""
+    """Damage one file of an artifact; describe the damage."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = rng.choice([*files, folder / artifacts.MANIFEST])
     how = rng.choice(["bytes", "bytes", "bytes", "gone", "folder", "exchanged", "value", "value"])
@@ -120,7 +120,7 @@ def hurt(folder: Path, rng: random.Random) -> str:
 
 
 def _other_value(path: Path, content: Any, rng: random.Random) -> str:
-    """Put another value at one place of a JSON file."""
+    """Put another value at one place of a JSON file; describe the change."""
     node, where = content, list[Any]()
     while True:
         keys = list(node) if isinstance(node, dict) else list(range(len(node)))
@@ -136,7 +136,7 @@ def _other_value(path: Path, content: Any, rng: random.Random) -> str:
     return f"{value!r} at {where}"
 
 
-def test_damaged_artifacts(whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_artifact_is_read_as_written_or_refused(whole: Path, tmp_path: Path) -> None:
     right = {name: numbers(read(whole / name)) for name, read in READERS.items()}
 
     def make(rng: random.Random, number: int) -> Case:

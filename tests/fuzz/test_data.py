@@ -1,4 +1,4 @@
-"""Damaged data files of every kind: rows of the stated shape, finite and labelled, or a refusal that names the file."""
+"""Damaged data files: each gives finite, labelled rows of the stated shape, or an error that names the file."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ ENCODINGS: Final = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig", "
 
 
 def consistent(raw: Raw) -> None:
-    """Every array has the stated type, shape and range."""
+    """Check that every array has the stated type, shape and range."""
     for part in (raw.train, *([raw.test] if raw.test is not None else [])):
         assert len(part.inputs) == len(part.targets) > 0
         if raw.kind == "image":
@@ -56,7 +56,7 @@ def consistent(raw: Raw) -> None:
 
 
 def wounded(blob: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """Bytes that a disk, a download or a wrong tool leaves."""
+    """Bytes as a bad disk, download or tool leaves them, and a description of the damage."""
     how = rng.choice(
         ["flip", "flip", "flip", "many", "cut", "empty", "zeros", "insert", "drop", "tail", "twice", "text"]
     )
@@ -81,7 +81,7 @@ def wounded(blob: bytes, rng: random.Random) -> tuple[bytes, str]:
 
 
 def columns(rng: random.Random) -> dict[str, list[str]]:
-    """The cells of a good table, and, most times, one cell, column or name of it that is not."""
+    """The cells of a good table, in which up to two cells, columns or names are mostly replaced or removed."""
     cells = {
         "a": [repr(0.5 * i) for i in range(ROWS)],
         "b": [str(i) for i in range(ROWS)],
@@ -102,7 +102,7 @@ def columns(rng: random.Random) -> dict[str, list[str]]:
 
 
 def table_source(path: Path, rng: random.Random) -> Table | Uci:
-    """What a user may write of the table."""
+    """A source that a user may write for the table."""
     if rng.random() < 0.1:
         return Uci("boston", str(path))
     target = rng.choice([("y",), ("y",), ("kind",), ("kind",), ("y", "b"), ("b",)])
@@ -177,14 +177,14 @@ def _is_number(text: str) -> bool:
 
 
 def text_bytes(rng: random.Random) -> tuple[bytes, str]:
-    """Numbers with blanks between, as the published splits have them."""
+    """Numbers separated by blanks, as in the published splits."""
     cells = columns(rng)
     text = "\n".join(" ".join(row) for row in zip(*cells.values(), strict=True))
     return wounded(text.encode(), rng) if rng.random() < 0.4 else (text.encode(), "blanks between")
 
 
 def of_file(path: Path, blob: bytes, about: str, read: Callable[[], None]) -> Case:
-    """A file of these bytes, which ``read`` reads and judges."""
+    """A case that writes these bytes to a file, which ``read`` reads and checks."""
 
     def work() -> None:
         path.write_bytes(blob)
@@ -193,7 +193,7 @@ def of_file(path: Path, blob: bytes, about: str, read: Callable[[], None]) -> Ca
     return Case(f"{about}; {blob[:300]!r}", work, [str(path)])
 
 
-def test_tables(tmp_path: Path) -> None:
+def test_a_damaged_table_is_read_consistently_or_refused(tmp_path: Path) -> None:
     makers = {"t.csv": csv_bytes, "t.parquet": parquet_bytes, "t.txt": text_bytes}
 
     def make(rng: random.Random, number: int) -> Case:
@@ -205,8 +205,8 @@ def test_tables(tmp_path: Path) -> None:
     judge("table", cases(700), make)
 
 
-def test_new_tables(tmp_path: Path) -> None:
-    """Rows to predict: finite numbers, one row each."""
+def test_a_damaged_new_table_is_read_as_finite_numbers_or_refused(tmp_path: Path) -> None:
+    """Rows to predict."""
     makers = {"t.csv": csv_bytes, "t.parquet": parquet_bytes, "t.npz": npz_bytes}
     schema = {"kind": "table", "features": ["a", "b"], "input_shape": [2], "task": "regression"}
 
@@ -230,14 +230,14 @@ CELLS: Final = [
 
 
 def column_of(rng: random.Random, rows: int) -> list[str]:
-    """Cells of a pool of a few, most of them of one kind."""
+    """Cells drawn from a small pool, with a few odd cells."""
     pool = rng.choice([rng.sample(CELLS, rng.choice([1, 2, 3])), ["1.5", "2", "7"], ["a", "b"], ["true", "false"]])
     odd = rng.sample(CELLS, rng.choice([0, 0, 1, 2]))
     return [rng.choice(odd) if odd and rng.random() < 0.1 else rng.choice(pool) for _ in range(rows)]
 
 
-def test_what_is_added_is_prepared_and_predicted_alike(tmp_path: Path) -> None:
-    """Of any texts, as CSV and as Parquet: equal kinds and numbers, or one refusal before anything is prepared."""
+def test_inspection_preparation_and_prediction_agree_on_any_table(tmp_path: Path) -> None:
+    """Any texts give equal kinds and numbers from CSV, Parquet and a frame, or one error."""
     rows = 60
 
     def make(rng: random.Random, number: int) -> Case:
@@ -271,7 +271,7 @@ def test_what_is_added_is_prepared_and_predicted_alike(tmp_path: Path) -> None:
 
 
 def npz_bytes(rng: random.Random) -> tuple[bytes, str]:
-    """Images and labels, or a matrix of two columns, with one wrong thing in them."""
+    """Images and labels, or a matrix of two columns, in which up to two arrays are replaced or removed."""
     pixels = np.random.default_rng(0).integers(0, 256, (12, 5, 4, 3), dtype=np.uint8)
     labels = np.array(["b", "a", "c"] * 4)
     arrays = {"x": pixels, "y": labels}
@@ -306,7 +306,7 @@ def npz_bytes(rng: random.Random) -> tuple[bytes, str]:
     return blob, f"npz of {'; '.join(about)}, {how}"
 
 
-def test_npz(tmp_path: Path) -> None:
+def test_a_damaged_npz_is_read_consistently_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
 
     def make(rng: random.Random, number: int) -> Case:
@@ -316,7 +316,7 @@ def test_npz(tmp_path: Path) -> None:
 
 
 def picture(rng: random.Random) -> tuple[bytes, str]:
-    """One image file, most times a good one of 5×4 pixels."""
+    """One image file of a random mode, size and format, sometimes damaged."""
     mode = rng.choice(["RGB", "RGB", "RGB", "L", "1", "P", "RGBA", "LA", "I", "I;16", "F", "CMYK"])
     size = rng.choice([(5, 4), (5, 4), (5, 4), (5, 4), (5, 4), (4, 5), (1, 1)])
     formats = [fmt for fmt in ("PNG", "TIFF", "JPEG", "GIF", "WEBP") if _writes(mode, fmt)]
@@ -337,7 +337,7 @@ def _writes(mode: str, fmt: str) -> bool:
 
 
 def image_folder(root: Path, rng: random.Random) -> str:
-    """A folder per class, one to three of its files not what the others are."""
+    """A folder per class, with up to three changes to its files and folders."""
     Image.new("RGB", (5, 4)).save(good := io.BytesIO(), "PNG")
     tops = rng.choice([[""], [""], ["train"], ["train", "test"]])
     about = [f"{tops}"]
@@ -372,7 +372,7 @@ def image_folder(root: Path, rng: random.Random) -> str:
     return "; ".join(about)
 
 
-def test_image_folders(tmp_path: Path) -> None:
+def test_a_damaged_image_folder_is_read_consistently_or_refused(tmp_path: Path) -> None:
     def make(rng: random.Random, number: int) -> Case:
         root = tmp_path / str(number)
         root.mkdir()
@@ -398,8 +398,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in archives.WRITERS}
 
 
-def test_archives(originals: dict[str, Path], tmp_path: Path) -> None:
-    """Past their hashes: what the parsers make of files that are not as published."""
+def test_a_damaged_archive_is_read_consistently_or_refused(originals: dict[str, Path], tmp_path: Path) -> None:
+    """The parsers are called without the check of hashes, which would refuse every damaged file."""
 
     def make(rng: random.Random, number: int) -> Case:
         name = rng.choice([*originals])

@@ -1,4 +1,4 @@
-"""Params files with anything wrong in them: typed whole, or refused by the name of the key."""
+"""Damaged params: they are typed consistently, or the error names a section or the file."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ ODD: Final[list[Any]] = [
 
 
 def whole() -> list[dict[str, Any]]:
-    """params.yaml, with each overlay on it, and the papers' own files."""
+    """params.yaml alone and with each overlay, and the complete params files of the papers."""
     base = read_yaml(ROOT / "params.yaml")
     read = [read_yaml(path) for part in ("*.yaml", "paper/*.yaml") for path in (ROOT / "params").glob(part)]
     return [dict(base), *(dict(raw) if {*SECTIONS} <= raw.keys() else config.merge(base, raw) for raw in read)]
@@ -51,7 +51,7 @@ def at(node: Any, path: tuple[Any, ...]) -> Any:
 
 
 def mutate(raw: dict[str, Any], rng: random.Random) -> str:
-    """Change one place of ``raw``; what was done."""
+    """Change one place of ``raw``; describe the change."""
     section = rng.choice([key for key in raw if key in SECTIONS] or list(raw))
     below = places(raw[section], (section,))
     path = rng.choice(below) if below and rng.random() < 0.93 else (section,)
@@ -82,7 +82,7 @@ def mutate(raw: dict[str, Any], rng: random.Random) -> str:
 
 
 def check(raw: Any) -> None:
-    """Typed, read again from what was typed, and fit to be written down as its provenance."""
+    """Check that params can be typed, are equal when they are written and read again, and can be stored as JSON."""
     typed = typed_params(raw)
     unwatched(typed)
     json.dumps(typed.raw, sort_keys=True)
@@ -99,7 +99,7 @@ def check(raw: Any) -> None:
 
 
 @pytest.mark.slow
-def test_mutated_params() -> None:
+def test_mutated_params_are_read_consistently_or_refused() -> None:
     bases = whole()
     for base in bases:
         check(base)
@@ -121,7 +121,7 @@ WORDS: Final = [
 
 
 def damage(text: str, rng: random.Random) -> tuple[bytes, str]:
-    """The text with one wound, as bytes."""
+    """The text with one damage, as bytes, and a description of the damage."""
     lines = text.splitlines(keepends=True)
     i, how = (
         rng.randrange(len(lines)),
@@ -141,7 +141,7 @@ def damage(text: str, rng: random.Random) -> tuple[bytes, str]:
     return text.encode(encoding), encoding
 
 
-def test_damaged_params_files(tmp_path: Path) -> None:
+def test_a_damaged_params_file_is_read_consistently_or_refused(tmp_path: Path) -> None:
     text, path = PARAMS, tmp_path / "params.yaml"
 
     def make(rng: random.Random, number: int) -> Case:
