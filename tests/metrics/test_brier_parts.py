@@ -1,4 +1,4 @@
-"""Brier's parts: their sum, their means over all labels by enumeration, and bins by hand."""
+"""The parts of the Brier score: their sum, their means over all labels by enumeration, and bins by hand."""
 
 import itertools
 
@@ -16,7 +16,7 @@ def random_rows(rows: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("corrected", [True, False])
 @pytest.mark.parametrize(("rows", "classes"), [(2, 2), (17, 3), (200, 10)])
-def test_the_parts_add_up_to_briers_score(rows: int, classes: int, corrected: bool) -> None:
+def test_the_parts_add_up_to_the_brier_score(rows: int, classes: int, corrected: bool) -> None:
     probs, labels = random_rows(rows, classes)
     found = brier_parts(probs, labels, corrected=corrected)
     assert found is not None
@@ -24,8 +24,8 @@ def test_the_parts_add_up_to_briers_score(rows: int, classes: int, corrected: bo
     assert found.brier == pytest.approx(score, rel=1e-12)
 
 
-def test_two_stated_probabilities_by_hand() -> None:
-    """Of .2 one in four happens, of .6 three in four: both classes of two have the same parts."""
+def test_the_parts_of_two_stated_probabilities_match_a_hand_calculation() -> None:
+    """At .2 one row in four is of the class, at .6 three in four; both classes have the same parts."""
     first = np.repeat([0.2, 0.6], 4)
     labels = np.array([0, 1, 1, 1, 0, 0, 0, 1])
     found = brier_parts(np.stack([first, 1 - first], 1), labels, bins=2, corrected=False)
@@ -39,7 +39,7 @@ def test_two_stated_probabilities_by_hand() -> None:
 def test_reliability_is_unbiased_over_all_labels() -> None:
     """Three rows of each of two probabilities, whose events happen with other probabilities; 64 columns of labels.
 
-    Without the correction reliability is far above.
+    Without the correction the mean reliability is far above the exact reliability.
     """
     stated, true = np.repeat([0.3, 0.8], 3), np.repeat([0.4, 0.7], 3)
     probs, parts, plain, weights = np.stack([1 - stated, stated], 1), [], [], []
@@ -55,8 +55,8 @@ def test_reliability_is_unbiased_over_all_labels() -> None:
     assert np.dot(weights, plain) > 5 * expected
 
 
-def test_uncertainty_is_unbiased_where_rows_are_drawn() -> None:
-    """Every draw of four rows of two kinds, with every column of labels: 256 samples, weighed by their probability."""
+def test_uncertainty_is_unbiased_over_drawn_rows_and_labels() -> None:
+    """Every draw of four rows of two kinds, with every column of labels: 256 samples, weighted by their probability."""
     kinds, true, found, plain = (0.3, 0.8), (0.4, 0.7), 0.0, 0.0
     for picked in itertools.product([0, 1], repeat=4):
         stated = np.array([kinds[k] for k in picked])
@@ -67,7 +67,7 @@ def test_uncertainty_is_unbiased_where_rows_are_drawn() -> None:
             assert parts is not None and biased is not None
             found += weight * parts.uncertainty
             plain += weight * biased.uncertainty
-    assert found == pytest.approx(2 * 0.55 * 0.45, rel=1e-12)  # of both classes
+    assert found == pytest.approx(2 * 0.55 * 0.45, rel=1e-12)  # summed over both classes
     assert plain == pytest.approx(0.75 * 2 * 0.55 * 0.45, rel=1e-12)
 
 
@@ -78,7 +78,7 @@ def test_a_bin_of_one_row_joins_its_neighbour() -> None:
     assert _without_single(np.array([3, 3, 7])).tolist() == [3, 3, 3]
 
 
-def test_one_row_has_plain_parts_alone_and_one_class_has_none() -> None:
+def test_one_row_has_only_uncorrected_parts_and_one_class_scores_zero() -> None:
     assert brier_parts(np.array([[0.7, 0.3]]), np.array([0])) is None
     found = brier_parts(np.array([[0.7, 0.3]]), np.array([0]), corrected=False)
     assert found is not None

@@ -21,7 +21,7 @@ def random_rows(rows: int = 240, classes: int = 4, seed: int = 0) -> tuple[np.nd
     return probs, random.integers(classes, size=rows)
 
 
-def test_bins_of_equal_mass_hold_as_many_values_each_and_equal_values_share_a_bin() -> None:
+def test_bins_of_equal_mass_hold_equal_counts_and_keep_equal_values_together() -> None:
     values = Seed(0).numpy().permutation(60) / 60
     place = equal_mass(values, 15)
     assert np.bincount(place).tolist() == [4] * 15
@@ -31,14 +31,14 @@ def test_bins_of_equal_mass_hold_as_many_values_each_and_equal_values_share_a_bi
     assert equal_mass(np.array([0.7]), 15).tolist() == [0]
 
 
-def test_bins_of_equal_width_hold_their_upper_end_and_the_first_one_holds_zero() -> None:
+def test_bins_of_equal_width_hold_their_upper_edge_and_the_first_bin_holds_zero() -> None:
     edges = np.linspace(0, 1, 6)
     assert calibration.equal_width(edges, 5).tolist() == [0, 0, 1, 2, 3, 4]
     assert calibration.equal_width(np.nextafter(edges[:-1], 1), 5).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_adaptive_error_is_the_sum_over_a_sorted_list() -> None:
-    """240 different confidences in 12 bins of 20; bins of equal width, the wrong variant, are elsewhere."""
+def test_the_adaptive_error_equals_a_sum_over_sorted_confidences() -> None:
+    """240 different confidences in 12 bins of 20; bins of equal width, the wrong variant, give another error."""
     probs, labels = random_rows()
     rows = sorted(zip(probs.max(1), probs.argmax(1) == labels, strict=True))
     by_hand = sum(abs(sum(float(y) - f for f, y in rows[at : at + 20])) for at in range(0, 240, 20)) / 240
@@ -47,7 +47,7 @@ def test_the_adaptive_error_is_the_sum_over_a_sorted_list() -> None:
     assert abs(np.abs(width).sum() / 240 - by_hand) > 1e-3
 
 
-def test_the_class_wise_error_is_torchmetrics_of_each_class() -> None:
+def test_the_class_wise_error_is_the_mean_of_torchmetrics_over_classes() -> None:
     probs, labels = random_rows()
     each = [
         float(binary_calibration_error(torch.tensor(probs[:, k]), torch.tensor(labels == k), n_bins=10, norm="l1"))
@@ -76,8 +76,8 @@ def by_images(sigma: mpmath.mpf, at: np.ndarray, residuals: np.ndarray) -> mpmat
     return sum(abs(mpmath.quad(density, [a, (a + b) / 2, b])) for a, b in zip([0, *zeros], [*zeros, 1], strict=True))
 
 
-def test_the_smooth_error_is_its_fixed_point_with_50_digits() -> None:
-    """Four residuals; a kernel that is not reflected loses mass at the ends and is a tenth away."""
+def test_the_smooth_error_solves_its_fixed_point_equation_with_50_digits() -> None:
+    """Four residuals; a kernel that is not reflected loses mass at the ends and gives at least a tenth less."""
     at, residuals = np.array([0.02, 0.4, 0.7, 0.97]), np.array([0.5, -0.4, 0.3, -0.6])
     found = float(smooth_error(at, residuals[None])[0])
     with mpmath.workdps(50):
@@ -88,7 +88,7 @@ def test_the_smooth_error_is_its_fixed_point_with_50_digits() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.02, 1.0])
-def test_the_smooth_error_is_a_dense_sum_over_images(scale: float) -> None:
+def test_the_smooth_error_matches_a_dense_sum_over_images(scale: float) -> None:
     """2,000 rows; at the smallest error the width is about 20 points of the grid."""
     random = Seed(1).numpy()
     at = random.random(2000)
@@ -100,7 +100,7 @@ def test_the_smooth_error_is_a_dense_sum_over_images(scale: float) -> None:
     assert found == pytest.approx(dense, rel=1e-3)
 
 
-def test_the_smooth_error_of_residuals_of_one_sign_is_their_mean() -> None:
+def test_the_smooth_error_of_residuals_of_one_sign_is_their_absolute_mean() -> None:
     """The kernel keeps mass, so that the integral does not depend on the width."""
     at = np.linspace(0, 1, 7)
     found = smooth_error(at, np.array([np.full(7, 0.25), np.full(7, -0.125), np.zeros(7)]))
@@ -108,7 +108,7 @@ def test_the_smooth_error_of_residuals_of_one_sign_is_their_mean() -> None:
 
 
 @pytest.mark.parametrize("name", list(MEASURES))
-def test_columns_of_labels_are_measured_one_by_one(name: str) -> None:
+def test_many_columns_of_labels_have_the_error_of_each_column_alone(name: str) -> None:
     measure = MEASURES[name]
     probs, _ = random_rows()
     columns = Seed(3).numpy().integers(4, size=(3, 240))
@@ -117,7 +117,7 @@ def test_columns_of_labels_are_measured_one_by_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(MEASURES))
-def test_the_order_of_rows_does_not_matter_where_confidences_are_equal(name: str) -> None:
+def test_the_order_of_rows_with_equal_confidences_does_not_change_the_error(name: str) -> None:
     random = Seed(4).numpy()
     probs = np.array([[0.6, 0.4], [0.8, 0.2], [0.3, 0.7]])[random.integers(3, size=50)]
     labels, order = random.integers(2, size=50), random.permutation(50)
@@ -126,15 +126,15 @@ def test_the_order_of_rows_does_not_matter_where_confidences_are_equal(name: str
 
 
 @pytest.mark.parametrize("name", list(MEASURES))
-def test_one_class_and_one_row(name: str) -> None:
-    """One class is always right; of one row that says .7 the error is .3, or .7 where it is wrong."""
+def test_one_class_has_no_error_and_one_row_the_gap_of_its_confidence(name: str) -> None:
+    """One class is always right; a row of confidence .7 has the error .3 if it is right and .7 if it is wrong."""
     measure: Callable[..., np.ndarray] = MEASURES[name]
     assert measure(np.ones((5, 1)), np.zeros((1, 5), int)).tolist() == [0]
     found = measure(np.array([[0.7, 0.3]]), np.array([[0], [1]]))
     np.testing.assert_allclose(found, [0.3, 0.7], atol=1e-6)
 
 
-def test_what_is_no_table_of_probabilities_is_an_error() -> None:
+def test_a_bad_table_of_probabilities_or_labels_is_refused() -> None:
     probs, labels = random_rows(6)
     np.testing.assert_allclose(stated(probs.astype(np.float32), labels)[0].sum(1), 1, rtol=1e-15)
     for bad, truth, said in (

@@ -11,7 +11,7 @@ from bdl_pipe.metrics.calibration import MEASURES, Probs, adaptive
 from bdl_pipe.metrics.calibration_tests import Checked, check, drawn_labels, interval
 from bdl_pipe.seeds import Seed
 
-ALARM = 1e-6  # of each statistical test below; seeds are fixed
+ALARM = 1e-6  # the rate of false alarms of each statistical test below; seeds are fixed
 
 
 def probabilities(rows: int, seed: int) -> Probs:
@@ -36,8 +36,8 @@ def test_labels_are_drawn_from_the_probabilities() -> None:
     assert (labels != np.concatenate(list(drawn_labels(probs, Seed(1), 3000)))).any()
 
 
-def test_the_expected_error_is_the_enumerated_one() -> None:
-    """All labels of six rows with two classes: 64 columns, each weighed by its probability."""
+def test_the_expected_error_and_the_p_value_match_an_enumeration() -> None:
+    """All labels of six rows with two classes: 64 columns, each weighted by its probability."""
     first = np.array([0.55, 0.6, 0.7, 0.8, 0.9, 0.95])
     probs = np.stack([first, 1 - first], 1)
     columns = np.array(list(itertools.product([0, 1], repeat=6)))
@@ -52,7 +52,7 @@ def test_the_expected_error_is_the_enumerated_one() -> None:
 
 @pytest.mark.parametrize("name", ["adaptive", "class_wise", pytest.param("smooth", marks=pytest.mark.slow)])
 def test_false_alarms_are_as_rare_as_stated_and_overconfidence_is_found(name: str) -> None:
-    """At 10 %, 120 data sets of 60 rows with right probabilities, and 30 with ones that are too sharp."""
+    """At 10 %, 120 data sets of 60 rows with right probabilities, and 30 with probabilities that are too sharp."""
     alarms = found = 0
     for number in range(120):
         probs = probabilities(60, number)
@@ -62,10 +62,10 @@ def test_false_alarms_are_as_rare_as_stated_and_overconfidence_is_found(name: st
         if number < 30:
             found += check(MEASURES[name], sharpened(probs, 4), labels[0], rng, draws=19).miscalibrated(0.1)
     assert binom.ppf(ALARM, 120, 0.1) <= alarms <= binom.isf(ALARM, 120, 0.1)
-    assert found > binom.isf(ALARM, 30, 0.1)  # the wrong variant: probabilities that are not the labels'
+    assert found > binom.isf(ALARM, 30, 0.1)  # the wrong variant: labels from other probabilities
 
 
-def test_the_p_value_is_at_least_one_over_the_columns_and_needs_as_many() -> None:
+def test_a_rate_of_false_alarms_below_the_least_p_value_is_refused() -> None:
     wrong = np.tile([0.99, 0.01], (50, 1))
     found = check(adaptive, wrong, np.ones(50, int), Seed(0), draws=19)
     assert found.p_value == 1 / 20 and found.miscalibrated(0.05)
@@ -84,7 +84,7 @@ def test_one_class_is_calibrated() -> None:
 def coverage(rows: int, gap: float) -> tuple[int, int]:
     """Count in 150 samples how often the basic and the percentile interval of 90 % hold the true error ``gap``.
 
-    Twenty confidences are each right ``gap`` less or more often than said.
+    Twenty confidences are each right ``gap`` less or more often than stated.
     """
     random = Seed(rows).numpy()
     confidence = np.repeat(np.linspace(0.5, 0.7, 20), rows)
@@ -100,14 +100,14 @@ def coverage(rows: int, gap: float) -> tuple[int, int]:
     return basic, percentile
 
 
-def test_the_interval_holds_a_known_error_where_gaps_are_plain() -> None:
-    """Gaps of five standard errors: within the binomial band of 87 %, which is what its text states at least."""
+def test_the_interval_holds_a_known_error_where_gaps_are_large() -> None:
+    """Gaps of five standard errors: not below the binomial band of 87 %, the least coverage stated for large gaps."""
     basic, _ = coverage(rows=60, gap=0.28)
     assert binom.ppf(ALARM, 150, 0.87) <= basic
 
 
-def test_the_interval_is_wrong_less_often_than_the_percentile_one_where_gaps_are_small() -> None:
-    """Gaps of one standard error. The percentile interval, the wrong variant, has the bias twice."""
+def test_the_interval_holds_small_gaps_more_often_than_the_percentile_interval() -> None:
+    """Gaps of one standard error. The percentile interval, the wrong variant, contains the bias twice."""
     basic, percentile = coverage(rows=20, gap=0.11)
     assert binom.ppf(ALARM, 150, 0.78) <= basic
     assert percentile < binom.ppf(ALARM, 150, 0.78)
@@ -120,7 +120,7 @@ def _by_confidence(probs: Probs, labels: np.ndarray) -> np.ndarray:
     return np.abs(gaps).sum(1) / len(probs)
 
 
-def test_an_interval_needs_draws_enough_for_its_level() -> None:
+def test_an_interval_needs_enough_draws_for_its_level() -> None:
     probs, labels = probabilities(20, 0), np.zeros(20, int)
     with pytest.raises(ConfigError, match=r"draws must be more at the level 0\.9, got 18"):
         interval(adaptive, probs, labels, Seed(0), draws=18)

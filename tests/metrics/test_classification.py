@@ -24,7 +24,7 @@ def categorical(draws: int = 3, batch: int = 200, classes: int = 4) -> tuple[Cat
     return Categorical(logits.log_softmax(-1)), targets
 
 
-def test_accuracy_nll_and_brier_are_scikit_learns() -> None:
+def test_accuracy_nll_and_brier_match_scikit_learn() -> None:
     predictive, targets = categorical()
     probs = predictive.draw_log_probs.exp().mean(0).numpy()  # mixed first, by hand
     truth = targets.numpy()
@@ -35,7 +35,7 @@ def test_accuracy_nll_and_brier_are_scikit_learns() -> None:
     assert metrics.brier(predictive, targets).value == pytest.approx(oracle, rel=1e-12)
 
 
-def test_regression_scores_are_scipys() -> None:
+def test_regression_scores_match_scipy_and_scikit_learn() -> None:
     random = Seed(2).numpy()
     mean, variance = random.normal(size=(3, 50, 1)), random.uniform(0.5, 2, size=(3, 50, 1))
     targets = random.normal(size=(50, 1))
@@ -55,11 +55,11 @@ def test_partial_sums_of_unequal_parts_add_up_to_the_whole() -> None:
     assert parts.value == pytest.approx(whole.value, rel=1e-14)
 
 
-def test_nothing_counted_is_not_a_number() -> None:
+def test_a_mean_of_no_rows_is_nan() -> None:
     assert np.isnan(metrics.Mean().value)
 
 
-def test_every_metric_says_which_direction_is_better_and_how_it_is_printed() -> None:
+def test_every_metric_has_a_direction_a_label_and_its_place_in_the_order() -> None:
     """The order is the order of stored scores, which must not change."""
     lower, higher = "nll brier ece rmse crps width_90 out_of_reach", "accuracy log_likelihood joint_gap"
     better = {metric.name: metric.better for metric in metrics.registered()}
@@ -73,17 +73,17 @@ def test_every_metric_says_which_direction_is_better_and_how_it_is_printed() -> 
     assert all(metric.label and metric.about for metric in metrics.registered())
 
 
-def test_two_draws_by_hand() -> None:
+def test_the_batch_nll_of_two_draws_matches_a_hand_calculation() -> None:
     """Geometric means over the rows: √(.9·.4) = .6 of the first draw, √(.2·.8) = .4 of the second."""
     terms = torch.tensor([[0.9, 0.4], [0.2, 0.8]], dtype=torch.float64).log()
     found = metrics.batch_nll(terms)
     assert (found.value, found.count) == (pytest.approx(-math.log(0.5), rel=1e-12), 2)
-    per_row = -(math.log(0.55) + math.log(0.6)) / 2  # the control: the mixture at each row is another number
+    per_row = -(math.log(0.55) + math.log(0.6)) / 2  # the control: the mixture at each row gives another number
     assert found.value > per_row + 0.1
 
 
 @pytest.mark.parametrize("concentration", [0.1, 1.0, 10.0])
-def test_dirichlet_draws_lie_between_the_nll_and_the_mean_over_draws(concentration: float) -> None:
+def test_the_batch_nll_lies_between_the_nll_and_the_mean_over_draws(concentration: float) -> None:
     random = np.random.default_rng(0)
     targets = torch.tensor(random.integers(10, size=60))
     for _ in range(20):
@@ -97,7 +97,7 @@ def test_dirichlet_draws_lie_between_the_nll_and_the_mean_over_draws(concentrati
         assert low < found < metrics.batch_nll(terms).value + 1e-12 < high
 
 
-def test_one_row_is_the_nll_and_one_draw_is_all_three() -> None:
+def test_the_batch_nll_of_one_row_is_the_nll_and_of_one_draw_the_mean_over_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     logs = torch.randn(4, 1, 3, generator=generator, dtype=torch.float64).log_softmax(-1)
     one_row, target = Categorical(logs), torch.tensor([2])
@@ -107,7 +107,7 @@ def test_one_row_is_the_nll_and_one_draw_is_all_three() -> None:
     assert metrics.batch_nll(terms).value == pytest.approx(-float(terms.mean()), rel=1e-12)
 
 
-def test_two_draws_that_disagree_by_hand() -> None:
+def test_the_joint_of_two_disagreeing_draws_matches_a_hand_calculation() -> None:
     """Both rows say class 0 with .9 under one draw and .2 under the other: labels 0, 0 belong together."""
     probs = torch.tensor([[[0.9, 0.1], [0.9, 0.1]], [[0.2, 0.8], [0.2, 0.8]]], dtype=torch.float64)
     terms = Categorical(probs.log()).draw_log_prob(torch.tensor([0, 0]))
@@ -125,8 +125,8 @@ def predictive() -> Categorical:
     return Categorical(logits.log_softmax(-1))
 
 
-def test_the_joint_of_groups_by_brute_force(predictive: Categorical) -> None:
-    """Of pairs, and of the first two of triples; a row may stand twice."""
+def test_the_joint_of_groups_matches_brute_force(predictive: Categorical) -> None:
+    """For all triples of rows, and for their first row and first two rows; a row may occur more than once."""
     targets, probs = [0, 2, 1, 1], predictive.draw_log_probs.exp().numpy()
     groups = list(itertools.product(range(4), repeat=3))
     terms = predictive.draw_log_prob(torch.tensor(targets))
@@ -137,17 +137,17 @@ def test_the_joint_of_groups_by_brute_force(predictive: Categorical) -> None:
         np.testing.assert_allclose(found.joint[:, rows - 1], np.log(each), atol=1e-12)
         np.testing.assert_allclose(found.product[:, rows - 1], [product[list(g[:rows])].sum() for g in groups])
         assert found.scores(rows)[0].value == pytest.approx(-np.mean(np.log(each)), rel=1e-12)
-    assert not np.allclose(found.joint[:, 1:], found.product[:, 1:], atol=1e-3)  # independence is another number
+    assert not np.allclose(found.joint[:, 1:], found.product[:, 1:], atol=1e-3)  # independent rows differ
 
 
-def test_terms_of_batches_can_be_put_together(predictive: Categorical) -> None:
+def test_terms_of_batches_concatenate_to_the_terms_of_all_rows(predictive: Categorical) -> None:
     targets = torch.tensor([0, 2, 1, 1])
     parts = [Categorical(predictive.draw_log_probs[:, rows]) for rows in (slice(0, 1), slice(1, 4))]
     terms = torch.cat([p.draw_log_prob(t) for p, t in zip(parts, targets.split([1, 3]), strict=True)], 1)
     assert torch.equal(terms, predictive.draw_log_prob(targets))
 
 
-def test_one_draw_has_no_gap_at_all() -> None:
+def test_one_draw_has_a_joint_gap_of_zero() -> None:
     pairs = torch.arange(50).unflatten(0, (25, 2))
     assert metrics.GroupLogProbs.of_terms(torch.randn(1, 50), pairs).scores(2)[1].value == 0.0
 
@@ -161,20 +161,20 @@ def predictions(batch: int, sharpen: float = 1.0) -> tuple[Categorical, torch.Te
 
 
 @pytest.mark.parametrize("bins", [1, 10, 15])
-def test_ece_is_torchmetrics(bins: int) -> None:
+def test_the_ece_matches_torchmetrics(bins: int) -> None:
     predictive, targets = predictions(2000, sharpen=2.0)
     oracle = multiclass_calibration_error(predictive.mean, targets, num_classes=5, n_bins=bins, norm="l1")
     assert metrics.bins_of(predictive, targets, bins).ece() == pytest.approx(float(oracle), abs=1e-6)
 
 
-def test_ece_sees_overconfidence_and_not_noise() -> None:
+def test_the_ece_is_large_for_overconfidence_and_small_for_noise() -> None:
     """With n = 200,000 a calibrated ECE of 15 bins is about .002 by noise; sharpening makes ten times that."""
     calibrated, targets = predictions(200_000)
     sharpened, _ = predictions(200_000, sharpen=2.0)
     assert metrics.bins_of(calibrated, targets, 15).ece() < 0.01 < 0.05 < metrics.bins_of(sharpened, targets, 15).ece()
 
 
-def test_bins_by_hand() -> None:
+def test_the_table_of_bins_matches_a_hand_calculation() -> None:
     probs = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [1.0, 0.0]], dtype=torch.float64)
     targets = torch.tensor([0, 1, 0, 1, 0])
     table = metrics.bins_of(Categorical(probs.log()[None]), targets, 2).table()  # (0, .5], (.5, 1]
@@ -209,15 +209,15 @@ def test_auroc_is_the_share_of_pairs_in_order(rounded: bool) -> None:
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_fpr95_is_on_the_roc_curve(rounded: bool) -> None:
+def test_fpr95_is_the_least_false_positive_rate_on_scikit_learns_roc_curve(rounded: bool) -> None:
     inside, outside = scores(rounded)
     labels = np.r_[np.ones(len(inside)), np.zeros(len(outside))]
     false, true, _ = roc_curve(labels, np.r_[inside, outside], drop_intermediate=False)
     assert metrics.detection(inside, outside)["fpr95"] == false[true >= 0.95].min()
 
 
-def test_which_set_is_positive() -> None:
-    """in: 3, 2, 0; out: 1. In positive: precisions 1, 1, 3/4; out positive: found second of four, 1/2."""
+def test_aupr_in_and_aupr_out_take_their_own_set_as_positive() -> None:
+    """Scores 3, 2, 0 in and 1 out. In positive: precisions 1, 1, 3/4. Out positive: second of four, 1/2."""
     found = metrics.detection(np.array([3.0, 2, 0]), np.array([1.0]))
     assert found["aupr_in"] == pytest.approx((1 + 1 + 3 / 4) / 3)
     assert found["aupr_out"] == pytest.approx(1 / 2)
@@ -225,6 +225,6 @@ def test_which_set_is_positive() -> None:
     assert found["fpr95"] == 1.0
 
 
-def test_nineteen_of_twenty_are_95_percent() -> None:
+def test_nineteen_of_twenty_rows_reach_95_percent() -> None:
     inside = np.arange(20.0)  # the threshold is 1: 19 of 20 reach it
     assert false_positive_rate(inside, np.array([0.5, 1.0]), 0.95) == 0.5

@@ -22,7 +22,7 @@ from bdl_pipe.metrics.conformal import (
 )
 from bdl_pipe.seeds import Seed
 
-ALARM = 1e-6  # of each statistical test below; seeds are fixed
+ALARM = 1e-6  # the rate of false alarms of each statistical test below; seeds are fixed
 
 
 def drawn(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -32,7 +32,7 @@ def drawn(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return probs, (probs.cumsum(1)[:, :-1] <= random.random((rows, 1))).sum(1)
 
 
-def test_the_threshold_is_the_smallest_score_with_its_rank() -> None:
+def test_the_threshold_is_the_score_with_the_conformal_rank() -> None:
     scores = np.array([5.0, 1, 4, 2, 3, 9, 8, 7, 6])
     assert [threshold(scores, level) for level in (0.05, 0.1, 0.11, 0.55, 0.9)] == [1, 1, 2, 6, 9]
     assert threshold(scores, 0.91) == math.inf == threshold(np.zeros(0), 0.5)
@@ -56,7 +56,7 @@ def test_a_new_score_is_held_with_the_exact_probability(rows: int, level: float)
 
 
 @pytest.mark.parametrize(("weight", "beyond"), [(0.0, 5), (0.01, 5), (0.2, 1), (0.5, 0)])
-def test_raps_is_a_loop_over_sorted_classes(weight: float, beyond: int) -> None:
+def test_raps_matches_a_loop_over_sorted_classes(weight: float, beyond: int) -> None:
     probs, _ = drawn(40)
     probs[0] = [0.3, 0.1, 0.3, 0.1, 0.1, 0.1]  # ties: the first class is the likelier one
     uniform = Seed(5).numpy().random(40)
@@ -72,7 +72,7 @@ def test_raps_is_a_loop_over_sorted_classes(weight: float, beyond: int) -> None:
 
 
 def test_the_score_of_aps_is_uniform_where_the_probabilities_are_right() -> None:
-    """Hence it holds in every group of rows; without chance, the wrong variant, it is far from uniform."""
+    """Hence APS covers every group of rows; without random numbers, the wrong variant, it is far from uniform."""
     probs, labels = drawn(3000)
     rows = np.arange(3000)
     scores = aps(probs, Seed(1).numpy().random(3000))[rows, labels]
@@ -82,8 +82,8 @@ def test_the_score_of_aps_is_uniform_where_the_probabilities_are_right() -> None
 
 
 @pytest.mark.parametrize("name", ["lac", "aps", "raps"])
-def test_sets_hold_what_they_say_although_the_probabilities_are_wrong(name: str) -> None:
-    """400 samples of 19 calibration rows and one other; sets that trust the probabilities hold too few."""
+def test_sets_keep_their_coverage_although_the_probabilities_are_wrong(name: str) -> None:
+    """400 samples of 19 calibration rows and one other; sets that trust the probabilities hold too few labels."""
     score = {"lac": lambda p, _: lac(p), "aps": aps, "raps": raps}[name]
     probs, labels = drawn(400 * 20)
     wrong = probs**3 / (probs**3).sum(1, keepdims=True)
@@ -97,7 +97,7 @@ def test_sets_hold_what_they_say_although_the_probabilities_are_wrong(name: str)
     assert trusted < binom.ppf(ALARM, 400, 0.9)
 
 
-def test_intervals_hold_what_they_say() -> None:
+def test_intervals_keep_their_coverage_although_the_deviation_is_wrong() -> None:
     """400 samples of 19 calibration rows and one other, whose deviation is twice the predicted one."""
     random = Seed(3).numpy()
     centre, sd = random.normal(size=(400, 20)), random.uniform(0.2, 1, (400, 20))
@@ -115,7 +115,7 @@ def test_intervals_hold_what_they_say() -> None:
     assert trusted < binom.ppf(ALARM, 400, 0.9)
 
 
-def test_cqr_and_widening_by_hand() -> None:
+def test_cqr_and_widening_match_a_hand_calculation() -> None:
     """Nine rows of [−1, 1]: the target 3 has the largest score, and 0 the smallest."""
     low, centre, high = -np.ones(9), np.zeros(9), np.ones(9)
     targets = np.array([0, 0.1, 0.2, 0.3, -0.4, 0.5, -0.6, 0.8, 3.0])
@@ -126,12 +126,12 @@ def test_cqr_and_widening_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("held", "count"), [(0, 5), (5, 5), (3, 10), (1, 1), (0, 1)])
-def test_the_interval_of_a_share_is_scipys(held: int, count: int) -> None:
+def test_the_interval_of_a_share_matches_scipy(held: int, count: int) -> None:
     oracle = scipy.stats.binomtest(held, count).proportion_ci(0.95, method="exact")
     assert clopper_pearson(held, count) == pytest.approx((oracle.low, oracle.high))
 
 
-def test_groups_are_counted_and_the_worst_is_first() -> None:
+def test_groups_are_listed_with_their_shares_and_the_worst_first() -> None:
     held = np.array([True, True, False, False, True, False])
     first, second, third = held_by_group(held, np.array(["a", "a", "b", "b", "c", "c"]), confidence=0.97)
     assert [(one.group, one.count, one.share) for one in (first, second, third)] == [
@@ -143,8 +143,8 @@ def test_groups_are_counted_and_the_worst_is_first() -> None:
     assert held_by_group(np.zeros(0, bool), np.zeros(0)) == []
 
 
-def test_a_group_that_differs_is_found_and_others_are_not() -> None:
-    """Sets of LAC hold hard rows less often, although the probabilities are right. APS holds every group as often."""
+def test_a_group_that_lac_covers_too_rarely_is_found_and_aps_has_no_such_group() -> None:
+    """Although the probabilities are right, LAC covers hard rows less often; APS covers every group equally often."""
     kinds = np.array([[0.97, 0.006, 0.006, 0.006, 0.006, 0.006], [0.5, 0.3, 0.08, 0.05, 0.04, 0.03]])
     random = Seed(4).numpy()
     hard = (random.random(4000) < 0.3).astype(int)
@@ -161,7 +161,7 @@ def test_a_group_that_differs_is_found_and_others_are_not() -> None:
     assert not any(one.differs(0.9) for one in found["aps"])
 
 
-def test_halves_are_the_rows_and_calibrate_each_other() -> None:
+def test_halves_partition_the_rows_and_calibrate_each_other() -> None:
     first, second = halves.halves(7, Seed(0))
     assert sorted([*first[0], *first[1]]) == list(range(7))
     assert (first[0] == second[1]).all() and (first[1] == second[0]).all()
@@ -169,8 +169,8 @@ def test_halves_are_the_rows_and_calibrate_each_other() -> None:
         list(halves.halves(1, Seed(0)))
 
 
-def test_widths_at_equal_coverage_forget_a_scale_and_infinite_ones_say_so() -> None:
-    """Intervals that were stated three times as wide come out the same; of too few rows they are infinite."""
+def test_widths_at_equal_coverage_do_not_depend_on_the_stated_scale() -> None:
+    """Intervals that were stated three times as wide come out the same; with too few rows they are infinite."""
     random = Seed(6).numpy()
     centre, sd, noise = random.normal(size=200), random.uniform(0.5, 1, 200), random.normal(size=200)
     targets = centre + sd * noise

@@ -1,4 +1,4 @@
-"""What a student loses of its teacher, by hand."""
+"""The loss of a student against its teacher, by hand."""
 
 import math
 
@@ -17,7 +17,7 @@ def run(of: Quantity, values: list[list[float]]) -> RunScores:
     return RunScores(scores.table("d", "m", "s", figures))
 
 
-def test_a_loss_is_over_pairs_of_splits_with_seeds_averaged_first() -> None:
+def test_a_loss_is_a_mean_over_pairs_of_splits_with_seeds_averaged_first() -> None:
     """Differences .1, .3 and .2: mean .2, standard error .1/√3; the figures' own errors are ten times as large."""
     student, teacher = run(NLL, [[1.0, 1.2], [3.3, 3.3], [5.1, 5.3]]), run(NLL, [[1.0], [3.0], [5.0]])
     found = beside(student, teacher, NLL)
@@ -34,13 +34,13 @@ def test_a_lower_accuracy_is_a_loss() -> None:
     assert found.lost is not None and found.lost.mean == pytest.approx(0.03)
 
 
-def test_one_split_has_no_error_and_seeds_need_not_be_equally_many() -> None:
+def test_one_split_has_no_error_and_the_numbers_of_seeds_may_differ() -> None:
     found = beside(run(NLL, [[0.3, 0.5]]), run(NLL, [[0.1]]), NLL)
     assert found.lost is not None and found.lost.mean == pytest.approx(0.3) and found.lost.error is None
     assert beside(run(SIZE, [[200.0]]), run(SIZE, [[900.0]]), SIZE).ratio == 4.5
 
 
-def test_what_cannot_be_compared_is_nothing() -> None:
+def test_runs_that_cannot_be_compared_have_no_loss() -> None:
     one, two = run(NLL, [[0.3]]), run(NLL, [[0.3], [0.5]])
     assert beside(one, two, NLL).lost is None and beside(one, None, NLL).lost is None
     missing = beside(one, two, ACCURACY)

@@ -1,4 +1,4 @@
-"""The table of metrics of stored predictions, on files as evaluation writes them and on a metric that is added."""
+"""The table of metrics of stored predictions, on files as evaluation writes them and with a metric that is added."""
 
 import inspect
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_predictions_are_read_by_split_and_seed_as_they_were_stored(tmp_path: Pa
         assert fit.losses.mean() == pytest.approx(1 - metrics.accuracy(predictive, targets).value)
 
 
-def test_a_file_that_is_no_table_of_predictions_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_of_predictions_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "predictions.parquet"
     path.write_text("no table")
     with pytest.raises(DataError, match=r"predictions\.parquet must be a table of predictions"):
@@ -102,14 +102,14 @@ def test_a_mixture_has_its_own_quantiles_and_several_outputs_have_none(draws: in
     assert {"aurc", "augrc", "risk_at_80", "refusal_gain"} <= scores(several).keys()
 
 
-def test_predictions_without_quantiles_have_the_scores_that_exist() -> None:
+def test_predictions_without_quantiles_lack_only_the_scores_of_quantiles() -> None:
     table = table_of(*values(draws=1))
     fit = of_table(table.drop_columns(["pit"]))
     assert isinstance(fit, StoredValues) and fit.pit is None and fit.interval is None
     assert "aurc" in scores(fit) and {"quantile_error", "pit_p", "width_at_90"} & scores(fit).keys() == set()
 
 
-def test_scores_of_classes_are_their_functions() -> None:
+def test_scores_of_classes_match_the_functions_of_their_metrics() -> None:
     fit = of_table(table_of(*classes()))
     assert isinstance(fit, StoredClasses)
     found = scores(fit)
@@ -124,10 +124,10 @@ def test_scores_of_classes_are_their_functions() -> None:
     predictive, targets = classes()
     assert parts[0] - parts[1] + parts[2] == pytest.approx(metrics.brier(predictive, targets).value, abs=0.01)
     assert found["set_size_raps"][0] <= found["set_size_aps"][0] + 0.2
-    assert scores(fit) == found  # whatever is drawn is drawn at an address
+    assert scores(fit) == found  # all random numbers are drawn from fixed seeds
 
 
-def test_widths_of_a_gaussian_are_the_halves() -> None:
+def test_widths_of_a_gaussian_match_intervals_calibrated_on_halves() -> None:
     predictive, targets = values(draws=1)
     fit = of_table(table_of(predictive, targets))
     assert isinstance(fit, StoredValues)
@@ -139,7 +139,7 @@ def test_widths_of_a_gaussian_are_the_halves() -> None:
     assert scores(fit)["width_cqr_90"][0] == pytest.approx(moved.width, rel=1e-9)
 
 
-def test_one_row_and_one_class_have_the_scores_that_exist() -> None:
+def test_one_row_and_one_class_have_only_the_scores_that_are_defined() -> None:
     one = scores(StoredClasses(np.array([[0.7, 0.3]]), np.array([0]), Seed(0)))
     assert {"brier_reliability", "set_size_lac", "worst_class_coverage", "refusal_gain"} & one.keys() == set()
     assert one["ece_adaptive"] == (pytest.approx(0.3), 1)
@@ -160,18 +160,18 @@ def test_one_row_and_one_class_have_the_scores_that_exist() -> None:
     assert found["quantile_error"][1] == 1 and found["risk_at_80"] == (1, 1)
 
 
-def test_shapes_that_do_not_fit_are_an_error() -> None:
+def test_arrays_of_different_lengths_are_refused() -> None:
     with pytest.raises(DataError, match=r"must have targets, means and variances \[row, output\]"):
         StoredValues(np.zeros((2, 1)), np.zeros((3, 1)), np.ones((2, 1)), np.zeros(2), Seed(0))
 
 
-def test_a_predictive_of_one_point_has_no_width_that_a_factor_widens() -> None:
+def test_a_predictive_of_one_point_has_no_width_at_90_and_a_cqr_width_of_0() -> None:
     zeros = np.zeros((20, 1))
     point = StoredValues(zeros, zeros, zeros, np.zeros(20), Seed(0), zeros + 0.5, np.zeros((3, 20, 1)))
     assert "width_at_90" not in scores(point) and scores(point)["width_cqr_90"] == (0, 20)
 
 
-def test_every_metric_has_a_name_of_its_own_and_says_what_it_is() -> None:
+def test_every_stored_metric_has_its_own_name_and_label_and_a_description() -> None:
     for name, metric in LIBRARY.items():
         assert metric.name == name and name not in METRICS and metric_of(name) is metric
         assert metric.label and metric.about and (not metric.beside or metric.beside in LIBRARY)
@@ -184,7 +184,7 @@ ROWS = [name for name, metric in LIBRARY.items() if metric.rows is not None]
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_rows_contribute_has_the_score_as_its_mean_and_the_bootstraps_error(name: str) -> None:
+def test_contributions_of_rows_have_the_score_as_mean_and_the_bootstraps_error(name: str) -> None:
     """The bootstrap's own error is 3.5 % with 400 samples; its halves share rows."""
     predictive, targets = classes(rows=1500)
     probs, labels = predictive.mean.double().numpy(), targets.numpy()
@@ -203,18 +203,18 @@ def test_what_rows_contribute_has_the_score_as_its_mean_and_the_bootstraps_error
     wrong = {
         "set_size_lac": halves.class_sets(lambda probs, _: 1 - probs, probs, labels, 0.9, fit.rng).sum(1),
         "augrc": fit.losses * (fit.uncertainty[:, None] < fit.uncertainty).mean(1),
-    }  # sizes without the threshold's error, and pairs that a row begins without those that it ends
+    }  # sizes without the error of the threshold, and pairs counted only by their first row
     assert name not in wrong or wrong[name].std() / np.sqrt(1500) != close
 
 
-def test_a_metric_is_added_and_a_bad_one_is_refused(forgotten_plugins: None) -> None:
+def test_an_added_metric_is_scored_and_a_bad_metric_is_refused(forgotten_plugins: None) -> None:
     register_metric("spread", lambda fit: float(fit.uncertainty.std()), label="Spread", better=0)
     register_metric("none", lambda fit: None, label="None", better=0)
     fit = of_table(table_of(*classes()))
     assert scores(fit)["spread"] == (pytest.approx(fit.uncertainty.std()), 300)
     assert "none" not in scores(fit)
     assert isinstance(metric_of("spread"), StoredMetric) and "spread" in OF_TEST_ROWS
-    assert not any(metric.name == "spread" for metric in metrics.registered())  # which evaluation computes
+    assert not any(metric.name == "spread" for metric in metrics.registered())  # only evaluation's metrics
     register: Any = inspect.unwrap(register_metric)  # without the tests' own checks of types
     for name, function, more, said in (
         ("nll", lambda fit: 0.0, {}, "nll is taken"),

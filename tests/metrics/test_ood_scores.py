@@ -1,4 +1,4 @@
-"""Scores of the unfamiliar against dense formulas, row by row, and against the package pytorch-ood.
+"""Scores of unfamiliar rows against dense formulas, row by row, and against the package pytorch-ood.
 
 The package is an oracle where it is installed: ``pip install pytorch-ood`` (version 0.4.0, which brings torchvision).
 """
@@ -21,7 +21,7 @@ CLASSES, WIDTH = 3, 8
 
 @dataclass(frozen=True)
 class Cells:
-    """Features around class means that are not 0, a linear layer over them, and rows to ask about."""
+    """Features around class means that are not 0, a linear layer over them, and rows to score."""
 
     train: np.ndarray
     labels: np.ndarray
@@ -113,13 +113,13 @@ DENSE: dict[str, tuple[Callable[[Cells], Any], Callable[[Cells], np.ndarray]]] =
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_a_score_is_its_formula(name: str) -> None:
+def test_a_score_equals_its_formula(name: str) -> None:
     ours, oracle = DENSE[name]
     np.testing.assert_allclose(ours(cells()), oracle(cells()), rtol=1e-9, atol=1e-9)
 
 
-def test_wrong_variants_are_found() -> None:
-    """The comparison above would fail: features as they are, an origin at 0, one covariance of all rows."""
+def test_wrong_variants_differ_from_the_formulas() -> None:
+    """The controls of the comparison: features as they are, an origin at 0, one class, no relative distance."""
     one = cells()
     centred = Cells(one.train, np.zeros_like(one.labels), one.features, one.weight, one.bias)
     wrong: dict[str, Any] = {
@@ -132,8 +132,8 @@ def test_wrong_variants_are_found() -> None:
         assert not np.allclose(values, DENSE[name][1](one), rtol=1e-2), name
 
 
-def test_mutual_information_is_that_of_label_and_draw() -> None:
-    """By the joint table of draw and label: I = Σ p(s, y) log p(s, y) / (p(s) p(y))."""
+def test_mutual_information_matches_the_joint_table_of_label_and_draw() -> None:
+    """From the joint table of draw and label: I = Σ p(s, y) log p(s, y) / (p(s) p(y))."""
     logits = Seed(1).numpy().normal(size=(4, 6, CLASSES))
     probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     joint = probs / 4
@@ -142,7 +142,7 @@ def test_mutual_information_is_that_of_label_and_draw() -> None:
     np.testing.assert_allclose(ood.mutual_information(np.log(probs[:1])), 0, atol=1e-15)
 
 
-def test_rows_that_are_certain_keep_their_order() -> None:
+def test_nearly_certain_rows_keep_their_order() -> None:
     """In float32 a probability of 1 − 1e-9 is 1: GEN still orders such rows, by log p."""
     rest = np.array([1e-9, 1e-12, 1e-15])
     logs = np.stack([-rest, np.log(rest / 2), np.log(rest / 2)], axis=1)
@@ -150,32 +150,32 @@ def test_rows_that_are_certain_keep_their_order() -> None:
     assert np.isfinite(ood.gen(np.array([[0.0, -np.inf, -np.inf]]))).all()
 
 
-def test_a_direction_without_variance_is_left_out() -> None:
+def test_mahalanobis_leaves_out_a_direction_without_variance() -> None:
     one = cells()
     dead = np.concatenate([one.train, np.ones((90, 1))], axis=1)
     asked = np.concatenate([one.features, np.full((27, 1), 5.0)], axis=1)
     np.testing.assert_allclose(ood.mahalanobis(dead, one.labels, asked), mahalanobis(one), rtol=1e-8)
 
 
-def test_vim_has_no_answer_where_no_training_row_leaves_the_principal_space() -> None:
+def test_vim_is_none_where_every_training_row_lies_in_the_principal_space() -> None:
     one = cells()
     flat = one.train[:, :2] @ Seed(2).numpy().normal(size=(2, WIDTH))
     assert ood.vim(flat, one.logits(flat), one.features, one.logits(one.features), np.zeros(WIDTH)) is None
 
 
-def test_the_principal_dimension_is_the_papers() -> None:
+def test_the_principal_dimension_follows_the_paper() -> None:
     assert [principal_dimension(width) for width in (2048, 768, 767, 128)] == [1000, 512, 383, 64]
 
 
-def test_a_wrong_number_of_neighbours_is_named() -> None:
+def test_a_wrong_number_of_neighbours_is_refused() -> None:
     one = cells()
     with pytest.raises(DataError, match=r"neighbours must be 1 … 90, the number of training rows, got 91"):
         ood.nearest(one.train, one.features, 91)
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_a_score_is_pytorch_oods(name: str) -> None:
-    """Their scores are high where a row is unfamiliar; two of them differ by a factor that changes no order."""
+def test_a_score_matches_pytorch_ood(name: str) -> None:
+    """The package's scores are high where a row is unfamiliar; some differ by a factor that changes no order."""
     detector = pytest.importorskip("pytorch_ood.detector", reason="compares with the package pytorch-ood 0.4.0")
     one, kind = cells(), torch.float64
     train, features = torch.tensor(one.train), torch.tensor(one.features)

@@ -1,4 +1,4 @@
-"""Areas with their errors, and the tables of scores of the unfamiliar, on rows whose answer is known."""
+"""Areas with their errors, and the tables of scores of unfamiliar rows, on rows whose answer is known."""
 
 import itertools
 import math
@@ -35,21 +35,21 @@ def test_an_area_is_the_share_of_pairs_in_order_and_ties_count_half() -> None:
     assert found.mean == pytest.approx(np.mean(each), rel=1e-12)
 
 
-def test_the_error_is_delongs() -> None:
+def test_the_error_of_an_area_equals_delongs_formula() -> None:
     """By the kernel's matrix of all pairs: S10/m + S01/n of its row and column means (DeLong et al. 1988, eq. 4–6)."""
     inside, out = tied(40, 1, 0), tied(30, 0, 1)
     kernel = np.greater.outer(inside, out) + np.equal.outer(inside, out) / 2
     variance = kernel.mean(1).var(ddof=1) / 40 + kernel.mean(0).var(ddof=1) / 30
     assert ood.area(inside, [out]).error == pytest.approx(math.sqrt(variance), rel=1e-12)
-    twice = ood.area(inside, [out, out])  # the same set twice is not independent, but its places in are the same
+    twice = ood.area(inside, [out, out])  # one set given twice
     assert twice.mean == pytest.approx(ood.area(inside, [out]).mean)
     np.testing.assert_allclose(twice.inside, kernel.mean(1))
 
 
-def test_two_equal_scores_of_the_same_rows_are_told_apart_as_often_as_stated() -> None:
+def test_two_equally_good_scores_are_found_different_as_often_as_stated() -> None:
     """Two scores that share most of their noise: 5 % of 95 % intervals miss 0, within a band of 1e-4.
 
-    The wrong variant takes the errors of both as independent: it misses far too seldom.
+    The wrong variant takes the errors of both as independent: its intervals miss 0 far too seldom.
     """
     repeats, right, wrong = 400, 0, 0
     for number in range(repeats):
@@ -70,7 +70,7 @@ def test_two_equal_scores_of_the_same_rows_are_told_apart_as_often_as_stated() -
 
 
 def several(seed: int, *, features: bool = True, gap: float = 3.0, shared: int = 0) -> StoredFit:
-    """A fit whose features tell the near set, and whose probabilities tell nothing."""
+    """A fit whose features separate the near set from the test rows, and whose probabilities do not."""
     random, fixed = Seed(seed).fold("fit").numpy(), Seed(shared).fold("rows").numpy()
 
     def part(count: int, shift: float, labels: bool) -> Rows:
@@ -87,7 +87,7 @@ def several(seed: int, *, features: bool = True, gap: float = 3.0, shared: int =
     return StoredFit(part(60, 0, True), part(50, 0, True), {"mnist": part(40, gap, False), "noise": part(30, 9, False)})
 
 
-def test_means_are_over_sets_of_a_group_and_fits() -> None:
+def test_figures_are_means_over_the_sets_of_a_group_and_over_fits() -> None:
     fits = {(0, 0): several(0), (0, 1): several(1)}
     groups = {"mnist": "far"}
     one = ood.result("a", "fashion_mnist", fits, groups)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def test_seeds_of_a_split_are_averaged_first() -> None:
     assert len(figure.values["auroc"]) == 3 and len(figure.areas) == 6
 
 
-def test_the_winner_is_named_and_a_posterior_without_features_has_dashes() -> None:
+def test_the_table_marks_the_best_score_and_has_dashes_without_features() -> None:
     whole = ood.result("whole", "fashion_mnist", {(0, 0): several(0)})
     bare = ood.result("bare", "fashion_mnist", {(0, 0): several(0, features=False)})
     assert whole.tied("near")[0] in ("mahalanobis", "nearest", "relative_mahalanobis")
@@ -130,7 +130,7 @@ def test_the_winner_is_named_and_a_posterior_without_features_has_dashes() -> No
     assert ood.sentence([], "near") == "No run has a near set."
 
 
-def test_equal_scores_are_not_told_apart() -> None:
+def test_identical_scores_are_tied() -> None:
     fit = several(0)
     twin = {"twin": ood.scores_of(fit)["nearest"]}
     own = {name: {"twin": twin["twin"][name]} for name in ("test", "mnist", "noise")}
@@ -144,8 +144,8 @@ def test_equal_scores_are_not_told_apart() -> None:
     assert scores_in([one])[-1] == "twin"
 
 
-def test_no_row_that_is_asked_about_is_fitted() -> None:
-    """The scores of test rows are the same whatever the unfamiliar rows are; of training rows they are not."""
+def test_scores_of_test_rows_do_not_depend_on_the_unfamiliar_rows() -> None:
+    """The control: other training rows change the scores of test rows."""
     fit = several(0)
     alone = ood.scores_of(StoredFit(fit.train, fit.test, {"noise": fit.others["noise"]}))
     other = ood.scores_of(StoredFit(several(5).train, fit.test, fit.others))
@@ -166,7 +166,7 @@ def test_no_row_that_is_asked_about_is_fitted() -> None:
         ("pets", "mnist", "far"),
     ],
 )
-def test_near_is_what_openood_says(dataset: str, name: str, group: str) -> None:
+def test_near_and_far_sets_follow_openood(dataset: str, name: str, group: str) -> None:
     assert ood.group_of(dataset, name) == group
 
 
@@ -187,7 +187,7 @@ def test_a_score_of_a_plugin_is_computed_from_the_stored_rows(forgotten_plugins:
         ood.scores_of(several(0))
 
 
-def test_a_file_that_is_no_table_of_rows_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_of_rows_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"split": [0], "seed": [0]}), tmp_path / "rows.parquet")
     with pytest.raises(DataError, match=r"must have the columns split, seed, .*got no \['log_probs', 'row', "):
         next(iter(ood.read(tmp_path / "rows.parquet")))

@@ -17,8 +17,8 @@ from bdl_pipe.seeds import Seed
 ALARM = 1e-6
 
 
-def test_the_transform_of_a_mixture_is_the_mean_of_its_draws_with_50_digits() -> None:
-    """Its Gaussian of the same mean and variance, a wrong variant, is elsewhere."""
+def test_the_transform_of_a_mixture_is_the_mean_over_its_draws() -> None:
+    """With 50 digits. The Gaussian of the same mean and variance, a wrong variant, gives another value."""
     mean, sd = [-2.0, 0.5, 4.0], [0.1, 1.5, 0.7]
     predictive = Gaussian(torch.tensor(mean).reshape(3, 1, 1).double(), torch.tensor(sd).reshape(3, 1, 1).double() ** 2)
     with mpmath.workdps(50):
@@ -29,7 +29,7 @@ def test_the_transform_of_a_mixture_is_the_mean_of_its_draws_with_50_digits() ->
     assert abs(scipy.stats.norm.cdf(-1, *moments) - found) > 0.05
 
 
-def test_targets_drawn_from_a_mixture_are_uniform() -> None:
+def test_targets_drawn_from_a_mixture_have_a_uniform_transform() -> None:
     random = Seed(0).numpy()
     mean, sd = random.normal(size=(4, 500, 1)), random.uniform(0.2, 1, (4, 500, 1))
     draw = random.integers(4, size=500)
@@ -45,7 +45,7 @@ def test_targets_drawn_from_a_mixture_are_uniform() -> None:
     assert 0 in pit_histogram(narrow, level=1 - ALARM).outside  # too narrow: too many at the ends
 
 
-def test_the_histogram_counts_both_ends() -> None:
+def test_the_histogram_counts_values_at_both_ends() -> None:
     found = pit_histogram(np.array([0, 0.05, 0.1, 0.55, 1.0]), bins=10)
     assert found.count.tolist() == [2, 1, 0, 0, 0, 1, 0, 0, 0, 1]
     assert pit_histogram(np.array([0.3]), bins=1).outside.size == 0
@@ -53,7 +53,7 @@ def test_the_histogram_counts_both_ends() -> None:
 
 
 def test_all_bins_are_in_the_band_as_often_as_stated() -> None:
-    """2,000 samples of 80 uniform values at 80 %; the band of each bin by itself, a wrong variant, fails too often."""
+    """2,000 samples of 80 uniform values at 80 %; a separate band for each bin, a wrong variant, fails too often."""
     random = Seed(1).numpy()
     samples = [pit_histogram(random.random(80), bins=8, level=0.8) for _ in range(2000)]
     outside = sum(one.outside.size > 0 for one in samples)
@@ -63,7 +63,7 @@ def test_all_bins_are_in_the_band_as_often_as_stated() -> None:
     assert alone > binom.isf(ALARM, 2000, 0.2)
 
 
-def test_the_quantile_error_by_hand() -> None:
+def test_the_quantile_error_matches_a_hand_calculation() -> None:
     """Shares at .25, .5, .75 of four values are .5, .5, 1."""
     found = quantile_error(np.array([0.1, 0.25, 0.6, 0.7]), levels=3)
     np.testing.assert_allclose(found.shares, [0.5, 0.5, 1])
@@ -89,7 +89,7 @@ def test_the_test_of_uniformity_keeps_its_rate_of_false_alarms() -> None:
     assert bent > binom.isf(ALARM, 100, 0.1)
 
 
-def test_what_is_no_value_of_a_distribution_function_is_an_error() -> None:
+def test_values_outside_0_to_1_and_numbers_below_1_are_refused() -> None:
     for bad in (np.zeros(0), np.array([1.1]), np.array([np.nan])):
         with pytest.raises(DataError, match=r"in \[0, 1\]"):
             quantile_error(bad)

@@ -39,7 +39,7 @@ def quantile(mean: np.ndarray, std: np.ndarray, level: float) -> float:
 
 
 def by_definition(solve: Callable[[float], float], target: float, weight: Callable[[float], float]) -> float:
-    """Integrate 2 ρ_α(F⁻¹(α), y) v(α) over levels, apart on both sides of the kink at F(y)."""
+    """Integrate 2 ρ_α(F⁻¹(α), y) v(α) over levels, separately on both sides of the kink at F(y)."""
 
     def inside(level: float) -> float:
         found = solve(level)
@@ -53,7 +53,7 @@ def by_definition(solve: Callable[[float], float], target: float, weight: Callab
 @pytest.mark.parametrize("draws", [1, 5])
 @pytest.mark.parametrize("weight", list(WEIGHTS))
 def test_the_weighted_crps_is_the_integral_over_quantiles(draws: int, weight: Weight) -> None:
-    """The mirrored weight, the wrong variant, is a twentieth away at least."""
+    """The mirrored weight, the wrong variant, gives an integral that differs by at least a twentieth."""
     mean, std, targets = mixture(draws)
     found = quantile_weighted_crps(gaussian(mean, std), torch.tensor(targets), weight).numpy()
     for row in range(3):
@@ -64,8 +64,8 @@ def test_the_weighted_crps_is_the_integral_over_quantiles(draws: int, weight: We
         assert weight == "centre" or abs(found[row, 0] / mirrored - 1) > 0.05
 
 
-def test_of_a_lognormal_too() -> None:
-    """Quantiles of exp(z) are exp of those of z; only targets above 0 occur."""
+def test_the_weighted_crps_of_a_log_normal_is_the_integral_over_quantiles() -> None:
+    """The quantiles of exp(z) are the exponentials of the quantiles of z; the target is above 0."""
     mean, std, _ = mixture(1)
     target = 1.7
     found = quantile_weighted_crps(Exponential(gaussian(mean, 0.5 * std)), torch.full((4, 1), target), "right")
@@ -75,8 +75,8 @@ def test_of_a_lognormal_too() -> None:
 
 
 @pytest.mark.parametrize("draws", [1, 5, 40])
-def test_the_parts_are_the_crps(draws: int) -> None:
-    """As (1 − α)² + α² + 2α(1 − α) = 1; the closed form of the CRPS knows no quadrature."""
+def test_the_weighted_parts_add_up_to_the_crps(draws: int) -> None:
+    """Because (1 − α)² + α² + 2α(1 − α) = 1; the closed form of the CRPS uses no quadrature."""
     mean, std, targets = mixture(draws)
     predictive, wanted = gaussian(mean, std), torch.tensor(targets)
     parts = {weight: quantile_weighted_crps(predictive, wanted, weight) for weight in WEIGHTS}
@@ -84,8 +84,8 @@ def test_the_parts_are_the_crps(draws: int) -> None:
     assert whole.mean().item() == pytest.approx(metrics.crps(predictive, wanted).value, rel=1e-6)
 
 
-def test_the_interval_score_of_a_gaussian_is_closed() -> None:
-    """Of N(0, 4) at 90 %: the ends are ±2 z; a target 1 outside costs 20 more."""
+def test_the_interval_score_of_a_gaussian_equals_its_closed_form() -> None:
+    """For N(0, 4) at 90 %: the ends are ±2 z; a target 1 outside costs 20 more."""
     end = 2 * scipy.stats.norm.ppf(0.95)
     predictive = Gaussian(torch.zeros(1, 3, 1), torch.full((1, 3, 1), 4.0))
     found = interval_score(predictive, torch.tensor([[0.0], [end + 1], [-end - 2]]), 0.9)

@@ -41,7 +41,7 @@ def test_a_quantile_inverts_the_mixtures_distribution(draws: int, level: float) 
     assert scipy.stats.norm.cdf(found, mean, std).mean(0) == pytest.approx(level, abs=1e-9)
 
 
-def test_intervals_cover_what_they_say() -> None:
+def test_intervals_of_a_mixture_have_their_stated_coverage() -> None:
     """Targets drawn from the mixture: binomial(20,000, .9), within 4.5 sd (false alarm 7e-6).
 
     The interval of the single Gaussian of equal mean and variance, the wrong variant, must fail.
@@ -57,7 +57,7 @@ def test_intervals_cover_what_they_say() -> None:
     assert abs(metrics.covered(*metrics.interval(wrong, 0.9), targets).value - 0.9) > margin
 
 
-def test_width_of_one_gaussian() -> None:
+def test_the_interval_of_one_gaussian_has_the_normal_width() -> None:
     predictive = Gaussian(torch.zeros(1, 3, 2), torch.full((1, 3, 2), 4.0))
     low, high = metrics.interval(predictive, 0.9)
     torch.testing.assert_close(high - low, torch.full((3, 2), 2 * 2 * 1.6448536, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""What is said of runs: which is better, values as readers see them, cost by hand."""
+"""Reports about runs: which run is better, figures as readers see them, and costs by hand."""
 
 import math
 import mmap
@@ -18,8 +18,8 @@ from bdl_pipe.metrics.table import metric_of
 RATIO = 1 / 9  # test rows over training rows
 
 
-def test_intervals_over_splits_cover_as_often_as_they_say() -> None:
-    """4,000 sets of five differences whose errors correlate as those of splits that share rows do.
+def test_intervals_over_splits_have_their_stated_coverage() -> None:
+    """4,000 sets of five differences whose errors correlate like the errors of splits that share rows.
 
     The number of misses is within 5 standard errors of 5 %, a false alarm in 1.7 million; with the error of independent
     splits, the control, misses are three times as many.
@@ -33,7 +33,7 @@ def test_intervals_over_splits_cover_as_often_as_they_say() -> None:
         assert low < missed < high
 
 
-def test_an_interval_is_student_s() -> None:
+def test_an_interval_over_splits_matches_scipys_t_interval() -> None:
     values = np.array([0.1, 0.3, -0.1, 0.2, 0.4])
     found = comparison.over_splits(values, 0.0)
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
@@ -42,14 +42,14 @@ def test_an_interval_is_student_s() -> None:
     assert not found.apart and comparison.over_splits(values, 0.0, level=0.8).apart
 
 
-def test_an_interval_over_rows_is_the_normal_one() -> None:
+def test_an_interval_over_rows_matches_scipys_normal_interval() -> None:
     values = np.random.default_rng(0).normal(0.2, 1, 400)
     found = comparison.over_rows(values, comparisons=2)
     low, high = stats.norm.interval(0.975, values.mean(), stats.sem(values))
     assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
 
 
-def test_the_critical_difference_is_that_of_demsar() -> None:
+def test_the_critical_difference_matches_demsars_example() -> None:
     """Demšar 2006, section 3.2.2: four classifiers on fourteen data sets, q = 2.569, CD = 1.25."""
     g = np.random.default_rng(0)
     found = comparison.mean_ranks("abcd", g.normal(size=(14, 4)))
@@ -77,11 +77,11 @@ def test_the_critical_difference_is_that_of_demsar() -> None:
         (written.percent, 0.91456, "91.46"),
     ],
 )
-def test_figures_are_written_for_people(write: Callable[[float], str], value: float, text: str) -> None:
+def test_figures_are_written_with_readable_units(write: Callable[[float], str], value: float, text: str) -> None:
     assert write(value) == text
 
 
-def test_a_metric_knows_how_it_is_written() -> None:
+def test_each_metric_is_written_in_its_own_format() -> None:
     assert [written.writer(cost)(1500.0) for cost in COSTS] == ["1.5 k", "1.5 kB", "25 min", "25 min", "1.5 kB"]
     small = {0.00886: "0.00886", 0.01: "0.0100", -2.48e-5: "-0.000025", 3.68: "3.68", 1234.5: "1234", 0.0: "0.000"}
     assert [written.writer(metric_of("augrc"))(value) for value in small] == [*small.values()]
@@ -96,23 +96,23 @@ def test_a_metric_knows_how_it_is_written() -> None:
 STATE = State({"weight": torch.zeros(3, 4), "steps": torch.zeros(7, dtype=torch.int64)}, {"posterior": "x"})
 
 
-def test_parameters_are_floating_numbers() -> None:
+def test_stored_parameters_count_floating_point_numbers_only() -> None:
     assert cost.stored_parameters(STATE) == 12
 
 
-def test_bytes_are_the_files(tmp_path: Path) -> None:
+def test_stored_bytes_equal_the_size_of_the_file(tmp_path: Path) -> None:
     write_state(tmp_path / "0-0", STATE)
     assert cost.stored_bytes(STATE) == (tmp_path / "0-0.safetensors").stat().st_size
 
 
-def test_seconds_are_the_median_of_the_passes_after_the_first() -> None:
+def test_seconds_run_one_pass_before_the_timed_passes() -> None:
     calls = []
     assert cost.seconds(lambda: calls.append(1), repeats=5) >= 0
     assert len(calls) == 6
 
 
-def test_the_clock_of_one_thread_stands_still_while_it_waits() -> None:
-    """Sleeping is what another process's turn looks like; with two threads, or on a GPU, the wall's clock goes on."""
+def test_the_clock_of_one_thread_does_not_count_waiting() -> None:
+    """Sleep stands for the turn of another process; with two threads, or on a GPU, the clock is the wall clock."""
     threads = torch.get_num_threads()
     try:
         taken = {}
@@ -128,19 +128,19 @@ def test_the_clock_of_one_thread_stands_still_while_it_waits() -> None:
         torch.set_num_threads(threads)
 
 
-def test_the_peak_holds_what_the_block_took_and_gave_back() -> None:
+def test_the_peak_includes_memory_that_the_block_has_freed() -> None:
     size = 200 * 2**20
     with cost.peak_bytes() as small:
         pass
     with cost.peak_bytes() as large:
-        block = mmap.mmap(-1, size)  # not from the heap, which may hold as much that other tests gave back
+        block = mmap.mmap(-1, size)  # not from the heap, where other tests may have freed as much memory
         for page in range(0, size, mmap.PAGESIZE):
             block[page] = 1
         block.close()
     assert large.bytes - small.bytes > 0.8 * size
 
 
-def test_the_peak_is_known_where_the_kernel_cannot_restart_it(monkeypatch, tmp_path: Path) -> None:
+def test_the_peak_is_known_where_the_kernel_cannot_reset_it(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cost, "_PROC", tmp_path / "missing")
     with cost.peak_bytes() as peak:
         pass

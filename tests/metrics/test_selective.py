@@ -17,7 +17,7 @@ def random_rows(rows: int = 300) -> tuple[np.ndarray, np.ndarray]:
     return (random.random(rows) < 0.5 * uncertainty).astype(float), uncertainty
 
 
-def test_four_rows_by_hand() -> None:
+def test_the_curve_of_four_rows_matches_a_hand_calculation() -> None:
     curve = risk_coverage(np.array([1.0, 0.0, 0.0, 1.0]), np.array([0.9, 0.1, 0.2, 0.3]))
     np.testing.assert_allclose(curve.coverage, [0.25, 0.5, 0.75, 1])
     np.testing.assert_allclose(curve.risk, [0, 0, 1 / 3, 1 / 2])
@@ -28,7 +28,7 @@ def test_four_rows_by_hand() -> None:
 
 
 @pytest.mark.parametrize("digits", [1, 9])
-def test_the_area_of_wrong_answers_is_that_of_the_auroc(digits: int) -> None:
+def test_the_augrc_of_wrong_answers_follows_from_the_auroc(digits: int) -> None:
     """Traub et al. 2024; scikit-learn counts a pair of equal uncertainties as half, as the expectation does."""
     losses, uncertainty = random_rows()
     uncertainty = uncertainty.round(digits)
@@ -37,8 +37,8 @@ def test_the_area_of_wrong_answers_is_that_of_the_auroc(digits: int) -> None:
     assert risk_coverage(losses, uncertainty).augrc == pytest.approx(area, rel=1e-12)
 
 
-def test_equal_rows_are_the_mean_over_all_their_orders() -> None:
-    """Three of six rows are equal, and the other three: 36 orders; the order of the rows, a wrong variant, differs."""
+def test_rows_of_equal_uncertainty_count_as_the_mean_over_their_orders() -> None:
+    """Two groups of three equal rows: 36 orders; the order in which the rows are given, a wrong variant, differs."""
     losses, uncertainty = np.array([3.0, 0, 1, 2, 5, 0]), np.array([0.5, 0.5, 0.5, 0.1, 0.1, 0.1])
     found, risks, areas = risk_coverage(losses, uncertainty), [], []
     for order in itertools.permutations(range(6)):
@@ -74,7 +74,7 @@ def test_the_gain_is_one_for_the_oracle_and_zero_by_chance() -> None:
     assert gain(np.zeros(4), np.arange(4)) is None
 
 
-def test_one_row_and_no_risk_that_is_small_enough() -> None:
+def test_curves_of_one_row_and_coverages_at_a_limit_of_the_risk_are_exact() -> None:
     one = risk_coverage(np.array([0.5]), np.array([3.0]))
     assert (one.aurc, one.augrc, one.risk_at(0.8), one.coverage_at(0.05), one.coverage_at(0.5)) == (
         0.5,
@@ -88,7 +88,7 @@ def test_one_row_and_no_risk_that_is_small_enough() -> None:
     assert hundred.coverage_at(0.0099) == 0.99
 
 
-def test_what_has_no_curve_is_an_error() -> None:
+def test_bad_losses_uncertainties_and_coverages_are_refused() -> None:
     with pytest.raises(DataError, match=r"must be \[row\], got \(0,\)"):
         risk_coverage(np.zeros(0), np.zeros(0))
     with pytest.raises(DataError, match=r"got \(2,\) and \(3,\)"):

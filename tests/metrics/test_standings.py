@@ -1,4 +1,4 @@
-"""What stored scores allow to conclude: which differences they show, the sentences, the ranks."""
+"""The conclusions from stored scores: differences, sentences, ranks."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from bdl_pipe.scores import Quantity, RunScores, Score
 
 
 def stored(folder: Path, name: str, nll: list[float], rows: np.ndarray | None = None, cost: float = 1.0) -> Candidate:
-    """A method with an NLL a split or, of one split, with a log-likelihood a row."""
+    """A method with an NLL for each split and, with ``rows``, a log-likelihood for each row of its one split."""
     figures = [Score(s, 0, Quantity("nll"), value, 50) for s, value in enumerate(nll)]
     figures += [Score(s, 0, Quantity("seconds_per_1000", "cost"), cost, 1) for s in range(len(nll))]
     place = folder / name
@@ -25,7 +25,7 @@ def stored(folder: Path, name: str, nll: list[float], rows: np.ndarray | None = 
     return Candidate(name, name, of, place, "mlp 64" if name == "sgld" else "mlp 8", name)
 
 
-def test_sentences_over_splits(tmp_path: Path) -> None:
+def test_sentences_over_several_splits_state_ties_and_differences(tmp_path: Path) -> None:
     g = np.random.default_rng(1)
     base = 2 + g.normal(size=5)
     near, far = base + 0.001 * g.normal(size=5), base + 1 + 0.001 * g.normal(size=5)
@@ -50,7 +50,7 @@ def test_sentences_over_splits(tmp_path: Path) -> None:
     assert {"deterministic", "vbll"} <= {one.candidate.key for one in found if one.efficient}
 
 
-def test_one_split_is_compared_over_its_rows_and_says_what_that_leaves_open(tmp_path: Path) -> None:
+def test_one_split_is_compared_over_its_rows_and_a_sentence_states_the_limit(tmp_path: Path) -> None:
     g = np.random.default_rng(2)
     rows = g.normal(size=400)
     better = rows + 0.5 + 0.1 * g.normal(size=400)
@@ -68,7 +68,7 @@ def test_one_split_is_compared_over_its_rows_and_says_what_that_leaves_open(tmp_
     assert "There is one split: other training rows could rank the runs differently." in text
 
 
-def test_what_cannot_be_paired_has_no_interval_and_one_alone_no_standing(tmp_path: Path) -> None:
+def test_runs_without_pairs_have_no_interval_and_one_run_has_no_standing(tmp_path: Path) -> None:
     some = [stored(tmp_path, "a", [1.0]), stored(tmp_path, "b", [2.0]), stored(tmp_path, "c", [3.0, 3.5])]
     _, without_rows, other_splits = standings(some)
     assert without_rows.to_best is not None and not without_rows.to_best.apart and without_rows.to_best.mean == 1
@@ -77,7 +77,7 @@ def test_what_cannot_be_paired_has_no_interval_and_one_alone_no_standing(tmp_pat
 
 
 def test_rows_of_one_split_give_differences_of_rmse_and_of_accuracy(tmp_path: Path) -> None:
-    """Against the scores themselves, the paired test of SciPy, and for the RMSE the delta method by hand."""
+    """Against the scores themselves, SciPy's paired test, and for the RMSE the delta method by hand."""
     g, some = np.random.default_rng(3), {}
     y = g.normal(size=300)
     labels = g.integers(0, 3, 300)
@@ -114,7 +114,7 @@ def test_rows_of_one_split_give_differences_of_rmse_and_of_accuracy(tmp_path: Pa
     assert losses(tmp_path / "absent.parquet", "rmse") is None
 
 
-def test_ranks_over_data_sets() -> None:
+def test_mean_ranks_compare_the_methods_that_all_data_sets_have() -> None:
     levels = (("vbll", 1.0), ("sgld", 2.0), ("gp", 3.0))
     datasets = [[(method, level + 0.1 * i) for method, level in levels] for i in range(8)]
     datasets[0] += [("svgp", 0.1), ("gp", 4.0)]

@@ -1,4 +1,4 @@
-"""Images, numbers of parameters, and residual networks as numbers, for tests of networks and of what they become."""
+"""Images, numbers of parameters, and residual networks as lists of sizes, for tests of networks and conversions."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ def parameters(network: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Plain:
-    """A residual network as numbers: (d_out, d_in) of each convolution, channels of each norm, and the head's."""
+    """A residual network as sizes: (d_out, d_in) of each convolution and of the head, and the channels of each norm."""
 
     convolutions: list[tuple[int, int]]
     norms: list[int]
@@ -26,17 +26,17 @@ class Plain:
 
     @property
     def weights(self) -> int:
-        """Of convolutions and head, without biases."""
+        """The number of weights of the convolutions and the head, without biases."""
         return sum(rows * columns for rows, columns in [*self.convolutions, self.head])
 
     @property
     def kept(self) -> int:
-        """Scales and shifts of the batch norms."""
+        """The number of scales and shifts of the batch norms."""
         return 2 * sum(self.norms)
 
     @property
     def layers(self) -> list[tuple[int, int]]:
-        """(d_out, d_in) of each converted layer, the head's bias as one more input."""
+        """(d_out, d_in) of each converted layer, the head's bias counted as one more input."""
         return [*self.convolutions, (self.head[0], self.head[1] + 1)]
 
 

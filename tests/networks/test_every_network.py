@@ -41,7 +41,7 @@ NETWORKS: dict[str, NetworkConfig] = {
     "vgg11 group": Vgg11Config("vgg11", "group", 64),
     "vgg11": Vgg11Config("vgg11", "none", 64),
 }
-NORMALISED = ["resnet18", "resnet50", "preresnet", "vgg batch", "wide", "convnet"]  # by statistics of the batch
+NORMALISED = ["resnet18", "resnet50", "preresnet", "vgg batch", "wide", "convnet"]  # with statistics of the batch
 # residual networks: the blocks of each group, and the channels of the first group
 GROUPS: list[tuple[NetworkConfig, tuple[int, ...], int]] = [
     (ResNetConfig("resnet", 18), (2, 2, 2, 2), 64),
@@ -49,7 +49,7 @@ GROUPS: list[tuple[NetworkConfig, tuple[int, ...], int]] = [
     (PreResNetConfig("preresnet", 20), (2, 2, 2), 64),
     (WideResNetConfig("wide_resnet", 16, 2), (2, 2, 2), 32),
 ]
-LARGE = {"resnet18": 16, "resnet50": 16, "preresnet": 2, "vgg": 14, "vgg batch": 14, "wide": 7}  # layers
+LARGE = {"resnet18": 16, "resnet50": 16, "preresnet": 2, "vgg": 14, "vgg batch": 14, "wide": 7}  # large layers
 DISTILLED = {"convnet": 2, "alexnet": 4, "vgg11 group": 7, "vgg11": 7}  # the variance of their weights is 1/fan-in
 RULES: dict[type, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
     ResNetConfig: (
@@ -117,12 +117,12 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def network(name: str) -> Network:
-    """One of each, for tests that leave it as it was."""
+    """One network of each architecture, for tests that do not change its weights."""
     return made(name)
 
 
 def test_every_parameter_has_a_gradient(name: str, network: Network) -> None:
-    """Except for a convolution's bias before a norm, which the norm takes away."""
+    """Except the bias of a convolution before a batch norm, which subtracts it again."""
     with dropout_masks(network.train(), Seed(0)):
         loss = F.cross_entropy(network(images(4, side(name))), torch.arange(4))
     layers = list(network.trunk.named_children())
@@ -134,7 +134,7 @@ def test_every_parameter_has_a_gradient(name: str, network: Network) -> None:
 
 
 @torch.no_grad()
-def test_channels_last_changes_the_memory_order_only(name: str, network: Network) -> None:
+def test_channels_last_changes_the_memory_order_and_no_output(name: str, network: Network) -> None:
     assert fastest_order(network) is torch.channels_last
     batch = images(2, side(name))
     plain = network.eval()(batch)
@@ -156,7 +156,7 @@ def test_equal_seeds_give_equal_weights_and_a_loaded_state_equal_predictions(nam
     assert torch.equal(other(batch), network(batch))
 
 
-def test_initial_weights_have_their_deviation(name: str) -> None:
+def test_initial_weights_have_the_deviation_of_their_fan_in(name: str) -> None:
     """Each layer of 36,864 weights or more: 5 standard errors are 1.9 %; false alarm below 5e-5 for 80 layers."""
     layers = [m for m in made(name).trunk.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     large = [m.weight for m in layers if m.weight.numel() >= 36_864]
@@ -206,7 +206,7 @@ def test_features_keep_their_scale_with_depth(config: NetworkConfig) -> None:
 
 
 @pytest.mark.parametrize("config", RULES)
-def test_rules(config: type) -> None:
+def test_a_bad_setting_of_a_network_is_refused_with_its_rule(config: type) -> None:
     good, broken = RULES[config]
     for changed, message in broken:
         with pytest.raises(ConfigError) as caught:

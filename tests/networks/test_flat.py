@@ -1,4 +1,4 @@
-"""Networks as functions of vectors: several perceptrons at once are each of them alone."""
+"""Networks as functions of vectors: several perceptrons computed at once against each perceptron alone."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def spec(activation: str = "relu", dropout: float = 0.0, frequencies: tuple[floa
 
 @pytest.mark.parametrize("frequencies", [(), (0.2, 0.7)])
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh", "mish"])
-def test_perceptrons_at_once_are_the_networks_one_by_one(activation: str, frequencies: tuple[float, ...]) -> None:
+def test_perceptrons_computed_at_once_match_each_network_alone(activation: str, frequencies: tuple[float, ...]) -> None:
     network = FlatNetwork(spec(activation, frequencies=frequencies).build(Seed(0)).double())
     assert network.is_perceptron
     generator = RNG.fold(activation).generator()
@@ -36,7 +36,7 @@ def test_perceptrons_at_once_are_the_networks_one_by_one(activation: str, freque
 
 
 @pytest.mark.parametrize("frequencies", [(), (0.2, 0.7)])
-def test_perceptrons_at_once_have_the_bits_of_vmap(frequencies: tuple[float, ...]) -> None:
+def test_perceptrons_computed_at_once_have_the_bits_of_vmap(frequencies: tuple[float, ...]) -> None:
     fast, general = (FlatNetwork(spec(frequencies=frequencies).build(Seed(0))) for _ in range(2))
     general._layers = None
     generator = RNG.generator()
@@ -45,5 +45,5 @@ def test_perceptrons_at_once_have_the_bits_of_vmap(frequencies: tuple[float, ...
     assert torch.equal(fast.each(weights, inputs), general.each(weights, inputs))
 
 
-def test_a_perceptron_with_dropout_is_computed_as_any_network() -> None:
+def test_a_perceptron_with_dropout_does_not_take_the_fast_path() -> None:
     assert FlatNetwork(spec(dropout=0.5).build(Seed(0)))._layers is None

@@ -17,14 +17,14 @@ from bdl_pipe.seeds import Seed
 from .cases import parameters
 
 
-def test_mlp_parameters_by_hand() -> None:
+def test_an_mlp_has_the_parameters_counted_by_hand() -> None:
     network = build(MlpConfig("mlp", (200, 100)), (1, 28, 28), 10, rng=Seed(0))
     assert parameters(network) == (784 * 200 + 200) + (200 * 100 + 100) + (100 * 10 + 10)
     assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("norm", ["batch", "batch_stats", "instance", "group", "none"])
-def test_convnet_parameters_by_hand(norm: str) -> None:
+def test_a_convnet_has_the_parameters_counted_by_hand(norm: str) -> None:
     network = build(ConvNetConfig("convnet", 8, norm=norm), (3, 32, 32), 10, rng=Seed(0))  # type: ignore[arg-type]
     convolutions = (3 * 9 * 8 + 8) + (8 * 9 * 16 + 16) + (16 * 9 * 32 + 32)
     norms = 0 if norm == "none" else 2 * (8 + 16 + 32)
@@ -33,12 +33,12 @@ def test_convnet_parameters_by_hand(norm: str) -> None:
     assert network.width == 32 * 4 * 4
 
 
-def test_odd_images_lose_their_last_row_in_each_pool() -> None:
+def test_a_pool_drops_the_last_row_and_column_of_an_odd_image() -> None:
     assert build(ConvNetConfig("convnet", 4), (1, 28, 28), 10, rng=Seed(0)).width == 16 * 3 * 3
 
 
 def test_pooling_before_the_relu_changes_no_bit() -> None:
-    """Against the blocks as they are described: values, and gradients of all weights."""
+    """Against blocks with the ReLU before the pool, as they are described: outputs, and gradients of all weights."""
     images = torch.randn(6, 1, 28, 28, generator=Seed(0).generator())
     network = build(ConvNetConfig("convnet", 4, pool="max"), (1, 28, 28), 3, rng=Seed(1))
     described = copy.deepcopy(network)
@@ -57,7 +57,7 @@ def test_pooling_before_the_relu_changes_no_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_batch_statistics_are_torchs_batch_norm_in_training_in_either_mode() -> None:
+def test_batch_statistics_match_torchs_training_batch_norm_in_both_modes() -> None:
     inputs = torch.randn(6, 4, 5, 5, generator=Seed(0).generator()) * 3 + 1
     expected = nn.BatchNorm2d(4).train()(inputs)
     ours = BatchStatistics(4)
@@ -66,27 +66,27 @@ def test_batch_statistics_are_torchs_batch_norm_in_training_in_either_mode() -> 
     assert not torch.allclose(nn.BatchNorm2d(4).eval()(inputs), expected, atol=0.1)
 
 
-def test_instance_norm_is_torchs() -> None:
+def test_instance_norm_matches_torch() -> None:
     network = build(ConvNetConfig("convnet", 4, 1, "instance"), (1, 8, 8), 2, rng=Seed(0))
     inputs = torch.randn(6, 4, 8, 8, generator=Seed(0).generator())
     torch.testing.assert_close(network.trunk[1](inputs), nn.InstanceNorm2d(4)(inputs))
 
 
-def test_a_network_without_outputs_is_its_trunk() -> None:
+def test_a_network_without_outputs_returns_the_outputs_of_its_trunk() -> None:
     network = build(MlpConfig("mlp", (5,)), (3,), 0, rng=Seed(0))
     inputs = torch.randn(4, 3, generator=Seed(1).generator())
     assert torch.equal(network(inputs), network.trunk(inputs))
 
 
-def test_initial_weights_have_their_deviation() -> None:
+def test_initial_mlp_weights_have_the_he_normal_deviation() -> None:
     """157,000 hidden weights: the deviation is within 5 standard errors (1.8e-3) of the He-normal law's; seed fixed."""
     weight = build(MlpConfig("mlp", (200,)), (784,), 10, rng=Seed(0)).trunk[1].weight
     assert weight.std().item() == pytest.approx((2 / 784) ** 0.5, rel=0.009)
     assert weight.std().item() != pytest.approx((1 / 784) ** 0.5, rel=0.009)
 
 
-def test_defaults_keep_their_bits() -> None:
-    """Outputs and weights as they were before activation and dropout could be chosen; forwards to rounding."""
+def test_default_networks_keep_their_weights_and_outputs() -> None:
+    """The weights and, to rounding, the outputs from before activation and dropout could be chosen."""
     mlp = build(MlpConfig("mlp", (5, 4)), (3,), 2, rng=Seed(7))
     weights = ["0x1.4864820000000p-1", "0x1.eb082c0000000p-2", "-0x1.a85fde0000000p-2", "-0x1.66cfd00000000p+0"]
     assert mlp.trunk[1].weight.flatten()[:4].tolist() == [float.fromhex(w) for w in weights]
@@ -102,12 +102,12 @@ def test_defaults_keep_their_bits() -> None:
     ("activation", "function"),
     [("leaky_relu", lambda x: np.where(x > 0, x, 0.01 * x)), ("tanh", np.tanh), ("relu", lambda x: np.maximum(x, 0))],
 )
-def test_an_activation_is_numpys(activation: str, function: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_an_activation_matches_numpy(activation: str, function: Callable[[np.ndarray], np.ndarray]) -> None:
     network, plain = (build(MlpConfig("mlp", (6,), a), (3,), 0, rng=Seed(0)) for a in (activation, "relu"))
     inputs = torch.randn(50, 3, generator=Seed(1).generator())
     linear = network.trunk[1](inputs).detach().numpy()
     np.testing.assert_allclose(network(inputs).detach(), function(linear), rtol=1e-5, atol=1e-6)
-    assert torch.equal(network.trunk[1].weight, plain.trunk[1].weight)  # one law of starting weights for all
+    assert torch.equal(network.trunk[1].weight, plain.trunk[1].weight)  # all activations start from one law
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_an_activation_is_numpys(activation: str, function: Callable[[np.ndarray
         (WideResNetConfig("wide_resnet", 10, 1, dropout=0.4), [f"trunk.group{g}_block0.dropout" for g in range(3)]),
     ],
 )
-def test_dropout_layers(config: NetworkConfig, places: list[str]) -> None:
+def test_dropout_layers_have_their_places_and_act_in_training_only(config: NetworkConfig, places: list[str]) -> None:
     network = build(config, (1, 16, 16), 2, rng=Seed(0))
     layers = {name: m for name, m in network.named_modules() if isinstance(m, nn.Dropout)}
     assert list(layers) == places and all(m.p == 0.4 for m in layers.values())
@@ -128,7 +128,7 @@ def test_dropout_layers(config: NetworkConfig, places: list[str]) -> None:
     assert not torch.equal(network.train()(images), bare.train()(images))
 
 
-def test_dropout_masks_are_addressed() -> None:
+def test_dropout_masks_depend_on_their_seed_alone() -> None:
     """Of 40,000 units 60 % stay, within 5 standard errors (0.0122); false alarm 6e-7."""
     network = build(MlpConfig("mlp", (400,), dropout=0.4), (3,), 0, rng=Seed(0)).train()
     inputs, before = torch.rand(100, 3, generator=Seed(1).generator()), torch.get_rng_state()
@@ -144,6 +144,6 @@ def test_dropout_masks_are_addressed() -> None:
     assert kept.item() == pytest.approx(0.6, abs=5 * (0.24 / int(active.sum())) ** 0.5)
 
 
-def test_blocks_must_leave_a_pixel() -> None:
+def test_blocks_that_leave_no_pixel_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^blocks must leave a pixel"):
         build(ConvNetConfig("convnet", 4, 4), (1, 8, 8), 3, rng=Seed(0))

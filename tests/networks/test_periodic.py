@@ -1,4 +1,4 @@
-"""The periodic encoding of numbers: its values, what a perceptron makes of it, and its key's rule."""
+"""The periodic encoding of numbers: its values, a perceptron of encoded rows, and the rule of its key."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ from bdl_pipe.seeds import Seed
 FREQUENCIES = (0.1, 0.35)
 
 
-def test_values_by_hand() -> None:
+def test_the_encoding_matches_its_formula() -> None:
     encoded = Periodic(FREQUENCIES).double()(torch.tensor([[0.0, 2.5], [-1.0, 3.0]], dtype=torch.float64))
     for row, numbers in enumerate([[0.0, 2.5], [-1.0, 3.0]]):
         expected = []
@@ -25,7 +25,7 @@ def test_values_by_hand() -> None:
         assert encoded[row].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_perceptron_of_encoded_rows_is_one_of_more_inputs() -> None:
+def test_a_periodic_perceptron_equals_a_plain_perceptron_of_encoded_rows() -> None:
     config = MlpConfig("mlp", (6,), "mish", frequencies=FREQUENCIES)
     network = build(config, (3,), 2, rng=Seed(4))
     plain = build(MlpConfig("mlp", (6,), "mish"), (15,), 2, rng=Seed(4))
@@ -35,7 +35,7 @@ def test_a_perceptron_of_encoded_rows_is_one_of_more_inputs() -> None:
     assert sorted(network.state_dict()) == ["head.bias", "head.weight", "trunk.2.bias", "trunk.2.weight"]
 
 
-def test_mish_is_a_smooth_function_by_hand() -> None:
+def test_mish_matches_its_formula() -> None:
     network = build(MlpConfig("mlp", (4,), "mish"), (3,), 0, rng=Seed(0)).double()
     rows = torch.randn(7, 3, generator=Seed(1).generator(), dtype=torch.float64)
     assert isinstance(network.trunk, torch.nn.Sequential)
@@ -44,6 +44,6 @@ def test_mish_is_a_smooth_function_by_hand() -> None:
 
 
 @pytest.mark.parametrize("frequencies", [[0.0], [-1.0], [0.1, 0.0]])
-def test_frequencies_are_positive(frequencies: list[Any]) -> None:
+def test_frequencies_that_are_not_positive_are_refused(frequencies: list[Any]) -> None:
     with pytest.raises(ConfigError, match=r"frequencies must be > 0"):
         read(MlpConfig, {"name": "mlp", "hidden": [3], "frequencies": frequencies}, "network")

@@ -1,4 +1,4 @@
-"""2×2 pools against torch's own: values, gradients and what else is asked of a layer, bit for bit."""
+"""2×2 pools against torch's own: values and gradients bit for bit, vmap and second derivatives to rounding."""
 
 from collections.abc import Callable
 
@@ -23,10 +23,10 @@ def images(*shape: int, ties: bool = True) -> Tensor:
 @pytest.mark.parametrize("shape", [(5, 3, 8, 8), (2, 4, 7, 9), (1, 1, 2, 3), (3, 6, 10)])
 @pytest.mark.parametrize("ties", [True, False])
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
-def test_values_and_gradients_are_torchs_bit_for_bit(
+def test_values_and_gradients_match_torch_bit_for_bit(
     ours: nn.Module, theirs: Function, shape: tuple[int, ...], ties: bool, order: torch.memory_format
 ) -> None:
-    """With ties, of which the first has the gradient; with an odd last row and column, which have none."""
+    """With ties, whose first value has the gradient; with an odd last row and column, which have no gradient."""
     inputs = images(*shape, ties=ties)
     if len(shape) == 4:
         inputs = inputs.contiguous(memory_format=order)
@@ -39,8 +39,8 @@ def test_values_and_gradients_are_torchs_bit_for_bit(
         assert torch.equal(ours(inputs), expected)
 
 
-def test_another_order_of_ties_would_be_seen() -> None:
-    """The control: the last of equal values in place of the first."""
+def test_the_gradient_shows_which_of_equal_values_was_chosen() -> None:
+    """The control: a pool that chooses the last of equal values has another gradient."""
     inputs = torch.ones(1, 1, 2, 2, requires_grad=True)
     ours, last = MaxPool()(inputs), F.max_pool2d(inputs.flip(2, 3), 2)
     gradients = [torch.autograd.grad(out.sum(), inputs)[0] for out in (ours, last)]
@@ -49,7 +49,7 @@ def test_another_order_of_ties_would_be_seen() -> None:
 
 @pytest.mark.parametrize("at", range(4))
 @pytest.mark.parametrize("with_gradients", [True, False])
-def test_a_value_that_is_no_number_is_never_passed_over(at: int, with_gradients: bool) -> None:
+def test_a_nan_in_any_place_makes_the_output_nan(at: int, with_gradients: bool) -> None:
     inputs = torch.arange(4.0).reshape(1, 1, 2, 2)
     inputs.view(-1)[at] = torch.nan
     with torch.set_grad_enabled(with_gradients):
@@ -57,7 +57,7 @@ def test_a_value_that_is_no_number_is_never_passed_over(at: int, with_gradients:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_it_is_differentiated_twice_forward_and_under_vmap_as_torchs(ours: nn.Module, theirs: Function) -> None:
+def test_vmap_and_forward_and_second_derivatives_match_torch(ours: nn.Module, theirs: Function) -> None:
     inputs, tangents = images(4, 2, 3, 6, 6, ties=False).double(), images(4, 2, 3, 6, 6).double()
 
     def loss(pool: Function) -> Callable[[Tensor], Tensor]:
@@ -73,6 +73,6 @@ def test_it_is_differentiated_twice_forward_and_under_vmap_as_torchs(ours: nn.Mo
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_gradients_of_gradients_are_finite_differences(ours: nn.Module, theirs: Function) -> None:
+def test_second_derivatives_match_finite_differences(ours: nn.Module, theirs: Function) -> None:
     inputs = images(1, 2, 4, 4, ties=False).double().requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: ours(x).pow(3), (inputs,))

@@ -17,7 +17,7 @@ from bdl_pipe.trajectory.snapshots import BatchNormConfig, Snapshots
 
 from .cases import images, parameters
 
-Statistics = dict[str, tuple[Tensor, Tensor]]  # of a batch norm: mean and unbiased variance of what it saw
+Statistics = dict[str, tuple[Tensor, Tensor]]  # for each batch norm: mean and unbiased variance of its inputs
 
 
 def preresnet(depth: int, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 10, seed: int = 0) -> Network:
@@ -47,14 +47,16 @@ def by_hand(depth: int, channels: int, classes: int) -> int:
         (29, 4, 7, None),
     ],
 )
-def test_parameters_by_hand(depth: int, channels: int, classes: int, known: int | None) -> None:
+def test_the_number_of_parameters_equals_the_closed_form(
+    depth: int, channels: int, classes: int, known: int | None
+) -> None:
     count = parameters(preresnet(depth, (channels, 32, 32), classes))
     assert count == by_hand(depth, channels, classes)
     assert known is None or count == known
 
 
 def transcribed(w: dict[str, Tensor], x: Tensor, blocks: int, train: bool) -> tuple[Tensor, Statistics]:
-    """Figure 4(e) of He et al. 2016 from its weights ``w``: outputs, and what each batch norm saw."""
+    """Figure 4(e) of He et al. 2016 from its weights ``w``: outputs, and statistics of each batch norm's inputs."""
     seen: Statistics = {}
 
     def normal_relu(x: Tensor, name: str) -> Tensor:
@@ -82,7 +84,7 @@ def transcribed(w: dict[str, Tensor], x: Tensor, blocks: int, train: bool) -> tu
 
 
 def moved(network: Network, seed: int) -> dict[str, Tensor]:
-    """Its state with scales, shifts and running statistics that are not 1 and 0."""
+    """Return the network's state with scales, shifts and running statistics that are not 1 and 0."""
     state = {k: v.clone() for k, v in network.state_dict().items()}
     generator = Seed(seed).generator()
     for name, value in state.items():
@@ -96,7 +98,7 @@ def moved(network: Network, seed: int) -> dict[str, Tensor]:
 @torch.no_grad()
 @pytest.mark.parametrize("depth", [11, 20])
 @pytest.mark.parametrize("train", [True, False])
-def test_the_network_is_its_formula(depth: int, train: bool) -> None:
+def test_the_network_equals_its_formula(depth: int, train: bool) -> None:
     network, batch = preresnet(depth).double().train(train), images(5, 9).double()
     state = moved(network, 3)
     network.load_state_dict(state)
@@ -104,7 +106,7 @@ def test_the_network_is_its_formula(depth: int, train: bool) -> None:
     torch.testing.assert_close(network(batch), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_refreshed_statistics_are_those_of_the_formula(tiny_images: FitData) -> None:
+def test_refreshed_statistics_equal_the_formula(tiny_images: FitData) -> None:
     """At the mean of two snapshots, from one batch of all rows."""
     spec = NetworkSpec(PreResNetConfig("preresnet", 11), (1, 8, 8), 3, "categorical")
     past = [spec.build(Seed(s)).state_dict() for s in (0, 1)]

@@ -1,4 +1,4 @@
-"""A network of the user's own file: what it computes, what it is asked, and that no other file's code is run."""
+"""A network from the user's own file: its outputs, the networks and files that are refused, and its hash."""
 
 import hashlib
 from dataclasses import dataclass
@@ -150,7 +150,9 @@ def theirs(path: str, made: str, shape: tuple[int, ...], **options: object) -> n
 @pytest.mark.parametrize(
     ("made", "shape", "head"), [("ResNet", (3, 8, 8), "fc"), ("perceptron", (4,), "3"), ("TwoHeads", (4,), "first")]
 )
-def test_is_the_users_own_function_of_its_weights(file: str, made: str, shape: tuple[int, ...], head: str) -> None:
+def test_the_network_computes_the_users_own_function_of_its_weights(
+    file: str, made: str, shape: tuple[int, ...], head: str
+) -> None:
     ours = config(file, made, head=head)
     own, inputs = theirs(file, made, shape), torch.randn(6, *shape)
     last = own.get_submodule(head)
@@ -164,7 +166,7 @@ def test_is_the_users_own_function_of_its_weights(file: str, made: str, shape: t
     assert network.width == last.in_features
 
 
-def test_the_last_linear_layer_is_the_head_unless_it_is_named(file: str) -> None:
+def test_the_last_linear_layer_is_the_head_and_other_heads_are_refused(file: str) -> None:
     assert build(config(file, "ResNet"), (3, 8, 8), 2, rng=Seed(0)).width == 8
     with pytest.raises(ConfigError, match=r"network.object must be the last layer of the network: nothing may follow"):
         read_and_build(file, "softmax", (4,))
@@ -184,7 +186,7 @@ def read_and_build(path: str, made: str, shape: tuple[int, ...], **more: object)
         raise ConfigError(f"{prefix}{error.path}", error.rule, error.value) from None
 
 
-def test_weights_are_an_address_and_leave_torchs_generator_alone(file: str) -> None:
+def test_weights_depend_on_their_seed_and_leave_torchs_generator_unchanged(file: str) -> None:
     ours = config(file, "ResNet", options={"width": 3})
     before = torch.random.get_rng_state()
     python_trunk(ours, (3, 8, 8), Seed(1).generator())
@@ -210,7 +212,9 @@ def test_weights_are_an_address_and_leave_torchs_generator_alone(file: str) -> N
         ("branching", (4,), "network.object must return a network that torch.func.vmap can batch"),
     ],
 )
-def test_what_is_no_trunk_and_head_is_one_line(file: str, made: str, shape: tuple[int, ...], said: str) -> None:
+def test_an_object_that_is_no_usable_network_is_refused_in_one_line(
+    file: str, made: str, shape: tuple[int, ...], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         read_and_build(file, made, shape)
     assert "\n" not in str(raised.value)
@@ -224,7 +228,7 @@ def test_what_is_no_trunk_and_head_is_one_line(file: str, made: str, shape: tupl
         ("broken.py", "def f(:\n", r"SyntaxError in line 1"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_one_line(
+def test_a_file_that_cannot_be_imported_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | None, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -234,9 +238,9 @@ def test_a_file_that_cannot_be_imported_is_one_line(
         config(name, "f")
 
 
-def test_a_file_of_another_hash_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_another_hash_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ran = tmp_path / "ran"  # by its whole path: a later test's worker is sent this file, too, and is elsewhere
+    ran = tmp_path / "ran"  # an absolute path: a worker of a later test also gets this file, and runs in another folder
     Path("pinned.py").write_text(f"import pathlib; pathlib.Path({str(ran)!r}).touch()\ndef f(shape): pass\n")
     with pytest.raises(ConfigError, match=r"must have the SHA-256 0000.*it has changed"):
         config("pinned.py", "f", sha256="0" * 64)
@@ -259,7 +263,7 @@ def test_a_stored_posterior_names_the_file_and_its_hash(file: str) -> None:
         NetworkDraws.from_state(stored)
 
 
-def test_reads_and_writes_as_any_network(file: str) -> None:
+def test_a_config_of_a_file_is_written_and_read_back(file: str) -> None:
     section = {"name": "python", "path": file, "object": "perceptron", "options": {"width": 7}}
     found = read(Holder, {"network": section}, "methods.m")
     assert to_mapping(found)["network"] == section | {"head": None, "sha256": found.network.sha256}

@@ -26,7 +26,9 @@ def resnet(depth: int, shape: tuple[int, ...] = (3, 32, 32), outputs: int = 10, 
         (18, 4, 7, None),
     ],
 )
-def test_parameters_by_hand(depth: int, channels: int, classes: int, known: int | None) -> None:
+def test_the_number_of_parameters_equals_the_count_by_hand(
+    depth: int, channels: int, classes: int, known: int | None
+) -> None:
     count, blocks = parameters(resnet(depth, (channels, 32, 32), classes)), plain(depth, classes, channels)
     assert count == blocks.weights + blocks.kept + classes
     assert known is None or count == known
@@ -47,8 +49,8 @@ def norm(x: Tensor, eps: float = 1e-5) -> Tensor:
         (8, [(4, 1, 1), (4, 3, 2), (16, 1, 1)]),
     ],
 )
-def test_block_is_its_formula(before: int, layers: list[tuple[int, int, int]]) -> None:
-    """relu(s + bn(W * relu(bn(... W * x)))), s = x or bn(P x); the ReLU is of the sum, not of the residual."""
+def test_a_block_equals_its_formula(before: int, layers: list[tuple[int, int, int]]) -> None:
+    """relu(s + bn(W * relu(bn(... W * x)))), s = x or bn(P x); the last ReLU is of the sum, not of the residual."""
     block = Block(before, layers, Seed(0).generator()).double().train()
     x = images(3, 8, before).double() * 2 + 1
     weights = [m.weight for m in block.residual if isinstance(m, nn.Conv2d)]

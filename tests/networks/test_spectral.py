@@ -10,7 +10,7 @@ from bdl_pipe.networks.spectral import SpectralBound, bound_spectral_norms, remo
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (3, 9), (8, 3, 3, 3)])
-def test_a_large_weight_is_scaled_to_the_bound_and_a_small_one_left_alone(shape: tuple[int, ...]) -> None:
+def test_a_large_weight_is_scaled_to_the_bound_and_a_small_weight_is_unchanged(shape: tuple[int, ...]) -> None:
     weight = torch.tensor(np.random.default_rng(0).normal(0, 1, shape), dtype=torch.float32)
     sigma = np.linalg.norm(weight.numpy().reshape(shape[0], -1), 2)
     found = SpectralBound(0.7)(weight)
@@ -33,7 +33,7 @@ def of_values(rows: int, columns: int, values: list[float]) -> torch.Tensor:
 
 @pytest.mark.parametrize(("rows", "columns"), [(6, 9), (9, 6), (7, 7)])
 @pytest.mark.parametrize("values", [[2.0, 0.5], [2.0], [2.0, 2.0 - 1e-9, 1e-7]], ids=["rank 2", "rank 1", "near a tie"])
-def test_value_and_gradient_are_those_of_the_decomposition(rows: int, columns: int, values: list[float]) -> None:
+def test_value_and_gradient_match_a_singular_value_decomposition(rows: int, columns: int, values: list[float]) -> None:
     weight = of_values(rows, columns, values).requires_grad_()
     slope = torch.tensor(np.random.default_rng(4).normal(size=(rows, columns)))
     ours, theirs = SpectralBound(0.7)(weight), by_svd(weight, 0.7)
@@ -44,8 +44,8 @@ def test_value_and_gradient_are_those_of_the_decomposition(rows: int, columns: i
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if near else 1e-12)
 
 
-def test_a_tie_has_the_value_and_one_of_its_slopes() -> None:
-    """σ of an orthogonal Q is 1 along every u: its slope u vᵀ with v = Qᵀu, for the one u that was found."""
+def test_tied_singular_values_give_the_value_and_a_valid_slope() -> None:
+    """σ of an orthogonal Q is 1 along every u: its slope u vᵀ with v = Qᵀu, for the u that was found."""
     weight = of_values(5, 8, [3.0] * 5).requires_grad_()
     bounded = SpectralBound(1.0)(weight)
     torch.testing.assert_close(bounded, weight.detach() / 3, rtol=1e-12, atol=1e-14)
@@ -57,7 +57,7 @@ def test_a_tie_has_the_value_and_one_of_its_slopes() -> None:
     assert float((of_sigma * weight).sum().detach()) == pytest.approx(3.0, rel=1e-9)
 
 
-def test_a_weight_of_zeros_is_left_alone_and_has_a_slope() -> None:
+def test_a_weight_of_zeros_is_unchanged_and_has_a_slope() -> None:
     weight = torch.zeros(3, 4, requires_grad=True)
     bounded = SpectralBound(0.7)(weight)
     assert torch.equal(bounded, torch.zeros(3, 4))
@@ -65,15 +65,15 @@ def test_a_weight_of_zeros_is_left_alone_and_has_a_slope() -> None:
     assert torch.equal(slope, torch.ones(3, 4))
 
 
-def test_single_precision_loses_nothing_by_the_square() -> None:
-    """Singular values from 1 to 1e-5 in float32, whose squares are below its rounding: the largest is as exact."""
+def test_squared_singular_values_lose_no_precision_in_float32() -> None:
+    """Singular values from 1 to 1e-5, whose squares fall below float32's rounding: the largest value stays exact."""
     exact = of_values(40, 60, list(np.geomspace(1, 1e-5, 40)))
     bounded = SpectralBound(0.1)(exact.float()).double()
     torch.testing.assert_close(bounded, by_svd(exact, 0.1), rtol=1e-5, atol=1e-8)
     assert float(torch.linalg.svdvals(bounded)[0]) == pytest.approx(0.1, rel=1e-6)
 
 
-def test_bounds_are_removed_with_the_bounded_or_the_free_weights() -> None:
+def test_removed_bounds_leave_the_bounded_or_the_free_weights() -> None:
     for keep in (True, False):
         module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
         free = [module[0].weight.detach().clone(), module[2].weight.detach().clone()]
@@ -85,7 +85,7 @@ def test_bounds_are_removed_with_the_bounded_or_the_free_weights() -> None:
         assert set(module.state_dict()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
-def test_layers_are_bounded_and_nothing_else() -> None:
+def test_only_convolutions_and_linear_layers_are_bounded() -> None:
     module = nn.Sequential(nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5, 3))
     assert bound_spectral_norms(module, 0.2) == ["0", "3"]
     for layer in (module[0], module[3]):

@@ -24,8 +24,8 @@ CASES = [(ALEXNET, ALEXNET_LAYERS), (GROUP, VGG_LAYERS), (PLAIN, VGG_LAYERS)]
 
 
 @pytest.mark.parametrize(("shape", "classes"), [((3, 32, 32), 10), ((1, 28, 28), 10), ((1, 8, 8), 7), ((3, 39, 32), 3)])
-def test_parameters_of_alexnet_by_hand(shape: tuple[int, int, int], classes: int) -> None:
-    """Every image of up to 39 pixels a side leaves 4×4 of them."""
+def test_alexnet_has_the_parameters_counted_by_hand(shape: tuple[int, int, int], classes: int) -> None:
+    """Of every image of up to 39 pixels a side, 4×4 pixels remain."""
     convolutions = 25 * (shape[0] * 128 + 128 * 192) + 9 * (192 * 256 + 256 * 192 + 192 * 192)
     biases = 128 + 192 + 256 + 192 + 192
     network = build(ALEXNET, shape, classes, rng=Seed(0))
@@ -35,7 +35,9 @@ def test_parameters_of_alexnet_by_hand(shape: tuple[int, int, int], classes: int
 
 @pytest.mark.parametrize(("norm", "per_channel"), [("none", 0), ("group", 2)])
 @pytest.mark.parametrize(("width", "known"), [(None, 9_220_480), (128, None)])
-def test_parameters_of_vgg11_by_hand(norm: str, per_channel: int, width: int | None, known: int | None) -> None:
+def test_vgg11_has_the_parameters_counted_by_hand(
+    norm: str, per_channel: int, width: int | None, known: int | None
+) -> None:
     """With the published channels: torchvision's 9,220,480 in the convolutions of configuration A."""
     channels = [3, *(width or layer for layer in COLUMN_A if isinstance(layer, int))]
     convolutions = sum(9 * before * after + after for before, after in pairwise(channels))
@@ -52,7 +54,7 @@ def test_parameters_of_vgg11_by_hand(norm: str, per_channel: int, width: int | N
 @torch.no_grad()
 @pytest.mark.parametrize(("config", "layers"), CASES)
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (2, 31, 33), (1, 8, 64)])
-def test_the_network_is_its_formula(config: NetworkConfig, layers: list[str], shape: tuple[int, int, int]) -> None:
+def test_the_network_equals_its_formula(config: NetworkConfig, layers: list[str], shape: tuple[int, int, int]) -> None:
     """In float64: zeros around a small image first, then each layer in turn, its pool after its ReLU."""
     network = build(config, shape, 3, rng=Seed(0)).double().eval()
     weights = dict(network.named_parameters())
@@ -86,8 +88,8 @@ def grouped(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("config", [ALEXNET, GROUP])
-def test_chains_can_hold_them_as_vectors(config: NetworkConfig) -> None:
-    """Several networks of one architecture at once, as the chains of ``coreset_sgmcmc`` are."""
+def test_networks_stored_as_stacked_vectors_give_their_own_outputs(config: NetworkConfig) -> None:
+    """Several networks of one architecture at once, like the chains of ``coreset_sgmcmc``."""
     spec = NetworkSpec(config, (1, 28, 28), 3, "categorical")
     networks = [spec.build(Seed(seed)) for seed in (0, 1)]
     flat = FlatNetwork(networks[0])
@@ -96,7 +98,7 @@ def test_chains_can_hold_them_as_vectors(config: NetworkConfig) -> None:
     torch.testing.assert_close(found, torch.stack([n(images) for n in networks]), rtol=1e-4, atol=1e-5)
 
 
-def test_a_width_of_groups_is_asked_for_with_group_norm_alone() -> None:
+def test_only_group_norm_needs_a_width_that_is_a_multiple_of_8() -> None:
     good = {"name": "vgg11", "norm": "group", "width": None}
     assert read(Vgg11Config, good, "n") == Vgg11Config("vgg11", "group")
     assert read(Vgg11Config, good | {"norm": "none", "width": 12}, "n").width == 12

@@ -19,7 +19,7 @@ NORMAL = VggConfig("vgg", "batch", 0.0)
 
 @pytest.fixture(scope="module", params=[PLAIN, NORMAL], ids=["none", "batch"])
 def network(request: pytest.FixtureRequest) -> Network:
-    """One of each norm, for tests that leave it as it was."""
+    """A network of each norm, for tests that do not change its weights."""
     return build(request.param, (3, 32, 32), 10, rng=Seed(0))
 
 
@@ -32,7 +32,7 @@ def by_hand(norm: str, channels: int, pixels: int, classes: int) -> int:
     return total + 512 * pixels * 512 + 512 + 512**2 + 512 + 512 * classes + classes
 
 
-def test_parameters_by_hand(network: Network) -> None:
+def test_the_number_of_parameters_equals_the_count_by_hand(network: Network) -> None:
     """15.2 million: torchvision's 14,714,688 in convolutions, 262,656 in each hidden layer and 5,130 in the head."""
     norm = "batch" if any(isinstance(m, nn.BatchNorm2d) for m in network.modules()) else "none"
     known = 14_714_688 + 2 * 262_656 + 5_130
@@ -44,7 +44,9 @@ def test_parameters_by_hand(network: Network) -> None:
     ("shape", "pixels", "classes", "known"),
     [((3, 32, 32), 1, 100, 15_245_130 + 90 * 513), ((1, 40, 95), 2, 7, None)],
 )
-def test_images_of_32_pixels_or_more(shape: tuple[int, int, int], pixels: int, classes: int, known: int | None) -> None:
+def test_images_of_32_pixels_or_more_give_the_expected_sizes(
+    shape: tuple[int, int, int], pixels: int, classes: int, known: int | None
+) -> None:
     network = build(PLAIN, shape, classes, rng=Seed(0)).eval()
     assert parameters(network) == by_hand("none", shape[0], pixels, classes)
     assert known is None or parameters(network) == known
@@ -53,8 +55,8 @@ def test_images_of_32_pixels_or_more(shape: tuple[int, int, int], pixels: int, c
 
 
 @torch.no_grad()
-def test_the_network_is_its_formula(network: Network) -> None:
-    """At evaluation, in float64, pools by numpy's way: the largest of each 2×2 square."""
+def test_the_network_equals_its_formula(network: Network) -> None:
+    """At evaluation, in float64; a pool is the maximum of each 2×2 square."""
     network.train()(images(4, 32) + 1)  # running statistics that are not 0 and 1
     network.eval().double()
     layers = [m for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]

@@ -34,7 +34,9 @@ def by_hand(depth: int, widen: int, channels: int, classes: int) -> int:
     ("depth", "widen", "channels", "known"),
     [(28, 10, 3, 36_479_194), (16, 4, 3, 2_748_890), (16, 4, 1, 2_748_890 - 2 * 9 * 16), (10, 1, 3, None)],
 )
-def test_parameters_by_hand(depth: int, widen: int, channels: int, known: int | None) -> None:
+def test_the_number_of_parameters_equals_the_closed_form(
+    depth: int, widen: int, channels: int, known: int | None
+) -> None:
     count = parameters(wrn(depth, widen, (channels, 32, 32)))
     assert count == by_hand(depth, widen, channels, 10)
     assert known is None or count == known  # WRN-28-10: 36.5 million in the paper
@@ -46,7 +48,7 @@ def norm_relu(x: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("before", "after", "stride"), [(4, 4, 1), (4, 8, 1), (4, 8, 2), (4, 4, 2)])
-def test_block_is_its_formula(before: int, after: int, stride: int) -> None:
+def test_a_block_equals_its_formula(before: int, after: int, stride: int) -> None:
     """x or P(a), plus W₂ * relu(bn(W₁ * a)), with a = relu(bn(x)); the projection is of a, not of x."""
     block = Block(before, after, stride, 0.0, Seed(0).generator()).double().train()
     x = images(3, 8, before).double() * 2 + 1

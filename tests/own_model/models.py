@@ -1,4 +1,4 @@
-"""Three models as their users have them, tiny: a residual network, a vision transformer, a text transformer."""
+"""Tiny models as users have them: a residual network, a vision and a text transformer, and an encoder-decoder."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +69,7 @@ class ViT(nn.Module):
 
 @dataclass
 class Answer:
-    """What a transformers model gives."""
+    """The output of a model of transformers."""
 
     logits: Tensor
     loss: Tensor | None = None
@@ -107,7 +107,7 @@ class Text(nn.Module):
 
 
 class Answering(nn.Module):
-    """An encoder-decoder as T5: both embed tokens by one weight, which is the head's, too; the answer is one token."""
+    """An encoder-decoder like T5: both parts and the head share one weight of tokens; the answer is one token."""
 
     def __init__(self, width: int = 16, vocabulary: int = 32, *, tied: bool = True) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def images(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def texts(rows: int, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
-    """Return sentences of 4 to 8 tokens; the class is told by tokens that some of them have more often."""
+    """Return sentences of 4 to 8 tokens; each class has a token that its sentences contain more often."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (rows,), generator=generator)
     ids = torch.randint(1, 32, (rows, 8), generator=generator)

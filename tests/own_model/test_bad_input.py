@@ -19,7 +19,7 @@ def net(outputs: int = 3) -> nn.Sequential:
 
 
 class Odd(nn.Module):
-    """A model that answers with what a function makes of its last layer's outputs."""
+    """A model that returns a function of the outputs of its last layer."""
 
     def __init__(self, of: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Odd(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers of one weight."""
+    """A model with two layers that share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def positive() -> nn.Sequential:
 
 
 def quietly(make: Callable[[], Any]) -> Any:
-    """Return what torch makes with a warning that its maker is old or new."""
+    """Return an object whose making warns that a function of torch is deprecated or a prototype."""
     with warnings.catch_warnings(action="ignore"):
         return make()
 
@@ -299,7 +299,7 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_one_line_with_the_rule_and_the_value(case: str) -> None:
+def test_bad_input_is_refused_in_one_line_with_the_rule_and_the_value(case: str) -> None:
     model, loader, options, message = CASES[case]
     with pytest.raises(UserError, match=message) as caught:
         inspect.unwrap(bayesianise)(model, **{"method": "deterministic", "train_loader": loader, **options})
@@ -315,13 +315,13 @@ def test_it_is_one_line_with_the_rule_and_the_value(case: str) -> None:
         ([1.0], "predict: inputs must be a tensor or a dictionary of tensors, got list"),
     ],
 )
-def test_so_are_inputs_of_a_prediction(inputs: Any, message: str) -> None:
+def test_bad_inputs_of_a_prediction_are_refused_with_the_rule_and_the_value(inputs: Any, message: str) -> None:
     posterior = bayesianise(net(), "deterministic", [(X, Y)])
     with pytest.raises(UserError, match=message):
         inspect.unwrap(ModulePosterior.predict)(posterior, inputs)
 
 
-def test_a_teacher_is_for_a_student_alone_and_of_the_same_inputs() -> None:
+def test_a_teacher_of_other_inputs_or_for_another_method_is_refused() -> None:
     teacher = bayesianise(net(), "deterministic", [(X, Y)])
     with pytest.raises(UserError, match="teacher is for dark_knowledge only; leave it out for swa"):
         bayesianise(net(), "swa", [(X, Y)], epochs=1, teacher=teacher)
@@ -329,14 +329,14 @@ def test_a_teacher_is_for_a_student_alone_and_of_the_same_inputs() -> None:
         bayesianise(net(), "dark_knowledge", [{"x": X, "labels": Y}], epochs=1, teacher=teacher)
 
 
-def test_a_compiled_module_is_the_module_itself() -> None:
+def test_a_compiled_module_has_the_predictions_of_the_module() -> None:
     plain, posteriors = net(), []
     for model in (plain, torch.compile(plain, backend="eager")):
         posteriors.append(bayesianise(model, "swag", [(X, Y)], epochs=2))
     assert torch.equal(posteriors[0].predict(X).mean, posteriors[1].predict(X).mean)
 
 
-def test_a_last_layer_without_gradient_is_fitted_and_a_note_says_so() -> None:
+def test_a_note_states_that_a_last_layer_without_gradient_is_fitted() -> None:
     model = net()
     for weight in model.parameters():
         weight.requires_grad_(False)
@@ -345,7 +345,7 @@ def test_a_last_layer_without_gradient_is_fitted_and_a_note_says_so() -> None:
 
 
 def test_a_model_that_is_worse_than_a_constant_has_a_note() -> None:
-    """Its classes are in another order, or its inputs have other units."""
+    """For example, its classes are in another order, or its inputs have other units."""
     model = nn.Sequential(nn.Linear(4, 3))
     nn.init.zeros_(model[0].weight)
     model[0].bias.data = torch.tensor([0.0, 1.0, 0.0])
@@ -357,6 +357,6 @@ def test_a_model_that_is_worse_than_a_constant_has_a_note() -> None:
     assert "check the order of the classes and the units of the inputs" in note
 
 
-def test_real_numbers_that_look_like_labels_are_targets_of_a_stated_regression() -> None:
+def test_real_numbers_that_look_like_labels_are_accepted_with_task_regression() -> None:
     posterior = bayesianise(net(2), "kfac_laplace", [(X, (Y > 0).float())], task="regression")
     assert posterior.about.task == "regression"

@@ -1,4 +1,4 @@
-"""The warning of short chains: it goes where chains are long enough, and stays where they are not."""
+"""The note about short chains: absent where the chains mix, present where they hardly move."""
 
 import pytest
 import torch

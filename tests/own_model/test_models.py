@@ -57,7 +57,7 @@ def predicted(posterior: ModulePosterior, inputs: Any) -> Categorical:
 
 
 @pytest.mark.slow
-def test_the_point_estimate_is_the_users_model(case: Case) -> None:
+def test_the_point_estimate_has_the_predictions_of_the_users_model(case: Case) -> None:
     posterior = fitted(case, "deterministic")
     assert isinstance(posterior, bdl_pipe.Posterior)
     meant = F.log_softmax(case.outputs(), -1)
@@ -78,28 +78,28 @@ ONE_DRAW = ("d_vbll", "g_vbll")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_predicts_a_proper_distribution_of_draws_that_differ(case: Case, method: str) -> None:
+def test_predictions_are_normalised_and_beat_chance_and_their_draws_differ(case: Case, method: str) -> None:
     posterior = fitted(case, method, **METHODS[method])
     predictive = predicted(posterior, case.inputs)
     assert predictive.mean.shape == (400, CLASSES)
     torch.testing.assert_close(predictive.mean.sum(1), torch.ones(400), rtol=0, atol=1e-4)
     nll = -float(predictive.log_prob(case.labels).mean())
-    assert nll < np.log(CLASSES)  # it has learnt something of 400 rows that it has not seen
+    assert nll < np.log(CLASSES)  # better than chance on 400 rows that it has not seen
     if method not in ONE_DRAW:
         assert float(predictive.draw_log_probs.exp().std(0).mean()) > 1e-5
-    if method == "swag":  # with dropout, and a loader that shuffles
+    if method == "swag":  # a second fit has the same bits, in spite of dropout and shuffling
         again = fitted(case, method, **METHODS[method])
         assert torch.equal(predicted(again, case.inputs).draw_log_probs, predictive.draw_log_probs)
 
 
 @pytest.mark.slow
-def test_chains_begin_at_the_model_without_its_dropout_or_say_why_not(case: Case) -> None:
+def test_chains_start_at_the_model_without_dropout_and_batch_norm_is_refused(case: Case) -> None:
     if isinstance(case.model, ResNet):
         with pytest.raises(UserError, match=r"sgmcmc needs a model without batch norm, .* got bn1$"):
             fitted(case, "sgmcmc", epochs=1)
         return
     posterior = fitted(case, "sgmcmc", epochs=2, chains=1, config={"sampler": {"step_size": {"rate": 1e-12}}})
-    # steps of no length: every draw is the model as it is, in spite of its dropout
+    # steps of almost no length: every draw is the model itself, without its dropout
     meant = F.log_softmax(case.outputs(), -1)
     draws = predicted(posterior, case.inputs).draw_log_probs
     torch.testing.assert_close(draws, meant.expand_as(draws), rtol=1e-2, atol=1e-2)
@@ -108,7 +108,7 @@ def test_chains_begin_at_the_model_without_its_dropout_or_say_why_not(case: Case
 
 
 @pytest.mark.slow
-def test_a_student_imitates_a_teacher(case: Case) -> None:
+def test_a_student_is_closer_to_its_teacher_than_the_first_model_is(case: Case) -> None:
     teacher = fitted(case, "kfac_laplace", config={"temperature": 4.0})
     student = fitted(case, "dark_knowledge", epochs=10, teacher=teacher)
     wanted = predicted(teacher, case.inputs).mean
@@ -117,7 +117,7 @@ def test_a_student_imitates_a_teacher(case: Case) -> None:
 
 
 def dense(case: Case) -> tuple[Tensor, Tensor]:
-    """Return the head's weights with its bias as a vector, and G ⊗ A + I over the training rows, in float64."""
+    """Return the head's weights with its bias as a vector, and the curvature G ⊗ A of the training rows, in float64."""
     head = case.model.get_submodule({ResNet: "fc", ViT: "head", Text: "score"}[type(case.model)])
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -126,7 +126,7 @@ def dense(case: Case) -> tuple[Tensor, Tensor]:
         case.model(**rows[0]) if isinstance(rows[0], dict) else case.model(rows[0])
     hook.remove()
     features = seen[0].double()
-    if isinstance(rows[0], dict):  # the head is called on every token, of which one is taken
+    if isinstance(rows[0], dict):  # the head is called on every token, and the output of one token is taken
         features = features[torch.arange(300), rows[0]["attention_mask"].sum(1) - 1]
     features = torch.cat([features, torch.ones(300, 1, dtype=torch.float64)], 1)
     bias = torch.zeros(CLASSES) if head.bias is None else head.bias
@@ -138,7 +138,7 @@ def dense(case: Case) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.slow
-def test_a_last_layers_draws_have_the_covariance_of_dense_algebra(case: Case) -> None:
+def test_draws_of_the_last_layer_have_the_covariance_of_dense_algebra(case: Case) -> None:
     """Σ_s (w_s − w)ᵀ P (w_s − w) is χ² of as many degrees as there are numbers drawn; 5 deviations: once in 2e6."""
     posterior = fitted(case, "kfac_laplace", config=KFAC)
     tensors = posterior.inner.state().tensors
@@ -152,13 +152,13 @@ def test_a_last_layers_draws_have_the_covariance_of_dense_algebra(case: Case) ->
         return float(((away @ precision) * away).sum() - count) / np.sqrt(2 * count)
 
     assert abs(deviations(curvature + eye)) < 5
-    assert abs(deviations(curvature + 2 * eye)) > 5  # another prior
-    assert abs(deviations(1.3 * curvature + eye)) > 5  # other rows
+    assert abs(deviations(curvature + 2 * eye)) > 5  # the wrong prior precision
+    assert abs(deviations(1.3 * curvature + eye)) > 5  # the wrong number of rows
     assert sum(v.numel() for v in tensors.values()) < drawn.numel() + 200 * 200  # no copy of the trunk for each draw
 
 
 @pytest.mark.slow
-def test_a_model_and_the_global_generators_are_left_as_they_were(case: Case) -> None:
+def test_a_fit_changes_neither_the_model_nor_the_global_generators(case: Case) -> None:
     model = case.model.train()
     loader = case.loader()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -175,7 +175,7 @@ def test_a_model_and_the_global_generators_are_left_as_they_were(case: Case) -> 
 
 
 @pytest.mark.slow
-def test_inputs_together_share_their_draws(case: Case) -> None:
+def test_the_joint_of_grouped_inputs_shares_its_draws(case: Case) -> None:
     posterior = fitted(case, "kfac_laplace")
     grouped: Any = (
         {name: values[:6].unflatten(0, (3, 2)) for name, values in case.inputs.items()}
@@ -193,7 +193,7 @@ def test_inputs_together_share_their_draws(case: Case) -> None:
 
 
 @pytest.mark.slow
-def test_a_temperature_is_learnt_of_rows_that_no_fit_saw(case: Case) -> None:
+def test_recalibration_on_held_out_rows_raises_their_likelihood(case: Case) -> None:
     posterior = fitted(case, "swag", epochs=2)
     held = case.loader(300, seed=2)
     inputs, labels = (texts if isinstance(case.model, Text) else images)(300, seed=2)

@@ -1,4 +1,4 @@
-"""What becomes of a model: rows, head, frozen weights, memory order, regression, and a stored posterior."""
+"""From a model to its posterior: rows, head, frozen weights, memory order, regression, and stored posteriors."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def curve(rows: int = ROWS, outputs: int = 1, batch: int = 30) -> tuple[Any, Ten
     return DataLoader(TensorDataset(x, y), batch), x
 
 
-def test_rows_hold_every_input_and_give_it_back() -> None:
+def test_inputs_packed_into_rows_are_unpacked_with_equal_values_and_types() -> None:
     generator = torch.Generator().manual_seed(0)
     batch = {
         "ids": torch.randint(-5, 2**24, (3, 2, 2), generator=generator),
@@ -59,7 +59,7 @@ def test_rows_hold_every_input_and_give_it_back() -> None:
 
 
 class Twice(nn.Module):
-    """A model that calls one linear layer twice, another unused, and answers with a dictionary."""
+    """A model that calls one linear layer twice and another layer never, and returns a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Twice(nn.Module):
         return {"logits": self.answer(self.wide(F.relu(self.again(F.relu(self.again(x))))).tanh())}
 
 
-def test_the_head_is_found_wherever_it_stands_or_named() -> None:
+def test_the_head_is_the_layer_called_last_and_another_layer_is_refused() -> None:
     posterior = bayesianise(Twice(), "deterministic", table())
     assert posterior.about.head == "answer"
     with pytest.raises(UserError, match=r"^head must be the last layer of the model and linear"):
@@ -80,7 +80,7 @@ def test_the_head_is_found_wherever_it_stands_or_named() -> None:
 
 
 class Squeezed(nn.Module):
-    """A regression that answers [row]."""
+    """A regression whose outputs are [row]."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Squeezed(nn.Module):
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_a_regression_answers_in_own_units_with_the_variance_of_its_errors(outputs: int) -> None:
+def test_a_regression_predicts_in_target_units_with_the_variance_of_its_errors(outputs: int) -> None:
     loader, x = curve(outputs=outputs)
     y = loader.dataset.tensors[1]
     net = small(outputs)
@@ -107,7 +107,7 @@ def test_a_regression_answers_in_own_units_with_the_variance_of_its_errors(outpu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["vbll", "swag", "ciber_last", "sgmcmc", "ffg_u", "kfac_laplace"])
-def test_a_regression_has_every_kind_of_method(method: str) -> None:
+def test_a_regression_by_each_method_beats_a_constant_prediction(method: str) -> None:
     loader, x = curve(200, batch=50)
     model = small(1)
     nn.init.constant_(model[-1].bias, 50.0)
@@ -120,7 +120,7 @@ def test_a_regression_has_every_kind_of_method(method: str) -> None:
     assert joint.log_prob(y[:4].reshape(2, 2, 1)).isfinite().all()
 
 
-def test_means_and_log_variances_of_a_model_are_taken_as_they_are() -> None:
+def test_the_predictive_has_the_means_and_log_variances_of_the_model() -> None:
     loader, x = curve()
     model = small(2)
     nn.init.constant_(model[-1].bias, 3.0)
@@ -132,12 +132,12 @@ def test_means_and_log_variances_of_a_model_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.slow
-def test_frozen_weights_stay_and_are_said() -> None:
+def test_frozen_weights_are_unchanged_and_a_note_names_them() -> None:
     model = small()
     model[0].requires_grad_(False)
     posterior = bayesianise(model, "swag", table(), epochs=2)
     stored = posterior.inner.state().tensors
-    assert not any(name.startswith("trunk.module.0.") for name in stored)  # they are the model's
+    assert not any(name.startswith("trunk.module.0.") for name in stored)  # the model keeps frozen weights
     assert (stored["trunk.module.2.weight"] != model[2].weight).any()
     assert posterior.notes == ("the weights 0.weight, 0.bias stay as they are: they need no gradient",)
     chains = bayesianise(model, "sgmcmc", table(), epochs=1, chains=1)
@@ -146,7 +146,7 @@ def test_frozen_weights_stay_and_are_said() -> None:
 
 
 class Viewed(nn.Module):
-    """Convolutions whose output is reshaped by ``view``, which another memory order than the plain one refuses."""
+    """Convolutions whose output is reshaped by ``view``, which fails in any memory order except the plain one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Viewed(nn.Module):
 
 
 class Looking(nn.Module):
-    """A model that reads the weight of one of its layers, as transformers' patch embedding does for its type."""
+    """A model that reads the type of a layer's weight, like the patch embedding in transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Looking(nn.Module):
 
 
 @pytest.mark.slow
-def test_weights_that_a_model_looks_at_stay_points() -> None:
+def test_a_layer_whose_weight_the_model_reads_stays_a_point() -> None:
     posterior = bayesianise(Looking(), "ffg_w", table(), epochs=1)
     assert posterior.about.config["layers"] == {"trunk.module.one": None}
     assert posterior.notes == ("ffg_w cannot convert one: these weights stay points",)
@@ -177,7 +177,9 @@ def test_weights_that_a_model_looks_at_stay_points() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_views_its_filters_outputs_keeps_the_plain_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_views_outputs_of_convolutions_keeps_the_plain_memory_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     posterior = bayesianise(Viewed(), "swag", image_loader(100), epochs=1)
     assert posterior.about.plain_order
     assert torch.isfinite(posterior.predict(images(5)[0]).mean).all()
@@ -189,7 +191,7 @@ def test_a_model_that_views_its_filters_outputs_keeps_the_plain_order(monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["kfac_laplace", "swag", "d_vbll"])
 @pytest.mark.parametrize("kind", [ResNet, Text])
-def test_a_stored_posterior_comes_back_to_the_bit(tmp_path: Path, method: str, kind: type[nn.Module]) -> None:
+def test_a_saved_posterior_is_loaded_to_the_bit(tmp_path: Path, method: str, kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = kind()
     loader = text_loader(100) if kind is Text else image_loader(100)
@@ -203,7 +205,7 @@ def test_a_stored_posterior_comes_back_to_the_bit(tmp_path: Path, method: str, k
     other = ModulePosterior.from_state(posterior.state())
     assert torch.equal(other.predict(inputs).mean, posterior.predict(inputs).mean)
     assert isinstance(posterior_of(posterior.state()), ModulePosterior)
-    fresh = kind()  # other weights: of no matter where the posterior has its own
+    fresh = kind()  # other weights, which do not matter if the posterior stores all of its weights
     if method == "kfac_laplace":
         with pytest.raises(ArtifactError, match=r"mine: model must be the posterior's model"):
             ModulePosterior.load(tmp_path / "mine", fresh)
@@ -214,7 +216,7 @@ def test_a_stored_posterior_comes_back_to_the_bit(tmp_path: Path, method: str, k
         ModulePosterior.load(tmp_path / "mine", kind(4))
 
 
-def test_a_state_without_its_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_whose_module_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     state = bayesianise(small(), "deterministic", table()).state()
     monkeypatch.setattr(modules, "_known", {})
     rule = r"^network: the module \w{16} is not known in this process: call bdl_pipe.bayesianise with the model, or"
@@ -222,17 +224,17 @@ def test_a_state_without_its_model_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         posterior_of(state)
 
 
-def test_a_pass_without_gradients_has_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_passes_at_most_128_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     posterior = bayesianise(small(), "kfac_laplace", table(300))
     x = torch.randn(300, 4)
     monkeypatch.setattr(nn.Tanh, "forward", lambda _, h: seen.append(len(h)) or torch.tanh(h))
     found = posterior.predict(x).mean
-    assert seen == [128, 128, 44]  # once for all draws
+    assert seen == [128, 128, 44]  # one pass of the trunk for all draws
     torch.testing.assert_close(found[200:], posterior.predict(x[200:]).mean)
 
 
-def test_a_posterior_that_was_read_keeps_its_model_known(tmp_path: Path) -> None:
+def test_a_loaded_posterior_keeps_its_model_known(tmp_path: Path) -> None:
     model = small()
     bayesianise(model, "deterministic", table()).save(tmp_path / "mine")
     again = ModulePosterior.load(tmp_path / "mine", model)
@@ -240,7 +242,7 @@ def test_a_posterior_that_was_read_keeps_its_model_known(tmp_path: Path) -> None
     assert torch.equal(twice.predict(torch.ones(1, 4)).mean, again.predict(torch.ones(1, 4)).mean)
 
 
-def test_progress_is_told_and_checkpoints_are_not_kept() -> None:
+def test_a_fit_reports_its_progress_and_saves_no_checkpoint() -> None:
     told: list[tuple[int, int]] = []
 
     class Told(bdl_pipe.Report):
@@ -268,7 +270,7 @@ def test_a_model_is_forgotten_with_its_posterior() -> None:
     assert modules._alive(digest) == [] and digest not in modules._known
 
 
-def test_a_digest_is_of_names_shapes_settings_and_code() -> None:
+def test_a_digest_depends_on_layers_settings_shapes_and_frozen_weights() -> None:
     def digest(model: nn.Module) -> str:
         return modules.register(model, Layout.of(torch.zeros(2, 4), ""), torch.zeros(2, 1, 1, 4), None).config.digest
 
@@ -276,16 +278,16 @@ def test_a_digest_is_of_names_shapes_settings_and_code() -> None:
     with torch.no_grad():
         other[0].weight += 1
     soft[3], leaky[1], steep[1] = nn.Softsign(), nn.LeakyReLU(0.2), nn.LeakyReLU(0.3)
-    assert digest(other) == digest(small())  # a posterior has weights of its own
+    assert digest(other) == digest(small())  # trained weights do not count: a posterior stores its own
     assert len({digest(model) for model in (small(), soft, leaky, steep, small(4))}) == 5
     other[0].requires_grad_(False)
     frozen = small()
     frozen[0].requires_grad_(False)
-    assert digest(frozen) != digest(other)  # of frozen weights it has not
+    assert digest(frozen) != digest(other)  # frozen weights count: a posterior does not store them
 
 
 @pytest.mark.slow
-def test_snapshots_and_draws_follow_what_is_asked_for() -> None:
+def test_a_given_rank_number_of_draws_and_random_state_are_used() -> None:
     posterior = bayesianise(
         small(), "swag", table(), epochs=4, config={"rank": 2, "draws": 5}, trajectory={"snapshots": 3}
     )
@@ -297,14 +299,14 @@ def test_snapshots_and_draws_follow_what_is_asked_for() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_is_not_trained_is_trained_first() -> None:
+def test_an_untrained_model_is_trained_for_the_given_epochs() -> None:
     loader = table(300)
     x, y = loader.dataset.tensors
     scores = [bayesianise(small(), "deterministic", loader, epochs=e).predict(x).log_prob(y).mean() for e in (None, 60)]
     assert scores[1] > scores[0] + 0.5
 
 
-def test_a_plugins_method_that_is_made_from_one_trajectory_is_had() -> None:
+def test_a_plugins_method_of_one_trajectory_can_be_fitted() -> None:
     from dataclasses import replace
 
     bdl_pipe.register_method(replace(bdl_pipe.METHODS["deterministic"], name="mine"))
@@ -316,7 +318,7 @@ def test_a_plugins_method_that_is_made_from_one_trajectory_is_had() -> None:
 
 
 class Breaks(nn.Module):
-    """A scale of the inputs, and NaN where it has moved by more than 50: a step of Adam moves it by the rate."""
+    """A scale of the inputs, NaN once it has moved by more than 50; a step of Adam moves it by the learning rate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -326,7 +328,7 @@ class Breaks(nn.Module):
         return x * torch.where((self.scale - 1).abs() > 50, torch.nan, self.scale)
 
 
-def test_a_fit_that_diverged_says_so() -> None:
+def test_a_fit_that_was_repeated_after_divergence_has_a_note() -> None:
     options = {"trajectory": {"optimiser": {"weight_decay": 0.0}}}
     model = nn.Sequential(Breaks(), small())
     posterior = bayesianise(model, "deterministic", table(), epochs=1, lr=100.0, **options)

@@ -45,7 +45,7 @@ def distilbert(package: Any) -> nn.Module:
 
 
 def gpt2(package: Any) -> nn.Module:
-    """A model whose head is called on every token: of each row the last one is taken."""
+    """A model whose head is called on every token; the output of a row's last token is taken."""
     config = package.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=16, pad_token_id=0, **SIZE)
     return package.GPT2ForSequenceClassification(config)
 
@@ -60,7 +60,7 @@ def run(block: str, names: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [bert, distilbert, gpt2])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_model_of_transformers_is_one(make: Any, method: str) -> None:
+def test_a_model_of_transformers_has_finite_predictions_by_each_method(make: Any, method: str) -> None:
     package = pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = make(package).eval()
@@ -75,7 +75,7 @@ def test_a_model_of_transformers_is_one(make: Any, method: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_pages_example_of_transformers_runs(tmp_path: Path) -> None:
+def test_the_example_of_transformers_in_the_documentation_runs(tmp_path: Path) -> None:
     package = pytest.importorskip("transformers")
     torch.manual_seed(0)
     bert(package).save_pretrained(tmp_path)
@@ -95,7 +95,7 @@ def test_the_pages_example_of_transformers_runs(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("method", METHODS)
-def test_a_model_of_timm_is_one(name: str, options: dict[str, Any], method: str) -> None:
+def test_a_model_of_timm_has_finite_predictions_by_each_method(name: str, options: dict[str, Any], method: str) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, num_classes=3, **options).eval()
@@ -110,7 +110,7 @@ def test_a_model_of_timm_is_one(name: str, options: dict[str, Any], method: str)
 
 
 @pytest.mark.slow
-def test_the_pages_example_of_timm_runs(tmp_path: Path) -> None:
+def test_the_example_of_timm_in_the_documentation_runs(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     torch.save(timm.create_model("resnet10t", num_classes=3).state_dict(), tmp_path / "weights.pth")

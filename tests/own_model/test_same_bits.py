@@ -1,4 +1,4 @@
-"""A perceptron of the library, given as a plain module: each method gives the bits that it gives in the pipeline."""
+"""A perceptron of the library as a plain module: each method gives the pipeline's bits, ``ffg_w`` to rounding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +43,7 @@ CLASSES = {
     "ffg_w": 2,
 }
 REGRESSION = {"deterministic": None, "kfac_laplace": None, "swag": 2, "ciber_last": 2, "vbll": 3, "ffg_w": 2}
-BATCHED = ("ffg_w",)  # the pipeline computes its draws of a table as one batch
+BATCHED = ("ffg_w",)  # equal to rounding only: the pipeline computes the draws of a table as one batch
 
 
 def problem(task: str) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +56,7 @@ def problem(task: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_the_pipeline(task: str, method: str, epochs: int | None, used: Mapping[str, Any]) -> tuple[nn.Module, Predictor]:
-    """Return the module as a user has it, and what the pipeline's own path makes of its weights."""
+    """Return the module as a user has it, and the pipeline's own posterior from its weights."""
     x, y = problem(task)
     classes = task == "classification"
     transform = fit_transform(x.astype(float), y, kind="table", normalise="none", whiten=False)
@@ -87,7 +87,7 @@ def of_the_pipeline(task: str, method: str, epochs: int | None, used: Mapping[st
     ("task", "method", "epochs"),
     [("classification", *each) for each in CLASSES.items()] + [("regression", *each) for each in REGRESSION.items()],
 )
-def test_the_bits_are_the_pipelines(task: str, method: str, epochs: int | None) -> None:
+def test_a_module_has_the_predictions_of_the_pipeline(task: str, method: str, epochs: int | None) -> None:
     x, y = problem(task)
     module, _ = of_the_pipeline(task, "deterministic", None, {})
     loader = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), 30)
@@ -106,7 +106,7 @@ def test_the_bits_are_the_pipelines(task: str, method: str, epochs: int | None) 
 
 
 @pytest.mark.slow
-def test_another_module_gives_other_bits() -> None:
+def test_a_changed_weight_changes_the_predictions() -> None:
     x, y = problem("classification")
     module, meant = of_the_pipeline("classification", "deterministic", None, {})
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_another_module_gives_other_bits() -> None:
     assert not torch.equal(ours.mean, meant.predict(x, rng=Seed(0)).mean)
 
 
-def test_the_network_of_the_module_is_written_into_no_other_key() -> None:
+def test_the_stored_spec_names_the_module_by_its_digest() -> None:
     x, y = problem("classification")
     module, _ = of_the_pipeline("classification", "deterministic", None, {})
     loader = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), 30)

@@ -1,4 +1,4 @@
-"""Models with tied weights, as T5: one method takes them, and the others say so before they read a row."""
+"""Models with tied weights, like T5: last-layer Laplace takes them; other methods refuse before they read a row."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ class Unread:
 
 
 def model(*, tied: bool = True) -> nn.Module:
-    """Return a model; without ties between embedding and head it has the same weights, the head a copy."""
+    """Return a model; if it is not tied, its head has a copy of the embedding's weight."""
     torch.manual_seed(0)
     found = Answering()
     if not tied:
@@ -36,7 +36,7 @@ def tensors(found: ModulePosterior) -> dict[str, Tensor]:
     return dict(found.inner.state().tensors)
 
 
-def test_a_tied_head_has_the_posterior_of_a_copy_and_a_note_says_so() -> None:
+def test_a_tied_head_has_the_posterior_of_an_untied_copy_and_a_note() -> None:
     inputs, _ = texts(20, 1)
     tied, before = model(), {name: value.clone() for name, value in model().state_dict().items()}
     found, meant = (bayesianise(of, "kfac_laplace", text_loader(60)) for of in (tied, model(tied=False)))
@@ -48,8 +48,8 @@ def test_a_tied_head_has_the_posterior_of_a_copy_and_a_note_says_so() -> None:
     assert tied.lm_head.weight is tied.shared.weight
 
 
-def test_draws_of_the_head_leave_the_embedding_as_it_is() -> None:
-    """A head that all draws share has one predictive: these differ, and their trunk is the model's."""
+def test_draws_of_the_head_leave_the_embedding_unchanged() -> None:
+    """The draws have different predictives, so that their heads differ; the embedding is the model's."""
     inputs, _ = texts(20, 1)
     of = model()
     found = bayesianise(of, "kfac_laplace", text_loader(60))
@@ -60,7 +60,7 @@ def test_draws_of_the_head_leave_the_embedding_as_it_is() -> None:
     assert any(torch.equal(value, of.shared.weight.detach()) for value in drawn.values())
 
 
-def test_it_is_stored_and_read_to_the_bit(tmp_path: Path) -> None:
+def test_a_posterior_of_a_tied_model_is_loaded_to_the_bit(tmp_path: Path) -> None:
     inputs, _ = texts(20, 1)
     of = model()
     found = bayesianise(of, "kfac_laplace", text_loader(60))
@@ -70,7 +70,7 @@ def test_it_is_stored_and_read_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [name for name in OWN if name not in ("kfac_laplace", "dark_knowledge")])
-def test_other_methods_say_so_before_they_read_a_row(method: str) -> None:
+def test_other_methods_refuse_tied_weights_before_they_read_a_row(method: str) -> None:
     rule = r"^model must have one name for each weight, except with kfac_laplace over the last layer without epochs, "
     got = "got 'shared.weight and encoder.embed_tokens.weight, which are the same weight'$"
     with pytest.raises(UserError, match=rule + got):
@@ -78,6 +78,6 @@ def test_other_methods_say_so_before_they_read_a_row(method: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"epochs": 1}, {"config": {"layers": "all"}}])
-def test_so_does_a_laplace_that_moves_or_draws_the_trunk(options: dict[str, Any]) -> None:
+def test_a_laplace_that_trains_or_draws_the_trunk_refuses_tied_weights(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"^model must have one name for each weight"):
         bayesianise(model(), "kfac_laplace", Unread(), **options)

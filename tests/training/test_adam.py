@@ -1,4 +1,4 @@
-"""Adam against torch's own classes, bit for bit, and what a fit does not import."""
+"""Adam against torch's own classes, bit for bit; a fit does not import torch's compiler."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def moved(optimiser: Any, parameters: list[Tensor], steps: int = 25) -> list[Ten
 
 @pytest.mark.parametrize("fused", [True, False, None])
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_every_bit_is_torchs(decoupled: bool, fused: bool | None) -> None:
+def test_weights_and_optimiser_state_match_torch_bit_for_bit(decoupled: bool, fused: bool | None) -> None:
     ours, theirs, others = weights(), weights(), weights()
     mine = Adam(groups(ours), lr=0.1, weight_decay=0.1, decoupled=decoupled, fused=fused)
     torchs = RULES[decoupled](groups(theirs), lr=0.1, weight_decay=0.1, fused=fused)

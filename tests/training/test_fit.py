@@ -1,4 +1,4 @@
-"""Many learners trained as one against each alone; the choice of epochs; exact resumption."""
+"""Many learners trained together against each learner alone; the choice of epochs; exact resumption."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -83,10 +83,12 @@ def same(one: FitResult, other: FitResult, **tolerance: float) -> None:
 
 @pytest.mark.parametrize("early_stopping", [None, CHOOSE], ids=["fixed", "chosen"])
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_members_trained_as_one_end_where_each_alone_ends(early_stopping: EarlyStopping | None, name: str) -> None:
+def test_members_trained_together_end_where_each_member_alone_ends(
+    early_stopping: EarlyStopping | None, name: str
+) -> None:
     schedule = "constant" if early_stopping else "cosine"
     optimiser = OptimiserConfig(name, 1e-2, schedule=schedule, weight_decay=0.1, grad_clip_norm=0.5)  # type: ignore[arg-type]
-    data = [table(m, shift=20.0 * m) for m in range(3)]  # so unlike that a shared gradient norm would show
+    data = [table(m, shift=20.0 * m) for m in range(3)]  # so different that a shared gradient norm would show
     how = config(early_stopping=early_stopping, optimiser=optimiser)
     together = fit(data, RNGS, how, snapshots=2)
     for m in range(3):
@@ -95,7 +97,7 @@ def test_members_trained_as_one_end_where_each_alone_ends(early_stopping: EarlyS
         assert abs(together[m].loss - alone.loss) < 1e-4 * alone.loss
 
 
-def test_one_learner_is_fitted_as_by_a_plain_loop() -> None:
+def test_a_fit_of_one_learner_matches_a_plain_loop() -> None:
     data, rng = table(0), RNGS[0]
     (fitted,) = fit([data], [rng], config(epochs=3))
     model = Noisy(rng.fold("weights"))
@@ -128,13 +130,13 @@ def test_the_chosen_epoch_has_the_best_score_on_the_search_view() -> None:
         inputs, targets = data.search.tensors("validation")
         scores[epochs] = -model.predict(inputs, rng=Seed(0)).log_prob(targets).mean().item()
     assert chosen.epochs == min(scores, key=scores.__getitem__)
-    assert chosen.epochs not in (4, 40)  # a choice that shows
+    assert chosen.epochs not in (4, 40)  # neither end of the search, so that the choice shows
     (again,) = fit([data], [rng], config(epochs=chosen.epochs, optimiser=LOUD))
     same(chosen, again)  # the second fit sees all rows, from its own first weights
 
 
 @pytest.mark.parametrize("patience", [4, 8, 20])
-def test_patience_ends_the_search_and_not_before(patience: int) -> None:
+def test_the_search_ends_when_patience_runs_out_and_not_before(patience: int) -> None:
     data, rng, told = table(0), RNGS[0], Scores()
     fit([data], [rng], config(epochs=40, early_stopping=EarlyStopping(4, None), optimiser=LOUD), told)
     best = 4
@@ -151,20 +153,20 @@ def test_patience_ends_the_search_and_not_before(patience: int) -> None:
     assert patient.steps == epoch * 3 + best * 5  # the search ends with an epoch, of 3 steps; the final fit's have 5
 
 
-def test_a_member_out_of_patience_chooses_the_same_epoch_beside_others_as_alone() -> None:
+def test_a_member_out_of_patience_chooses_the_same_epoch_with_others_as_alone() -> None:
     data, how = [table(m, shift=7.0 * m) for m in range(3)], PATIENT
     together = fit(data, RNGS, how)
     alone = [fit([d], [r], how)[0] for d, r in zip(data, RNGS, strict=True)]
     run = max(m.epochs for m in alone) + 4  # epochs until the last of them is out of patience
     best = [m.epochs for m in fit(data, RNGS, config(run, EarlyStopping(1, None), how.optimiser))]
-    assert best != [m.epochs for m in alone] and run < 40  # or this test would say nothing
+    assert best != [m.epochs for m in alone] and run < 40  # otherwise this test would show nothing
     assert [m.epochs for m in together] == [m.epochs for m in alone]
     for one, other in zip(together, alone, strict=True):
         same(one, other, atol=2e-6, rtol=2e-5)
 
 
 class Climbing(Learner):
-    """A weight that rises by ``slope`` in every step, best at ``goal``, and cannot go beyond 10."""
+    """A weight that rises by ``slope`` in every step, is best at ``goal``, and has a loss of NaN beyond 10."""
 
     def __init__(self, slope: float, goal: float) -> None:
         super().__init__()
@@ -180,7 +182,7 @@ class Climbing(Learner):
 
 
 def test_a_member_whose_fit_has_ended_cannot_spoil_the_others() -> None:
-    """Alone the first stops long before its loss is no number; beside the second it would go on until it is."""
+    """Alone the first member stops long before its loss is NaN; with the second it would continue until it is NaN."""
     how = config(100, EarlyStopping(1, 3), OptimiserConfig("sgd", 0.1))
     builds = [lambda d, rng, s=slope, g=goal: Climbing(s, g) for slope, goal in ((1.0, 1.0), (0.2, 4.0))]
     data = [table(m) for m in range(2)]
@@ -193,7 +195,7 @@ def test_a_member_whose_fit_has_ended_cannot_spoil_the_others() -> None:
         same(one, other, atol=2e-6, rtol=2e-5)
 
 
-def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
+def test_a_tiny_shift_of_validation_targets_changes_no_weight() -> None:
     data = table(0)
     assert data.search is not None
     shaken = Examples(data.search.validation.inputs, data.search.validation.targets + 1e-9)
@@ -205,13 +207,13 @@ def test_validation_rows_decide_the_epochs_and_nothing_else() -> None:
 
 
 @pytest.mark.slow
-def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> None:
-    """Resume the fit from each seventh of its steps, and hold it to the fit itself."""
+def test_a_killed_fit_of_patient_members_continues_with_the_same_bits_and_steps() -> None:
+    """Kill the fit at every seventh step, and compare the resumed fit with the whole fit."""
     data, calm = [table(m, shift=7.0 * m) for m in range(3)], Watched()
     whole = fit(data, RNGS, PATIENT, calm, snapshots=3)
     epochs = [member.epochs for member in whole]
     assert min(epochs) + 4 < max(epochs) < PATIENT.epochs - 4  # each search ended by patience, at different epochs
-    for stop in range(1, calm.asked + 1, 7):  # each place of an epoch of three or of five steps
+    for stop in range(1, calm.asked + 1, 7):  # reaches every step of an epoch of three or of five steps
         rest = Watched(kept=to_bytes(killed(lambda report: fit(data, RNGS, PATIENT, report, snapshots=3), stop)))
         again = fit(data, RNGS, PATIENT, rest, snapshots=3)
         assert stop + rest.asked == calm.asked
@@ -221,7 +223,7 @@ def test_patient_members_stopped_anywhere_end_with_the_same_bits_and_steps() -> 
 
 
 class Certain(Predictive):
-    """Every target had probability 1."""
+    """A predictive in which every target has probability 1."""
 
     mean = variance = torch.zeros(0)
 
@@ -232,7 +234,7 @@ class Certain(Predictive):
         return self
 
 
-def test_a_score_of_zero_is_told_and_no_score_is_not() -> None:
+def test_a_score_of_zero_is_reported_and_an_absent_score_is_not() -> None:
     class Sure(Noisy):
         def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
             return Certain()
@@ -242,7 +244,7 @@ def test_a_score_of_zero_is_told_and_no_score_is_not() -> None:
         return report
 
     assert told(Scores()).scores == dict.fromkeys(range(2, 7), 0.0)
-    for stop, first in ((2, 2), (8, 3)):  # of 3 steps an epoch: before and after the first score
+    for stop, first in ((2, 2), (8, 3)):  # with 3 steps an epoch: before and after the first score
         assert told(Scores(to_bytes(killed(told, stop)))).scores == dict.fromkeys(range(first, 7), 0.0)
 
 

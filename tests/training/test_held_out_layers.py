@@ -1,4 +1,4 @@
-"""The noise of last layers from rows that no step has seen: a closed form, a grid, layers that learn noise by heart."""
+"""The noise of last layers, estimated on validation rows: a grid, covariances, and layers that memorise noise."""
 
 import dataclasses
 import math
@@ -28,11 +28,11 @@ from tests.training.test_held_out_noise import noisy
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_factor_is_the_best_of_a_grid(seed: int) -> None:
+def test_the_noise_factor_is_the_best_of_a_grid(seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     mean, unit = (torch.randn(60, 2, generator=random).double() for _ in range(2))
     targets, noise = mean + 3 * unit, torch.tensor([0.2, 1.5])
-    parts = [slice(0, 25), slice(25, None)]  # as rows come in parts
+    parts = [slice(0, 25), slice(25, None)]  # rows come in parts
     predicted = [(Gaussian(mean[None, at], 1 + noise.expand(1, len(mean[at]), 2)), targets[at]) for at in parts]
 
     def nll(factor: float) -> float:
@@ -44,7 +44,7 @@ def test_the_factor_is_the_best_of_a_grid(seed: int) -> None:
     assert score == pytest.approx(nll(math.exp(log_factor)), abs=1e-6)
 
 
-def test_the_noise_of_a_layer_is_scaled_as_a_covariance() -> None:
+def test_scaled_noise_multiplies_the_noise_covariance_by_the_factor() -> None:
     layer = Regression(4, 3, covariance="dense", rank=None, prior_variance=1.0, wishart_dof=1.0, wishart_scale=0.1)
     with torch.no_grad():
         layer.noise_factor.normal_()
@@ -55,7 +55,7 @@ def test_the_noise_of_a_layer_is_scaled_as_a_covariance() -> None:
 
 
 def fitted(method: Method, noise: Literal["learned", "validation"], seed: int) -> State:
-    """Fit a method to 60 rows of noise with 30 columns, for so long that it learns them by heart."""
+    """Fit a method to 60 rows of noise with 30 columns, for so long that it memorises them."""
     config: object = read(method.config, CONFIGS[method.name, "regression"], method.name)
     assert isinstance(config, VbllConfig | MapBlrConfig)
     optimiser, stopping = OptimiserConfig("adamw", 1e-2), EarlyStopping(60, None)
@@ -65,8 +65,8 @@ def fitted(method: Method, noise: Literal["learned", "validation"], seed: int) -
 
 
 @pytest.mark.parametrize("method", [VBLL, MAP_BLR], ids=lambda method: method.name)
-def test_a_layer_that_learns_noise_by_heart_covers_new_rows(method: Method) -> None:
-    """The share of 500 new targets in 90 % intervals: the median of three seeds, by validation rows and by heart."""
+def test_validation_noise_covers_new_rows_and_learned_noise_does_not(method: Method) -> None:
+    """The share of 500 new targets in 90 % intervals, a median of three seeds, with validation or learned noise."""
     random = torch.Generator().manual_seed(5)
     inputs, targets = torch.randn(500, 30, generator=random), torch.randn(500, 1, generator=random)
 

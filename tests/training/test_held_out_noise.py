@@ -1,4 +1,4 @@
-"""The noise variance of rows that no step has seen: a closed form, a grid, a network that learns its rows by heart."""
+"""The noise variance, estimated on validation rows: a closed form, grids, and networks that memorise their rows."""
 
 import dataclasses
 import math
@@ -41,7 +41,7 @@ CONFIG = DropoutConfig(
 
 
 def noisy(rows: int = 60, columns: int = 30) -> FitData:
-    """Targets of pure noise, of variance 1 over all rows: whatever is learned from training rows is by heart."""
+    """Targets of pure noise, of variance 1 over all rows: whatever a network learns from training rows is memorised."""
     random = np.random.default_rng(0)
     inputs, targets = random.normal(size=(2 * rows, columns)), random.normal(size=(2 * rows, 1))
     one = torch.ones(columns, dtype=torch.float64)
@@ -65,7 +65,7 @@ def variance(result: FitResult) -> float:
     return float(result.state["likelihood.log_variance"].exp())
 
 
-def test_of_one_draw_it_is_the_mean_square() -> None:
+def test_the_noise_variance_of_one_draw_is_the_mean_squared_error() -> None:
     random = torch.Generator().manual_seed(0)
     means, targets = (torch.randn(50, 2, generator=random, dtype=torch.float64) for _ in range(2))
     score, log_variance = least_nll(means[None], targets)
@@ -74,7 +74,7 @@ def test_of_one_draw_it_is_the_mean_square() -> None:
     assert score == pytest.approx(math.log(2 * math.pi * truth) + 1, abs=1e-6)  # two outputs, 1/2 each
 
 
-def test_of_several_draws_it_is_the_best_of_a_grid() -> None:
+def test_the_noise_variance_of_several_draws_is_the_best_of_a_grid() -> None:
     random = torch.Generator().manual_seed(1)
     draws, targets = torch.randn(3, 40, 1, generator=random).double(), torch.randn(40, 1, generator=random).double()
 
@@ -90,8 +90,8 @@ def test_of_several_draws_it_is_the_best_of_a_grid() -> None:
     assert best < float((draws.mean(0) - targets).square().mean())  # the draws' disagreement is not counted twice
 
 
-def test_what_is_learned_by_heart_does_not_shrink_it() -> None:
-    """60 rows of noise and 30 columns: trained noise says less than a half of it, validation rows say it or more."""
+def test_memorised_rows_shrink_learned_noise_and_not_validation_noise() -> None:
+    """60 rows of noise of variance 1, 30 columns: the learned variance is below .8, the validation variance above."""
     data = noisy()
     trained = dataclasses.replace(CONFIG.training, noise="learned")
     held, by_heart = fitted(CONFIG, data), fitted(dataclasses.replace(CONFIG, training=trained), data)
@@ -100,7 +100,7 @@ def test_what_is_learned_by_heart_does_not_shrink_it() -> None:
         assert [*result.state] == [*fitted(CONFIG, data).state]
 
 
-def test_a_killed_fit_keeps_it() -> None:
+def test_a_killed_fit_continues_to_the_same_noise_and_weights() -> None:
     data, recorder = noisy(), Watched()
     whole = fitted(CONFIG, data, recorder)
     for stop in {1, recorder.asked // 2, recorder.asked}:
@@ -113,7 +113,7 @@ def variances(free: Tensor, floor: float | None) -> Tensor:
 
 
 @pytest.mark.parametrize("floor", [None, 0.01, 0.001])
-def test_no_line_of_a_grid_fits_better(floor: float | None) -> None:
+def test_no_line_of_a_grid_has_a_lower_loss_than_the_fitted_line(floor: float | None) -> None:
     """Heads of all scales, over- and under-confident; residuals below the floor, too."""
     for case in range(40):
         random = torch.Generator().manual_seed(case)
@@ -130,8 +130,8 @@ def test_no_line_of_a_grid_fits_better(floor: float | None) -> None:
         assert score < float(grid.min()) + 1e-4, case
 
 
-def test_differences_that_are_there_keep_their_size() -> None:
-    """Log-variances that a head doubles are halved; a slope has sd √(2/(n var g)) = 0.016: 5 sd are one in 10⁶."""
+def test_log_variances_that_a_head_doubles_are_halved() -> None:
+    """The fitted slope is .5; a slope has sd √(2/(n var g)) = 0.016: 5 sd are one in 10⁶."""
     random = torch.Generator().manual_seed(0)
     true, unit = (torch.randn(2000, 1, generator=random).double() for _ in range(2))
     free = 2 * true - 3
@@ -142,16 +142,16 @@ def test_differences_that_are_there_keep_their_size() -> None:
     assert shift == pytest.approx(1.5, abs=0.25)
 
 
-def test_a_residual_that_is_no_number_has_a_score_that_is_none() -> None:
+def test_a_residual_that_is_not_finite_has_a_score_that_is_not_finite() -> None:
     ones = torch.ones(5, 1, dtype=torch.float64)
     for bad in (math.nan, math.inf):
         assert not math.isfinite(least_head_nll([(Gaussian(bad * ones[None], ones[None]), ones)], 0.01)[0])
 
 
-def test_a_network_that_learns_noise_by_heart_is_left_with_one_variance() -> None:
-    """The loss of new rows, whose least is 1.42: of 24 seeds two are above 1.74, with a shift alone 21.
+def test_validation_noise_bounds_the_loss_of_a_network_that_memorises_noise() -> None:
+    """The loss on new rows, at least 1.42: of 24 seeds two are above 1.74 and, with a shift but no slope, 21.
 
-    A median of five other seeds would be above once in 120 times.
+    The median of five other seeds would be above 1.74 once in 120 times.
     """
     data, training = noisy(), CONFIG.training
     trained = SgdConfig(
@@ -173,7 +173,7 @@ def test_a_network_that_learns_noise_by_heart_is_left_with_one_variance() -> Non
 
 
 @pytest.mark.parametrize("floor", [None, 0.01])
-def test_all_variances_of_a_head_move_along_the_line_and_no_mean_does(floor: float | None) -> None:
+def test_variances_of_a_head_move_along_the_line_and_its_means_do_not(floor: float | None) -> None:
     spec = NetworkSpec(MlpConfig("mlp", (8,)), (3,), 2, "gaussian_head", variance_floor=floor)
     learner, inputs = sgd._Network(spec, None, noisy(), Seed(0)), torch.randn(9, 3)
     found = {"shift": torch.tensor(0.7), "slope": torch.tensor(0.4)}
@@ -184,7 +184,7 @@ def test_all_variances_of_a_head_move_along_the_line_and_no_mean_does(floor: flo
     torch.testing.assert_close(after[:, 2:], 0.7 + 0.4 * before[:, 2:])
 
 
-def test_moments_of_weights_and_moved_variances_do_not_go_together() -> None:
+def test_validation_noise_is_refused_with_moments_of_weights() -> None:
     moments, network = MomentsConfig(3, 1), MlpConfig("mlp", (4,))
     with pytest.raises(ConfigError, match=r"noise must be learned if moments"):
         SgdConfig(
@@ -193,7 +193,7 @@ def test_moments_of_weights_and_moved_variances_do_not_go_together() -> None:
 
 
 def underfitted(draws: int = 8) -> tuple[BnnConfig, FitData]:
-    """A variational network after two epochs: its draws disagree, and its loss counts their disagreement as noise."""
+    """A variational network after 20 epochs: its draws disagree, and its loss counts their disagreement as noise."""
     random = np.random.default_rng(3)
     inputs = random.normal(size=(600, 4))
     targets = np.sin(2 * inputs[:, :1]) + 0.1 * random.normal(size=(600, 1))
@@ -213,7 +213,7 @@ def posterior(config: BnnConfig, data: FitData) -> FitResult:
     return result
 
 
-def test_the_noise_of_training_rows_is_the_best_of_a_grid_for_the_predictive() -> None:
+def test_the_noise_of_training_rows_is_the_best_for_the_predictive() -> None:
     config, data = underfitted()
     found = posterior(config, data)
     learned = posterior(

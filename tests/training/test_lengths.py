@@ -37,12 +37,14 @@ TABLES = [table(m, shift=24.0 * m) for m in range(3)]  # the farther the targets
         (8, 64, [8, 16, 32]),
     ],
 )
-def test_lengths_are_halves_from_half_of_the_epochs_to_the_least(every: int, epochs: int, expected: list[int]) -> None:
+def test_lengths_are_repeated_halves_of_the_epochs_down_to_the_least(
+    every: int, epochs: int, expected: list[int]
+) -> None:
     assert EarlyStopping(every, None).lengths(epochs) == expected
 
 
 def scores(data: FitData, member: int, how: TrainingConfig = HOW) -> dict[int, float]:
-    """Return the validation score of a fit of each length by itself, up to the first that is worse."""
+    """Return the validation score of a separate fit of each length, up to the first worse score."""
     found: dict[int, float] = {}
     for length in LENGTHS.lengths(how.epochs):
         alone = dataclasses.replace(how, epochs=length, early_stopping=None)
@@ -56,7 +58,7 @@ def scores(data: FitData, member: int, how: TrainingConfig = HOW) -> dict[int, f
     return found
 
 
-def test_the_chosen_length_has_the_best_score_or_is_all_epochs_and_the_fit_is_that_of_its_length() -> None:
+def test_the_fit_has_the_length_of_the_best_score_or_all_epochs() -> None:
     tried = [scores(data, m) for m, data in enumerate(TABLES)]
     best = [min(found, key=found.__getitem__) for found in tried]
     best = [40 if length == 20 else length for length in best]  # no score was worse than at half of the epochs
@@ -78,7 +80,7 @@ def test_the_search_ends_at_the_first_worse_length() -> None:
     assert all(0 < share <= 1 for share in shares) and shares[-1] == 1.0
 
 
-def test_members_choose_and_end_as_each_alone() -> None:
+def test_members_trained_together_end_where_each_member_alone_ends() -> None:
     together = fit(TABLES, RNGS, HOW)
     assert len({one.epochs for one in together}) > 1, "final fits of several lengths"
     for m, data in enumerate(TABLES):
@@ -90,7 +92,7 @@ def results(report: Report) -> list[FitResult]:
     return fit_epochs(lambda _, rng: Noisy(rng), TABLES, HOW, rngs=RNGS, report=report)
 
 
-def test_a_killed_fit_goes_on_with_the_same_bits() -> None:
+def test_a_killed_fit_continues_with_the_same_bits() -> None:
     """Killed in every part of the search, and in each of the final fits of several lengths."""
     expected, watched = results(Silent()), Watched()
     results(watched)
@@ -106,7 +108,7 @@ def test_a_killed_fit_goes_on_with_the_same_bits() -> None:
     assert {"search-5", "search-10"} <= phases and {f"final-{one.epochs}" for one in expected} <= phases
 
 
-def test_a_model_without_a_finite_score_has_the_longest_fit() -> None:
+def test_a_fit_without_a_finite_score_runs_all_epochs() -> None:
     class Lost(Noisy):
         def estimated(
             self, predicted: Sequence[tuple[Predictive, torch.Tensor]]
@@ -118,14 +120,14 @@ def test_a_model_without_a_finite_score_has_the_longest_fit() -> None:
     assert fitted.epochs == 40
 
 
-def test_patience_is_for_a_constant_rate() -> None:
+def test_patience_is_refused_with_a_schedule() -> None:
     with pytest.raises(ConfigError, match=r"^early_stopping\.patience must be null with optimiser\.schedule cosine"):
         config(early_stopping=EarlyStopping(2, 4), optimiser=OptimiserConfig("adam", 1e-2, schedule="cosine"))
 
 
 @pytest.mark.parametrize("rows", [300, 3_000, 30_000, 200_000])
 @pytest.mark.parametrize("pace", [0.1, 1.0])
-def test_rows_that_could_be_memorised_have_their_number_of_epochs_chosen(rows: int, pace: float) -> None:
+def test_defaults_choose_the_epochs_where_rows_could_be_memorised(rows: int, pace: float) -> None:
     size = Size("regression", rows, 10, pace)
     for constant in (False, True):
         chosen = size.training(constant=constant)
@@ -139,7 +141,7 @@ def test_rows_that_could_be_memorised_have_their_number_of_epochs_chosen(rows: i
     assert "noise" not in dataclasses.replace(size, task="classification").training()
 
 
-def test_no_length_is_chosen_where_there_are_more_rows_than_weights() -> None:
+def test_defaults_choose_no_length_where_rows_outnumber_weights() -> None:
     many = Size("regression", 300_000, 10)
     assert many.training()["early_stopping"] is None and many.training(constant=True)["early_stopping"] is None
     assert "extra_epochs" not in default_iterates(many) and default_iterates(many)["snapshots"] == 20

@@ -30,7 +30,7 @@ optimisers = pytest.mark.parametrize("config", OPTIMISERS, ids=lambda c: f"{c.na
 
 
 class Regression(Objective):
-    """Least squares with noise in every step; a scalar and a channels-last parameter are among those moved."""
+    """Least squares with noise in every step; the parameters are a scalar and a channels-last tensor."""
 
     def __init__(self) -> None:
         start = torch.linspace(-1, 1, 2 * 3 * 2 * 2).reshape(2, 3, 2, 2)
@@ -71,7 +71,7 @@ def test_a_resumed_descent_has_the_same_bits(config: OptimiserConfig, stop: int)
         assert not torch.equal(half.weight, whole.weight)
 
 
-def test_an_optimiser_that_forgets_gives_other_bits() -> None:
+def test_a_resumed_descent_without_its_optimiser_state_has_other_bits() -> None:
     """The control: without the optimiser's tensors the same check fails."""
     config = OPTIMISERS[0]
     whole, rest = Regression(), Regression()
@@ -104,7 +104,7 @@ def test_restored_moments_keep_the_parameters_memory_order(config: OptimiserConf
 
 
 @optimisers
-def test_updates_are_torchs_under_torchs_own_schedule(config: OptimiserConfig) -> None:
+def test_updates_match_torch_under_torchs_own_schedule(config: OptimiserConfig) -> None:
     ours, theirs = Regression(), Regression()
     run_steps(ours, config, STEPS, Silent())
     optimiser = torchs_optimiser(theirs.parameters(), config)
@@ -121,8 +121,8 @@ def test_updates_are_torchs_under_torchs_own_schedule(config: OptimiserConfig) -
     torch.testing.assert_close(ours.weight, theirs.weight, atol=1e-5, rtol=1e-4)
 
 
-def test_lamb_is_adams_step_with_the_length_of_the_weights() -> None:
-    """By torch's Adam: each step of rate 1 is made as long as the tensor, times the rate."""
+def test_lamb_takes_adams_step_scaled_to_the_length_of_the_weights() -> None:
+    """Against torch's Adam at rate 1: each of its steps is scaled to the tensor's length times the rate."""
     ours, theirs = Regression(), Regression()
     for each in (ours, theirs):
         each.bias.data.fill_(1.0)  # a tensor of zeros has no length
@@ -140,7 +140,7 @@ def test_lamb_is_adams_step_with_the_length_of_the_weights() -> None:
 
 
 def torchs_optimiser(parameters: list[Tensor], config: OptimiserConfig) -> torch.optim.Optimizer:
-    """Return torch's own class; of LAMB, which torch lacks, the one that the loop makes."""
+    """Return torch's own optimiser; for LAMB, which torch lacks, the optimiser of the loop."""
     if config.name == "lamb":
         made = make_optimiser(parameters, config)
         assert isinstance(made, torch.optim.Optimizer)
@@ -181,7 +181,7 @@ def torchs_schedule(optimiser: torch.optim.Optimizer, config: OptimiserConfig, s
         *(("linear", {"milestones": at, "factor": 0.01}) for at in ((0.25, 0.5), (0.05, 0.95), (0.5, 0.505))),
     ],
 )
-def test_rates_are_torchs(name: str, numbers: dict[str, Any]) -> None:
+def test_learning_rates_match_torch(name: str, numbers: dict[str, Any]) -> None:
     config, steps = OptimiserConfig("sgd", 0.6, name, **numbers), 600  # type: ignore[arg-type]
     optimiser = torch.optim.SGD([torch.zeros(1)], lr=0.6)
     schedule = torchs_schedule(optimiser, config, steps)
@@ -194,8 +194,8 @@ def test_rates_are_torchs(name: str, numbers: dict[str, Any]) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-def test_the_rates_of_weight_averaging_by_hand() -> None:
-    """Maddox et al. 2019: 300 epochs, averaged after 161; whole for half of those, a line to .2 at nine tenths."""
+def test_the_rates_of_weight_averaging_match_a_hand_calculation() -> None:
+    """Maddox et al. 2019: 300 epochs, averaged after 161; full rate for half of those, a line to .2 at nine tenths."""
     config = OptimiserConfig("sgd", 0.05, "linear", milestones=(80.5 / 300, 144.9 / 300), factor=0.2)
     rates = {0: 0.05, 80: 0.05, 81: 0.05 - 0.04 * 0.5 / 64.4, 112.7: 0.03, 144: 0.01 + 0.04 * 0.9 / 64.4, 145: 0.01}
     for epoch, rate in (rates | {161: 0.01, 299: 0.01}).items():
@@ -208,7 +208,7 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
 
 
 class Cliff(Regression):
-    """A loss whose slope at one step is infinite, or whose matrix has no factor there."""
+    """A loss that at one step has an infinite slope, or a matrix without a Cholesky factor."""
 
     def __init__(self, step: int, factor: bool) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class Cliff(Regression):
 
 
 class BesideAnother(Regression):
-    """A loss through a leaf that is not descended, and that leaves one of those that are out."""
+    """A loss that uses a leaf that is not trained, and does not use one of the trained parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class BesideAnother(Regression):
 
 
 @optimisers
-def test_only_what_is_descended_has_a_gradient(config: OptimiserConfig) -> None:
+def test_a_leaf_that_is_not_trained_has_no_gradient_and_changes_no_weight(config: OptimiserConfig) -> None:
     alone, beside = Regression(), BesideAnother()
     for task in (alone, beside):
         run_steps(task, config, STEPS, Silent())
@@ -255,7 +255,7 @@ def test_only_what_is_descended_has_a_gradient(config: OptimiserConfig) -> None:
         (Cliff(4, factor=False), "a parameter became NaN or infinite in the last step"),
     ],
 )
-def test_a_step_that_leaves_no_numbers_is_divergence(task: Cliff, said: str) -> None:
+def test_a_singular_matrix_or_a_parameter_of_nan_is_divergence(task: Cliff, said: str) -> None:
     with pytest.raises(Diverged, match=f"^{said}"):
         run_steps(task, OPTIMISERS[3], 5, Silent())
 
@@ -285,7 +285,7 @@ def test_every_step_is_reported_once() -> None:
         ("factor", 0, "must be > 0, got 0.0"),
     ],
 )
-def test_rules(key: str, value: object, rule: str) -> None:
+def test_a_bad_setting_of_an_optimiser_is_refused_with_its_rule(key: str, value: object, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(OptimiserConfig, {"name": "adam", "lr": 1.0, key: value}, "o")
     assert str(caught.value) == f"o.{key} {rule}"
@@ -295,12 +295,12 @@ def test_rules(key: str, value: object, rule: str) -> None:
     ("schedule", "milestones", "count"),
     [("step", [], "given"), *(("linear", m, "two") for m in ([], [0.5], [0.2, 0.5, 0.9]))],
 )
-def test_a_schedule_has_its_milestones(schedule: str, milestones: list[float], count: str) -> None:
+def test_a_wrong_number_of_milestones_is_refused(schedule: str, milestones: list[float], count: str) -> None:
     with pytest.raises(ConfigError, match=rf"^o.milestones must be {count} for the schedule {schedule}, got \["):
         read(OptimiserConfig, {"name": "adam", "lr": 1.0, "schedule": schedule, "milestones": milestones}, "o")
 
 
-def test_a_gradient_of_another_memory_order_moves_the_weights_that_it_belongs_to() -> None:
+def test_a_gradient_of_another_memory_order_moves_the_right_weights() -> None:
     """The fused kernel reads memory straight through: autograd must hand it gradients in the weights' order."""
     config = OptimiserConfig("adamw", lr=0.1, weight_decay=0.1)
     factor = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))

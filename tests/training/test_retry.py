@@ -1,4 +1,4 @@
-"""A fit that diverges is made again at smaller rates, with the bits of a fit that has these rates from the start."""
+"""A fit that diverges is repeated at smaller rates, with the bits of a fit that has these rates from the start."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def chain(step: float, data: FitData, report: Report) -> State:
 
 
 class Kept(Report):
-    """Keeps each checkpoint, and dies at its ``deaths``-th save."""
+    """A report that keeps each checkpoint, and kills the fit at save number ``deaths``."""
 
     def __init__(self, deaths: int = 0) -> None:
         self.deaths, self.saves, self.blob = deaths, 0, b""
@@ -50,7 +50,7 @@ class Kept(Report):
         return from_bytes(self.blob) if self.blob else None
 
 
-def test_a_chain_that_diverges_goes_on_at_a_smaller_step(tiny: dict[str, FitData]) -> None:
+def test_a_chain_that_diverges_is_repeated_at_a_smaller_step(tiny: dict[str, FitData]) -> None:
     data = tiny["regression"]
     found = chain(0.01, data, Silent())
     share = found.config[retry.RATE_SHARE]
@@ -63,7 +63,7 @@ def test_a_chain_that_diverges_goes_on_at_a_smaller_step(tiny: dict[str, FitData
         chain(1e6, data, Silent())
 
 
-def test_a_killed_retry_goes_on_with_the_same_bits(tiny: dict[str, FitData]) -> None:
+def test_a_killed_retry_continues_with_the_same_bits(tiny: dict[str, FitData]) -> None:
     data = tiny["regression"]
     undisturbed = chain(0.01, data, whole := Kept())
     report = Kept(deaths=whole.saves - 1)
@@ -76,7 +76,7 @@ def test_a_killed_retry_goes_on_with_the_same_bits(tiny: dict[str, FitData]) -> 
     assert again.saves < whole.saves
 
 
-def test_every_rate_of_a_config_is_smaller_and_nothing_else() -> None:
+def test_a_slower_config_has_every_rate_halved_and_nothing_else_changed() -> None:
     for (name, task_name), numbers in CONFIGS.items():
         whole = config.read(METHODS[name].config, numbers, name)
         first, second = (flat(config.to_mapping(c)) for c in (whole, retry.slower(whole, 0.5)))

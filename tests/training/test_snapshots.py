@@ -63,7 +63,7 @@ def close(state: State, expected: dict[str, tuple[np.ndarray, np.ndarray]]) -> b
     )
 
 
-def test_the_moments_are_numpys_of_the_stored_iterates(tiny_table: FitData) -> None:
+def test_the_moments_match_numpy_over_the_stored_iterates(tiny_table: FitData) -> None:
     every_epoch = trajectory(tiny_table, moments={"count": 12, "every": 1})
     past = snapshots(every_epoch)
     assert close(every_epoch, numpys(past, slice(None))) and every_epoch.config["iterates"] == 12
@@ -75,7 +75,7 @@ def test_the_moments_are_numpys_of_the_stored_iterates(tiny_table: FitData) -> N
     assert close(many, numpys(past, slice(None))) and many.config["iterates"] == 12
 
 
-def test_moments_survive_a_large_offset() -> None:
+def test_moments_stay_accurate_under_a_large_offset() -> None:
     walk = torch.tensor(1e6 + np.random.default_rng(0).normal(0, 1e-2, (30, 5)))
     running = RunningMoments()
     for weights in walk:
@@ -89,7 +89,7 @@ def test_moments_survive_a_large_offset() -> None:
     assert torch.equal(still.variance["w"], torch.zeros(5).double()) and torch.equal(still.mean["w"], walk[0])
 
 
-def test_moments_leave_the_snapshots_alone(tiny_images: FitData) -> None:
+def test_moments_leave_the_snapshots_unchanged(tiny_images: FitData) -> None:
     section = {"network": {"name": "convnet", "width": 4, "blocks": 2}, "epochs": 3, "snapshots": 2, "batch": 80}
     plain = trajectory(tiny_images, **section)
     with_them = trajectory(tiny_images, **section, moments={"count": 2, "every": 1})
@@ -100,7 +100,7 @@ def test_moments_leave_the_snapshots_alone(tiny_images: FitData) -> None:
     assert close(with_them, numpys({name: past[name] for name, _ in parameters}, slice(None)))  # no running statistics
 
 
-def test_snapshots_are_spaced_from_the_end(tiny_table: FitData) -> None:
+def test_snapshots_are_counted_back_from_the_last_epoch(tiny_table: FitData) -> None:
     whole, spaced = trajectory(tiny_table), trajectory(tiny_table, snapshots=4, every=3)
     assert all(torch.equal(v, whole.tensors[k][2::3]) for k, v in spaced.tensors.items())
     images = SnapshotPolicy(28, every=5)  # epochs 165 to 300 of 300, every 5
@@ -110,8 +110,8 @@ def test_snapshots_are_spaced_from_the_end(tiny_table: FitData) -> None:
 
 
 @pytest.mark.parametrize("members", [1, 3])
-def test_a_trajectory_that_keeps_its_start_has_one_snapshot_more(members: int) -> None:
-    """Alone and with others: the fresh weights first, and after them what is kept without it."""
+def test_a_kept_start_is_the_first_snapshot_before_the_same_other_snapshots(members: int) -> None:
+    """With one member and with three: the fresh weights, then the snapshots that are kept without a start."""
     data, rngs = [table(m, 5.0 * m) for m in range(members)], [Seed(3).fold(m) for m in range(members)]
     together = SGD.stages["trajectory"].fit_many
     assert together is not None
@@ -132,7 +132,7 @@ def test_a_trajectory_that_keeps_its_start_has_one_snapshot_more(members: int) -
             assert all(torch.equal(v, past[name][number]) for name, v in snapshot(state, number).items())
 
 
-def test_the_epoch_of_each_snapshot_is_known(tiny_table: FitData) -> None:
+def test_a_trajectory_that_keeps_its_start_records_the_epoch_of_each_snapshot(tiny_table: FitData) -> None:
     assert SnapshotPolicy(3, every=2, parts_per_epoch=4, start=True).at(2) == [0, 1, 1.5, 2]
     assert SnapshotPolicy(99, every=5, start=True).at(12) == [0, 2, 7, 12] and SnapshotPolicy(2).at(12) == [11, 12]
     whole = trajectory(tiny_table, snapshots_per_epoch=5, snapshots=60)
@@ -148,16 +148,16 @@ def test_the_epoch_of_each_snapshot_is_known(tiny_table: FitData) -> None:
     assert all(len(v) == 5 for v in snapshots(chosen).values())
 
 
-def test_the_start_of_a_trajectory_that_starts_at_another_is_that(tiny_table: FitData) -> None:
+def test_a_continued_trajectory_starts_at_the_last_snapshot_of_the_first(tiny_table: FitData) -> None:
     first = trajectory(tiny_table, keep_start=True, moments={"count": 4, "every": 1})
     config = read(SgdConfig, SECTION | {"epochs": 1, "snapshots": 1, "keep_start": True}, "s")
     inputs = {"trajectory": [first]}
     then = SGD.stages["trajectory"].fit_one(tiny_table, inputs, config, rng=Seed(5), report=Silent())
     assert all(torch.equal(v, snapshot(first, -1)[name]) for name, v in snapshot(then, 0).items())
-    assert close(first, numpys(trained(first), slice(-4, None)))  # the moments are of iterates
+    assert close(first, numpys(trained(first), slice(-4, None)))  # the moments do not count the start
 
 
-def test_samples_are_made_of_iterates_and_not_of_the_start(tiny_table: FitData) -> None:
+def test_posteriors_of_a_trajectory_do_not_use_its_start(tiny_table: FitData) -> None:
     plain, started = trajectory(tiny_table, snapshots=4), trajectory(tiny_table, snapshots=4, keep_start=True)
     sections = {
         "deterministic": {},
@@ -174,19 +174,19 @@ def test_samples_are_made_of_iterates_and_not_of_the_start(tiny_table: FitData) 
         assert same_bits(*made), name
 
 
-def test_epochs_are_run_beyond_the_chosen_number(tiny_table: FitData) -> None:
+def test_extra_epochs_are_run_beyond_the_chosen_number(tiny_table: FitData) -> None:
     data, changes = table(0), {"epochs": 30, "early_stopping": CHOOSE}
     chosen = trajectory(data, **changes, snapshots=1).config["epochs"]
-    assert chosen < 30  # a choice that shows
+    assert chosen < 30  # otherwise the choice would not show
     after = trajectory(data, **changes, extra_epochs=5, snapshots=5, moments={"count": 5, "every": 1})
     assert after.config["epochs"] == chosen + 5
-    plain = trajectory(data, epochs=chosen + 5, snapshots=5)  # what follows the choice is a fit on all rows
+    plain = trajectory(data, epochs=chosen + 5, snapshots=5)  # after the choice, the fit is on all rows
     assert all(torch.equal(v, plain.tensors[k]) for k, v in snapshots(after).items())
     assert close(after, numpys(plain.tensors, slice(None)))
 
 
 @pytest.mark.parametrize("members", [1, 2])
-def test_a_trajectory_stopped_anywhere_ends_with_the_same_bits(members: int) -> None:
+def test_a_killed_trajectory_continues_with_the_same_bits(members: int) -> None:
     section = {
         "epochs": 6,
         "snapshots": 2,
@@ -211,7 +211,7 @@ def test_a_trajectory_stopped_anywhere_ends_with_the_same_bits(members: int) -> 
         assert all(map(same_bits, whole, resumed(make, stop))), f"stopped at {stop}"
 
 
-def test_the_variance_is_the_floor_and_a_softplus(tiny_table: FitData) -> None:
+def test_the_variance_is_the_floor_plus_a_softplus(tiny_table: FitData) -> None:
     state = trajectory(tiny_table, epochs=1, snapshots=1, batch=80, variance_floor=0.01)
     spec = read(NetworkSpec, state.config["spec"], "spec")
     inputs, targets = tiny_table.tensors("train")
@@ -225,8 +225,8 @@ def test_the_variance_is_the_floor_and_a_softplus(tiny_table: FitData) -> None:
     torch.testing.assert_close(extreme.variance, torch.tensor([[0.01], [200.01]]))
 
 
-def test_what_is_made_of_the_trajectory_has_its_noise(tiny_table: FitData) -> None:
-    """The mixture against torch.distributions, from the stored tensors by hand."""
+def test_posteriors_of_a_trajectory_have_its_noise_variance(tiny_table: FitData) -> None:
+    """The predictive against a mixture of torch.distributions, from the stored tensors by hand."""
     state = trajectory(tiny_table, snapshots=4, variance_floor=0.05, moments={"count": 4, "every": 1})
     other = trajectory(tiny_table, snapshots=4, variance_floor=0.05, optimiser=SECTION["optimiser"] | {"lr": 0.02})
     swag = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": None, "batch_norm_batch": 32}
@@ -244,12 +244,12 @@ def test_what_is_made_of_the_trajectory_has_its_noise(tiny_table: FitData) -> No
         normal = torch.distributions.Normal(out[..., 0], (0.05 + F.softplus(out[..., 1])).sqrt())
         expected = torch.logsumexp(normal.log_prob(targets[:, 0]), 0) - np.log(len(out))
         torch.testing.assert_close(found.log_prob(targets), expected, atol=1e-5, rtol=1e-5)
-        assert found.variance.std() > 1e-3  # of each input, not one number
+        assert found.variance.std() > 1e-3  # a variance for each input, not one number
         assert made.config["spec"]["variance_floor"] == 0.05
 
 
-def test_keys_that_are_absent_are_not_written() -> None:
-    """Artifacts of configs without them keep their bytes."""
+def test_optional_keys_that_are_absent_are_not_written() -> None:
+    """Artifacts of configs without these keys keep their bytes."""
     old = read(SgdConfig, SECTION, "s")
     assert not {"every", "after", "moments", "variance_floor", "keep_start"} & to_mapping(old).keys()
     new = read(SgdConfig, SECTION | {"moments": {"count": 2, "every": 1}, "variance_floor": 0.1}, "s")
@@ -273,12 +273,12 @@ def test_keys_that_are_absent_are_not_written() -> None:
         ({"moments": {"count": 2}}, "s.moments.every is missing"),
     ],
 )
-def test_rules(changes: dict[str, object], message: str) -> None:
+def test_a_bad_setting_of_a_trajectory_is_refused_with_its_rule(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(SgdConfig, SECTION | changes, "s")
     assert str(caught.value) == message
 
 
-def test_classes_have_no_variance(tiny_images: FitData) -> None:
+def test_a_variance_floor_is_refused_for_classes(tiny_images: FitData) -> None:
     with pytest.raises(ConfigError, match=r"^variance_floor must be null: classes have no variance, got 0\.1$"):
         trajectory(tiny_images, variance_floor=0.1)

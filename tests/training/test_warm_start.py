@@ -1,4 +1,4 @@
-"""What a fit may start from, and what it may not."""
+"""The start of a fit at a trajectory, and the networks and settings that are refused with it."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ NETWORK = MlpConfig("mlp", (6, 5))
 LEARN = TrainingConfig(4, 32, OptimiserConfig("adam", 1e-2))
 
 
-def test_no_trajectory_is_no_start() -> None:
+def test_a_fit_without_a_trajectory_starts_at_fresh_weights() -> None:
     for inputs in ({}, {"trajectory": []}):
         assert last_snapshot(inputs, NETWORK, LEARN, make_tiny_table()) is None
     fresh, kept = (build(NETWORK, (4,), 1, rng=Seed(0)) for _ in range(2))
@@ -38,18 +38,18 @@ def test_the_start_is_the_last_snapshot_without_log_variances(data: FitData) -> 
     for name, snapshots in path.tensors.items():
         last = snapshots[-1, : data.outputs] if name.startswith("head.") else snapshots[-1]
         assert torch.equal(begun[name], last)
-        assert "bias" in name or not torch.equal(snapshots[0], snapshots[1])  # or the first would do
+        assert "bias" in name or not torch.equal(snapshots[0], snapshots[1])  # otherwise the first snapshot would pass
 
 
 def trains(case: Case) -> bool:
-    """Whether a method descends a loss from where a trajectory ended; chains start there, too (test_method.py)."""
+    """Return whether a method trains from the end of a trajectory; chains also start there (test_method.py)."""
     section = CONFIGS[case.method, case.task]
     optional = case.stage.input_optional and "trajectory" in case.stage.needs
     return optional and ("training" in section or "optimiser" in section)
 
 
 @pytest.mark.parametrize("case", list(filter(trains, CASES)), ids=str)
-def test_what_no_method_starts_from(case: Case) -> None:
+def test_another_network_and_early_stopping_are_refused_with_a_trajectory(case: Case) -> None:
     method, section = METHODS[case.method], CONFIGS[case.method, case.task]
     data = make_tiny_images() if case.task == "classification" else make_tiny_table()
 
