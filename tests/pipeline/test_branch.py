@@ -53,7 +53,7 @@ def test_the_chain_begins_at_the_first_run_of_the_method(prepared: Path, monkeyp
     assert names(whole.runs) == ["trajectory/b-walk", "coreset/b-pair", "student/b-pair"]
 
 
-def test_a_trial_gets_the_upstream_fits_and_its_own(
+def test_a_trial_gets_the_upstream_fits_and_its_own_coreset(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run takes both trajectories, which are fitted once, and the trial's own coreset."""
@@ -80,7 +80,7 @@ def rngs(loaded: Params) -> list[Seed]:
 def test_each_seed_of_an_upstream_run_has_its_own_input(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trajectory that continues from another one has as many seeds, each from the other's seed."""
+    """A trajectory that continues from another one has as many seeds; each continues the same seed of the other."""
     monkeypatch.chdir(prepared)
     stages = REGISTRY["walk"].stages | {
         "trajectory": StageSpec(walk, needs={"trajectory": "one_to_one"}, input_optional=True),

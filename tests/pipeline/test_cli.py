@@ -1,4 +1,4 @@
-"""The command line: arguments reach a verb's function, and a mistake is a line or two and exit code 2."""
+"""The command line: arguments reach a verb's function, and a mistake gives one or two lines and exit code 2."""
 
 import os
 import signal
@@ -35,14 +35,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG.values(), ids=WRONG)
-def test_wrong_arguments_are_two_lines(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_print_two_lines_and_exit_with_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(words) == 2
     out, error = capsys.readouterr()
     first, second = error.splitlines()
     assert not out and first.startswith(message) and second.startswith("Try: python -m pipeline")
 
 
-def test_a_users_mistake_is_one_line(
+def test_a_missing_params_file_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -67,7 +69,7 @@ def test_an_option_takes_several_words() -> None:
     assert commands.parse(["add", "a.csv"]).params["log"] is None
 
 
-def test_a_jobs_command_is_taken_as_it_is() -> None:
+def test_job_passes_its_command_on_unchanged_and_refuses_an_empty_command() -> None:
     expected = ("tune", "all", "--samples", "3", "-j", "2")
     assert commands.parse(["job", "--", *expected]).params["command"] == expected
     assert commands.parse(["job", *expected]).params["command"] == expected
@@ -77,7 +79,7 @@ def test_a_jobs_command_is_taken_as_it_is() -> None:
 
 @pytest.mark.process
 def test_ctrl_c_ends_a_command_that_was_started_with_sigint_ignored(tmp_path: Path) -> None:
-    """A shell without job control starts ``command &`` so. The command waits for the writer of params.yaml."""
+    """A shell without job control starts ``command &`` in this way. The command waits for a writer of params.yaml."""
     os.mkfifo(tmp_path / "params.yaml")
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", "check"],
@@ -96,7 +98,7 @@ def test_ctrl_c_ends_a_command_that_was_started_with_sigint_ignored(tmp_path: Pa
     assert (process.returncode, error) == (130, "check: interrupted\n")
 
 
-def test_add_then_tunes_unless_it_is_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_with_tune_starts_a_search_unless_it_is_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = list[dict[str, Any]]()
 
     def tune(method: str, **options: Any) -> int:

@@ -39,7 +39,9 @@ def graph() -> grimp.ImportGraph:
 
 @pytest.mark.parametrize("method", list(METHODS))
 @pytest.mark.parametrize("kind", ["student", "evaluate"])
-def test_the_closure_is_the_import_graphs(graph: grimp.ImportGraph, kind: str, method: str) -> None:
+def test_the_closure_of_a_method_equals_the_import_graph_of_grimp(
+    graph: grimp.ImportGraph, kind: str, method: str
+) -> None:
     roots, theirs = [code.BODIES[kind], module(method)], set[str]()
     while new := {*roots} - theirs:  # and the packages that a module lies in, which Python imports before it
         theirs |= new | {above for name in new for above in graph.find_upstream_modules(name)}
@@ -67,7 +69,7 @@ for name in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def imported() -> dict[str, list[str]]:
-    """Method -> the modules of ours that a process has which has imported the method's; torch they have in common."""
+    """Module of a method -> the bdl_pipe modules of a process that imports it; torch is imported before the fork."""
     command = [sys.executable, "-c", IMPORTED, *map(module, SEEN)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return dict(map(json.loads, said.splitlines()))
@@ -75,7 +77,7 @@ def imported() -> dict[str, list[str]]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("method", SEEN)
-def test_what_a_process_imports_is_in_the_closure(method: str, imported: dict[str, list[str]]) -> None:
+def test_the_closure_holds_every_module_that_a_process_imports(method: str, imported: dict[str, list[str]]) -> None:
     modules = imported[module(method)]
     assert {module(method)} <= {*modules} - {code.PUBLIC, code.SIZES} <= code.closure([module(method)])
     assert code.REGISTRY not in modules, "no method reads the registry"
@@ -120,7 +122,7 @@ COMMENT = "\n# a comment\n"
         ("pipeline/stages/fit.py", {*METHODS}),
     ],
 )
-def test_an_edit_changes_the_digests_of_its_own_methods(
+def test_an_edit_changes_only_the_digests_of_the_methods_that_use_the_file(
     copy: Path, before: dict[str, str], file: str, stale: set[str]
 ) -> None:
     text = (copy / file).read_text()
@@ -133,7 +135,7 @@ def test_an_edit_changes_the_digests_of_its_own_methods(
 
 
 @pytest.mark.process
-def test_a_new_method_changes_no_digest(copy: Path, before: dict[str, str]) -> None:
+def test_a_new_method_changes_no_digest_of_another_method(copy: Path, before: dict[str, str]) -> None:
     registry = copy / "src/bdl_pipe/registry.py"
     text = registry.read_text()
     new = copy / "src/bdl_pipe/baselines/snapshots.py"
@@ -149,7 +151,9 @@ def test_a_new_method_changes_no_digest(copy: Path, before: dict[str, str]) -> N
 
 
 @pytest.mark.process
-def test_a_stored_reference_changes_the_digests_of_evaluations_alone(copy: Path, before: dict[str, str]) -> None:
+def test_a_stored_reference_changes_only_the_digests_of_evaluations_and_the_report(
+    copy: Path, before: dict[str, str]
+) -> None:
     new = copy / "src/bdl_pipe/evaluation/references/new.safetensors"
     new.write_bytes(b"draws")
     try:
@@ -162,7 +166,9 @@ def test_a_stored_reference_changes_the_digests_of_evaluations_alone(copy: Path,
 
 @pytest.mark.process
 @pytest.mark.parametrize("file", ["columns.py", "templates/style.css", "paper.csv"])
-def test_a_file_of_the_report_changes_its_digest_alone(copy: Path, before: dict[str, str], file: str) -> None:
+def test_a_file_of_the_report_changes_only_the_digest_of_the_report(
+    copy: Path, before: dict[str, str], file: str
+) -> None:
     place = copy / "src/bdl_pipe/report" / file
     text = place.read_text()
     place.write_text(text + COMMENT)
@@ -175,10 +181,10 @@ def test_a_file_of_the_report_changes_its_digest_alone(copy: Path, before: dict[
 
 @pytest.mark.process
 @pytest.mark.parametrize("file", ["of_predictions", "selective", "calibration", "curves"])
-def test_a_metric_of_stored_predictions_changes_the_digests_of_scores_and_the_report_alone(
+def test_a_metric_of_stored_predictions_changes_only_scores_and_the_report(
     copy: Path, before: dict[str, str], file: str
 ) -> None:
-    """No fit and no evaluation depends on one; the report prints it. (Curves are drawn from what scores stores.)"""
+    """No fit and no evaluation depends on such a metric; the report prints it. (Curves come from stored scores.)"""
     place = copy / f"src/bdl_pipe/metrics/{file}.py"
     text = place.read_text()
     place.write_text(text + COMMENT)

@@ -1,4 +1,4 @@
-"""The comparison in MLflow: one run of each, never two, never another project's."""
+"""The comparison in MLflow: each run is stored once, and the runs of another project are left alone."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def published(*runs: Compared) -> dict[str, Any]:
     return {run.info.run_name: run for run in MlflowClient(tracking.store_uri()).search_runs([experiment])}
 
 
-def test_each_run_is_there_once_with_all_that_it_says() -> None:
+def test_each_run_is_stored_once_with_its_metrics_params_and_description() -> None:
     runs = published(compared("a"), compared("b", nll=2.0))
     assert runs.keys() == {"toy a", "toy b"}
     one = runs["toy b"]
@@ -47,7 +47,7 @@ def test_each_run_is_there_once_with_all_that_it_says() -> None:
     assert "mlflow.parentRunId" not in one.data.tags
 
 
-def test_a_run_stays_until_it_changes_or_goes() -> None:
+def test_a_run_is_kept_until_it_changes_or_is_removed() -> None:
     before = published(compared("a"), compared("b"), compared("c"), compared("d"))
     changed = dataclasses.replace(compared("c"), about="another text")
     after = published(compared("a"), compared("b", nll=1.25), changed)
@@ -80,7 +80,7 @@ def test_runs_of_another_project_in_the_same_store_are_left_alone(
     assert sorted(published()) == ["toy a"]
 
 
-def test_the_page_opens_on_runs_with_columns_and_charts(client: MlflowClient) -> None:
+def test_the_stored_view_has_its_filter_columns_and_charts(client: MlflowClient) -> None:
     published(compared("a"))
     found = client.get_experiment_by_name(store.COMPARISON)
     assert found.tags["mlflow.experimentKind"] == "custom_model_development"
@@ -96,7 +96,9 @@ def test_the_page_opens_on_runs_with_columns_and_charts(client: MlflowClient) ->
     assert bar["metricSectionId"] == state["compareRunSections"][0]["uuid"]
 
 
-def test_a_failure_is_one_warning(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_comparison_gives_one_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> Comparison:
         raise OSError("no")
 

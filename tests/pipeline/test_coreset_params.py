@@ -1,4 +1,4 @@
-"""Coresets and protocols that do not fit together are refused by ``check``, before anything is made."""
+"""Coresets and protocols that do not fit together are refused when params are read, before anything is made."""
 
 from typing import Any
 
@@ -79,12 +79,12 @@ WRONG: dict[str, tuple[str, Any, str]] = {
 }
 
 
-def test_what_fits_together_is_taken() -> None:
+def test_a_coreset_and_a_protocol_that_fit_together_are_accepted() -> None:
     assert typed(GOOD).run("student", "run").sources == {"coreset": "fkl"}
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_together_is_named(case: str) -> None:
+def test_an_input_that_does_not_fit_is_refused_and_its_key_is_named(case: str) -> None:
     place, value, message = WRONG[case]
     with pytest.raises(UserError) as caught:
         typed(changed(place, value, GOOD))

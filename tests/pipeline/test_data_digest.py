@@ -1,4 +1,4 @@
-"""What a data set is read from: a change of a file or of a set that it names makes it be prepared again."""
+"""The digest of a data set: it is prepared again after a change of its file or of the source of a set it names."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ IMAGES = BOSTON | {"normalise": "train", "splits": 1, "validation": 10}
 
 
 @pytest.mark.parametrize("more", [{"name": "table", "task": "regression"}, {"name": "uci", "set": "yacht"}])
-def test_a_users_file_is_part_of_it(more: dict[str, str], tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_users_file(more: dict[str, str], tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text("x,y\n1,2\n")
     source = {"path": str(rows), "target": ["y"]} | more
@@ -24,7 +24,7 @@ def test_a_users_file_is_part_of_it(more: dict[str, str], tmp_path: Path) -> Non
     assert data_digest("boston", params) != before
 
 
-def test_a_transfer_sets_own_source_is_part_of_it(tmp_path: Path) -> None:
+def test_the_digest_depends_on_no_key_of_a_transfer_set_but_its_source(tmp_path: Path) -> None:
     def digest(**change: Any) -> str:
         mine = IMAGES | {"source": {"name": "mnist5k"}, "transfer": ["other"]}
         datasets = {"boston": BOSTON, "mine": mine, "other": IMAGES | {"source": {"name": "digits"}} | change}

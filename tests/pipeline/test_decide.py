@@ -1,4 +1,4 @@
-"""The stage kind decide: planned for each entry, made by tasks that resume, stale by what it depends on alone."""
+"""The stage kind decide: a stage for each entry, tasks that resume, and digests of the methods and files it reads."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def params(**decisions: object) -> Params:
     return typed({**raw, "decisions": decisions})
 
 
-def test_each_entry_is_a_stage_that_the_report_alone_needs() -> None:
+def test_each_entry_is_a_stage_that_only_the_report_needs() -> None:
     before, after = plan.plan(params()), plan.plan(params(one=ENTRY, two=ENTRY))
     assert set(after) - set(before) == {"decide@one", "decide@two"}
     assert all(dict(after[name].digests) == dict(stage.digests) for name, stage in before.items())
@@ -39,7 +39,7 @@ def test_each_entry_is_a_stage_that_the_report_alone_needs() -> None:
         plan.one("decide", "three", params(one=ENTRY))
 
 
-def test_dvc_describes_the_stage_as_the_plan_does() -> None:
+def test_dvc_yaml_and_the_plan_describe_the_same_stage() -> None:
     """tests/pipeline/test_plan.py compares the stages of params.yaml, which has no decisions."""
     theirs = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["decide"]
     stage = plan.one("decide", "key", params(key=ENTRY))
@@ -69,7 +69,9 @@ def test_a_digest_depends_on_the_methods_and_on_the_files_that_are_read(tmp_path
     assert digest("linear") != before
 
 
-def test_the_stage_makes_the_curves_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_stage_resumes_and_makes_the_same_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     loaded = params(key=ENTRY)
     stage, asked = plan.one("decide", "key", loaded), list[tuple[str, int]]()
@@ -92,7 +94,7 @@ def test_the_stage_makes_the_curves_and_resumes(tmp_path: Path, monkeypatch: pyt
     store.clear()
 
 
-def test_a_task_of_a_plugin_is_played_and_its_code_counts(
+def test_the_task_of_a_plugin_runs_and_its_module_is_part_of_the_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten_plugins: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -108,6 +110,6 @@ def test_a_task_of_a_plugin_is_played_and_its_code_counts(
     assert played.tensors["regret"][-1].tolist() == [45.0, 0.0]
 
 
-def test_a_bad_entry_stops_every_command() -> None:
+def test_an_entry_with_zero_seeds_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^decisions.key.seeds must be >= 1, got 0$"):
         params(key={**ENTRY, "seeds": 0})

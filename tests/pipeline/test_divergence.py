@@ -1,4 +1,4 @@
-"""Searches go on past a sample whose fit diverges, whichever part of the method says so."""
+"""A search continues after a sample whose fit diverges, whichever part of the method raises the error."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,7 @@ SEARCHES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, An
 
 
 def chain_of(name: str, task: str, numbers: dict[str, Any], members: int = 1) -> trial.Branch:
-    """All of the method's own rows, of the smallest case's numbers."""
+    """Return a branch of all stages of the method, with the hyperparameters of its smallest case."""
     method, rows, below = METHODS[name], list[Run](), "prepare/data"
     merged = config.merge(CONFIGS[name, task], numbers)
     for kind in ("teacher", "coreset", "student"):
@@ -44,7 +44,7 @@ def chain_of(name: str, task: str, numbers: dict[str, Any], members: int = 1) ->
 
 @pytest.mark.ray
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
-def test_a_search_scores_what_diverged_and_goes_on(
+def test_a_diverged_trial_is_reported_and_the_next_trial_is_scored(
     search: Any, tiny: dict[str, FitData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray import tune
@@ -68,10 +68,10 @@ def test_a_search_scores_what_diverged_and_goes_on(
 
 
 @pytest.mark.ray
-def test_numbers_that_cannot_go_together_are_a_bad_sample(
+def test_a_sample_with_invalid_hyperparameters_is_reported_as_diverged(
     tiny: dict[str, FitData], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A space has no rules between its numbers, such as of steps that are at least as many as epochs ahead."""
+    """A search space cannot state rules between its numbers, for example at least as many steps as epochs ahead."""
     from ray import tune
 
     reported = list[dict[str, float]]()
@@ -82,7 +82,7 @@ def test_numbers_that_cannot_go_together_are_a_bad_sample(
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
-def test_what_diverges_is_one_line_to_the_user(search: Any, tiny: dict[str, FitData]) -> None:
+def test_a_diverged_fit_is_one_line_that_says_what_to_lower(search: Any, tiny: dict[str, FitData]) -> None:
     name, task, numbers, diverging, _ = search
     chain = chain_of(name, task, numbers)
     configs = chain.configs(diverging)

@@ -1,4 +1,4 @@
-"""What DVC is asked to record, and in which words."""
+"""The stages that DVC is asked to record, and the targets by which they are named."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ PLAN = plan_of(prepare=2, student=39, evaluate=39)
 
 
 class Recorder:
-    """DVC's place in these tests: it writes ``dvc.lock`` as ``dvc commit`` does, and remembers what it was asked."""
+    """Stands in for DVC: writes ``dvc.lock`` as ``dvc commit`` does, and keeps the commands that it was given."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
@@ -64,7 +64,7 @@ def recorded(targets: Sequence[str]) -> set[str]:
     return {name for target in targets for name in (*PLAN, "sources") if target in (name, name.partition("@")[0])}
 
 
-def test_all_is_one_target(recorder: Recorder) -> None:
+def test_all_stages_together_are_one_target(recorder: Recorder) -> None:
     assert dvc._targets([*PLAN, "sources"], list(PLAN), PLAN) == ["dvc.yaml"]
 
 
@@ -72,13 +72,13 @@ def test_few_stages_are_named_one_by_one(recorder: Recorder) -> None:
     assert dvc._targets(["report", "student@r3"], list(PLAN), PLAN) == ["report", "student@r3"]
 
 
-def test_many_stages_are_named_by_kinds_and_none_that_is_out_of_date(recorder: Recorder) -> None:
+def test_many_stages_are_named_by_kind_without_any_that_is_out_of_date(recorder: Recorder) -> None:
     fresh = [name for name in PLAN if name != "student@r5"]
     targets = dvc._targets([*fresh, "sources"], fresh, PLAN)
     assert recorded(targets) == {*fresh, "sources"} and "evaluate" in targets and "student" not in targets
 
 
-def test_a_stage_of_the_users_own_is_never_recorded(recorder: Recorder, tmp_path: Path) -> None:
+def test_a_stage_that_the_user_added_is_never_recorded(recorder: Recorder, tmp_path: Path) -> None:
     stages = yaml.safe_load((tmp_path / "dvc.yaml").read_text())
     stages["stages"]["deploy"] = {"cmd": "true", "outs": ["deployed"]}
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump(stages))
@@ -87,12 +87,14 @@ def test_a_stage_of_the_users_own_is_never_recorded(recorder: Recorder, tmp_path
 
 
 @pytest.mark.parametrize("text", [None, "stages: [", "- a", ""])
-def test_a_graph_that_cannot_be_read_is_left_to_dvc(recorder: Recorder, tmp_path: Path, text: str | None) -> None:
+def test_with_a_missing_or_unreadable_dvc_yaml_the_targets_are_the_kinds(
+    recorder: Recorder, tmp_path: Path, text: str | None
+) -> None:
     (tmp_path / "dvc.yaml").unlink() if text is None else (tmp_path / "dvc.yaml").write_text(text)
     assert dvc._targets(list(PLAN), list(PLAN), PLAN) == ["evaluate", "prepare", "report", "student"]
 
 
-def test_what_is_recorded_is_not_recorded_again(recorder: Recorder) -> None:
+def test_a_recorded_stage_is_not_recorded_again_until_its_result_changes(recorder: Recorder) -> None:
     assert dvc.record(PLAN, PLAN) is None and dvc.record(PLAN, PLAN) is None
     assert recorder.asked == [("commit", "--force", "dvc.yaml")]
     places.identity("student", "r3").write_text("another result")
@@ -100,24 +102,24 @@ def test_what_is_recorded_is_not_recorded_again(recorder: Recorder) -> None:
     assert recorder.asked[1:] == [("commit", "--force", "student@r3")]
 
 
-def test_a_record_that_git_has_brought_is_not_believed(recorder: Recorder) -> None:
-    """DVC's cache may lack the files, so a clone records what it has made though ``dvc.lock`` has it."""
+def test_stages_that_only_a_lock_file_from_git_records_are_recorded_again(recorder: Recorder) -> None:
+    """DVC's cache may lack the files, so a clone records its own results even if ``dvc.lock`` lists them."""
     recorder()
     dvc.record(PLAN, PLAN)
     assert recorder.asked[1:] == [("commit", "--force", "dvc.yaml")]
 
 
-def test_a_failure_is_returned_and_tried_again(recorder: Recorder) -> None:
+def test_the_error_of_a_failed_commit_is_returned_and_the_commit_is_tried_again(recorder: Recorder) -> None:
     recorder.problem = "dvc commit: no"
     assert dvc.record(PLAN, PLAN) == "dvc commit: no"
     recorder.problem = None
     assert dvc.record(PLAN, PLAN) is None and len(recorder.asked) == 2
 
 
-def test_a_lock_file_that_a_kill_has_cut_is_written_again(
+def test_a_truncated_lock_file_is_written_again(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wherever it was cut: DVC reads the rest, which is recorded over, or refuses, and starts from nothing."""
+    """If DVC can read the rest, the stages are recorded over it; if DVC refuses it, the file is moved away first."""
     dvc.record(PLAN, PLAN)
     whole = dvc.LOCK.read_text()
 
@@ -134,7 +136,7 @@ def test_a_lock_file_that_a_kill_has_cut_is_written_again(
     assert "DVC cannot read dvc.lock (moved to .state/dvc.lock.broken)" in capsys.readouterr().err
 
 
-def test_a_record_that_is_damaged_costs_a_record_and_nothing_else(recorder: Recorder) -> None:
+def test_with_a_damaged_recorded_json_dvc_records_again_without_an_error(recorder: Recorder) -> None:
     dvc.record(PLAN, PLAN)
     (places.STATE / "recorded.json").write_text(json.dumps([1])[:-1])
     assert dvc.record(PLAN, PLAN) is None and len(recorder.asked) == 2

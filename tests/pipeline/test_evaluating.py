@@ -1,4 +1,4 @@
-"""The plan of an evaluation: what is read once, and what is left to be read by the tasks that need it."""
+"""The plan of an evaluation: each file is hashed once, and a task itself reads the corrupted rows that it scores."""
 
 import json
 import pickle
@@ -33,7 +33,7 @@ def images(count: int, seed: int) -> Examples:
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Of one member of two splits, on images with three corrupted sets; the hashed files are counted."""
+    """The plan for one member of each of two splits, on images with three corrupted sets; hashed files are listed."""
     monkeypatch.chdir(tmp_path)
     student = fitted_cases.student(Path("work/student/run"), images=True)
     with artifacts.publish(Path("work/holdout/d"), "holdout") as folder:
@@ -68,14 +68,14 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return SimpleNamespace(shared=shared, tasks=tasks, hashed=hashed, config=config)
 
 
-def test_every_file_is_hashed_once(plan: SimpleNamespace) -> None:
-    """Not once a split."""
+def test_every_file_of_the_holdout_is_hashed_once(plan: SimpleNamespace) -> None:
+    """A file is not hashed again for each split."""
     files = [name for name in plan.hashed if "holdout" in name]
     assert len(files) == len(set(files)) == 2 + 1 + len(SETS)
 
 
 def test_corrupted_rows_are_read_by_the_tasks_that_score_them(plan: SimpleNamespace) -> None:
-    """What is sent of them is where they lie; the scores and the tasks' sizes are those of the rows themselves."""
+    """A task is sent the place of its rows, not the rows; its scores and its size equal a computation on the rows."""
     held = prepared.load_holdout(Path("work/holdout/d"), 0)
     names = [task.name for task in plan.tasks]
     assert names == [f"{split}-0-{kind}" for split in range(2) for kind in ("test", "fog", "noise")]
@@ -101,7 +101,7 @@ def test_corrupted_rows_are_read_by_the_tasks_that_score_them(plan: SimpleNamesp
         assert {(row["set"], row["name"]) for row in stored} == {("corrupted", task.payload.corruption)}
 
 
-def test_rows_that_are_gone_or_cut_are_named(plan: SimpleNamespace) -> None:
+def test_the_error_names_a_missing_or_truncated_file_of_rows(plan: SimpleNamespace) -> None:
     place = Path("work/holdout/d/corrupted/fog-1.arrow")
     whole = place.read_bytes()
     place.write_bytes(whole[:-10])

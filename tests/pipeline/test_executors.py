@@ -30,7 +30,7 @@ EAGER = Settings(executor="inline", checkpoint_seconds=0.0)
 
 @pytest.fixture(scope="module")
 def ray_executor(ray_head: str) -> Iterator[Executor]:
-    """A driver of the tests' head."""
+    """A Ray executor that joins the tests' head."""
     executor = choose(Settings(executor="ray", checkpoint_seconds=0.0), lambda: ray_head)
     yield executor
     executor.close()
@@ -55,7 +55,7 @@ def test_results_come_in_the_order_of_the_tasks(executor: Executor) -> None:
     assert all(d.seconds >= 0 and d.peak_bytes > 2**20 for d in done)
 
 
-def test_errors_surface_as_they_were_raised(executor: Executor) -> None:
+def test_errors_of_tasks_are_raised_unchanged(executor: Executor) -> None:
     with Display("wrong") as display:
         with pytest.raises(UserError, match=r"^the number must not be 1$"):
             executor.map(fake_work.wrong, [Task("a", 1)], shared={}, display=display)
@@ -64,14 +64,14 @@ def test_errors_surface_as_they_were_raised(executor: Executor) -> None:
 
 
 @pytest.mark.ray
-def test_other_tasks_are_cancelled_when_one_fails(ray_executor: Executor, tmp_path: Path) -> None:
+def test_other_tasks_are_cancelled_when_one_task_fails(ray_executor: Executor, tmp_path: Path) -> None:
     """One task waits for a file that never comes: the test ends only if that task is cancelled."""
     with Display("wrong") as display, pytest.raises(UserError):
         tasks = [Task("waits", str(tmp_path / "never")), Task("fails", "")]
         ray_executor.map(fake_work.waits_or_fails, tasks, shared={}, display=display)
 
 
-def test_finished_work_is_not_done_again(executor: Executor, tmp_path: Path) -> None:
+def test_a_finished_task_is_not_run_again(executor: Executor, tmp_path: Path) -> None:
     store = opened(tmp_path)
     with Display("steps") as display:
         first = executor.map(fake_work.steps, [Task("a", 10)], shared={}, display=display, store=store)
@@ -80,7 +80,7 @@ def test_finished_work_is_not_done_again(executor: Executor, tmp_path: Path) -> 
     assert again[0].seconds == first[0].seconds
 
 
-def test_a_checkpoint_is_gone_on_from_and_time_adds_up(executor: Executor, tmp_path: Path) -> None:
+def test_a_task_continues_from_its_checkpoint_and_its_seconds_add_up(executor: Executor, tmp_path: Path) -> None:
     store = opened(tmp_path)
     kept = State({"sum": torch.tensor(15)}, {"state": {"step": 5}, "seconds": 100.0, "peak_bytes": 0})
     store.save("a", to_bytes(kept))
@@ -92,7 +92,7 @@ def test_a_checkpoint_is_gone_on_from_and_time_adds_up(executor: Executor, tmp_p
     assert store.load("a") is None, "the finished member's checkpoint is left"
 
 
-def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_or_result_is_ignored(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.save("a", b"\x00\x01garbage")
     store.finish("b", to_bytes(State({"sum": torch.tensor(1)}, {"state": {}, "seconds": 1.0, "peak_bytes": 1}))[:-3])
@@ -102,7 +102,7 @@ def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_checkpoints_lie_in_the_drivers_folder_wherever_ray_was_started(
+def test_results_lie_in_the_drivers_folder_wherever_ray_was_started(
     ray_executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Display("elsewhere") as display:
@@ -115,8 +115,8 @@ def test_checkpoints_lie_in_the_drivers_folder_wherever_ray_was_started(
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("way", ["head(Settings())", pytest.param("nullcontext('')", marks=pytest.mark.soak)])
-def test_a_ray_of_ours_serves_this_machine_alone_and_ends(way: str) -> None:
-    """Every socket that listens, of the driver and its processes, while there are workers; no process outlives it."""
+def test_a_ray_that_we_start_listens_on_this_machine_only_and_ends(way: str) -> None:
+    """All listening sockets of the driver and its processes are checked while workers run; no process is left."""
     code = f"""
 import psutil
 from contextlib import nullcontext
@@ -149,7 +149,7 @@ for process in psutil.Process().children(recursive=True):
 
 
 @pytest.mark.ray
-def test_a_lost_worker_is_replaced_from_its_checkpoint(ray_executor: Executor, tmp_path: Path) -> None:
+def test_a_task_that_loses_its_worker_continues_from_its_checkpoint(ray_executor: Executor, tmp_path: Path) -> None:
     """The worker kills itself at step 50 of 100; the next attempt starts where it was."""
     fuse = str(tmp_path / "fuse")
     with Display("steps") as display:
@@ -166,10 +166,10 @@ def test_a_lost_worker_is_replaced_from_its_checkpoint(ray_executor: Executor, t
 
 
 @pytest.mark.ray
-def test_a_task_that_loses_every_worker_ends_with_one_line(
+def test_a_task_that_loses_every_worker_fails_and_keeps_its_checkpoint(
     ray_executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its checkpoints are kept, so that the same command continues from the last one."""
+    """Its checkpoints are kept, so that the same command continues from the last checkpoint."""
     monkeypatch.setattr(cluster, "RETRIES", 1)
     store = opened(tmp_path)
 
@@ -184,7 +184,7 @@ def test_a_task_that_loses_every_worker_ends_with_one_line(
     assert run().result.config["step"] == 3
 
 
-def test_what_ray_cannot_do_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_ray_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on a machine with a hundred processes in the queue: no worker started in time, five times over."""
     import ray
 
@@ -214,7 +214,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_smallest_task_decides_where_the_others_run(
     sizes: tuple[float, ...], expected: list[str], sent: list[str]
 ) -> None:
-    """At most 60 s of all tasks by their sizes: .1 s of a task of size 1 stands for 30 s at 300 and for 90 s at 900."""
+    """Up to 60 s of work run here, estimated by size: .1 s at size 1 stands for 30 s at 300 and for 90 s at 900."""
     executor = choose(Settings(executor="ray", address="127.0.0.1:9"))
     tasks = [Task(str(k), (k, 0.1 if size == 1.0 else 0.0), size=size) for k, size in enumerate(sizes)]
     with Display("try") as display:
@@ -240,7 +240,7 @@ def test_a_dashboards_address_is_refused_for_single_stages() -> None:
     choose(dataclasses.replace(settings, executor="inline"))
 
 
-def test_a_dead_address_is_refused_before_ray_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_address_is_refused_before_ray_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself would wait for minutes."""
     monkeypatch.setitem(sys.modules, "ray", None)  # any import of it fails
     with socket.socket() as taken:  # bound, but nothing listens
@@ -255,14 +255,14 @@ def test_a_dead_address_is_refused_before_ray_is_asked(monkeypatch: pytest.Monke
             require_head(wrong)
 
 
-def test_our_code_and_plugins_are_sent_to_every_cluster_that_is_named(tmp_path: Path) -> None:
+def test_our_code_and_plugins_are_sent_to_every_named_cluster(tmp_path: Path) -> None:
     for other in ("127.0.0.1:6379", "localhost:6379", f"{socket.gethostname()}:6379", "10.0.0.1:6379"):
         modules = [Path(path) for path in named(other, [tmp_path])["runtime_env"]["py_modules"]]
         assert [path.name for path in modules] == ["pipeline", "bdl_pipe", tmp_path.name]
         assert all((path / "__init__.py").is_file() for path in modules[:2])
 
 
-def test_metrics_reach_the_sink() -> None:
+def test_metrics_reach_the_sink_with_their_task_and_step() -> None:
     told: list[tuple[dict[str, float], int]] = []
     with Display("m", lambda values, step: told.append((dict(values), step))) as display:
         display.expect(1)
@@ -273,7 +273,7 @@ def test_metrics_reach_the_sink() -> None:
 
 @dataclasses.dataclass
 class _Walk:
-    """A fit of ``steps`` steps that can be gone on with after each, and how many steps each attempt took."""
+    """A fit of ``steps`` steps that can continue after each step, and the number of steps of each attempt."""
 
     steps: int
     attempts: list[int] = dataclasses.field(default_factory=list)
@@ -291,10 +291,10 @@ class _Walk:
 
 
 @pytest.mark.parametrize(("seconds", "is_sent"), [(0.0, True), (60.0, False)])
-def test_a_task_that_takes_long_continues_on_workers_from_its_checkpoint(
+def test_only_a_long_task_continues_on_workers_from_its_checkpoint(
     seconds: float, is_sent: bool, sent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first of three fits is tried here: with no time it leaves one step, and the workers run all three."""
+    """The first of three fits is tried here; without time it stops after a step, and workers run all three fits."""
     executor, walk = choose(Settings(executor="ray", checkpoint_seconds=60.0)), _Walk(steps=3)
     monkeypatch.setattr(cluster, "_TRY_SECONDS", seconds)
     tasks, store = [Task(str(k), k) for k in range(3)], opened(tmp_path)
@@ -306,7 +306,7 @@ def test_a_task_that_takes_long_continues_on_workers_from_its_checkpoint(
 
 
 @pytest.mark.parametrize(("address", "cores", "seconds"), [("", 2, 300), ("", 4, 150), ("", 64, 60), ("head:1", 2, 60)])
-def test_few_cores_compute_more_without_workers(
+def test_on_few_cores_more_seconds_of_work_run_without_workers(
     address: str, cores: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cores)
@@ -314,7 +314,7 @@ def test_few_cores_compute_more_without_workers(
 
 
 class _Slow:
-    """A hub that has read the messages in ``read``."""
+    """A hub that has read only the messages whose numbers are in ``read``."""
 
     def __init__(self) -> None:
         self.got: list[tuple[Any, ...]] = []
@@ -326,7 +326,7 @@ class _Slow:
         return len(self.got) - 1
 
 
-def test_a_hub_that_is_behind_is_sent_no_more_and_hears_all_figures_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_hub_gets_all_skipped_metrics_with_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = _Slow()
     monkeypatch.setattr("ray.wait", lambda refs, timeout: ([r for r in refs if r in slow.read], []))
     send = hub.Progress(slow)
@@ -336,5 +336,5 @@ def test_a_hub_that_is_behind_is_sent_no_more_and_hears_all_figures_later(monkey
     slow.read.add(0)
     send("a", 4, 10, {"loss": 4.0})
     assert slow.got[1:] == [("a", 4, 10, {"loss": 4.0, "only-2": 1.0, "only-3": 1.0})]
-    send("a", 10, 10, {"loss": 5.0})  # the end is said in any case
+    send("a", 10, 10, {"loss": 5.0})  # the last step is always sent
     assert slow.got[2:] == [("a", 10, 10, {"loss": 5.0})]

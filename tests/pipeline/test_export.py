@@ -1,4 +1,4 @@
-"""An exported coreset: its tensors are the artifact's, and a network of plain torch learns from the folder alone."""
+"""An exported coreset: its tensors equal the artifact's, and a network of plain torch learns from the folder alone."""
 
 import json
 import subprocess
@@ -86,8 +86,8 @@ def exported(to: Path, run: str = KEY, seed: int = 0) -> Path:
     return to
 
 
-def test_tensors_are_the_artifacts_and_the_images_are_what_they_look_like(project: Path, tmp_path: Path) -> None:
-    folder = exported(tmp_path / "out", f"{KEY}-student")  # by the name of what is fitted to it
+def test_the_exported_tensors_equal_the_artifact_and_the_images_show_them(project: Path, tmp_path: Path) -> None:
+    folder = exported(tmp_path / "out", f"{KEY}-student")  # named by the run that is fitted to the coreset
     stored = artifacts.load(Path("work/coreset") / KEY, "coreset").state("0-0").tensors
     found = load_file(folder / "coreset.safetensors")
     assert set(found) == {"images", "labels", "classes", "raw"}
@@ -108,7 +108,7 @@ def test_tensors_are_the_artifacts_and_the_images_are_what_they_look_like(projec
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_card_has_the_scores_of_what_was_fitted_to_this_very_coreset(
+def test_the_card_has_the_scores_of_the_run_fitted_to_the_exported_coreset(
     project: Path, tmp_path: Path, seed: int
 ) -> None:
     text = (exported(tmp_path / "out", seed=seed) / "README.md").read_text()
@@ -127,7 +127,7 @@ def test_the_card_has_the_scores_of_what_was_fitted_to_this_very_coreset(
 
 @pytest.mark.process
 def test_plain_torch_learns_from_the_folder_alone(project: Path, tmp_path: Path) -> None:
-    """From 30 images, on 200 rows that were no part of it; with the labels of other images it does not learn."""
+    """It learns from 30 images and is tested on 200 other rows; with the labels of other images it does not learn."""
     folder = exported(tmp_path / "out")
     data = load_fit(Path("work/prepare/digits"), 0, final=False)
     rows = {"pixels": (data.validation.inputs / 255).astype(np.float32), "classes": data.validation.targets}
@@ -150,7 +150,7 @@ def test_plain_torch_learns_from_the_folder_alone(project: Path, tmp_path: Path)
         ([KEY, "--seed", "3"], "has no split 0 with seed 3 (did you mean 0-1?)"),
     ],
 )
-def test_what_cannot_be_exported_is_said(
+def test_an_unknown_run_or_seed_is_named_and_no_folder_is_written(
     project: Path, tmp_path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["export", "coreset", *arguments, "--to", str(tmp_path / "out")]) == 2
@@ -158,7 +158,7 @@ def test_what_cannot_be_exported_is_said(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_with_something_in_it_is_left_alone(
+def test_export_refuses_a_folder_with_files_and_a_coreset_that_is_not_made(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine").write_text("!")
@@ -174,10 +174,10 @@ def test_a_folder_with_something_in_it_is_left_alone(
     assert "is not made yet; make repro" in capsys.readouterr().err
 
 
-def test_a_coreset_of_other_data_than_there_are_now_is_refused(
+def test_a_coreset_of_data_with_another_transform_is_refused(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transform that would be written is not the one that its images went through."""
+    """The export would write another transform than the one of the coreset's images."""
     (tmp_path / "work").mkdir()
     for name in (f"coreset/{KEY}", f"coreset/{KEY}.run.json"):
         (tmp_path / "work" / name).parent.mkdir(exist_ok=True)

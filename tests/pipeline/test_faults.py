@@ -1,4 +1,4 @@
-"""Faults of a cluster during work: one line that says what to do, soon enough; tasks of dead nodes run again."""
+"""Faults of a cluster during work give one line that says what to do, in good time; lost tasks run again."""
 
 import socket
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
         monkeypatch.setattr(nodes, name, seconds)
 
 
-def test_a_head_that_answers_is_fine(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_accepts_a_head_that_answers(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once(monkeypatch, _REFUSED_SECONDS=0.0)
     assert HeadWatch(address(listening)).answers()
     assert HeadWatch("").answers()
 
 
-def test_a_head_that_refuses_is_given_up_after_a_while(
+def test_a_head_that_refuses_connections_is_given_up_after_a_while(
     listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch, where = HeadWatch(address(listening)), address(listening)
@@ -50,10 +50,12 @@ def test_a_head_that_refuses_is_given_up_after_a_while(
         watch.answers()
 
 
-def test_a_head_that_is_silent_is_waited_for_longer(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_head_is_waited_for_longer_than_a_refusing_head(
+    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at_once(monkeypatch, _REFUSED_SECONDS=0.0, _ANSWER_SECONDS=0.2)
     with ExitStack() as stack:
-        for _ in range(3):  # the queue of connections is full then
+        for _ in range(3):  # these fill the queue of connections
             client = stack.enter_context(socket.socket())
             client.setblocking(False)
             client.connect_ex(listening.getsockname())
@@ -74,7 +76,7 @@ class Hub:
         self.nodes, self.begin = SimpleNamespace(remote=lambda: places), SimpleNamespace(remote=places.__setitem__)
 
 
-def test_tasks_of_a_dead_node_run_again_and_not_for_ever(
+def test_tasks_of_a_dead_node_run_again_a_limited_number_of_times(
     listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once(monkeypatch, _GRACE_SECONDS=0.0)
@@ -100,7 +102,7 @@ def test_tasks_of_a_dead_node_run_again_and_not_for_ever(
         watch.lost(pending)
 
 
-def test_without_its_head_ray_is_not_called(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_not_called_when_its_head_is_gone(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray would wait for a minute, and then abort the process, before the watch has raised its error."""
 
     def never() -> None:
@@ -126,14 +128,16 @@ def test_without_its_head_ray_is_not_called(listening: socket.socket, monkeypatc
         (exceptions.LocalRayletDiedError(), "^Ray failed: "),
     ],
 )
-def test_errors_of_ray_are_one_line_with_the_cure(error: Exception, said: str, listening: socket.socket) -> None:
+def test_each_error_of_ray_is_one_line_that_says_what_to_do(
+    error: Exception, said: str, listening: socket.socket
+) -> None:
     ending = f"{said}.*{nodes.CONTINUE}$"
     with pytest.raises(UserError, match=ending) as caught, explained(address(listening)):
         raise error
     assert "\n" not in str(caught.value)
 
 
-def test_an_address_of_version_6(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ipv6_address_is_split_into_host_and_port(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def refused(where: tuple[str, int], timeout: float) -> None:
@@ -146,13 +150,13 @@ def test_an_address_of_version_6(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("::1", 6379)]
 
 
-def test_the_cause_is_the_head_where_that_is_gone(listening: socket.socket) -> None:
+def test_when_the_head_is_gone_the_error_names_the_head(listening: socket.socket) -> None:
     where = address(listening)
     listening.close()
     with pytest.raises(UserError, match=rf"^the Ray cluster at {where} has gone"), explained(where):
         raise exceptions.ActorDiedError()
 
 
-def test_other_errors_are_as_they_were() -> None:
+def test_errors_of_other_kinds_are_raised_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), explained(""):
         raise ZeroDivisionError

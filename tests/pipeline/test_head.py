@@ -27,7 +27,9 @@ def served(folder: Path) -> Iterator[str]:
         yield str(folder / "socket")
 
 
-def test_the_first_stage_that_asks_starts_the_head_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_stage_that_asks_starts_one_head_for_all_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = list[Settings]()
 
     @contextlib.contextmanager
@@ -43,7 +45,9 @@ def test_the_first_stage_that_asks_starts_the_head_for_all(tmp_path: Path, monke
     assert len(started) == 1
 
 
-def test_a_ray_that_does_not_start_is_one_line_for_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stage_gets_the_error_of_a_ray_that_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(settings: Settings) -> contextlib.AbstractContextManager[str]:
         raise UserError("Ray (inside this process) did not start: no memory")
 
@@ -56,14 +60,14 @@ def test_a_ray_that_does_not_start_is_one_line_for_every_stage(tmp_path: Path, m
         head.address(str(tmp_path / "other"))
 
 
-def test_where_stages_start_no_ray_there_is_no_process() -> None:
+def test_settings_that_need_no_local_ray_start_no_process() -> None:
     for settings in (Settings(executor="inline"), Settings(address="127.0.0.1:9")):
         with head.shared(settings) as place:
             assert place == "" and head.address(place) == ""
 
 
 @pytest.mark.process
-def test_a_process_that_no_stage_asks_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_of_the_head_ends_with_the_block_if_no_stage_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "PRELOAD", ())
     with head.shared(Settings()) as place:
         with socket.socket(socket.AF_UNIX) as seen:
@@ -74,7 +78,7 @@ def test_a_process_that_no_stage_asks_ends_with_the_block(monkeypatch: pytest.Mo
 
 
 @pytest.mark.ray
-def test_the_shared_head_is_real_and_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shared_head_answers_and_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "PRELOAD", ())
     before = psutil.Process().children(recursive=True)  # among them the head of other tests of this process
     with head.shared(Settings()) as place:
@@ -87,7 +91,7 @@ def test_the_shared_head_is_real_and_ends_with_the_block(monkeypatch: pytest.Mon
     assert started and [p for p in there if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_ray_is_started_again_on_a_busy_machine_and_a_named_cluster_is_asked_once(
+def test_a_local_ray_is_started_up_to_three_times_and_a_cluster_is_asked_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ray gives up after 30 seconds, by a plain Exception; the third failure is an error."""

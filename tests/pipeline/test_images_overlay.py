@@ -1,4 +1,4 @@
-"""Overlays for images on top of params.yaml: the whole is valid, and their runs are made and scored at few rows."""
+"""Overlays for images on top of params.yaml: the merged params are valid, and their runs are scored on few rows."""
 
 import shutil
 from pathlib import Path
@@ -18,13 +18,13 @@ from tests.pipeline import walk
 
 ROOT = Path(__file__).parents[2]
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}  # for a ResNet, which has no small form
-KINDS = ("fog", "elastic_transform")  # of corruptions, in place of 19
-OVERLAYS = {  # file -> its runs; those of the last make the curves and the scores of other data, too
+KINDS = ("fog", "elastic_transform")  # kinds of corruption, in place of 19
+OVERLAYS = {  # file -> its runs; the runs of the last file are also scored on corrupted and other data
     "images": (
         *("d_vbll-random", "g_vbll-random", "g_vbll-exact", "d_vbll_bnn", "g_vbll_bnn"),
         *("bnn", "dropout", "sngp", "deterministic-wide", "ensemble-wide"),
     ),
-    "subspace": ("swa", "swag", "pca_ess", "pca_vi", "pca_ess-all", "pca_vi-30"),  # those of the default run, too
+    "subspace": ("swa", "swag", "pca_ess", "pca_vi", "pca_ess-all", "pca_vi-30"),  # swa to pca_vi are default runs
     "laplace": ("kfac_laplace", "kfac_laplace-all"),
     "ciber": ("ciber", "ciber-cubic", "ciber-softmax", "ciber-weights3"),
     "inducing-convnet": ("ffg_u", "fcg_u", "ffg_w", "ensemble_u", "ffg_u-half", "ffg_w-half"),
@@ -41,7 +41,7 @@ def small_networks(value: Any) -> Any:
 
 
 def small_methods(methods: dict[str, Any], members: int) -> None:
-    """Few rows in a batch, few epochs, few draws; in place."""
+    """Change the methods in place: few rows in a batch, few epochs, few draws."""
     for name in ("sgd", "d_vbll", "g_vbll", "d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout"):
         section = methods.get(name, {})
         section.get("training", section)["batch"] = 10
@@ -61,7 +61,9 @@ def small_methods(methods: dict[str, Any], members: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_overlays_runs_are_made_and_scored(overlay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_of_an_overlay_are_made_and_scored(
+    overlay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shifted = overlay == "inducing-fashion_mnist"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BDL_TRACKING", "off")

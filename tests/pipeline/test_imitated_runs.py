@@ -1,4 +1,4 @@
-"""Students of other runs: what params.yaml may say, what comes first, whose code they depend on, one of them made."""
+"""Students of other runs: the inputs that params.yaml may name, the order of stages, the code digest, and a fit."""
 
 import copy
 from dataclasses import replace
@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
+def test_a_wrong_input_of_a_student_is_one_line_that_names_its_key(tmp_path: Path, name: str) -> None:
     change, message = WRONG[name]
     read(tmp_path)
     with pytest.raises(UserError) as caught:
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
-def test_a_run_comes_before_its_student(tmp_path: Path) -> None:
+def test_the_plan_puts_a_run_before_its_student(tmp_path: Path) -> None:
     stages = plan.plan(read(tmp_path))
     wanted = {"prepare@boston", "student@b-whole", "student@b-student", "evaluate@b-student"}
     assert {*plan.matching(["evaluate@b-student"], stages)} == wanted
@@ -91,7 +91,7 @@ def test_a_student_depends_on_the_code_of_the_posterior_that_it_reads(tmp_path: 
 
 
 def test_the_report_finds_the_run_that_a_student_imitates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its input; the average of the chains that are its input, if a run has it; none of an online student."""
+    """It is the student's input, or the run that averages the chains of its input; an online student has none."""
     monkeypatch.chdir(tmp_path)
     raw = copy.deepcopy(RAW)
     chains = {"dataset": "boston", "method": "sgmcmc", "seeds": 2, "input": "prepare/boston"}
@@ -112,8 +112,10 @@ def test_the_report_finds_the_run_that_a_student_imitates(tmp_path: Path, monkey
         expected |= {"b-of-chains": ""}
 
 
-def test_the_report_finds_what_a_plugins_student_imitates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method says that it imitates; what made its input has any name. Told apart: a method that does not say so."""
+def test_the_report_finds_the_run_that_a_plugins_student_imitates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The method declares that it imitates; its input's method may have any name. The control declares nothing."""
     monkeypatch.chdir(tmp_path)
     raw = copy.deepcopy(RAW)
     chains = {"dataset": "boston", "method": "my_chains", "seeds": 2, "input": "prepare/boston"}
@@ -133,7 +135,7 @@ def test_the_report_finds_what_a_plugins_student_imitates(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_a_student_of_a_run_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_student_of_a_run_is_fitted_and_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both seeds of each split imitate the one seed of the run."""
     monkeypatch.chdir(tmp_path)
     params = read(tmp_path)

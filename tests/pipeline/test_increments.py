@@ -1,4 +1,4 @@
-"""Class-incremental learning as runs of the graph: what is made from what, what is scored, and the report of it."""
+"""Class-incremental learning as runs of the graph: the inputs of each step, its scored classes, and the report."""
 
 import copy
 import itertools
@@ -51,7 +51,7 @@ OUTER = {
 
 
 def raw() -> dict[str, Any]:
-    """Two steps of three classes, the second step's coreset with that of the first; and experts of the second."""
+    """Two steps of three classes; the second step's coreset takes the first step's as input; experts of the second."""
     made: dict[str, Any] = {
         "seed": 0,
         "teachers": {},
@@ -73,7 +73,7 @@ def raw() -> dict[str, Any]:
 
 
 def with_experts(made: dict[str, Any], **bundle: str) -> dict[str, Any]:
-    """A coreset of the second step from its experts and the first step's coreset together."""
+    """Add a coreset of the second step that is made from its experts and the first step's coreset together."""
     made["inputs"] = {"both": {"trajectory": "trajectory/e1", "coreset": "coreset/c0"} | bundle}
     made["coresets"]["b1"] = {"dataset": "d1", "method": "bpc_fkl", "seeds": 1, "input": "inputs/both"}
     return made
@@ -110,7 +110,7 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
         tested = np.isin(y_test, seen)
         p = fitted.predict(x_test[tested], rng=Seed(0)).mean.double().numpy()
         assert p.shape == (tested.sum(), 6)
-        right = p.argmax(1) == y_test[tested]  # over all outputs, and not those of the classes so far alone
+        right = p.argmax(1) == y_test[tested]  # over the outputs of all classes, not only of the classes so far
         assert (found["accuracy"]["value"], found["accuracy"]["n"]) == (pytest.approx(right.mean()), tested.sum())
         nll = -np.log(p[np.arange(len(p)), y_test[tested]]).mean()
         assert found["nll"]["value"] == pytest.approx(nll, rel=1e-5)
@@ -124,7 +124,7 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
     assert {row.key: row.step and row.step.increment.step for row in report.infos(numbers)} == {"r0": 0, "r1": 1}
 
 
-def test_a_chain_of_steps_is_planned() -> None:
+def test_the_coreset_of_a_step_is_planned_after_the_coreset_of_the_step_before() -> None:
     numbers = typed(with_experts(raw()))
     assert plan(numbers)["coreset@c1"].needs == {"prepare@d1", "coreset@c0"}
     assert [r.key for r in numbers.lineage(numbers.run("student", "r1"))] == ["c0", "c1", "r1"]
@@ -165,7 +165,7 @@ def test_a_coreset_of_anything_but_the_step_before_is_refused(change: dict[str, 
     assert refused(bundle).startswith("inputs.both must be of one data set, got {"), shown
 
 
-def test_what_else_cannot_be_made_from_what_is_named() -> None:
+def test_a_run_or_coreset_with_a_wrong_input_is_refused() -> None:
     made = raw()
     made["runs"]["r1"]["input"] = "coreset/c0"
     assert refused(made) == "runs.r1.input must be of the data set d1, got 'coreset/c0: d0'"
@@ -180,14 +180,14 @@ def test_what_else_cannot_be_made_from_what_is_named() -> None:
     assert typed(made).run("coreset", "b1").sources == {"trajectory": "e1"}
 
 
-def test_a_search_goes_over_one_data_set() -> None:
+def test_a_search_over_runs_of_two_data_sets_is_refused() -> None:
     numbers = typed(raw())
     with pytest.raises(UserError, match=r"^r1: has inputs on d0: a search fits all runs on d1; search on the first"):
         branch_of(numbers, "random_coreset", "d1", None, Settings())
     assert branch_of(numbers, "random_coreset", "d0", None, Settings()).runs[-1].key == "r0"
 
 
-def test_the_overlay_is_valid_and_its_steps_are_chains(tmp_path: Path) -> None:
+def test_the_increments_overlay_is_valid_and_each_run_follows_all_earlier_steps(tmp_path: Path) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml")
     overlays.apply(ROOT / "params/increments.yaml", tmp_path / "params.yaml")
     numbers = load(tmp_path / "params.yaml")
@@ -205,7 +205,7 @@ def test_the_overlay_is_valid_and_its_steps_are_chains(tmp_path: Path) -> None:
 
 
 def infos(root: Path) -> list[tables.RunInfo]:
-    """Two orders of two steps, of one method; a run on all classes at once beside them."""
+    """Runs of one method: two orders of two steps each, and one run on all classes at once."""
     found = [write_run(root, "whole", "vbpc", "a", scores_of_step([0.7]))]
     for order, figures in enumerate(([[0.9, 0.7], [0.5]], [[0.6], [0.1]])):  # by step, of the seeds
         for number, values in enumerate(figures):
@@ -215,7 +215,7 @@ def infos(root: Path) -> list[tables.RunInfo]:
 
 
 def test_the_report_has_means_over_orders_after_each_step(tmp_path: Path) -> None:
-    """Seeds first: .8 and .6, so .7 ± .1; then .5 and .1: .3 ± .2."""
+    """The mean over seeds comes first: .8 and .6, so .7 ± .1; then .5 and .1: .3 ± .2."""
     runs = infos(tmp_path)
     table = tables.gather(runs)
     found = [(count, *astuple(mean)) for count, mean in page.over_orders(table, runs, "accuracy")]
@@ -230,7 +230,7 @@ def test_the_report_has_means_over_orders_after_each_step(tmp_path: Path) -> Non
     page.render(tables.gather([replace(run, evaluate=tmp_path / "absent") for run in runs]), {}, 110)
 
 
-def test_a_report_without_steps_has_no_such_part(tmp_path: Path) -> None:
+def test_a_report_without_steps_has_no_class_by_class_section(tmp_path: Path) -> None:
     table = tables.gather(infos(tmp_path)[:1])
     assert table.estimate("whole-vbpc-a", Quantity("accuracy")) is not None
     assert "Class by class" not in page.render(table, {}, 110)["index.html"]

@@ -1,4 +1,4 @@
-"""A whole command as one Ray job: with a client that is a fake, and once with a real head."""
+"""A whole command as one Ray job: with a fake client, and once with a real head."""
 
 import contextlib
 import os
@@ -103,7 +103,7 @@ def use(monkeypatch: pytest.MonkeyPatch, *script: Any) -> Client:
         (["python", "-m", "pipeline", "status"], "python -m pipeline status"),
     ],
 )
-def test_the_whole_command_is_one_job(
+def test_the_whole_command_is_sent_as_one_job_with_its_environment(
     words: list[str], sent_as: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"AWS_SECRET_ACCESS_KEY": SECRET, "BDL_REMOTE": "on", "HOME_OF": "x"}.items():
@@ -123,7 +123,7 @@ def test_the_whole_command_is_one_job(
     assert "a line\n" in said.out and SECRET not in said.out + said.err
 
 
-def test_a_failed_job_passes_its_exit_code_on_after_its_results_are_taken(
+def test_the_results_of_a_failed_job_are_taken_and_its_exit_code_is_returned(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client, taken = use(monkeypatch, [Status("FAILED")], [Status("FAILED")]), []
@@ -134,7 +134,7 @@ def test_a_failed_job_passes_its_exit_code_on_after_its_results_are_taken(
     assert "FAILED: exit code 3 ***" in capsys.readouterr().err
 
 
-def test_a_cut_connection_is_followed_again_and_no_line_printed_twice(
+def test_after_a_cut_connection_the_log_continues_without_repeated_lines(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, ["one\n", "tw", ConnectionError("cut")], ["one\n", "two\nthree\n", Status("SUCCEEDED")])
@@ -144,7 +144,7 @@ def test_a_cut_connection_is_followed_again_and_no_line_printed_twice(
     assert said.err == "http://head:8265 does not answer (cut); the job continues\n"
 
 
-def test_a_dashboard_that_stays_away_ends_the_command_and_not_the_job(
+def test_a_dashboard_that_does_not_answer_ends_the_command_but_not_the_job(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = use(monkeypatch, [ConnectionError("cut")])
@@ -171,7 +171,7 @@ def test_an_interrupt_stops_the_job(
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_job_also_where_a_shell_ignores_it(number: signal.Signals, project: Path) -> None:
+def test_a_signal_stops_the_job_even_if_a_shell_ignores_sigint(number: signal.Signals, project: Path) -> None:
     """The shell starts a background process without job control, so Python finds SIGINT ignored."""
     code = """
 import asyncio, types
@@ -200,7 +200,7 @@ job.send(Settings(jobs="http://head:8265", remote=True), ["repro"], lambda: None
         assert "STOPPED" in shell.communicate()[0]
 
 
-def test_a_running_job_of_the_same_command_is_followed_and_an_ended_one_replaced(
+def test_a_running_job_of_a_command_is_followed_and_an_ended_job_is_replaced(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = use(monkeypatch, [Status("SUCCEEDED")], [Status("SUCCEEDED")], [Status("SUCCEEDED")])
@@ -230,7 +230,7 @@ def test_attach_finds_the_projects_running_job(
         job.attach(SETTINGS, lambda: None)
 
 
-def test_jobs_that_cannot_be_sent_are_one_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_cannot_be_sent_is_an_error_with_its_cause(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^RAY_ADDRESS must be http://host:8265"):
         job.send(Settings(remote=True), ["repro"], lambda: None)
     with pytest.raises(UserError, match=r"^BDL_REMOTE must be on: "):
@@ -251,7 +251,7 @@ def test_jobs_that_cannot_be_sent_are_one_line(project: Path, monkeypatch: pytes
 
 @pytest.fixture
 def there(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[list[str]]]]:
-    """The folder that a job came with, on the cluster's side, and the commands that the job gives."""
+    """The folder in which the job runs on the cluster, and the commands that the job gives."""
     given: list[list[str]] = []
 
     def call(words: list[str], cwd: Path, env: dict[str, str]) -> int:
@@ -312,7 +312,9 @@ Path("squared").write_text(str([each.result for each in done]))
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_command_on_a_real_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvc_repro_runs_as_a_job_and_its_results_are_pulled_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stage of DVC runs as a job, its tasks as tasks of the cluster; ``dvc repro --pull`` at home runs nothing."""
     home, remote = tmp_path / "home", tmp_path / "remote"
     (home / ".dvc").mkdir(parents=True)

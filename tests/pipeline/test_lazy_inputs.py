@@ -32,7 +32,7 @@ from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import GOOD
 
 ROOT = Path(__file__).parents[2]
-EXPERTS, SNAPSHOTS, WEIGHTS = 8, 50, 160_000  # 256 MB, 32 of them an expert
+EXPERTS, SNAPSHOTS, WEIGHTS = 8, 50, 160_000  # 256 MB together, 32 MB for each expert
 WORKERS = ("teacher/b-walk", "student/b-last")
 DRIVER = """
 import json, resource
@@ -57,7 +57,7 @@ executor.close()
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with boston prepared and a trajectory of eight experts that a run takes the ends of."""
+    """A working directory with boston prepared and eight experts, of which a run reads only the last snapshots."""
     folder = tmp_path_factory.mktemp("lazy")
     row = {"dataset": "boston", "method": "walk", "seeds": 1, "input": "prepare/boston"}
     raw: dict[str, Any] = {
@@ -82,8 +82,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_fit_takes_the_memory_of_what_it_reads(prepared: Path) -> None:
-    """The ends of eight experts are 5 MB of 256; a quarter of these may be read, by the driver and by a worker."""
+def test_a_fit_takes_memory_only_for_the_parts_that_it_reads(prepared: Path) -> None:
+    """The last snapshots of eight experts are 5 MB of 256 MB; the driver and a worker may each take up to 64 MB."""
     env = {
         **os.environ,
         "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
@@ -129,7 +129,7 @@ def test_a_worker_without_the_file_reads_it_through_the_driver(ray_head: str, tm
         executor.close()
 
 
-def test_files_alone_are_replaced(tmp_path: Path) -> None:
+def test_only_files_are_replaced_by_files_of_the_hub(tmp_path: Path) -> None:
     (tmp_path / "notes").write_bytes(b"abc")
     file, plain = FileBytes.of(tmp_path / "notes"), State({"w": torch.zeros(2)})
     found = through_hub({"a": {"b": file}, "c": plain, "d": 3}, "hub")

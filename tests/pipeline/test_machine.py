@@ -39,7 +39,7 @@ def test_the_most_specific_entry_decides(tmp_path: Path) -> None:
     assert Settings.read({"BDL_DEVICE": "cuda", "BDL_GPUS_PER_TASK": "0"}).of("student", "swag").device == "cuda"
 
 
-def test_without_a_file_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_machine_yaml_the_settings_keep_their_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert Settings.read({}).of("student", "swag") == Settings.read({}) == Settings()
     (tmp_path / "machine.yaml").write_text(TEXT)
@@ -64,7 +64,7 @@ def test_without_a_file_nothing_changes(tmp_path: Path, monkeypatch: pytest.Monk
         ("resources: {student: {resources: {A100: -1}}}", r"student\.resources\.A100 must be >= 0, got -1"),
     ],
 )
-def test_wrong_entries_are_named(tmp_path: Path, text: str, rule: str) -> None:
+def test_a_wrong_entry_of_machine_yaml_is_named(tmp_path: Path, text: str, rule: str) -> None:
     (tmp_path / "machine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=rule):
         read_machine(tmp_path / "machine.yaml")
@@ -79,7 +79,7 @@ def test_an_unknown_method_and_a_missing_file_are_named(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[tuple[str, str]]:
-    """The address of a cluster of two CPUs here and four CPUs with a GPU there, and the id of the second node."""
+    """The address of a cluster with a node of two CPUs and a node of four CPUs and a GPU; the second node's id."""
     before = dict(os.environ)
     prepare_environment()
     os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
@@ -100,7 +100,7 @@ def mixed() -> Iterator[tuple[str, str]]:
 @pytest.mark.ray
 @pytest.mark.xdist_group("cluster")
 def test_tasks_are_placed_and_packed_by_their_resources(mixed: tuple[str, str], tmp_path: Path) -> None:
-    """Four halves of a GPU: two at once, which wait for each other, and never three."""
+    """Of four tasks with half a GPU each, two run at once, which wait for each other, and never three."""
     address, node = mixed
 
     def run(needs: Needs, count: int, together: int = 1) -> list[tuple[list[str], str, float, float]]:

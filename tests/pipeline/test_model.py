@@ -1,4 +1,4 @@
-"""The exported model: the same figures through MLflow, and from a request to its server, as from the library."""
+"""The exported model gives the library's predictions, when MLflow loads it and when its server answers a request."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def same(made: pd.DataFrame, expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_a_loaded_model_predicts_what_the_posterior_does(case: tuple[Path, Any, dict[str, Any]]) -> None:
+def test_a_model_loaded_by_mlflow_gives_the_posteriors_predictions(case: tuple[Path, Any, dict[str, Any]]) -> None:
     saved, rows, expected = case
     kinds = {path.suffix for path in saved.rglob("*") if path.is_file()}  # the import of its code adds .pyc
     loaded = mlflow.pyfunc.load_model(str(saved))
@@ -58,7 +58,7 @@ def test_a_loaded_model_predicts_what_the_posterior_does(case: tuple[Path, Any, 
     assert kinds <= {"", ".json", ".py", ".safetensors", ".txt", ".yaml"}, "nothing is pickled"
 
 
-def test_a_fit_that_does_not_exist_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_export_of_a_missing_seed_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     student(tmp_path / "work/student/toy")
     with pytest.raises(ArtifactError, match="has no seed 4 of split 0"):
@@ -67,10 +67,10 @@ def test_a_fit_that_does_not_exist_leaves_no_folder(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_a_request_to_the_served_model_is_answered_as_the_posterior_does(
+def test_the_served_model_answers_a_request_with_the_posteriors_predictions(
     case: tuple[Path, Any, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """As MLflow's server reads the JSON of a request."""
+    """The request is read as MLflow's server reads JSON."""
     saved, rows, expected = case
     table = {"columns": FEATURES, "data": rows.tolist()}
     request, answer = tmp_path / "request.json", tmp_path / "answer.json"
@@ -82,8 +82,8 @@ def test_a_request_to_the_served_model_is_answered_as_the_posterior_does(
 
 
 @pytest.mark.parametrize(("answer", "written"), [(0.0, "false"), (1.0, "true")])
-def test_a_request_has_its_cells_read_as_a_file_has(tmp_path: Path, answer: float, written: str) -> None:
-    """Truths, gaps, dates and numbers of JSON, as the signature lets them through to the one reader."""
+def test_the_cells_of_a_request_are_read_like_the_cells_of_a_file(tmp_path: Path, answer: float, written: str) -> None:
+    """Booleans, gaps, dates and numbers of JSON pass the signature and reach the reader that files use, too."""
     kinds = [("flag", "category"), ("seen", "date"), ("size", "number")]
     columns = [
         Column(name, kind, ("False", "True") if kind == "category" else (), kind == "number") for name, kind in kinds

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster can run: counted, refused, or waited for."""
+"""How many tasks the nodes of a cluster can run, and which requests are refused or waited for."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -80,14 +80,14 @@ def test_a_request_that_no_node_can_meet_is_refused_at_once(growing_ray: Ray) ->
     assert growing_ray.time == 0 and not growing_ray.requests
 
 
-def test_no_single_node_has_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_for_cpu_and_gpu_that_no_single_node_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: [{"Resources": {"CPU": 4.0}}, {"Resources": {"CPU": 0.0, "GPU": 1.0}}])
     with pytest.raises(UserError, match="the most is 4 CPU and 1 GPU"):
         ensure(Settings(needs=Needs(gpus=1)))
 
 
 def test_a_node_that_an_autoscaler_adds_is_waited_for(growing_ray: Ray) -> None:
-    """A placement group is the request that the autoscaler sees; a line says each minute what is waited for."""
+    """The autoscaler sees the request as a placement group; each minute a line names the resources and the time."""
     said: list[str] = []
     ensure(Settings(address=CLUSTER, needs=Needs(gpus=8), node_seconds=600.0), say=said.append)
     assert 90 < growing_ray.time < 110
@@ -95,7 +95,7 @@ def test_a_node_that_an_autoscaler_adds_is_waited_for(growing_ray: Ray) -> None:
     assert said == [f"waiting for a node with 1 CPU and 8 GPU, {seconds} of 600 s" for seconds in (0, 60)]
 
 
-def test_the_wait_ends_with_the_most_that_there_is(growing_ray: Ray) -> None:
+def test_the_wait_for_a_node_ends_with_an_error_after_its_limit(growing_ray: Ray) -> None:
     with pytest.raises(UserError, match=r"1 GPU; no such node came in 30 s \(BDL_WAIT_FOR_NODES\)$"):
         ensure(Settings(address=CLUSTER, needs=Needs(gpus=8), node_seconds=30.0), say=lambda text: None)
     assert growing_ray.removed == 1

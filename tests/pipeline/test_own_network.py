@@ -1,4 +1,4 @@
-"""A network file and saved weights of the user's: what is stale when they change, and what is said before any work."""
+"""A user's network file and saved weights: the stages that a change makes stale, and the errors before any work."""
 
 from pathlib import Path
 from typing import Any
@@ -65,12 +65,12 @@ OWN: dict[str, Any] = {
 
 
 def own_params() -> dict[str, Any]:
-    """The tiny project, with runs on weights of the user's."""
+    """The tiny project, with runs on the user's weights."""
     return merge(yaml.safe_load(PARAMS.replace("3e-3", "3.0e-3")), OWN)
 
 
 def write_own(folder: Path, text: str = MINE, seed: int = 0) -> None:
-    """Write the file, and weights that were trained with nothing of this project."""
+    """Write the network file, and weights that torch alone has made, without code of this project."""
     for name in ("plugins", "data"):
         (folder / name).mkdir(exist_ok=True)
     (folder / "plugins/mine.py").write_text(text)
@@ -99,8 +99,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"seed": 1}, {"digits-mine"}),
     ],
 )
-def test_a_change_makes_stale_what_reads_it(folder: Path, change: dict[str, Any], stale: set[str]) -> None:
-    """DVC knows the files of a method, not of a run: the network of one run of sgd is that of all."""
+def test_a_change_makes_only_the_stages_that_read_the_file_stale(
+    folder: Path, change: dict[str, Any], stale: set[str]
+) -> None:
+    """DVC knows the files of a method, not of a run: the network file of one run of sgd counts for all runs of sgd."""
     before = digests(folder)
     write_own(folder, **change)
     after = digests(folder)
@@ -118,7 +120,7 @@ def test_a_missing_file_is_named_before_any_work(folder: Path) -> None:
         typed(own_params())
 
 
-def test_what_dvc_does_not_watch_is_said(folder: Path) -> None:
+def test_weights_outside_data_and_plugins_are_named_as_unwatched(folder: Path) -> None:
     assert not any("pretrained" in line for line in unwatched(typed(own_params())))
     Path("data/mine.pt").rename("mine.pt")
     raw = merge(own_params(), {"methods": {"pretrained": {"weights": "mine.pt"}}})

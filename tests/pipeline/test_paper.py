@@ -1,4 +1,4 @@
-"""A paper's table from an empty project: what is run and what is not, the files, the errors."""
+"""A paper's table from an empty project: the stages that run, the files that are written, the errors."""
 
 import csv
 import json
@@ -76,7 +76,7 @@ def with_override(section: str, key: str, override: dict[str, Any]) -> dict[str,
 
 
 def go(capsys: pytest.CaptureFixture[str], *words: str, rc: int = 0) -> tuple[list[str], str]:
-    """The stages that ran, and all that was printed on stdout (on stderr where it fails)."""
+    """The stages that ran, and all that was printed on stdout (on stderr if the command fails)."""
     capsys.readouterr()
     assert cli.main(["paper", "vbll:table2", *words]) == rc
     out, err = capsys.readouterr()
@@ -84,34 +84,34 @@ def go(capsys: pytest.CaptureFixture[str], *words: str, rc: int = 0) -> tuple[li
     return ran, err if rc else out
 
 
-def test_only_what_is_out_of_date_runs_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_stages_that_are_out_of_date_run_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran, _ = go(capsys)
     assert ran == ALL
     first = {p: p.read_bytes() for p in Path("results").rglob("*.*")}
     assert sorted(p.name for p in first) == ["table2-boston.csv", "table2-boston.md"]
     assert go(capsys)[0] == []
     assert {p: p.read_bytes() for p in Path("results").rglob("*.*")} == first, "equal results, other bytes"
-    # a number: its branch and what depends on it, and nothing beside
+    # a changed number: its stage runs, and the stages that depend on it, and no others
     write(with_override("trajectories", "boston-other", {"epochs": 1}))
     assert go(capsys)[0] == [name for name in ALL if "other" in name or "deterministic" in name]
-    # an artifact that is gone: itself; what was made from it still is what it was made from
+    # a missing artifact: its stage alone runs, since the artifact comes out as it was
     gone = TREE / "trajectory/boston-sgd"
     (gone / "manifest.json").unlink()
     assert go(capsys)[0] == ["trajectory boston-sgd"]
-    # an artifact that is not the one that was recorded
+    # a recorded identity that lists no made artifact: its stage alone runs
     place = TREE / "identity/evaluate/boston-ensemble.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "made": {}}))
     assert go(capsys)[0] == ["evaluate boston-ensemble"]
 
 
-def test_an_interrupted_run_goes_on(
+def test_an_interrupted_command_continues_where_it_stopped(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, calls = fit.make, list[int]()
 
     def stopped(*args: Any) -> Any:
         calls.append(1)
-        if len(calls) == 4:  # two trajectories, each of a table made as one, then a student's second member
+        if len(calls) == 4:  # two trajectories, each in one call, then a student's second member
             raise KeyboardInterrupt
         return make(*args)
 
@@ -127,7 +127,9 @@ def test_an_interrupted_run_goes_on(
     assert not list(Path(".state/checkpoints").rglob("*.done"))
 
 
-def test_the_figures_are_those_of_the_scores(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_of_a_table_equal_the_means_of_the_scores(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, out = go(capsys, "--dataset", "boston")
     scores = pq.read_table(TREE / "evaluate/boston-ensemble/scores.parquet").to_pylist()
     nll = [s["value"] for s in scores if (s["set"], s["metric"]) == ("test", "nll")]
@@ -150,13 +152,15 @@ def test_the_figures_are_those_of_the_scores(project: Path, capsys: pytest.Captu
     assert page.count("| not run |") == 2 * 9 and "2.48 ± 0.09" in page
 
 
-def test_a_chosen_method_runs_alone_and_none_is_hidden(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_chosen_method_runs_and_every_method_is_shown(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ran, out = go(capsys, "--method", "ENSEMBLE")
     assert ran == [name for name in ALL if "other" not in name and "deterministic" not in name]
     assert all(name in out for name in papers.load("vbll:table2").figures["Boston"])
     line = next(line for line in out.splitlines() if line.startswith("| deterministic"))
     assert line.count("not run") == 2
-    # what is up to date is shown whatever was chosen; what no longer is, is not
+    # a method that is up to date is shown whatever was chosen; after a change it is not
     _, out = go(capsys, "--method", "deterministic")
     assert next(line for line in out.splitlines() if line.startswith("| Ensemble")).count("not run") == 0
     write(with_override("trajectories", "boston-sgd", {"epochs": 1}))
@@ -164,7 +168,9 @@ def test_a_chosen_method_runs_alone_and_none_is_hidden(project: Path, capsys: py
     assert next(line for line in out.splitlines() if line.startswith("| Ensemble")).count("not run") == 2
 
 
-def test_another_number_of_splits_costs_no_results(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_with_fewer_splits_keeps_the_earlier_results(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     go(capsys, "--method", "deterministic")
     ran, out = go(capsys, "--method", "deterministic", "--splits", "1")
     assert len(ran) == 4
@@ -198,7 +204,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words, said", WRONG.values(), ids=WRONG)
-def test_bad_names_are_one_line_before_any_work(
+def test_a_bad_name_is_one_line_before_any_work(
     project: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     assert cli.main(["paper", *words]) == 2
@@ -207,7 +213,7 @@ def test_bad_names_are_one_line_before_any_work(
     assert not Path("work").exists() and not Path("results").exists()
 
 
-def test_a_table_of_costs_or_settings_is_its_commands(
+def test_a_table_of_costs_or_settings_runs_its_command(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran = list[list[str]]()
@@ -218,8 +224,8 @@ def test_a_table_of_costs_or_settings_is_its_commands(
     assert capsys.readouterr().err == "python -m pipeline study params/study/vbpc-lamb.yaml\n"
 
 
-def test_commands_of_other_tables_are_there() -> None:
-    """Each names a file of the project, and is no table of the printed scores."""
+def test_the_commands_of_other_tables_name_existing_files() -> None:
+    """Each command names a file of the project, and its table is none of the tables of printed scores."""
     for table, command in yaml.safe_load(COMMANDS.read_text()).items():
         named = next(word for word in command.split() if word.endswith((".py", ".yaml")))
         assert (ROOT / named).is_file(), table
@@ -227,7 +233,7 @@ def test_commands_of_other_tables_are_there() -> None:
             papers.load(table)
 
 
-def test_a_wrong_number_names_its_file(project: Path) -> None:
+def test_the_error_of_a_wrong_number_names_the_params_file(project: Path) -> None:
     write({**TINY, "methods": {**TINY["methods"], "sgd": {**SGD, "epochs": 0}}})
     with pytest.raises(UserError, match=r"params/paper/vbll-table2\.yaml: methods\.sgd\.epochs must be > 0, got 0"):
         read(papers.load("vbll:table2"), None, None, None)

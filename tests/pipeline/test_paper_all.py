@@ -1,4 +1,4 @@
-"""``paper all``: pages of stored scores and of stored CSV files, and what is missing; nothing is run."""
+"""``paper all``: pages from stored scores and stored CSV files, and the list of missing cells; nothing is run."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ PAGE = Path("results/vbll/table1-cifar10-on-fashion_mnist.md")
 
 
 def store(key: str, method: str, nll: list[float], commit: str, seconds: dict[str, float]) -> None:
-    """Store what evaluation leaves of a run on Fashion-MNIST whose networks another run has made."""
+    """Write the files that a run on Fashion-MNIST leaves whose networks come from a shared trajectory."""
     found = [Score(0, seed, Quantity("nll"), value, 9) for seed, value in enumerate(nll)]
     folder = Path("work/evaluate") / key
     folder.mkdir(parents=True)
@@ -40,7 +40,7 @@ def store(key: str, method: str, nll: list[float], commit: str, seconds: dict[st
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the scores of two runs of a default run whose commits differ, and no code that could fit."""
+    """A folder with the stored scores of two default runs, made at two commits; a test fails if a stage runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pool, "run", lambda *_, **__: pytest.fail("something was run"))
     store("fashion_mnist-deterministic", "deterministic", [0.31, 0.33], "a" * 40, {"shared": 5.0, "own": 0.5})
@@ -61,9 +61,9 @@ def test_pages_are_made_from_stored_scores(project: Path, capsys: pytest.Capture
     assert page.split("\n")[2].startswith("**37 cells printed; 0 made") and "2 made on a stand-in.**" in page
     facts = facts_of(page)
     assert facts["commit"] == f"{'a' * 40}, {'b' * 40}" and facts["seed"] == "3" and facts["device"] == "a processor"
-    # two fits of the shared trajectory, each once, and three of these runs
+    # two fits of the shared trajectory, each counted once, and the three fits of the two runs
     assert float(facts["seconds of fitting"]) == 2 * 5.0 + 2 * 0.5 + 2.0
-    # the same scores give the same bytes, and without the scores the CSV does
+    # equal scores give equal bytes; without the scores, the stored CSV gives the same bytes
     first = {path: path.read_bytes() for path in Path("results").rglob("*.*")}
     assert cli.main(["paper", "all"]) == 0
     Path("work").rename("gone")
@@ -72,8 +72,10 @@ def test_pages_are_made_from_stored_scores(project: Path, capsys: pytest.Capture
     assert {path: path.read_bytes() for path in Path("results").rglob("*.*")} == first
 
 
-def test_a_page_keeps_cells_of_runs_that_are_not_here(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As where an overlay's runs were made in another clone; a page with as many cells is written anew."""
+def test_a_page_keeps_its_cells_when_the_project_has_fewer_runs(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For example, an overlay's runs were made in another clone. A page with as many cells as before is rewritten."""
     assert cli.main(["paper", "all"]) == 0
     first, other = PAGE.read_bytes(), Path("results/inducing/table5-cifar10-on-fashion_mnist.csv")
     assert "not changed" not in capsys.readouterr().out
@@ -85,7 +87,9 @@ def test_a_page_keeps_cells_of_runs_that_are_not_here(project: Path, capsys: pyt
     assert said.count("not changed") == 1 and PAGE.read_bytes() == first and "0.99" not in other.read_text()
 
 
-def test_what_is_missing_is_said_and_nothing_is_written(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_lists_the_cells_that_can_be_made_and_writes_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["paper", "all"]) == 0
     before = {path: path.read_bytes() for path in project.rglob("*.*") if path.is_file()}
     record = Path("work/student/fashion_mnist-sngp.run.json")
@@ -96,7 +100,7 @@ def test_what_is_missing_is_said_and_nothing_is_written(project: Path, capsys: p
     said = capsys.readouterr().out.splitlines()
     at = said.index("vbll:table1 CIFAR10: 37 printed, 0 made, 2 on a stand-in")
     assert said[at + 1] == "  4 can be made: python -m pipeline repro, then paper all (7 s of fitting as recorded)"
-    # two here, and the trained network's NLL in tables 3 and 7 of CIBER and table 5 of inducing weights
+    # two cells of this table, and the trained network's NLL in tables 3 and 7 of CIBER and table 5 of inducing weights
     printed = sum(len(path.read_text().splitlines()) - 1 for path in papers.HERE.glob("*.csv"))
     assert said[-1] == f"made: 5 of {printed}, 0 on the papers' data and 5 on a stand-in"
     assert {path: path.read_bytes() for path in project.rglob("*.*") if path.is_file()} == before
@@ -112,7 +116,7 @@ def test_options_that_do_not_go_together_are_refused(project: Path, capsys: pyte
 
 
 @pytest.mark.process
-def test_what_is_missing_needs_no_ray() -> None:
+def test_the_list_of_missing_cells_imports_neither_ray_nor_mlflow() -> None:
     script = (
         "import sys; from pipeline import cli; code = cli.main(['paper', 'all', '--missing']); "
         "sys.exit(code or int('ray' in sys.modules or 'mlflow' in sys.modules))"

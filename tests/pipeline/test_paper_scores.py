@@ -1,4 +1,4 @@
-"""Every score that a paper's table or the report names is one that evaluation writes."""
+"""Evaluation writes every score that a paper's table or the report names."""
 
 import csv
 from pathlib import Path
@@ -21,7 +21,7 @@ from bdl_pipe.yaml_files import read_yaml
 
 
 class Answering:
-    """A posterior with every score that there is: its answer does not look at its inputs."""
+    """A posterior with every known score; its predictions do not depend on its inputs."""
 
     def __init__(self, task: str) -> None:
         self.task = task
@@ -41,7 +41,7 @@ class Answering:
 
 
 def written(task: str) -> dict[str, set[str]]:
-    """The metrics that evaluation writes of test, other and corrupted rows; as ``score``: by what it tells others."""
+    """The metrics that evaluation writes for test, other and corrupted rows; ``score``: its scores for other rows."""
     fitted = Predictor(Answering(task), Transform("table", torch.zeros(2), torch.ones(2)))
     inputs = np.zeros((20, 2))
     targets = np.arange(20) % 3 if task == "classification" else np.zeros((20, 1))
@@ -58,7 +58,7 @@ def written(task: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("path", sorted(papers.HERE.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_score_that_a_paper_names_is_one_that_evaluation_writes(path: Path) -> None:
+def test_evaluation_writes_every_score_that_a_paper_names(path: Path) -> None:
     of_tasks = [written(task) for task in ("classification", "regression")]
     known = {kind: of_tasks[0][kind] | of_tasks[1][kind] for kind in of_tasks[0]}
     assert "auroc" in known["ood"] and "auroc_density" not in known["ood"]
@@ -76,6 +76,6 @@ def test_every_score_that_a_paper_names_is_one_that_evaluation_writes(path: Path
         assert {*counterpart.scores.values()} <= known["score"], method
 
 
-def test_every_metric_of_other_data_has_a_column_in_the_report() -> None:
+def test_the_report_has_a_column_for_every_metric_of_other_data() -> None:
     tasks = ("classification", "regression")
     assert {name for task in tasks for name in written(task)["ood"]} == {metric.name for metric in DETECTION}

@@ -23,7 +23,7 @@ def params(source: str) -> Params:
     return load(ROOT / f"params/paper/{source}.yaml")
 
 
-def test_tables_of_the_same_runs_show_their_own_alone() -> None:
+def test_tables_that_share_a_params_file_show_only_their_own_runs() -> None:
     found = params("inducing-table2")
     shown = {
         name: [row.key for row in runs_of(papers.load(f"inducing:{name}"), dataset, ours(found))]
@@ -44,7 +44,7 @@ def test_tables_of_the_same_runs_show_their_own_alone() -> None:
     assert papers.load("inducing:table6").source == "inducing-table2"
 
 
-def test_every_method_of_ritter_has_one_run_and_every_run_a_method() -> None:
+def test_every_method_of_ritter_has_one_run_and_every_run_is_shown() -> None:
     found, shown = params("inducing-table2"), set[str]()
     for table in (papers.load(f"inducing:table{number}") for number in RITTER):
         assert table.source == "inducing-table2"
@@ -59,7 +59,7 @@ def test_every_method_of_ritter_has_one_run_and_every_run_a_method() -> None:
     assert shown == {row.key for row in found.of("student")}
 
 
-def test_every_params_file_of_a_table_is_right() -> None:
+def test_every_params_file_has_only_data_sets_of_its_table_and_names_its_command() -> None:
     paths = sorted(
         path
         for paper in ("vbll", "inducing", "ciber", "vbpc", "dark_knowledge")
@@ -75,8 +75,8 @@ def test_every_params_file_of_a_table_is_right() -> None:
 
 
 @pytest.mark.parametrize("number", LEE)
-def test_a_cell_of_lee_has_one_run(number: int) -> None:
-    """But for chains of a network with running statistics; and AVBPC has a second line, of ridge regression."""
+def test_every_method_of_lee_has_one_run_with_the_right_coreset(number: int) -> None:
+    """Only chains of a network with running statistics have no run. AVBPC has a second line, of ridge regression."""
     table = papers.load(f"vbpc:table{number}")
     found = params(table.source)
     shown = [name for name in table.figures if table.names.datasets[name] in found.datasets]
@@ -96,7 +96,7 @@ def test_a_cell_of_lee_has_one_run(number: int) -> None:
 
 
 def coreset_of(found: Params, key: str) -> tuple[str, int, str]:
-    """Return the method of a run's coreset, its images per class, and what predicts from it."""
+    """Return the method of a run's coreset, its images per class, and the method that predicts from it."""
     run = found.run("student", key)
     coreset = found.run("coreset", run.sources["coreset"])
     return coreset.method.name, coreset.config.ipc, run.method.name
@@ -114,7 +114,7 @@ def expected_coreset(name: str) -> tuple[str, int, str]:
     return ours, ipc, "coreset_nn" if a or ours in ("frepo", "rcig") else "coreset_sgmcmc"
 
 
-def test_every_run_is_a_cell_or_the_second_line_of_avbpc() -> None:
+def test_every_run_of_lee_is_a_cell_or_the_second_line_of_avbpc() -> None:
     published, shown = params("vbpc-table1"), set[str]()
     for table in (papers.load(f"vbpc:table{number}") for number in (1, 2, 3, 4, 10)):
         for dataset in table.figures:

@@ -1,4 +1,4 @@
-"""Tables of papers, from data to ours beside the paper: params files, shrunk, on small files of the real format."""
+"""Tables of papers, from data to our figures beside the paper's: shrunk params and small files of the real format."""
 
 import csv
 import math
@@ -27,7 +27,7 @@ from tests.pipeline import walk
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-KINDS = ("fog", "gaussian_blur")  # of corruptions, in place of 19
+KINDS = ("fog", "gaussian_blur")  # kinds of corruption, in place of 19
 CORRUPTED = 3  # images under each corruption
 VBLL = {"depth": 10, "widen": 1, "epochs": 1, "batch": 16, "seeds": 1, "validation": 10, "features": 16, "draws": 2}
 FEW = {"rows": 4, "cols": 4, "members": 2, "start": 0, "end": 1, "corrupted_images": CORRUPTED}
@@ -37,11 +37,11 @@ VBPC |= {"draws": 2, "chains": 2, "networks": 2, "burn_in": 1, "every": 1, "rows
 VBPC |= {"corrupted_images": CORRUPTED, "blocks": 2, "iterations": 2}
 UCI = {"epochs": 1, "patience": 10, "extra_epochs": 2, "snapshots": 3, "count": 3, "rank": 2, "dimension": 2}
 UCI |= {"draws": 2, "burn_in": 1, "every": 1, "steps": 2, "batch": 2_000, "validation_draws": 1, "splits": 1}
-UNITS = {1000: 4, 500: 3, 50: 4, 2: 2}  # of hidden layers of the UCI tables
+UNITS = {1000: 4, 500: 3, 50: 4, 2: 2}  # units of the hidden layers of the UCI tables, before and after shrinking
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2}  # for networks that have no small form
 DENSITIES = {Quantity("auroc", "ood", "svhn", score=s) for s in ("max_prob", "feature_density", "refit_density")}
 FILES: dict[str, tuple[dict[str, int], list[int], str, set[Quantity]]] = {
-    # params file -> its small numbers, its tables in the order of asking; a run and what its scores have
+    # params file -> its small numbers, its tables in the order in which they run; a run and some of its scores
     "vbll-table1": (VBLL, [1, 6], "cifar10-g_vbll", DENSITIES),
     "vbll-table4": (VBLL, [4], "cifar100-g_vbll", DENSITIES),
     "inducing-table2": (
@@ -57,12 +57,12 @@ FILES: dict[str, tuple[dict[str, int], list[int], str, set[Quantity]]] = {
         {Quantity("nll"), Quantity("ece", "transfer", "stl10")},
     ),
 }
-PART = {"ciber": "CIFAR10"}  # of its tables; its runs of CIFAR-100 take minutes, of curvature of 100 outputs
-NOT_RUN = {"SGLD (PreResNet-164)", "SGLD (WideResNet)"}  # a chain has no batch norm
+PART = {"ciber": "CIFAR10"}  # the part that is run: CIFAR-100 takes minutes, for the curvature of 100 outputs
+NOT_RUN = {"SGLD (PreResNet-164)", "SGLD (WideResNet)"}  # chains do not take networks with batch norm
 
 
 def shrunk(value: Any, small: dict[str, int], key: str = "") -> Any:
-    """Replace numbers whose key says how small, networks that have no small form, and whitening."""
+    """Replace the numbers whose keys ``small`` has, and networks that have no small form; turn whitening off."""
     if isinstance(value, dict):
         if value.get("name") == "resnet" and "width" not in small:
             return CONVNET | {"norm": "batch"}
@@ -102,7 +102,7 @@ def write(project: Path, name: str, raw: Any) -> None:
 
 
 def small_file(project: Path, name: str, small: dict[str, int]) -> Any:
-    """Put a shrunk params file of the project's into ``project``, and return it."""
+    """Write a shrunk copy of a params file into ``project``, and return its content."""
     raw = shrunk(read_yaml(ROOT / f"params/paper/{name}.yaml"), small)
     write(project, name, raw)
     return raw
@@ -120,7 +120,9 @@ def shown(path: Path) -> dict[tuple[str, str], dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_image_tables(name: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_image_table_is_filled_and_no_stage_runs_twice(
+    name: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small, numbers, scored, expected = FILES[name]
     paper = name.partition("-")[0]
     part = ["--dataset", PART[paper]] if paper in PART else []
@@ -148,7 +150,7 @@ def test_image_tables(name: str, project: Path, capsys: pytest.CaptureFixture[st
 
 
 def made_up(source: dict[str, Any]) -> None:
-    """Write a file of the set's rows and columns where the source looks for it."""
+    """Write random numbers, with the set's rows and columns, to the file that the source reads."""
     rows, features = UCI_SIZES[source["set"]]
     random = np.random.default_rng(rows)
     inputs = random.normal(size=(rows, features)).astype(np.float32)
@@ -164,10 +166,10 @@ def made_up(source: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("number", "dataset"), [(2, "Skillcraft"), (1, "Naval")])
-def test_a_uci_set_runs_as_soon_as_its_file_is_there(
+def test_a_uci_table_is_refused_without_its_file_and_filled_with_it(
     number: int, dataset: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With few rows: an exact integral for each of a thousand test rows takes long. Table 2 is in normalised units."""
+    """The set has few rows, since an exact integral takes long for each test row. Table 2 is in normalised units."""
     raw = small_file(project, f"ciber-table{number}", UCI)
     table, second = papers.load(f"ciber:table{number}"), number + 4  # the table of RMSE
     key = table.names.datasets[dataset]
@@ -193,8 +195,10 @@ def test_a_uci_set_runs_as_soon_as_its_file_is_there(
         assert float(found["SGD", "log_likelihood_normalised"]["ours"]) == pytest.approx(own + spread, abs=1e-5)
 
 
-def test_class_after_class(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two methods after two steps of VBPC's table 9: the second step's coreset has the rows of the first, too."""
+def test_the_second_step_of_vbpc_table_9_makes_a_coreset_of_40_rows(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two methods after two steps of VBPC's table 9: the second step's coreset also has the rows of the first."""
     raw = small_file(project, "vbpc-table9", VBPC)
     for dataset in raw["datasets"].values():
         dataset["validation"] = 0  # most classes have one row
@@ -208,8 +212,8 @@ def test_class_after_class(project: Path, capsys: pytest.CaptureFixture[str]) ->
         assert len(load_file(place)["labels"]) == 40  # one row a class
 
 
-def test_coresets_under_other_networks_corruptions_and_ood(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A coreset of each of two methods of CIFAR-10 is made once, and used by four tables."""
+def test_four_tables_of_vbpc_use_the_same_two_coresets(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On CIFAR-10: tables of other networks, corruptions and unseen data; each coreset is made once."""
     raw = small_file(project, "vbpc-table1", VBPC)
     for section in ("datasets", "trajectories", "coresets", "runs"):  # test_params_files.py checks the others
         raw[section] = {key: value for key, value in raw[section].items() if key.partition("-")[0] == "cifar10"}

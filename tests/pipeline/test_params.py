@@ -1,4 +1,4 @@
-"""params.yaml: one clear line for whatever is wrong in it."""
+"""params.yaml: each mistake in it gives one clear line."""
 
 import copy
 from pathlib import Path
@@ -134,7 +134,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
+def test_a_mistake_in_params_is_one_line_that_names_its_key(tmp_path: Path, name: str) -> None:
     place, value, message = WRONG[name]
     with pytest.raises(UserError) as caught:
         read(tmp_path, changed(place, value))
@@ -143,7 +143,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
 
 
 def several(**bundle: Any) -> dict[str, Any]:
-    """GOOD with a coreset of two members and a run of three that is made from it and the trajectory together."""
+    """GOOD with a coreset of two members, and a run of three members made from the coreset and the trajectory."""
     raw = copy.deepcopy(GOOD)
     raw["methods"] |= {"pair": {"steps": 1}, "may": {"steps": 1}}
     row = {"dataset": "boston", "method": "pair", "seeds": 2, "input": "trajectory/b-walk"}
@@ -153,7 +153,7 @@ def several(**bundle: Any) -> dict[str, Any]:
     return raw
 
 
-def test_a_row_may_have_several_inputs(tmp_path: Path) -> None:
+def test_a_run_may_have_several_inputs(tmp_path: Path) -> None:
     found = read(tmp_path, several())
     row = found.run("student", "b-pair")
     assert row.sources == {"trajectory": "b-walk", "coreset": "b-pair"}
@@ -172,7 +172,7 @@ def test_a_row_may_have_several_inputs(tmp_path: Path) -> None:
         assert read(tmp_path, raw).run("student", "b-pair").sources == expected
 
 
-OTHER_DATA = {  # A second data set, and the coreset of b-pair is made from it.
+OTHER_DATA = {  # A second data set, from which the coreset b-pair is made.
     "datasets": GOOD["datasets"] | {"other": GOOD["datasets"]["boston"]},
     "coresets": {"b-pair": {"dataset": "other", "method": "walk", "seeds": 2, "input": "prepare/other"}},
 }
@@ -223,7 +223,7 @@ WRONG_BUNDLES = {
 
 
 @pytest.mark.parametrize("name", WRONG_BUNDLES)
-def test_what_is_wrong_with_several_inputs_is_named(tmp_path: Path, name: str) -> None:
+def test_a_mistake_in_several_inputs_is_one_line_that_names_its_key(tmp_path: Path, name: str) -> None:
     change, message = WRONG_BUNDLES[name]
     with pytest.raises(UserError) as caught:
         read(tmp_path, several() | change)
@@ -231,7 +231,7 @@ def test_what_is_wrong_with_several_inputs_is_named(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("text", ["M=64 (75%)", "ResNet-50 (0.1%)", "width 128 with batch norm", "ipc10", "β_D 1e-3"])
-def test_a_setting_is_a_few_words(tmp_path: Path, text: str) -> None:
+def test_a_setting_of_words_numbers_and_symbols_is_accepted(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, changed("runs.b-run.setting", text)).run("student", "b-run").spec.setting == text
 
 
@@ -247,8 +247,8 @@ def test_yaml_mistakes_name_the_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("section", [name for name in GOOD if name != "seed"])
 @pytest.mark.parametrize("value", [None, 1, True, "none", [1], [], 0.5], ids=repr)
-def test_a_section_that_is_none_is_named(tmp_path: Path, section: str, value: Any) -> None:
-    """Null is an empty section, which only teachers and coresets may be here."""
+def test_a_section_of_a_wrong_type_is_named(tmp_path: Path, section: str, value: Any) -> None:
+    """Null is an empty section; here only teachers, coresets and runs may be empty."""
     if value is None and section in ("teachers", "coresets", "runs"):
         read(tmp_path, changed(section, value))
         return
@@ -260,14 +260,14 @@ def test_a_section_that_is_none_is_named(tmp_path: Path, section: str, value: An
     assert said.startswith(where.get(section, section) if value is None else f"{section} must be a section"), said
 
 
-def test_a_value_is_shown_on_one_short_line(tmp_path: Path) -> None:
+def test_an_error_shows_a_long_value_on_one_short_line(tmp_path: Path) -> None:
     for place, value in (("seed", "x" * 9000), ("seed", list(range(9000))), ("seed\nx" * 500, 1), ("runs.a\nb", 1)):
         with pytest.raises(UserError) as caught:
             read(tmp_path, changed(place, value))
         assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
 
 
-def test_aliases_of_aliases_are_refused_at_once(tmp_path: Path) -> None:
+def test_nested_yaml_aliases_are_refused_without_being_expanded(tmp_path: Path) -> None:
     """Thirty lines that stand for 9^30 values."""
     lines = ["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30))]
     with pytest.raises(UserError, match="a0 is not a known section"):
@@ -279,7 +279,7 @@ def test_aliases_of_aliases_are_refused_at_once(tmp_path: Path) -> None:
         typed_params({**GOOD, "seed": read_yaml(path)["seed"]}, REGISTRY)
 
 
-def test_an_overlay_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_overlay_is_named_and_params_stay_unchanged(tmp_path: Path) -> None:
     target = damaged(tmp_path / "params.yaml", yaml.safe_dump(GOOD).encode())
     for case, (make, message) in UNREADABLE.items():
         overlay = tmp_path / case / "overlay.yaml"
@@ -290,7 +290,7 @@ def test_an_overlay_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert target.read_text() == yaml.safe_dump(GOOD)
 
 
-def test_files_outside_data_are_pointed_out(tmp_path: Path) -> None:
+def test_a_source_file_outside_data_is_named_as_unwatched(tmp_path: Path) -> None:
     table = {"name": "table", "path": "elsewhere/a.csv", "target": ["y"], "task": "regression"}
     (line,) = unwatched(read(tmp_path, changed("datasets.boston.source", table)))
     assert "elsewhere/a.csv is outside data/" in line
@@ -298,7 +298,7 @@ def test_files_outside_data_are_pointed_out(tmp_path: Path) -> None:
     assert unwatched(read(tmp_path, changed("datasets.boston.source", table))) == []
 
 
-def test_a_registered_source_is_named_and_watched_as_the_others(
+def test_the_file_of_a_registered_source_is_named_and_changes_the_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "mine.bin"
@@ -315,8 +315,8 @@ def test_a_registered_source_is_named_and_watched_as_the_others(
     assert data_digest("boston", typed) != before
 
 
-def test_rows_that_another_one_names_are_pointed_out(tmp_path: Path) -> None:
-    """A source without a row has nothing that could change."""
+def test_data_sets_that_another_data_set_reads_are_named_as_unwatched(tmp_path: Path) -> None:
+    """A named set without an entry in ``datasets`` has no source that could change."""
     raw = copy.deepcopy(GOOD)
     images = GOOD["datasets"]["boston"] | {"normalise": "train", "splits": 1, "validation": 10}
     raw["datasets"]["clothes"] = images | {"source": {"name": "fashion_mnist"}, "ood": ["digits", "noise", "figures"]}

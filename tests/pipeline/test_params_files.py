@@ -1,6 +1,6 @@
-"""Every file of params/ is valid, and means what it meant: a digest of all that it resolves to.
+"""Every file of params/ is valid, and all that it resolves to has its stored digest.
 
-The digests are in params_files.json beside this file. Where a file is changed on purpose, write them again with
+The digests are in params_files.json beside this file. After a change on purpose, write the digests again with
 ``python -m tests.pipeline.test_params_files``; git then shows which files mean something else.
 """
 
@@ -48,21 +48,21 @@ def digest(name: str) -> str:
 
 
 def digest_of_figures(name: str) -> str:
-    """Return a digest of what was read off the printed tables of a paper."""
+    """Return a digest of the figures that were read off a paper's printed tables."""
     return hashlib.sha256((papers.HERE / name).read_bytes()).hexdigest()[:16]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_is_valid_and_means_what_it_meant(name: str) -> None:
+def test_a_params_file_is_valid_and_has_its_stored_digest(name: str) -> None:
     assert digest(name) == json.loads(DIGESTS.read_text())[name]
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_the_figures_of_a_paper_are_those_that_were_read_off(name: str) -> None:
+def test_the_printed_figures_of_a_paper_have_their_stored_digest(name: str) -> None:
     assert digest_of_figures(name) == json.loads(DIGESTS.read_text())[name]
 
 
-def test_a_digest_depends_on_every_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_override_changes_the_digest_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = {**loading.read_yaml(ROOT / "params.yaml")}
     monkeypatch.setattr(loading, "read_yaml", lambda path: raw)
     before = digest("params.yaml")
@@ -71,7 +71,7 @@ def test_a_digest_depends_on_every_number(monkeypatch: pytest.MonkeyPatch) -> No
     assert digest("params.yaml") != before
 
 
-def test_rates_and_snapshots_of_maddox() -> None:
+def test_the_params_have_the_rates_and_snapshots_of_maddox() -> None:
     """Maddox et al. 2019 as published: when the rate falls, and which epochs SWA and SWAG average over."""
     own = {"vgg": (0.05, 5e-4), "preresnet": (0.1, 3e-4), "wrn": (0.1, 5e-4)}
     ends = {"vgg": (0.01, 0.01), "preresnet": (0.01, 0.05), "wrn": (0.05, 0.05)}  # of SWA on CIFAR-10, CIFAR-100
@@ -90,17 +90,17 @@ def test_rates_and_snapshots_of_maddox() -> None:
         assert [e for e in range(1, 301) if keep.counts(300 - e)] == ([*range(162, 301)] if swa else [])
 
 
-def test_steps_of_the_chains_of_maddox() -> None:
+def test_the_chains_have_the_step_sizes_of_maddox() -> None:
     """The rate of WideResNet on the mean loss, 38.0348 (13928.7 + t)^-.55; noise of 5e-4 times its root."""
     config = load("params/paper/ciber-table3.yaml").run("teacher", "cifar10-vgg-sgld").config
-    sampler, drift = config.sampler, 50_000 / 2  # the rate of a step size
+    sampler, drift = config.sampler, 50_000 / 2  # turns a step size into a rate
     assert sampler.step_size.at(0) * drift == pytest.approx(0.2, rel=0.01)
     assert sampler.step_size.at(39_000) * drift == pytest.approx(0.1, rel=0.05)
     assert sampler.step_size.at(0) * sampler.temperature == pytest.approx(5e-4**2 * 0.2, rel=0.01)
     assert config.target.prior_precision / 50_000 == pytest.approx(5e-4)
 
 
-def test_falls_of_the_rate_and_pruned_runs_of_ritter() -> None:
+def test_the_params_have_the_rates_and_pruned_runs_of_ritter() -> None:
     """Ritter et al. 2021, appendices J.2 and K: 50,000 rows in batches of 100; a setting says what is left, in %."""
     found = load("params/paper/inducing-table2.yaml")
     for (kind, key), run in found.runs.items():
@@ -122,7 +122,7 @@ def test_falls_of_the_rate_and_pruned_runs_of_ritter() -> None:
             assert (rate, falls) == ((1e-3, [200]) if name.endswith("_u") or wide else (3e-4, []))
 
 
-def test_rates_of_korattikara() -> None:
+def test_the_params_have_the_rates_of_korattikara() -> None:
     """SGD's rate 5e-6 and precision 1 on 50,000 rows as a rate on their mean; online and offline are one student."""
     found = load("params/paper/dark_knowledge-mnist.yaml")
     sgd, teacher = found.run("trajectory", "mnist-sgd").config, found.run("teacher", "mnist-sgld").config
@@ -141,8 +141,8 @@ def test_rates_of_korattikara() -> None:
 
 
 @pytest.mark.slow
-def test_steps_of_the_pseudo_coresets_of_lee() -> None:
-    """A step of ½·step_size on the sum over rows is one of .01 on their mean; a coreset of VBPC and its run agree."""
+def test_the_pseudo_coresets_have_the_step_size_of_lee() -> None:
+    """A step of ½·step_size on the sum over rows is a step of .01 on their mean; VBPC's coresets and runs agree."""
     for name, rows in (("params/paper/vbpc-table1.yaml", None), ("params/paper/vbpc-table9.yaml", 400)):
         found = load(name)
         for coreset in found.of("coreset"):

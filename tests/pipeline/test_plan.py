@@ -1,4 +1,4 @@
-"""The plan against dvc.yaml: the same stages, which read, make and depend on the same."""
+"""The plan against dvc.yaml: both have the same stages, with the same inputs, outputs and dependencies."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ print(json.dumps(stages))
 
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, Any]:
-    """What DVC reads in dvc.yaml and params.yaml."""
+    """The stages as DVC reads them from dvc.yaml and params.yaml."""
     done = subprocess.run([sys.executable, "-c", READ], cwd=ROOT, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
 
@@ -41,13 +41,13 @@ def ours() -> plan.Plan:
     return plan.plan(load(ROOT / "params.yaml"))
 
 
-def test_the_stages_are_the_same_and_in_order(theirs: dict[str, Any], ours: plan.Plan) -> None:
+def test_the_plan_has_the_stages_of_dvc_each_after_its_needs(theirs: dict[str, Any], ours: plan.Plan) -> None:
     assert {*ours, "sources"} == {*theirs}
     names = list(ours)
     assert all(names.index(need) < names.index(name) for name, stage in ours.items() for need in stage.needs)
 
 
-def test_each_stage_reads_makes_and_depends_on_the_same(theirs: dict[str, Any], ours: plan.Plan) -> None:
+def test_each_stage_has_the_same_inputs_outputs_and_needs_as_in_dvc(theirs: dict[str, Any], ours: plan.Plan) -> None:
     for name, stage in ours.items():
         there = theirs[name]
         whole = {"work/evaluate", "work/scores", "work/decide"}  # the report depends on folders
@@ -60,7 +60,7 @@ def test_each_stage_reads_makes_and_depends_on_the_same(theirs: dict[str, Any], 
         assert {*there["above"]} - {"sources"} == {*stage.needs}, name
 
 
-def test_the_digests_are_those_of_the_file(ours: plan.Plan) -> None:
+def test_the_plan_and_the_sources_stage_compute_equal_digests(ours: plan.Plan) -> None:
     written = sources.digests(load(ROOT / "params.yaml"))
 
     def at(dotted: str) -> Any:
@@ -72,7 +72,7 @@ def test_the_digests_are_those_of_the_file(ours: plan.Plan) -> None:
     assert all(at(key) == value for stage in ours.values() for key, value in stage.digests.items())
 
 
-def test_only_evaluate_reads_the_holdout() -> None:
+def test_only_prepare_writes_the_holdout_and_only_evaluate_reads_it() -> None:
     for kind, stage in STAGES.items():
         body = stage.get("do", stage)
         reads = any("holdout" in dep for dep in body.get("deps", ()))
@@ -80,7 +80,7 @@ def test_only_evaluate_reads_the_holdout() -> None:
         assert (reads, writes) == (kind == "evaluate", kind == "prepare")
 
 
-def test_stages_are_thin() -> None:
+def test_every_stage_runs_the_stages_package_which_has_at_most_60_lines() -> None:
     for kind, stage in STAGES.items():
         assert stage.get("do", stage)["cmd"].split()[:5] == ["exec", "python", "-m", "stages", kind]
     assert sum(len(path.read_text().splitlines()) for path in (ROOT / "stages").glob("*.py")) <= 60
@@ -96,7 +96,7 @@ def test_stages_are_thin() -> None:
     ],
     ids=["command line", "hub", "a stage's own process", "digests"],
 )
-def test_what_is_to_be_light_imports_nothing_heavy(text: str) -> None:
+def test_light_modules_import_neither_torch_nor_ray_nor_mlflow_nor_dvc(text: str) -> None:
     heavy = ("torch", "ray", "mlflow", "dvc")
     text = f"import sys; {text}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Which stages a plugin makes stale: those that use what it defines, and no others."""
+"""A change of a plugin makes only the stages stale that use its definitions."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def write(folder: Path, params: Mapping[str, object]) -> None:
     ("file", "stale"),
     [
         ("method", {"student@stripes-snapshots", "evaluate@stripes-snapshots"}),
-        # sgd, whose network it is in one run: DVC knows the code of a method, not of a run
+        # all of sgd, of which one run has this network: DVC knows the code of a method, not of a run
         (
             "network",
             {
@@ -91,12 +91,14 @@ def write(folder: Path, params: Mapping[str, object]) -> None:
         ("source", {"prepare@stripes"}),
         ("score", {"evaluate@stripes-snapshots", "evaluate@digits-ensemble"}),  # boston has no other data
         (
-            "metric",  # no fit and no evaluation
+            "metric",  # neither a fit nor an evaluation
             {*(f"scores@{run}" for run in ("stripes-snapshots", "digits-ensemble", "boston-deterministic")), "report"},
         ),
     ],
 )
-def test_a_change_makes_stale_what_uses_it(tmp_path: Path, file: str, stale: set[str]) -> None:
+def test_a_change_of_a_plugin_makes_only_the_stages_that_use_it_stale(
+    tmp_path: Path, file: str, stale: set[str]
+) -> None:
     write(tmp_path, with_plugins())
     before = digests(tmp_path)
     (tmp_path / f"plugins/{file}.py").write_text(FILES[file] + "# a comment\n")
@@ -105,8 +107,8 @@ def test_a_change_makes_stale_what_uses_it(tmp_path: Path, file: str, stale: set
 
 
 @pytest.mark.process
-def test_without_the_section_every_digest_is_as_before(tmp_path: Path) -> None:
-    """Also where files of plugins lie about; and a plugin that no run uses makes nothing stale, but for its scores."""
+def test_plugins_that_no_run_uses_change_no_digest(tmp_path: Path) -> None:
+    """The files lie there unlisted, and then ``plugins`` lists them; plugins of scores and metrics are left out."""
     write(tmp_path, yaml.safe_load(PARAMS))
     plain = digests(tmp_path)
     raw = yaml.safe_load(PARAMS)
@@ -116,7 +118,7 @@ def test_without_the_section_every_digest_is_as_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_plugins_code_is_followed_through_the_public_names_and_its_own_package(tmp_path: Path) -> None:
+def test_the_closure_of_a_plugin_follows_public_names_and_its_own_modules(tmp_path: Path) -> None:
     text = """
 from bdl_pipe import plugins
 from pipeline.plan import code

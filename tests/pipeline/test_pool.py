@@ -36,7 +36,7 @@ def order(tmp_path: Path) -> list[str]:
     return (tmp_path / "order").read_text().split()
 
 
-def test_needs_and_lengths() -> None:
+def test_ancestors_descendants_and_priorities_follow_the_graph() -> None:
     assert descendants(GRAPH, {"a"}) == {"b", "c", "d"}
     assert descendants(GRAPH, {"e"}) == set()
     assert ancestors(GRAPH, {"d"}) == {"a", "b", "c"}
@@ -44,7 +44,7 @@ def test_needs_and_lengths() -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_every_stage_runs_after_what_it_needs(tmp_path: Path, jobs: int) -> None:
+def test_every_stage_runs_after_the_stages_that_it_needs(tmp_path: Path, jobs: int) -> None:
     outcome = run(tmp_path, jobs=jobs)
     ran = order(tmp_path)
     assert sorted(ran) == sorted(GRAPH) == sorted(outcome.done)
@@ -52,19 +52,19 @@ def test_every_stage_runs_after_what_it_needs(tmp_path: Path, jobs: int) -> None
     assert set(json.loads((tmp_path / ".state/seconds.json").read_text())) == set(GRAPH)
 
 
-def test_only_what_is_asked_for_runs(tmp_path: Path) -> None:
+def test_only_the_requested_stages_run(tmp_path: Path) -> None:
     run(tmp_path, todo="de")
     assert sorted(order(tmp_path)) == ["d", "e"]
 
 
-def test_a_failure_stops_its_descendants_only(tmp_path: Path) -> None:
+def test_only_the_descendants_of_a_failed_stage_are_skipped(tmp_path: Path) -> None:
     outcome = run(tmp_path, {"b": "refuse"})
     assert sorted(outcome.done) == ["a", "c", "e"]
     assert outcome.failed == {"b": ["b speaks", "b: no such file"]}
     assert outcome.skipped == {"d"} and outcome.left({"b": "x", "c": "y"}) == {"b": "x"}
 
 
-def test_an_error_of_ours_shows_where_it_was_raised(tmp_path: Path) -> None:
+def test_an_unexpected_error_is_shown_with_its_traceback(tmp_path: Path) -> None:
     outcome = run(tmp_path, {"b": "break"})
     assert outcome.failed["b"][-1] == "ValueError: a bug" and "Traceback" in "".join(outcome.failed["b"])
 
@@ -76,12 +76,12 @@ def test_a_crash_is_a_failure_that_names_the_signal(tmp_path: Path, name: str) -
     assert outcome.failed["b"][-1].startswith(f"ended by {name};") and outcome.skipped == {"d"}
 
 
-def test_a_stage_whose_inputs_came_out_the_same_is_told_apart(tmp_path: Path) -> None:
+def test_a_stage_that_was_up_to_date_is_listed_apart_from_the_done_stages(tmp_path: Path) -> None:
     outcome = run(tmp_path, {"b": "same"}, jobs=1)
     assert outcome.same == ["b"] and sorted(outcome.done) == ["a", "c", "d", "e"]
 
 
-def test_the_longest_way_goes_first(tmp_path: Path) -> None:
+def test_the_stage_with_the_longest_path_runs_first(tmp_path: Path) -> None:
     history = tmp_path / ".state/seconds.json"
     history.parent.mkdir()
     for seconds, first in ((1.0, "a"), (99.0, "e")):
@@ -91,7 +91,7 @@ def test_the_longest_way_goes_first(tmp_path: Path) -> None:
         assert order(tmp_path)[0] == first
 
 
-def test_a_history_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_history_hides_no_failure(tmp_path: Path) -> None:
     (tmp_path / ".state").touch()
     assert run(tmp_path, {"b": "refuse"}).failed["b"][-1] == "b: no such file"
 
@@ -109,14 +109,14 @@ def command(tmp_path: Path, act: str = "hang", jobs: int = 2, out: int = subproc
 
 
 def left(pids: list[int]) -> list[psutil.Process]:
-    """The processes that are still there once all have had time to end."""
+    """The processes that still run after all have had time to end."""
     found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(found, timeout=60)
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_leaves_no_process_though_the_command_was_started_with_sigint_ignored(
+def test_an_interrupt_leaves_no_process_of_a_command_started_with_sigint_ignored(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     started = command(tmp_path)
@@ -127,8 +127,8 @@ def test_an_interrupt_leaves_no_process_though_the_command_was_started_with_sigi
     assert left(pids) == []
 
 
-def test_a_command_that_is_killed_leaves_no_stage(tmp_path: Path) -> None:
-    """Though the stages print and read nothing; what they have started ends, too."""
+def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
+    """The stages end although they wait and print nothing more; the processes that they started end, too."""
     started = command(tmp_path)
     with waiting(tmp_path, "a", "b") as pids:
         os.kill(started.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Predictions of new rows: values against the posterior itself, files whole or not at all, clear errors."""
+"""Predictions of new rows: the posterior's values, a whole file or none, and clear errors."""
 
 import math
 import os
@@ -35,7 +35,7 @@ def table(rows=7):
     return pd.DataFrame(np.random.default_rng(0).normal(30, 9, (rows, 2)), columns=FEATURES)
 
 
-def test_classes_of_a_table(project):
+def test_class_predictions_of_a_table_equal_the_posterior(project):
     place, rows = student(project / "work/student/c"), table(2500)  # several batches
     rows[["rooms", "age"]].assign(other="x").to_csv("new.csv", index=False)  # another order, one column more
     made = go("c", "new.csv")
@@ -48,7 +48,7 @@ def test_classes_of_a_table(project):
     assert (made["mutual_information"] > 0).any() and list(made["row"]) == list(range(2500))
 
 
-def test_regression_in_its_own_units(project):
+def test_regression_predictions_are_in_the_targets_own_units(project):
     place, rows = student(project / "work/student/r", task="regression"), table()
     rows.to_parquet("new.parquet")
     made = go("r", "new.parquet")
@@ -58,7 +58,7 @@ def test_regression_in_its_own_units(project):
     assert (made["lower"] < made["mean"]).all() and (made["mean"] < made["upper"]).all()
 
 
-def test_images_of_a_folder_keep_their_names(project):
+def test_predictions_of_a_folder_name_the_image_files_in_order(project):
     from PIL import Image
 
     student(project / "work/student/i", images=True)
@@ -76,7 +76,7 @@ def test_images_of_a_folder_keep_their_names(project):
         ("c", FEATURES, {"seed": 4}, "has no seed 4 of split 0"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_left(project, run, columns, more, said):
+def test_a_wrong_run_column_or_seed_is_named_and_no_file_is_written(project, run, columns, more, said):
     student(project / "work/student/c")
     table().set_axis(columns, axis=1).to_csv("new.csv", index=False)
     with pytest.raises(UserError, match=said):
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_said_and_nothing_is_left(project, run, columns, more, 
     assert not (project / "out").exists()
 
 
-def test_several_targets_are_told_apart():
+def test_columns_of_several_targets_have_the_names_of_the_targets():
     two = Gaussian(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[4.0, 9.0]]]))
     columns = summary.columns(two, ["a", "b"])
     assert (columns["mean_a"], columns["sd_b"]) == (1.0, 3.0)
@@ -92,7 +92,7 @@ def test_several_targets_are_told_apart():
 
 
 @pytest.mark.process
-def test_a_pipe_whose_reader_has_gone_is_no_traceback() -> None:
+def test_a_closed_output_pipe_causes_no_traceback() -> None:
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "pipeline", "--help"]

@@ -1,4 +1,4 @@
-"""Runs that are made from other runs: what params.yaml may say, what comes first, a run and its pruned run made."""
+"""Runs that are made from other runs: the inputs that params.yaml may name, the order of stages, and a pruned run."""
 
 import copy
 from pathlib import Path
@@ -62,7 +62,7 @@ def changed(**runs: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {  # the rules of a share are tested beside the method
+WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {  # the method's own tests check the rules of ``prune``
     "a share and a trajectory": (
         {"b_half": {"method": "ffg_w", "input": "trajectory/b-sgd"}},
         "runs.b-half.prune must be null without a posterior as input (input: student/<run>), got 0.5",
@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[dict[str, dict[str, Any]], str]] = {  # the rules of a sh
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
+def test_a_wrong_run_is_refused_in_one_line_that_names_its_key(tmp_path: Path, name: str) -> None:
     change, message = WRONG[name]
     read(tmp_path, RAW)
     with pytest.raises(UserError) as caught:
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
-def test_a_run_is_made_from_a_run_or_a_trajectory_and_not_from_both(tmp_path: Path) -> None:
+def test_a_run_cannot_have_both_a_posterior_and_a_trajectory_as_input(tmp_path: Path) -> None:
     weights = {"method": "ffg_w", "override": {"prune": 0.5}}
     raw = changed(b_whole={"method": "ffg_w"}, b_half={**weights, "input": "inputs/both"})
     raw["inputs"] = {"both": {"trajectory": "trajectory/b-sgd", "student": "student/b-whole"}}
@@ -103,7 +103,7 @@ def test_a_run_is_made_from_a_run_or_a_trajectory_and_not_from_both(tmp_path: Pa
     assert str(caught.value) == "runs.b-half.input must be a posterior or a trajectory, not both"
 
 
-def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
+def test_the_plan_puts_a_run_before_its_pruned_run(tmp_path: Path) -> None:
     found = read(tmp_path, changed(b_last={**WHOLE, "setting": "other"}))
     stages = plan.plan(found)
     assert {*plan.matching(["evaluate@b-half"], stages)} == {
@@ -117,8 +117,8 @@ def test_a_run_comes_before_its_pruned_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The project's own dvc.yaml over two rows."""
+def test_dvc_puts_a_run_before_its_pruned_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is of the project's own dvc.yaml with the two runs of RAW."""
     dvc = pytest.importorskip("dvc.repo")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
@@ -132,7 +132,7 @@ def test_dvc_runs_it_first_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
-    """Boston prepared."""
+    """The parameters of a project in which Boston is prepared."""
     monkeypatch.chdir(tmp_path)
     found = read(tmp_path, RAW)
     prepare.run(one("prepare", "boston", found), found, Inline(SETTINGS), SETTINGS)
@@ -145,7 +145,7 @@ def parameters(key: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_run_and_its_pruned_run_are_made_and_compared(project: Params) -> None:
+def test_pruning_keeps_the_largest_half_and_adds_the_seconds_of_the_whole_run(project: Params) -> None:
     for key in ("b-whole", "b-half"):
         for kind, stage in (("student", fit), ("evaluate", evaluate)):
             stage.run(one(kind, key, project), project, Inline(SETTINGS), SETTINGS)

@@ -1,4 +1,4 @@
-"""The stage that scores stored predictions, and the report's pages of questions, against hand computation."""
+"""The stage that scores stored predictions, and the report's pages of questions, against computation by hand."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ CLASSES, ROWS = 4, 400
 
 
 class Run:
-    """What the stage reads of an entry of ``runs``."""
+    """The part of an entry of ``runs`` that the stage reads."""
 
     def __init__(self, dataset: str, method: str) -> None:
         self.spec, self.method = self, self
@@ -30,7 +30,7 @@ class Run:
 
 
 class Params:
-    """What the stage reads of params.yaml."""
+    """The part of params.yaml that the stage reads."""
 
     seed = 3
 
@@ -47,7 +47,7 @@ class Stage:
 
 
 def classes(sharp: float, noise: float) -> pa.Table:
-    """Predictions of the same rows: right ones, sharper than is right, or with noise."""
+    """Predictions of the same rows: right, too sharp, or with noise."""
     random = Seed(0).numpy()
     logits = 1.5 * random.normal(size=(ROWS, CLASSES))
     probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -73,7 +73,7 @@ def values(width: float, split: int) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
-    """Evaluations and their scores: three runs of classes on one split, two of regression on three splits."""
+    """Evaluations and their scores: three runs of classes on one split, two runs of regression on three splits."""
     root = tmp_path_factory.mktemp("questions")
     fits = {f"c-{name}": {0: classes(*how)} for name, how in CASES.items()}
     fits |= {f"v-{name}": {split: values(width, split) for split in range(3)} for name, width in WIDTHS.items()}
@@ -98,8 +98,8 @@ CASES = {"right": (1.0, 0.0), "sharp": (3.0, 0.0), "noisy": (1.0, 2.0)}
 WIDTHS = {"right": 1.0, "narrow": 0.4}
 
 
-def test_scores_are_those_of_the_stored_predictions(runs: list[RunInfo]) -> None:
-    """Against scikit-learn: the AUGRC by the accuracy and the AUROC of wrong answers (Traub et al. 2024, eq. 7)."""
+def test_the_scores_equal_a_direct_computation_from_the_stored_predictions(runs: list[RunInfo]) -> None:
+    """The expected AUGRC is from accuracy and scikit-learn's AUROC of wrong answers (Traub et al. 2024, eq. 7)."""
     table = tables.gather(runs)
     for run in runs[:3]:
         stored = pq.read_table(run.evaluate / "predictions.parquet").to_pandas()
@@ -119,8 +119,8 @@ def test_scores_are_those_of_the_stored_predictions(runs: list[RunInfo]) -> None
     assert counts.sum() == 180 and len(counts) == 10
 
 
-def test_runs_draw_at_the_same_addresses(runs: list[RunInfo]) -> None:
-    """Equal predictions of two methods have equal scores: which halves are drawn is the same for all."""
+def test_equal_predictions_of_two_runs_get_equal_scores(runs: list[RunInfo]) -> None:
+    """The halves of the rows that are drawn at random are the same for all runs."""
     about = {key: Run("images", key) for key in ("a", "b")}
     with places.rooted(runs[0].evaluate.parents[1]):
         for key in about:
@@ -131,7 +131,7 @@ def test_runs_draw_at_the_same_addresses(runs: list[RunInfo]) -> None:
     assert one["value"].equals(other["value"]) and len(one) > 20
 
 
-def test_each_page_has_its_sentences_figures_and_table_best_first(runs: list[RunInfo]) -> None:
+def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first(runs: list[RunInfo]) -> None:
     table = tables.gather(runs)
     trust = questions.answers(table, "trust")["parts"]
     assert list(trust) == ["images"]
@@ -159,7 +159,7 @@ def test_each_page_has_its_sentences_figures_and_table_best_first(runs: list[Run
     assert questions.answers(table, "unseen") == {"parts": {}}
 
 
-def test_pages_are_whole_and_link_to_each_other(runs: list[RunInfo], tmp_path: Path) -> None:
+def test_pages_are_well_formed_and_link_to_each_other(runs: list[RunInfo], tmp_path: Path) -> None:
     report.build(runs, tmp_path / "out", provenance={}, dpi=80)
     names = {path.name for path in (tmp_path / "out").glob("*.html")}
     for name in names:
@@ -200,8 +200,8 @@ def stored_rows(fits: list[StoredFit]) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def test_the_page_of_the_unseen_has_every_score_on_near_and_far_sets(tmp_path: Path) -> None:
-    """Areas against scikit-learn, errors over seeds; a run without stored rows is in no such table."""
+def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: Path) -> None:
+    """Areas are as in scikit-learn, errors are over seeds; a run without stored rows is in no table by score."""
     fits = {"whole": [several(0)], "bare": [several(seed, features=False) for seed in range(2)], "absent": []}
     runs = []
     for name, seeds in fits.items():
@@ -245,7 +245,7 @@ def test_the_page_of_the_unseen_has_every_score_on_near_and_far_sets(tmp_path: P
 
 
 def auroc(inside: Rows, outside: Rows) -> float:
-    """Of minus the entropy."""
+    """Return the AUROC of minus the entropy."""
     values = [(np.exp(rows.log_probs) * rows.log_probs).sum(1) for rows in (inside, outside)]
     truth = np.repeat([1, 0], [len(inside), len(outside)])
     return float(sklearn.metrics.roc_auc_score(truth, np.concatenate(values)))

@@ -1,4 +1,4 @@
-"""One row has one answer: in the scores, in a file of new rows, in a search and from the served model."""
+"""A row gets the same prediction in the scores, in a file of new rows, in a search and from the served model."""
 
 from contextlib import chdir
 from pathlib import Path
@@ -62,7 +62,7 @@ def predicted(run: str, inputs: np.ndarray, seed: int = 0, paper: str | None = N
 
 
 @pytest.mark.parametrize("method", SAMPLED)
-def test_scores_files_searches_and_the_served_model_agree(method: str, rows: np.ndarray) -> None:
+def test_evaluation_prediction_search_and_served_model_give_equal_predictions(method: str, rows: np.ndarray) -> None:
     run = f"toy-{method}"
     scored = pd.read_parquet(f"work/evaluate/{run}/predictions.parquet")
     first, second = (scored[scored["seed"] == seed] for seed in (0, 1))
@@ -84,8 +84,8 @@ def test_scores_files_searches_and_the_served_model_agree(method: str, rows: np.
 
 
 @pytest.mark.parametrize("method", SAMPLED)
-def test_a_row_is_answered_alike_wherever_it_stands(method: str, rows: np.ndarray) -> None:
-    many = np.concatenate([np.linspace(-2, 2, 2100)[:, None], rows])  # these in the third batch
+def test_the_prediction_of_a_row_does_not_depend_on_its_place_in_the_file(method: str, rows: np.ndarray) -> None:
+    many = np.concatenate([np.linspace(-2, 2, 2100)[:, None], rows])  # the test rows come in the third batch
     last = predicted(f"toy-{method}", many)["mean"][2100:]
     np.testing.assert_allclose(last, predicted(f"toy-{method}", rows)["mean"], rtol=1e-5)
 
@@ -97,7 +97,7 @@ def test_an_artifact_without_an_address_is_refused(tmp_path: Path) -> None:
         stored_address(tmp_path / "old")
 
 
-def test_a_run_of_a_papers_table_is_found_in_its_own_tree(rows: np.ndarray) -> None:
+def test_a_run_of_a_papers_table_is_read_from_the_tree_of_that_table(rows: np.ndarray) -> None:
     expected, own = predicted("toy-bnn", rows), Path("work/paper/vbll-table2/student/toy-other")
     own.parent.mkdir(parents=True)
     own.symlink_to(Path("work/student/toy-bnn").absolute())

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A prepared project, which each test copies; Ray in this process, whose workers import the methods."""
+    """A prepared project, which each test copies, and a Ray in this process whose workers import the methods."""
     folder = tmp_path_factory.mktemp("toy")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -130,7 +130,7 @@ def started(folder, handler, env=None):
 
 
 def stop(process, number):
-    """Send a signal, and return the exit code and what the process wrote."""
+    """Send a signal, and return the process's stderr and its exit code."""
     try:
         process.send_signal(number)
         return process.communicate(timeout=120)[1], process.returncode
@@ -139,7 +139,7 @@ def stop(process, number):
 
 
 @pytest.mark.soak
-def test_a_search_that_sigterm_stopped_is_resumed_with_the_same_scores(toy, trials):
+def test_a_search_stopped_by_sigterm_resumes_and_gets_the_same_scores(toy, trials):
     """The first sample waits after half of its steps until the search is stopped; it continues from its checkpoint."""
     process = started(toy, "ignored")
     with pytest.raises(UserError, match=r"tune/shift-toy: another process holds .*shift-toy\.lock: one process"):
@@ -169,8 +169,8 @@ def test_ctrl_c_stops_a_search_that_was_started_in_the_background(toy):
 
 
 @pytest.mark.soak
-def test_a_killed_search_is_resumed_with_the_same_scores(toy, trials):
-    """Ray Tune writes what it knows every ten seconds, so a kill may cost that much work, but no score changes."""
+def test_a_killed_search_resumes_and_gets_the_same_scores(toy, trials):
+    """Ray Tune saves its state every ten seconds, so a kill may cost that much work, but no score changes."""
     stop(started(toy, "ignored"), signal.SIGKILL)
     (toy / "hold").unlink()
     search(resume=True)
@@ -179,7 +179,7 @@ def test_a_killed_search_is_resumed_with_the_same_scores(toy, trials):
     assert resumed == undisturbed and len(resumed) == 3
 
 
-def test_a_search_is_tracked_and_its_winner_is_merged(toy, trials, monkeypatch, capsys):
+def test_a_search_is_tracked_and_its_winner_is_merged_into_params(toy, trials, monkeypatch, capsys):
     """The means of the data and the teachers differ by 4.5, so that the best shift is -4.5."""
     monkeypatch.setenv("BDL_TRACKING", "on")
     before = (toy / "params.yaml").read_text()
@@ -208,7 +208,7 @@ def test_a_search_is_tracked_and_its_winner_is_merged(toy, trials, monkeypatch, 
     assert ("validation/nll",) in logged
 
 
-def test_tracking_that_fails_stops_no_trial(toy, monkeypatch, capsys):
+def test_a_failure_of_tracking_stops_no_trial(toy, monkeypatch, capsys):
     monkeypatch.setenv("BDL_TRACKING", "on")
     monkeypatch.setattr(tuner.MLflowLoggerCallback, "log_trial_result", lambda *_: 1 / 0)
     search(samples=2)
@@ -217,7 +217,7 @@ def test_tracking_that_fails_stops_no_trial(toy, monkeypatch, capsys):
 
 
 @pytest.mark.soak
-def test_a_population_is_never_worse_than_what_is_in_force(toy, trials):
+def test_a_population_is_never_worse_than_the_hyperparameters_in_force(toy, trials):
     search(samples=4, scheduler=tune.PBT, max_concurrent=None)
     population, finals = trials
     assert len(population) == 4 and len(finals) == 2
@@ -229,7 +229,7 @@ def test_a_population_is_never_worse_than_what_is_in_force(toy, trials):
 
 
 def test_a_study_whose_trials_failed_is_resumed_and_written(toy, monkeypatch):
-    """One of two points fails while the file ``fault`` exists; the other one is not fitted again."""
+    """One of two points fails while the file ``fault`` exists; the other point is not fitted again."""
     monkeypatch.setattr(tuner, "_RETRIES", 0)
     (toy / "fault").touch()
     path = toy / "params/study/fake-shift.yaml"
@@ -260,8 +260,8 @@ def test_a_study_whose_trials_failed_is_resumed_and_written(toy, monkeypatch):
 
 
 @pytest.mark.soak
-def test_another_machine_resumes_a_search_in_a_bucket(made, toy, tmp_path_factory):
-    """The first process is stopped; the second project has nothing but the bucket."""
+def test_another_machine_resumes_a_search_from_a_bucket(made, toy, tmp_path_factory):
+    """The first process is stopped; its search reaches the second project through the bucket alone."""
     with buckets.served("searches") as (keys, client):
         env = {**os.environ, **keys, "BDL_SEARCHES": "s3://searches/x", "PYTHONPATH": PATH}
         _, code = stop(started(toy, "ignored", env), signal.SIGTERM)

@@ -9,7 +9,7 @@ from pipeline.core import places
 from pipeline.core.settings import Needs, Settings, require_device
 
 
-def test_defaults_and_gpu_share() -> None:
+def test_settings_have_defaults_and_are_read_from_the_environment() -> None:
     assert Settings.read({}) == Settings("ray", "", "cpu", Needs(), 1, 15.0)
     assert Settings.read({}).workers == 1 and Settings.read({"BDL_WORKERS_PER_TASK": "4"}).workers == 4
     assert Settings.read({"BDL_DEVICE": "cuda"}).needs.gpus == 1.0
@@ -46,19 +46,19 @@ def test_defaults_and_gpu_share() -> None:
         ),
     ],
 )
-def test_wrong_settings_are_named(name: str, value: str, rule: str) -> None:
+def test_a_wrong_setting_is_named_in_the_error(name: str, value: str, rule: str) -> None:
     with pytest.raises(UserError, match=f"{name} {rule}"):
         Settings.read({name: value})
 
 
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError, match="there is no GPU"):
         require_device("cuda")
     require_device("cpu")
 
 
-def test_places_are_rooted_for_the_block_alone() -> None:
+def test_places_have_another_root_only_within_the_block() -> None:
     before = places.artifact("student", "x"), places.record("student", "x"), places.checkpoints("student", "x")
     with places.rooted(Path("there")):
         assert places.artifact("student", "x") == Path("there/student/x")
@@ -72,8 +72,8 @@ def test_places_are_rooted_for_the_block_alone() -> None:
     assert before[0] == Path("work/student/x") and before[2] == Path(".state/checkpoints/student/x")
 
 
-def test_a_sweep_takes_what_killed_processes_left_and_no_more(tmp_path: Path) -> None:
-    """Half an artifact is a folder, half a record or an identity a file."""
+def test_a_sweep_removes_only_the_leftovers_of_killed_processes(tmp_path: Path) -> None:
+    """Half an artifact is a folder; half a record or half an identity is a file."""
     place = tmp_path / "student" / "x"
     for folder in (place, place.with_name(".x.71.tmp"), place.with_name(".x.71.old.tmp")):
         folder.mkdir(parents=True)

@@ -22,7 +22,7 @@ from tests.pipeline import fake_work
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """A bucket that this process, and the workers that it starts, know."""
+    """A bucket that this process, and the workers that it starts, can reach."""
     with buckets.served("checkpoints") as (environment, _), pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -44,7 +44,7 @@ def test_another_machine_continues_from_a_shared_folder(ray_head: str, tmp_path:
 
 @pytest.mark.soak
 def test_another_machine_continues_from_a_bucket(s3: str, tmp_path: Path) -> None:
-    """The embedded Ray has the bucket's keys by the environment."""
+    """The embedded Ray gets the bucket's keys from the environment."""
     continues(choose, s3, tmp_path)
 
 
@@ -73,7 +73,7 @@ def continues(start: Callable[[Settings], Executor], address: str, tmp_path: Pat
 
 
 @pytest.mark.soak
-def test_a_bucket_keeps_checkpoints_and_its_faults_are_one_line(s3: str, tmp_path: Path) -> None:
+def test_a_bucket_keeps_checkpoints_and_a_missing_bucket_is_named(s3: str, tmp_path: Path) -> None:
     preflight(Settings(checkpoints=s3))
     store = machine(tmp_path / "one").sharing(s3)
     store.save("a", b"1")
@@ -95,7 +95,7 @@ def test_the_endpoint_of_a_profile_is_used(s3: str, text: str, tmp_path: Path, m
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "ours")
-    s3fs.S3FileSystem.clear_instance_cache()  # so that it connects again, with the environment of now
+    s3fs.S3FileSystem.clear_instance_cache()  # so that it connects again, with the present environment
     preflight(Settings(checkpoints=s3))
     store = machine(tmp_path / "one").sharing(s3)
     store.save("a", b"1")

@@ -23,7 +23,7 @@ def test_equal_tasks_fill_the_slots_in_rounds() -> None:
     assert (came.makespan, came.busy, came.paid) == pytest.approx((40.0, 70.0, 80.0))
 
 
-def test_a_stage_waits_for_those_it_needs_and_the_longest_chain_goes_first() -> None:
+def test_a_stage_waits_for_its_needs_and_the_longest_chain_runs_first() -> None:
     chain = [Stage("c", (9.0,)), Stage("d", (9.0,)), Stage("a", (5.0,)), Stage("b", (20.0,), frozenset({"a"}))]
     for slots, at_once, hours in ((2, 2, 25.0), (1, 1, 43.0), (2, 1, 43.0), (2, 0, 29.0)):
         came = simulate(chain, Cluster(1, slots=slots, at_once=at_once), FREE)
@@ -31,13 +31,13 @@ def test_a_stage_waits_for_those_it_needs_and_the_longest_chain_goes_first() -> 
         assert came.stages == (at_once or 3)
 
 
-def test_what_runs_in_the_driver_takes_no_slot() -> None:
+def test_tasks_in_the_driver_take_no_slot() -> None:
     stages = [Stage("a", (10.0,)), Stage("b", (3.0, 4.0), here=True)]
     assert simulate(stages, Cluster(1, slots=1), FREE).makespan == pytest.approx(10.0)
     assert simulate(stages[1:], Cluster(1, slots=1), FREE).makespan == pytest.approx(7.0)
 
 
-def test_the_drivers_own_work_is_done_one_after_the_other() -> None:
+def test_the_driver_works_for_one_task_after_another() -> None:
     driver = Driver(task=1, message=0, checkpoint=0, byte=0, warm=0.5, cold=2, stage=3, record=0.25)
     came = simulate([Stage("a", (1.0,) * 100)], Cluster(100, slots=1), driver)
     assert came.makespan == pytest.approx(3 + 100 + 2 + 1 + 0.25)
@@ -67,7 +67,7 @@ def test_a_full_hub_sets_the_pace(tasks: int) -> None:
     assert (away.stored, away.writes, away.into) == (99e6 * tasks, 99 * tasks, 0)
 
 
-def test_stages_have_hubs_of_their_own_and_one_wire() -> None:
+def test_each_stage_has_its_own_hub_and_all_stages_share_one_wire() -> None:
     driver = replace(FREE, checkpoint=5.0)
     two = [Stage(name, (100.0,) * 2, checkpoint=1.0) for name in "ab"]
     assert simulate(two, Cluster(4, slots=1, every=10.0), driver).makespan == pytest.approx(100 + 9 * 5 + 5)
@@ -87,7 +87,7 @@ def test_a_result_goes_through_the_hub_and_over_the_wire_twice() -> None:
     assert (came.into, came.held) == (2e7, 1e7)
 
 
-def test_messages_make_nobody_wait() -> None:
+def test_messages_delay_no_task() -> None:
     driver = replace(FREE, message=1.0)
     came = simulate([Stage("a", (100.0,) * 50)], Cluster(50, slots=1, every=10.0), driver)
     assert came.makespan == pytest.approx(100.0)
@@ -95,15 +95,15 @@ def test_messages_make_nobody_wait() -> None:
 
 @pytest.mark.parametrize(("data", "rounds", "from_driver"), [("wire", 8, 8), ("tree", 4, 1), ("store", 2.5, 0)])
 def test_data_go_to_each_node_once(data: str, rounds: float, from_driver: int) -> None:
-    """Eight nodes of two slots: one after the other; doubling, 1 + 1 + 2 + 4; each on its own from a slower store."""
+    """Eight nodes get the data one after another; or by doubling, 1 + 1 + 2 + 4; or each from a slower store."""
     size = 10 * NETWORK
     came = simulate([Stage("a", (1.0,) * 16, data=size)], Cluster(8, slots=2, data=data), FREE)
     assert came.makespan == pytest.approx(rounds * 10 + 1)
     assert (came.out, came.stored) == (from_driver * size, 8 * size if data == "store" else 0)
 
 
-def test_data_over_one_wire_bound_the_nodes_that_are_worth_it() -> None:
-    """Sixteen hours of work, an hour of data for each node: four nodes at best, and none of more than these."""
+def test_data_over_one_wire_limit_the_useful_number_of_nodes() -> None:
+    """With sixteen hours of work, and an hour of data for each node, more than four nodes gain nothing."""
     stage, many = Stage("a", (HOUR,) * 16, data=HOUR * NETWORK), Cluster(16, slots=1)
     assert bounds([stage], many, FREE)["data"] == 4 * HOUR
     assert simulate([stage], many, FREE).makespan >= 4 * HOUR
@@ -111,13 +111,13 @@ def test_data_over_one_wire_bound_the_nodes_that_are_worth_it() -> None:
 
 
 def _spans(every: float, cluster: Cluster, count: int = 250) -> tuple[float, float]:
-    """Return the mean of a task of an hour over seeds, and its standard error."""
+    """Return the mean makespan, over seeds, of a task of one hour, and its standard error."""
     cluster = replace(cluster, every=every)
     spans = [simulate([Stage("a", (HOUR,))], cluster, FREE, seed=seed).makespan for seed in range(count)]
     return statistics.fmean(spans), statistics.stdev(spans) / math.sqrt(count)
 
 
-def test_preempted_tasks_cost_what_the_renewal_argument_says() -> None:
+def test_the_time_of_preempted_tasks_matches_the_renewal_argument() -> None:
     """A step of τ with a checkpoint at its end takes (1/λ + n)(exp(λτ) − 1) in the mean, with n to notice a loss.
 
     Another node is free at once. Of 250 tasks, with a bound of 5 standard errors: a false alarm in 1.7 million.
@@ -132,7 +132,7 @@ def test_preempted_tasks_cost_what_the_renewal_argument_says() -> None:
         assert (abs(mean - want) <= 5 * error + 1e-6) is agrees
 
 
-def test_a_task_that_is_lost_more_often_than_ray_retries_it_is_counted() -> None:
+def test_tasks_lost_more_often_than_ray_retries_are_counted_as_given_up() -> None:
     """A task of four hours at one loss an hour: the fourth loss comes in the mean 1 − Σ₀³ 4ᵏe⁻⁴/k! = 0.567 times."""
     cluster = Cluster(300, slots=1, every=60.0, preempted=1.0, noticed=0.0)
     came = simulate([Stage("a", (4 * HOUR,) * 200)], cluster, FREE)
@@ -140,21 +140,21 @@ def test_a_task_that_is_lost_more_often_than_ray_retries_it_is_counted() -> None
 
 
 def test_a_node_that_comes_back_has_as_many_slots_as_before() -> None:
-    """More slots than are paid for would make the busy more than those: a slot that is handed out twice shows here."""
+    """If a slot were handed out twice, the slots would be busy for more time than is paid for."""
     stages = [Stage(f"{i}", (30.0,) * 8, frozenset({f"{i - 1}"} if i else ())) for i in range(200)]
     came = simulate(stages, Cluster(2, slots=4, every=5.0, preempted=20.0, noticed=0.0), FREE)
     assert came.preemptions > 20
     assert came.busy <= came.paid
 
 
-def test_equal_seeds_make_equal_figures() -> None:
+def test_equal_seeds_give_equal_figures_and_other_seeds_give_other_figures() -> None:
     cluster = Cluster(64, slots=4, every=60.0, preempted=2.0)
     first, again, other = (simulate(workloads.seeds(1000), cluster, FREE, seed=seed) for seed in (0, 0, 1))
     assert first == again != other
 
 
 @pytest.mark.slow
-def test_the_tables_are_those_of_the_plan_and_no_bound_lies_above_their_hours() -> None:
+def test_the_workload_has_the_stages_of_the_plans_and_no_bound_exceeds_its_time() -> None:
     tables, driver = workloads.paper_tables(), replace(FREE, message=2e-4, checkpoint=1e-3, byte=1.6e-9, cold=4.0)
     planned = [plan(typed(read_yaml(workloads.ROOT / f"params/paper/{name}.yaml"))) for name in workloads.TABLES]
     assert len(tables) == sum(map(len, planned))
@@ -163,7 +163,7 @@ def test_the_tables_are_those_of_the_plan_and_no_bound_lies_above_their_hours() 
     assert max(bounds(tables, cluster, driver).values()) <= simulate(tables, cluster, driver).makespan
 
 
-def test_the_knee_is_the_most_slots_of_which_four_fifths_are_at_work() -> None:
+def test_the_knee_is_the_largest_number_of_slots_that_are_80_percent_busy() -> None:
     runs: list[dict[str, Any]] = [
         {"nodes": nodes, "slots": 8, "busy": share, "paid": 1.0} for nodes, share in ((1, 1.0), (2, 0.9), (4, 0.7))
     ]

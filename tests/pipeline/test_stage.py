@@ -1,4 +1,4 @@
-"""The machinery of the stages that fit: what is made, resumed, kept and left behind."""
+"""The machinery of the stages that fit: which members are made, resumed and kept, and which files stay."""
 
 import dataclasses
 import errno
@@ -41,7 +41,7 @@ from tests.pipeline.test_params import several
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(executor="inline", checkpoint_seconds=0.0)
-STEPS = 5 * 2 * 2  # of the walk, in two splits of two seeds
+STEPS = 5 * 2 * 2  # steps of the walk, in two splits of two seeds
 ROW = {"dataset": "boston", "method": "walk", "seeds": 2, "input": "prepare/boston"}
 
 
@@ -82,7 +82,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
 
 
-def test_members_of_every_split_and_their_records(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_makes_the_members_of_every_split_and_their_record(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fit("trajectory", "b-walk")
     made = artifacts.load(places.artifact("trajectory", "b-walk"), "trajectory")
     assert made.names() == ["0-0", "0-1", "1-0", "1-1"]
@@ -96,7 +98,7 @@ def test_members_of_every_split_and_their_records(there: Path, capsys: pytest.Ca
     assert not places.checkpoints("trajectory", "b-walk").exists()
 
 
-def test_a_student_gets_its_member_and_can_stand_alone(there: Path) -> None:
+def test_a_student_gets_one_input_member_and_stores_its_schema_and_transforms(there: Path) -> None:
     fit("trajectory", "b-walk")
     fit("student", "b-run")
     made = artifacts.load(places.artifact("student", "b-run"), "student")
@@ -108,8 +110,8 @@ def test_a_student_gets_its_member_and_can_stand_alone(there: Path) -> None:
         assert total == pytest.approx(own["seconds"][name] + above["seconds"][name])
 
 
-def test_a_student_of_several_inputs_gets_and_is_charged_for_what_it_takes(there: Path) -> None:
-    """All trajectories, and coreset i mod 2; a trajectory that the coreset was made from counts once."""
+def test_a_student_of_several_inputs_counts_the_seconds_of_each_input_once(there: Path) -> None:
+    """It takes all trajectories and coreset i mod 2; a trajectory that the coreset was made from counts once."""
     for kind, key in (("trajectory", "b-walk"), ("coreset", "b-pair"), ("student", "b-pair")):
         fit(kind, key)
     trajectories, coresets, students = (
@@ -154,7 +156,7 @@ def test_a_damaged_record_is_an_error_before_the_work(
     assert records.read("trajectory", "b-walk") == {}
 
 
-def test_a_missing_input_is_one_line(there: Path) -> None:
+def test_a_missing_input_is_refused(there: Path) -> None:
     with pytest.raises(ArtifactError, match="there is no prepare artifact here"):
         os.rename("work/prepare", "work/elsewhere")
         try:
@@ -188,7 +190,7 @@ def test_a_full_disk_leaves_the_old_artifact_and_nothing_else(
     assert not list(there.rglob("*.tmp"))
 
 
-def test_a_checkpoint_depends_on_numbers_code_data_and_device_and_not_on_the_count(there: Path) -> None:
+def test_a_checkpoint_depends_on_config_code_data_and_threads_not_on_the_seed_count(there: Path) -> None:
     run = load().run("teacher", "b-walk")
     about = fit_stage.facts(run, load())
 
@@ -206,7 +208,7 @@ def test_a_checkpoint_depends_on_numbers_code_data_and_device_and_not_on_the_cou
     assert len(other) == 5 and first not in other
 
 
-POINTS = {  # what is about to be written when the process is killed, and for which time; steps that are done in all
+POINTS = {  # the path to which a file is about to be renamed at the kill, and its count; the steps of both attempts
     "first checkpoint": ("checkpoints/trajectory/b-walk/.*/0-0.part", 1, STEPS + 1),
     "second checkpoint": ("checkpoints/trajectory/b-walk/.*/0-0.part", 2, STEPS + 1),
     "last checkpoint": ("checkpoints/trajectory/b-walk/.*/1-1.part", 5, STEPS + 1),
@@ -219,10 +221,10 @@ POINTS = {  # what is about to be written when the process is killed, and for wh
 
 @pytest.mark.process
 @pytest.mark.parametrize("point", POINTS)
-def test_a_stage_that_is_killed_ends_with_the_same_bits(
+def test_a_killed_stage_that_runs_again_makes_the_same_bits(
     there: Path, point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By SIGKILL, as it is about to rename a file into its place; the same command then uses what was finished."""
+    """SIGKILL comes as a file is about to be renamed into its place; the same command then uses the finished work."""
     pattern, time, steps = POINTS[point]
     fit("trajectory", "b-walk")
     place = places.artifact("trajectory", "b-walk")
@@ -261,8 +263,8 @@ def kill_at(pattern: str, time: int, work: Callable[[], None]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def test_a_fit_of_the_graph_is_a_final_one(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training and validation rows together, as fit_rows says; a search alone holds validation rows apart."""
+def test_a_stage_loads_its_data_for_a_final_fit(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A final fit uses training and validation rows, as fit_rows says; only a search holds validation rows apart."""
     asked = []
     load = fit_stage.prepared.load_fits
     monkeypatch.setattr(fit_stage.prepared, "load_fits", lambda *a, **k: asked.append(k) or load(*a, **k))
@@ -270,8 +272,8 @@ def test_a_fit_of_the_graph_is_a_final_one(there: Path, monkeypatch: pytest.Monk
     assert asked == [{"final": True}]
 
 
-def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once a split, of which there are two."""
+def test_every_file_of_the_data_and_the_inputs_is_hashed_once(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is not hashed again for each of the two splits."""
     fit("trajectory", "b-walk")
     hashed = []
     sha256 = artifacts.sha256
@@ -296,10 +298,10 @@ def test_every_file_of_the_data_and_of_the_inputs_is_hashed_once(there: Path, mo
         (0, 1, 100, {"address": "head:6379"}, "workers"),
     ],
 )
-def test_a_worker_is_started_where_it_has_something_to_give(
+def test_the_place_of_tasks_follows_from_their_number_size_and_the_cluster(
     seeds: int, tasks: int, rows: int, environment: dict[str, Any], where: str
 ) -> None:
-    """A group of ``seeds`` or a single one; one task or more; on this machine alone or on a cluster."""
+    """A group of ``seeds`` fits, or a single fit; one task or more; on this machine alone or on a cluster."""
 
     class Data:
         train = range(rows)
@@ -314,15 +316,15 @@ def test_a_worker_is_started_where_it_has_something_to_give(
     assert fit_stage._where(Run(), planned, {"data-0": Data()}, settings) == where  # type: ignore[arg-type]
 
 
-def test_the_code_of_a_stage_is_that_of_its_own_method() -> None:
-    """Another family's code leaves its checkpoints in place."""
+def test_a_stage_has_the_code_digest_of_its_own_method_alone() -> None:
+    """So a change of another method's code leaves the checkpoints in place."""
     ours = load_params(ROOT / "params.yaml")
     codes = {key: dict(one("student", key, ours).digests) for key in ("boston-vbll", "boston-gp")}
     assert codes["boston-vbll"] == {"code.fit.vbll": sources.fit_digest("vbll", ours)}
     assert codes["boston-vbll"] != codes["boston-gp"]
 
 
-def test_fits_of_a_group_that_diverge_are_repeated_together_and_the_report_says_so() -> None:
+def test_a_diverged_group_is_repeated_at_a_lower_rate_and_the_warning_names_it() -> None:
     config = OptimiserConfig("adam", lr=1.0, schedule="constant")
 
     def both(data: Any, inputs: Any, config: OptimiserConfig, *, rngs: Any, report: Any) -> list[State]:

@@ -1,4 +1,4 @@
-"""Storage that machines share: the same behaviour in a folder and in a file system of fsspec; faults in one line."""
+"""Storage that machines share: the same behaviour in a folder and a file system of fsspec; each fault is one line."""
 
 import os
 import pickle
@@ -47,7 +47,7 @@ def test_a_file_is_written_read_and_removed(address: str) -> None:
     assert folder.load("a") is None
 
 
-def test_unfinished_work_lies_in_shared_storage_and_results_here(address: str, tmp_path: Path) -> None:
+def test_checkpoints_lie_in_shared_storage_and_results_in_the_project(address: str, tmp_path: Path) -> None:
     stores = [Store(tmp_path / name / "teacher" / "key", "identity") for name in ("one", "two")]
     for store in stores:
         store.open()
@@ -64,7 +64,7 @@ def test_unfinished_work_lies_in_shared_storage_and_results_here(address: str, t
 
 
 @pytest.mark.parametrize("variable", ["BDL_CHECKPOINTS", "BDL_SEARCHES"])
-def test_an_address_of_storage_that_is_none_is_one_line(variable: str, tmp_path: Path) -> None:
+def test_a_bad_address_of_storage_is_refused_without_showing_its_credentials(variable: str, tmp_path: Path) -> None:
     for value, rule in (
         ("relative", "must be s3://bucket/path, or the absolute path of a folder that exists, got 'relative'"),
         (str(tmp_path / "none"), "or the absolute path of a folder that exists"),
@@ -76,7 +76,7 @@ def test_an_address_of_storage_that_is_none_is_one_line(variable: str, tmp_path:
         assert "pass" not in str(caught.value)
 
 
-def test_storage_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_missing_folder_or_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Settings.read({"BDL_CHECKPOINTS": "/of/the/cluster", "RAY_ADDRESS": "http://head:8265"})
     assert remote.checkpoints == "/of/the/cluster", "the job's own process looks for it"
     with pytest.raises(UserError, match=r"^BDL_CHECKPOINTS=/of/the/cluster: there is no such folder on "):
@@ -90,7 +90,7 @@ def test_storage_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypatch: py
         Folder("BDL_CHECKPOINTS", str(tmp_path)).save("a.part", b"1")
 
 
-def test_a_fault_names_the_variable_the_endpoint_and_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_storage_names_the_variable_the_endpoint_and_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     class Denied(fsspec.AbstractFileSystem):
         def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: object) -> None:
             raise PermissionError("no") from answered("AccessDenied")
@@ -102,8 +102,8 @@ def test_a_fault_names_the_variable_the_endpoint_and_the_cause(monkeypatch: pyte
         require("BDL_X", "s3://b/x")
 
 
-def test_a_store_that_never_answers_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own client may wait for minutes."""
+def test_storage_that_never_answers_is_refused_after_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client library itself may wait for minutes."""
     end = threading.Event()
 
     class Silent(fsspec.AbstractFileSystem):
@@ -117,7 +117,7 @@ def test_a_store_that_never_answers_is_one_line(monkeypatch: pytest.MonkeyPatch)
     end.set()
 
 
-def test_credentials_are_removed_from_a_text_and_nothing_else_is() -> None:
+def test_only_credentials_are_removed_from_a_text() -> None:
     text = f"false: {SECRET} and correct horse of /home/me/.aws/credentials at https://me:pass@host/x"
     hidden = hide(text, ENVIRONMENT)
     assert hidden == "false: *** and *** of /home/me/.aws/credentials at https://host/x"
@@ -143,7 +143,9 @@ def answered(code: str) -> Exception:
         (ValueError(f"odd: {SECRET}\nand more"), "ValueError: odd: ***"),
     ],
 )
-def test_each_fault_has_its_line(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_error_of_storage_has_its_own_line_without_secrets(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     try:
         raise OSError("of another library") from error
@@ -153,7 +155,7 @@ def test_each_fault_has_its_line(error: Exception, said: str, monkeypatch: pytes
     assert wrapped == found or isinstance(error, ValueError), "also behind the error of another library"
 
 
-def test_only_variables_of_secrets_are_secret() -> None:
+def test_a_variable_is_secret_if_its_name_says_so_and_it_is_no_location() -> None:
     assert [name for name in ENVIRONMENT if storage.is_secret(name)] == [
         "AWS_SECRET_ACCESS_KEY",
         "MLFLOW_TRACKING_PASSWORD",

@@ -1,4 +1,4 @@
-"""Studies without Ray: what is checked before anything runs, which rows are read, and what is written."""
+"""Studies without Ray: the checks before anything runs, the rows that are read, and the files that are written."""
 
 import csv
 import re
@@ -41,7 +41,7 @@ made, toy = tune_cases.made, tune_cases.toy
 
 
 def file_of(folder, **changes):
-    """Write the study's file, with other sections."""
+    """Write the study's file, with some sections changed."""
     path = folder / "params/study/fake-shift.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     (only, *_) = changes.get("grid") or ["none"]
@@ -99,19 +99,19 @@ def sample_of(shift, log="", seed=0):
         ({"overlay": {"rnus": {}}}, r"fake-shift\.yaml: rnus is not a known section \(did you mean runs"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(toy, changes, said, capsys, monkeypatch):
+def test_a_mistake_in_a_study_is_named_before_anything_runs(toy, changes, said, capsys, monkeypatch):
     monkeypatch.setattr(study, "opened", lambda *_: pytest.fail("something ran"))
     assert cli.main(["study", str(file_of(toy, **changes))]) == 2
     assert re.search(said, capsys.readouterr().err)
     assert not (toy / "results").exists()
 
 
-def test_the_file_is_called_after_its_family(toy):
+def test_a_study_file_without_a_family_in_its_name_is_refused(toy):
     with pytest.raises(UserError, match="<family>-<name>"):
         study.plan(file_of(toy).rename(toy / "study.yaml"), SETTINGS)
 
 
-def test_the_overlay_counts_and_params_yaml_stays(toy):
+def test_the_overlay_of_a_study_applies_and_params_yaml_is_unchanged(toy):
     before = (toy / "params.yaml").read_text()
     asked = planned(toy, overlay={"methods": {"level": {"add": 9.0}}})
     assert asked.branch.upstream[0].config.add == 9.0
@@ -119,7 +119,7 @@ def test_the_overlay_counts_and_params_yaml_stays(toy):
     assert asked.branch.facts() != planned(toy).branch.facts()
 
 
-def test_the_scores_are_those_of_the_validation_rows_in_closed_form(toy, monkeypatch):
+def test_the_scores_of_a_study_equal_the_closed_form_on_validation_rows(toy, monkeypatch):
     """Each seed has its own random stream, and a fit that diverges is a trial without scores."""
     samples = [sample_of(-2.25), sample_of(-2.25, "log.txt", 1), sample_of(tune_cases.NAN_ABOVE + 1)]
     (first, second, diverged), data = reports_of(planned(toy), *samples, monkeypatch=monkeypatch)
@@ -137,11 +137,11 @@ def test_the_scores_are_those_of_the_validation_rows_in_closed_form(toy, monkeyp
     assert diverged == {TIME: MILESTONES}
 
 
-def test_test_rows_are_never_read(toy, monkeypatch):
+def test_a_study_never_reads_test_rows(toy, monkeypatch):
     asked = planned(toy)
     scores, _ = reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)
     holdout = toy / "work/study/fake-shift/holdout/toy"
-    monkeypatch.setattr("pipeline.run.body.ensure", lambda *_: False)  # It would be prepared again.
+    monkeypatch.setattr("pipeline.run.body.ensure", lambda *_: False)  # Else the data would be prepared again.
     next(holdout.rglob("test.arrow")).write_bytes(b"not rows")
     shutil.rmtree(toy / "work/holdout")
     assert reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)[0] == scores
@@ -152,7 +152,7 @@ def test_test_rows_are_never_read(toy, monkeypatch):
         reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)
 
 
-def test_files_are_written_in_order_and_hold_every_fit(toy, monkeypatch):
+def test_the_files_of_a_study_are_written_in_order_and_hold_every_fit(toy, monkeypatch):
     asked, order, real = planned(toy), [], study.write_bytes
     monkeypatch.setattr(study, "write_bytes", lambda path, blob: (order.append(path.name), real(path, blob)))
 
@@ -181,8 +181,8 @@ def test_files_are_written_in_order_and_hold_every_fit(toy, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_shipped_studies_are_whole(monkeypatch):
-    """Every point is a config of its method, and the figure can be drawn."""
+def test_every_shipped_study_is_valid_and_the_first_figure_can_be_drawn(monkeypatch):
+    """Every study can be planned: each point is a config of its method. Only the first study's figure is drawn."""
     monkeypatch.chdir(Path(__file__).parents[2])
     planned = [study.plan(path, SETTINGS) for path in sorted(Path("params/study").glob("*.yaml"))]
     asked = planned[0]
@@ -190,8 +190,8 @@ def test_the_shipped_studies_are_whole(monkeypatch):
     assert b"<svg" in study.draw(asked, fits)
 
 
-def test_a_metric_of_stored_predictions_is_a_score_by_its_name(toy, tmp_path, monkeypatch):
-    """Of a study beside those of all, and of a search alone."""
+def test_a_study_and_a_search_can_score_by_a_metric_of_stored_predictions(toy, tmp_path, monkeypatch):
+    """A study reports it beside the scores of every study; a search reports it alone."""
     asked = planned(tmp_path, metrics=["nll", "augrc"])
     assert asked.metrics == ("rmse", "nll", "crps", "coverage_90", "width_90", "augrc")
     (scores,), _ = reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)

@@ -1,4 +1,4 @@
-"""The comparison as a person sees it in a terminal."""
+"""The comparison of runs as a terminal shows it."""
 
 import copy
 import io
@@ -53,11 +53,11 @@ def printed(width: int, **how: Any) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_where_nobody_looks_it_is_the_reports_markdown() -> None:
+def test_without_a_terminal_the_comparison_is_printed_as_markdown() -> None:
     assert printed(30, force_terminal=False) == MARKDOWN + "\n"
 
 
-def test_the_best_figure_is_bold_and_no_other() -> None:
+def test_only_the_best_figure_is_bold() -> None:
     assert re.findall("\x1b\\[1m(.*?)\x1b", printed(80, color_system="standard"))[-1].strip() == "0.635 ± 0.016"
     assert "\x1b[1m1.483" not in printed(80, color_system="standard")
 
@@ -75,7 +75,7 @@ def test_columns_that_do_not_fit_are_named() -> None:
     assert "in the report" not in wide and "35.2 k" in wide and "0.635 ± 0.016" in wide and "**" not in wide
 
 
-def test_the_papers_figure_is_no_warning() -> None:
+def test_a_papers_figure_does_not_count_as_a_remark() -> None:
     assert "remarks: 1, in report" in printed(80)
 
 
@@ -84,7 +84,7 @@ FITTED = ("boston-deterministic", "boston-ensemble")
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
-    """The default params, the scores of two runs of them, and a report that is of neither."""
+    """The default params, the scores of two of their runs, and a report that shows neither of the two runs."""
     monkeypatch.chdir(tmp_path)
     params = typed(copy.deepcopy(read_yaml(Path(__file__).parents[2] / "params.yaml")))
     for key, case in zip(FITTED, ROWS, strict=False):
@@ -108,7 +108,7 @@ def shown(
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_run_that_is_up_to_date_is_shown_and_another_is_told(project: Params) -> None:
+def test_runs_up_to_date_are_shown_and_other_runs_are_listed_with_their_reasons(project: Params) -> None:
     text = shown(FITTED[:1], {"boston-swag": "trajectory@boston-swa failed", FITTED[1]: "student@x failed"}, project)
     head, row, *_, last, other, third = text.splitlines()[1:]
     assert text.startswith("boston") and head.split()[:3] == ["Method", "Setting", "Splits"] and "RMSE" in head
@@ -119,13 +119,13 @@ def test_a_run_that_is_up_to_date_is_shown_and_another_is_told(project: Params) 
     assert (other, third) == ("  boston-swag: trajectory@boston-swa failed", f"  {FITTED[1]}: student@x failed")
 
 
-def test_runs_with_one_reason_are_told_together_and_in_the_order_of_params(project: Params) -> None:
+def test_shown_runs_keep_the_order_of_params_and_runs_of_one_reason_share_a_line(project: Params) -> None:
     text = shown([*reversed(FITTED)], {"boston-swag": "stopped", "boston-gp": "stopped"}, project)
     assert text.index("deterministic") < text.index("ensemble")
     assert text.splitlines()[-2:] == ["2 of 4 runs are not in this comparison:", "  boston-swag, boston-gp: stopped"]
 
 
-def test_scores_that_are_gone_or_damaged_are_told_and_lose_no_other(project: Params) -> None:
+def test_missing_or_damaged_scores_are_listed_and_hide_no_other_run(project: Params) -> None:
     stored = places.artifact("evaluate", FITTED[0]) / "scores.parquet"
     stored.write_bytes(b"PAR1")
     text = shown([*FITTED, "boston-gp"], {}, project)
@@ -134,20 +134,20 @@ def test_scores_that_are_gone_or_damaged_are_told_and_lose_no_other(project: Par
     assert "  boston-gp: no result: the evaluation is absent" in text and "2 of 3 runs are not in" in text
 
 
-def test_without_any_run_there_is_no_table(project: Params) -> None:
+def test_with_no_run_to_show_only_the_reasons_are_printed(project: Params) -> None:
     assert shown([], {"boston-gp": "prepare@boston failed"}, project).splitlines() == [
         "1 of 1 runs are not in this comparison:",
         "  boston-gp: prepare@boston failed",
     ]
 
 
-def test_where_there_is_no_terminal_it_is_the_whole_table_as_the_report_has_it(project: Params) -> None:
+def test_without_a_terminal_the_whole_table_is_printed_as_in_the_report(project: Params) -> None:
     text = shown(FITTED, {"boston-gp": "stopped"}, project, width=40, terminal_=False)
     assert "| deterministic | small | 5 | " in text and "Peak memory |" in text
     assert "- [odd] the fit | is odd. Runs: boston-deterministic" in text and "1 of 3 runs are not in this" in text
 
 
-def test_a_run_has_the_warnings_of_what_it_is_made_from(project: Params) -> None:
+def test_a_run_has_its_own_warnings_and_the_warnings_of_its_input(project: Params) -> None:
     run = next(run for run in project.of("student") if run.sources)
     ((kind, key),) = run.sources.items()
     for at, warning in (((kind, key), "R-hat 1.3"), (("student", run.key), "own")):
@@ -157,8 +157,8 @@ def test_a_run_has_the_warnings_of_what_it_is_made_from(project: Params) -> None
     assert run_info(run, project).warnings == ("own", f"{key}: R-hat 1.3")
 
 
-def test_a_run_says_what_ended_its_fits_or_those_that_it_is_made_from(project: Params) -> None:
-    """By the epochs of its own states, else of its trajectory; by its warning, where its chains are too short."""
+def test_a_run_states_what_ended_its_fits_or_the_fits_of_its_input(project: Params) -> None:
+    """The epochs of a run's own states tell it, else of its trajectory's; for chains that are too short, a warning."""
     for kind, key, count in (("student", "boston-vbll", 1), ("trajectory", "boston-sgd", 3)):
         with artifacts.publish(places.artifact(kind, key), kind) as folder:
             for seed in range(count):
@@ -173,7 +173,7 @@ def test_a_run_says_what_ended_its_fits_or_those_that_it_is_made_from(project: P
     assert run_info(chains, project).ended == ("chains",)
 
 
-def test_mlflows_description_of_a_run_has_its_warnings_alone(project: Params) -> None:
+def test_the_mlflow_description_of_a_run_holds_only_its_own_warnings(project: Params) -> None:
     about = {one.key: one.about for one in comparison.of(project).runs}
     assert about.keys() == {*FITTED}
     assert [key for key, text in about.items() if "\n- [odd] the fit | is odd\n" in text] == [FITTED[0]]

@@ -71,7 +71,7 @@ def stage(kind: str = "student", key: str = "toy-vbll") -> Stage:
 
 
 def work(of: Stage) -> None:
-    """Leave what a stage leaves: a curve, its artifact, its record, its identity."""
+    """Write the files that a stage leaves: a curve, its artifact, its record, its identity."""
     curve = Curve(of.kind, of.key)
     curve.metrics({"loss": 2.0}, 1)
     curve.metrics({"loss": 1.0}, 2)
@@ -95,7 +95,7 @@ def initialised() -> Any:
 
 
 class Fake:
-    """A client in whose store every request is a line; ``before`` may refuse one."""
+    """A client that keeps a line for every request; ``before`` may refuse a request."""
 
     def __init__(self, before: Callable[[str], None] = lambda said: None) -> None:
         self.said, self._before = list[str](), before
@@ -127,7 +127,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     return lambda client: monkeypatch.setattr(store, "connect", lambda: client)
 
 
-def test_final_scores_have_the_same_names_for_every_method() -> None:
+def test_final_scores_are_averaged_and_named_by_set_and_metric() -> None:
     assert final_scores(RunScores(TABLE)) == pytest.approx(
         {
             "test/accuracy": 0.85,
@@ -140,7 +140,7 @@ def test_final_scores_have_the_same_names_for_every_method() -> None:
     )
 
 
-def test_stages_are_tagged_children_of_the_command(client: MlflowClient) -> None:
+def test_stages_are_tracked_as_tagged_children_of_the_command(client: MlflowClient) -> None:
     fit, evaluate = stage(), stage("evaluate")
     with tracking.opened(Settings(), params(), "repro", {"paper": "vbll:table2"}) as opened:
         for each in (fit, evaluate):
@@ -172,7 +172,7 @@ def sha256(place: str) -> str:
     return hashlib.sha256(Path(place).read_bytes()).hexdigest()
 
 
-def test_what_the_store_lacks_is_shown_once(client: MlflowClient) -> None:
+def test_stages_that_the_store_lacks_are_added_once(client: MlflowClient) -> None:
     plan: Plan = {each.name: each for each in (stage(), stage("evaluate"), stage(key="toy-stale"))}
     for each in list(plan.values())[:2]:
         work(each)
@@ -187,17 +187,17 @@ def test_what_the_store_lacks_is_shown_once(client: MlflowClient) -> None:
     }
     assert first["student toy-vbll"].data.metrics["loss"] == 1.0
     assert first["student toy-vbll"].info.start_time < first["student toy-vbll"].info.end_time
-    with tracking.opened(Settings(), params(), "repro") as opened:  # another process has made it meanwhile
+    with tracking.opened(Settings(), params(), "repro") as opened:  # another process has made the stage meanwhile
         opened.started(stage())
         opened.ended(stage(), "FINISHED")
     assert runs(client).keys() == first.keys() | {"repro"}
     assert runs(client)["student toy-vbll"].info.run_id == first["student toy-vbll"].info.run_id
 
 
-def test_a_stage_that_fails_and_one_that_is_killed_say_so(project: Path, connected: Any) -> None:
+def test_failed_and_killed_stages_are_tracked_as_failed_and_killed(project: Path, connected: Any) -> None:
     fake = Fake()
     connected(fake)
-    work(stage(key="a"))  # of an earlier run, whose curve is not of this one
+    work(stage(key="a"))  # an earlier run's files: its curve must not be shown
     with pytest.raises(KeyboardInterrupt), tracking.opened(Settings(), params(), "repro") as opened:
         opened.started(stage(key="a"))
         opened.started(stage(key="b"))
@@ -206,7 +206,7 @@ def test_a_stage_that_fails_and_one_that_is_killed_say_so(project: Path, connect
     ends = [line for line in fake.said if line.split()[0].isupper()]
     assert ends == ["FAILED student a", "KILLED student b", "KILLED repro"]
     assert not any("loss@1" in said for said in fake.said)
-    assert fake.said.index("create student b") < fake.said.index("FAILED student a")  # it was shown while it ran
+    assert fake.said.index("create student b") < fake.said.index("FAILED student a")  # b was shown while it ran
     with tracking.opened(Settings(), params(), "again") as opened:
         opened.started(stage(key="a"))
         opened.ended(stage(key="a"), "FAILED")
@@ -228,7 +228,7 @@ def test_the_curve_of_a_running_stage_is_shown(project: Path, connected: Any, mo
     assert "FINISHED student toy-vbll" in fake.said
 
 
-def test_a_store_that_fails_is_one_warning(project: Path, connected: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_store_gives_one_warning(project: Path, connected: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(said: str) -> None:
         if said == "FINISHED student a":
             raise OSError("the disk is full\nand more")
@@ -245,7 +245,7 @@ def test_a_store_that_fails_is_one_warning(project: Path, connected: Any, capsys
     assert said.count("\n") == 1 and "FINISHED repro" not in fake.said
 
 
-def test_a_slow_store_delays_no_stage_and_not_the_end(
+def test_a_slow_store_delays_neither_a_stage_nor_the_end_of_the_command(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free, fake = threading.Event(), Fake()
@@ -261,7 +261,7 @@ def test_a_slow_store_delays_no_stage_and_not_the_end(
 
 
 @pytest.mark.parametrize("setting", ["off", "on"])
-def test_without_mlflow_everything_works(
+def test_without_mlflow_stages_run_with_at_most_one_warning(
     setting: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One warning says that MLflow is missing; with tracking off it is not even imported."""
@@ -277,7 +277,7 @@ def test_without_mlflow_everything_works(
     assert setting == "on" or not (project / "mlruns").exists()
 
 
-def test_runs_of_a_search_have_a_parent_that_goes_on(client: MlflowClient) -> None:
+def test_a_resumed_search_continues_its_parent_run_in_the_store(client: MlflowClient) -> None:
     with pytest.raises(KeyboardInterrupt), tracking.parent("tune toy", {"search": "toy"}) as first:
         assert runs(client)["tune toy"].info.status == "RUNNING"
         raise KeyboardInterrupt
@@ -291,7 +291,7 @@ def test_runs_of_a_search_have_a_parent_that_goes_on(client: MlflowClient) -> No
     assert runs(client)["tune toy"].info.status == "FINISHED"
 
 
-def test_the_runs_of_killed_processes_are_ended(client: MlflowClient) -> None:
+def test_the_runs_of_killed_processes_are_marked_as_killed(client: MlflowClient) -> None:
     dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     name = provenance.process(dead.pid)
     assert not provenance.is_dead(name)
@@ -306,8 +306,8 @@ def test_the_runs_of_killed_processes_are_ended(client: MlflowClient) -> None:
     assert {name: run.info.status for name, run in found.items()} == {"lost": "KILLED", "alive": "RUNNING"}
 
 
-def test_store_and_experiment_are_made_under_the_lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes that make MLflow's tables at once can leave a store that none can open."""
+def test_the_store_and_the_experiment_are_made_under_the_lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that make MLflow's tables at once can leave a store that no process can open."""
 
     class Alone(Fake):
         def __init__(self, uri: str) -> None:
@@ -337,7 +337,7 @@ def test_store_and_experiment_are_made_under_the_lock(project: Path, monkeypatch
     assert made == [uri, "make tables", f"look for {tracking.STAGES}", place]
 
 
-def test_an_experiment_keeps_its_files_where_it_was_made(
+def test_an_existing_experiment_refuses_another_place_for_its_files(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BDL_MLFLOW_ARTIFACTS", "s3://bucket/runs")

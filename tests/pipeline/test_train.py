@@ -1,4 +1,4 @@
-"""A trajectory whose batches two Ray Train workers share, against one process."""
+"""A trajectory whose batches two Ray Train workers share, against the same trajectory in one process."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tests.pipeline import fake_work
 
 
 def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", **changes: object) -> Done:
-    """One member, with a checkpoint at every step; ``fuse`` names a file that the first attempt lights."""
+    """Fit one member with a checkpoint at every step; if ``fuse`` names a file, the first attempt dies at step 7."""
     store = Store(folder, "a")
     store.open()
     config = read(SgdConfig, SECTION | changes, "methods.sgd")
@@ -37,8 +37,10 @@ def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_two_workers_end_where_one_does(ray_head: str, tiny_images: FitData, tmp_path: Path, kills: bool) -> None:
-    """To 1e-6, the rounding of 15 steps, also if a worker kills itself at step 7."""
+def test_two_workers_reach_the_weights_of_one_process(
+    ray_head: str, tiny_images: FitData, tmp_path: Path, kills: bool
+) -> None:
+    """The weights agree to 1e-6, the rounding of 15 steps, also if a worker kills itself at step 7."""
     alone = trajectory(Inline(Settings("inline", checkpoint_seconds=0.0)), tiny_images, tmp_path / "alone")
     executor = choose(Settings("ray", checkpoint_seconds=0.0, workers=2), lambda: ray_head)
     fuse = tmp_path / "fuse"
@@ -58,7 +60,7 @@ def test_two_workers_end_where_one_does(ray_head: str, tiny_images: FitData, tmp
 
 @pytest.mark.ray
 @pytest.mark.soak
-def test_an_error_of_every_worker_comes_as_it_was_raised(ray_head: str, tiny_images: FitData, tmp_path: Path) -> None:
+def test_an_error_in_every_worker_is_raised_unchanged(ray_head: str, tiny_images: FitData, tmp_path: Path) -> None:
     executor = choose(Settings("ray", checkpoint_seconds=0.0, workers=2), lambda: ray_head)
     try:
         with pytest.raises(ConfigError, match=r"^batch must be a multiple of the 2 workers of a task, got 33$"):

@@ -1,4 +1,4 @@
-"""Searches without Ray: what is searched and scored, what is written, and which search is resumed by whom."""
+"""Searches without Ray: what is searched and scored, what is written, and which searches can be resumed."""
 
 import math
 import shutil
@@ -79,13 +79,13 @@ def test_the_score_is_the_validation_nll_in_original_units(toy):
     assert nll != pytest.approx(gaussian_nll(data.train.targets, mean), rel=1e-4)
 
 
-def test_an_integer_is_searched_over_integers_up_to_its_ends():
+def test_an_integer_is_drawn_from_all_integers_including_the_ends():
     domain = _domains({"inner.shift": (2, 4, "integer")})["inner.shift"]
     assert {domain.sample() for _ in range(100)} == {2, 3, 4}  # One is missing with probability 8e-13.
 
 
-def test_hyperparameters_in_force_are_fitted_to_their_end_however_they_begin():
-    """They report last at the first milestone and are the worst, so that plain ASHA stops them."""
+def test_asha_never_stops_the_hyperparameters_in_force():
+    """Here they report last at the first milestone and are the worst, so that plain ASHA stops them."""
     from ray.tune.experiment import Trial
     from ray.tune.schedulers import ASHAScheduler
 
@@ -119,7 +119,7 @@ def test_hyperparameters_in_force_are_fitted_to_their_end_however_they_begin():
         (("all", "--dataset", "toy", "--resume"), "there is no stopped search of all methods"),
     ],
 )
-def test_what_cannot_be_searched_is_one_line(toy, asked, said, capsys, monkeypatch):
+def test_an_impossible_search_is_refused_in_one_line(toy, asked, said, capsys, monkeypatch):
     monkeypatch.setattr("pipeline.run.body.ensure", lambda *_: False)
     assert cli.main(["tune", *asked, "--samples", "3"]) == 2
     error = capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_what_cannot_be_searched_is_one_line(toy, asked, said, capsys, monkeypat
     assert pytest.raises(UserError, match=said).matches(UserError(error))
 
 
-def test_a_method_that_cannot_be_scored_before_its_end_has_no_population(toy, monkeypatch):
+def test_a_method_that_cannot_be_scored_during_a_fit_refuses_pbt(toy, monkeypatch):
     from dataclasses import replace
 
     stage = replace(tune_cases.SHIFT.stages["student"], from_checkpoint=None)
@@ -145,7 +145,7 @@ def test_a_data_set_without_validation_rows_cannot_be_searched(toy, monkeypatch)
         load_data(search_of().branch, load(), SETTINGS)
 
 
-def test_a_new_search_does_not_discard_an_unfinished_one(tmp_path):
+def test_a_new_search_does_not_discard_an_unfinished_search(tmp_path):
     folder = Folder("BDL_SEARCHES", str(tmp_path / "a folder" / "s"))
     assert begin(folder, "a", resume=False) is None
     with pytest.raises(UserError, match="leave out --resume"):
@@ -162,7 +162,7 @@ def test_a_new_search_does_not_discard_an_unfinished_one(tmp_path):
     assert list((tmp_path / "a folder" / "s").iterdir()) == []
 
 
-def test_a_search_by_other_code_or_other_hyperparameters_is_another_search(toy, monkeypatch):
+def test_other_code_or_other_hyperparameters_change_the_identity_of_a_search(toy, monkeypatch):
     def identity():
         return search_of().branch.facts()
 
@@ -189,15 +189,15 @@ def test_the_winner_is_the_best_finished_sample(toy):
     assert "validation nll 1.25 (in force: 9); 2 of 4 samples finished" in text
 
 
-def test_a_search_whose_samples_all_diverged_is_one_line(toy, monkeypatch):
+def test_a_search_without_a_finished_finite_score_is_refused(toy, monkeypatch):
     monkeypatch.setattr(tune, "opened", lambda *_: nullcontext())
     monkeypatch.setattr(tune, "_run", lambda *_: ([ended(-3.0, 0.5, trial.MILESTONES - 1), ended(1.0, DIVERGED)], ()))
     with pytest.raises(UserError, match="none of 4 samples gave a finite score"):
         tune.search_one(search_of(), load(), SETTINGS, None, resume=False)
 
 
-def test_a_populations_best_is_fitted_from_the_start_beside_what_is_in_force(toy, monkeypatch):
-    """So a population whose changing hyperparameters did well makes nothing worse."""
+def test_the_best_of_a_population_is_fitted_again_beside_the_values_in_force(toy, monkeypatch):
+    """So a population that did well only while its hyperparameters changed does not replace better values."""
     from pipeline.search import tuner
 
     calls = []
@@ -220,7 +220,7 @@ def test_a_populations_best_is_fitted_from_the_start_beside_what_is_in_force(toy
     assert "a population of 4 with changing hyperparameters reached 1" in text
 
 
-def test_a_cluster_of_several_machines_needs_storage_that_all_reach(monkeypatch):
+def test_a_cluster_of_several_machines_needs_shared_storage(monkeypatch):
     import ray
 
     nodes = [{"NodeManagerAddress": f"10.0.0.{at}", "Alive": at != 3} for at in (1, 1, 2, 3)]
@@ -232,7 +232,7 @@ def test_a_cluster_of_several_machines_needs_storage_that_all_reach(monkeypatch)
     require_shared(Settings(address="10.0.0.1:6379"))
 
 
-def test_a_search_as_a_job_of_its_own_is_one_line(toy, monkeypatch, capsys):
+def test_tune_refuses_a_dashboard_as_its_ray_address(toy, monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
     assert cli.main(["tune", "shift", "--dataset", "toy", "--samples", "2"]) == 2
     assert "RAY_ADDRESS=http://head:8265: must be host:port for tune; send the whole" in capsys.readouterr().err
@@ -244,11 +244,11 @@ def test_a_search_has_a_folder_in_shared_storage(tmp_path):
 
 
 class TestAll:
-    """``tune all``: which methods, in what order, and what a resumed one repeats."""
+    """``tune all``: which methods are searched, in what order, and what a resumed search repeats."""
 
     @pytest.fixture
     def made(self, tmp_path, monkeypatch):
-        """What was searched; the method ``vbll`` is stopped while ``tmp_path/stop`` exists."""
+        """The searches that ran, in order; the search of ``vbll`` is interrupted while ``tmp_path/stop`` exists."""
         monkeypatch.chdir(tmp_path)
         shutil.copy(ROOT / "params.yaml", "params.yaml")
         made = []
@@ -281,7 +281,7 @@ class TestAll:
         assert capsys.readouterr().out.count("merged overlay.yaml") == len(methods)
 
     @pytest.mark.slow
-    def test_a_stopped_one_continues_with_what_is_left(self, made, tmp_path, capsys):
+    def test_a_stopped_search_of_all_methods_continues_with_the_remaining_methods(self, made, tmp_path, capsys):
         (tmp_path / "stop").touch()
         assert self.go() == 130
         before = {method for method, *_ in made} - {"vbll"}

@@ -1,7 +1,7 @@
-"""A method whose best number and whose score are known, for searches: y ~ N(teacher's mean + shift, 1).
+"""A method for searches, whose best number and whose score are known: y ~ N(teacher's mean + shift, 1).
 
-The teacher's member i is the mean of the training targets plus i; the student averages its inputs'
-means and moves there by ``shift``/8 a step, so that a checkpoint is a worse student.
+The teacher's member i is the mean of the training targets plus ``add`` plus i. The student averages its
+inputs' means and moves from there by ``shift``/8 a step, so that a checkpoint is a student with a part of the shift.
 """
 
 import shutil
@@ -31,14 +31,14 @@ NAN_ABOVE = 50.0  # a shift at which the fit "diverges"
 
 @dataclass(frozen=True)
 class LevelConfig:
-    """``add``: to the mean."""
+    """``add``: a number that is added to the mean."""
 
     add: float
 
 
 @dataclass(frozen=True)
 class InnerConfig:
-    """``shift``: of the mean, in the target's own units; ``more``: is added to it."""
+    """``shift``: how far the mean moves, in the target's own units; ``more``: a number that is added to ``shift``."""
 
     shift: float
     more: float = 0.0
@@ -46,9 +46,9 @@ class InnerConfig:
 
 @dataclass(frozen=True)
 class ShiftConfig:
-    """``hold``: a file; while it is there, fits of the hyperparameters in force wait after half of their steps.
+    """``hold``: a file; while it exists, fits of the hyperparameters in force wait after half of their steps.
 
-    ``fault``: a file; while it is there, these fits fail.
+    ``fault``: a file; while it exists, these fits fail. ``log``: a file to which each fit adds a line.
     """
 
     inner: InnerConfig
@@ -82,7 +82,7 @@ def shift(data: FitData, inputs: Inputs, config: ShiftConfig, *, rng: Seed, repo
 
 
 def wait_while(path: Path) -> None:
-    """Say that the work waits, and wait until the test removes ``path``."""
+    """Show by a second file that the work waits, and wait until the test removes ``path``."""
     if path.exists():
         path.with_name(f"{path.name}.waits").touch()
     while path.exists():
@@ -178,7 +178,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def toy(made, tmp_path, monkeypatch):
-    """A project of a test's own."""
+    """A copy of the project for one test."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bdl_pipe.registry, "METHODS", REGISTRY)
