@@ -195,15 +195,17 @@ def test_a_member_whose_fit_has_ended_cannot_spoil_the_others() -> None:
         same(one, other, atol=2e-6, rtol=2e-5)
 
 
-def test_a_tiny_shift_of_validation_targets_changes_no_weight() -> None:
-    data = table(0)
-    assert data.search is not None
-    shaken = Examples(data.search.validation.inputs, data.search.validation.targets + 1e-9)
-    other = dataclasses.replace(data, search=dataclasses.replace(data.search, validation=shaken))
-    same(
-        fit([data], RNGS[:1], config(early_stopping=CHOOSE))[0],
-        fit([other], RNGS[:1], config(early_stopping=CHOOSE))[0],
-    )
+def test_validation_targets_choose_the_epochs_and_change_no_weight_otherwise() -> None:
+    def fitted(factor: float) -> FitResult:
+        data = table(0)
+        assert data.search is not None
+        scaled = Examples(data.search.validation.inputs, data.search.validation.targets * np.float32(factor))
+        other = dataclasses.replace(data, search=dataclasses.replace(data.search, validation=scaled))
+        return fit([other], RNGS[:1], config(early_stopping=CHOOSE))[0]
+
+    one, near, far = (fitted(factor) for factor in (1.0, 1.01, -100.0))
+    assert one.epochs == near.epochs != far.epochs  # the control: the epochs depend on these targets
+    same(one, near)
 
 
 @pytest.mark.slow
