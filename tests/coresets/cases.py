@@ -25,7 +25,7 @@ def tiny_data(rows: int = 60, classes: int = 3, channels: int = 1, side: int = 8
 
 
 def tiny_vbpc(**changes: Any) -> dict[str, Any]:
-    """``methods.vbpc`` a little larger than at its smallest, with augmentations that are not linear."""
+    """The section ``methods.vbpc``, a little larger than the smallest one, with augmentations that are not linear."""
     augmentation = {"choose": "one", "operations": {"noise": 0.1, "rotate": 15.0, "cutout": 0.25}}
     coreset = {"steps": 12, "pool": {"networks": 3, "steps": 4, "lr": 1.0e-3}, "augmentation": augmentation}
     larger = {"rho": 10.0, "coreset": VBPC["coreset"] | coreset}
@@ -47,7 +47,7 @@ def central(value: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -
 
 
 def directions(at: Tensor, count: int = 8) -> Tensor:
-    """Random directions, which a wrong gradient almost surely does not survive."""
+    """Random directions, along which a wrong gradient almost surely differs from the right one."""
     return drawn(count, *at.shape, at=Seed(1).fold("directions"))
 
 

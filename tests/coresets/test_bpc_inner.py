@@ -27,8 +27,8 @@ def curved(step: int, weights: Tensor, images: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 7])
-def test_descent_of_a_quadratic_ends_where_algebra_says(steps: int) -> None:
-    """θ_L = θ* + (I − ηX̂ᵀX̂/n̂)^L (θ₀ − θ*), with any solution θ* of the normal equations; and its gradients."""
+def test_descent_on_a_quadratic_and_its_gradients_equal_the_closed_form(steps: int) -> None:
+    """θ_L = θ* + (I − ηX̂ᵀX̂/n̂)^L (θ₀ − θ*), for any solution θ* of the normal equations."""
     lr, target = torch.tensor(0.2, dtype=torch.float64, requires_grad=True), normal(WIDTH, at="target")
 
     def algebra(images: Tensor, lr: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def test_descent_of_a_quadratic_ends_where_algebra_says(steps: int) -> None:
 
 
 @pytest.mark.parametrize("chains", [1, 3])
-def test_the_adjoint_recursion_is_dense_differentiation_through_all_steps(chains: int) -> None:
+def test_the_adjoint_recursion_equals_dense_differentiation_through_all_steps(chains: int) -> None:
     steps, start, target = 6, normal(chains, WIDTH, at="starts"), normal(chains, WIDTH, at="targets")
 
     def dense(images: Tensor, lr: Tensor) -> Tensor:
@@ -76,6 +76,6 @@ def test_the_adjoint_recursion_is_dense_differentiation_through_all_steps(chains
     assert not torch.allclose(last[1], theirs[1], rtol=1e-3)  # the control: augmentations in another order
 
 
-def test_langevin_without_temperature_is_descent_at_half_the_step() -> None:
+def test_langevin_at_temperature_0_equals_descent_at_half_the_step_size() -> None:
     ours = inner.langevin(curved, START, IMAGES, 4, 0.2, 0.0, rng=Seed(0))
     assert torch.equal(ours, inner.descended(curved, START, IMAGES, 4, 0.1)[-1])

@@ -1,4 +1,4 @@
-"""The five methods from expert trajectories: exact resume, what moves and what does not, and what is refused."""
+"""The five methods that distil from expert trajectories: exact resume, reading of experts, refused inputs."""
 
 from typing import Any
 
@@ -64,8 +64,8 @@ def distilled(name: str, trajectories: list[State], report: Report | None = None
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_run_that_is_stopped_ends_with_the_same_bits(name: str, trajectories: list[State]) -> None:
-    """By SGD, without an average; the conformance test has Adam with one. What may diverge is reported."""
+def test_a_stopped_run_resumes_to_the_same_bits(name: str, trajectories: list[State]) -> None:
+    """With SGD and no average; the conformance test has Adam and an average. Reports show gradient and rms."""
     outer, report = OUTER | {"optimiser": {"name": "sgd", "lr": 0.02, "momentum": 0.5}}, Watched()
     whole = distilled(name, trajectories, report, outer=outer)
     assert {"surrogate", "gradient", "rms"} <= report.seen[-1].keys() and len(report.seen) == 6
@@ -97,8 +97,8 @@ def test_an_expert_is_read_at_its_start_and_after_each_epoch(trajectories: list[
     assert starts == pairs  # all six are drawn, and no others
 
 
-def test_an_experts_epochs_may_be_parts_of_one() -> None:
-    """Half an epoch further is one snapshot further, and as many are needed."""
+def test_an_expert_may_have_several_snapshots_per_epoch() -> None:
+    """With two snapshots an epoch, half an epoch is one step; all snapshots must exist, also for start_epochs."""
     halves = Experts(experts(1, snapshots=6, snapshots_per_epoch=2), tiny_data())
     whole = Experts(experts(1), tiny_data())
     assert (halves.epochs, whole.epochs) == (6, 3)
@@ -119,7 +119,7 @@ def test_an_experts_epochs_may_be_parts_of_one() -> None:
 
 
 @pytest.mark.parametrize("count", [5, 40], ids=["at_once", "one_by_one"])
-def test_the_outputs_of_draws_are_the_networks_own(count: int, trajectories: list[State]) -> None:
+def test_the_outputs_of_draws_equal_the_outputs_of_single_networks(count: int, trajectories: list[State]) -> None:
     read_back, images = Experts(trajectories, tiny_data()), torch.randn(count, 1, 8, 8, generator=Seed(0).generator())
     weights = torch.stack([read_back.weights(e, t) for e in range(2) for t in (0, 3)])
     found = read_back.network.outputs(weights, images)
@@ -129,7 +129,7 @@ def test_the_outputs_of_draws_are_the_networks_own(count: int, trajectories: lis
         torch.testing.assert_close(found[k], network(images), rtol=1e-5, atol=1e-6)
 
 
-def test_the_learned_rate_of_w_moves_as_its_own_rate_says(trajectories: list[State]) -> None:
+def test_bpc_w_moves_its_inner_learning_rate_by_lr_step(trajectories: list[State]) -> None:
     """Adam's first step moves the logarithm of the inner rate by lr_step, whatever the images' rate is."""
     data, section = tiny_data(), read("bpc_w", lr_step=0.03)
     start = balanced(data, 2, 1.0, rng=Seed(5))
@@ -150,8 +150,8 @@ def test_the_learned_rate_of_w_moves_as_its_own_rate_says(trajectories: list[Sta
         ({"network": EXPERTS["network"] | {"norm": "batch"}}, "input must be of a network without running statistics"),
     ],
 )
-def test_trajectories_that_are_no_experts_are_refused(changes: dict[str, Any], message: str) -> None:
-    """From their configs, before anything is trained, and from what is stored."""
+def test_trajectories_that_cannot_be_experts_are_refused(changes: dict[str, Any], message: str) -> None:
+    """By a fit, from the stored trajectories, and before any training, from their configs."""
     with pytest.raises(ConfigError, match=message):
         distilled("bpc_fkl", experts(1, **changes))
     check = METHODS["bpc_fkl"].stages["coreset"].validate_sources
@@ -160,7 +160,7 @@ def test_trajectories_that_are_no_experts_are_refused(changes: dict[str, Any], m
         check(read("bpc_fkl"), {"trajectory": config.read(SgdConfig, EXPERTS | changes, "s")})
 
 
-def test_experts_of_other_images_and_too_few_epochs_are_refused(trajectories: list[State]) -> None:
+def test_experts_of_other_classes_or_with_too_few_epochs_are_refused(trajectories: list[State]) -> None:
     with pytest.raises(ConfigError, match="input must be of experts for images and classes"):
         distilled("bpc_w", experts(1, data=tiny_data(classes=2)))
     with pytest.raises(ConfigError, match="start_epochs asks for epoch 4 of 3"):

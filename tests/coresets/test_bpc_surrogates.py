@@ -1,9 +1,11 @@
 """Surrogates of divergences against closed forms: Bayesian linear regression in float64.
 
-Prior N(0, I/ρ), y = Xθ + N(0, 1/γ); a posterior is N(μ, Λ⁻¹), Λ = ρI + γXᵀX, of the data and of the coreset alike,
-and every state of a Langevin chain is Gaussian, too. Sampled tests ask for Z = 4 standard errors in each of the 12
-entries of a gradient: the false-alarm rate of one comparison is at most 12 · 6.3e-5 = 7.6e-4 (two-sided Gaussian tails,
-Bonferroni). All seeds are fixed. A wrong variant must be at least 2 Z away.
+Prior N(0, I/ρ), y = Xθ + N(0, 1/γ). The posterior of the data and the posterior of the coreset are N(μ, Λ⁻¹) with
+Λ = ρI + γXᵀX, and every state of a Langevin chain is Gaussian, too.
+
+Sampled tests ask for Z = 4 standard errors in each of the 12 entries of a gradient: the false-alarm rate of one
+comparison is at most 12 · 6.3e-5 = 7.6e-4 (two-sided Gaussian tails, Bonferroni). All seeds are fixed. A wrong variant
+must be at least 2 Z away.
 """
 
 from collections.abc import Callable
@@ -33,7 +35,7 @@ def posterior(inputs: Tensor, targets: Tensor, precision: float) -> tuple[Tensor
 
 
 def kl(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-    """KL of two Gaussians given by mean and precision, by torch's own."""
+    """KL of two Gaussians given by mean and precision, computed by torch.distributions."""
     gaussians = [torch.distributions.MultivariateNormal(m, precision_matrix=p) for m, p in (first, second)]
     return torch.distributions.kl_divergence(*gaussians)
 
@@ -57,7 +59,7 @@ def data_likelihood(weights: Tensor) -> Tensor:
 
 
 def each(surrogate: Callable[[Tensor], Tensor], repeats: int = REPEATS) -> Tensor:
-    """The gradient of each repeat's surrogate [repeat], [repeat, row, weight]; images are given once a repeat."""
+    """The gradient of each repeat's surrogate [repeat], [repeat, row, weight]; each repeat has its own images."""
     images = IMAGES.expand(repeats, *IMAGES.shape).clone().requires_grad_()
     (slopes,) = torch.autograd.grad(surrogate(images).sum(), images)
     return slopes
@@ -70,7 +72,7 @@ def deviation(estimates: Tensor, expected: Tensor) -> float:
 
 
 def likelihoods(weights: Tensor, images: Tensor) -> Tensor:
-    """The coreset's mean log-likelihood but for constants, [repeat, draw], with images of each repeat's own."""
+    """The coreset's mean log-likelihood up to constants, [repeat, draw]; each repeat has its own images."""
     return -0.5 * CORESET_PRECISION * (LABELS - torch.einsum("rdw,rnw->rdn", weights, images)).square().mean(-1)
 
 
@@ -79,8 +81,8 @@ def mean_slope(mean: Tensor, covariance: Tensor) -> Tensor:
     return CORESET_PRECISION * (LABELS[:, None] * mean - IMAGES @ (torch.outer(mean, mean) + covariance))
 
 
-def test_the_slope_of_an_expectation_is_that_of_forward_kl() -> None:
-    """The closed form that sampled gradients are held to, against the divergence's own derivative."""
+def test_the_closed_form_of_the_mean_slopes_equals_the_gradient_of_forward_kl() -> None:
+    """``mean_slope``, a reference for sampled gradients, against the derivative of the divergence itself."""
     means = [
         mean_slope(mean, torch.linalg.inv(curvature))
         for mean, curvature in (posterior(X, Y, DATA_PRECISION), posterior(IMAGES, LABELS, CORESET_PRECISION))
@@ -89,8 +91,8 @@ def test_the_slope_of_an_expectation_is_that_of_forward_kl() -> None:
 
 
 @pytest.mark.parametrize("weight", [1.0, ROWS / CORESET_ROWS])
-def test_covariance_estimates_the_gradient_of_reverse_kl(weight: float) -> None:
-    """With a coreset that weighs as it is, and as much as the data; M = 3 draws in each of 30,000 repeats."""
+def test_the_covariance_surrogate_estimates_the_gradient_of_reverse_kl(weight: float) -> None:
+    """With a coreset of its own weight, and of the weight of the data; M = 3 draws in each of 30,000 repeats."""
     draws, repeats = 3, 30_000
     precision = CORESET_PRECISION * weight  # a weight on a Gaussian likelihood is a factor of its precision
 
@@ -136,7 +138,7 @@ def squared_wasserstein(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tens
     return (m - n).square().sum() + a.trace() + b.trace() - 2 * cross
 
 
-def test_distance_is_the_wasserstein_distance_where_covariances_are_equal() -> None:
+def test_the_unnormalised_distance_equals_squared_wasserstein_at_equal_covariances() -> None:
     start = normal(WIDTH, at="start")
     isotropic, scale = 1e-4 * IDENTITY, (start - DATA_MEAN).square().sum()
     whole = squared_wasserstein((CORESET_MEAN, isotropic), (DATA_MEAN, isotropic))
@@ -153,7 +155,7 @@ def drawn(mean: Tensor, covariance: Tensor, at: str, draws: int = DRAWS) -> Tens
 
 
 def contrasts(positive: Tensor, negative: Tensor) -> Tensor:
-    """The production contrast's gradient of each repeat, as that of the divergence: times n̂."""
+    """The gradient of the production contrast in each repeat, times n̂, as the divergence has it."""
     of_each = torch.func.vmap(surrogates.contrast)
     return CORESET_ROWS * each(
         lambda images: of_each(likelihoods(positive, images), likelihoods(negative, images)), len(positive)
@@ -161,13 +163,13 @@ def contrasts(positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def covariances(weights: Tensor, ratio: float = CORESET_ROWS / ROWS) -> Tensor:
-    """The production covariance's gradient of each repeat, as that of the divergence at w = 1: times n̂N."""
+    """The gradient of the production covariance in each repeat, times n̂N, as the divergence has it at w = 1."""
     of_each, data = torch.func.vmap(surrogates.covariance, in_dims=(0, 0, None)), data_likelihood(weights)
     return CORESET_ROWS * ROWS * each(lambda images: of_each(likelihoods(weights, images), data, ratio), len(weights))
 
 
 def moved(start: Tensor, steps: int, alpha: float, *, scale: float = 1.0, noise: float = 1.0) -> Tensor:
-    """The production chain on the coreset's energy, Σ over rows and the prior; ``scale`` is a fault of the energy."""
+    """The production chain on the coreset's energy, a sum over rows and the prior; a ``scale`` ≠ 1 is an error."""
 
     def energy(step: int, weights: Tensor, images: Tensor) -> Tensor:
         mean = 0.5 * CORESET_PRECISION * (LABELS - weights @ images.T).square().mean(-1)
@@ -178,8 +180,8 @@ def moved(start: Tensor, steps: int, alpha: float, *, scale: float = 1.0, noise:
 
 
 @pytest.mark.parametrize(("shared", "draws"), [(False, DRAWS), (True, DRAWS), (False, 1)])
-def test_contrast_of_exact_draws_has_the_mean_of_forward_kls_gradient(shared: bool, draws: int) -> None:
-    """With shared noise and each with its own; of one draw, too."""
+def test_the_contrast_of_exact_draws_estimates_the_gradient_of_forward_kl(shared: bool, draws: int) -> None:
+    """With noise that data and coreset share, and with independent noise; also with one draw."""
     data = drawn(DATA_MEAN, DATA_COVARIANCE, "d", draws)
     coreset = drawn(CORESET_MEAN, CORESET_COVARIANCE, "d" if shared else "s", draws)
     found = contrasts(data, coreset)
@@ -190,14 +192,14 @@ def test_contrast_of_exact_draws_has_the_mean_of_forward_kls_gradient(shared: bo
 
 
 def stand_in(gap: Tensor, curvature_gap: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-    """−Cov(h̃, f − f̃) under N(mean, covariance), f − f̃ having the slope ``gap`` and the Hessian −``curvature_gap``."""
+    """−Cov(h̃, f − f̃) under N(mean, covariance), where f − f̃ has slope ``gap`` and Hessian −``curvature_gap``."""
     residual, moved_by = LABELS - IMAGES @ mean, covariance @ gap
     outer = torch.outer(residual, moved_by) - torch.outer(IMAGES @ moved_by, mean)
     return -CORESET_PRECISION * (outer + IMAGES @ covariance @ curvature_gap @ covariance)
 
 
-def test_covariance_under_the_isotropic_stand_in_has_sd_for_a_standard_deviation() -> None:
-    """π_S ≈ N(θ_S, σ²I), as the production draws it; the law of a quadratic's covariance is exact for any Gaussian."""
+def test_the_covariance_surrogate_takes_sd_as_a_standard_deviation() -> None:
+    """π_S ≈ N(θ_S, σ²I), as production code draws it; under any Gaussian the covariance of quadratics is exact."""
     mean, sd = CORESET_MEAN + 0.2, 0.3
     gap = DATA_CURVATURE @ (DATA_MEAN - mean) - CORESET_CURVATURE @ (CORESET_MEAN - mean)
     expected = stand_in(gap, DATA_CURVATURE - CORESET_CURVATURE, mean, sd**2 * IDENTITY)
@@ -211,7 +213,7 @@ def test_covariance_under_the_isotropic_stand_in_has_sd_for_a_standard_deviation
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_contrast_of_production_chains_has_the_mean_of_contrastive_divergence(steps: int) -> None:
+def test_production_chains_estimate_the_gradient_of_contrastive_divergence(steps: int) -> None:
     """Langevin's production chains from exact draws of π_D, at a step that is far from both limits."""
     alpha, positive = 0.05, drawn(DATA_MEAN, DATA_COVARIANCE, "d")
     expected = contrastive(steps, alpha)
@@ -222,11 +224,11 @@ def test_contrast_of_production_chains_has_the_mean_of_contrastive_divergence(st
     for wrong in (
         -found,
         found / CORESET_ROWS,
-        contrasts(positive, moved(positive, steps, alpha, scale=1 / CORESET_ROWS)),  # the energy a mean over rows
-        contrasts(positive, moved(positive, steps, alpha, noise=0.0)),  # as in the published script
+        contrasts(positive, moved(positive, steps, alpha, scale=1 / CORESET_ROWS)),  # the energy as a mean over rows
+        contrasts(positive, moved(positive, steps, alpha, noise=0.0)),  # no noise, as in the published script
         contrasts(positive, moved(positive, steps, alpha / 2)),
         contrasts(squared, moved(squared, steps, alpha)),
-        contrasts(positive, coreset),  # forward KL's own
+        contrasts(positive, coreset),  # the gradient of forward KL
     ):
         assert deviation(wrong, expected) > 2 * Z
     assert float(contrasts(positive, moved(positive, 0, alpha)).abs().max()) == 0.0  # no step, no gradient

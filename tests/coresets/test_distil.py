@@ -34,7 +34,7 @@ def distilling(settings: method.VbpcConfig) -> Callable[[Report], State]:
     return lambda report: distil_coreset(tiny_data(), {}, settings, rng=Seed(0).fold("coreset"), report=report)
 
 
-STUDIED: dict[str, dict[str, Any]] = {  # what the studies of params/study vary
+STUDIED: dict[str, dict[str, Any]] = {  # the settings that the studies of params/study vary
     **{f"norm {norm}": {"network": {"norm": norm, "width": 8}} for norm in ("batch", "batch_stats", "group", "none")},
     "largest pools": {"network": {"pool": "max"}},
     "one block": {"network": {"blocks": 1}},
@@ -49,14 +49,14 @@ STUDIED: dict[str, dict[str, Any]] = {  # what the studies of params/study vary
 
 
 @pytest.mark.parametrize("changes", STUDIED.values(), ids=STUDIED.keys())
-def test_what_the_studies_vary_resumes_with_the_same_bits(changes: dict[str, Any]) -> None:
+def test_a_stopped_distillation_with_a_studied_setting_resumes_to_the_same_bits(changes: dict[str, Any]) -> None:
     settings = config.read(method.VbpcConfig, config.merge(tiny_vbpc(), changes), "methods.vbpc")
     undisturbed = distilling(settings)(Silent())
     assert same_bits(undisturbed, resumed(distilling(settings), 6))
-    assert not same_bits(undisturbed, distilling(read())(Silent()))  # it changes the fit
+    assert not same_bits(undisturbed, distilling(read())(Silent()))  # the setting changes the fit
 
 
-def test_a_pool_that_forgets_its_adam_states_ends_elsewhere() -> None:
+def test_a_pool_resumed_without_its_adam_states_ends_with_other_bits() -> None:
     """The control of the test above: without the optimisers' tensors the bits differ."""
     distil = distilling(read())
     whole = killed(distil, 6)
@@ -64,7 +64,7 @@ def test_a_pool_that_forgets_its_adam_states_ends_elsewhere() -> None:
     assert not same_bits(distil(Silent()), distil(Watched(kept=to_bytes(forgets))))
 
 
-def test_distillation_descends_and_reports() -> None:
+def test_distillation_lowers_the_loss_and_reports_it() -> None:
     report = Watched()
     plain = tiny_vbpc()["network"] | {"norm": "none"}
     pool = {"networks": 1, "steps": 1000, "lr": 1.0e-6}  # one network that stands still
@@ -78,8 +78,8 @@ def test_distillation_descends_and_reports() -> None:
     torch.testing.assert_close(made.tensors["raw"], made.tensors["images"] * 0.25 + 0.4)
 
 
-def test_the_label_rate_moves_the_labels_alone() -> None:
-    """Adam's first step is its rate: images move by ``rate``, labels by ``label_lr``."""
+def test_images_and_labels_move_by_their_own_learning_rates() -> None:
+    """Adam's first step is its rate: images move by ``lr``, labels by ``label_lr``."""
     base = tiny_vbpc()["coreset"]
     settings = read(coreset=base | {"steps": 1, "lr": 1.0e-3, "label_lr": 1.0e-1})
     start = balanced(tiny_data(), 2, 1.0, rng=Seed(0).fold("start"))
@@ -88,7 +88,7 @@ def test_the_label_rate_moves_the_labels_alone() -> None:
     assert float((made.tensors["labels"] - start.labels).abs().median()) == pytest.approx(1e-1, rel=1e-2)
 
 
-def test_random_coreset_is_balanced_real_rows() -> None:
+def test_a_random_coreset_is_a_balanced_choice_of_training_rows() -> None:
     data = tiny_data()
     mapping = {k: v for k, v in tiny_vbpc().items() if k not in ("coreset", "beta_dataset")} | {"label_scale": 2.0}
     settings = config.read(random_selection.RandomCoresetConfig, mapping, "methods.random_coreset")
@@ -101,7 +101,7 @@ def test_random_coreset_is_balanced_real_rows() -> None:
     torch.testing.assert_close(made["labels"], 2 * (torch.eye(3)[made["classes"]] - 1 / 3) / (3 / 10) ** 0.5)
 
 
-def test_the_pool_is_staggered_and_expires() -> None:
+def test_the_ages_of_the_pool_are_staggered_and_an_old_network_is_replaced() -> None:
     pool = ModelPool(PoolConfig(4, 8, 1e-3), ConvNetConfig("convnet", 2, 2, "none"), (1, 8, 8), 3, rng=Seed(0))
     assert pool.state()["ages"].tolist() == [0, 2, 4, 6]
     images, labels = torch.randn(3, 1, 8, 8), torch.randn(3, 3)
@@ -123,7 +123,7 @@ def test_the_pool_is_staggered_and_expires() -> None:
         ({"beta_dataset": -1.0}, r"methods\.vbpc\.beta_dataset must be >= 0"),
     ],
 )
-def test_numbers_out_of_range(change: dict[str, Any], message: str) -> None:
+def test_numbers_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(**change)
 
@@ -138,8 +138,8 @@ def coreset() -> dict[str, list]:
 
 
 @pytest.mark.parametrize(("ipc", "square"), [(2, 6), (12, 32)])
-def test_the_head_keeps_what_a_prediction_reads(ipc: int, square: int) -> None:
-    """3·ipc rows of 32 features: no square of the larger number; with more rows than features, Φ is in the factor."""
+def test_the_stored_head_has_only_the_tensors_that_a_prediction_needs(ipc: int, square: int) -> None:
+    """3·ipc rows of 32 features: the factor is square in the smaller number; Φ is stored only with fewer rows."""
     settings = config.read(method.VbpcConfig, config.merge(tiny_vbpc(), {"ipc": ipc}), "methods.vbpc")
     chosen = balanced(DATA, ipc, 1.0, rng=Seed(0)).state(DATA, {})
     state = fit_student(DATA, {"coreset": [chosen]}, settings, rng=Seed(1), report=Silent())
@@ -154,15 +154,15 @@ def test_the_head_keeps_what_a_prediction_reads(ipc: int, square: int) -> None:
     torch.testing.assert_close(again.predict(inputs).log_probs, expected.predict(phi).log_probs)
 
 
-def test_one_row_alone_is_predicted_as_in_a_batch(coreset: dict[str, list]) -> None:
+def test_a_single_row_is_predicted_as_in_a_batch(coreset: dict[str, list]) -> None:
     fitted = VbpcPosterior.from_state(fit_student(DATA, coreset, SETTINGS, rng=Seed(1), report=Silent()))
     inputs, _ = DATA.tensors("validation")
     alone = torch.cat([fitted.predict(row[None]).log_probs for row in inputs[:5]])
     torch.testing.assert_close(alone, fitted.predict(inputs).log_probs[:5], rtol=1e-4, atol=1e-5)
 
 
-def test_a_distilled_coreset_teaches(coreset: dict[str, list]) -> None:
-    """Classes differ by 50 grey levels under a noise of 0–120: the fit must beat 1/3 by far."""
+def test_the_student_of_a_distilled_coreset_is_far_more_accurate_than_chance(coreset: dict[str, list]) -> None:
+    """Classes differ by 50 grey levels under a noise of 0–120: the accuracy must be far above 1/3."""
     base = tiny_vbpc()
     longer = config.merge(base, {"coreset": {"steps": 150}, "network": {"norm": "none"}})
     longer["coreset"]["augmentation"] = longer["student"]["augmentation"] = {"choose": "all", "operations": {}}
@@ -180,7 +180,7 @@ def mixture(coreset: dict[str, list], trunks: int) -> State:
     return fit(DATA, coreset, settings, rng=Seed(1), report=Silent())
 
 
-def test_the_mixture_of_trunks_is_the_mean_of_their_predictives(coreset: dict[str, list]) -> None:
+def test_the_mixture_of_trunks_predicts_the_mean_of_their_predictives(coreset: dict[str, list]) -> None:
     inputs, _ = DATA.tensors("validation")
     fitted = TrunkMixture.from_state(mixture(coreset, 3))
     alone = [

@@ -1,4 +1,4 @@
-"""FRePo learns; its loss and gradients are in ``test_oracles_gradients``, its ridge regression in the protocols'."""
+"""FRePo learns; ``test_oracles_gradients`` tests its loss and gradients, ``test_protocols`` its ridge regression."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def distilled(report: Report | None = None, **changes: Any) -> State:
     )
 
 
-def test_it_predicts_the_data_better_than_the_images_it_started_from() -> None:
+def test_a_frepo_coreset_predicts_the_data_better_than_its_start() -> None:
     """Under its own ridge regression, on a fresh network's features."""
     long = {"coreset": SECTION["coreset"] | {"steps": 60, "batch": 60, "lr": 0.05}}
     data, made = tiny_data(), distilled(**long)

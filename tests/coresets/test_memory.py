@@ -40,7 +40,7 @@ SURROGATES = {"vbpc": vbpc._surrogate, "frepo": frepo._RidgeLoss, "rcig": rcig._
 
 
 def of_classes(data: FitData, *kept: int) -> FitData:
-    """The training rows of some classes, which is a step's data."""
+    """The data of a step: the training rows of some classes."""
     chosen = np.isin(data.train.targets, kept)
     return replace(data, train=Examples(data.train.inputs[chosen], data.train.targets[chosen]))
 
@@ -51,7 +51,7 @@ def double_data() -> DoubleData:
 
 
 def earlier(side: int = 8) -> Coreset:
-    """Two rows of class 0 and three of class 1, with labels that nothing would start from."""
+    """Two rows of class 0 and three of class 1, with labels that no start has."""
     data = tiny_data(side=side)
     first, second = (balanced(of_classes(data, number), 2 + number, 1.0, rng=Seed(40 + number)) for number in (0, 1))
     labels = torch.cat([first.labels, second.labels])
@@ -77,8 +77,8 @@ def distilled(name: str, report: Report | None = None, *, memory: bool = True, *
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_without_an_earlier_coreset_it_is_the_step_alone(name: str) -> None:
-    """To the last bit; with one its own rows are others, unless they are asked to be distilled alone."""
+def test_an_earlier_coreset_changes_the_new_rows_only_under_with_earlier(name: str) -> None:
+    """Without an earlier coreset, both increments give the same bits; the earlier rows themselves never change."""
     alone = distilled(name, memory=False)
     free = distilled(name, memory=False, increment="with_earlier")
     assert all(torch.equal(alone.tensors[key], free.tensors[key]) for key in Coreset.TENSORS)
@@ -93,13 +93,13 @@ def test_without_an_earlier_coreset_it_is_the_step_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_step_that_is_stopped_ends_with_the_same_bits(name: str) -> None:
+def test_a_stopped_step_resumes_to_the_same_bits(name: str) -> None:
     fit = partial(distilled, name, increment="with_earlier")
     assert same_bits(resumed(fit, 6), fit())
 
 
-def test_every_class_has_one_weight() -> None:
-    """And every earlier row is on one side, half of a class on each, now on this one and now on that."""
+def test_every_class_has_the_same_weight() -> None:
+    """Every earlier row is on one of two sides, which are drawn at random with about half of each class."""
     memory, seen = Memory(earlier(), 2), set[tuple[int, ...]]()
     for step in range(40):
         inner, outer = memory.halves(HERE.fold(step))
@@ -108,11 +108,11 @@ def test_every_class_has_one_weight() -> None:
         weights = memory.weights(8, outer)
         assert weights.tolist() == pytest.approx([0.5 / 8] * 8 + [0.25] * 2)
         seen.add(tuple(outer.tolist()))
-    assert len(seen) == 6  # of 2 · 3; that one is missing has a chance below 6 · (5/6)^40 = 0.4 % over addresses
+    assert len(seen) == 6  # of 2 · 3 splits; one is missing with a chance below 6 · (5/6)^40 = 0.4 % over addresses
 
 
 def dense_vbpc(phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, weights: Tensor) -> Tensor:
-    """Eq. 27 at ρ = 10, γ = 100 without its KL: 30 rows, of which each has its weight."""
+    """Eq. 27 at ρ = 10, γ = 100 without its KL: 30 rows, each with its weight."""
     covariance = torch.linalg.inv(10 * torch.eye(phi.shape[1]).double() + 100 / len(phi) * phi.T @ phi)
     mean = 100 / len(phi) * covariance @ phi.T @ labels
     logits = batch @ mean / (1 + torch.pi / 8 * ((batch @ covariance) * batch).sum(1))[:, None].sqrt()
@@ -140,8 +140,8 @@ def double(name: str, **changes: Any) -> tuple[PoolSurrogate, Memory, Mapping[st
 
 
 @pytest.mark.parametrize("name", ["vbpc", "frepo"])
-def test_the_loss_and_its_gradient_are_those_of_a_union_by_hand(name: str) -> None:
-    """By dense inverses and central differences; no earlier rows, or rows on both sides, are another."""
+def test_the_loss_beside_an_earlier_coreset_and_its_gradient_equal_dense_algebra(name: str) -> None:
+    """By dense inverses and central differences; controls: equal weights, earlier rows on no side or on both."""
     changes = {"beta_dataset": 0.0} if name == "vbpc" else {"ridge": 0.1}
     surrogate, memory, given = double(name, **changes)
     start, kept = balanced(double_data(), 2, 0.1, rng=Seed(5)), memory.coreset
@@ -176,7 +176,7 @@ def test_the_loss_and_its_gradient_are_those_of_a_union_by_hand(name: str) -> No
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_networks_of_the_pool_are_trained_on_the_union(name: str) -> None:
+def test_the_pool_trains_its_networks_on_the_earlier_and_the_new_rows(name: str) -> None:
     data, read_config, memory = (
         of_classes(tiny_data(), 2),
         read(name, increment="with_earlier"),
@@ -199,7 +199,7 @@ def test_the_networks_of_the_pool_are_trained_on_the_union(name: str) -> None:
     assert not torch.equal(alone.state()[f"{slot}.network.head.weight"], expected[f"{slot}.network.head.weight"])
 
 
-def test_what_cannot_be_distilled_beside_an_earlier_coreset_says_so() -> None:
+def test_an_unknown_increment_and_with_earlier_for_bpc_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^methods\.vbpc\.coreset\.increment must be one of"):
         read("vbpc", increment="both")
     from bdl_pipe.registry import METHODS as ALL
@@ -212,7 +212,7 @@ def test_what_cannot_be_distilled_beside_an_earlier_coreset_says_so() -> None:
             config.read(method.config, changed, f"methods.{name}")
 
 
-def test_an_earlier_coreset_of_other_inputs_or_without_halves_is_refused() -> None:
+def test_an_earlier_coreset_of_other_inputs_or_of_one_row_is_refused() -> None:
     data, one = of_classes(tiny_data(), 2), balanced(of_classes(tiny_data(), 0), 1, 1.0, rng=Seed(0))
     fit = vbpc.VBPC.stages["coreset"].fit_one
     for state, message in (

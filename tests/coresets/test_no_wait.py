@@ -32,7 +32,7 @@ class Reads(DatasetLoss):
 
 
 def steps(surrogate: type[DatasetLoss], device: str, *, beside: bool = False, **changes: Any) -> None:
-    """Five outer steps as the loop takes them, over the age at which a network of the pool is drawn anew."""
+    """Five outer steps as the loop takes them; on the way a network of the pool reaches its age and is replaced."""
     read = config.read(VBPC.config, config.merge(tiny_vbpc(), changes), "methods.vbpc")
     data = DATA.on(device)
     memory = Memory(balanced(DATA, 3, 1.0, rng=Seed(4)), 2) if beside else None
@@ -56,7 +56,7 @@ def steps(surrogate: type[DatasetLoss], device: str, *, beside: bool = False, **
 
 @pytest.mark.parametrize("norm", ["instance", "batch", "batch_stats"])
 @pytest.mark.parametrize(("ipc", "beside"), [(2, False), (12, False), (2, True)])
-def test_a_step_reads_nothing_back(norm: str, ipc: int, beside: bool) -> None:
+def test_an_outer_step_reads_nothing_back_from_its_device(norm: str, ipc: int, beside: bool) -> None:
     """With fewer coreset rows than features, and with more; and beside an earlier coreset."""
     network = {"norm": norm}
     steps(DatasetLoss, "meta", beside=beside, network=network, ipc=ipc)
@@ -65,7 +65,7 @@ def test_a_step_reads_nothing_back(norm: str, ipc: int, beside: bool) -> None:
     steps(Reads, "cpu", beside=beside, network=network, ipc=ipc)
 
 
-def test_rows_on_a_device_are_those_of_the_host() -> None:
+def test_a_batch_on_a_device_has_the_shapes_types_and_rows_of_the_host() -> None:
     images, classes = DATA.on("meta").batch(7, Seed(3))
     assert (images.device.type, classes.device.type) == ("meta", "meta")
     here, targets = DATA.batch(7, Seed(3))
@@ -78,7 +78,7 @@ def test_rows_on_a_device_are_those_of_the_host() -> None:
     assert "_rows_there" not in DATA.__getstate__()
 
 
-def test_a_loss_that_is_no_number_is_found_before_anything_is_kept() -> None:
+def test_the_watch_names_the_first_loss_that_is_not_finite_and_its_step() -> None:
     watch = loop._Watch(ahead=True)
     for step, value in enumerate([1.0, float("nan"), 2.0, float("inf"), 3.0]):
         watch.see(step, torch.tensor(value))
@@ -88,14 +88,14 @@ def test_a_loss_that_is_no_number_is_found_before_anything_is_kept() -> None:
     for step in range(99):
         whole.see(step, torch.tensor(1.0) if step < 50 else torch.tensor(float("inf")))
     with pytest.raises(Diverged, match="inf at step 50"):
-        whole.see(99, torch.tensor(1.0))  # without being asked
+        whole.see(99, torch.tensor(1.0))  # ``see`` raises, without a call of ``look``
     with pytest.raises(Diverged, match="nan at step 0"):
         loop._Watch(ahead=False).see(0, torch.tensor(float("nan")))
 
 
 @pytest.mark.parametrize("rows", [4, 40])
-def test_float32_gives_numbers_or_says_which_number_is_too_large(rows: int) -> None:
-    """rho and gamma over ten decades each, of a batch with a row of the coreset in it."""
+def test_float32_gives_finite_losses_or_names_the_settings_to_change(rows: int) -> None:
+    """rho and gamma over ten decades each; the batch contains a row of the coreset."""
     generator = Seed(0).generator()
     features = torch.rand(rows, 16, generator=generator)
     features[1] = features[0]

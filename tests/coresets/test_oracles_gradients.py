@@ -1,8 +1,9 @@
 """The gradients of the methods' own surrogates against central differences of the same values written by hand.
 
 A softplus network of width 2 on images of 4×4 pixels, in float64. Each reference is written draw by draw and step by
-step, with its own forward pass. What a method stops is made once, at the images of the base point: the steps to θ_S
-(not in ``bpc_w``), the chains, the centred likelihoods of ``bpc_rkl``. Both sides have the draw of the augmentation.
+step, with its own forward pass. The parts that a method detaches are computed once, at the images of the base point:
+the steps to θ_S (not in ``bpc_w``), the chains, the centred likelihoods of ``bpc_rkl``. Method and reference use the
+same draw of the augmentation.
 """
 
 import math
@@ -114,7 +115,7 @@ class Reference:
         return ends
 
     def at(self, held: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the surrogate as a function of the images, with what the method stops made at ``held``."""
+        """Return the surrogate as a function of the images, with the detached parts computed at ``held``."""
         c, path = self.section, [] if self.name == "bpc_cd" else self.path(held, self.section.inner.lr)
         if self.name == "bpc_w":
             return lambda images: self.distance(images, c.inner.lr)
@@ -201,8 +202,8 @@ def case(name: str, read_experts: Experts) -> tuple[Any, Reference, Tensor]:
 
 
 @pytest.mark.parametrize("name", SURROGATES)
-def test_the_gradient_of_every_surrogate_is_that_of_central_differences(name: str, double_experts: Experts) -> None:
-    """It is not that without the augmentation, with another draw of all, or of what the method stops as well."""
+def test_the_gradient_of_every_surrogate_equals_central_differences(name: str, double_experts: Experts) -> None:
+    """It changes without the augmentation, with another draw, and if the detached parts are differentiated, too."""
     made, reference, images = case(name, double_experts)
     leaf = images.clone().requires_grad_()
     value = made.surrogate(leaf, HERE)
@@ -219,8 +220,8 @@ def test_the_gradient_of_every_surrogate_is_that_of_central_differences(name: st
         assert relative(central(lambda x: reference.at(x)(x), images), projected(found)) > 1e-2
 
 
-def test_the_gradient_of_the_learned_rate_is_that_of_central_differences(double_experts: Experts) -> None:
-    """It is learned as a logarithm, in units in which the images' rate serves it; without the unit it is another."""
+def test_the_gradient_of_the_learned_rate_equals_central_differences(double_experts: Experts) -> None:
+    """The rate is learned as a logarithm, in a unit that suits the images' rate; without it the gradient differs."""
     made, reference, images = case("bpc_w", double_experts)
     (moved,) = made.parameters()
     (found,) = torch.autograd.grad(made.surrogate(images, HERE), moved)
@@ -231,15 +232,15 @@ def test_the_gradient_of_the_learned_rate_is_that_of_central_differences(double_
     assert float(found) != pytest.approx(expected / unit, rel=1e-2)
 
 
-def test_the_gradients_of_frepo_are_those_of_central_differences() -> None:
-    """In images and labels, through the ridge, which depends on the images; a ridge that is held is another."""
+def test_the_gradients_of_frepo_equal_central_differences() -> None:
+    """In images and labels, through the ridge, which depends on the images; with a fixed ridge the gradient differs."""
     outer = tiny_vbpc()["coreset"] | {"augmentation": AUGMENTATION}
     section = {"ipc": 1, "network": NETWORK, "ridge": 0.1, "coreset": outer}
     surrogate = frepo._RidgeLoss(data(), config.read(frepo.FrepoConfig, section, "methods.frepo"), None, Seed(2))
     for member in surrogate._pool._members:
         smoothed(member.network.double())
     start = balanced(data(), 1, 1.0, rng=Seed(5))
-    images, small = start.images.double(), torch.tensor([[0.1], [0.15], [1.0]])  # a margin is or is not at its largest
+    images, small = start.images.double(), torch.tensor([[0.1], [0.15], [1.0]])  # margins at and below their largest
     labels = small * start.labels.double() + 0.01 * drawn(CLASSES, CLASSES, at=HERE)
     rows, classes = data().batch(outer["batch"], HERE.fold("batch"))
     batch, weights = augment(rows, AUGMENTED, HERE.fold("augment")), list(surrogate._pool.draw(3)[1].parameters())[:2]
@@ -286,8 +287,8 @@ LAYERS = [("instance", "average"), ("batch", "average"), ("batch_stats", "averag
 
 @pytest.mark.parametrize(("norm", "pool"), LAYERS, ids="-".join)
 @pytest.mark.parametrize("ipc", [1, 4], ids=["dual", "primal"])
-def test_the_gradients_of_vbpc_are_those_of_central_differences(ipc: int, norm: str, pool: str) -> None:
-    """In images and labels, of the dense loss, with the augmentation's draw; another draw has another gradient."""
+def test_the_gradients_of_vbpc_equal_central_differences(ipc: int, norm: str, pool: str) -> None:
+    """In images and labels, of the dense loss, with the draw of the augmentation; another draw changes the gradient."""
     width = 8 if ipc == 1 or norm == "group" else 2  # 3 rows of 32 numbers, or 12 of 8
     network = {"name": "convnet", "width": width, "blocks": 1, "norm": norm, "pool": pool}
     changes = {"beta_dataset": 0.1, "feature_scale": 0.7, "rho": 2.0, "gamma": 20.0}

@@ -1,4 +1,4 @@
-"""The pool's networks, compiled and in bfloat16: the same distillation up to round-off, with bits that resume."""
+"""The pool's networks, compiled and in bfloat16: the same distillation up to round-off, and an exact resume."""
 
 import shutil
 from typing import Any
@@ -48,7 +48,9 @@ def apart(first: State, second: State) -> float:
     ],
     ids=["compiled", "both", "bfloat16"],
 )
-def test_other_passes_distil_the_same_and_resume(pool: dict[str, Any], blocks: int, most: float) -> None:
+def test_compiled_and_bfloat16_passes_distil_nearly_the_same_and_resume(
+    pool: dict[str, Any], blocks: int, most: float
+) -> None:
     """Each of the eight steps moves a label by at most .1, and an image by .01; .1 is less than two of them.
 
     Each fit compiles its own passes: one block in ``make test``, two in ``make soak``.
@@ -62,13 +64,13 @@ def test_other_passes_distil_the_same_and_resume(pool: dict[str, Any], blocks: i
     assert same_bits(undisturbed, resumed(distil, 3))
 
 
-def test_frepo_obeys_the_pools_settings() -> None:
+def test_frepo_obeys_the_precision_of_its_pool() -> None:
     rounded = config.merge(tiny_vbpc()["coreset"], {"pool": {"precision": "bfloat16"}})
     made = [fit("frepo", "coreset", DATA, rng=AT, coreset=coreset) for coreset in (tiny_vbpc()["coreset"], rounded)]
     assert apart(*made) > 0
 
 
-def test_gradients_of_bfloat16_are_those_of_float64() -> None:
+def test_features_and_gradients_in_low_precision_are_near_float64() -> None:
     """Relative error of features and of the images' gradient: bfloat16 has 8 bits, float32 24.
 
     A unit that is nearly 0 may be on the other side in bfloat16, so its gradient is not as close as its features.
@@ -88,10 +90,10 @@ def test_gradients_of_bfloat16_are_those_of_float64() -> None:
         near = found(trunk_pass(False, precision, "cpu"), torch.float32)  # type: ignore[arg-type]
         errors = [float((a - b).norm() / b.norm()) for a, b in zip(near, exact, strict=True)]
         assert all(error < bound for error, bound in zip(errors, most, strict=True)), (precision, errors)
-        assert errors[0] > most[0] / 100  # it is that precision
+        assert errors[0] > most[0] / 100  # the pass really has this precision
 
 
-def test_a_machine_without_a_compiler_says_so_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_pool_without_a_cpp_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match=r"compiled.*needs a C\+\+ compiler.*no no-such-compiler"):
         distilled(compiled=True)

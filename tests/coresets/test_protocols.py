@@ -81,8 +81,8 @@ def predicted(state: State) -> Categorical:
 
 
 @pytest.mark.parametrize(("rows", "width"), [(6, 20), (30, 5)])
-def test_the_ridge_head_is_scikit_learns(rows: int, width: int) -> None:
-    """And VBPC's posterior mean at λ = ρβ/γ."""
+def test_the_ridge_head_equals_scikit_learn(rows: int, width: int) -> None:
+    """It also equals VBPC's posterior mean at λ = ρβ/γ."""
     features = torch.randn(rows, width, generator=Seed(0).generator())
     labels, ridge = torch.randn(rows, 3, generator=Seed(1).generator()), 0.1
     penalty = ridge * float(features.double().square().sum(1).mean())
@@ -95,7 +95,7 @@ def test_the_ridge_head_is_scikit_learns(rows: int, width: int) -> None:
     assert not np.allclose(network.ridge_head(features, labels, 2 * ridge).numpy().T, theirs.coef_, rtol=1e-3)
 
 
-def test_without_ridge_the_labels_are_interpolated() -> None:
+def test_a_tiny_ridge_interpolates_the_labels_and_nan_features_are_refused() -> None:
     features = torch.randn(5, 30, generator=Seed(0).generator())
     labels = torch.randn(5, 3, generator=Seed(1).generator())
     found = features.double() @ network.ridge_head(features, labels, 1e-12)
@@ -104,7 +104,7 @@ def test_without_ridge_the_labels_are_interpolated() -> None:
         network.ridge_head(torch.full((3, 4), torch.nan), torch.zeros(3, 2), 0.1)
 
 
-def test_krr_puts_the_ridge_solution_in_place_of_the_trained_head() -> None:
+def test_krr_replaces_the_trained_head_by_the_ridge_solution() -> None:
     state, trained = fitted("krr"), fitted("nn", logit_scale=1.0)
     draws = NetworkDraws.from_state(trained)
     stored = Coreset.from_state(coreset())
@@ -118,13 +118,13 @@ def test_krr_puts_the_ridge_solution_in_place_of_the_trained_head() -> None:
     assert trunk and all(torch.equal(state.tensors[name], trained.tensors[name]) for name in trunk)
 
 
-def test_the_logit_scale_moves_no_class_and_sharpens() -> None:
+def test_a_larger_logit_scale_sharpens_and_changes_no_predicted_class() -> None:
     soft, sharp = (predicted(fitted("nn", logit_scale=scale)) for scale in (1.0, 8.0))
     assert torch.equal(soft.mean.argmax(1), sharp.mean.argmax(1))
     assert float(sharp.mean.max(1).values.mean()) > float(soft.mean.max(1).values.mean()) + 0.05
 
 
-def test_training_on_the_coreset_descends() -> None:
+def test_training_on_the_coreset_lowers_the_loss() -> None:
     report = Watched()
     fitted("nn", report, steps=60, batch=6, augmentation=None)
     assert report.seen[-1]["loss"] < 0.5 * report.seen[0]["loss"]
@@ -137,16 +137,16 @@ def loss_of(state: State, data: FitData) -> float:
 
 
 def whole(data: FitData) -> FitData:
-    """The same data as a final fit sees it: validation rows among the training rows, and apart in ``search`` alone."""
+    """The same data for a final fit: validation rows are among the training rows, and separate only in ``search``."""
     rows = [np.concatenate([getattr(data.train, n), getattr(data.validation, n)]) for n in ("inputs", "targets")]
     nothing = Examples(data.validation.inputs[:0], data.validation.targets[:0])
-    other = replace(data.transform, mean=data.transform.mean + 0.2)  # a search's transform, which is not to be used
+    other = replace(data.transform, mean=data.transform.mean + 0.2)  # the search's transform, which a fit must not use
     return replace(data, train=Examples(*rows), validation=nothing, search=replace(data, transform=other))
 
 
 @pytest.mark.parametrize("name", ["nn", "krr", "sgmcmc", "vi", "bma"])
-def test_the_scale_is_that_of_least_nll_on_validation_rows(name: str) -> None:
-    """No point near it on the grid is better, by a fit at that scale; a final fit takes the rows of its search."""
+def test_the_chosen_logit_scale_has_the_least_nll_on_validation_rows(name: str) -> None:
+    """No point near it on the grid is better, by a fit at each; a final fit uses the validation rows of its search."""
     data, chosen = tiny_data(), fitted(name, logit_scale="validation")
     scale = chosen.config["logit_scale"]
     at, given = GRID.index(scale), fitted(name, logit_scale=scale)
@@ -158,15 +158,15 @@ def test_the_scale_is_that_of_least_nll_on_validation_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["krr", "vi"])
-def test_the_scale_of_labels_moves_the_choice_alone(name: str) -> None:
-    """Of a trunk that is not trained, on which labels have no other influence."""
+def test_labels_four_times_as_large_give_a_quarter_of_the_logit_scale(name: str) -> None:
+    """The trunk is not trained, so that the labels have no other influence."""
     still = {"steps": 0} if name == "krr" else {"student": SECTIONS["vi"]["student"] | {"steps": 0}}
     larger = with_tensors(coreset(), labels=4 * coreset().tensors["labels"])
     small, large = (fitted(name, stored=s, logit_scale="validation", **still).config for s in (coreset(), larger))
     assert small["logit_scale"] == 4 * large["logit_scale"]
 
 
-def test_a_scale_needs_rows_to_be_chosen_on() -> None:
+def test_choosing_a_logit_scale_without_validation_rows_is_refused() -> None:
     data = tiny_data()
     bare = replace(data, validation=Examples(data.validation.inputs[:0], data.validation.targets[:0]))
     with pytest.raises(ConfigError, match="logit_scale must be a number, because there are no validation rows"):
@@ -174,13 +174,13 @@ def test_a_scale_needs_rows_to_be_chosen_on() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"augmentation": TRAINED["augmentation"]}, HMC], ids=["augmented", "hmc"])
-def test_chains_that_are_stopped_end_with_the_same_bits(changes: dict[str, Any]) -> None:
+def test_stopped_chains_resume_to_the_same_bits(changes: dict[str, Any]) -> None:
     whole = fitted("sgmcmc", **changes)
     assert same_bits(whole, resumed(lambda report: fitted("sgmcmc", report, **changes), 5))
 
 
 @pytest.mark.parametrize("changes", [{}, HMC, {"start_sd": None}])
-def test_draws_are_of_all_chains_one_after_another(changes: dict[str, Any]) -> None:
+def test_the_draws_are_ordered_chain_by_chain(changes: dict[str, Any]) -> None:
     state = fitted("sgmcmc", **changes)
     assert all(len(value) == 12 for value in state.tensors.values())  # 3 chains of (12 - 4) / 2
     weights = torch.cat([value.flatten(1) for value in state.tensors.values()], 1).reshape(3, 4, -1)
@@ -192,7 +192,7 @@ def test_draws_are_of_all_chains_one_after_another(changes: dict[str, Any]) -> N
     torch.testing.assert_close(predicted(state).mean.sum(1), torch.ones(60), rtol=1e-5, atol=1e-5)
 
 
-def test_the_share_of_accepted_proposals_is_told() -> None:
+def test_hmc_reports_the_share_of_accepted_proposals() -> None:
     shares = []
     for step_size in (0.002, 0.2):
         report = Watched()
@@ -203,7 +203,7 @@ def test_the_share_of_accepted_proposals_is_told() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["sghmc", "hmc"])
-def test_under_a_strong_prior_the_draws_are_the_priors(kernel: str) -> None:
+def test_draws_under_a_strong_prior_have_the_variance_of_the_prior(kernel: str) -> None:
     """λ = 1e4 and a coreset of six rows: weights are N(0, T/λ) but for a thousandth of it; 4 chains, ~1,000 weights.
 
     The variance over weights of the last draws is within 10 % (Z > 4 with 2,000 effective numbers); T/λ of twice the
@@ -213,7 +213,7 @@ def test_under_a_strong_prior_the_draws_are_the_priors(kernel: str) -> None:
     sd = (temperature / precision) ** 0.5
     numbers, steps = (
         ({"friction": 0.1}, 200) if kernel == "sghmc" else ({"leapfrogs": 10}, 15)
-    )  # the start is forgotten
+    )  # enough steps to forget the start
     state = fitted(
         "sgmcmc",
         kernel={"name": kernel, **numbers},
@@ -229,7 +229,7 @@ def test_under_a_strong_prior_the_draws_are_the_priors(kernel: str) -> None:
     assert abs(float(weights.square().mean()) / (2 * sd**2) - 1) > 0.1
 
 
-def test_the_closed_form_of_any_coreset_is_vbpcs_own() -> None:
+def test_coreset_vi_stores_a_vbpc_posterior() -> None:
     state = fitted("vi")
     assert state.config["posterior"] == "vbpc" and "head.mean" in state.tensors
 
@@ -249,7 +249,7 @@ def test_the_closed_form_of_any_coreset_is_vbpcs_own() -> None:
         ("krr", {"ridge": 0.0}, "ridge must be > 0"),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fitted(name, **changes)
 
@@ -287,7 +287,7 @@ def with_tensors(state: State, **tensors: torch.Tensor) -> State:
 
 @pytest.mark.parametrize("name", ["nn", "krr", "sgmcmc", "vi"])
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_coreset_of_something_else_is_refused_before_the_first_step(name: str, case: str) -> None:
+def test_a_coreset_that_does_not_fit_the_data_is_refused_before_the_first_step(name: str, case: str) -> None:
     change, message = UNFIT[case]
     with pytest.raises(ConfigError, match=message) as caught:
         fitted(name, Never(), stored=change(coreset()))
@@ -301,12 +301,12 @@ class Never(Silent):
         raise AssertionError("a step was taken")
 
 
-def test_what_rounding_moves_is_the_same_transform() -> None:
+def test_raw_images_that_differ_by_rounding_are_accepted() -> None:
     stored = coreset()
     moved = with_tensors(stored, raw=stored.tensors["raw"] * (1 + 1e-5))
     assert torch.equal(Coreset.for_fit(moved, tiny_data()).images, stored.tensors["images"])
 
 
-def test_a_chain_that_leaves_the_numbers_is_told() -> None:
+def test_the_error_of_a_diverged_chain_suggests_a_lower_step_size() -> None:
     with pytest.raises(Diverged, match=r"lower step_size.value from 1e\+06 to (less than )?\d"):
         fitted("sgmcmc", kernel={"name": "sghmc", "friction": 0.1}, step_size=constant(1e6), prior_precision=1e6)

@@ -91,7 +91,9 @@ def bilevel(
     return F.cross_entropy(log_scale.exp() * outputs, classes) - margin, outputs, solved[: j.shape[1]]
 
 
-def test_features_and_tangents_are_those_of_a_dense_jacobian(model: linearised.Model, case: tuple[Tensor, ...]) -> None:
+def test_features_and_jacobian_products_equal_a_dense_jacobian(
+    model: linearised.Model, case: tuple[Tensor, ...]
+) -> None:
     images, labels = case[:2]
     h, j = dense(images)
     tangent = normal(model.size, at="t")
@@ -103,7 +105,7 @@ def test_features_and_tangents_are_those_of_a_dense_jacobian(model: linearised.M
 
 
 @pytest.mark.parametrize("solver", [EXACT, CG], ids=["exact", "cg"])
-def test_the_solution_is_that_of_ridge_regression_with_the_tangent_kernel(
+def test_the_solution_equals_ridge_regression_with_the_tangent_kernel(
     solver: linearised.SolverConfig, model: linearised.Model, case: tuple[Tensor, ...]
 ) -> None:
     images, labels, _, batch, _ = case
@@ -128,10 +130,10 @@ def test_the_solution_is_that_of_ridge_regression_with_the_tangent_kernel(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", [EXACT, CG], ids=["exact", "cg"])
-def test_both_parts_together_are_the_gradient_of_the_bilevel_problem(
+def test_the_direct_and_implicit_parts_add_up_to_the_bilevel_gradient(
     solver: linearised.SolverConfig, model: linearised.Model, case: tuple[Tensor, ...]
 ) -> None:
-    """Either part alone, the implicit one with its sign turned, or with the loss's factor forgotten, is not."""
+    """Either part alone, or a sum with the implicit part negated or without the loss's factor, is a wrong gradient."""
     images, labels, log_scale, batch, classes = case
     found = outer_gradient(model, *case, PENALTY, solver)
     assert float(found.loss) == pytest.approx(float(bilevel(*case)[0].detach()), rel=1e-10)
@@ -145,7 +147,7 @@ def test_both_parts_together_are_the_gradient_of_the_bilevel_problem(
             assert relative(projected(wrong), expected) > 1e-3
 
 
-def test_a_few_iterations_of_conjugate_gradients_are_not_the_solution(
+def test_the_error_of_conjugate_gradients_falls_with_the_iterations(
     model: linearised.Model, case: tuple[Tensor, ...]
 ) -> None:
     """The implicit gradient's error against the dense solution falls with the iterations, and is large after three."""
@@ -158,9 +160,7 @@ def test_a_few_iterations_of_conjugate_gradients_are_not_the_solution(
     assert errors[0] > 0.05 and errors[2] < 1e-6 and errors[0] > errors[1] > errors[2]
 
 
-def test_a_row_that_weighs_twice_is_a_row_that_is_there_twice(
-    model: linearised.Model, case: tuple[Tensor, ...]
-) -> None:
+def test_a_row_of_twice_the_weight_counts_as_two_equal_rows(model: linearised.Model, case: tuple[Tensor, ...]) -> None:
     *start, batch, classes = case
     twice, weights = torch.tensor([0, 0, 1, 2, 3, 4, 4]), torch.tensor([2.0, 1, 1, 1, 2]).double() / 7
     found = outer_gradient(model, *start, batch, classes, PENALTY, EXACT, weights)
@@ -177,8 +177,10 @@ def test_a_row_that_weighs_twice_is_a_row_that_is_there_twice(
 
 
 @pytest.mark.slow
-def test_a_few_steps_of_adam_solve_neither_problem(model: linearised.Model, case: tuple[Tensor, ...]) -> None:
-    """They are on the way to the solutions, where many more end."""
+def test_adam_nears_the_solution_and_the_adjoint_only_after_many_steps(
+    model: linearised.Model, case: tuple[Tensor, ...]
+) -> None:
+    """Few steps move toward both solutions; 300 steps nearly reach them."""
     images, labels = case[:2]
     slope = normal(model.size, at="slope")
 
@@ -192,7 +194,7 @@ def test_a_few_steps_of_adam_solve_neither_problem(model: linearised.Model, case
         assert relative(after_many, exact) < 0.05
 
 
-def test_the_implicit_part_is_never_the_longer_one() -> None:
+def test_an_implicit_part_longer_than_the_direct_part_is_clipped() -> None:
     direct, implicit = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 10.0])
     torch.testing.assert_close(clipped(implicit, direct), torch.tensor([0.0, 5.0]))
     torch.testing.assert_close(clipped(implicit / 10, direct), implicit / 10)
@@ -216,9 +218,9 @@ def distilled(report: Report | None = None, **changes: Any) -> State:
 @pytest.mark.parametrize(
     "solver",
     [{"name": "exact"}, {"name": "adam", "steps": 3, "lr": 1e-3, "adjoint_lr": 1e-3}],
-    ids=["exact", "adam"],  # the conjugate gradients' is in the conformance test
+    ids=["exact", "adam"],  # the conformance test has conjugate gradients
 )
-def test_a_run_that_is_stopped_ends_with_the_same_bits(solver: dict[str, Any]) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits(solver: dict[str, Any]) -> None:
     whole = distilled(solver=solver)
     assert same_bits(resumed(lambda report: distilled(report, solver=solver), 6), whole)
     start = balanced(tiny_data(), 2, 1.0, rng=Seed(2).fold("start"))
@@ -226,8 +228,8 @@ def test_a_run_that_is_stopped_ends_with_the_same_bits(solver: dict[str, Any]) -
         assert not torch.equal(whole.tensors[name], getattr(start, name))
 
 
-def test_the_average_is_that_of_all_steps() -> None:
-    """Its checkpoint after step 6 holds Σ .1·.9^(6−i) x_i, and what is read from it is that over 1 − .9⁶."""
+def test_the_average_weighs_all_steps_exponentially() -> None:
+    """Its checkpoint after step 6 holds Σ .1·.9^(6−i) x_i, and the images read from it are this sum over 1 − .9⁶."""
     checkpoints = [killed(distilled, step) for step in range(1, 7)]
     images = [checkpoint.tensors["task.images"] for checkpoint in checkpoints]
     half_way = RCIG.stages["coreset"].from_checkpoint
@@ -246,8 +248,8 @@ def test_numbers_out_of_range_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("compiled", True), ("precision", "bfloat16")])
-def test_a_pool_computed_otherwise_is_refused(name: str, value: Any) -> None:
-    """The linearised network is computed by itself, so a pool's setting would be half obeyed."""
+def test_a_compiled_or_bfloat16_pool_is_refused(name: str, value: Any) -> None:
+    """The linearised network has a pass of its own, which would not obey the pool's setting."""
     pool = SECTION["coreset"]["pool"] | {name: value}
     with pytest.raises(ConfigError, match=rf"methods\.rcig\.coreset\.pool\.{name} is not for rcig"):
         config.read(RcigConfig, SECTION | {"coreset": SECTION["coreset"] | {"pool": pool}}, "methods.rcig")

@@ -1,4 +1,4 @@
-"""The rows that a coreset starts from, also those of an earlier step with fewer classes, and its pictures."""
+"""The rows that a coreset starts from, the rows that it takes from an earlier coreset, and its pictures."""
 
 from dataclasses import replace
 from io import BytesIO
@@ -42,8 +42,8 @@ def pixels(data: FitData, choice: str, ipc: int, seed: int = 0) -> np.ndarray:
     return np.rint(255 * images.numpy()).astype(int)
 
 
-def test_kmeans_takes_a_row_of_each_cluster() -> None:
-    """The control: a random start has them all with probability .23 a class, so in all of ten seeds never."""
+def test_kmeans_takes_one_row_of_each_cluster() -> None:
+    """The control: a random start has all clusters of a class with probability .23, so not in all of ten seeds."""
     data = clustered()
     found = [sorted(pixels(data, "kmeans", 3, seed)[:, 0, 0, 0].tolist()) for seed in range(10)]
     assert found == [[0, 1, 2, 3, 4, 5]] * 10
@@ -54,7 +54,7 @@ def test_kmeans_takes_a_row_of_each_cluster() -> None:
 @pytest.mark.parametrize("choice", ["random", "kmeans", "herding"])
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
 def test_no_row_is_taken_twice(choice: str) -> None:
-    """As many rows as a class has, two of which are equal: all of them."""
+    """With as many rows asked for as a class has, two of them equal, each is taken once."""
     data = tiny_data()
     rows = np.concatenate([np.flatnonzero(data.train.targets == number)[:4] for number in range(3)])
     inputs = data.train.inputs[rows].copy()
@@ -65,7 +65,7 @@ def test_no_row_is_taken_twice(choice: str) -> None:
     assert sorted(made.flatten(1).tolist()) == sorted(inputs.reshape(12, -1).tolist())
 
 
-def test_herding_is_the_greedy_choice_among_all_rows() -> None:
+def test_herding_takes_the_greedy_choice_among_all_rows() -> None:
     data = clustered(5)
     for number in (0, 1):
         rows = data.train.inputs[data.train.targets == number].reshape(15, -1).astype(np.float64)
@@ -79,8 +79,8 @@ def test_herding_is_the_greedy_choice_among_all_rows() -> None:
         assert sorted(drawn.tolist()) != sorted(found.tolist())  # the control
 
 
-def test_a_distillation_starts_from_them() -> None:
-    """At a rate of almost 0 the images are the start's; another name is refused."""
+def test_a_distillation_starts_from_the_images_of_the_chosen_start() -> None:
+    """At a learning rate of almost 0 the images stay at their start; an unknown start is refused."""
     changes = {"steps": 1, "lr": 1e-12, "label_lr": 1e-12}
     data, section = clustered(), tiny_vbpc()
     for choice in ("random", "kmeans", "herding", "noise"):
@@ -94,8 +94,8 @@ def test_a_distillation_starts_from_them() -> None:
         config.read(VBPC.config, config.merge(section, {"coreset": {"start": "best"}}), "methods.vbpc")
 
 
-def test_noise_is_uniform_and_of_no_row() -> None:
-    """16 × 60 numbers in [0, 1]: their mean and variance within five standard errors of 1/2 and 1/12."""
+def test_a_noise_start_is_uniform_and_copies_no_row() -> None:
+    """64 × 60 numbers in [0, 1]: their mean and variance within five standard errors of 1/2 and 1/12."""
     data = tiny_data()
     start = balanced(data, 20, 1.0, rng=Seed(0), choice="noise")
     raw = data.transform.inverse_inputs(start.images).double().flatten()
@@ -109,7 +109,7 @@ def test_noise_is_uniform_and_of_no_row() -> None:
     assert abs(drawn.mean() - 0.5) > 5 / (12 * count) ** 0.5  # the control
 
 
-def test_labels_stay_where_they_have_no_rate() -> None:
+def test_labels_without_a_learning_rate_stay_at_their_start() -> None:
     section = config.merge(tiny_vbpc(), {"coreset": {"steps": 3}})
     labels = {}
     for rate in (None, 0.1):
@@ -128,7 +128,7 @@ def only(data: FitData, classes: list[int]) -> FitData:
     return replace(data, train=part, validation=part)
 
 
-def test_every_coreset_may_carry_an_earlier_one() -> None:
+def test_every_coreset_stage_declares_an_optional_earlier_coreset() -> None:
     made = {name: method.stages["coreset"] for name, method in METHODS.items() if "coreset" in method.stages}
     assert {"vbpc", "random_coreset", "frepo", "rcig", "bpc_fkl"} <= made.keys()
     for name, stage in made.items():
@@ -136,7 +136,7 @@ def test_every_coreset_may_carry_an_earlier_one() -> None:
         assert stage.required == {*stage.needs} - {"coreset"}, name
 
 
-def test_a_balanced_start_has_the_classes_that_are_there() -> None:
+def test_a_balanced_start_has_the_classes_of_its_data() -> None:
     start = balanced(only(tiny_data(), [0, 2]), 2, 1.0, rng=Seed(0))
     assert start.classes.tolist() == [0, 0, 2, 2]
     assert start.labels.shape == (4, 3) and start.labels.argmax(1).tolist() == [0, 0, 2, 2]
@@ -147,8 +147,8 @@ def test_a_balanced_start_has_the_classes_that_are_there() -> None:
         balanced(replace(data, train=part), 2, 1.0, rng=Seed(0))
 
 
-def test_the_earlier_rows_come_first_as_they_were_and_the_new_as_by_themselves() -> None:
-    """At the end, and half-way, where a search looks."""
+def test_the_earlier_rows_come_first_and_the_new_rows_equal_a_step_without_them() -> None:
+    """At the end, and at the checkpoint half-way, which a search reads."""
     read, stage = config.read(VBPC.config, tiny_vbpc(), "methods.vbpc"), VBPC.stages["coreset"]
     earlier = stage.fit_one(only(tiny_data(), [1]), {}, read, rng=Seed(1), report=Silent())
     data = only(tiny_data(), [0, 2])
@@ -171,21 +171,21 @@ def shown_pixels(image: bytes) -> np.ndarray:
     return np.asarray(Image.open(BytesIO(image)))
 
 
-def test_images_are_written_as_they_are() -> None:
+def test_png_writes_the_pixels_of_grey_and_colour_images() -> None:
     assert shown_pixels(png(np.array([[[0.0, 1.0], [0.5, 7.0]]]))).tolist() == [[0, 255], [128, 255]]
     colour = np.zeros((3, 2, 2))
     colour[2] = 1
     assert shown_pixels(png(colour))[0, 0].tolist() == [0, 0, 255]
 
 
-def test_a_sheet_has_a_row_for_each_class_and_as_many_images_as_asked_for() -> None:
+def test_a_sheet_has_a_row_for_each_class_with_at_most_the_images_asked_for() -> None:
     images = np.array([0.0, 0.2, 0.4]).reshape(3, 1, 1, 1)
     shown = shown_pixels(sheet(images, np.array([1, 0, 1]), 2, most=1))[::8, ::8]
     assert shown.tolist() == [[51], [0]]
     assert shown_pixels(sheet(images, np.array([1, 0, 1]), 2))[::8, ::8].tolist() == [[51, 255], [0, 102]]
 
 
-def test_a_stored_coreset_of_images_is_drawn_by_its_learned_labels(tmp_path: Path) -> None:
+def test_the_picture_of_a_stored_coreset_sorts_images_by_their_learned_labels(tmp_path: Path) -> None:
     images, labels = torch.tensor([0.0, 0.2, 0.4]), torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.4, 0.6]])
     for name, raw in (("images", images.view(3, 1, 1, 1)), ("rows", images.view(3, 1))):
         with artifacts.publish(tmp_path / name, "coreset") as folder:

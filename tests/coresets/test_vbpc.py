@@ -33,7 +33,7 @@ def dense(features: Tensor, labels: Tensor, rho: float, gamma: float, beta: floa
     return gamma / beta * covariance @ features.T @ labels, covariance
 
 
-def test_predictive_and_loss(problem: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_the_predictive_and_the_loss_equal_dense_algebra(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     features, labels, test = problem
     q = closed_form.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
     mean, covariance = dense(features, labels, RHO, GAMMA, BETA)
@@ -56,10 +56,10 @@ def grid(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     return (shares * found).sum(0), (shares * found.exp()).sum(0).log()
 
 
-def test_the_bounds_likelihood_against_dense_quadrature() -> None:
+def test_the_likelihood_of_the_bound_equals_dense_quadrature() -> None:
     """20,000 pairs, 12 entries within 5 standard errors: a false alarm in 140,000 runs.
 
-    The paper's loss is the other one: eq. 25 is within .18 of log E[softmax], which is up to 2.5 above E[log softmax].
+    The paper's loss is another one: eq. 25 is within .18 of log E[softmax], which is up to 2.5 above E[log softmax].
     """
     mean = torch.tensor([[0.0, 1.0, -1.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [-2.0, 2.0, 1.0]], dtype=torch.float64)
     variance = torch.tensor([0.2, 9.0, 4.0, 1.0], dtype=torch.float64)
@@ -73,7 +73,7 @@ def test_the_bounds_likelihood_against_dense_quadrature() -> None:
     assert float((published - predictive).abs().max()) < 0.25 < float((published - expected).abs().max())
 
 
-def test_the_bound_as_a_loss_and_its_gradient(problem: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_the_bound_as_a_loss_and_its_gradient_equal_dense_algebra(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     """Draw by draw from the dense posterior, in float64, with central differences in the coreset's features."""
     features, labels, test = problem
     classes = torch.arange(11) % labels.shape[1]
@@ -110,8 +110,8 @@ def random_case(number: int) -> tuple[Tensor, Tensor, Tensor, float, float, floa
 
 
 @pytest.mark.parametrize("number", range(60))
-def test_random_coresets_against_fifty_digits(number: int) -> None:
-    """Mean, variance, KL and loss by Bayes' rule with V itself; what float64 can hold of each is stated."""
+def test_the_closed_form_of_random_coresets_equals_fifty_digit_arithmetic(number: int) -> None:
+    """Mean, variance and KL by Bayes' rule with V itself; the tolerances are what float64 can hold of each."""
     features, labels, test, rho, gamma, beta = random_case(number)
     h, k = features.shape[1], labels.shape[1]
     q = closed_form.solve(features, labels, rho=rho, gamma=gamma, beta=beta)
@@ -145,7 +145,7 @@ def test_gamma_is_a_precision(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     assert (q.mean - wrong).norm() > 0.5 * q.mean.norm()
 
 
-def test_float32_survives_a_degenerate_coreset() -> None:
+def test_float32_stays_finite_on_a_degenerate_coreset() -> None:
     """Equal rows, ‖φ‖² = 1e4 and γ = 1e3: the variance stays in [0, ‖φ‖²/ρ] and the gradient finite."""
     features = torch.ones(10, 100).mul(10).requires_grad_()
     q = closed_form.solve(features, torch.randn(10, 3), gamma=1000.0)
@@ -157,7 +157,7 @@ def test_float32_survives_a_degenerate_coreset() -> None:
 
 
 @pytest.mark.parametrize("name", ["rho", "gamma", "beta"])
-def test_refuses_what_is_not_positive(name: str) -> None:
+def test_negative_numbers_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be > 0, got -1.0"):
         closed_form.solve(torch.randn(2, 3), torch.randn(2, 2), **{name: -1.0})
 
@@ -169,7 +169,7 @@ def test_features_of_a_diverged_network_are_refused(n: int, h: int, value: float
         closed_form.solve(torch.full((n, h), value), torch.ones(n, 2))
 
 
-def test_the_covariance_on_demand(problem: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_the_covariance_equals_dense_algebra_and_has_a_memory_limit(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     features, labels, _ = problem
     q = closed_form.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)
     torch.testing.assert_close(q.covariance(), dense(features, labels, RHO, GAMMA, BETA)[1], rtol=1e-10, atol=1e-12)
@@ -188,10 +188,10 @@ def whitened(drawn: Tensor, mean: Tensor, covariance: Tensor) -> float:
     return float((moments / error).abs().max())
 
 
-def test_draws_of_the_head_are_of_its_posterior(problem: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_draws_of_the_head_have_the_moments_of_its_posterior(problem: tuple[Tensor, Tensor, Tensor]) -> None:
     """60,000 draws: at most 81 moments within 5.5 standard errors; a false alarm in 300,000 runs.
 
-    Controls: draws without the noise of Matheron's rule, and of the prior's width, are told apart.
+    Controls: draws without the noise of Matheron's rule, and draws of the prior's width, are detected.
     """
     features, labels, _ = problem
     q = closed_form.solve(features, labels, rho=RHO, gamma=GAMMA, beta=BETA)

@@ -1,4 +1,4 @@
-"""Small networks and ways to shake their parameters."""
+"""Small networks, random changes of their parameters, and noise for one draw."""
 
 import torch
 from torch import Tensor, nn

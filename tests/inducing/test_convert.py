@@ -1,4 +1,4 @@
-"""Which layers are converted, and what is said where they cannot be."""
+"""Which layers are converted, and the errors for networks that cannot be converted."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from bdl_pipe.inducing.weightspace import FactorisedWeights, FullCovarianceWeigh
 from .cases import conv_net, normal
 
 
-def test_layers_are_chosen_by_pattern_and_the_first_that_fits_counts() -> None:
+def test_the_first_pattern_that_fits_a_layer_chooses_its_distribution() -> None:
     net = bayesianize(conv_net(), {"7": {"kind": "fcg_w"}, "3": {"rows": 5}, "[37]": {"kind": "ffg_w"}}, cols=6)
     assert sorted(net.layers) == ["3", "7"]
     assert isinstance(net.layers["7"], FullCovarianceWeights) and isinstance(net.layers["3"], Inducing)
@@ -21,7 +21,7 @@ def test_layers_are_chosen_by_pattern_and_the_first_that_fits_counts() -> None:
     assert net(normal(2, 3, 6, 6)).shape == (2, 3)
 
 
-def test_a_pattern_with_none_leaves_its_layers_as_points() -> None:
+def test_layers_of_a_pattern_with_none_stay_point_estimates() -> None:
     net = bayesianize(conv_net(), {"[03]": None, "*": {"kind": "ffg_w"}})
     assert sorted(net.layers) == ["7"]
     assert isinstance(net.network[0].weight, nn.Parameter) and isinstance(net.network[7], LocalLayer)
@@ -31,7 +31,7 @@ def test_a_pattern_with_none_leaves_its_layers_as_points() -> None:
         bayesianize(conv_net(), {"fc": None, "*": {}})
 
 
-def test_a_layer_in_two_places_stays_one() -> None:
+def test_a_layer_in_two_places_is_converted_once() -> None:
     layer = nn.Linear(3, 3)
     net = bayesianize(nn.Sequential(layer, nn.Tanh(), layer), "ffg_w")
     assert sorted(net.layers) == ["0"] and isinstance(net.layers["0"], FactorisedWeights)
@@ -39,7 +39,7 @@ def test_a_layer_in_two_places_stays_one() -> None:
 
 
 class Attention(nn.Module):
-    """Layers called like methods of the dictionary that their distributions are kept in."""
+    """Layers with names that are also methods of the dictionary that holds their distributions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         return self.network(self.shared(self.keys(inputs)))
 
 
-def test_any_name_of_a_layer_will_do() -> None:
+def test_layers_with_the_names_of_dictionary_methods_are_converted() -> None:
     net = bayesianize(Attention(), rows=2, cols=2, shared=(2, 2))
     assert sorted(net.layers) == ["keys/", "network", "shared"]
     net(normal(2, 3)).sum().backward()
@@ -81,12 +81,12 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("network", "message"), UNFIT)
-def test_what_cannot_be_converted_is_refused_by_name(network: nn.Module, message: str) -> None:
+def test_a_network_that_cannot_be_converted_is_refused(network: nn.Module, message: str) -> None:
     with pytest.raises(UserError, match=message):
         bayesianize(network)
 
 
-def test_a_pattern_leaves_out_what_cannot_be_converted() -> None:
+def test_patterns_may_leave_out_a_layer_that_cannot_be_converted() -> None:
     net = bayesianize(nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 4)), {"0": {}})
     assert sorted(net.layers) == ["0"]
 

@@ -58,24 +58,24 @@ def converted(network: nn.Module, kind: str, m: int, **options: object) -> int:
 
 @pytest.mark.parametrize("kind", TABLE_9)
 @pytest.mark.parametrize("m", TABLE_9["ffg_u"])
-def test_table_9(resnet50: nn.Module, kind: str, m: int) -> None:
+def test_a_converted_resnet50_stores_the_counts_of_table_9(resnet50: nn.Module, kind: str, m: int) -> None:
     assert converted(resnet50, kind, m) == TABLE_9[kind][m]
     assert inducing(plain(50), m, {"ffg_u": 2, "ensemble_u": MEMBERS}[kind]) == TABLE_9[kind][m]
 
 
-def test_weight_space_is_the_first_row_of_table_10(resnet50: nn.Module) -> None:
+def test_unpruned_weight_space_stores_the_first_count_of_table_10(resnet50: nn.Module) -> None:
     assert converted(resnet50, "ffg_w", 64) == TABLE_10_FFG_W["1"]
 
 
 @pytest.mark.parametrize(("kind", "sets"), [("ffg_u", 2), ("ensemble_u", MEMBERS), ("ensemble_u", 3)])
-def test_resnet_18(kind: str, sets: int) -> None:
+def test_a_converted_resnet18_stores_the_numbers_of_the_formula(kind: str, sets: int) -> None:
     network = build(ResNetConfig("resnet", 18), (3, 32, 32), 100, rng=Seed(0))
     assert converted(network, kind, 32, members=sets) == inducing(plain(18, classes=100), 32, sets)
 
 
 @pytest.mark.parametrize(("cap", "saved"), [("lambda_max", 54), ("sd_max", 54 * 16**2)])
-def test_a_cap_of_0_stores_no_spread(resnet50: nn.Module, cap: str, saved: int) -> None:
-    """Without λ one number a layer less, without deviations of U one U less."""
+def test_a_cap_of_0_saves_the_numbers_of_the_spread(resnet50: nn.Module, cap: str, saved: int) -> None:
+    """Each layer saves one number without λ, and M² numbers without deviations of U."""
     assert TABLE_9["ffg_u"][16] - converted(resnet50, "ffg_u", 16, **{cap: 0}) == saved
 
 
@@ -85,7 +85,7 @@ def ffg_u(resnet50: nn.Module) -> Bayesian:
 
 
 @pytest.mark.parametrize("left", ["0.75", "0.5", "0.25"])
-def test_table_10_of_inducing_weights(ffg_u: Bayesian, left: str) -> None:
+def test_pruned_inducing_weights_store_the_counts_of_table_10(ffg_u: Bayesian, left: str) -> None:
     pruned = prune(ffg_u, float(1 - Fraction(left)))
     assert stored(pruned) == TABLE_10_FFG_U[left]
     mask_bytes = sum(m.packed.nbytes for m in pruned.modules() if isinstance(m, Kept))
@@ -99,8 +99,8 @@ def ffg_w(resnet50: nn.Module) -> Bayesian:
 
 
 @pytest.mark.parametrize("left", ["0.5", "0.1", "0.01", "0.001"])
-def test_table_10_of_weights(ffg_w: Bayesian, left: str) -> None:
-    """At 0.1 % the table counts half a weight more than can be kept (see above)."""
+def test_pruned_weights_store_the_counts_of_table_10(ffg_w: Bayesian, left: str) -> None:
+    """At 0.1 % the table counts half a weight more than a mask can keep (see the docstring of this file)."""
     pruned = prune(ffg_w, float(1 - Fraction(left)))
     assert stored(pruned) == TABLE_10_FFG_W[left] - (left == "0.001")
     kept = [m for m in pruned.modules() if isinstance(m, Kept)]

@@ -1,4 +1,4 @@
-"""Prediction from many draws: the same as one by one, equal members, factors that are never stale."""
+"""Prediction from many draws: equality with a loop, equal members, factors that follow the parameters."""
 
 import copy
 
@@ -15,7 +15,7 @@ from .cases import ALL, UNIT, conv_net, mlp, normal, shaken
 
 
 def one_by_one(net: Bayesian, inputs: torch.Tensor, num_draws: int, rng: Seed) -> torch.Tensor:
-    """With factors computed afresh for each draw."""
+    """The outputs of a loop over draws, which computes the factors for each."""
     found = []
     for k in range(num_draws):
         noise = {name: v[0] for name, v in net.draw(1, rng.fold("draw", k).generator()).items()}
@@ -27,7 +27,7 @@ def one_by_one(net: Bayesian, inputs: torch.Tensor, num_draws: int, rng: Seed) -
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("together", [None, 1, 3, 20])
-def test_draws_are_those_of_a_loop(kind: str, together: int | None) -> None:
+def test_batched_draws_equal_a_loop_over_draws(kind: str, together: int | None) -> None:
     net, inputs = shaken(bayesianize(conv_net(), kind, rows=3, cols=4, members=2)).eval(), normal(5, 3, 6, 6)
     ours = outputs(net, inputs, 6, Seed(1), rows=2, together=together)
     torch.testing.assert_close(ours, one_by_one(net, inputs, 6, Seed(1)), rtol=1e-4, atol=1e-5)
@@ -35,8 +35,8 @@ def test_draws_are_those_of_a_loop(kind: str, together: int | None) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("together", [None, 4])
-def test_draws_do_not_depend_on_the_order_of_memory(together: int | None, channels: int) -> None:
-    """In turn a CPU's convolutions get channels_last, one channel too; group norm of batched draws does not know it."""
+def test_draws_do_not_depend_on_the_memory_format(together: int | None, channels: int) -> None:
+    """One draw at a time, a CPU gets channels_last, even with one channel; vmap has no group norm in this format."""
     seen: list[bool] = []
     plain = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten())
     net, inputs = shaken(bayesianize(plain, rows=3, cols=4)).eval(), normal(5, channels, 6, 6)
@@ -49,7 +49,7 @@ def test_draws_do_not_depend_on_the_order_of_memory(together: int | None, channe
     assert together is not None or (seen and all(seen))
 
 
-def test_instance_norm_gets_the_plain_order() -> None:
+def test_a_network_with_instance_norm_gets_contiguous_inputs() -> None:
     seen: list[int] = []
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(4, 4), nn.ReLU(), nn.Flatten())
     net = shaken(bayesianize(plain, rows=3, cols=4)).eval()
@@ -61,7 +61,7 @@ def test_instance_norm_gets_the_plain_order() -> None:
 
 
 @pytest.mark.parametrize("shared", [None, (2, 3)])
-def test_draws_of_shared_weights_and_of_points(shared: tuple[int, int] | None) -> None:
+def test_draws_of_shared_weights_and_without_spread_equal_a_loop(shared: tuple[int, int] | None) -> None:
     inputs = normal(5, 3)
     for options in ({}, {"lambda_max": 0}, {"lambda_max": 0, "sd_max": 0}):
         net = shaken(bayesianize(mlp(), rows=3, cols=2, shared=shared, **options)).eval()
@@ -69,7 +69,7 @@ def test_draws_of_shared_weights_and_of_points(shared: tuple[int, int] | None) -
         torch.testing.assert_close(ours, one_by_one(net, inputs, 4, Seed(1)), rtol=1e-4, atol=1e-5)
 
 
-def test_log_probabilities_and_the_mode_come_out_right() -> None:
+def test_draws_return_log_probabilities_and_keep_the_training_mode() -> None:
     net, inputs = bayesianize(conv_net()).train(), normal(5, 3, 6, 6)
     net.network[1].eval()
     found = draws(net, inputs, 3, Seed(1))
@@ -78,7 +78,7 @@ def test_log_probabilities_and_the_mode_come_out_right() -> None:
     assert torch.equal(found, draws(net.eval(), inputs, 3, Seed(1)))
 
 
-def test_a_draw_is_the_same_network_for_every_batch_and_number() -> None:
+def test_a_draw_depends_neither_on_the_batch_nor_on_the_number_of_draws() -> None:
     net, inputs = bayesianize(mlp(), "ffg_w"), normal(5, 3)
     many = draws(net, inputs, 6, Seed(1))
     torch.testing.assert_close(many[:2, 3:], draws(net, inputs[3:], 2, Seed(1)))
@@ -86,7 +86,7 @@ def test_a_draw_is_the_same_network_for_every_batch_and_number() -> None:
     assert not torch.equal(draws(net, inputs, 2, generator), draws(net, inputs, 2, generator))
 
 
-def test_members_count_equally() -> None:
+def test_draws_take_each_member_equally_often() -> None:
     net, inputs = bayesianize(mlp(), "ensemble_u", members=3, lambda_max=0), normal(5, 3)
     found = draws(net, inputs, 6, Seed(1))
     torch.testing.assert_close(found[:3], found[3:])
@@ -120,7 +120,7 @@ def load(net: Bayesian, _: torch.Tensor) -> None:
 
 def behind_autograd(net: Bayesian, _: torch.Tensor) -> None:
     for p in net.parameters():
-        p.data.mul_(1.1)  # leaves the version as it was
+        p.data.mul_(1.1)  # does not raise a parameter's version
 
 
 def replaced(net: Bayesian, _: torch.Tensor) -> None:
@@ -134,7 +134,7 @@ def exchanged(net: Bayesian, _: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("change", [step, load, behind_autograd, replaced, exchanged])
 @pytest.mark.parametrize("kind", UNIT)
-def test_factors_are_never_stale(kind: str, change: object) -> None:
+def test_draws_follow_every_change_of_the_parameters(kind: str, change: object) -> None:
     net, inputs = shaken(bayesianize(mlp(), kind, rows=3, cols=2)).eval(), normal(5, 3)
     before = outputs(net, inputs, 5, Seed(1))
     change(net, inputs)
@@ -143,7 +143,7 @@ def test_factors_are_never_stale(kind: str, change: object) -> None:
     torch.testing.assert_close(after, one_by_one(net, inputs, 5, Seed(1)), rtol=1e-4, atol=1e-5)
 
 
-def test_factors_follow_the_type() -> None:
+def test_factors_follow_the_dtype_of_the_network() -> None:
     net, inputs = shaken(bayesianize(mlp(), rows=3, cols=2)).eval(), normal(5, 3)
     single = outputs(net, inputs, 5, Seed(1))
     double = outputs(net.double(), inputs.double(), 5, Seed(1))
@@ -152,14 +152,14 @@ def test_factors_follow_the_type() -> None:
     assert torch.equal(again, single)
 
 
-def test_factors_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factors_are_computed_again_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     net, inputs = shaken(bayesianize(mlp(), rows=3, cols=2)).eval(), normal(5, 3)
     made = counted(net, monkeypatch)
     outputs(net, inputs, 5, Seed(1), together=1)
     assert len(made) == 2  # layers
     outputs(net, inputs, 5, Seed(2))
     with torch.no_grad():
-        net.layers["0"].posterior.mean.add_(1)  # on which no factor depends
+        net.layers["0"].posterior.mean.add_(1)  # no factor depends on it
     moved = outputs(net, inputs, 5, Seed(2))
     assert len(made) == 2
     torch.testing.assert_close(moved, one_by_one(net, inputs, 5, Seed(2)), rtol=1e-4, atol=1e-5)
@@ -169,11 +169,11 @@ def test_factors_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs(net, inputs, 5, Seed(1))
     assert len(made) == 1
     outputs(copy.deepcopy(net), inputs, 5, Seed(1))
-    assert len(made) == 3  # a copy starts without
+    assert len(made) == 3  # a copy starts without factors
 
 
 def test_parameters_are_counted_by_the_papers_convention() -> None:
-    """Z_r, Z_c, both diagonals, one λ and q(U) for each layer, the bias an input; normalisation as it was."""
+    """Z_r, Z_c, both diagonals, one λ and q(U) for each layer, the bias as an input; normalisation is unchanged."""
     sizes = [(4, 28), (4, 18), (3, 5)]  # of conv_net's matrices
     conditional = sum(6 * out + 7 * columns + 6 + 7 + 1 for out, columns in sizes) + 8
     expected = {"ffg_u": 2 * 42, "ensemble_u": 5 * 42, "fcg_u": 42 + 42 * 43 // 2}
@@ -189,7 +189,7 @@ def spread_of(net: Bayesian, inputs: torch.Tensor, local: bool) -> tuple[torch.T
     return torch.stack([found.mean(0), found.var(0)]), float(torch.corrcoef(found[:, :2].T)[0, 1])
 
 
-def test_drawn_outputs_of_a_linear_layer_have_the_law_of_drawn_weights_at_each_row() -> None:
+def test_drawn_outputs_of_a_linear_layer_have_the_moments_of_drawn_weights() -> None:
     """Mean and variance of three rows by algebra, within 5 standard errors: a false alarm in 140,000 runs.
 
     Rows share drawn weights and no drawn outputs: correlations of .98 and 0.
@@ -206,8 +206,8 @@ def test_drawn_outputs_of_a_linear_layer_have_the_law_of_drawn_weights_at_each_r
         assert (abs(correlation) < 0.1) if local else (correlation > 0.9)
 
 
-def test_drawn_outputs_of_a_convolution_average_out_over_places() -> None:
-    """Of a filter of one weight and a mean over 9 equal places: a ninth of the variance of drawn weights."""
+def test_a_mean_over_places_shrinks_the_variance_of_drawn_outputs() -> None:
+    """With a filter of one weight and a mean over 9 equal places: a ninth of the variance of drawn weights."""
     network = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     net = bayesianize(network, "ffg_w", sd_init=0.3, sd_max=None).eval()
     inputs = torch.ones(2, 1, 3, 3)
@@ -217,7 +217,7 @@ def test_drawn_outputs_of_a_convolution_average_out_over_places() -> None:
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_drawn_outputs_are_the_same_by_parts_of_the_batch(together: int) -> None:
+def test_drawn_outputs_do_not_depend_on_how_the_batch_is_split(together: int) -> None:
     net, inputs = shaken(bayesianize(conv_net(), "ffg_w", sd_init=0.3, sd_max=None)).eval(), normal(5, 3, 6, 6)
     whole = outputs(net, inputs, 4, Seed(1), local=True)
     torch.testing.assert_close(outputs(net, inputs, 4, Seed(1), rows=2, together=together, local=True), whole)

@@ -1,4 +1,4 @@
-"""Posteriors that are pruned and fitted on, through the methods' protocol."""
+"""Posteriors that are pruned and then fine-tuned, through the methods' protocol."""
 
 import functools
 from dataclasses import replace
@@ -27,7 +27,7 @@ CASES = [(method, task) for method in PRUNED for task in ("classification", "reg
 SHARE = 0.4
 FIXED = {"early_stopping": None}
 cases = pytest.mark.parametrize(("method", "task"), CASES)
-pytestmark = pytest.mark.xdist_group(__name__)  # what is fitted once is shared
+pytestmark = pytest.mark.xdist_group(__name__)  # its tests share cached fits
 
 
 def data_of(task: str) -> FitData:
@@ -59,7 +59,7 @@ def masks(net: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @cases
-def test_fitting_on_moves_what_is_left_and_nothing_else(method: str, task: str) -> None:
+def test_fine_tuning_moves_kept_entries_and_neither_masks_nor_removed_entries(method: str, task: str) -> None:
     start = RandomWeights.pruned(learner(fitted(method, task)), replace(learner(tuned(method, task)).spec.config))
     end = learner(tuned(method, task))
     before, after = masks(start.net), masks(end.net)
@@ -76,7 +76,7 @@ def test_fitting_on_moves_what_is_left_and_nothing_else(method: str, task: str) 
 
 
 @cases
-def test_the_start_is_the_fitted_posterior_less_the_share(method: str, task: str) -> None:
+def test_fine_tuning_starts_at_the_kept_entries_of_the_fitted_posterior(method: str, task: str) -> None:
     source, config = learner(fitted(method, task)), learner(tuned(method, task)).spec.config
     start = RandomWeights.pruned(source, config)
     dense, small = source.state_dict(), start.state_dict()
@@ -90,7 +90,7 @@ def test_the_start_is_the_fitted_posterior_less_the_share(method: str, task: str
 
 
 @cases
-def test_it_stores_and_optimises_less(method: str, task: str) -> None:
+def test_a_pruned_posterior_stores_and_optimises_fewer_numbers(method: str, task: str) -> None:
     whole, small = fitted(method, task), tuned(method, task)
     sides = 2 if method == "ffg_w" else 1
     sizes, places = masks(learner(small).net), learner(small).net.places.values()
@@ -131,7 +131,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_fit_its_input(name: str) -> None:
+def test_a_section_that_does_not_fit_its_input_is_refused(name: str) -> None:
     change, words = WRONG[name]
     source: RandomConfig | None = config_of("ffg_u", "regression")
     good: dict[str, Any] = {"prune": 0.5, "training": {**LEARN, **FIXED}}
@@ -143,25 +143,25 @@ def test_what_does_not_fit_its_input(name: str) -> None:
         )
 
 
-def test_a_pruned_posterior_is_not_pruned_again() -> None:
+def test_a_pruned_posterior_as_input_is_refused() -> None:
     config = config_of("ffg_u", "regression", prune=0.5, training={**LEARN, **FIXED})
     with pytest.raises(ConfigError, match="input must be a posterior that is not pruned itself, got 'one with prune"):
         validate_sources("ffg_u", config, {"student": config})
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0])
-def test_a_share_beyond_its_limits(share: float) -> None:
+def test_a_pruned_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="prune must be > 0 and < 1, or null"):
         config_of("ffg_u", "regression", prune=share)
 
 
-def test_a_full_covariance_over_weights_is_not_pruned() -> None:
+def test_pruning_a_full_covariance_over_weights_is_refused() -> None:
     with pytest.raises(ConfigError, match="prune must be null: a full covariance"):
         config_of("fcg_w", "regression", prune=0.5)
     assert METHODS["fcg_w"].stages["student"].needs == {"trajectory": "one_to_one"}
 
 
-def test_a_make_checks_its_input_too() -> None:
+def test_a_fit_refuses_an_input_that_does_not_match_its_section() -> None:
     how, data = {"prune": 0.5, "training": {**LEARN, **FIXED}}, make_tiny_table()
     other = State(fitted("ffg_u", "regression").tensors, {"posterior": "gp"})
     for inputs, message in (

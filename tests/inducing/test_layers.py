@@ -22,7 +22,7 @@ CONVOLUTIONS = [
 
 
 def patches(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """What each output of a group sees: [batch, in/groups·kernel, groups, places], by convolving with unit weights."""
+    """The inputs of a group's outputs: [batch, in/groups·kernel, groups, places], by convolving with unit weights."""
     width = layer.weight[0].numel()
     units = torch.eye(width).reshape(width, *layer.weight.shape[1:])
     found = []
@@ -36,7 +36,7 @@ def patches(layer: nn.Module, inputs: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("kind", ALL)
-def test_a_convolution_is_the_linear_layer_of_its_patches(layer: nn.Module, kind: str) -> None:
+def test_a_convolution_equals_the_linear_layer_on_its_patches(layer: nn.Module, kind: str) -> None:
     net = shaken(bayesianize(layer, kind, rows=3, cols=4))
     inputs = normal(2, layer.in_channels, *[6] * (layer.weight.ndim - 2))
     noise = one_noise(net)
@@ -61,7 +61,7 @@ def set_to_means(net: Bayesian, plain: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("shared", [None, (3, 2)])
-def test_without_spread_it_is_the_network_of_the_conditional_means(shared: tuple[int, int] | None) -> None:
+def test_a_network_without_spread_equals_the_network_of_conditional_means(shared: tuple[int, int] | None) -> None:
     plain = conv_net()
     net = shaken(bayesianize(plain, rows=3, cols=4, lambda_max=0, sd_max=0, shared=shared))
     assert net.draw(2, torch.Generator()) == {}
@@ -72,7 +72,7 @@ def test_without_spread_it_is_the_network_of_the_conditional_means(shared: tuple
 
 
 @pytest.mark.parametrize("kind", ["ffg_w", "fcg_w"])
-def test_in_the_space_of_weights_the_means_start_at_the_given_weights(kind: str) -> None:
+def test_weight_space_means_start_at_the_given_weights(kind: str) -> None:
     plain = conv_net().eval()
     net = bayesianize(plain, kind).eval()
     zeros = {k: torch.zeros_like(v) for k, v in one_noise(net).items()}
@@ -80,8 +80,8 @@ def test_in_the_space_of_weights_the_means_start_at_the_given_weights(kind: str)
     torch.testing.assert_close(net(inputs, zeros), plain(inputs))
 
 
-def test_the_draw_of_a_layer_is_that_of_its_formula() -> None:
-    """λ and sd at work: W by eq. 39 in float64 from the layer's own parameters."""
+def test_the_draw_of_a_layer_equals_equation_39() -> None:
+    """W by eq. 39 in float64 from the layer's own parameters, with λ and sd above 0."""
     net = shaken(bayesianize(nn.Linear(6, 5, bias=False), rows=3, cols=2)).double()
     layer = net.layers["network"]
     assert isinstance(layer, Inducing)
@@ -98,7 +98,7 @@ def test_the_draw_of_a_layer_is_that_of_its_formula() -> None:
 
 
 @pytest.mark.parametrize("wrong", [1.0, 1.1])
-def test_local_draws_have_the_closed_forms_mean_and_variance(wrong: float) -> None:
+def test_local_draws_have_the_mean_and_variance_of_the_closed_form(wrong: float) -> None:
     """E[W]x + E[b] and Var[W]x² + Var[b]; false-alarm rate 1e-3, a variance 1.1 times as large fails."""
     plain = nn.Conv2d(2, 3, 2, groups=1)
     net = shaken(bayesianize(plain, "ffg_w", sd_init=0.05, sd_max=0.3)).train()

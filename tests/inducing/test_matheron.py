@@ -18,7 +18,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def parameters(rows: int = ROWS, cols: int = COLS, out: int = OUT, columns: int = IN) -> tuple[Tensor, ...]:
-    """Z_r, the diagonal of D_r, Z_c, that of D_c, with D far from small."""
+    """Z_r, the diagonal of D_r, Z_c and the diagonal of D_c; no entry of D is small."""
     g = generator(3)
     z_out, z_in = (torch.randn(s, generator=g).double() for s in ((rows, out), (cols, columns)))
     d_out, d_in = (0.3 + torch.rand(m, generator=g).double() for m in (rows, cols))
@@ -54,7 +54,7 @@ SHAPES = [(3, 2, 4, 5), (6, 2, 4, 5), (3, 7, 4, 5), (6, 7, 4, 5)]  # U smaller a
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_mean_is_that_of_the_dense_conditional(shape: tuple[int, int, int, int]) -> None:
+def test_the_mean_equals_the_mean_of_the_dense_conditional(shape: tuple[int, int, int, int]) -> None:
     p = parameters(*shape)
     u = torch.randn(shape[:2], generator=generator(1)).double()
     expected, _ = dense_conditional(u, 0.7, *p)
@@ -63,8 +63,8 @@ def test_the_mean_is_that_of_the_dense_conditional(shape: tuple[int, int, int, i
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_draw_is_a_linear_map_of_noise_with_the_dense_covariance(shape: tuple[int, int, int, int]) -> None:
-    """And so has the dense law: the mean without noise, and J from the noise to vec(W) with JJᵀ = λ²Σ to rounding."""
+def test_a_draw_has_the_mean_and_the_covariance_of_the_dense_conditional(shape: tuple[int, int, int, int]) -> None:
+    """Without noise the draw is the mean; the Jacobian J from the noise to vec(W) has JJᵀ = λ²Σ to rounding."""
     p, lam = parameters(*shape), torch.tensor(0.6, dtype=torch.float64)
     u = torch.randn(shape[:2], generator=generator(1)).double()
     rows, columns = side(*p[:2]), side(*p[2:])
@@ -81,7 +81,7 @@ def test_a_draw_is_a_linear_map_of_noise_with_the_dense_covariance(shape: tuple[
     torch.testing.assert_close(jacobian @ jacobian.mT, 0.36 * covariance, rtol=1e-9, atol=1e-12)
 
 
-def test_kl_of_the_rescaled_conditional_is_that_of_the_dense_gaussians() -> None:
+def test_the_kl_of_the_rescaled_conditional_equals_the_kl_of_dense_gaussians() -> None:
     p = parameters()
     mean, covariance = dense_conditional(torch.ones(ROWS, COLS).double(), 0.7, *p)
     for lam in (0.03, 0.5, 1.0, 1.7):
@@ -91,7 +91,7 @@ def test_kl_of_the_rescaled_conditional_is_that_of_the_dense_gaussians() -> None
         torch.testing.assert_close(ours, kl_divergence(q, prior), rtol=1e-9, atol=1e-9)
 
 
-def test_factors_survive_what_single_precision_would_not() -> None:
+def test_factors_are_accurate_where_float32_would_be_singular() -> None:
     """More inducing rows than rows, D = 1e-3: Ψ is singular to float32; AᵀA is I − (I + ZᵀD⁻²Z)⁻¹ (Woodbury)."""
     z = torch.randn(64, 10, generator=generator(2)) / 8
     found: Side = side(z, torch.full((64,), 1e-3))
@@ -101,7 +101,7 @@ def test_factors_survive_what_single_precision_would_not() -> None:
 
 
 def test_a_row_of_zeros_is_allowed() -> None:
-    """As pruning leaves them."""
+    """Pruning can leave such rows."""
     z = torch.randn(3, 5, generator=generator(2))
     z[1] = 0
     found = side(z, torch.full((3,), 1e-3))

@@ -1,4 +1,4 @@
-"""Fits of random weights: the loss, the schedule of its KL, noise in parts, normalisation, what a section may say."""
+"""Fits of random weights: the loss, the schedule of its KL, noise in parts, normalisation, refused sections."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def at(learner: RandomWeights, batch: int, epoch: float) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("function_space", [False, True])
-def test_the_loss_is_minus_the_bound_a_row_by_its_parts(function_space: bool) -> None:
+def test_the_loss_is_the_negative_bound_per_row(function_space: bool) -> None:
     learner = RandomWeights(spec("ffg_u", "regression", function_space=function_space), Seed(0)).double()
     inputs, targets = torch.randn(7, 4).double(), torch.randn(7, 1).double()
     noise = at(learner, 7, 3.0)
@@ -50,19 +50,21 @@ def test_the_loss_is_minus_the_bound_a_row_by_its_parts(function_space: bool) ->
     assert (learner.net.kl(3) - learner.net.kl(None)).abs() > 1  # four inputs and a bias, three rows
 
 
-def test_shared_sizes_are_refused_when_their_section_is_read() -> None:
+def test_a_shared_size_of_0_is_refused_when_the_section_is_read() -> None:
     with pytest.raises(ConfigError, match=r"^methods\.ffg_u\.shared must be > 0 or null, got \(0, 3\)$"):
         spec("ffg_u", "regression", shared=[0, 3])
 
 
-def test_a_network_without_batch_norm_is_not_built_again(tiny_table: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finishing_a_fit_without_batch_norm_builds_no_network(
+    tiny_table: FitData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state, asked = fitted(FFG_U, tiny_table), spec("ffg_u", "regression")
     monkeypatch.setattr(methods, "RandomWeights", None)
     result = FitResult([state.tensors], 1, 0.0)
     assert RandomWeightsPosterior.finish(asked, result, tiny_table, Seed(0)) is state.tensors
 
 
-def test_statistics_are_refreshed_without_a_graph(tiny_images: FitData) -> None:
+def test_batch_norm_statistics_are_refreshed_without_a_graph(tiny_images: FitData) -> None:
     state = fitted(FFG_U, tiny_images)
     learner = RandomWeightsPosterior.from_state(state).learner
     graphs = list[bool]()
@@ -73,7 +75,7 @@ def test_statistics_are_refreshed_without_a_graph(tiny_images: FitData) -> None:
     assert graphs == [False] * 8  # two layers, four batches
 
 
-def test_the_kl_comes_in_on_a_straight_line() -> None:
+def test_the_kl_weight_rises_linearly() -> None:
     epochs = torch.tensor([0.0, 0.99, 1.0, 1.5, 2.0, 3.0, 9.0])
     found = RandomWeights(spec("ffg_u", "regression", kl_weight=0.5), Seed(0)).scheduled(epochs)["kl_weight"]
     torch.testing.assert_close(found, torch.tensor([0, 0, 0, 0.125, 0.25, 0.5, 0.5]))
@@ -83,7 +85,7 @@ def test_the_kl_comes_in_on_a_straight_line() -> None:
     assert whole.scheduled(epochs)["kl_weight"].tolist() == [1.0] * 7
 
 
-def test_a_fit_without_kl_differs_from_one_with_it(tiny_table: FitData) -> None:
+def test_the_kl_changes_a_fit_unless_it_starts_after_the_last_epoch(tiny_table: FitData) -> None:
     how = {"training": RANDOM["training"] | {"early_stopping": None}}
     late = fitted(FFG_U, tiny_table, annealing={"start": 4.0, "end": 4.0}, **how)
     never = fitted(FFG_U, tiny_table, kl_weight=0.0, **how)
@@ -112,7 +114,7 @@ def test_noise_is_drawn_in_parts_of_bounded_size(
     assert (max(steps for steps, _ in seen) > 1) == (numbers > 1)
 
 
-def test_the_size_of_the_noise_is_counted_right() -> None:
+def test_noise_size_equals_the_count_of_drawn_numbers() -> None:
     for method in ("ffg_u", "fcg_u", "ffg_w", "fcg_w"):
         learner = RandomWeights(spec(method, "classification"), Seed(0))
         inputs = torch.zeros(5, 1, 8, 8)
@@ -122,7 +124,9 @@ def test_the_size_of_the_noise_is_counted_right() -> None:
 
 @pytest.mark.parametrize("training", ["weights", "outputs"])
 @pytest.mark.parametrize("prediction", ["weights", "outputs"])
-def test_ffg_w_draws_what_its_section_says(training: str, prediction: str, tiny_images: FitData) -> None:
+def test_ffg_w_draws_weights_or_outputs_as_its_section_says(
+    training: str, prediction: str, tiny_images: FitData
+) -> None:
     chosen = {"training_draws": training, "prediction_draws": prediction}
     learner = RandomWeights(spec("ffg_w", "classification", **chosen), Seed(0)).eval()
     noise = learner.noise(1, 5, Seed(1).generator())
@@ -154,7 +158,7 @@ def test_a_prediction_is_the_mixture_of_single_draws(method: str, task: str) -> 
     torch.testing.assert_close(drawn, truth, atol=1e-5, rtol=1e-5)
 
 
-def test_running_statistics_are_those_of_training_rows_under_fresh_draws(tiny_images: FitData) -> None:
+def test_running_means_are_near_the_means_of_training_rows_under_fresh_draws(tiny_images: FitData) -> None:
     network = {**RANDOM_IMAGES["network"], "norm": "batch"}
     state = fitted(FFG_U, tiny_images, network=network)
     again = fitted(FFG_U, tiny_images, network=network)
@@ -174,7 +178,7 @@ def test_running_statistics_are_those_of_training_rows_under_fresh_draws(tiny_im
     assert layers[0].num_batches_tracked == 10  # type: ignore[comparison-overlap]
 
 
-def test_weights_may_start_at_a_trajectory(tiny_images: FitData) -> None:
+def test_weight_space_means_start_at_the_end_of_a_trajectory(tiny_images: FitData) -> None:
     trajectory = fit("sgd", "trajectory", tiny_images, network=RANDOM_IMAGES["network"])
     how = {**RANDOM_IMAGES["training"], "epochs": 1, "optimiser": {"name": "sgd", "lr": 1e-12}}
     state = fit("ffg_w", "student", tiny_images, {"trajectory": [trajectory]}, training=how)
@@ -193,7 +197,7 @@ def test_weights_may_start_at_a_trajectory(tiny_images: FitData) -> None:
         ({"noise_variance": 0.0}, "noise_variance must be > 0"),
     ],
 )
-def test_a_section_that_breaks_a_rule(change: dict[str, Any], words: str) -> None:
+def test_a_section_that_breaks_a_rule_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         config_of("ensemble_u", "regression", **change)
 
@@ -207,7 +211,7 @@ def test_a_section_of_another_kind_is_refused() -> None:
 
 
 @pytest.mark.parametrize("method", [FFG_U, FFG_W, FCG_W], ids=lambda m: m.name)
-def test_the_last_layer_alone_is_random(tiny_images: FitData, method: Method) -> None:
+def test_a_network_may_have_a_random_last_layer_alone(tiny_images: FitData, method: Method) -> None:
     """The trunk's weights are points, which are fitted and have no noise."""
     state = fitted(method, tiny_images, layers={"trunk.*": None})
     learner = RandomWeightsPosterior.from_state(state).learner

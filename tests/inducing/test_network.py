@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_the_loss_trains_every_parameter_and_falls(kind: str) -> None:
+def test_every_parameter_gets_a_gradient_and_the_loss_falls(kind: str) -> None:
     net = bayesianize(conv_net(), kind, rows=3, cols=4)
     inputs, labels = normal(12, 3, 6, 6), torch.arange(12) % 3
     optimiser = torch.optim.Adam(net.parameters(), 0.02)
@@ -38,7 +38,7 @@ def test_the_loss_trains_every_parameter_and_falls(kind: str) -> None:
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
-def test_the_given_network_is_untouched() -> None:
+def test_conversion_leaves_the_given_network_unchanged() -> None:
     plain = conv_net()
     before = copy.deepcopy(plain.state_dict())
     net = bayesianize(plain)
@@ -49,7 +49,7 @@ def test_the_given_network_is_untouched() -> None:
     assert all(torch.equal(before[k], after[k]) for k in before) and isinstance(plain[0].weight, nn.Parameter)
 
 
-def test_no_global_random_state_is_read_or_moved() -> None:
+def test_the_global_random_state_is_neither_read_nor_changed() -> None:
     plain = conv_net()
     state = torch.random.get_rng_state()
     first = bayesianize(plain, rng=Seed(4)).eval()(normal(2, 3, 6, 6))
@@ -102,10 +102,10 @@ print("equal")
 
 
 @pytest.mark.slow
-def test_compiled_is_eager() -> None:
-    """All kinds in one network, dense and pruned: with given noise in one graph; in training, calls make their own.
+def test_a_compiled_network_equals_the_eager_network() -> None:
+    """All kinds in one network, dense and pruned: in one graph with given noise, and in training, where calls draw it.
 
-    In a process of its own: the run-time type checks of the tests cannot be compiled.
+    It runs in another process, because the run-time type checks of the tests cannot be compiled.
     """
     ran = subprocess.run([sys.executable, "-c", _COMPILED], capture_output=True, text=True, cwd=ROOT)
     assert ran.stdout.split() == ["equal"], ran.stderr
@@ -126,7 +126,7 @@ def test_autocast_rounds_the_network_and_not_the_weights(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ("ffg_u", "ffg_w"))
 @pytest.mark.parametrize("pruned", [False, True])
-def test_autocast_trains_to_rounding(kind: str, pruned: bool) -> None:
+def test_gradients_under_autocast_are_near_the_exact_gradients(kind: str, pruned: bool) -> None:
     net, inputs, labels = shaken(bayesianize(conv_net(), kind, rows=3, cols=4)), normal(12, 3, 6, 6), torch.arange(12)
     net = (prune(net, 0.3) if pruned else net).eval()
     noise = one_noise(net)
@@ -143,7 +143,7 @@ def test_autocast_trains_to_rounding(kind: str, pruned: bool) -> None:
 
 
 @pytest.mark.parametrize("shared", [None, (3, 2)])
-def test_state_dicts_copies_and_pickles_answer_alike(shared: tuple[int, int] | None) -> None:
+def test_loaded_copied_and_pickled_networks_have_equal_outputs(shared: tuple[int, int] | None) -> None:
     plain = conv_net()
     net = shaken(bayesianize(plain, rows=3, cols=4, shared=shared)).eval()
     other = bayesianize(plain, rows=3, cols=4, shared=shared, rng=Seed(8)).eval()
@@ -167,7 +167,7 @@ def test_shared_inducing_weights_tie_layers_together() -> None:
     assert all(not torch.equal(before[k], v) for k, v in net.centre().items() if k.endswith("weight"))
 
 
-def test_members_change_together_in_all_layers() -> None:
+def test_all_layers_use_the_same_member_and_draws_take_members_in_turn() -> None:
     net = bayesianize(mlp(), "ensemble_u", members=3, rows=2, cols=2, lambda_max=0)
     noise = net.draw(7, Seed(0).generator())["member"]
     assert noise.shape == (7, 3) and torch.equal(noise.sum(1), torch.ones(7))
@@ -185,7 +185,7 @@ def test_members_change_together_in_all_layers() -> None:
 
 
 @pytest.mark.parametrize("pruned", [False, True])
-def test_data_parallel_averages_gradients(tmp_path: object, pruned: bool) -> None:
+def test_data_parallel_with_one_process_has_the_gradients_of_the_network(tmp_path: object, pruned: bool) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         net = bayesianize(conv_net(), rows=3, cols=4)
@@ -200,7 +200,7 @@ def test_data_parallel_averages_gradients(tmp_path: object, pruned: bool) -> Non
         dist.destroy_process_group()
 
 
-def test_a_layer_that_is_used_twice_draws_one_weight_and_no_outputs() -> None:
+def test_a_layer_called_twice_draws_one_weight_and_refuses_to_draw_outputs() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()

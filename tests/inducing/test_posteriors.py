@@ -35,14 +35,14 @@ def zeros(size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("cap", [None, 0.1])
-def test_kl_of_the_factorised_is_that_of_the_normals(cap: float | None) -> None:
+def test_the_factorised_kl_equals_torch_distributions(cap: float | None) -> None:
     q = shake(Factorised(SHAPE, 0.01, cap, generator()))
     expected = kl_divergence(Normal(q.mean, q.sd), Normal(zeros(1), 1.0)).sum()
     torch.testing.assert_close(q.kl(), expected, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("cap", [None, 0.1])
-def test_kl_of_the_full_is_that_of_the_normals(cap: float | None) -> None:
+def test_the_full_covariance_kl_equals_torch_distributions(cap: float | None) -> None:
     q = shake(FullCovariance(SHAPE, 0.01, cap, generator()))
     expected = kl_divergence(
         MultivariateNormal(q.mean, scale_tril=q.covariance()), MultivariateNormal(zeros(6), torch.eye(6).double())
@@ -50,7 +50,7 @@ def test_kl_of_the_full_is_that_of_the_normals(cap: float | None) -> None:
     torch.testing.assert_close(q.kl(), expected, rtol=1e-10, atol=0)
 
 
-def test_points_have_no_kl_and_a_map_estimate_has_its_prior() -> None:
+def test_members_have_no_kl_and_a_map_estimate_has_its_negative_log_prior() -> None:
     assert Members(SHAPE, 5, 0.1, generator()).kl() == 0
     q = Factorised(SHAPE, 0.01, 0, generator())
     gap = q.kl() + Normal(0.0, 1.0).log_prob(q.mean).sum()  # a constant
@@ -59,7 +59,7 @@ def test_points_have_no_kl_and_a_map_estimate_has_its_prior() -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"prior_sd": 1.3}, {"prior_scale": 4.0}])
-def test_kl_in_the_space_of_weights_is_that_of_the_normals(config: dict) -> None:
+def test_the_weight_space_kl_equals_torch_distributions(config: dict) -> None:
     net = bayesianize(mlp(), kind={"0": {"kind": "ffg_w"}, "2": {"kind": "fcg_w"}}, **config)
     shaken(net).double()
     first, second = net.layers["0"], net.layers["2"]
@@ -88,12 +88,12 @@ def test_the_cap_on_standard_deviations_is_hard() -> None:
     torch.testing.assert_close((factor @ factor.mT).diagonal().sqrt(), torch.full((4,), 0.1))
 
 
-def test_a_full_covariance_below_its_cap_is_left_alone() -> None:
+def test_a_full_covariance_below_its_cap_is_unchanged() -> None:
     full, free = Triangle(4, 0.01, 0.1), Triangle(4, 0.01, None)
     assert torch.equal(full(), free()) and torch.equal(full(), 0.01 * torch.eye(4))
 
 
-def test_draws_of_the_full_have_its_covariance() -> None:
+def test_full_covariance_draws_have_the_covariance_of_their_factor() -> None:
     """As a linear map of the noise: JJᵀ = LLᵀ."""
     q = shake(FullCovariance(SHAPE, 0.1, None, generator()))
     jacobian = torch.func.jacrev(lambda e: q({"inducing": e}, q.spread()).flatten())(zeros(6))
@@ -104,7 +104,7 @@ def test_draws_of_the_full_have_its_covariance() -> None:
 
 
 @pytest.mark.parametrize("rows", [None, 2, 100])
-def test_kl_of_a_layer_is_the_rescaled_conditionals_and_that_of_u(rows: int | None) -> None:
+def test_the_kl_of_a_layer_is_the_conditional_kl_plus_the_kl_of_u(rows: int | None) -> None:
     """β = min(1, N/d_in), d_in with the bias."""
     net = shaken(bayesianize(mlp(), rows=3, cols=2)).double()
     expected = zeros(1)[0]
@@ -120,10 +120,10 @@ def test_kl_of_a_layer_is_the_rescaled_conditionals_and_that_of_u(rows: int | No
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_the_function_space_kl_of_a_convolution_is_that_of_its_outputs(rows: int) -> None:
+def test_the_function_space_kl_of_a_convolution_equals_the_kl_of_its_outputs(rows: int) -> None:
     """Outputs F = W X of all places of all rows have covariances λ²A and A: KL[q ‖ p] = R(λ) rank(A) / (d_out d_in).
 
-    The rank is of the patches that the convolution itself reads, unfolded from images; without places it is wrong.
+    The rank comes from the patches that the convolution reads, unfolded from images; a KL without places is too small.
     """
     image = torch.randn(rows, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     net = bayesianize(torch.nn.Conv2d(2, 3, 3), rows=3, cols=2).double()
@@ -137,7 +137,7 @@ def test_the_function_space_kl_of_a_convolution_is_that_of_its_outputs(rows: int
     torch.testing.assert_close(kl(net, rows, net.positions(image[:1])), expected, rtol=1e-6, atol=0)
     assert rank == 3 * min(19, 4 * rows)
     if rank < 3 * 19:
-        assert kl(net, rows) < expected - 1  # places left out
+        assert kl(net, rows) < expected - 1  # the KL without places
 
 
 def test_positions_count_places_and_calls() -> None:
@@ -164,7 +164,7 @@ def test_lambda_has_a_hard_cap_and_gradients_up_to_it() -> None:
     assert float(layer.rescale) <= 0.03
 
 
-def test_starting_values_are_the_papers() -> None:
+def test_starting_values_match_the_paper() -> None:
     """Means and deviations of many N(0, s²) numbers: false-alarm rate 1e-3, seeded; twice the variance fails."""
     net = bayesianize(nn.Linear(200, 150), rows=16, cols=32)
     layer = net.layers["network"]
@@ -197,6 +197,6 @@ def test_starting_values_are_the_papers() -> None:
         ({"spread": -1}, "spread"),
     ],
 )
-def test_numbers_that_break_their_rule_are_refused(options: dict, key: str) -> None:
+def test_numbers_out_of_range_are_refused(options: dict, key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} "):
         WeightConfig(**options)

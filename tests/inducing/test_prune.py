@@ -1,4 +1,4 @@
-"""Pruned networks: which entries are left, what they store, that they compute what dense ones with zeros do."""
+"""Pruned networks: the kept entries, the stored numbers, and equality with dense networks that have zeros."""
 
 import copy
 import math
@@ -36,7 +36,7 @@ def layers(net: Bayesian) -> list[tuple[Inducing | FactorisedWeights, bool]]:
 
 
 def dense_scores(net: Bayesian) -> list[np.ndarray]:
-    """What the removed are chosen by, of each matrix in turn, from the dense parameters."""
+    """The scores by which entries are removed, for each matrix in turn, from the dense parameters."""
     found = []
     for layer, bias in layers(net):
         if isinstance(layer, Inducing):
@@ -48,7 +48,7 @@ def dense_scores(net: Bayesian) -> list[np.ndarray]:
 
 
 def masks(net: Bayesian) -> list[np.ndarray]:
-    """What a pruned network has kept, by its own masks, biases left out."""
+    """The masks of the kept entries of a pruned network, without biases."""
     found = []
     for layer, bias in layers(net):
         kept = (layer.kept_out, layer.kept_in) if isinstance(layer, Inducing) else (layer.kept,)
@@ -63,7 +63,7 @@ def masks(net: Bayesian) -> list[np.ndarray]:
 
 
 def with_zeros(net: Bayesian, pruned: Bayesian) -> Bayesian:
-    """The dense network with 0 where ``pruned`` has nothing, and no deviation there."""
+    """The dense network with 0, and no deviation, where ``pruned`` has no entry."""
     dense = copy.deepcopy(net)
     for (layer, _), (small, _) in zip(layers(dense), layers(pruned), strict=True):
         if isinstance(layer, Inducing):
@@ -80,7 +80,7 @@ def with_zeros(net: Bayesian, pruned: Bayesian) -> Bayesian:
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.03, 0.3, 0.5, 0.97, 1.0])
 @pytest.mark.parametrize("shape", [(5, 7), (8, 16), (1, 1)])
-def test_a_mask_and_its_values(shape: tuple[int, int], share: float) -> None:
+def test_a_mask_is_stored_in_the_smaller_form_and_restores_its_values(shape: tuple[int, int], share: float) -> None:
     mask = np.random.default_rng(0).random(shape) < share
     matrix = normal(*shape)
     kept = Kept(torch.from_numpy(mask))
@@ -95,7 +95,7 @@ def test_a_mask_and_its_values(shape: tuple[int, int], share: float) -> None:
 
 @pytest.mark.parametrize(("kind", "joint"), [*((kind, False) for kind in PRUNED), *((kind, True) for kind in UNIT)])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_the_least_of_the_whole_network_are_removed(kind: str, share: float, joint: bool) -> None:
+def test_the_entries_of_least_score_in_the_whole_network_are_removed(kind: str, share: float, joint: bool) -> None:
     net = network(kind, shared=(2, 3) if joint else None)
     pruned = prune(net, share)
     scores = dense_scores(net)
@@ -112,7 +112,7 @@ def test_the_least_of_the_whole_network_are_removed(kind: str, share: float, joi
     assert stored(net) == sum(p.numel() for p in dense.values()), "the given network is untouched"
 
 
-def test_of_equal_entries_the_first_stay() -> None:
+def test_the_first_of_equal_entries_are_kept() -> None:
     net = bayesianize(mlp(), rows=2, cols=2)
     with torch.no_grad():
         for layer, _ in layers(net):
@@ -122,7 +122,7 @@ def test_of_equal_entries_the_first_stay() -> None:
     assert found.tolist() == [True] * (len(found) // 2) + [False] * (len(found) - len(found) // 2)
 
 
-def test_layers_of_both_spaces_lose_the_same_share_of_each() -> None:
+def test_weight_space_and_inducing_layers_each_lose_the_same_share() -> None:
     kinds = {"0": {"kind": "ffg_w"}, "2": {"kind": "fcg_w"}, "*": {"kind": "ffg_u", "rows": 2, "cols": 3}}
     net = shaken(bayesianize(five_layers(), kinds))
     pruned = prune(net, 0.25)
@@ -135,10 +135,10 @@ def test_layers_of_both_spaces_lose_the_same_share_of_each() -> None:
 
 
 @pytest.mark.parametrize("kind", PRUNED)
-def test_next_to_nothing_removed_changes_next_to_nothing(kind: str) -> None:
+def test_removing_one_entry_changes_outputs_little_and_keeping_all_changes_none(kind: str) -> None:
     net = network(kind).eval()
     inputs = normal(4, 3, 6, 6)
-    pruned = prune(net, 1e-9)  # the one entry that matters least
+    pruned = prune(net, 1e-9)  # removes only the entry of least score
     assert stored(net) - stored(pruned) == (2 if kind == "ffg_w" else 1)
     noise = one_noise(net)
     torch.testing.assert_close(pruned(inputs, noise), net(inputs, noise), atol=0.02, rtol=0.02)
@@ -150,7 +150,7 @@ def test_next_to_nothing_removed_changes_next_to_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("kind", [*PRUNED, "joint"])
-def test_it_is_the_dense_network_with_zeros(kind: str, local: bool) -> None:
+def test_a_pruned_network_equals_the_dense_network_with_zeros(kind: str, local: bool) -> None:
     net = network("ffg_u", shared=(2, 3)) if kind == "joint" else network(kind)
     pruned = prune(net, 0.6)
     dense = with_zeros(net, pruned)
@@ -200,7 +200,7 @@ def noises(net: Bayesian, key: str, count: int) -> list[dict[str, Tensor]]:
     return [{"weight": drawn[f"{key}:weight"][k]} for k in range(count)]
 
 
-def test_a_place_that_moves_is_noticed_by_kept_factors() -> None:
+def test_cached_factors_follow_a_change_of_the_mask() -> None:
     pruned = prune(network("ffg_u"), 0.5).eval()
     inputs = normal(4, 3, 6, 6)
     before = outputs(pruned, inputs, 3, Seed(1))
@@ -210,13 +210,13 @@ def test_a_place_that_moves_is_noticed_by_kept_factors() -> None:
     bits = np.unpackbits(layer.kept_in.packed.numpy(), bitorder="little")  # type: ignore[arg-type]
     other["layers.0.kept_in.packed"] = torch.from_numpy(np.packbits(np.roll(bits, 8), bitorder="little"))
     pruned.load_state_dict(other)
-    fresh = copy.deepcopy(pruned)  # whose cache is empty
+    fresh = copy.deepcopy(pruned)  # its cache is empty
     after = outputs(pruned, inputs, 3, Seed(1))
     assert torch.equal(after, outputs(fresh, inputs, 3, Seed(1))) and not torch.equal(after, before)
 
 
 @pytest.mark.parametrize("kind", PRUNED)
-def test_a_shrunk_network_loads_a_pruned_ones_state(kind: str) -> None:
+def test_a_shrunk_network_loads_the_state_of_a_pruned_network(kind: str) -> None:
     pruned = prune(network(kind), 0.7).eval()
     empty = shrink(bayesianize(conv_net(), kind, rows=3, cols=4), kept_counts(pruned)).eval()
     empty.load_state_dict(pruned.state_dict())
@@ -233,7 +233,7 @@ def test_a_shrunk_network_loads_a_pruned_ones_state(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PRUNED)
-def test_stacked_networks_and_batched_draws_are_each_as_alone(kind: str) -> None:
+def test_stacked_pruned_networks_equal_the_networks_one_by_one(kind: str) -> None:
     nets = [shaken(bayesianize(mlp(), kind, rows=3, cols=2, rng=Seed(s))) for s in range(2)]
     nets = [prune(nets[0], 0.5), shrink(nets[1], kept_counts(prune(nets[0], 0.5)))]
     inputs, noise = normal(2, 4, 3), nets[0].draw(2, Seed(3).generator())
@@ -250,8 +250,8 @@ def test_stacked_networks_and_batched_draws_are_each_as_alone(kind: str) -> None
                 torch.testing.assert_close(parameters[name].grad[m], own.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
 
 
-def test_all_but_nothing_can_be_removed() -> None:
-    """Less than one entry left: W is its bias, or what λ and D leave of the prior."""
+def test_a_network_pruned_of_almost_all_entries_still_predicts() -> None:
+    """Less than one entry left: W is its bias, or the part of the prior that λ and D leave."""
     inputs = normal(4, 3, 6, 6)
     weights = prune(network("ffg_w"), 0.9999).eval()
     assert sum(kept_counts(weights).values()) == 7  # two biases
@@ -260,12 +260,12 @@ def test_all_but_nothing_can_be_removed() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 1.5])
-def test_a_share_beyond_its_limits(share: float) -> None:
+def test_a_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="prune must be > 0 and < 1, got"):
         prune(network("ffg_u"), share)
 
 
-def test_what_cannot_be_pruned() -> None:
+def test_networks_that_cannot_be_pruned_are_refused() -> None:
     with pytest.raises(UserError, match="is already pruned"):
         prune(prune(network("ffg_u"), 0.5), 0.5)
     with pytest.raises(UserError, match="none of the network's layers can be pruned"):

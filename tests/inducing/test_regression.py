@@ -1,4 +1,4 @@
-"""The pieces of the 1-D regression that are ours: data, density, functions, distance, and what is stored of NUTS."""
+"""Our parts of the 1-D regression: data, density, functions, distance, and the stored draws of NUTS."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ from benchmarks.references import inducing_nuts as nuts
 
 
 def weights(count: int) -> np.ndarray:
-    """Whitened, [draw, 151]."""
+    """Whitened weights, [draw, 151]."""
     return Seed(1).numpy().standard_normal((count, regression.WEIGHTS))
 
 
@@ -29,7 +29,7 @@ def torchs(flat: Tensor) -> nn.Sequential:
     return network
 
 
-def test_data_are_the_papers() -> None:
+def test_the_data_follow_the_model_of_the_paper() -> None:
     """Residuals from cos(4x + 0.8): χ² over 100 rows within its 1e-5 quantiles; from cos(0.4x + 0.8) far outside."""
     x, y = regression.data(Seed(0))
     assert x.shape == y.shape == (100,) and x.dtype == y.dtype == np.float64
@@ -41,8 +41,8 @@ def test_data_are_the_papers() -> None:
     assert np.array_equal(again[0], x) and np.array_equal(again[1], y) and not np.array_equal(other[0], x)
 
 
-def test_density_is_torchs() -> None:
-    """Against torch.distributions at random weights, up to one constant; with a wrong prior it is not one constant."""
+def test_the_log_joint_equals_torch_distributions_up_to_a_constant() -> None:
+    """The difference from torch.distributions at random weights is one constant; with a wrong prior it varies."""
     x, y = (torch.from_numpy(a) for a in regression.data(Seed(0)))
     gaps, sd = [], torch.from_numpy(regression.prior_sd())
     for w in torch.from_numpy(weights(8)):
@@ -60,13 +60,13 @@ def test_density_is_torchs() -> None:
     assert np.ptp(np.subtract(wrong, right)) > 1
 
 
-def test_functions_are_the_networks() -> None:
+def test_functions_equal_the_outputs_of_torch_networks() -> None:
     flat, x = weights(5) * regression.prior_sd(), np.linspace(-2, 2, 7)
     expected = torch.stack([torchs(torch.from_numpy(w))(torch.from_numpy(x)[:, None])[:, 0] for w in flat])
     np.testing.assert_allclose(regression.functions(flat, x), expected.detach().numpy(), rtol=1e-12, atol=1e-12)
 
 
-def test_distance_is_the_closed_form() -> None:
+def test_the_distances_equal_closed_forms() -> None:
     """W₁ between N(0, 1) and N(m, s²) by quantiles: |m| for s = 1, (s − 1)√(2/π) for m = 0."""
     u = norm.ppf((np.arange(4000) + 0.5) / 4000)[:, None] + np.zeros(161)
     for m, s, expected in ((0.0, 1.0, 0.0), (0.7, 1.0, 0.7), (0.0, 2.0, math.sqrt(2 / math.pi))):
@@ -75,15 +75,17 @@ def test_distance_is_the_closed_form() -> None:
     assert list(found) == ["data", "between", "outside", "all"]
 
 
-def test_distance_is_of_marginals_at_the_right_inputs() -> None:
+def test_each_distance_covers_its_own_region_of_inputs() -> None:
     reference = np.zeros((3, 161))
     draws = np.where(np.abs(regression.GRID) < 0.3, 1.0, 0.0) * np.ones((2, 1))
     found = regression.distances(regression.GRID, reference, draws)
     assert found["data"] == found["outside"] == 0 and found["between"] > 0.4
 
 
-def test_what_is_stored_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tenth function, chain by chain."""
+def test_a_stored_reference_is_read_back_with_every_tenth_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file keeps every tenth function, chain by chain."""
     monkeypatch.setattr(nuts, "GRID", np.linspace(-2, 2, 3))
     monkeypatch.setattr(nuts, "KEPT", 80)
     (x, y), draws = regression.data(Seed(0)), Seed(3).numpy().standard_normal((4, 200, 3))
@@ -95,8 +97,8 @@ def test_what_is_stored_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert set(read.about) == {"seed", "r_hat_max", "ess_min"}
 
 
-def test_a_method_is_a_function_of_the_data() -> None:
-    """The prior's variance at x: 16 E[tanh²(4√(x² + 1) z)] + 16/50; 2,000 draws, 5 standard errors of a Gaussian's."""
+def test_predictions_of_the_prior_have_its_variance_and_a_method_gets_the_data() -> None:
+    """The prior's variance at x: 16 E[tanh²(4√(x² + 1) z)] + 16/50; 2,000 draws, 5 standard errors if Gaussian."""
     zeros = np.zeros((1, 3))
     reference = regression.Reference(*regression.data(Seed(0)), np.array([-2.0, 0.0, 1.0]), zeros, {})
     draws, other = regression.predict(reference, regression.prior, [Seed(0), Seed(1)])
@@ -116,7 +118,7 @@ def stored() -> regression.Reference:
     return regression.read_reference()
 
 
-def test_the_stored_reference_is_of_this_problem(stored: regression.Reference) -> None:
+def test_the_stored_reference_has_these_data_and_has_converged(stored: regression.Reference) -> None:
     x, y = regression.data(Seed(0))
     assert np.array_equal(stored.x, x) and np.array_equal(stored.y, y) and np.array_equal(stored.grid, regression.GRID)
     assert stored.draws.shape == (2000, 161) and np.isfinite(stored.draws).all()
@@ -126,8 +128,8 @@ def test_the_stored_reference_is_of_this_problem(stored: regression.Reference) -
     assert float(about["r_hat_max"]) < 1.01 and float(about["ess_min"]) > 1000  # type: ignore[arg-type]
 
 
-def test_the_stored_reference_fits_the_data_and_is_wide_elsewhere(stored: regression.Reference) -> None:
-    """Squared residuals from the posterior's mean over 0.01 are χ² of a little under 100: 48 to 175, as the data's."""
+def test_the_stored_reference_fits_the_data_and_is_wide_away_from_them(stored: regression.Reference) -> None:
+    """Squared residuals from the posterior's mean over 0.01 are χ² of a little under 100: 48 to 175, as for noise."""
     mean, sd = stored.draws.mean(0), stored.draws.std(0)
     residuals = stored.y - np.interp(stored.x, stored.grid, mean)
     assert 48 < (residuals**2).sum() / 0.01 < 175
@@ -136,7 +138,7 @@ def test_the_stored_reference_fits_the_data_and_is_wide_elsewhere(stored: regres
     assert sd[[0, -1]].min() > 5 * sd[masks["data"]].max()
 
 
-def test_two_halves_of_the_reference_are_closer_than_anything_else(stored: regression.Reference) -> None:
+def test_halves_of_the_reference_are_ten_times_closer_than_the_prior(stored: regression.Reference) -> None:
     floor = regression.halves(stored)
     (prior,) = regression.predict(stored, regression.prior, [Seed(0)])
     found = regression.distances(stored.grid, stored.draws, prior)

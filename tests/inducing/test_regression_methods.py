@@ -20,7 +20,7 @@ GAUSSIAN: tuple[Kind, ...] = ("ffg_w", "fcg_w", "ffg_u", "fcg_u")
 
 
 def at_prior(kind: Kind, scale: float = regression.PRIOR_SCALE) -> Bayesian:
-    """The network at q(W) = p(W): means 0, and deviations those of the prior, λ = 1."""
+    """The network at q(W) = p(W): means 0, deviations equal to the prior's, λ = 1."""
     net = methods.bayesian(kind, Seed(0), scale)
     ends = {"mean": 0.0, "below": 0.0, "free_lambda": 0.0, "free_sd": 0.0, "log_diagonal": 0.0}
     with torch.no_grad():
@@ -47,12 +47,12 @@ def problem() -> tuple[regression.Reference, Tensor, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", GAUSSIAN)
-def test_a_method_has_the_references_prior(kind: Kind) -> None:
-    """At q = p the KL is 0 and functions are the reference's: W₁ at the level of two samples of the prior.
+def test_a_method_at_its_prior_has_the_functions_of_the_reference_prior(kind: Kind) -> None:
+    """At q = p the KL is 0, and W₁ to the reference's prior is as small as between two samples of that prior.
 
-    At each x the deviation is 3 to 4, so that of 3,000 and 20,000 functions W₁ is 0.07 or so; inputs move together,
-    and its chance of 0.25, four standard errors of the mean, is below 1e-4 (seed fixed). 1.5 times the prior's scale
-    is 0.9 away.
+    At each x the deviation is 3 to 4, so W₁ between 3,000 and 20,000 functions is about 0.07; inputs move together, and
+    the chance of 0.25, four standard errors of the mean, is below 1e-4 (seed fixed). With 1.5 times the prior's scale,
+    W₁ is 0.9.
     """
     weights = regression.prior_sd() * Seed(9).numpy().standard_normal((20_000, regression.WEIGHTS))
     prior, net = regression.functions(weights, GRID), at_prior(kind)
@@ -62,8 +62,10 @@ def test_a_method_has_the_references_prior(kind: Kind) -> None:
     assert regression.distances(GRID, prior, functions(wrong, 3000))["all"] > 0.5
 
 
-def test_bound_is_of_the_whole_data(problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
-    """Of two draws, by the networks they are and torch.distributions."""
+def test_the_bound_over_all_data_equals_torch_distributions(
+    problem: tuple[regression.Reference, Tensor, Tensor],
+) -> None:
+    """For two draws: the network of each draw, with torch.distributions."""
     _, x, y = problem
     net = methods.bayesian("ffg_u", Seed(0)).double()
     noise = net.draw(2, Seed(1).generator())
@@ -75,16 +77,18 @@ def test_bound_is_of_the_whole_data(problem: tuple[regression.Reference, Tensor,
     torch.testing.assert_close(methods.Bound(net)(x, y, noise), expected)
 
 
-SOON = [*(kind for kind in GAUSSIAN if kind != "fcg_w"), "ensemble_u"]  # fcg_w takes thousands of updates
+SOON = [*(kind for kind in GAUSSIAN if kind != "fcg_w"), "ensemble_u"]  # fcg_w needs thousands of updates
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SOON)
-def test_a_short_fit_is_nearer_than_the_prior(kind: Kind, problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
-    """Where there are data, it is a fifth as far as the prior at most; its mirror image is farther than that.
+def test_a_short_fit_is_nearer_to_the_reference_than_the_prior(
+    kind: Kind, problem: tuple[regression.Reference, Tensor, Tensor]
+) -> None:
+    """At the data, its distance is below a fifth of the prior's distance; its mirror image is farther.
 
     300 updates at a rate of 0.01 in place of 20,000 at 0.001, seed fixed. The prior is symmetric about 0, so the mirror
-    image is what a fit to −y is.
+    image is a fit to −y.
     """
     reference, x, y = problem
     (prior,) = regression.predict(reference, regression.prior, [Seed(0)])
@@ -95,7 +99,9 @@ def test_a_short_fit_is_nearer_than_the_prior(kind: Kind, problem: tuple[regress
     assert found < 0.2 * far < mirrored
 
 
-def test_ensemble_of_points_fits(problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
+def test_an_ensemble_of_points_fits_the_data_with_distinct_members(
+    problem: tuple[regression.Reference, Tensor, Tensor],
+) -> None:
     reference, x, y = problem
     (nets,) = methods.fit_points(x, y, [Seed(0)], steps=300, rate=0.01)
     draws = methods.of_points(nets)(torch.from_numpy(reference.grid)).detach().double().numpy()
@@ -104,7 +110,7 @@ def test_ensemble_of_points_fits(problem: tuple[regression.Reference, Tensor, Te
     assert found["data"] < 0.15 and len(np.unique(draws[:, 0])) == methods.MEMBERS
 
 
-def test_evidence_is_a_gaussians(problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
+def test_the_log_evidence_equals_a_gaussian_density(problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
     """log N(y | 0, s²ΦΦᵀ + 0.01 I) by torch.distributions, with the reference's functions for Φ."""
     _, x, y = problem
     first = torch.randn(3, 100, dtype=torch.float64, generator=Seed(2).generator())
@@ -123,10 +129,10 @@ def _one_output(whitened: Tensor, unit: int, x: Tensor) -> Tensor:
     return torch.from_numpy(regression.functions(flat[None].numpy(), x.numpy())[0])
 
 
-def test_slices_sample_a_gaussian_posterior() -> None:
+def test_slice_steps_sample_a_gaussian_posterior() -> None:
     """N(0, 1) times N(1 | w, 1/3): mean 3/4 and variance 1/4, of 400 chains after 40 steps, within 5 standard errors.
 
-    A chain is independent of the others, so the errors are those of 400 draws; without the likelihood the mean is 0.
+    A chain is independent of the others, so the errors are as for 400 draws; without the likelihood the mean is 0.
     """
 
     def run(weight: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""A generative layer away from its start, and what it is made of in dense float64."""
+"""A generative layer away from its start, and its parts in dense float64."""
 
 import numpy as np
 import scipy.stats

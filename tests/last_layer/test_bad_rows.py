@@ -1,4 +1,4 @@
-"""Labels that are none, no rows and features of another width, in every last layer: one line each."""
+"""Every last layer refuses invalid labels, no rows and features of a wrong width, with a message of one line."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ LABELS_THAT_ARE_NONE: dict[str, tuple[Tensor, str]] = {
 
 @pytest.mark.parametrize("bad", LABELS_THAT_ARE_NONE)
 @pytest.mark.parametrize("name", LAYERS)
-def test_labels_that_are_none(name: str, bad: str) -> None:
+def test_invalid_labels_are_refused(name: str, bad: str) -> None:
     layer, (labels, message) = LAYERS[name](), LABELS_THAT_ARE_NONE[bad]
     asks = [lambda: layer.loss(FEATURES, labels, num_train=9), lambda: layer.bound(FEATURES, labels)]
     if name == "generative":
@@ -53,7 +53,7 @@ def test_whole_labels_of_floating_type_are_class_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*LAYERS, "regression"])
-def test_no_rows_and_another_width(name: str) -> None:
+def test_no_rows_and_features_of_a_wrong_width_are_refused(name: str) -> None:
     layer = Regression(WIDTH, 1) if name == "regression" else LAYERS[name]()
     targets = torch.randn(4, 1) if name == "regression" else LABELS
     for ask in (layer.bound, lambda x, y: layer.loss(x, y, num_train=9)):
@@ -67,7 +67,7 @@ def test_no_rows_and_another_width(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*LAYERS, "regression"])
-def test_complex_targets(name: str) -> None:
+def test_complex_targets_are_refused(name: str) -> None:
     layer = Regression(WIDTH, 1) if name == "regression" else LAYERS[name]()
     targets: Any = torch.randn(4, 1) if name == "regression" else LABELS
     for ask in (layer.bound, lambda x, y: layer.loss(x, y, num_train=9)):
@@ -75,8 +75,8 @@ def test_complex_targets(name: str) -> None:
             ask(FEATURES, targets + 0j)
 
 
-def test_what_is_no_tensor_of_rows() -> None:
-    """Asked of the checks themselves, since the tests enforce the layers' annotations and users do not."""
+def test_the_checks_refuse_features_that_are_not_dense_real_rows() -> None:
+    """The checks are called directly, because the tests enforce the layers' annotations and users do not."""
     with pytest.raises(DataError, match=r"^features must have shape \[row, feature\], got \[4, 2, 6\]"):
         check_rows(FEATURES[:, None].expand(4, 2, WIDTH))
     for odd in (FEATURES + 0j, FEATURES > 0, FEATURES.to_sparse()):
@@ -93,6 +93,6 @@ def test_what_is_no_tensor_of_rows() -> None:
         (torch.tensor([[0], [1], [2], [0]]), r"labels must have shape \[row\], got \[4, 1\]"),
     ],
 )
-def test_a_prediction_has_no_density_of_what_is_no_label(labels: Tensor, message: str) -> None:
+def test_a_prediction_refuses_the_log_probability_of_invalid_labels(labels: Tensor, message: str) -> None:
     with pytest.raises(DataError, match=message):
         LAYERS["dense"]().predict(FEATURES).log_prob(labels)

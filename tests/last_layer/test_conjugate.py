@@ -43,7 +43,7 @@ def dense(layer: Regression, features: Tensor, targets: Tensor) -> tuple[Tensor,
 
 @pytest.mark.parametrize("rows", [ROWS, 2])  # 2: fewer rows than features
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_regression_is_the_dense_posterior(outputs: int, rows: int) -> None:
+def test_the_exact_regression_equals_the_dense_posterior(outputs: int, rows: int) -> None:
     layer = perturbed(Regression(WIDTH, outputs, prior_variance=PRIOR, covariance="diagonal"))
     with torch.no_grad():
         layer.noise_factor.mul_(5)  # strongly correlated noise
@@ -72,7 +72,7 @@ def test_regression_is_the_dense_posterior(outputs: int, rows: int) -> None:
                 assert not torch.allclose(other, expected.diagonal(), rtol=1e-3)
 
 
-def test_the_bound_is_the_log_evidence_at_the_exact_posterior_and_lower_at_the_variational_one() -> None:
+def test_the_bound_equals_the_log_evidence_only_at_the_exact_posterior() -> None:
     """T · bound − KL = log N(y | 0, sΦΦᵀ + σ²I) where q is exact (theorem 1 is tight there)."""
     layer = perturbed(Regression(WIDTH, 1, prior_variance=PRIOR))
     features, targets = draw(1, ROWS, WIDTH), draw(2, ROWS, 1)
@@ -91,7 +91,7 @@ def test_the_bound_is_the_log_evidence_at_the_exact_posterior_and_lower_at_the_v
     torch.testing.assert_close(ROWS * layer.bound(features, targets) - layer.kl(), evidence, **CLOSE)
 
 
-def test_class_means_are_the_dense_posterior(layer: Generative, features: Tensor, labels: Tensor) -> None:
+def test_the_exact_class_means_equal_the_dense_posterior(layer: Generative, features: Tensor, labels: Tensor) -> None:
     labels = torch.where(labels == 1, 2, labels)  # class 1 has no rows: it keeps its prior
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     noise = torch.exp(-2 * layer.log_root_precision.detach()).diag()
@@ -114,7 +114,7 @@ def test_class_means_are_the_dense_posterior(layer: Generative, features: Tensor
         assert torch.equal(before[name], layer.state_dict()[name])
 
 
-def test_bad_rows_are_named(layer: Generative) -> None:
+def test_bad_rows_are_refused(layer: Generative) -> None:
     regression, features = Regression(WIDTH, 1), torch.zeros(ROWS, WIDTH)
     with pytest.raises(DataError, match=r"^targets must have shape \(9, 1\), got \(9,\)$"):
         condition(regression, [(features, torch.zeros(ROWS))])
@@ -132,8 +132,8 @@ def test_bad_rows_are_named(layer: Generative) -> None:
 RNG, EXACT = Seed(5).fold("member", 0), {"posterior": "exact"}
 
 
-def test_a_fit_of_regression_ends_with_the_exact_layer(tiny_table: FitData) -> None:
-    """The oracle is ``baselines.linear`` on the features of all training rows; the trunk and Σ are as without."""
+def test_a_regression_fit_ends_with_the_exact_posterior(tiny_table: FitData) -> None:
+    """The oracle is ``baselines.linear`` on the features of all training rows; the trunk and Σ do not change."""
     states = [fit("vbll", "student", tiny_table, {}, rng=RNG, layer=GAUSSIAN | more) for more in ({}, EXACT)]
     assert all(torch.equal(value, states[1].tensors[name]) for name, value in states[0].tensors.items())
     plain, exact = map(LastLayerPosterior.from_state, states)
@@ -152,7 +152,7 @@ def test_a_fit_of_regression_ends_with_the_exact_layer(tiny_table: FitData) -> N
     torch.testing.assert_close(functions.covariance[0, 0, 0].diagonal() + functions.noise[0], found.variance[:, 0])
 
 
-def test_a_fit_of_classes_ends_with_the_exact_means(tiny_images: FitData) -> None:
+def test_a_generative_fit_ends_with_the_exact_class_means(tiny_images: FitData) -> None:
     states = [fit("g_vbll", "student", tiny_images, {}, rng=RNG, layer=GENERATIVE | more) for more in ({}, EXACT)]
     changed = {name for name, value in states[0].tensors.items() if not torch.equal(value, states[1].tensors[name])}
     assert changed == {"layer.mean", "layer.log_std"} and states[0].tensors.keys() == states[1].tensors.keys()
@@ -179,7 +179,7 @@ def test_a_fit_of_classes_ends_with_the_exact_means(tiny_images: FitData) -> Non
         ("g_vbll_bnn", "classification", "for variational features, which are not fixed"),
     ],
 )
-def test_a_layer_that_has_no_exact_posterior_is_refused(method: str, task: str, why: str) -> None:
+def test_the_exact_posterior_is_refused_for_methods_that_have_none(method: str, task: str, why: str) -> None:
     section = CONFIGS[method, task]
     with pytest.raises(ConfigError, match=rf"layer\.posterior must be variational {why}, got 'exact'$"):
         read(METHODS[method].config, {**section, "layer": section["layer"] | EXACT}, f"methods.{method}")

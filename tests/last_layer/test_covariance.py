@@ -41,7 +41,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize(("kind", "rank"), FORMS)
-def test_every_quantity_is_that_of_the_dense_matrix(kind: str, rank: int | None) -> None:
+def test_matrix_determinant_and_quadratic_form_equal_dense_algebra(kind: str, rank: int | None) -> None:
     layer = perturbed(make(kind, rank))
     form, dense, features = layer(), written_out(layer), draw(1, 11, WIDTH)
     torch.testing.assert_close(form.matrix(), dense, rtol=1e-12, atol=1e-12)
@@ -52,7 +52,7 @@ def test_every_quantity_is_that_of_the_dense_matrix(kind: str, rank: int | None)
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize(("kind", "rank"), FORMS)
-def test_kl_is_that_of_torch_distributions(kind: str, rank: int | None) -> None:
+def test_the_kl_equals_torch_distributions(kind: str, rank: int | None) -> None:
     layer, mean, s = perturbed(make(kind, rank)), draw(2, COUNT, WIDTH), 0.7
     prior = MultivariateNormal(torch.zeros(WIDTH).double(), s * torch.eye(WIDTH).double())
     oracle = kl_divergence(MultivariateNormal(mean, written_out(layer)), prior).sum()
@@ -60,14 +60,14 @@ def test_kl_is_that_of_torch_distributions(kind: str, rank: int | None) -> None:
 
 
 @pytest.mark.parametrize(("kind", "rank"), FORMS)
-def test_kl_of_rows_that_share_a_matrix(kind: str, rank: int | None) -> None:
+def test_the_kl_of_rows_that_share_a_matrix_equals_torch_distributions(kind: str, rank: int | None) -> None:
     layer, mean, s = perturbed(make(kind, rank, count=1)), draw(2, 4, WIDTH), 1.9
     prior = MultivariateNormal(torch.zeros(WIDTH).double(), s * torch.eye(WIDTH).double())
     oracle = kl_divergence(MultivariateNormal(mean, written_out(layer).expand(4, -1, -1)), prior).sum()
     torch.testing.assert_close(gaussian_kl(mean, layer(), s, copies=4), oracle, rtol=1e-10, atol=0)
 
 
-def test_what_lies_below_the_diagonal_of_the_parameter_is_ignored() -> None:
+def test_factor_entries_on_and_below_the_diagonal_are_ignored() -> None:
     layer = perturbed(make("dense", None))
     features = draw(1, 4, WIDTH)
     before = layer().quadratic(features), layer().divergence(1.0)
@@ -80,11 +80,11 @@ def test_what_lies_below_the_diagonal_of_the_parameter_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(("kind", "rank"), [("dense", None), ("diagonal", None)])
-def test_starts_at_the_stated_variance(kind: str, rank: int | None) -> None:
+def test_dense_and_diagonal_forms_start_at_the_initial_variance(kind: str, rank: int | None) -> None:
     torch.testing.assert_close(make(kind, rank)().matrix(), 0.4 * torch.eye(WIDTH).expand(COUNT, -1, -1))
 
 
-def test_low_rank_starts_at_the_stated_variance_on_average() -> None:
+def test_the_low_rank_form_starts_at_the_initial_variance_on_average() -> None:
     """The mean of 4,200 entries v/2 + F₁² + F₂², F ~ N(0, v/4): 4 deviations, false alarm 6e-5."""
     matrix = Covariance(
         "lowrank", 600, WIDTH, rank=2, initial_variance=0.4, generator=torch.Generator().manual_seed(3)
@@ -92,7 +92,7 @@ def test_low_rank_starts_at_the_stated_variance_on_average() -> None:
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     deviation = (2 * 2 * (0.4 / 4) ** 2 / diagonal.numel()) ** 0.5
     assert abs(diagonal.mean().item() - 0.4) < 4 * deviation
-    assert abs(0.5 * 0.4 + diagonal.mean().item() - 0.4) > 4 * deviation  # F twice as strong is told apart
+    assert abs(0.5 * 0.4 + diagonal.mean().item() - 0.4) > 4 * deviation  # F of twice the variance is detected
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_low_rank_starts_at_the_stated_variance_on_average() -> None:
         ("dense", None, float("inf"), "initial_variance"),
     ],
 )
-def test_refuses(kind: str, rank: int | None, variance: float, key: str) -> None:
+def test_impossible_forms_and_variances_are_refused(kind: str, rank: int | None, variance: float, key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} must be"):
         make(kind, rank, variance=variance)
 
 
-def test_the_excess_and_its_first_two_derivatives() -> None:
+def test_the_excess_and_its_first_two_derivatives_are_correct() -> None:
     point = draw(3, 2, 4).requires_grad_()
     plain = torch.expm1(2 * point) - 2 * point
     torch.testing.assert_close(module._excess(point, 1.0), plain.sum(), rtol=1e-12, atol=0)

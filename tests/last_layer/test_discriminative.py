@@ -15,7 +15,7 @@ LABELS = torch.arange(ROWS) % CLASSES
 
 
 @pytest.mark.parametrize(("form", "rank"), FORMS)
-def test_logit_moments_are_those_of_the_dense_matrices(form: str, rank: int | None) -> None:
+def test_the_logit_moments_equal_dense_algebra(form: str, rank: int | None) -> None:
     layer, features = perturbed(Discriminative(WIDTH, CLASSES, covariance=form, rank=rank)), draw(1, ROWS, WIDTH)
     mean, variance = layer.logit_moments(features)
     torch.testing.assert_close(mean, torch.einsum("kh,bh->bk", layer.mean, features))
@@ -24,8 +24,8 @@ def test_logit_moments_are_those_of_the_dense_matrices(form: str, rank: int | No
 
 
 @pytest.mark.parametrize(("form", "rank"), FORMS)
-def test_bound_is_the_formula(form: str, rank: int | None) -> None:
-    """Half of each logit's variance goes into the normaliser alone; without it the figure is another."""
+def test_the_bound_equals_its_formula(form: str, rank: int | None) -> None:
+    """Half of each logit's variance goes into the normaliser alone; without it the bound differs."""
     layer, features = perturbed(Discriminative(WIDTH, CLASSES, covariance=form, rank=rank)), draw(1, ROWS, WIDTH)
     mean, variance = layer.logit_moments(features)
     normaliser = torch.logsumexp(mean + 0.5 * variance, 1)
@@ -34,8 +34,8 @@ def test_bound_is_the_formula(form: str, rank: int | None) -> None:
     assert not torch.isclose(expected, -F.cross_entropy(mean, LABELS), rtol=1e-2)
 
 
-def test_noise_prior_is_a_product_of_inverse_gammas() -> None:
-    """Eq. 65 with N = 1 is log InverseGamma(ν/2, m/2) of each σ², but for a constant."""
+def test_the_noise_prior_is_a_product_of_inverse_gammas() -> None:
+    """Eq. 65 with N = 1 is log InverseGamma(ν/2, m/2) of each σ², up to a constant."""
     layer = perturbed(Discriminative(WIDTH, CLASSES, wishart_dof=4.0, wishart_scale=0.6))
     other = perturbed(Discriminative(WIDTH, CLASSES, wishart_dof=4.0, wishart_scale=0.6), seed=6)
     density = torch.distributions.InverseGamma(*torch.tensor([2.0, 0.3], dtype=torch.float64))
@@ -46,8 +46,8 @@ def test_noise_prior_is_a_product_of_inverse_gammas() -> None:
 
 
 @pytest.mark.parametrize(("form", "rank"), FORMS)
-def test_bound_and_loss_are_the_published_packages(form: str, rank: int | None) -> None:
-    """There the prior's variance is scaled by 2/in_features, eq. 65 takes N = classes, the KL drops −h/2 a class."""
+def test_the_bound_and_the_loss_equal_the_published_package(form: str, rank: int | None) -> None:
+    """The package scales the prior's variance by 2/in_features, takes N = classes in eq. 65, drops −h/2 a class."""
     vbll = pytest.importorskip("vbll", reason="compares with the published package, vbll 0.4.9")
     torch.manual_seed(0)
     theirs = vbll.DiscClassification(
@@ -77,7 +77,7 @@ def test_bound_and_loss_are_the_published_packages(form: str, rank: int | None) 
 
 
 @pytest.mark.parametrize("rule", ["sampled", "mean_field", "laplace_bridge", "quadrature"])
-def test_predict_answers_by_the_configured_rule(rule: str) -> None:
+def test_predict_uses_the_configured_rule(rule: str) -> None:
     layer = perturbed(Discriminative(WIDTH, CLASSES, predictive=rule, draws=7))
     features = draw(1, ROWS, WIDTH)
     predictive = layer.predict(features, rng=Seed(1))
@@ -92,8 +92,8 @@ def test_predict_answers_by_the_configured_rule(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["sampled", "mean_field", "laplace_bridge", "quadrature"])
-def test_a_row_is_answered_alike_whatever_its_neighbours(rule: str) -> None:
-    """Also the default: with normal numbers of each row's own a probability moved by .18 with the order of rows."""
+def test_the_prediction_of_a_row_does_not_depend_on_other_rows(rule: str) -> None:
+    """If each row had its own normal numbers, a sampled probability would move by .18 with the order of rows."""
     layer = perturbed(Discriminative(WIDTH, CLASSES, predictive=rule))
     features = draw(1, ROWS, WIDTH)
     whole = layer.predict(features, rng=Seed(1)).draw_log_probs
@@ -101,7 +101,7 @@ def test_a_row_is_answered_alike_whatever_its_neighbours(rule: str) -> None:
     torch.testing.assert_close(layer.predict(features[3:4], rng=Seed(1)).draw_log_probs, whole[:, 3:4])
 
 
-def test_the_default_predictive_is_nearer_to_the_exact_one_than_twenty_draws() -> None:
+def test_the_default_predictive_is_nearer_to_quadrature_than_twenty_draws() -> None:
     layer = perturbed(Discriminative(WIDTH, CLASSES))
     features = draw(1, 200, WIDTH)
     exact = softmax.quadrature(*layer.logit_moments(features))[0].exp()
@@ -110,6 +110,6 @@ def test_the_default_predictive_is_nearer_to_the_exact_one_than_twenty_draws() -
     assert layer.predictive == "mean_field" and ours < theirs
 
 
-def test_refuses_labels_of_another_shape() -> None:
+def test_labels_of_a_wrong_shape_are_refused() -> None:
     with pytest.raises(DataError, match="targets must be 8 class numbers"):
         Discriminative(WIDTH, CLASSES).bound(torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, 1, dtype=torch.long))

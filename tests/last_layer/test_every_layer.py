@@ -42,7 +42,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @every_form
-def test_gradients(kind: Kind, form: str, rank: int | None) -> None:
+def test_gradients_equal_finite_differences(kind: Kind, form: str, rank: int | None) -> None:
     layer = perturbed(kind.make(covariance=form, rank=rank))
     names, values = zip(*layer.named_parameters(), strict=True)
     wrapped, features = Loss(layer, 20), draw(1, ROWS, WIDTH).requires_grad_()
@@ -55,8 +55,8 @@ def test_gradients(kind: Kind, form: str, rank: int | None) -> None:
 
 
 @every_form
-def test_many_layers_as_one(kind: Kind, form: str, rank: int | None) -> None:
-    """Losses, and gradients under both transforms, ``grad`` within ``vmap`` and ``vmap`` within autograd."""
+def test_stacked_layers_have_the_losses_and_gradients_of_single_layers(kind: Kind, form: str, rank: int | None) -> None:
+    """Losses, and gradients by ``grad`` within ``vmap`` and by autograd through ``vmap``."""
     layers: list[nn.Module] = [
         Loss(perturbed(kind.make(covariance=form, rank=rank), seed=seed), 20) for seed in range(3)
     ]
@@ -81,14 +81,14 @@ def test_many_layers_as_one(kind: Kind, form: str, rank: int | None) -> None:
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
-        ({"covariance": "full"}, "covariance"),  # what else a form may not be is in test_covariance
+        ({"covariance": "full"}, "covariance"),  # test_covariance has the other forms that are refused
         *(({"prior_variance": value}, "prior_variance") for value in (0.0, -1.0, float("nan"))),
         *(({"wishart_dof": value}, "wishart_dof") for value in (0.0, -1.0)),
         *(({"wishart_scale": value}, "wishart_scale") for value in (0.0, float("inf"))),
         ({"initial_variance": -1.0}, "initial_variance"),
     ],
 )
-def test_refuses_arguments(kind: Kind, arguments: dict[str, object], key: str) -> None:
+def test_arguments_out_of_range_are_refused(kind: Kind, arguments: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} must be"):
         kind.make(**arguments)
 
@@ -107,7 +107,7 @@ def test_refuses_arguments(kind: Kind, arguments: dict[str, object], key: str) -
         (Discriminative, {"draws": 0}, "draws"),
     ],
 )
-def test_refuses_sizes_and_rules(layer: type, arguments: dict[str, object], key: str) -> None:
+def test_impossible_sizes_and_rules_are_refused(layer: type, arguments: dict[str, object], key: str) -> None:
     sizes = {"in_features": WIDTH, "out_features" if layer is Regression else "num_classes": 3}
     with pytest.raises(ConfigError, match=f"^{key} must be"):
         layer(**sizes | arguments)

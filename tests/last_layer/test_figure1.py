@@ -1,4 +1,4 @@
-"""Figure 1 of the last layers' paper: the toy problems, and what is measured of fits, by hand."""
+"""Figure 1 of the last layers' paper: the toy problems, and the measures of fits, by hand."""
 
 import math
 from dataclasses import replace
@@ -19,14 +19,14 @@ from benchmarks.toys.residual import Residual
 
 
 def made(sd_of_f: np.ndarray, shift: float = 0.0, noise: float = 0.01) -> figure1.Curve:
-    """Return a curve of two draws about f + shift, sd_of_f apart to each side."""
+    """Return a curve of two draws, ``sd_of_f`` below and above f + shift."""
     f = toys.curve(figure1.X) + shift
     means = torch.tensor(np.stack([f - sd_of_f, f + sd_of_f])[..., None])
     return figure1.Curve(Gaussian(means, torch.full_like(means, noise)), noise)
 
 
-def test_what_is_measured_of_a_curve() -> None:
-    """Deviations |x|/5: at 0 none, at ±6 twice the mean at the data; a shift of many deviations holds f nowhere."""
+def test_the_measures_of_a_curve_equal_values_by_hand() -> None:
+    """Deviations |x|/5: 0 at 0, at ±6 twice the mean over the data; after a large shift the band holds f nowhere."""
     size = np.abs(figure1.X)
     found = figure1.measured(made(size / 5))
     at_data = size[(size >= 2) & (size <= 4)].mean() / 5
@@ -54,25 +54,25 @@ def test_the_sensitivity_is_a_rank_correlation() -> None:
     assert moons.sensitivity(distance**3, distance) == pytest.approx(-1)
     shuffled = Seed(0).fold("shuffle").numpy().permutation(distance)
     assert abs(moons.sensitivity(shuffled, distance)) < 4.9 / math.sqrt(400)  # a false alarm in 1e-6
-    bent = np.where(distance < 1, distance, -distance)  # familiar to the score nearby in the wrong order
+    bent = np.where(distance < 1, distance, -distance)  # in the wrong order below distance 1
     assert moons.sensitivity(bent, distance, beyond=1.0) == pytest.approx(1)
     assert moons.sensitivity(bent, distance) < 0.95  # a third of the points is in reverse order: 1 - 2/27
 
 
-def test_the_share_of_familiar_points_is_of_the_distant_ones() -> None:
+def test_the_share_of_familiar_points_counts_only_distant_points() -> None:
     distance, at_rows = np.array([0.1, 0.6, 1.0, 2.0, 3.0]), np.array([-9.0, 0.0, 1.0])
     assert moons.familiar(np.array([5.0, -1.0, 0.0, -2.0, 3.0]), at_rows, distance) == 0.5
-    assert moons.familiar(np.array([5.0, -1.0, -1.0, -2.0, -3.0]), at_rows, distance) == 0  # the near one is left out
+    assert moons.familiar(np.array([5.0, -1.0, -1.0, -2.0, -3.0]), at_rows, distance) == 0  # the near point is left out
 
 
-def test_the_nearest_row() -> None:
+def test_the_distance_to_the_nearest_row_equals_a_direct_search() -> None:
     random = Seed(0).fold("rows").numpy()
     rows, points = random.standard_normal((30, 2)), random.standard_normal((50, 2))
     slow = np.sqrt(((points[:, None] - rows) ** 2).sum(-1)).min(1)
     np.testing.assert_allclose(moons.nearest(rows, points), slow, rtol=1e-12)
 
 
-def test_the_cubic_has_a_gap_and_its_noise() -> None:
+def test_the_cubic_has_a_gap_and_noise_of_deviation_a_tenth() -> None:
     """The noise's deviation over five seeds, 500 rows, within five of its standard errors (a false alarm in 1e-6)."""
     every = [toys.cubic(seed) for seed in range(5)]
     x, y = (np.concatenate([getattr(data.train, name) for data in every]) for name in ("inputs", "targets"))
@@ -92,12 +92,12 @@ def test_the_residual_network_adds_each_layer() -> None:
     for layer in network.hidden:
         torch.nn.init.zeros_(layer.weight)
         torch.nn.init.zeros_(layer.bias)
-    torch.testing.assert_close(network(x), network.head(first))  # of a plain perceptron the head's bias were left
+    torch.testing.assert_close(network(x), network.head(first))  # a plain perceptron would leave only the head's bias
 
 
 @pytest.mark.slow
-def test_scores_of_the_moons_are_the_densities_of_the_layer() -> None:
-    """After one epoch: log p(φ | y) by torch.distributions; what normalises it is the prior's density."""
+def test_scores_of_the_moons_equal_the_densities_of_the_layer() -> None:
+    """After one epoch: log p(φ | y) by torch.distributions; the prior's density normalises it."""
     data = [toys.moons(0)]
     short = {"training": {"epochs": 1}}
     vbll = toys.fitted((*toys.G_VBLL[:2], merge(toys.G_VBLL[2], short)), data)
@@ -131,7 +131,7 @@ def test_scores_of_the_moons_are_the_densities_of_the_layer() -> None:
 
 
 @pytest.mark.slow
-def test_the_picture_and_the_tables_have_every_row(tmp_path, monkeypatch) -> None:
+def test_the_tables_have_every_row_and_the_picture_is_written(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(figure1, "OUT", tmp_path)
     fits = {name: [made(np.abs(figure1.X) / 5)] * 2 for name in toys.CUBIC_FITS}
     distance = moons.nearest(np.zeros((1, 2)), moons.GRID)

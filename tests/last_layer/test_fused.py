@@ -40,7 +40,9 @@ def slopes(value: Tensor, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 3e-6)])
 @pytest.mark.parametrize("kl_weight", [0.0, 0.3, 1.0])
-def test_loss_and_gradients_are_those_of_its_parts(dtype: torch.dtype, tolerance: float, kl_weight: float) -> None:
+def test_the_loss_and_its_gradients_equal_the_sum_of_the_parts(
+    dtype: torch.dtype, tolerance: float, kl_weight: float
+) -> None:
     layer, features = make().to(dtype), draw(1, ROWS, WIDTH).to(dtype).requires_grad_()
     leaves = (features, *layer.parameters())
     ours = layer.loss(features, LABELS, num_train=20, kl_weight=kl_weight)
@@ -53,12 +55,12 @@ def test_loss_and_gradients_are_those_of_its_parts(dtype: torch.dtype, tolerance
 
 
 @pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
-def test_derivatives(check: Callable[..., bool]) -> None:
+def test_first_and_second_derivatives_equal_finite_differences(check: Callable[..., bool]) -> None:
     assert check(loss, values())
 
 
 @pytest.mark.parametrize("stacked", range(4))
-def test_one_argument_stacked_and_the_others_shared(stacked: int) -> None:
+def test_vmap_over_one_argument_equals_a_loop_over_members(stacked: int) -> None:
     """Features or one parameter of three members under ``vmap``; gradients within it, and backward through it."""
     leaves = list(values())
     leaves[stacked] = torch.stack([leaves[stacked] + shift for shift in (0.0, 0.2, -0.1)]).detach().requires_grad_()
@@ -75,7 +77,7 @@ def test_one_argument_stacked_and_the_others_shared(stacked: int) -> None:
         torch.testing.assert_close(inside, torch.stack([slope[i] for slope in expected]), rtol=1e-12, atol=1e-14)
 
 
-def test_many_gradients_in_one_backward() -> None:
+def test_batched_gradients_equal_single_gradients() -> None:
     leaves, weight = values(), torch.tensor([1.0, -2.0]).double()
     many = torch.autograd.grad(loss(*leaves), leaves, grad_outputs=weight, is_grads_batched=True)
     for found, one in zip(many, slopes(loss(*leaves), leaves), strict=True):
@@ -83,7 +85,7 @@ def test_many_gradients_in_one_backward() -> None:
 
 
 @pytest.mark.parametrize("wanted", range(4))
-def test_only_what_is_wanted_has_a_gradient(wanted: int) -> None:
+def test_only_the_argument_that_requires_a_gradient_gets_one(wanted: int) -> None:
     leaves = tuple(leaf.requires_grad_(i == wanted) for i, leaf in enumerate(values()))
     loss(*leaves).backward()
     assert [leaf.grad is not None for leaf in leaves] == [i == wanted for i in range(4)]
@@ -91,8 +93,8 @@ def test_only_what_is_wanted_has_a_gradient(wanted: int) -> None:
     torch.testing.assert_close(leaves[wanted].grad, slopes(loss(*everything), everything)[wanted], rtol=0, atol=0)
 
 
-def test_no_digits_are_lost_near_the_prior() -> None:
-    """With features of zero the slope in m is λ(e^d − 1)/T alone; e^d less 1 in float32 would be 3 % off here."""
+def test_the_float32_gradient_loses_no_digits_near_the_prior() -> None:
+    """With features of zero the slope in m is λ(e^d − 1)/T alone; e^d minus 1 in float32 would be 3 % off here."""
     layer = Discriminative(WIDTH, CLASSES, covariance="diagonal", initial_variance=1.0)
     with torch.no_grad():
         layer.covariance.log_scale.fill_(1e-6)
@@ -101,7 +103,7 @@ def test_no_digits_are_lost_near_the_prior() -> None:
     torch.testing.assert_close(layer.covariance.log_scale.grad, expected, rtol=1e-5, atol=0)
 
 
-def test_autocast_changes_nothing_in_either_direction() -> None:
+def test_autocast_changes_neither_the_loss_nor_its_gradients() -> None:
     layer, features = make().float(), draw(1, ROWS, WIDTH).float().requires_grad_()
     leaves = (features, *layer.parameters())
     plain = layer.loss(features, LABELS, num_train=20)
@@ -112,7 +114,7 @@ def test_autocast_changes_nothing_in_either_direction() -> None:
     torch.testing.assert_close(found, slopes(plain, leaves), rtol=0, atol=0)
 
 
-def test_labels_of_every_type() -> None:
+def test_labels_of_every_dtype_give_the_same_loss() -> None:
     layer, features = make(), draw(1, ROWS, WIDTH)
     expected = layer.loss(features, LABELS, num_train=20)
     for kind in (torch.uint8, torch.int32, torch.float32, torch.float64):

@@ -23,7 +23,7 @@ def make(outputs: int = OUTPUTS) -> Regression:
 
 
 def values() -> tuple[Tensor, ...]:
-    """Features, W̄, the factor, m, L and ρ, as the operation takes them; L is no function of ρ here."""
+    """Features, W̄, the factor, m, L and ρ, as the operation takes them; L does not depend on ρ here."""
     layer = make()
     root = layer.noise_factor.tril(-1) + torch.diag(layer.noise_log_root.exp())
     leaves = (
@@ -48,7 +48,7 @@ def slopes(value: Tensor, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 3e-6)])
 @pytest.mark.parametrize("kl_weight", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("outputs", [1, OUTPUTS])
-def test_loss_and_gradients_are_those_of_its_parts(
+def test_the_loss_and_its_gradients_equal_the_sum_of_the_parts(
     outputs: int, dtype: torch.dtype, tolerance: float, kl_weight: float
 ) -> None:
     layer, features = make(outputs).to(dtype), draw(1, ROWS, WIDTH).to(dtype).requires_grad_()
@@ -63,17 +63,17 @@ def test_loss_and_gradients_are_those_of_its_parts(
 
 
 @pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
-def test_derivatives(check: Callable[..., bool]) -> None:
+def test_first_and_second_derivatives_equal_finite_differences(check: Callable[..., bool]) -> None:
     assert check(loss, values())
 
 
-def test_the_composed_loss_is_the_same() -> None:
+def test_the_composed_loss_equals_the_fused_loss() -> None:
     leaves = values()
     torch.testing.assert_close(loss(*leaves), composed(*leaves, TARGETS, WEIGHTS), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("stacked", range(6))
-def test_one_argument_stacked_and_the_others_shared(stacked: int) -> None:
+def test_vmap_over_one_argument_equals_a_loop_over_members(stacked: int) -> None:
     """Features or one parameter of three members under ``vmap``; gradients within it, and backward through it."""
     leaves = list(values())
     leaves[stacked] = torch.stack([leaves[stacked] + shift for shift in (0.0, 0.2, -0.1)]).detach().requires_grad_()
@@ -91,7 +91,7 @@ def test_one_argument_stacked_and_the_others_shared(stacked: int) -> None:
 
 
 @pytest.mark.parametrize("wanted", range(6))
-def test_only_what_is_wanted_has_a_gradient(wanted: int) -> None:
+def test_only_the_argument_that_requires_a_gradient_gets_one(wanted: int) -> None:
     leaves = tuple(leaf.requires_grad_(i == wanted) for i, leaf in enumerate(values()))
     loss(*leaves).backward()
     assert [leaf.grad is not None for leaf in leaves] == [i == wanted for i in range(6)]
@@ -99,7 +99,7 @@ def test_only_what_is_wanted_has_a_gradient(wanted: int) -> None:
     torch.testing.assert_close(leaves[wanted].grad, slopes(loss(*everything), everything)[wanted], rtol=0, atol=0)
 
 
-def test_targets_have_their_gradient_too() -> None:
+def test_the_gradient_in_the_targets_equals_the_gradient_of_the_bound() -> None:
     layer, targets = make(), TARGETS.clone().requires_grad_()
     ours, parts = (f(draw(1, ROWS, WIDTH), targets) for f in (lambda x, y: layer.loss(x, y, num_train=20), layer.bound))
     torch.testing.assert_close(slopes(ours, (targets,)), slopes(-parts, (targets,)), rtol=1e-12, atol=1e-13)

@@ -1,4 +1,4 @@
-"""The generative last layer and its densities: torch.distributions, scipy, the package."""
+"""The generative last layer and its densities against torch.distributions, scipy and the published package."""
 
 import math
 
@@ -34,22 +34,22 @@ def literal_bound(layer: Generative, features: Tensor, labels: Tensor, widened: 
     return torch.stack(terms)
 
 
-def test_bound_is_the_literal_one(layer: Generative, features: Tensor, labels: Tensor) -> None:
-    """The oracle leaves log Σα out, as eq. 52 does; ours leaves it in both of the terms where it cancels."""
+def test_the_bound_equals_equation_52(layer: Generative, features: Tensor, labels: Tensor) -> None:
+    """The oracle leaves log Σα out, as eq. 52 does; the layer has it in two terms, where it cancels."""
     expected = literal_bound(layer, features, labels).mean()
     torch.testing.assert_close(layer.bound(features, labels), expected, rtol=1e-12, atol=1e-12)
     wrong = literal_bound(layer, features, labels, widened=False).mean()
     assert abs(wrong - expected) > 0.01
 
 
-def test_kl_is_that_of_torch_distributions(layer: Generative) -> None:
+def test_the_kl_equals_torch_distributions(layer: Generative) -> None:
     mean, spread, _, _ = parts(layer)
     prior = MultivariateNormal(torch.zeros(WIDTH).double(), 1.7 * torch.eye(WIDTH).double())
     expected = kl_divergence(MultivariateNormal(mean, spread), prior).sum()
     torch.testing.assert_close(layer.kl(), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_kl_is_zero_at_the_prior_and_nowhere_negative() -> None:
+def test_the_kl_is_zero_at_the_prior_and_not_negative_near_it() -> None:
     layer = Generative(WIDTH, CLASSES, class_counts=COUNTS, prior_variance=1.7)
     with torch.no_grad():
         layer.mean.zero_()
@@ -60,19 +60,21 @@ def test_kl_is_zero_at_the_prior_and_nowhere_negative() -> None:
             assert layer.kl() >= 0
 
 
-def test_noise_prior_is_scipys_inverse_gamma(layer: Generative) -> None:
+def test_the_noise_prior_equals_scipys_inverse_gamma(layer: Generative) -> None:
     variances = np.exp(-2 * layer.log_root_precision.detach().numpy())
     expected = scipy.stats.invgamma(a=1.5, scale=0.3).logpdf(variances).sum()
     assert layer.noise_log_prior().item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_loss_weighs_the_priors_by_the_training_rows(layer: Generative, features: Tensor, labels: Tensor) -> None:
-    """By terms that the tests above hold to their oracles."""
+def test_the_loss_divides_the_prior_terms_by_the_training_rows(
+    layer: Generative, features: Tensor, labels: Tensor
+) -> None:
+    """The terms themselves are checked by the tests above."""
     expected = -(layer.bound(features, labels) + (layer.noise_log_prior() - layer.kl()) / 49)
     torch.testing.assert_close(layer.loss(features, labels, num_train=49), expected, rtol=1e-12, atol=0)
 
 
-def test_predict_is_bayes_rule(layer: Generative, features: Tensor) -> None:
+def test_the_prediction_equals_bayes_rule(layer: Generative, features: Tensor) -> None:
     mean, spread, noise, alpha = parts(layer)
     joint = mixture(features, mean, noise + spread, alpha)
     predictive = layer.predict(features, rng=Seed(1))
@@ -81,7 +83,7 @@ def test_predict_is_bayes_rule(layer: Generative, features: Tensor) -> None:
     assert torch.equal(predictive.scores["feature_density"], layer.log_density(features))
 
 
-def test_log_density_is_scipys_mixture(layer: Generative, features: Tensor) -> None:
+def test_the_log_density_equals_scipys_mixture(layer: Generative, features: Tensor) -> None:
     mean, spread, noise, alpha = parts(layer)
     density = np.log(mixture(features, mean, noise + spread, alpha).sum(1))
     np.testing.assert_allclose(layer.log_density(features, normalised=False).detach(), density, rtol=1e-10)
@@ -89,7 +91,7 @@ def test_log_density_is_scipys_mixture(layer: Generative, features: Tensor) -> N
     np.testing.assert_allclose(layer.log_density(features).detach(), density - before, atol=1e-10)
 
 
-def test_agrees_with_the_published_package(features: Tensor, labels: Tensor) -> None:
+def test_the_layer_agrees_with_the_published_package(features: Tensor, labels: Tensor) -> None:
     """vbll 0.4.9 has no class prior (equal counts), N = h in eq. 65, and leaves out constants of KL and prior."""
     vbll = pytest.importorskip("vbll")
     dof = 8.0
@@ -118,7 +120,7 @@ def test_agrees_with_the_published_package(features: Tensor, labels: Tensor) -> 
     torch.testing.assert_close(ours.loss(features, labels, num_train=49), expected)
 
 
-def test_gradients_are_those_of_finite_differences(layer: Generative, labels: Tensor) -> None:
+def test_gradients_equal_finite_differences(layer: Generative, labels: Tensor) -> None:
     features = draws(6, WIDTH, at="six").requires_grad_()
     names = list(dict(layer.named_parameters()))
 
@@ -130,7 +132,7 @@ def test_gradients_are_those_of_finite_differences(layer: Generative, labels: Te
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["rows shared", "rows of their own"])
-def test_stacked_layers_are_the_layers_one_by_one(features: Tensor, labels: Tensor, shared: bool) -> None:
+def test_stacked_layers_equal_the_layers_one_by_one(features: Tensor, labels: Tensor, shared: bool) -> None:
     layers = [Loss(make(seed), 49) for seed in range(3)]
     state = stack_module_state(layers)
     rows = features if shared else torch.stack([features + i for i in range(3)])
@@ -143,7 +145,7 @@ def test_stacked_layers_are_the_layers_one_by_one(features: Tensor, labels: Tens
     torch.testing.assert_close(log_joint(state[0] | state[1]), torch.stack([m.layer(features) for m in layers]))
 
 
-def test_autocast_changes_nothing(features: Tensor, labels: Tensor) -> None:
+def test_autocast_does_not_change_the_loss(features: Tensor, labels: Tensor) -> None:
     layer = make().float()
     x = features.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -151,7 +153,7 @@ def test_autocast_changes_nothing(features: Tensor, labels: Tensor) -> None:
     torch.testing.assert_close(inside, layer.loss(x, labels, num_train=49))
 
 
-def test_types_follow_the_layers() -> None:
+def test_outputs_have_the_dtype_of_the_layer() -> None:
     layer = Generative(WIDTH, CLASSES, class_counts=COUNTS)
     features, labels = torch.randn(3, WIDTH, generator=Seed(0).generator()), torch.tensor([0, 1, 2], dtype=torch.int32)
     assert layer.loss(features, labels, num_train=3).dtype == torch.float32
@@ -160,7 +162,7 @@ def test_types_follow_the_layers() -> None:
     assert layer.double().predict(features.double()).log_probs.dtype == torch.float64
 
 
-def test_it_learns_separable_classes_and_knows_what_is_far() -> None:
+def test_a_trained_layer_separates_classes_and_gives_a_far_row_less_density() -> None:
     centres = 3 * torch.eye(CLASSES, WIDTH)
     labels = torch.arange(200) % CLASSES
     features = centres[labels] + 0.5 * draws(200, WIDTH, at="blobs").float()
@@ -179,7 +181,7 @@ def test_it_learns_separable_classes_and_knows_what_is_far() -> None:
     np.testing.assert_allclose(refitted.variance, 0.25, atol=0.2)
 
 
-def test_a_seed_is_an_address_of_the_start() -> None:
+def test_the_seed_determines_the_start() -> None:
     one, same, other = (Generative(64, 50, class_counts=[1] * 50, prior_variance=4.0, rng=Seed(s)) for s in (0, 0, 1))
     assert torch.equal(one.mean, same.mean)
     assert not torch.equal(one.mean, other.mean)
@@ -201,21 +203,21 @@ def test_a_seed_is_an_address_of_the_start() -> None:
         ({"num_classes": 0}, "^num_classes must be > 0"),
     ],
 )
-def test_bad_settings_are_named(options: dict, message: str) -> None:
+def test_settings_out_of_range_are_refused(options: dict, message: str) -> None:
     settings = {"in_features": WIDTH, "num_classes": CLASSES, "class_counts": COUNTS} | options
     with pytest.raises(ConfigError, match=message):
         Generative(**settings)
 
 
 @pytest.mark.parametrize("label", [-1, CLASSES])
-def test_labels_out_of_range_are_named(layer: Generative, features: Tensor, labels: Tensor, label: int) -> None:
+def test_labels_out_of_range_are_refused(layer: Generative, features: Tensor, labels: Tensor, label: int) -> None:
     labels = torch.where(labels == 2, label, labels)
     for ask in (layer.bound, lambda x, y: layer.refit_noise([(x, y)])):
         with pytest.raises(DataError, match=f"^labels must be in 0 … {CLASSES - 1}, got {label}$"):
             ask(features, labels)
 
 
-def test_bad_rows_are_named(layer: Generative, features: Tensor, labels: Tensor) -> None:
+def test_bad_rows_and_a_row_count_of_0_are_refused(layer: Generative, features: Tensor, labels: Tensor) -> None:
     with pytest.raises(DataError, match=r"^features must have 5 columns, got 1$"):
         layer.bound(features[:, :1], labels)
     with pytest.raises(DataError, match=r"^features must have 5 columns, got 4$"):
@@ -231,7 +233,7 @@ def test_bad_rows_are_named(layer: Generative, features: Tensor, labels: Tensor)
 
 @pytest.mark.parametrize(("offset", "apart"), [(0.0, 0.3), (1e4, 0.3), (1e4, 30.0)])
 def test_float32_keeps_four_digits_under_a_common_offset(offset: float, apart: float) -> None:
-    """Against the direct formula in float64 at the same rounded values; the control expands uncentred in float32."""
+    """Against the direct formula in float64 at the same rounded values; the control expands the uncentred square."""
     mean = (offset + apart * draws(10, 640, at="far means")).float()
     features = (mean[torch.arange(64) % 10] + draws(64, 640, at="far rows")).float()
     variance = (0.5 + draws(10, 640, at="far variances").square()).float()
@@ -244,7 +246,7 @@ def test_float32_keeps_four_digits_under_a_common_offset(offset: float, apart: f
     assert offset == 0 or not torch.allclose(plain.double(), expected, rtol=1e-4)
 
 
-def test_centring_keeps_digits_that_float64_alone_would_lose() -> None:
+def test_float64_densities_keep_their_digits_far_from_0() -> None:
     mean = draws(10, 64, at="far means")
     features = mean[torch.arange(20) % 10] + draws(20, 64, at="far rows")
     variance = torch.full_like(mean, 0.5)
@@ -269,14 +271,14 @@ def batches(features: Tensor, labels: Tensor, sizes: list[int]) -> list[tuple[Te
     return list(zip(features.split(sizes), labels.split(sizes), strict=True))
 
 
-def test_refit_is_the_closed_form_of_each_class(layer: Generative, features: Tensor, labels: Tensor) -> None:
+def test_the_refit_equals_the_closed_form_of_each_class(layer: Generative, features: Tensor, labels: Tensor) -> None:
     labels = torch.where(labels == 1, 2, labels)  # class 1 has no rows
     found = layer.refit_noise(batches(features, labels, [10, 1, 12]))
     mean, variance = numpy_refit(layer, features.numpy(), labels.numpy())
     np.testing.assert_allclose(found.mean, mean, atol=1e-12)
     np.testing.assert_allclose(found.variance, variance, atol=1e-12)
     np.testing.assert_allclose(found.variance[1], 0.6 / 5)
-    # an inverse gamma posterior's mode, by its density
+    # the variance is the mode of an inverse gamma posterior
     rows = features[labels == 2, 0].numpy()
     grid = np.linspace(0.5, 1.5, 1001) * variance[2, 0]
     posterior = scipy.stats.invgamma(1.5, scale=0.3).logpdf(grid)
@@ -284,7 +286,7 @@ def test_refit_is_the_closed_form_of_each_class(layer: Generative, features: Ten
     assert grid[posterior.argmax()] == pytest.approx(variance[2, 0], rel=2e-3)
 
 
-def test_refitted_density_is_scipys_mixture(layer: Generative, features: Tensor, labels: Tensor) -> None:
+def test_the_refitted_density_equals_scipys_mixture(layer: Generative, features: Tensor, labels: Tensor) -> None:
     found = layer.refit_noise([(features, labels)])
     mean, variance = (torch.tensor(v) for v in numpy_refit(layer, features.numpy(), labels.numpy()))
     alpha, noise = parts(layer)[3], parts(layer)[2]
@@ -294,7 +296,7 @@ def test_refitted_density_is_scipys_mixture(layer: Generative, features: Tensor,
     np.testing.assert_allclose(found.log_density(features), density - before, atol=1e-10)
 
 
-def test_refit_loses_no_digits_to_a_common_offset(layer: Generative, features: Tensor, labels: Tensor) -> None:
+def test_a_refit_loses_no_digits_to_a_common_offset(layer: Generative, features: Tensor, labels: Tensor) -> None:
     far = features + 1e7
     found = layer.refit_noise(batches(far, labels, [10, 13])).variance
     expected = numpy_refit(layer, (far - 1e7).numpy(), labels.numpy())[1]
@@ -305,7 +307,7 @@ def test_refit_loses_no_digits_to_a_common_offset(layer: Generative, features: T
     assert not np.allclose(raw, expected, rtol=1e-4)
 
 
-def test_refit_leaves_the_layer_as_it_is(layer: Generative, features: Tensor, labels: Tensor) -> None:
+def test_a_refit_does_not_change_the_layer(layer: Generative, features: Tensor, labels: Tensor) -> None:
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     found = layer.refit_noise([(features, labels)])
     assert isinstance(found, Refit)

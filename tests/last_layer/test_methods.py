@@ -1,4 +1,4 @@
-"""The fitted last-layer models: their losses, what they start from, what they keep, what they never see."""
+"""The fitted last-layer models: losses, priors, starts, predictions, refits and refused sections."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_the_loss_of_variational_features_adds_their_kl() -> None:
 LINEAR = FEATURES | {"stochastic": "linear", "prior_variance": 0.01, "kl_weight": 0.5}
 
 
-def test_a_gaussian_linear_layer_after_a_point_trunk() -> None:
+def test_a_gaussian_linear_layer_after_a_point_trunk_equals_torch_distributions() -> None:
     """Loss, prior, decay and prediction of the image models (Harrison et al. 2023, G.3), by torch.distributions."""
     section = {"network": MLP, "input_shape": [4], "outputs": 3, "task": "classification"}
     section |= {"layer": GAUSSIAN | {"name": "gaussian"}, "features": LINEAR}
@@ -78,12 +78,12 @@ def test_a_gaussian_linear_layer_after_a_point_trunk() -> None:
 
 
 @pytest.mark.parametrize("change", [{"prior_variance": None}, {"stochastic": "all"}, {"prior_variance": 0.0}])
-def test_the_prior_of_a_linear_layer_is_there_where_it_is(change: dict[str, Any]) -> None:
+def test_a_prior_variance_is_needed_for_a_linear_layer_and_refused_without_one(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^features\.prior_variance must be > 0 if stochastic is linear"):
         read(FeaturesConfig, LINEAR | change, "features")
 
 
-def test_weight_decay_is_the_prior_of_a_point_trunk_alone() -> None:
+def test_weight_decay_applies_to_a_point_trunk_alone() -> None:
     point, variational = learner(features=False), learner(features=True)
     assert {n for n, _ in point.named_parameters()} - point.undecayed() == {
         "trunk.trunk.1.weight",
@@ -107,7 +107,7 @@ def test_the_prediction_is_the_mixture_over_drawn_trunks(tiny_table: FitData) ->
     torch.testing.assert_close(predictive.log_prob(targets), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_refit_changes_the_density_and_not_the_classes(tiny_images: FitData) -> None:
+def test_a_refit_adds_a_density_and_keeps_the_class_probabilities(tiny_images: FitData) -> None:
     layer = CONFIGS["g_vbll", "classification"]["layer"]
     plain = LastLayerPosterior.from_state(fitted(G_VBLL, tiny_images, layer={**layer, "refit": False}))
     refitted = LastLayerPosterior.from_state(fitted(G_VBLL, tiny_images, layer={**layer, "refit": True}))
@@ -131,7 +131,7 @@ BAD_OF = {"vbll": [*BAD, ("draws", 0)], "g_vbll": [*BAD, ("dirichlet", 0.0)]}
 
 
 @pytest.mark.parametrize(("method", "key", "value"), [(m, *bad) for m, numbers in BAD_OF.items() for bad in numbers])
-def test_a_layer_is_refused_when_its_section_is_read(method: str, key: str, value: float) -> None:
+def test_layer_numbers_out_of_range_are_refused_when_the_section_is_read(method: str, key: str, value: float) -> None:
     section = CONFIGS[method, METHODS[method].tasks[0]]
     least = ">=" if key == "kl_weight" else ">"
     with pytest.raises(ConfigError, match=rf"^methods\.{method}\.layer\.{key} must be {least} 0, got {value}$"):
@@ -146,13 +146,13 @@ def test_a_layer_is_refused_when_its_section_is_read(method: str, key: str, valu
         ({"rank": 2}, "must be null for dense, got 2"),
     ],
 )
-def test_the_rank_is_that_of_its_covariance(changes: dict[str, Any], rule: str) -> None:
+def test_a_rank_is_required_for_low_rank_and_refused_for_dense(changes: dict[str, Any], rule: str) -> None:
     with pytest.raises(ConfigError, match=rf"^layer\.rank {rule}$"):
         read(GaussianLayer, GAUSSIAN | changes, "layer")
 
 
-def test_the_draws_of_a_refit_are_the_members_own(tiny_images: FitData) -> None:
-    """Of equal weights and variational features: other seeds draw other features, equal ones the same."""
+def test_the_feature_draws_of_a_refit_follow_the_seed_of_the_member(tiny_images: FitData) -> None:
+    """With equal weights and variational features: another seed draws other features, an equal seed the same."""
     section = CONFIGS["g_vbll_bnn", "classification"]
     state = fitted(G_VBLL_BNN, tiny_images, layer={**section["layer"], "refit": True})
     spec = read(LastLayerSpec, state.config["spec"], "spec")

@@ -1,4 +1,4 @@
-"""The regression layer against vectorised algebra, draws and the package."""
+"""The regression layer against vectorised algebra and the published package."""
 
 import math
 
@@ -17,7 +17,7 @@ WIDTH, ROWS, PRIOR = 4, 9, 1.7
 
 @pytest.mark.parametrize(("form", "rank"), FORMS)
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_bound_of_the_vectorised_model(form: str, rank: int | None, outputs: int) -> None:
+def test_the_bound_equals_the_vectorised_model(form: str, rank: int | None, outputs: int) -> None:
     """E_q[log N(y | Wφ, Σ)] with vec(W) ~ N(vec W̄, I ⊗ S) and y − Wφ = y − (I ⊗ φᵀ) vec(W), written out."""
     layer = perturbed(Regression(WIDTH, outputs, covariance=form, rank=rank))
     features, targets = draw(1, ROWS, WIDTH), draw(2, ROWS, outputs)
@@ -32,7 +32,7 @@ def test_bound_of_the_vectorised_model(form: str, rank: int | None, outputs: int
 
 
 @pytest.mark.parametrize(("form", "rank"), FORMS)
-def test_predictive_of_the_vectorised_model(form: str, rank: int | None) -> None:
+def test_the_predictive_equals_the_vectorised_model(form: str, rank: int | None) -> None:
     layer = perturbed(Regression(WIDTH, 3, covariance=form, rank=rank))
     features = draw(1, ROWS, WIDTH)
     predictive = layer.predict(features)
@@ -44,14 +44,14 @@ def test_predictive_of_the_vectorised_model(form: str, rank: int | None) -> None
         torch.testing.assert_close(predictive.mean[index], layer.mean @ row, rtol=1e-10, atol=1e-12)
 
 
-def test_noise_covariance_inverts_its_factors() -> None:
+def test_the_noise_covariance_inverts_the_product_of_its_factors() -> None:
     layer = perturbed(Regression(WIDTH, 3))
     root = layer.noise_factor.tril(-1) + torch.diag(layer.noise_log_root.exp())
     identity = torch.eye(3).double()
     torch.testing.assert_close(layer.noise_covariance @ root @ root.T, identity, rtol=0, atol=1e-12)
 
 
-def test_noise_prior_has_its_mode_where_the_noise_starts() -> None:
+def test_the_noise_prior_equals_equation_65_and_has_its_mode_at_the_start() -> None:
     """log p(Σ) + const of eq. 65 from dense Σ; its gradient in Σ's parameters is 0 at m/(ν + N + 1)·I."""
     layer = perturbed(Regression(WIDTH, 3, wishart_dof=4.0, wishart_scale=0.6))
     precision = torch.linalg.inv(layer.noise_covariance)
@@ -63,7 +63,7 @@ def test_noise_prior_has_its_mode_where_the_noise_starts() -> None:
         torch.testing.assert_close(parameter.grad, torch.zeros_like(parameter), rtol=0, atol=1e-6)
 
 
-def test_loss_is_the_sum_of_its_terms() -> None:
+def test_the_loss_is_the_sum_of_its_terms() -> None:
     layer = perturbed(Regression(WIDTH, 2))
     features, targets = draw(1, ROWS, WIDTH), draw(2, ROWS, 2)
     for weight in (1.0, 0.25):
@@ -71,7 +71,7 @@ def test_loss_is_the_sum_of_its_terms() -> None:
         torch.testing.assert_close(layer.loss(features, targets, num_train=50, kl_weight=weight), -terms)
 
 
-def test_half_precision_around_it_changes_nothing() -> None:
+def test_autocast_changes_neither_the_loss_nor_the_predictive_variance() -> None:
     layer = perturbed(Regression(WIDTH, 1)).float()
     features, targets = draw(1, ROWS, WIDTH).bfloat16(), draw(2, ROWS, 1).float()
     plain = layer.loss(features.float(), targets, num_train=20)
@@ -82,18 +82,18 @@ def test_half_precision_around_it_changes_nothing() -> None:
     torch.testing.assert_close(variance, layer.predict(features.float()).variance, rtol=0, atol=0)
 
 
-def test_initial_weights_follow_the_seed() -> None:
+def test_initial_weights_follow_the_seed_and_have_the_stated_variance() -> None:
     """Mean square of 20,000 weights N(0, 1/50) against 1/50: 4 deviations, false alarm 6e-5."""
     first, again, other = (Regression(50, 400, rng=Seed(seed)).mean for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     error = abs(50 * first.square().mean().item() - 1)
-    assert error < 4 * math.sqrt(2 / first.numel()) < abs(2 - 1)  # He's 2/h is told apart
+    assert error < 4 * math.sqrt(2 / first.numel()) < abs(2 - 1)  # a variance of 2/h, as He's, is detected
 
 
 @pytest.mark.parametrize(("form", "rank"), FORMS)
-def test_loss_is_the_published_packages(form: str, rank: int | None) -> None:
-    """One output; prior variance 1/in_features-scaled there, and constant −h/2 of the KL not kept there."""
+def test_the_loss_and_the_predictive_equal_the_published_package(form: str, rank: int | None) -> None:
+    """One output; the package scales the prior's variance by 1/in_features and drops the constant −h/2 of the KL."""
     vbll = pytest.importorskip("vbll", reason="compares with the published package, vbll 0.4.9")
     torch.manual_seed(0)
     theirs = vbll.Regression(
@@ -116,7 +116,7 @@ def test_loss_is_the_published_packages(form: str, rank: int | None) -> None:
     torch.testing.assert_close(ours.predict(features).variance, predictive.variance)
 
 
-def test_refuses_data_and_weights_of_the_loss() -> None:
+def test_bad_targets_and_weights_of_the_loss_are_refused() -> None:
     layer, features = Regression(WIDTH, 1), torch.zeros(ROWS, WIDTH)
     with pytest.raises(DataError, match=r"targets must have shape \(9, 1\), got \(9,\)"):
         layer.bound(features, torch.zeros(ROWS))

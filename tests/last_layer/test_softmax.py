@@ -13,8 +13,8 @@ from bdl_pipe.seeds import Seed
 from .cases import draw
 
 TRUTH_DRAWS = 100_000
-# (classes, confidence, variance) -> rule -> largest mean total variation allowed over 24 rows; the two
-# approximations are what they are, and their figures here are what a user of them should expect
+# (classes, confidence, variance) -> rule -> largest mean total variation allowed over 24 rows; the limits of the two
+# approximations are the errors that a user should expect
 TOLERANCE = {
     (2, 1.0, 0.3): {"mean_field": 0.02, "laplace_bridge": 0.09, "quadrature": 0.002},
     (2, 2.0, 2.0): {"mean_field": 0.06, "laplace_bridge": 0.15, "quadrature": 0.002},
@@ -50,7 +50,7 @@ def test_closed_rules_stay_within_their_stated_errors(classes: int, confidence: 
     probs = truth(mean, spread)
     errors = {name: total_variation(rule(mean, spread), probs) for name, rule in softmax.CLOSED.items()}
     assert all(errors[name] < limit for name, limit in TOLERANCE[classes, confidence, variance].items()), errors
-    assert total_variation(F.log_softmax(mean, -1)[None], probs) > 2 * errors["quadrature"]  # no rule at all fails
+    assert total_variation(F.log_softmax(mean, -1)[None], probs) > 2 * errors["quadrature"]  # the plain softmax fails
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
@@ -66,7 +66,7 @@ def test_quadrature_is_exact_up_to_the_noise_of_the_truth(classes: int) -> None:
     assert not ((rough - probs).abs() < 5 * deviation + 1e-6).all()
 
 
-def test_quadrature_without_variance_is_the_softmax() -> None:
+def test_quadrature_without_variance_equals_the_softmax() -> None:
     mean = draw(1, 6, 5) * 8
     exact = F.log_softmax(mean, -1)
     torch.testing.assert_close(softmax.quadrature(mean, 1e-12 * torch.ones_like(mean))[0], exact, rtol=0, atol=1e-5)
@@ -74,7 +74,7 @@ def test_quadrature_without_variance_is_the_softmax() -> None:
 
 @pytest.mark.parametrize(("deviation", "error"), [(0.1, 1e-9), (1.0, 1e-9), (3.0, 1e-5), (5.0, 3e-4), (8.0, 3e-3)])
 @pytest.mark.parametrize("share", [0.5, 0.02])
-def test_quadrature_of_two_classes_is_a_logistic_gaussian_integral(
+def test_quadrature_of_two_classes_equals_the_logistic_gaussian_integral(
     deviation: float, error: float, share: float
 ) -> None:
     """E[sigmoid(d)], d ~ N(gap, deviation²), by 20,001 trapezoids; ``share`` of the variance in one logit."""
@@ -90,7 +90,7 @@ def test_quadrature_of_two_classes_is_a_logistic_gaussian_integral(
 
 
 @pytest.mark.parametrize("rule", list(softmax.CLOSED))
-def test_extreme_logits_give_finite_normalised_probabilities(rule: str) -> None:
+def test_extreme_logits_give_normalised_probabilities_without_nan(rule: str) -> None:
     mean = torch.tensor([[80.0, 0.0, -80.0], [0.0, 0.0, 0.0], [-300.0, 300.0, 5.0]])
     variance = torch.tensor([[1e-4, 1.0, 30.0], [1e-6, 1e-6, 1e-6], [100.0, 1e-3, 1.0]])
     log_probs = softmax.CLOSED[rule](mean, variance)
@@ -98,7 +98,7 @@ def test_extreme_logits_give_finite_normalised_probabilities(rule: str) -> None:
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(1, 3))
 
 
-def test_laplace_bridge_is_the_formula_written_out() -> None:
+def test_the_laplace_bridge_equals_its_formula() -> None:
     mean, variance = problem(4, 1.0, 0.5)
     for mu, v, log_probs in zip(mean, variance, softmax.laplace_bridge(mean, variance)[0], strict=True):
         ones, covariance = torch.ones(4).double(), torch.diag(v)
@@ -108,8 +108,8 @@ def test_laplace_bridge_is_the_formula_written_out() -> None:
         torch.testing.assert_close(log_probs.exp(), alpha / alpha.sum(), rtol=1e-10, atol=0)
 
 
-def test_sampled_follows_the_seed_and_approaches_the_truth() -> None:
-    """20,000 draws in two halves: every probability within 5 deviations, false alarm 6e-7 × 72."""
+def test_sampling_follows_the_seed_and_approaches_quadrature() -> None:
+    """20,000 draws: every probability within 5 deviations, false alarm 6e-7 × 72."""
     mean, variance = problem(3, 1.0, 1.0)
     first, again = (softmax.sampled(mean, variance, 20_000, Seed(4)) for _ in range(2))
     assert torch.equal(first, again)
