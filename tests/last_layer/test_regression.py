@@ -87,8 +87,10 @@ def test_initial_weights_follow_the_seed_and_have_the_stated_variance() -> None:
     first, again, other = (Regression(50, 400, rng=Seed(seed)).mean for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    error = abs(50 * first.square().mean().item() - 1)
-    assert error < 4 * math.sqrt(2 / first.numel()) < abs(2 - 1)  # a variance of 2/h, as He's, is detected
+    bound = 4 * math.sqrt(2 / first.numel())
+    mean_square = first.square().mean().item()
+    assert abs(50 * mean_square - 1) < bound
+    assert abs(25 * mean_square - 1) > bound  # the wrong variant: a variance of 2/50, as He's, would be seen
 
 
 @pytest.mark.parametrize(("form", "rank"), FORMS)
