@@ -1,7 +1,7 @@
 """The smallest configs that every registered method can be made with, for the conformance test.
 
-A new method adds its config for each of its tasks to ``CONFIGS``; if it is made from another
-method's artifact, that method to ``UPSTREAM``; if a stage of it draws nothing, the stage to ``FIXED``.
+A new method adds its config for each of its tasks to ``CONFIGS``. If it is made from another method's artifact, it adds
+that method to ``UPSTREAM``; if one of its stages draws nothing, it adds the stage to ``FIXED``.
 """
 
 import tempfile
@@ -26,11 +26,11 @@ CONVNET = {"name": "convnet", "width": 4, "blocks": 2}
 MLP = {"name": "mlp", "hidden": [8]}
 ADAM = {"name": "adam", "lr": 1.0e-2, "schedule": "one_cycle"}
 
-_FOLDER = tempfile.TemporaryDirectory()  # of weights that were trained elsewhere
+_FOLDER = tempfile.TemporaryDirectory()  # holds the weights of the ``pretrained`` configs
 
 
 def weights_of(network: Mapping[str, Any], shape: list[int], outputs: int, likelihood: str) -> str:
-    """Write weights of a network, and return the file."""
+    """Write the initial weights of a network to a file, and return its path."""
     section = {"network": network, "input_shape": shape, "outputs": outputs, "likelihood": likelihood}
     path = Path(_FOLDER.name) / f"{network['name']}.safetensors"
     save_file(read(NetworkSpec, section, "spec").build(Seed(0)).state_dict(), path)
@@ -119,7 +119,7 @@ TRAINED_ON_CORESET = {
 }
 CLOSED_FORM = {name: HEAD[name] for name in ("network", "rho", "gamma", "feature_scale")}
 LEARN = {"epochs": 4, "batch": 16, "optimiser": STEADY, "early_stopping": {"every": 2, "patience": None}}
-WHOLE = {**LEARN, "early_stopping": None}  # as many epochs as it says
+WHOLE = {**LEARN, "early_stopping": None}  # runs all of its epochs
 IMAGES = {"network": CONVNET, "training": WHOLE}
 GAUSSIAN = {
     "covariance": "dense",
@@ -284,13 +284,13 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     },
 }
 
-# students of several functions
+# students that hold several functions
 STUDENTS = {
     "heads": {"student": {"name": "heads", "heads": 3, "draws_per_step": 2}},
     "latent": {"student": {"name": "latent", "dimension": 2, "draws": 4, "probe": 20, "draws_per_step": 2}},
 }
 
-# what a method made from a trajectory asks of it, beyond the smallest one; and the students
+# changes of the smallest config: the trajectory that ``FROM_EXPERTS`` need, and the students of several functions
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "experts": {"keep_start": True, "network": {**CONVNET, "norm": "instance"}},
@@ -298,7 +298,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 FROM_EXPERTS = ("bpc_fkl", "bpc_rkl", "bpc_w", "bpc_cd", "fbpc")
 
-# stage kind -> the method that makes it for others; a method that makes the kind itself uses its own
+# stage kind -> the method that makes it for other methods; a method with a stage of this kind uses its own stage
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgmcmc", "coreset": "random_coreset"}
 
 # a method that may choose its input -> the stage kinds that it is made from here

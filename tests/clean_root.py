@@ -1,4 +1,4 @@
-"""Tests leave nothing in the repository's root: a session after which something new lies there has failed."""
+"""Tests leave nothing in the repository's root: a session that leaves a new file or folder there fails."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _BEFORE: Final = pytest.StashKey[frozenset[str]]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if not hasattr(session.config, "workerinput"):  # the process that waits for all that run tests
+    if not hasattr(session.config, "workerinput"):  # the main process, and no worker of pytest-xdist
         session.config.stash[_BEFORE] = frozenset(os.listdir(session.config.rootpath))
 
 
@@ -29,6 +29,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _left(config: pytest.Config) -> list[str]:
-    """List what is new in the root since the session began, the caches of tools aside."""
+    """List the files and folders that are new in the root since the session began, except for the caches of tools."""
     before = config.stash.get(_BEFORE, None)
     return [] if before is None else sorted({*os.listdir(config.rootpath)} - before - _CACHES)

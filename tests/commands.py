@@ -1,4 +1,4 @@
-"""Command lines of the project, understood and not run."""
+"""Command lines of the project are parsed and not run."""
 
 from collections.abc import Sequence
 

@@ -18,7 +18,7 @@ from bdl_pipe.data.transform import Transform  # noqa: E402
 from pipeline.work.cluster import prepare_environment  # noqa: E402
 
 pytest_plugins = ["tests.clean_root", "tests.tiers"]
-prepare_environment()  # Ray reads it as it is imported, and files of tests import Ray at their head.
+prepare_environment()  # Ray reads the environment when it is imported, and files of tests import Ray at their head.
 torch.set_num_threads(1)  # equal bits whatever the machine
 
 
@@ -37,7 +37,7 @@ def make_tiny_images() -> FitData:
 
 
 def make_tiny_table(train: int = 80, noise: float = 1.0) -> FitData:
-    """Training rows, 80 by default, and a quarter as many more, of 4 features: y = 30 + 5·(x₀ + x₁²) + noise."""
+    """``train`` rows, and a quarter as many validation rows, of 4 features: y = 30 + 5·(x₀ + x₁²) + noise."""
     random, count = np.random.default_rng(1), train + train // 4
     inputs = random.normal(2, 3, (count, 4))
     standard = (inputs - 2) / 3
@@ -66,7 +66,7 @@ def tiny(tiny_images: FitData, tiny_table: FitData) -> dict[str, FitData]:
 
 @pytest.fixture
 def forgotten_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A working directory for plugins, which are forgotten after the test, as all that is registered in it."""
+    """A working directory for plugins; after the test, the plugins and all that they registered are forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setattr(plugins, "_added", [])

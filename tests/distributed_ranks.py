@@ -1,4 +1,4 @@
-"""What each of two processes does in test_distributed: importable, so that they can be spawned."""
+"""The work of each of the two processes in test_distributed, in a module that spawned processes can import."""
 
 import os
 from collections.abc import Mapping
@@ -53,11 +53,11 @@ STOP = 7  # the step at which the first attempt of the interrupted run is killed
 
 
 class Stopped(Exception):
-    """A kill, as the process that is left sees it."""
+    """Stands for a kill of the fit."""
 
 
 class Listening(Report):
-    """Keeps what it is told; always due; loads ``last``; stops its run at step ``stop``."""
+    """A report that keeps steps and losses; always due; loads ``last``; stops its run at save number ``stop``."""
 
     def __init__(self, last: State | None = None, stop: int = 0) -> None:
         self.told: list[tuple[int, float]] = []
@@ -84,16 +84,16 @@ def trajectory(data: FitData, report: Report, **changes: object) -> State:
 
 
 def student(name: str, data: FitData) -> State:
-    """A fit of the method ``name``; by plain SGD, since Adam blows up the rounding of a gradient that is almost 0."""
+    """Fit the method ``name`` by plain SGD, since Adam amplifies the rounding error of a gradient that is almost 0."""
     section = CONFIGS[name, "classification"]
-    norm = {"norm": "instance"} if section["network"]["name"] == "convnet" else {}  # batch norm would differ
+    norm = {"norm": "instance"} if section["network"]["name"] == "convnet" else {}  # batch norm differs on shares
     section = section | {"training": LEARN, "network": section["network"] | norm}
     config = read(METHODS[name].config, section, f"methods.{name}")
     return METHODS[name].stages["student"].fit_one(data, {}, config, rng=Seed(0).fold("member", 0), report=Listening())
 
 
 def interrupted(data: FitData) -> Report:
-    """A run of one process that ended at step ``STOP``."""
+    """Return the report of a run in one process that was stopped at step ``STOP``."""
     report = Listening(stop=STOP)
     try:
         trajectory(data, report)
@@ -103,7 +103,7 @@ def interrupted(data: FitData) -> Report:
 
 
 def run(rank: int, size: int, port: int, folder: str) -> None:
-    """Everything one rank does; what it found goes to ``folder/<rank>.pt``."""
+    """Do all the work of one rank, and save its findings to ``folder/<rank>.pt``."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
@@ -130,7 +130,7 @@ def _findings(rank: int) -> dict[str, Any]:
 
 
 def interrupted_alone(data: FitData) -> State | None:
-    """The checkpoint of an interrupted run, made as if there were no other rank."""
+    """Return the checkpoint of an interrupted run that is made as if no other rank existed."""
     kept, distributed.world = distributed.world, lambda: (0, 1)
     try:
         return interrupted(data).load()
@@ -139,7 +139,7 @@ def interrupted_alone(data: FitData) -> State | None:
 
 
 def _averaged(rank: int) -> list[Tensor | None]:
-    """Gradients of two dtypes and an odd memory order, and a parameter without one."""
+    """Average gradients of two dtypes and memory orders; one parameter has no gradient."""
     shapes = [(3,), (2, 3, 4, 5), (2, 2)]
     parameters = [torch.zeros(s, dtype=torch.float64 if s == (2, 2) else torch.float32) for s in shapes]
     parameters[1] = parameters[1].to(memory_format=torch.channels_last)

@@ -1,8 +1,9 @@
-"""A device that is the CPU and poses as another one, so that code for GPUs can be tested on any machine.
+"""A device that is the CPU and poses as another device, so that code for GPUs can be tested on any machine.
 
-Its tensors say ``meta`` and hold values on the CPU. As on a GPU, an operation of tensors here and there is an error
-unless the ones of the CPU are single numbers, places of an index, or the source of a copy; so is a random number drawn
-there by a generator of the CPU, and a view of its memory as a NumPy array. Inside ``posing()`` torch knows it.
+Its tensors name ``meta`` as their device and hold their values on the CPU. As on a GPU, an operation on tensors of both
+devices is an error unless the tensors of the CPU are single numbers, indices, or the source of a copy. Two more errors
+are a random number that a generator of the CPU draws on the device, and a view of the device's memory as a NumPy array.
+Inside ``posing()`` torch knows the device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -80,7 +81,7 @@ class _Mode(TorchDispatchMode):
 
 
 class _Made(TorchFunctionMode):
-    """``tensor``, ``as_tensor`` and ``new_tensor``, which are made for ``meta`` without the dispatcher's modes."""
+    """Handles ``tensor``, ``as_tensor`` and ``new_tensor``, which reach ``meta`` without the dispatcher's modes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -100,7 +101,7 @@ class _Made(TorchFunctionMode):
 def posing() -> Iterator[str]:
     """Let torch know the device, and yield its name."""
 
-    made: list[Generator] = []  # the dispatcher hands a generator on as another object
+    made: list[Generator] = []  # the dispatcher passes on a generator as another object, so that addresses are compared
 
     def generator(self: Any, device: torch.device | str = "cpu") -> torch.Generator:
         if torch.device(device).type != DEVICE:
@@ -116,7 +117,7 @@ def posing() -> Iterator[str]:
 
     patches = mock.patch("bdl_pipe.seeds.Seed.generator", generator), mock.patch("torch.autocast", autocast)
     overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a change in place would leave ``held``
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a change in place would not reach ``held``
     try:
         with patches[0], patches[1], _Made(), _Mode(made):
             yield DEVICE

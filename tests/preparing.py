@@ -1,4 +1,4 @@
-"""Data sets prepared as the stage does it: what a test says of one, and where its rows lie."""
+"""Data sets prepared as the stage prepares them: their configs, and the folders of their rows."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,7 @@ from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.seeds import Seed
 
-SECTION: Final[dict[str, Any]] = {  # what a row of ``datasets`` says beside its source
+SECTION: Final[dict[str, Any]] = {  # the keys of a row of ``datasets`` besides its source
     "normalise": "train",
     "whiten": False,
     "validation": 0.2,
@@ -44,7 +44,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 def table_of(values: np.ndarray, targets: Any, folder: Path) -> FitData:
-    """The last column is the target; rows of the first standard split, a fifth of them for validation."""
+    """Prepare a table whose last column is the target; return its first standard split, a fifth for validation."""
     folder.mkdir()
     names = ",".join([*"abcdefgh"[: values.shape[1] - 1], "y"])
     np.savetxt(folder / "rows.csv", values, delimiter=",", header=names, comments="")

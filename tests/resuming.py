@@ -1,4 +1,4 @@
-"""Fits that are killed: a report that kills a fit at a checkpoint, and the fit that goes on from that checkpoint."""
+"""Fits that are killed: a report that kills a fit at a checkpoint, and the fit that continues from this checkpoint."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ class Killed(Exception):
 
 
 class Watched(Report):
-    """A report that notes what a fit tells it, and may kill the fit.
+    """A report that records the reports of a fit, and may kill the fit.
 
     Attributes:
         asked: how often the fit has asked whether a checkpoint is due.
@@ -61,7 +61,7 @@ def killed(fit: Callable[[Report], Any], stop: int | None = None, *, from_step: 
 
 
 def resumed(fit: Callable[[Report], T], stop: int | None = None, *, from_step: int | None = None) -> T:
-    """Return a fit that goes on from the checkpoint of one that was killed."""
+    """Kill a fit at a checkpoint, and return the result of the fit that continues from this checkpoint."""
     return fit(Watched(kept=to_bytes(killed(fit, stop, from_step=from_step))))
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 
 
 def houses(rows: int = 300) -> pd.DataFrame:
-    """Return houses with a price: numbers, categories, dates, truths, empty cells and a skewed target."""
+    """Return houses with a price: numbers, categories, dates, truth values, empty cells and a skewed target."""
     g = np.random.default_rng(0)
     made_of = g.choice(["wood", "stone", "brick"], rows)
     area = g.gamma(4, 30, rows)

@@ -50,16 +50,16 @@ def files(path: Path) -> set[str]:
     return {str(p.relative_to(path)) for p in path.rglob("*")}
 
 
-def test_states_survive_files_and_blobs(tmp_path: Path) -> None:
+def test_a_state_reads_back_from_its_files_and_from_bytes(tmp_path: Path) -> None:
     write_state(tmp_path / "x", STATE)
     assert_same(read_state(tmp_path / "x"), STATE)
     assert_same(artifacts.from_bytes(artifacts.to_bytes(STATE)), STATE)
     assert files(tmp_path) == {"x.json", "x.safetensors"}
-    # read by the format's own library too
+    # the format's own library reads the file, too
     assert torch.equal(safetensors.torch.load_file(tmp_path / "x.safetensors")["turned"], STATE.tensors["turned"])
 
 
-def test_names_with_dots_are_kept_whole(tmp_path: Path) -> None:
+def test_state_names_with_dots_are_kept_whole(tmp_path: Path) -> None:
     for name in ("run.v1", "run.v2"):
         write_state(tmp_path / name, State(STATE.tensors, {"name": name}))
     assert read_state(tmp_path / "run.v1").config == {"name": "run.v1"}
@@ -89,19 +89,19 @@ def refused(folder: Path, kind: str = "coreset") -> str:
     return str(caught.value)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_a_folder_without_an_artifact_is_refused(tmp_path: Path) -> None:
     assert refused(tmp_path / "no") == f"{tmp_path / 'no'}: there is no coreset artifact here (no manifest.json)"
 
 
 @pytest.mark.parametrize("facts", [None, 3, [], {}, {"bytes": 3}, {"sha256": "0"}])
-def test_a_manifest_that_does_not_say_what_a_file_is(folder: Path, facts: object) -> None:
+def test_a_manifest_without_the_facts_of_a_file_is_refused(folder: Path, facts: object) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["0-1.safetensors"] = facts
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert refused(folder).endswith("manifest.json: is damaged: it has no facts of 0-1.safetensors")
 
 
-def test_a_truncated_file_and_a_missing_one(folder: Path) -> None:
+def test_a_truncated_file_and_a_missing_file_are_refused(folder: Path) -> None:
     file = folder / "0-1.safetensors"
     size = file.stat().st_size
     os.truncate(file, size - 5)
@@ -110,17 +110,17 @@ def test_a_truncated_file_and_a_missing_one(folder: Path) -> None:
     assert refused(folder) == f"{file}: is missing"
 
 
-def test_an_altered_file(folder: Path) -> None:
+def test_an_altered_file_is_refused_by_its_hash(folder: Path) -> None:
     file = folder / "0-1.safetensors"
     blob = bytearray(file.read_bytes())
     blob[-1] ^= 1
     file.write_bytes(blob)
     assert refused(folder) == f"{file}: is altered: its SHA-256 differs from manifest.json"
-    load(folder, "coreset", verify=False)  # sizes alone do not show it: the hash does the work
+    load(folder, "coreset", verify=False)  # the size is unchanged: only the hash shows the alteration
 
 
 @pytest.mark.parametrize("blob", [b"", b'{"schema": 1', b"\xff\xfe", b"[1]", b'{"schema": 1, "kind": "coreset"}'])
-def test_a_damaged_manifest(folder: Path, blob: bytes) -> None:
+def test_a_damaged_manifest_is_refused(folder: Path, blob: bytes) -> None:
     manifest = folder / "manifest.json"
     manifest.write_bytes(blob)
     assert refused(folder).startswith(f"{manifest}: ")
@@ -129,7 +129,7 @@ def test_a_damaged_manifest(folder: Path, blob: bytes) -> None:
     assert refused(folder).startswith(f"{manifest}: is truncated or not JSON (")
 
 
-def test_another_kind_and_another_schema(folder: Path) -> None:
+def test_another_kind_and_another_schema_version_are_refused(folder: Path) -> None:
     assert refused(folder, "teacher") == f"{folder / 'manifest.json'}: must be a teacher artifact, got 'coreset'"
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"schema": 99}))
@@ -137,7 +137,7 @@ def test_another_kind_and_another_schema(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "blob"), [("x.safetensors", b"123"), ("x.json", b"{"), ("x.json", b"\xff")])
-def test_half_a_state(tmp_path: Path, name: str, blob: bytes) -> None:
+def test_a_state_with_a_damaged_file_is_refused(tmp_path: Path, name: str, blob: bytes) -> None:
     write_state(tmp_path / "x", STATE)
     (tmp_path / name).write_bytes(blob)
     with pytest.raises(ArtifactError, match=r"x.safetensors: is truncated or not a safetensors"):
@@ -145,7 +145,7 @@ def test_half_a_state(tmp_path: Path, name: str, blob: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.json"])
-def test_one_file_of_a_state_missing(tmp_path: Path, name: str) -> None:
+def test_a_state_with_a_missing_file_is_refused(tmp_path: Path, name: str) -> None:
     write_state(tmp_path / "x", STATE)
     (tmp_path / name).unlink()
     with pytest.raises(ArtifactError, match=rf"{name}: is missing"):
@@ -160,7 +160,7 @@ def test_every_truncation_of_a_blob_is_refused() -> None:
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """The disk is full from the ``after``-th flush on."""
+    """Fail every flush as on a full disk, after the first ``after`` flushes."""
     count = iter(range(1_000))
 
     def fsync(descriptor: int) -> None:
@@ -171,7 +171,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
 
 
 @pytest.mark.parametrize("after", range(5))  # four files and the manifest
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     full_disk(monkeypatch, after)
     with pytest.raises(UserError, match="the disk is full; nothing was written"):  # noqa: SIM117
         with publish(tmp_path / "made", "coreset") as place:
@@ -180,7 +180,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert files(tmp_path) == set()
 
 
-def test_another_error_of_the_disk_is_itself_and_not_its_own_cause(tmp_path: Path) -> None:
+def test_other_disk_errors_pass_unchanged_and_without_a_cause(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError) as writing:
         artifacts.write_bytes(tmp_path / "folder", b"x")
@@ -209,7 +209,7 @@ def test_a_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_a_failure_in_the_middle_leaves_nothing_and_keeps_the_old_artifact(
+def test_a_failed_publication_leaves_no_file_and_keeps_the_old_artifact(
     folder: Path, tmp_path: Path, error: type[BaseException]
 ) -> None:
     before = files(tmp_path)
@@ -221,7 +221,7 @@ def test_a_failure_in_the_middle_leaves_nothing_and_keeps_the_old_artifact(
     assert_same(load(folder, "coreset").state("0-0"), STATE)
 
 
-def test_publishing_again_replaces_the_whole(folder: Path) -> None:
+def test_publishing_again_replaces_the_whole_artifact(folder: Path) -> None:
     with publish(folder, "coreset") as place:
         write_state(place / "only", STATE)
     assert files(folder) == {"only.json", "only.safetensors", "manifest.json"}
@@ -242,7 +242,7 @@ def test_a_failed_rename_keeps_the_old_artifact(folder: Path, monkeypatch: pytes
     assert_same(load(folder, "coreset").state("0-0"), STATE)
 
 
-def test_stack_and_unstack() -> None:
+def test_unstack_inverts_stack() -> None:
     states = [{"w": torch.full((2,), float(i)), "n": torch.tensor(i)} for i in range(3)]
     stacked = artifacts.stack(states)
     assert stacked["w"].shape == (3, 2)
@@ -262,7 +262,7 @@ class Counted:
         return self._file.read(start, count)
 
 
-def test_an_opened_state_is_the_state(folder: Path) -> None:
+def test_an_opened_state_equals_the_written_state(folder: Path) -> None:
     opened = load(folder, "coreset").open("0-1")
     assert_same(opened, STATE)
     assert_same(pickle.loads(pickle.dumps(opened)), STATE)
@@ -277,16 +277,16 @@ def test_an_opened_state_is_the_state(folder: Path) -> None:
             assert torch.equal(artifacts.rows(STATE.tensors, name, start, stop), expected)
 
 
-def test_of_an_opened_state_is_read_what_is_asked_for(tmp_path: Path) -> None:
-    """Of 100 snapshots of 1,000 weights and a part that nobody reads: one."""
-    first = {"iterates.mean.b": torch.zeros(())}  # the tests' type checker looks at the first of a mapping
+def test_an_opened_state_reads_only_the_requested_bytes(tmp_path: Path) -> None:
+    """One of 100 snapshots of 1,000 weights is read in 4,000 bytes; the moments of the iterates are never read."""
+    first = {"iterates.mean.b": torch.zeros(())}  # the tests' type checker reads the first tensor of a mapping
     tensors = first | {"w": torch.arange(100_000.0).reshape(100, 1000), "iterates.mean.w": torch.zeros(100_000)}
     write_state(tmp_path / "x", State(tensors))
     source = Counted(tmp_path / "x.safetensors")
     stored = artifacts.StoredTensors(source, "x")
     header = source.count
     assert header < 400 and list(stored) == sorted(tensors) and len(stored) == 3 and source.count == header
-    assert torch.equal(snapshot(State(stored), -1)["w"], tensors["w"][-1])  # and of the moments nothing
+    assert torch.equal(snapshot(State(stored), -1)["w"], tensors["w"][-1])  # reads none of the moments
     assert torch.equal(artifacts.under("w", stored)[""], tensors["w"])
     read = source.count - header
     source.count = 0
@@ -294,14 +294,14 @@ def test_of_an_opened_state_is_read_what_is_asked_for(tmp_path: Path) -> None:
     assert source.count == 4000 and 0 <= read - 4000 - 400_000 < 100
 
 
-def test_what_is_sent_of_an_opened_state_is_its_header(tmp_path: Path) -> None:
+def test_the_pickle_of_an_opened_state_holds_no_tensor_values(tmp_path: Path) -> None:
     with publish(tmp_path / "made", "trajectory") as place:
         write_state(place / "0-0", State({"w": torch.zeros(50, 10_000)}))
     assert len(pickle.dumps(load(tmp_path / "made", "trajectory").open("0-0"))) < 1000
 
 
-def test_a_state_that_is_replaced_while_it_is_open_is_an_error(folder: Path) -> None:
-    """In place, or by a new file; equal bytes in a new file, as DVC puts them there when it records, are read."""
+def test_reading_a_state_that_was_replaced_after_opening_is_refused(folder: Path) -> None:
+    """Replaced in place or by a new file; a new file of equal bytes, which DVC makes when it records, is still read."""
     file = folder / "0-0.safetensors"
     opened, blob = load(folder, "coreset").open("0-0"), file.read_bytes()
     for new in (False, True):
@@ -320,7 +320,7 @@ def test_a_state_that_is_replaced_while_it_is_open_is_an_error(folder: Path) -> 
         _ = opened.tensors["a"]
 
 
-def test_half_a_state_is_not_opened(folder: Path) -> None:
+def test_a_truncated_damaged_or_incomplete_state_is_not_opened(folder: Path) -> None:
     artifact, file = load(folder, "coreset"), folder / "0-0.safetensors"
     whole = file.read_bytes()
     for size in range(len(whole)):

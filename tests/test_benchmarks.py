@@ -1,4 +1,4 @@
-"""What benchmarks/ takes from the project is there: no other test runs most of them."""
+"""The names that benchmarks/ imports from the project exist: no other test runs most of the benchmarks."""
 
 import ast
 import importlib
@@ -10,7 +10,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 def absent(source: str) -> list[str]:
-    """List the names that a module imports from bdl_pipe, pipeline and that are not there."""
+    """List the names that a module imports from bdl_pipe and pipeline and that do not exist."""
     lost = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ("bdl_pipe", "pipeline"):
@@ -29,10 +29,10 @@ def absent(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.rglob("*.py")), ids=lambda path: path.stem)
-def test_a_benchmark_takes_what_is_there(path: Path) -> None:
+def test_every_name_that_a_benchmark_imports_exists(path: Path) -> None:
     assert absent(path.read_text()) == []
 
 
-def test_what_is_not_there_is_named() -> None:
+def test_names_that_do_not_exist_are_listed() -> None:
     gone = "from bdl_pipe.sgmcmc.hamiltonian import sghmc\nfrom bdl_pipe.sgmcmc.diagnostics import of_split, summary"
     assert absent(gone) == ["bdl_pipe.sgmcmc.hamiltonian", "bdl_pipe.sgmcmc.diagnostics.summary"]

@@ -1,4 +1,4 @@
-"""Folders of checkpoints: other parameters are forgotten, work of a live process is not, and none is lost by a race."""
+"""Folders of checkpoints: old identities' folders are removed, a live process keeps its folder, no race loses one."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_folders_of_other_identities_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_which_a_process_works_is_not_removed(tmp_path: Path) -> None:
-    """Work of another identity, and of the same one, begins and ends meanwhile."""
+    """Meanwhile work of another identity, and then of the same identity, begins and ends."""
     work = opened(tmp_path, "a")
     work.save("t", b"kept")
     for identity in ("b", "a"):
@@ -62,14 +62,14 @@ def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_folder_that_is_removed_while_it_is_opened_is_made_again(tmp_path: Path) -> None:
-    """Three processes open and clear the same folder all the time, and none loses it."""
+    """Three processes open and clear the same folder 300 times each, and no process fails."""
     code = OPEN + "for k in range(300):\n    folder.open(); folder.save('t', b'x'); folder.clear()"
     command = [sys.executable, "-c", code, str(tmp_path / "s")]
     ends = [process.wait() for process in [subprocess.Popen(command) for _ in range(3)]]
     assert ends == [0, 0, 0]
 
 
-def test_a_folder_that_is_removed_while_mkdir_looks_is_made_again(
+def test_a_folder_removed_during_mkdir_is_made_again_and_a_file_there_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mkdir, raised = Path.mkdir, []
@@ -77,7 +77,7 @@ def test_a_folder_that_is_removed_while_mkdir_looks_is_made_again(
     def removed(self: Path, **options: bool) -> None:
         if self.name == "s" and not raised:
             raised.append(self)
-            raise FileExistsError(self)  # what mkdir raises where the folder is gone when it asks what is there
+            raise FileExistsError(self)  # as mkdir does where the folder vanishes before mkdir checks it
         mkdir(self, **options)
 
     monkeypatch.setattr(Path, "mkdir", removed)

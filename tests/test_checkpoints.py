@@ -1,4 +1,4 @@
-"""Fits that keep checkpoints in files: a killed one continues with the same bits. Reports that keep none."""
+"""Fits that keep checkpoints in files: a stopped fit continues with the same bits. Reports without checkpoints."""
 
 import itertools
 from collections.abc import Mapping
@@ -17,7 +17,9 @@ from tests.cases import fit
 from tests.resuming import same_bits
 
 
-def test_a_fit_that_was_killed_continues_with_the_same_bits(tiny: dict[str, FitData], tmp_path: Path) -> None:
+def test_a_fit_that_reached_its_time_limit_continues_with_the_same_bits(
+    tiny: dict[str, FitData], tmp_path: Path
+) -> None:
     data, keeper, steps = tiny["regression"], CheckpointFiles(tmp_path / "kept"), list[int]()
 
     def send(name: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
@@ -31,7 +33,7 @@ def test_a_fit_that_was_killed_continues_with_the_same_bits(tiny: dict[str, FitD
     assert steps[0] > 1, "it started over"
 
 
-def test_seconds_of_earlier_attempts_count_and_a_damaged_checkpoint_is_none(tmp_path: Path) -> None:
+def test_seconds_of_earlier_attempts_count_and_a_damaged_checkpoint_is_ignored(tmp_path: Path) -> None:
     keeper: Keeper = CheckpointFiles(tmp_path)
     first = Checkpointed("a", keeper, cost=itertools.count(0.0, 5.0).__next__)
     assert first.load() is None
@@ -48,7 +50,7 @@ def test_seconds_of_earlier_attempts_count_and_a_damaged_checkpoint_is_none(tmp_
     assert not quiet.due() and quiet.load() is None
 
 
-def test_a_result_is_kept_with_its_cost_and_one_that_is_damaged_is_none(tmp_path: Path) -> None:
+def test_a_result_is_kept_with_its_cost_and_a_damaged_result_is_ignored(tmp_path: Path) -> None:
     keeper = CheckpointFiles(tmp_path)
     Checkpointed("a", keeper, cost=itertools.count(0.0, 100.0).__next__).save(State({}, {"step": 3}))
 
@@ -66,7 +68,7 @@ def test_a_result_is_kept_with_its_cost_and_one_that_is_damaged_is_none(tmp_path
     assert kept(keeper.finished("a"), "a") is None and kept(None, "b") is None
 
 
-def test_silence_keeps_nothing() -> None:
+def test_a_silent_report_keeps_no_checkpoint() -> None:
     silent = Silent()
     silent(1, 2, {"loss": 1.0})
     silent.save(State({"a": torch.arange(5)}, {"step": 3}))
@@ -74,7 +76,9 @@ def test_silence_keeps_nothing() -> None:
     assert not silent.due()
 
 
-def test_a_log_file_gets_a_line_at_times(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_display_without_a_terminal_prints_a_line_only_after_an_interval(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with display.Display("chains") as shown:
         shown.expect(2)
         shown.step("a", 1, 4, {"loss": 3.0})

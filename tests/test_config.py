@@ -47,14 +47,14 @@ class Outer:
 GOOD = {"steps": 3, "rate": 0.5}
 
 
-def test_defaults_and_given_values() -> None:
+def test_a_config_has_the_given_values_and_defaults_for_the_other_keys() -> None:
     config = read(Outer, GOOD | {"inner": {"widths": [4], "clip": 1}, "rule": {"name": "sgd"}, "extra": {"a": 1}}, "m")
     assert config == Outer(3, 0.5, inner=Inner((4,), 1.0), rule=Sgd("sgd"), extra={"a": 1.0})
     assert isinstance(config.inner.clip, float)
     assert isinstance(config.extra["a"], float)
 
 
-def test_to_mapping_is_the_inverse() -> None:
+def test_to_mapping_is_the_inverse_of_read() -> None:
     config = Outer(3, 0.5, inner=Inner((4, 5), 2.0), rule=Sgd("sgd", 0.9), extra={"a": 1.0})
     assert read(Outer, to_mapping(config), "m") == config
     assert to_mapping(config)["inner"] == {"widths": [4, 5], "clip": 2.0}
@@ -74,7 +74,7 @@ class Holder:
     more: dict[str, Newer] = field(default_factory=dict)
 
 
-def test_a_later_key_is_written_where_it_is_not_its_default() -> None:
+def test_a_later_key_is_written_only_where_it_differs_from_its_default() -> None:
     assert to_mapping(Newer(3)) == {"steps": 3, "rest": 0}
     assert to_mapping(Newer(3, late=Inner(), floor=0.0)) == {
         "steps": 3,
@@ -127,18 +127,18 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("mapping", "message"), REFUSED, ids=[m for _, m in REFUSED])
-def test_refusals(mapping: object, message: str) -> None:
+def test_a_wrong_mapping_is_refused_with_the_exact_message(mapping: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(Outer, mapping, "m")
     assert str(caught.value) == message
 
 
-def test_a_union_of_scalars_takes_each() -> None:
+def test_a_union_of_scalar_types_accepts_a_value_of_each_type() -> None:
     assert read(Outer, GOOD | {"share": "all"}, "m").share == "all"
     assert read(Outer, GOOD | {"share": 7}, "m").share == 7
 
 
-def test_merge_goes_down_sections_and_replaces_lists() -> None:
+def test_merge_descends_into_sections_and_replaces_lists() -> None:
     base = {"a": 1, "s": {"x": 1, "y": [1, 2]}}
     assert merge(base, {"s": {"y": [3]}, "b": 2}) == {"a": 1, "b": 2, "s": {"x": 1, "y": [3]}}
     assert base == {"a": 1, "s": {"x": 1, "y": [1, 2]}}

@@ -43,7 +43,7 @@ NOISE_OF_EACH_INPUT = {
 
 
 def parametrize(cases: list[Case]) -> pytest.MarkDecorator:
-    """Over cases; those of a method in one process, which makes each of them once."""
+    """Parametrize over cases; the cases of a method run in one process, which makes each of them once."""
     marked = [pytest.param(c, marks=pytest.mark.xdist_group(f"{__name__}.{c.method}"), id=str(c)) for c in cases]
     return pytest.mark.parametrize("case", marked)
 
@@ -63,7 +63,7 @@ def config_of(case: Case) -> object:
 
 @functools.cache
 def inputs_of(case: Case) -> dict[str, list[State]]:
-    needed = {kind: case.stage.needs[kind] for kind in case.sources}  # the others are tested where they are
+    needed = {kind: case.stage.needs[kind] for kind in case.sources}  # optional inputs have tests of their own
     return {
         kind: [made(case.upstream(kind), member) for member in fan_in(takes, 0, 2)] for kind, takes in needed.items()
     }
@@ -71,7 +71,7 @@ def inputs_of(case: Case) -> dict[str, list[State]]:
 
 @functools.cache
 def undisturbed(case: Case, member: int) -> tuple[State, Watched]:
-    """A fit, and what it told."""
+    """Return a fit that is not killed, and its report."""
     recorder = Watched()
     return make(case, Seed(ROOT).fold("member", member), recorder), recorder
 
@@ -92,14 +92,14 @@ def draws(predictive: Predictive) -> list[torch.Tensor]:
 
 
 @parametrize([case for case in CASES if case.random])
-def test_other_seeds_give_other_bits(case: Case) -> None:
+def test_different_seeds_give_different_bits(case: Case) -> None:
     one, other = made(case), made(case, 1)
     assert one.tensors.keys() == other.tensors.keys()
     assert any(not torch.equal(v, other.tensors[k]) for k, v in one.tensors.items())
 
 
 @parametrize([case for case in CASES if not case.random])
-def test_what_draws_nothing_does_not_depend_on_the_seed(case: Case) -> None:
+def test_a_fit_that_draws_nothing_does_not_depend_on_the_seed(case: Case) -> None:
     assert same_bits(made(case), made(case, 1))
 
 
@@ -110,7 +110,7 @@ def test_a_fit_reports_its_steps(case: Case) -> None:
 
 @all_cases
 def test_equal_seeds_give_equal_bits_however_often_a_fit_is_killed(case: Case) -> None:
-    """Where it offers checkpoints, it is killed at the first, at one that is drawn, and at the last one."""
+    """A fit that offers checkpoints is killed at the first one, at a randomly drawn one and at the last one."""
     asked, rng = undisturbed(case, 0)[1].asked, Seed(ROOT).fold("member", 0)
     assert asked > 0 or not case.random or case.stage.in_driver, "a fit that draws and takes time must be resumable"
     stops = {1, int(np.random.default_rng(0).integers(1, asked + 1)), asked} if asked else set()
@@ -125,11 +125,12 @@ def test_equal_seeds_give_equal_bits_however_often_a_fit_is_killed(case: Case) -
     assert rest.asked <= asked - done, "the resumed fit started over"
 
 
-TABLES = [c for c in CASES if c.stage.fit_many is not None and c.task == "regression"]  # images: alone
+# Images are fitted one at a time.
+TABLES = [c for c in CASES if c.stage.fit_many is not None and c.task == "regression"]
 
 
 @parametrize(TABLES)
-def test_members_made_together_are_those_made_alone(case: Case) -> None:
+def test_members_fitted_together_equal_members_fitted_alone(case: Case) -> None:
     rngs = [Seed(ROOT).fold("member", m) for m in range(2)]
     config, inputs = config_of(case), inputs_of(case)
     assert case.stage.fit_many is not None
@@ -143,7 +144,7 @@ def test_members_made_together_are_those_made_alone(case: Case) -> None:
 
 
 @all_cases
-def test_a_state_survives_its_file(case: Case, tmp_path: Path) -> None:
+def test_a_state_reads_back_from_its_file_with_the_same_bits(case: Case, tmp_path: Path) -> None:
     write_state(tmp_path / "0-0", made(case))
     assert same_bits(read_state(tmp_path / "0-0"), made(case))
 
@@ -177,8 +178,8 @@ def test_predictives_are_distributions(case: Case) -> None:
 
 
 @students
-def test_a_joint_is_a_distribution_of_the_targets_of_a_group(case: Case) -> None:
-    """Two rows a group, and the first one again; over all labels of the three the probabilities sum to one."""
+def test_a_joint_is_a_distribution_over_the_targets_of_a_group(case: Case) -> None:
+    """A group has two rows and the first row again; over all labels of the three the probabilities sum to one."""
     data = data_of(case.task)
     inputs, targets = data.tensors("validation")
     groups, places = inputs[:6].unflatten(0, (3, 2)), torch.tensor([[0, 1, 0]] * 3)
@@ -200,7 +201,7 @@ def test_a_joint_is_a_distribution_of_the_targets_of_a_group(case: Case) -> None
 
 @students
 def test_a_draw_is_one_function_for_all_rows_and_batches(case: Case) -> None:
-    """A joint by draws needs it; a posterior with a joint of its own does not."""
+    """A joint by draws needs this; a posterior with a joint of its own does not, and is not checked."""
     posterior, (inputs, _) = posterior_of(made(case)), data_of(case.task).tensors("validation")
     if keeps_functions(posterior):
         return
@@ -211,8 +212,8 @@ def test_a_draw_is_one_function_for_all_rows_and_batches(case: Case) -> None:
 
 
 @students
-def test_a_row_is_answered_alike_whatever_its_neighbours(case: Case) -> None:
-    """In another order, and alone: nothing that is drawn may depend on a row's place in its batch."""
+def test_the_prediction_for_a_row_does_not_depend_on_its_neighbours(case: Case) -> None:
+    """Rows are predicted in another order, and alone: no draw may depend on a row's place in its batch."""
     posterior, (inputs, _) = posterior_of(made(case)), data_of(case.task).tensors("validation")
     whole = draws(posterior.predict(inputs, rng=Seed(1)))
     turned = draws(posterior.predict(inputs.flip(0), rng=Seed(1)))
@@ -223,7 +224,7 @@ def test_a_row_is_answered_alike_whatever_its_neighbours(case: Case) -> None:
 
 
 @students
-def test_raw_rows_are_answered_in_original_units(case: Case) -> None:
+def test_predictions_for_raw_rows_are_in_original_units(case: Case) -> None:
     data = data_of(case.task)
     fitted = Predictor(posterior_of(made(case)), data.transform, data.classes)
     predictive = fitted.predict(data.validation.inputs, rng=Seed(1))
@@ -235,8 +236,8 @@ def test_raw_rows_are_answered_in_original_units(case: Case) -> None:
 
 
 @parametrize([case for case in CASES if case.kind == "student" and case.task == "regression"])
-def test_the_noise_has_one_variance_or_one_for_each_input(case: Case) -> None:
-    """As the likelihood of each method is: what the score reads off a posterior."""
+def test_the_noise_has_one_variance_or_a_variance_for_each_input(case: Case) -> None:
+    """The score ``noise_ratio`` of a posterior agrees with the likelihood of its method."""
     data = data_of(case.task)
     fitted = Predictor(posterior_of(made(case)), data.transform)
     scores = score_clean(fitted, data.validation, EvaluateConfig(15, 7, 0), Seed(1)).metrics
@@ -245,8 +246,8 @@ def test_the_noise_has_one_variance_or_one_for_each_input(case: Case) -> None:
 
 
 @students
-def test_every_posterior_can_be_imitated(case: Case) -> None:
-    """By the plain student; and by one with heads, if its draws are functions."""
+def test_every_posterior_can_be_distilled(case: Case) -> None:
+    """Into the plain student and, if its draws are functions, into a student with heads."""
     data, inputs = data_of(case.task), {"student": [made(case)]}
     rows = data.tensors("validation")[0]
     predictive = posterior_of(made(case)).predict(rows, rng=Seed(1))
@@ -265,7 +266,7 @@ def test_unknown_keys_are_refused(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)
-def test_what_a_search_varies_is_a_number_of_the_config(method: Method) -> None:
+def test_every_key_that_a_search_varies_is_a_number_of_the_config(method: Method) -> None:
     for key, (low, high, scale) in method.search.items():
         assert low < high
         assert scale == "linear" or low > 0
@@ -275,7 +276,7 @@ def test_what_a_search_varies_is_a_number_of_the_config(method: Method) -> None:
         assert isinstance(value, int if scale == "integer" else (int, float))
 
 
-def test_members_are_taken_by_number_in_turn_or_all() -> None:
+def test_fan_in_takes_members_by_number_in_turn_or_all() -> None:
     assert [list(fan_in("one_to_one", member, 3)) for member in range(3)] == [[0], [1], [2]]
     assert [list(fan_in("cyclic", member, 3)) for member in range(5)] == [[0], [1], [2], [0], [1]]
     assert [list(fan_in("cyclic", member, 1)) for member in range(3)] == [[0]] * 3
@@ -284,17 +285,17 @@ def test_members_are_taken_by_number_in_turn_or_all() -> None:
 
 
 @pytest.mark.parametrize("method", ["vbpc", "random_coreset"])
-def test_students_share_out_the_coresets_evenly(method: str) -> None:
+def test_the_student_stage_takes_the_coresets_in_turn(method: str) -> None:
     assert METHODS[method].stages["student"].needs == {"coreset": "cyclic"}
 
 
 @pytest.mark.slow
 @parametrize([c for c in CASES if c.kind == "student" and c.method in PROGRAMS and c.variant not in STUDENTS])
-def test_a_posterior_that_predicts_in_one_pass_is_a_program(case: Case) -> None:
+def test_a_posterior_that_predicts_in_one_pass_exports_to_an_equal_program(case: Case) -> None:
     data = data_of(case.task)
     fitted, rows = Predictor(posterior_of(made(case)), data.transform, data.classes), data.train.inputs[:40]
     program = trace(fitted, torch.from_numpy(rows), rng=Seed(0))
     assert program.error <= CLOSE
-    for count in (1, 7):  # other batches than it was traced with
+    for count in (1, 7):  # batches of sizes that differ from the traced batch
         (found, *_), meant = program.traced.module()(torch.from_numpy(rows[:count])), fitted.predict(rows, rng=Seed(0))
         torch.testing.assert_close(found, meant.mean[:count], rtol=1e-4, atol=1e-5)

@@ -32,8 +32,8 @@ def pins(text: str) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)$", text, re.M)}
 
 
-def test_the_list_is_whole() -> None:
-    """All that pyproject.toml leads to stands in the part of constraints.txt that is installed, as it is here."""
+def test_constraints_pin_every_package_that_the_install_needs() -> None:
+    """The installed part of constraints.txt has every package that pyproject.toml leads to, at its version here."""
     makefile = (ROOT / "Makefile").read_text()
     extras = re.search(r"^EXTRAS := (.+)$", makefile, re.M)
     mark = re.search(r"sed -n '/\^\\(.+?)/q;", makefile)

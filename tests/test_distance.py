@@ -1,4 +1,4 @@
-"""Distances to a reference: closed forms, SciPy's quadrature, and which rows a stored reference is of."""
+"""Distances to a reference: closed forms, SciPy's quadrature, and the rows that a stored reference belongs to."""
 
 import math
 
@@ -28,7 +28,7 @@ def gaussians(means: list[list[float]], variances: list[float]) -> Gaussian:
     return Gaussian(mean, torch.tensor(variances, dtype=torch.float64)[:, None, None].expand_as(mean))
 
 
-def test_two_gaussians_have_their_closed_forms() -> None:
+def test_distances_of_two_gaussians_equal_the_closed_forms() -> None:
     """KL = log(s/σ) + (σ² + d²)/(2s²) − 1/2 with s the other's; TV of equal variances is 2Φ(d/2σ) − 1."""
     shifts = [0.0, 0.5, 4.0]
     for sd, other in ((1.0, 1.0), (0.3, 0.9), (1.0, 0.4)):
@@ -41,7 +41,7 @@ def test_two_gaussians_have_their_closed_forms() -> None:
             assert variation.tolist() == pytest.approx([2 * stats.norm.cdf(d / 2) - 1 for d in shifts], abs=5e-4)
 
 
-def test_mixtures_agree_with_scipy() -> None:
+def test_distances_of_mixtures_equal_scipys_quadrature() -> None:
     """Two rows, one of them with well separated components; the other predictive has variances of its own."""
     p, q = gaussians([[-2.0, 0.1], [1.5, 0.2]], [0.04, 0.04]), gaussians([[-1.8, 0.0], [1.0, 0.5]], [0.3, 0.1])
     found, variation = distances(p, q)
@@ -61,7 +61,7 @@ def test_mixtures_agree_with_scipy() -> None:
     assert float(distances(p, p)[0].abs().max()) < 1e-12 and float(distances(p, p)[1].max()) < 1e-11
 
 
-def test_scores_are_means_and_a_median_over_rows_and_a_closed_form_has_no_ratio() -> None:
+def test_scores_are_means_and_a_median_over_rows_and_one_draw_has_no_sd_ratio() -> None:
     reference = Reference(torch.tensor([[-1.0, -1.0, -2.0], [1.0, 1.0, 2.0]], dtype=torch.float64), 0.25, {})
     gathered = Distances(reference)
     for rows in (slice(0, 1), slice(1, 3)):  # in batches
@@ -70,7 +70,7 @@ def test_scores_are_means_and_a_median_over_rows_and_a_closed_form_has_no_ratio(
     each, total = distances(reference.predictive(), gaussians([[-2.0, -3.0, -2.0], [2.0, 3.0, 2.0]], [0.25, 0.25]))
     assert scores["reference_kl"] == (pytest.approx(float(each.mean())), 3) and float(each[2]) < 1e-12
     assert scores["reference_tv"][0] == pytest.approx(float(total.mean()))
-    assert scores["reference_sd_ratio"] == (pytest.approx(2.0), 3)  # of 2, 3 and 1; their mean is 2 as well
+    assert scores["reference_sd_ratio"] == (pytest.approx(2.0), 3)  # the median of 2, 3 and 1; their mean is 2 as well
     one = Distances(reference)
     one.add(slice(0, 3), gaussians([[0.0, 0.0, 0.0]], [1.0]))
     assert one.scores().keys() == {"reference_kl", "reference_tv"}
@@ -95,13 +95,13 @@ def changed(values: np.ndarray) -> np.ndarray:
     return other
 
 
-def test_a_reference_is_found_for_its_own_rows_and_transform_alone(stored) -> None:
+def test_a_reference_is_found_only_for_its_own_rows_and_transform(stored) -> None:
     test, reference, _ = stored
     found = references.find(test, PLAIN)
     assert found is not None and found.noise_variance == 0.1 and found.about["dataset"] == "d"
     assert float((found.draws - reference.draws).abs().max()) < 2e-3  # half precision
     rounded = Transform("table", PLAIN.mean, PLAIN.std * (1 + 1e-7), shift=PLAIN.shift, scale=PLAIN.scale)
-    assert references.find(test, rounded) is not None  # another processor's
+    assert references.find(test, rounded) is not None  # the rounding of another processor
     assert references.find(Examples(changed(test.inputs), test.targets), PLAIN) is None
     assert references.find(Examples(test.inputs, changed(test.targets)), PLAIN) is None
     assert references.find(test.cut(4)[0], PLAIN) is None
@@ -112,7 +112,7 @@ def test_a_reference_is_found_for_its_own_rows_and_transform_alone(stored) -> No
 
 
 def test_evaluation_scores_the_distance_in_transformed_units(stored) -> None:
-    """The run answers with the reference's own functions and half of its noise, in units three times as wide."""
+    """The posterior has functions and a noise of its own; the targets' original units are three times as wide."""
     test, _, _ = stored
     weights = torch.tensor(Seed(5).numpy().normal(size=(7, 2, 1)))
     fitted = Predictor(Linear(weights, gaussian=True), PLAIN)
@@ -128,7 +128,7 @@ def test_evaluation_scores_the_distance_in_transformed_units(stored) -> None:
     assert not {n for n in evaluation.score_clean(fitted, other, SETTINGS, Seed(0)).metrics if "reference" in n}
 
 
-def test_a_damaged_reference_is_named(stored) -> None:
+def test_the_error_names_a_damaged_reference(stored) -> None:
     test, _, folder = stored
     (folder / f"d-1{references.SUFFIX}").write_bytes(b"12345678{}")
     with pytest.raises(ArtifactError, match=r"d-1\.safetensors: is truncated"):
@@ -136,8 +136,8 @@ def test_a_damaged_reference_is_named(stored) -> None:
 
 
 @pytest.mark.parametrize("split", range(5))
-def test_what_is_stored_of_boston(split: int) -> None:
-    """Each split's chains agree, and have the scores that another sampler of the same posterior had."""
+def test_the_stored_chains_of_boston_agree_and_have_the_known_nll(split: int) -> None:
+    """Each split's chains agree, and have the NLL that another sampler of the same posterior had."""
     state = artifacts.from_bytes((references.HERE / f"boston-{split}{references.SUFFIX}").read_bytes())
     about = state.config
     assert about["r_hat"] <= 1.05 and about["ess_bulk"] >= 100 and about["ess_tail"] >= 50

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]  # all tests share one run 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank saw."""
+    """Return the findings of each rank."""
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -34,7 +34,7 @@ def alone() -> tuple[dict[str, torch.Tensor], ranks.Listening]:
     return ranks.trajectory(ranks.make_tiny_images(), report).tensors, report
 
 
-def test_without_a_group_nothing_happens(tiny_images: FitData) -> None:
+def test_without_a_process_group_the_collectives_change_nothing(tiny_images: FitData) -> None:
     parameter, rows = torch.zeros(3), torch.arange(5)
     parameter.grad = torch.ones(3)
     distributed.average_gradients([parameter])
@@ -43,15 +43,15 @@ def test_without_a_group_nothing_happens(tiny_images: FitData) -> None:
     assert torch.equal(parameter.grad, torch.ones(3)) and distributed.broadcast_from_rank0(lambda: None) is None
 
 
-def test_ranks_and_shares(found: list[dict[str, Any]]) -> None:
+def test_ranks_take_alternate_rows_and_an_indivisible_batch_is_refused(found: list[dict[str, Any]]) -> None:
     assert [f["world"] for f in found] == [(0, 2), (1, 2)]
     assert [f["shard"].tolist() for f in found] == [[0, 2, 4], [1, 3, 5]]
     rule = "batch must be a multiple of the 2 workers of a task, got 33"
     assert [f["refused"] for f in found] == [rule, rule]
 
 
-def test_two_ranks_end_where_one_process_does(found: list[dict[str, Any]], alone: Any) -> None:
-    """To 1e-6, the rounding of 15 steps; without the averaging of gradients the ranks part from it and each other."""
+def test_two_ranks_end_with_the_weights_of_one_process(found: list[dict[str, Any]], alone: Any) -> None:
+    """To 1e-6, the rounding of 15 steps; without averaged gradients the ranks differ from it and from each other."""
     tensors, _ = alone
     for name, value in tensors.items():
         for rank in found:
@@ -65,33 +65,33 @@ def test_two_ranks_end_where_one_process_does(found: list[dict[str, Any]], alone
 def test_two_ranks_fit_the_posterior_of_one_process(
     found: list[dict[str, Any]], tiny_images: FitData, name: str
 ) -> None:
-    """To 1e-6 of 1 or of a tensor's largest entry: noise, the masks of a row, KL and refit are those of one process."""
+    """To 1e-6 of 1 or of a tensor's largest entry: one process has the same noise, masks of a row, KL and refit."""
     moved = 0.0
     for key, value in ranks.student(name, tiny_images).tensors.items():
         one, other = (rank["students"][name][key] for rank in found)
         assert torch.equal(one, other), key
-        scale = max(1.0, float(value.abs().max()))  # a bias before a norm is rounding alone
+        scale = max(1.0, float(value.abs().max()))  # the change of a bias before a norm is rounding alone
         torch.testing.assert_close(one, value, atol=1e-6 * scale, rtol=1e-6)
         moved = max(moved, float((one.double() - value.double()).abs().max()))
     assert moved > 0, "the halves of a batch are not added in the order of the whole: nothing was shared"
     assert METHODS[name].stages["student"].data_parallel
 
 
-def test_only_rank_0_reports_and_saves_and_tells_the_mean_loss(found: list[dict[str, Any]], alone: Any) -> None:
+def test_rank_0_alone_saves_and_reports_the_mean_loss(found: list[dict[str, Any]], alone: Any) -> None:
     _, report = alone
     assert found[1]["told"] == [] and found[1]["saved"] == 0
     assert found[0]["saved"] == 15 and [step for step, _ in found[0]["told"]] == list(range(1, 16))
     assert [loss for _, loss in found[0]["told"]] == pytest.approx([loss for _, loss in report.told], abs=1e-6)
 
 
-def test_all_ranks_go_on_from_the_checkpoint_of_rank_0(found: list[dict[str, Any]], alone: Any) -> None:
+def test_all_ranks_continue_from_the_checkpoint_of_rank_0(found: list[dict[str, Any]], alone: Any) -> None:
     for name, value in alone[0].items():
         for rank in found:
             torch.testing.assert_close(rank["resumed"][name], value, atol=1e-6, rtol=1e-6)
 
 
-def test_gradients_and_buffers(found: list[dict[str, Any]]) -> None:
-    """Ranks' gradients are i·(1 + 2r) + number, so their mean is 2i + number."""
+def test_gradients_are_averaged_and_buffers_come_from_rank_0(found: list[dict[str, Any]]) -> None:
+    """The gradient of rank r at place i is i·(1 + 2r) + number, so the mean of both ranks is 2i + number."""
     for rank in found:
         for number, gradient in enumerate(rank["gradients"][:3]):
             expected = 2 * torch.arange(gradient.numel(), dtype=gradient.dtype).view(gradient.shape) + number

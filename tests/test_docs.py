@@ -1,4 +1,4 @@
-"""What README and docs/ show is run, or read by what would run it."""
+"""The blocks of README and docs/ are run, or read by the program that would run them."""
 
 import json
 import re
@@ -39,7 +39,7 @@ BLOCKS = [
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
     for number, (language, text) in enumerate(re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S))
 ]
-NOT_RUN = ("# plugins/", '"""plugins/')  # files of a user's: tested below
+NOT_RUN = ("# plugins/", '"""plugins/')  # files of a user, which are tested below
 KINDS = {"python", "sh", "yaml", "diff", "text", ""}
 OTHER_PROGRAMS = ("export", "mlflow", "dvc", "git", ".")
 WITHOUT_PIPELINE = "\nimport sys\nassert not {'ray', 'mlflow', 'dvc', 'pipeline'} & set(sys.modules)\n"
@@ -55,7 +55,7 @@ def block(marker: str) -> str:
 
 
 @pytest.mark.parametrize(("page", "language", "text"), BLOCKS)
-def test_a_block_is_of_a_kind_that_is_tested(page: Path, language: str, text: str) -> None:
+def test_every_block_is_in_a_tested_language(page: Path, language: str, text: str) -> None:
     assert language in KINDS
 
 
@@ -73,9 +73,9 @@ for text, out in json.load(sys.stdin):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
-    """Block -> exit code, stdout and stderr, each in a process of its own; they have the import of torch in common."""
+    """Block -> exit code, stdout and stderr; each block runs in its own fork of a process that has imported torch."""
     folder = tmp_path_factory.mktemp("blocks")
-    coreset = folder / "work/coreset/fashion_mnist-vbpc-ipc10/0-0.safetensors"  # one that make repro would leave
+    coreset = folder / "work/coreset/fashion_mnist-vbpc-ipc10/0-0.safetensors"  # as make repro would leave it
     coreset.parent.mkdir(parents=True)
     save_file({"raw": torch.rand(100, 1, 28, 28), "labels": torch.rand(100, 10)}, coreset)
     texts = [str(b.values[2]) for b in of("python") if not str(b.values[2]).startswith(NOT_RUN)]
@@ -100,7 +100,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "language", "text"), of("python"))
-def test_the_library_runs_without_the_pipeline(
+def test_a_python_block_runs_without_the_pipeline_and_prints_a_result(
     page: Path, language: str, text: str, ran: dict[str, tuple[int, str, str]]
 ) -> None:
     if text.startswith(NOT_RUN):
@@ -117,8 +117,8 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("page", "language", "text"), of("sh"))
-def test_a_command_is_one(page: Path, language: str, text: str) -> None:
-    """Its arguments are understood, the files that it names are there; targets of make exist."""
+def test_a_shown_command_exists_and_its_arguments_parse(page: Path, language: str, text: str) -> None:
+    """The pipeline's arguments parse; params files, modules, Dockerfiles and targets of make exist."""
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
         if words[:3] == ["python", "-m", "pipeline"]:
@@ -138,8 +138,10 @@ def test_a_command_is_one(page: Path, language: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "language", "text"), of("yaml"))
-def test_params_are_read(page: Path, language: str, text: str, tmp_path: Path) -> None:
-    """Each block, merged into params.yaml, is accepted, or is a machine.yaml; ``…`` stands for what is left out."""
+def test_a_yaml_block_is_accepted_as_params_or_as_a_machine_file(
+    page: Path, language: str, text: str, tmp_path: Path
+) -> None:
+    """Each block, merged into params.yaml, is accepted, or is a machine.yaml; ``…`` stands for omitted text."""
     shown = yaml.safe_load(text.split("  photos:")[0].replace("…", ""))
     if "resources" in shown:
         (tmp_path / "machine.yaml").write_text(text)
@@ -152,11 +154,11 @@ def test_params_are_read(page: Path, language: str, text: str, tmp_path: Path) -
     assert set(shown.get("datasets", {})) <= set(params.datasets)
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_has_at_most_8_kib() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 8192
 
 
-def test_every_method_is_in_the_table() -> None:
+def test_every_method_is_in_the_table_of_methods() -> None:
     table = (ROOT / "docs/methods.md").read_text()
     assert [name for name in registry.METHODS if f"`{name}`" not in table] == []
 
@@ -168,7 +170,7 @@ def plugin_files() -> dict[str, str]:
 
 
 def plugin_params() -> dict[str, dict[str, Any]]:
-    """The params of each of them: path -> what its diff adds."""
+    """The params of each plugin of the docs: path -> the section that its diff shows."""
     added = {}
     for _, language, text in (b.values for b in BLOCKS):
         if language == "diff" and text.startswith(" # params.yaml"):
@@ -188,14 +190,14 @@ def new_method() -> tuple[str, str, str, str]:
 
 @pytest.fixture
 def plugins_here(forgotten_plugins: None) -> None:
-    """The plugins of the docs in the working directory."""
+    """Write the plugins of the docs into the working directory."""
     Path("plugins").mkdir()
     for name, text in plugin_files().items():
         Path(name).write_text(text)
 
 
 @pytest.mark.slow
-def test_every_plugin_is_read_with_its_params(plugins_here: None) -> None:
+def test_every_plugin_of_the_docs_is_read_with_its_params(plugins_here: None) -> None:
     assert plugin_files().keys() == plugin_params().keys()
     for name, shown in plugin_params().items():
         raw = yaml.safe_load((ROOT / "params.yaml").read_text())
@@ -204,7 +206,7 @@ def test_every_plugin_is_read_with_its_params(plugins_here: None) -> None:
         assert set(shown.get("runs", {})) <= {key for _, key in params.runs}
 
 
-def test_the_new_source_has_rows_that_can_be_learned(plugins_here: None) -> None:
+def test_the_source_of_the_docs_labels_rows_by_their_radius(plugins_here: None) -> None:
     plugins.load(["plugins/rings.py"])
     (shown,) = plugin_params()["plugins/rings.py"]["datasets"].values()
     raw = sources.load(read(DatasetConfig, shown, "datasets.rings").source)
@@ -212,7 +214,9 @@ def test_the_new_source_has_rows_that_can_be_learned(plugins_here: None) -> None
     assert len(raw.train) == 400 and ((radius > 1.5) == raw.train.targets).mean() > 0.99
 
 
-def test_the_trained_module_becomes_runs_that_predict_as_it_does(plugins_here: None, tiny_images: FitData) -> None:
+def test_the_run_of_a_trained_module_gives_the_predictions_of_the_module(
+    plugins_here: None, tiny_images: FitData
+) -> None:
     Path("data").mkdir()
     Path("plugins/mine.py").write_text(block('"""plugins/mine.py'))
     plugins.load_file("plugins/mine.py")
@@ -230,13 +234,13 @@ def test_the_trained_module_becomes_runs_that_predict_as_it_does(plugins_here: N
     torch.testing.assert_close(posterior.predict(inputs, rng=Seed(0)).mean.float(), module(inputs).softmax(-1).detach())
 
 
-def test_the_new_score_is_its_formula(plugins_here: None) -> None:
+def test_the_score_of_the_docs_equals_its_formula(plugins_here: None) -> None:
     plugins.load(["plugins/margin.py"])
     probs = torch.tensor([[[0.7, 0.2, 0.1], [0.3, 0.3, 0.4]]])
     np.testing.assert_allclose(ood_scores(Categorical(probs.log()))["top_margin"], np.log([3.5, 4 / 3]), rtol=1e-6)
 
 
-def test_the_new_method_is_a_method(plugins_here: None, tiny_images: FitData) -> None:
+def test_the_method_of_the_docs_fits_predicts_and_checks_its_config(plugins_here: None, tiny_images: FitData) -> None:
     plugins.load(["plugins/snapshots.py"])
     snapshots, trajectory = registry.METHODS["snapshots"], fit("sgd", "trajectory", tiny_images)
     made = snapshots.stages["student"].fit_one(
@@ -249,7 +253,7 @@ def test_the_new_method_is_a_method(plugins_here: None, tiny_images: FitData) ->
         read(snapshots.config, {"last": 0}, "methods.snapshots")
 
 
-def test_the_line_of_the_registry_is_one_like_those_around_it() -> None:
+def test_the_new_registry_line_has_the_form_of_the_lines_around_it() -> None:
     lines = block("src/bdl_pipe/registry.py").splitlines()
     (old,), (new,) = ([line[1:] for line in lines if line[:1] == sign and '": "' in line] for sign in " +")
     assert f"{old}\n" in (ROOT / "src/bdl_pipe/registry.py").read_text()

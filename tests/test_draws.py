@@ -32,7 +32,7 @@ KEPT = np.linspace(0, DRAWS - 1, MOST_DRAWS).round().astype(int)
 
 
 def table(folder: Path, weights: torch.Tensor, transform: Transform, targets: np.ndarray) -> stored.Stored:
-    """Evaluate, store as a stage stores, and read."""
+    """Evaluate a posterior, store its tables as a stage stores them, and read them."""
     folder.mkdir(exist_ok=True)
     posterior = Linear(weights, gaussian=targets.ndim == 2)
     clean = score_clean(Predictor(posterior, transform), Examples(INPUTS, targets), SETTINGS, Seed(1))
@@ -43,7 +43,7 @@ def table(folder: Path, weights: torch.Tensor, transform: Transform, targets: np
     return fit
 
 
-def test_classes_have_the_log_probabilities_of_evenly_spaced_draws(tmp_path: Path) -> None:
+def test_classification_stores_the_log_probabilities_of_evenly_spaced_draws(tmp_path: Path) -> None:
     """Against a dense softmax in float64, within float16's half unit in the last place, 2^-11, and float32's errors."""
     plain = Transform("table", torch.zeros(2), torch.ones(2))
     fit = table(tmp_path, WEIGHTS, plain, np.arange(ROWS) % 3)
@@ -57,7 +57,7 @@ def test_classes_have_the_log_probabilities_of_evenly_spaced_draws(tmp_path: Pat
     assert others is not None and (others.rows == fit.draws.rows).all() and len(others.log_probs) == 2
 
 
-def test_regression_has_the_log_density_of_each_draw_in_original_units(tmp_path: Path) -> None:
+def test_regression_stores_the_log_density_of_each_draw_in_original_units(tmp_path: Path) -> None:
     wide = Transform("table", torch.zeros(2), torch.ones(2), shift=torch.tensor([3.0]), scale=torch.tensor([2.0]))
     targets = np.random.default_rng(1).normal(size=(ROWS, 1))
     fit = table(tmp_path, WEIGHTS[..., :1], wide, targets)
@@ -67,10 +67,10 @@ def test_regression_has_the_log_density_of_each_draw_in_original_units(tmp_path:
     np.testing.assert_allclose(fit.draws.log_probs, dense, rtol=1e-5)
 
 
-def test_the_metric_of_the_docs_is_the_gap_between_the_mixture_and_its_draws(
+def test_the_metric_of_the_docs_equals_the_gap_between_mixture_and_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against float64 over all draws of a posterior of 32, of the rows that are stored."""
+    """Against float64 over all draws of a posterior of 32 draws, on the stored rows."""
     added: dict[str, Any] = {}
     monkeypatch.setattr(bdl_pipe, "register_metric", lambda name, function, **_: added.update({name: function}))
     exec(plugin_files()["plugins/one_draw.py"], {})
@@ -98,12 +98,12 @@ def test_fits_of_one_run_may_have_different_numbers_of_draws(tmp_path: Path) -> 
     assert found == [(3, MOST_ROWS, 3), None, (5, MOST_ROWS, 3)]
 
 
-def test_one_draw_is_not_stored_a_second_time(tmp_path: Path) -> None:
+def test_a_posterior_of_one_draw_stores_no_file_of_draws(tmp_path: Path) -> None:
     fit = table(tmp_path, WEIGHTS[:1], Transform("table", torch.zeros(2), torch.ones(2)), np.arange(ROWS) % 3)
     assert fit.draws is None and not (tmp_path / "draws.parquet").exists()
 
 
-def test_a_file_without_the_columns_is_an_error(tmp_path: Path) -> None:
+def test_a_file_of_draws_without_its_columns_is_refused(tmp_path: Path) -> None:
     plain = Transform("table", torch.zeros(2), torch.ones(2))
     table(tmp_path, WEIGHTS, plain, np.arange(ROWS) % 3)
     pq.write_table(pa.table({"split": [2], "seed": [1], "row": [0]}), tmp_path / "draws.parquet")

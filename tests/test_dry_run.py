@@ -8,8 +8,8 @@ from benchmarks import vbpc_dry_run as dry
 
 
 @pytest.mark.parametrize(("blocks", "width"), [(1, 4), (2, 3)])
-def test_convolutions_are_counted(blocks: int, width: int) -> None:
-    """A forward pass of the batch and two of the coreset; its gradients by the pixels, and by the weights.
+def test_the_operations_of_convolutions_equal_the_count_by_hand(blocks: int, width: int) -> None:
+    """A forward pass of the batch, two of the coreset, and the coreset's gradients by its pixels and by the weights.
 
     A convolution of one image has 2·9·c_in·c_out FLOP a pixel; so has its gradient by its input, and by its weights.
     Where a network is trained, the gradient by the pixels of the images is not computed.
@@ -25,9 +25,9 @@ def test_convolutions_are_counted(blocks: int, width: int) -> None:
     assert found["aten.convolution"] == (batch + 2 * rows) * sum(each)
     assert found["aten.convolution_backward"] == rows * (sum(each) + sum(each) + sum(each[1:]))
     assert found["aten.addmm"] + found["aten.mm"] > 6 * rows * channels * side**2 * dry.CLASSES
-    assert moved > 4 * (batch + 2 * rows) * sum(each) / (9 * 8)  # what convolutions write, and more
+    assert moved > 4 * (batch + 2 * rows) * sum(each) / (9 * 8)  # the output of the convolutions, and more
 
 
-def test_the_bound_is_the_larger_of_both() -> None:
+def test_the_bound_is_the_larger_time_of_computation_and_memory() -> None:
     assert dry.bound(10.0, 1.0, 5.0, 10.0) == 2.0
     assert dry.bound(10.0, 100.0, 5.0, 10.0) == 10.0

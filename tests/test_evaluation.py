@@ -33,7 +33,7 @@ PLAIN = Transform("table", torch.zeros(2), torch.ones(2))
 
 @dataclass(frozen=True)
 class Linear:
-    """Draw s answers softmax(x · weights[s]), or N(x · weights[s], 1) where ``gaussian``."""
+    """Draw s predicts softmax(x · weights[s]), or N(x · weights[s], 1) where ``gaussian``."""
 
     weights: Tensor  # [draw, feature, output]
     gaussian: bool = False
@@ -82,7 +82,7 @@ class Shared(Linear):
 
 @dataclass(frozen=True)
 class Recording:
-    """Answers uniformly and notes the batches and seeds that it is asked with."""
+    """Predicts uniformly and records the batches and seeds of its calls."""
 
     asked: list[Any]
 
@@ -108,7 +108,7 @@ def classes(draws: int, rows: int = 61) -> tuple[Predictor, Examples, np.ndarray
     return Predictor(Linear(torch.tensor(weights)), PLAIN), split, probs
 
 
-def test_classes_on_test_rows() -> None:
+def test_scores_of_classes_equal_numpy_and_scikit_learn() -> None:
     fitted, split, probs = classes(draws=4)
     result = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
     truth = np.eye(3)[split.targets]
@@ -128,7 +128,7 @@ def test_classes_on_test_rows() -> None:
     assert list(result.metrics) == [name for name in metrics.METRICS if name in names]
 
 
-def test_the_tables_hold_what_the_metrics_are_made_of() -> None:
+def test_the_stored_tables_reproduce_the_metrics() -> None:
     fitted, split, probs = classes(draws=4)
     result = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
     table = result.predictions.to_pydict()
@@ -146,16 +146,16 @@ def test_the_tables_hold_what_the_metrics_are_made_of() -> None:
 
 
 @pytest.mark.parametrize("draws", [1, 4])
-def test_the_size_of_batches_changes_nothing(draws: int) -> None:
+def test_the_batch_size_changes_no_score_but_batch_nll(draws: int) -> None:
     fitted, split, _ = classes(draws)
     small = evaluation.score_clean(fitted, split, EvaluateConfig(15, 5, 500), Seed(0))
     large = evaluation.score_clean(fitted, split, EvaluateConfig(15, 1000, 500), Seed(0))
     for name, (value, n) in large.metrics.items():
-        if name != "batch_nll":  # which is of batches
+        if name != "batch_nll":  # which depends on the batches
             assert small.metrics[name] == (pytest.approx(value, abs=1e-6), n)
 
 
-def test_the_nll_of_batches_is_that_of_the_batches_that_are_predicted() -> None:
+def test_batch_nll_averages_over_the_batches_that_are_predicted() -> None:
     fitted, split, _ = classes(draws=4)
     logs = fitted.predict(split.inputs, rng=Seed(0)).draw_log_probs.double()[:, range(61), split.targets].numpy()
     parts = np.split(logs, np.linspace(0, 61, 14).astype(int)[1:-1], axis=1)  # 61 rows in batches of at most 5
@@ -166,7 +166,7 @@ def test_the_nll_of_batches_is_that_of_the_batches_that_are_predicted() -> None:
     assert found["nll"][0] < expected - 1e-3 and expected < -logs.mean() - 1e-3
 
 
-def test_one_draw_has_no_mutual_information_and_no_gap() -> None:
+def test_one_draw_has_no_mutual_information_and_a_joint_gap_of_zero() -> None:
     fitted, split, _ = classes(draws=1)
     result = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
     assert not {"mutual_information", "batch_nll"} & set(result.metrics)
@@ -174,8 +174,8 @@ def test_one_draw_has_no_mutual_information_and_no_gap() -> None:
     assert result.metrics["joint_gap"][0] == 0.0
 
 
-def test_draws_that_agree_on_each_row_have_a_gap_where_the_labels_bear_them_out() -> None:
-    """Two draws, each sure of another class for all rows; all labels are that of the first."""
+def test_draws_that_are_sure_of_different_classes_have_the_closed_form_joint_gap() -> None:
+    """Each of two draws is sure of its own class for all rows; all labels are the class of the first draw."""
     weights = torch.tensor([[[4.0, 0.0, 0.0], [0, 0, 0]], [[0.0, 4.0, 0.0], [0, 0, 0]]])
     split = Examples(np.ones((40, 2)), np.zeros(40, dtype=int))
     found = evaluation.score_clean(Predictor(Linear(weights), PLAIN), split, SETTINGS, Seed(0)).metrics
@@ -188,7 +188,7 @@ def test_draws_that_agree_on_each_row_have_a_gap_where_the_labels_bear_them_out(
 JOINT = [f"joint_{what}_{size}" for size in (2, 5, 20) for what in ("nll", "gap")]
 
 
-def test_groups_around_two_anchors_by_hand() -> None:
+def test_joint_scores_of_groups_around_two_anchors_equal_a_sum_by_hand() -> None:
     """Classes: each observation of a group is one of the pair's two rows; all posteriors have the same groups."""
     fitted, split, probs = classes(draws=4)
     found = evaluation.score_clean(fitted, split, GROUPS, Seed(0)).metrics
@@ -208,7 +208,7 @@ def test_groups_around_two_anchors_by_hand() -> None:
     assert found["joint_gap_20"][0] > found["joint_gap_5"][0] > found["joint_gap"][0]
 
 
-def test_a_posterior_that_holds_functions_is_scored_by_them_and_not_as_a_product() -> None:
+def test_a_gaussian_over_functions_is_scored_by_its_functions_and_not_as_a_product() -> None:
     """Against 20,000 draws of its weights on the same groups: 500 draws at each group and 40 groups."""
     fitted, split, _ = classes(draws=1)
     weights = fitted.posterior.weights
@@ -223,8 +223,8 @@ def test_a_posterior_that_holds_functions_is_scored_by_them_and_not_as_a_product
     assert not {"joint_nll", "joint_gap"} & set(none), "one draw would be a gap of 0"
 
 
-def test_regression_is_scored_on_neighbours_in_original_units() -> None:
-    """By the dense normal law of each group; one draw has no gap."""
+def test_joint_scores_of_regression_are_of_neighbours_in_original_units() -> None:
+    """Against the dense normal law of each group; one draw has no gap."""
     random = Seed(8).numpy()
     inputs, targets = random.normal(size=(30, 2)), 50 + 10 * random.normal(size=(30, 1))
     transform = Transform(
@@ -252,7 +252,7 @@ def test_regression_is_scored_on_neighbours_in_original_units() -> None:
 
 
 @pytest.mark.parametrize("gaussian", [True, False])
-def test_a_joint_of_its_own_by_draws_has_the_scores_of_the_draws(gaussian: bool) -> None:
+def test_the_own_joint_of_a_posterior_by_draws_has_the_scores_of_the_draws(gaussian: bool) -> None:
     random = Seed(8).numpy()
     weights, inputs = torch.tensor(random.normal(size=(4, 2, 3))), random.normal(size=(30, 2))
     targets = random.normal(size=(30, 3)) if gaussian else random.integers(3, size=30)
@@ -266,7 +266,7 @@ def test_a_joint_of_its_own_by_draws_has_the_scores_of_the_draws(gaussian: bool)
     }
 
 
-def test_neighbours_are_the_nearest_rows_that_are_left() -> None:
+def test_neighbours_are_the_nearest_rows_that_are_not_yet_taken() -> None:
     random = Seed(9).numpy()
     inputs, anchors = torch.tensor(random.normal(size=(12, 3))), torch.tensor([[3, 7], [0, 1]])
     places = torch.tensor(random.integers(2, size=(2, 12)))
@@ -282,8 +282,8 @@ def test_neighbours_are_the_nearest_rows_that_are_left() -> None:
         neighbours(inputs, anchors, torch.zeros(2, 13, dtype=torch.long))
 
 
-def test_the_same_class_along_a_line() -> None:
-    """Two draws that are each sure of one class everywhere, and one input twice at the line's beginning."""
+def test_the_probability_of_the_same_class_along_a_line_is_known_at_its_ends() -> None:
+    """Two draws that are sure of different classes at the line's beginning, one input twice, and uniform at its end."""
     weights = torch.tensor([[[9.0, 0, 0], [0, 0, 0]], [[0, 9.0, 0], [0, 0, 0]]]).double()
     first, second = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 1.0]).double()
     found = evaluation.same_class_along(Linear(weights), first, second, steps=5, rng=Seed(0)).to_pydict()
@@ -298,8 +298,8 @@ def test_the_same_class_along_a_line() -> None:
         evaluation.same_class_along(Linear(weights, gaussian=True), first, second, steps=3, rng=Seed(0))
 
 
-def test_the_first_of_the_two_inputs_may_be_anywhere_on_the_line() -> None:
-    """By the mixture's own algebra, at the middle and at a place between two steps."""
+def test_the_anchor_may_be_anywhere_on_the_line() -> None:
+    """Against a sum over draws and classes, at the middle and at a place between two steps."""
     fitted, split, _ = classes(draws=4)
     first, second = torch.tensor(split.inputs[:2])
     for anchor in (0.5, 0.3):
@@ -318,7 +318,7 @@ def enumerated(fitted: Predictor, one: np.ndarray, other: np.ndarray) -> tuple[n
 
 
 def test_pairs_are_the_nearest_rows_of_different_classes() -> None:
-    """By enumeration of all pairs; rows 3 and 8 are equal and of different classes, and are no pair."""
+    """Against an enumeration of all pairs; rows 3 and 8 are equal and of different classes, and are no pair."""
     random = Seed(4).numpy()
     inputs, targets = random.normal(size=(30, 2, 2)), random.integers(3, size=30)
     inputs[8], targets[8] = inputs[3], (targets[3] + 1) % 3
@@ -337,8 +337,8 @@ def test_pairs_are_the_nearest_rows_of_different_classes() -> None:
     assert nearest_pairs(torch.zeros(5, 2), np.arange(5), 3) == nearest_pairs(torch.ones(1, 2), np.arange(1), 3) == []
 
 
-def test_the_lines_between_classes_are_the_mean_over_pairs() -> None:
-    """Of two draws, whose mean over draws and pairs is enumerated; rows beyond the first 500 are in no pair."""
+def test_the_same_class_line_is_the_mean_over_pairs() -> None:
+    """For two draws, whose mean over draws and pairs is enumerated; rows after the first 500 are in no pair."""
     random = Seed(5).numpy()
     weights = torch.tensor(2 * random.normal(size=(2, 2, 3)))
     inputs, targets = random.normal(size=(504, 2)), random.integers(3, size=504)
@@ -372,7 +372,7 @@ def test_the_lines_between_classes_are_the_mean_over_pairs() -> None:
     assert evaluation.score_clean(fitted, Examples(inputs, changed), GROUPS, Seed(0)).line != result.line
 
 
-def test_without_classes_or_pairs_there_are_no_lines() -> None:
+def test_no_same_class_line_exists_without_groups_pairs_or_classes() -> None:
     fitted, split, _ = classes(draws=4)
     one_class, regression = Examples(split.inputs, 0 * split.targets), Examples(split.inputs, split.inputs[:, :1])
     gaussian = Predictor(Linear(torch.ones(2, 2, 1).double(), gaussian=True), PLAIN)
@@ -385,7 +385,7 @@ def test_without_classes_or_pairs_there_are_no_lines() -> None:
         assert without.line is None and "same_class" not in without.tables
 
 
-def test_every_row_is_asked_once_in_order_with_the_same_seed_and_never_in_a_crumb() -> None:
+def test_every_row_is_predicted_once_in_order_with_one_seed_in_even_batches() -> None:
     recording = Recording([])
     split = Examples(np.arange(34.0).reshape(17, 2), np.zeros(17, dtype=int))
     evaluation.score_clean(Predictor(recording, PLAIN), split, SETTINGS, Seed(3))
@@ -394,14 +394,14 @@ def test_every_row_is_asked_once_in_order_with_the_same_seed_and_never_in_a_crum
     assert len({seed for _, seed in recording.asked}) == 1
 
 
-def test_shifted_rows_have_the_clean_scores_where_nothing_is_shifted() -> None:
+def test_score_classification_gives_the_clean_scores_on_clean_rows() -> None:
     fitted, split, _ = classes(draws=4)
     clean = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).metrics
     shifted = evaluation.score_classification(fitted, split, SETTINGS, Seed(1))
     assert shifted == {name: clean[name] for name in ("accuracy", "nll", "brier", "ece")}
 
 
-def test_other_data_are_told_by_each_score_that_exists() -> None:
+def test_unfamiliar_data_are_scored_by_every_ood_score_of_the_posterior() -> None:
     """Rows at the origin are uniform under every draw: least confident, and with no disagreement."""
     fitted, split, probs = classes(draws=4)
     known = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).in_distribution_scores
@@ -415,8 +415,8 @@ def test_other_data_are_told_by_each_score_that_exists() -> None:
 
 
 @pytest.mark.parametrize("draws", [1, 4])
-def test_a_density_of_features_is_a_score_of_its_own(draws: int) -> None:
-    """Far rows in a direction that one class owns: no score of the labels tells them, the density does."""
+def test_a_feature_density_is_an_ood_score_of_its_own(draws: int) -> None:
+    """Far rows in a direction that belongs to one class: the density tells them apart, ``max_prob`` does not."""
     fitted, split, _ = classes(draws)
     dense = Predictor(Dense(fitted.posterior.weights), PLAIN)
     plain = evaluation.score_clean(fitted, split, SETTINGS, Seed(0))
@@ -492,14 +492,14 @@ class Closed(Functions):
 
 @dataclass(frozen=True)
 class OwnLikelihood(Noisy):
-    """:class:`Noisy` with a Gaussian over functions of its own kind, which says nothing of one noise."""
+    """:class:`Noisy` with a Gaussian over functions of its own kind, which declares no common noise."""
 
     def functions(self, inputs: Tensor, *, rng: Seed) -> OwnFunctions:
         return OwnFunctions()
 
 
-def test_the_noise_is_that_of_the_likelihood_and_not_the_predictives_variance() -> None:
-    """One variance where draws disagree, and beside exact functions: the predictive's own variance is no constant."""
+def test_noise_ratio_is_of_the_likelihood_and_not_of_the_predictive_variance() -> None:
+    """One variance where draws disagree and beside exact functions, although the predictive variance varies."""
     random = Seed(9).numpy()
     inputs, weights = random.normal(size=(30, 2)), torch.tensor(random.normal(size=(3, 2, 1)))
     logs = Transform("table", torch.zeros(2), torch.ones(2), shift=torch.ones(1), scale=torch.ones(1), log=True)
@@ -515,7 +515,7 @@ def test_the_noise_is_that_of_the_likelihood_and_not_the_predictives_variance() 
         assert abs(float(total.max() / total.min()) / ratio - 1) > 0.1
 
 
-def test_cost_counts_what_is_stored() -> None:
+def test_the_cost_counts_stored_parameters_and_bytes() -> None:
     fitted, split, _ = classes(draws=4)
     found = evaluation.measure_cost(fitted, split.inputs, SETTINGS, Seed(0))
     assert found["parameters"][0] == 4 * 2 * 3
@@ -534,15 +534,15 @@ def test_predictions_that_are_not_finite_are_refused() -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("calibration_bins", 0), ("batch", 0), ("joint_pairs", -1), ("joint_groups", 10_001)]
 )
-def test_settings_out_of_range_are_named(key: str, value: int) -> None:
+def test_the_error_names_a_setting_that_is_out_of_range(key: str, value: int) -> None:
     section = {"calibration_bins": 15, "batch": 1000, "joint_pairs": 10_000}
     assert config.read(EvaluateConfig, section, "evaluate").batch == 1000
     with pytest.raises(ConfigError, match=rf"^evaluate\.{key} must be .* got {value}$"):
         config.read(EvaluateConfig, section | {key: value}, "evaluate")
 
 
-def test_all_scores_of_a_fit_are_named_by_what_they_measure() -> None:
-    """They are the scores of the single functions, each under its quantity."""
+def test_score_all_names_each_score_by_its_quantity() -> None:
+    """The scores are equal to the scores of the single functions, each under its quantity."""
     weights, random = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)), np.random.default_rng(0)
     fitted = Predictor(Linear(weights), PLAIN)
     test, other = (Examples(random.normal(size=(n, 2)), random.integers(0, 4, n)) for n in (20, 9))

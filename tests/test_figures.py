@@ -1,4 +1,4 @@
-"""Figures of scores: what is drawn, what is left out, and their form inside a page."""
+"""Figures of scores: their lines, their omissions, and their form inside a page."""
 
 import math
 import xml.etree.ElementTree as ET
@@ -25,7 +25,7 @@ def priced(name: str, nll: float, **costs: float) -> Priced:
     return Priced(name, Mark(), Estimate(nll, 0.1, 3), costs)
 
 
-def test_reliability_shows_the_bins_and_says_their_mean_gap() -> None:
+def test_a_reliability_figure_shows_the_bins_and_states_their_mean_gap() -> None:
     drawing = figures.reliability(BINS, "gp", Mark(1))
     top, low = drawing.figure.axes
     assert top.get_title() == "" and top.get_title("left") == "gp"
@@ -35,7 +35,7 @@ def test_reliability_shows_the_bins_and_says_their_mean_gap() -> None:
     assert drawing.alt == "Reliability of gp: mean gap between confidence and accuracy 12.50 percentage points"
 
 
-def test_calibration_has_a_line_for_each_method_and_says_its_mean_gap() -> None:
+def test_a_calibration_figure_has_a_line_for_each_method_and_states_its_mean_gap() -> None:
     lines = {"gp": [(0.5, 0.4), (0.9, 0.8)], "vbll": [(0.5, 0.5), (0.9, 0.9)]}
     drawing = figures.calibration(lines, [Mark(0, 0), Mark(1, 1)], "level", "share inside")
     drawn = [[*map(float, line.get_ydata())] for line in drawing.figure.axes[0].lines]
@@ -44,7 +44,7 @@ def test_calibration_has_a_line_for_each_method_and_says_its_mean_gap() -> None:
     assert drawing._repr_html_() == drawing.svg("figure")
 
 
-def test_same_class_has_a_plot_for_each_method_and_numbers_below_each_column() -> None:
+def test_a_same_class_figure_has_a_plot_for_each_method_and_labels_each_column() -> None:
     points = pd.DataFrame({"joint": [0.9, 0.6, 0.2], "product": [0.8, 0.45, 0.22]}, index=[0, 0.5, 1])
     drawing = figures.same_class([figures.Segment(f"method {k}", Mark(k), points) for k in range(9)])
     plots = drawing.figure.axes
@@ -63,7 +63,7 @@ def test_same_class_has_a_plot_for_each_method_and_numbers_below_each_column() -
     assert len(figures.same_class([figures.Segment("gp", Mark(), points)]).figure.axes) == 1
 
 
-def test_curves_are_in_per_cent_from_the_highest_and_without_what_is_not_finite() -> None:
+def test_curves_are_in_per_cent_sorted_from_the_highest_without_non_finite_values() -> None:
     def curve(name: str, *means: float) -> Curve:
         return Curve(name, Mark(), [(x, Estimate(mean, None, 1)) for x, mean in enumerate(means)])
 
@@ -76,7 +76,7 @@ def test_curves_are_in_per_cent_from_the_highest_and_without_what_is_not_finite(
     assert figures.curves([], "nll", "severity", "nothing").alt == "nothing: "
 
 
-def test_nll_against_costs_leaves_out_costs_without_a_value_and_has_a_decade_of_each() -> None:
+def test_nll_against_costs_omits_costs_without_values_and_spans_a_decade() -> None:
     assert figures.against_costs([priced("a", 1.0, bytes=0.0, fit_seconds=math.inf)], ["bytes", "fit_seconds"]) is None
     some = [priced("a", 1.0, bytes=2000.0), priced("b", 1.5, bytes=3000.0)]
     drawing = figures.against_costs(some, ["fit_seconds", "bytes"])
@@ -105,7 +105,7 @@ def test_an_svg_is_one_element_with_its_own_ids_and_the_colours_of_the_page() ->
     assert ">confidence</text>" in svg, "text is text"
 
 
-def test_traces_have_a_line_a_chain_and_say_their_ranges() -> None:
+def test_traces_have_a_line_for_each_chain_and_state_their_ranges() -> None:
     drawing = figures.traces({"log-likelihood": [[-3.0, -1.0], [-2.0, -2.5]], "prediction": [[0.5], [0.25]]}, "a-sgld")
     first, second = drawing.figure.axes
     assert [list(map(float, line.get_ydata())) for line in first.lines] == [[-3.0, -1.0], [-2.0, -2.5]]

@@ -56,7 +56,7 @@ def test_every_point_is_tried_with_every_seed() -> None:
     assert results_of(ended, {"inner.shift+more": 1.0, "log": "log.txt"}) == [ended[1], ended[0]]
 
 
-def test_about_a_base_one_axis_differs_at_a_time_and_names_the_point() -> None:
+def test_points_about_a_base_differ_in_one_axis_and_are_named_by_it() -> None:
     config = config_of(**ABOUT)
     points = [tuple(point.values()) for point in config.points()]
     assert points == [(-3.0, ""), (-2.25, ""), (1.0, ""), (-3.0, "log.txt")]
@@ -92,7 +92,7 @@ def test_a_grid_that_cannot_be_tried_or_shown_is_refused(changes: dict[str, Any]
         config_of(**changes)
 
 
-def test_the_spread_is_over_seeds_that_did_not_diverge() -> None:
+def test_the_mean_and_error_are_over_the_seeds_that_did_not_diverge() -> None:
     ended = [Result({"a": 1, "seed": s}, scores) for s, scores in enumerate([{"nll": 1.0}, {"nll": 3.0}, {}])]
     mean = mean_of(results_of(ended, {"a": 1}), "nll")
     assert mean is not None and (mean.mean, mean.error, mean.n) == (2.0, 1.0, 2)

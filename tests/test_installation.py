@@ -17,23 +17,23 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(tmp_path_factory.mktemp("installation"))
 
 
-def test_no_more_than_ten_packages_are_declared() -> None:
+def test_at_most_ten_dependencies_are_declared() -> None:
     assert len(PROJECT["dependencies"]) <= 10
 
 
-def test_a_version_that_is_known_to_break_us_is_excluded() -> None:
+def test_arviz_0_23_4_is_allowed_and_arviz_1_0_0_is_excluded() -> None:
     (arviz,) = (r for r in map(Requirement, PROJECT["optional-dependencies"]["pipeline"]) if r.name == "arviz")
     assert "0.23.4" in arviz.specifier and "1.0.0" not in arviz.specifier
 
 
-def test_the_pipeline_s_packages_are_not_there(python: Path) -> None:
+def test_packages_of_the_pipeline_are_absent(python: Path) -> None:
     text = "import importlib.util as u; print(*[n for n in ('ray', 'mlflow', 'dvc', 'pandas', 'tensorflow_datasets',"
     text += " 'matplotlib', 'gpytorch', 'optuna', 'arviz', 'pipeline', 'stages') if u.find_spec(n)])"
     done = run(python, "-c", text)
     assert done.returncode == 0 and not done.stdout.strip(), done.stdout + done.stderr
 
 
-def test_every_module_and_every_method_is_there_but_for_the_extras(python: Path) -> None:
+def test_every_module_and_every_method_imports_except_modules_of_extras(python: Path) -> None:
     text = """
 import importlib, pkgutil, bdl_pipe
 absent = {}
@@ -53,7 +53,7 @@ for name in bdl_pipe.__all__:
 
 
 def test_the_wheel_has_every_file_of_the_library(python: Path) -> None:
-    """Templates, figures of papers and stored draws, too, which the modules read from beside themselves."""
+    """Also templates, figures of papers and stored draws, which modules read from their own folders."""
     (wheel,) = python.parents[2].glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("bdl_pipe/")}
@@ -61,12 +61,12 @@ def test_the_wheel_has_every_file_of_the_library(python: Path) -> None:
     assert packed == {path.as_posix() for path in files if "__pycache__" not in path.parts}
 
 
-def test_an_extra_that_is_absent_is_one_line_that_names_it(python: Path) -> None:
+def test_the_error_for_an_absent_extra_shows_how_to_install_it(python: Path) -> None:
     done = run(python, "-c", "from bdl_pipe.baselines.of_gpytorch import processes; processes()")
     assert "UserError" in done.stderr and "pip install 'bdl-pipe[gp]'" in done.stderr.splitlines()[-1]
 
 
-def test_the_command_says_that_the_pipeline_is_a_clone(python: Path) -> None:
+def test_the_command_says_that_the_pipeline_needs_a_clone_of_the_project(python: Path) -> None:
     command = python.parent / "bdl-pipe"
     if not command.exists():  # pip puts the scripts of --target beside the packages
         (command,) = python.parents[1].rglob("bin/bdl-pipe")
@@ -85,7 +85,7 @@ def test_documented_examples_run(python: Path, page: str) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_the_estimators_run_and_a_table_names_its_extra(python: Path) -> None:
+def test_the_estimators_run_and_a_table_without_pandas_names_its_extra(python: Path) -> None:
     text = """
 import numpy as np
 from bdl_pipe import BayesianClassifier, BayesianRegressor, compare

@@ -1,4 +1,4 @@
-"""Joints of several inputs: against enumeration, dense algebra and quadrature, with the variants that must differ."""
+"""Joints of several inputs: against enumeration, dense algebra and quadrature, with wrong variants that must differ."""
 
 import itertools
 import math
@@ -48,7 +48,7 @@ def classes() -> JointCategorical:
     return JointCategorical(draw(0, 4, 2, 3, 3).log_softmax(-1))
 
 
-def test_over_all_labels_a_joint_sums_to_one_and_is_the_mixture(classes: JointCategorical) -> None:
+def test_a_joint_sums_to_one_over_all_labels_and_equals_the_mixture(classes: JointCategorical) -> None:
     probs, total, alike = classes.draw_log_probs.exp().numpy(), 0.0, 0.0
     for labels in itertools.product(range(3), repeat=3):
         found = classes.log_prob(torch.tensor([labels, labels])).exp().numpy()
@@ -63,8 +63,8 @@ def test_over_all_labels_a_joint_sums_to_one_and_is_the_mixture(classes: JointCa
     np.testing.assert_allclose(classes.marginal_same_class(), (probs.mean(0).prod(1)).sum(-1), rtol=1e-12)
 
 
-def test_draws_that_are_not_shared_by_the_rows_are_another_joint(classes: JointCategorical) -> None:
-    """The wrong variant: each row has draws of its own, here the same ones in another order."""
+def test_draws_that_the_rows_do_not_share_give_another_joint(classes: JointCategorical) -> None:
+    """The wrong variant: each row has draws of its own, here the same draws in another order."""
     labels = torch.tensor([[0, 1, 2], [1, 1, 0]])
     apart = torch.stack([classes.draw_log_probs[:, :, i].roll(i, 0) for i in range(3)], 2)
     wrong = JointCategorical(apart)
@@ -97,7 +97,7 @@ def gaussians() -> tuple[JointGaussian, Tensor, Tensor]:
     return found, covariance + torch.diag_embed(variance.mT), draw(4, 2, 3, 2)
 
 
-def test_a_gaussian_joint_is_the_mixture_of_multivariate_normals() -> None:
+def test_a_gaussian_joint_equals_the_mixture_of_multivariate_normals() -> None:
     found, whole, targets = gaussians()
     for group, rows in itertools.product(range(2), (1, 2, 3)):
         means, covariances = found.mean[:, group, :rows], whole[:, group, :, :rows, :rows]
@@ -109,7 +109,7 @@ def test_a_gaussian_joint_is_the_mixture_of_multivariate_normals() -> None:
         assert float(found.chain_log_prob(targets)[group, rows - 1]) == pytest.approx(expected, rel=1e-10)
 
 
-def test_the_marginals_of_a_gaussian_joint_are_those_of_the_predictive() -> None:
+def test_the_marginals_of_a_gaussian_joint_equal_the_predictive() -> None:
     found, whole, targets = gaussians()
     variance = whole.diagonal(dim1=-2, dim2=-1).mT
     predictive = Gaussian(found.mean.flatten(1, 2), variance.flatten(1, 2))
@@ -120,7 +120,7 @@ def test_the_marginals_of_a_gaussian_joint_are_those_of_the_predictive() -> None
     assert (without.log_prob(targets) - found.log_prob(targets)).abs().min() > 1e-2
 
 
-def test_a_joint_by_draws_is_the_mixture_of_products_for_any_predictive() -> None:
+def test_a_joint_by_draws_of_a_collapsed_mixture_is_the_mixture_of_products() -> None:
     part = Linear(draw(5, 4, 6, 2), draw(6, 4, 6, 2, 3).abs(), draw(7, 4, 6, 2).abs() + 3)
     predictive, targets = CollapsedMixture(part, 0.1), draw(8, 2, 3, 2)
     found = JointContinuous(predictive, (2, 3, 2), 4)
@@ -131,7 +131,7 @@ def test_a_joint_by_draws_is_the_mixture_of_products_for_any_predictive() -> Non
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_own_units_change_densities_and_no_gap(log: bool) -> None:
+def test_own_units_change_the_densities_and_not_the_gap(log: bool) -> None:
     base, _, standard = gaussians()
     shift, scale = torch.tensor([0.5, -1.0]).double(), torch.tensor([0.3, 2.0]).double()
     targets = shift + scale * standard
@@ -187,7 +187,7 @@ def same_class_twice(mean: float, variance: float, noise: float) -> tuple[float,
     return float((WEIGHTS * (p**2 + (1 - p) ** 2)).sum()), whole**2 + (1 - whole) ** 2
 
 
-def test_an_image_twice_under_a_wide_discriminative_layer_is_the_integral() -> None:
+def test_one_input_twice_under_a_discriminative_layer_equals_the_integral() -> None:
     """Two observations share the function and not the noise; the joint is far from the product of the marginals."""
     layer = perturbed(Discriminative(2, 2, initial_variance=4.0))
     features = draw(3, 1, 1, 2)
@@ -226,8 +226,8 @@ def test_two_rows_of_class_logits_are_drawn_with_their_covariance() -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 9])
-def test_the_functions_of_a_coreset_s_head_have_its_covariance(rows: int) -> None:
-    """In the dual form and in the primal one."""
+def test_the_functions_of_a_coreset_head_have_the_covariance_of_the_head(rows: int) -> None:
+    """In the dual form and in the primal form."""
     head = solve(draw(1, rows, 5), draw(2, rows, 3), rho=0.7, gamma=20.0)
     assert (head.features is None) == (rows == 9)
     phi = draw(3, 2, 4, 5)
@@ -238,7 +238,7 @@ def test_the_functions_of_a_coreset_s_head_have_its_covariance(rows: int) -> Non
     torch.testing.assert_close(found.covariance[0, :, 0].diagonal(dim1=-2, dim2=-1).flatten(), variance)
 
 
-def test_an_exact_layer_is_the_dense_posterior_and_its_gap_of_one_row_twice_is_closed() -> None:
+def test_an_exact_layer_equals_the_dense_posterior_and_the_closed_form_gap() -> None:
     phi, y, new, targets = draw(1, 8, 3), draw(2, 8, 1), draw(3, 2, 4, 3), draw(4, 2, 4, 1)
     q = linear.posterior(phi, y, 2.0, 0.3)
     precision = phi.T @ phi / 0.3 + torch.eye(3).double() / 2.0
@@ -257,8 +257,8 @@ def test_an_exact_layer_is_the_dense_posterior_and_its_gap_of_one_row_twice_is_c
     assert float(twice.gap(centre)) > 0
 
 
-def test_a_generative_layer_is_the_integral_over_class_means_that_inputs_share() -> None:
-    """One feature and two classes: by quadrature over both means, and the marginals of two rows are those of one."""
+def test_a_generative_layer_equals_the_integral_over_shared_class_means() -> None:
+    """One feature and two classes: the joint, and the marginal of the first row, by quadrature over both means."""
     layer = perturbed(Generative(1, 2, class_counts=[3.0, 5.0]))
     with torch.no_grad():
         layer.log_root_precision += 0.7
@@ -276,7 +276,7 @@ def test_a_generative_layer_is_the_integral_over_class_means_that_inputs_share()
         expected = float((weights * terms[0] * terms[1]).sum())
         assert float(found.log_prob(torch.tensor([labels])).exp()) == pytest.approx(expected, abs=0.02)  # 4 s.e.
         product = float((weights * terms[0]).sum() * (weights * terms[1]).sum())
-        assert abs(product - expected) > 0.04  # the wrong variant: class means of its own for each input
+        assert abs(product - expected) > 0.04  # the wrong variant: each input has its own class means
     marginal = float(found.row_log_prob(torch.tensor([[0, 0]]))[0, 0].exp())
     assert marginal == pytest.approx(float((weights * first[0]).sum()), abs=0.02)
 
@@ -313,7 +313,7 @@ def networks_of(count: int, likelihood: str = "categorical") -> NetworkDraws:
 
 
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
-def test_networks_are_a_joint_by_their_draws(likelihood: str) -> None:
+def test_the_joint_of_networks_is_the_mixture_over_their_draws(likelihood: str) -> None:
     posterior, inputs = networks_of(5, likelihood), draw(1, 4, 3, 3).float()
     predictive = posterior.predict(inputs.flatten(0, 1))
     targets = torch.randint(2, (4, 3)) if likelihood == "categorical" else draw(2, 4, 3, 2).float()
@@ -330,7 +330,7 @@ def test_networks_are_a_joint_by_their_draws(likelihood: str) -> None:
 
 
 def test_a_gaussian_over_functions_is_the_limit_of_draws_of_weights() -> None:
-    """Classes: 500 draws of functions at each group against 100,000 draws of weights that all inputs share."""
+    """Classes: 50,000 draws of functions at each group against 100,000 draws of weights that all inputs share."""
     posterior = Bayesian(draw(1, 3, 2), 1.5 * draw(2, 3, 3), 0.0, classes=True)
     inputs, labels = draw(3, 1, 4, 3), torch.tensor([[0, 0, 1, 0]])
     weights = posterior.mean + (posterior.root @ draw(4, 100_000, 3, 2))
@@ -342,7 +342,7 @@ def test_a_gaussian_over_functions_is_the_limit_of_draws_of_weights() -> None:
 
 
 @pytest.mark.parametrize("classes", [True, False])
-def test_an_input_that_stands_in_several_places_is_that_input_in_each(classes: bool) -> None:
+def test_an_input_in_several_places_counts_as_the_same_input_in_each(classes: bool) -> None:
     posterior = Bayesian(draw(1, 3, 2), draw(2, 3, 3), 0.0 if classes else 0.4, classes)
     inputs, order = draw(3, 2, 4, 3), torch.tensor([[1, 3, 1, 0, 0], [2, 2, 0, 3, 1]])
     found = joint(posterior, inputs, rng=Seed(0), draws=50, places=order)
@@ -361,7 +361,7 @@ def test_an_input_that_stands_in_several_places_is_that_input_in_each(classes: b
         torch.testing.assert_close(found.log_prob(targets), listed.log_prob(targets))
 
 
-def test_raw_rows_are_answered_in_own_units() -> None:
+def test_the_joint_of_raw_rows_is_in_the_targets_own_units() -> None:
     transform = Transform(
         "table", torch.ones(3), torch.full((3,), 2.0), shift=torch.tensor([3.0]), scale=torch.tensor([4.0])
     )
@@ -376,7 +376,7 @@ def test_raw_rows_are_answered_in_own_units() -> None:
         assert float(found[group]) == pytest.approx(dense_log_prob(mean, covariance, targets[group, :, 0]), rel=1e-5)
 
 
-def test_wrong_shapes_and_places_are_one_line_each(classes: JointCategorical) -> None:
+def test_wrong_shapes_and_places_are_refused(classes: JointCategorical) -> None:
     with pytest.raises(DataError, match=r"^targets must have shape \(2, 3\), got \(2, 2\)$"):
         classes.log_prob(torch.zeros(2, 2, dtype=torch.long))
     found, _, targets = gaussians()

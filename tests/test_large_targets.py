@@ -1,4 +1,4 @@
-"""Targets and inputs of 1.7e9 ± 60, as times in seconds are: float32 keeps multiples of 128 of them."""
+"""Targets and inputs of 1.7e9 ± 60, such as times in seconds, which float32 rounds to multiples of 128."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +33,7 @@ CLOSE: dict[str, Any] = {"rel": 1e-6, "abs": 1e-6}
 
 @dataclass(frozen=True)
 class Draws:
-    """A posterior of three functions, which answers in float32 as networks do, or by collapsed weights."""
+    """A posterior of three functions, which predicts in float32 as networks do, or by collapsed weights."""
 
     form: str
 
@@ -64,8 +64,8 @@ def fitted(form: str, far: float, widened: bool = False) -> Predictor:
 
 
 @pytest.mark.parametrize("form", ["gaussian", "collapsed", "many collapsed"])
-def test_a_shift_of_the_targets_moves_the_predictions_alone(form: str) -> None:
-    """All scores are those of the same posterior and targets without the shift, where float32 loses little."""
+def test_a_shift_of_the_targets_moves_the_predictions_and_no_score(form: str) -> None:
+    """All scores equal the scores without the shift, where float32 loses little."""
     at = {
         far: score_clean(fitted(form, far, True), Examples(INPUTS, far + NEAR), SETTINGS, Seed(0)) for far in (0, FAR)
     }
@@ -79,7 +79,7 @@ def test_a_shift_of_the_targets_moves_the_predictions_alone(form: str) -> None:
     np.testing.assert_allclose(at[FAR].predictions["variance"], at[0].predictions["variance"], rtol=1e-6)
 
 
-def test_scores_and_written_predictions_are_those_by_hand_in_float64() -> None:
+def test_scores_and_written_predictions_equal_a_float64_computation() -> None:
     """By SciPy: the mixture's density, its quantiles as roots of its distribution function, and the squared errors."""
     posterior = fitted("gaussian", FAR)
     result = score_clean(posterior, Examples(INPUTS, FAR + NEAR), SETTINGS, Seed(0))
@@ -119,7 +119,7 @@ def test_logarithms_of_large_targets_keep_their_differences() -> None:
 
 @pytest.mark.parametrize("kind", ["f8", "i8", "u8", ">i8"])
 @pytest.mark.parametrize("normalise", ["train", "robust"])
-def test_large_inputs_are_standardised_before_they_are_float32(kind: str, normalise: Any) -> None:
+def test_large_inputs_are_standardised_before_the_cast_to_float32(kind: str, normalise: Any) -> None:
     raw = (FAR + np.round(SCALE * INPUTS)).astype(kind)
     made = fit_transform(raw.astype(np.float64), NEAR, kind="table", normalise=normalise, whiten=False)
     near = fit_transform(raw.astype(np.float64) - FAR, NEAR, kind="table", normalise=normalise, whiten=False)
@@ -129,8 +129,8 @@ def test_large_inputs_are_standardised_before_they_are_float32(kind: str, normal
     torch.testing.assert_close(made.inputs(torch.tensor(raw.astype("f8"))), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_whole_targets_are_standardised_in_float64() -> None:
-    """Constants of the type of the targets would be whole, too."""
+def test_integer_targets_are_standardised_in_float64() -> None:
+    """Constants with the dtype of the targets would be integers, too."""
     whole = (FAR + np.round(NEAR)).astype(np.int64)
     made = fit_transform(INPUTS, whole.astype(np.float64), kind="table", normalise="train", whiten=False)
     torch.testing.assert_close(made.targets(whole), made.targets(whole.astype(np.float64)))
@@ -138,7 +138,7 @@ def test_whole_targets_are_standardised_in_float64() -> None:
 
 
 def odd(rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Arrays as people have them, each with the plain copy of its values."""
+    """Arrays of unusual layouts, each with the plain copy of its values."""
     wide = np.repeat(rows, 2, axis=1)
     locked = rows.copy()
     locked.setflags(write=False)
@@ -161,7 +161,7 @@ IMAGES = RANDOM.integers(0, 256, (6, 3, 4, 5), dtype=np.uint8)
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", odd(INPUTS))
-def test_arrays_of_any_layout_are_answered_as_their_copies(name: str) -> None:
+def test_arrays_of_any_layout_give_the_predictions_of_their_plain_copies(name: str) -> None:
     array, plain = odd(INPUTS)[name]
     posterior = fitted("gaussian", FAR)
     found, expected = (posterior.predict(rows, rng=Seed(0)) for rows in (array, plain))
@@ -177,14 +177,14 @@ def test_arrays_of_any_layout_are_answered_as_their_copies(name: str) -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", odd(IMAGES))
-def test_images_of_any_layout_are_seen_as_their_copies(name: str) -> None:
+def test_images_of_any_layout_give_the_inputs_of_their_plain_copies(name: str) -> None:
     transform = replace(fitted("gaussian", 0.0).transform, kind="image", mean=torch.zeros(3), std=torch.ones(3))
     array, plain = odd(IMAGES)[name]
     assert torch.equal(transform.inputs(array), transform.inputs(plain))
     assert torch.equal(transform.inputs(array.astype(np.float16)), transform.inputs(plain))
 
 
-def test_quantiles_are_as_fine_as_float64_however_large_the_values() -> None:
+def test_quantiles_of_large_values_are_as_fine_as_float64() -> None:
     """At 1e12 a float64 is a multiple of 1.2e-4; a root found to 1e-13 of the value may be wrong by .1."""
     mean = torch.tensor([[[1e12]], [[1e12 + 2]]], dtype=torch.float64)
     for level in (0.05, 0.3, 0.42, 0.9):

@@ -25,7 +25,7 @@ from bdl_pipe.seeds import Seed
 from .cases import CONVNET, fit
 
 SETTINGS = EvaluateConfig(calibration_bins=15, batch=16, joint_pairs=0)
-MADE = {  # posterior -> the methods that make it, the last one the one to ask
+MADE = {  # posterior -> the methods that make it, in order; the last method makes the posterior
     "network_draws": ("sgd", "ensemble"),
     "ciber": ("sgd", "ciber"),
     "vbpc": ("random_coreset", "coreset_vi"),
@@ -49,14 +49,14 @@ def made(key: str, data: FitData) -> Predictor:
     return Predictor(posterior_of(state), data.transform)
 
 
-def test_every_reader_is_of_a_posterior() -> None:
+def test_every_last_layer_reader_belongs_to_a_posterior() -> None:
     assert {*LAST_LAYERS} <= {*POSTERIORS}
     assert {*MADE} == {*LAST_LAYERS} - {"linearised_draws", "linearised_laplace"}
 
 
 @pytest.mark.parametrize("key", [key for key in MADE if key not in ("network_draws", "ciber", "vbpc_bma")])
-def test_logits_are_linear_in_features_and_nearest_to_0_at_the_origin(key: str, tiny_images: FitData) -> None:
-    """The affine map is found anew by least squares; its logits at the origin are 0."""
+def test_logits_are_affine_in_the_features_and_zero_at_the_origin(key: str, tiny_images: FitData) -> None:
+    """Least squares recovers the affine map; its logits at the origin are 0."""
     fitted = made(key, tiny_images)
     inputs = fitted.transform.inputs(tiny_images.train.inputs)
     found = last_layer(fitted.posterior, inputs, rng=Seed(0))
@@ -86,7 +86,7 @@ def by_hand(posterior: NetworkDraws, draw: int, inputs: Tensor) -> tuple[Tensor,
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_features_and_logits_of_draws_are_their_means(shared: bool) -> None:
+def test_features_and_logits_are_the_means_over_draws(shared: bool) -> None:
     posterior, inputs = network(3, shared=shared), torch.randn(5, 1, 8, 8, generator=Seed(1).generator())
     found = last_layer(posterior, inputs, rng=Seed(0))
     features, logits = (
@@ -102,7 +102,7 @@ def test_features_and_logits_of_draws_are_their_means(shared: bool) -> None:
     torch.testing.assert_close(alone.log_softmax(-1), predicted.log_probs)
 
 
-def test_a_posterior_without_features_says_so(tiny_images: FitData) -> None:
+def test_a_posterior_without_features_is_refused_in_one_line(tiny_images: FitData) -> None:
     fitted = posterior_of(fit("ffg_u", "student", tiny_images))
     with pytest.raises(DataError, match=r"^a posterior random_weights has no features: [^\n]+$"):
         last_layer(fitted, tiny_images.transform.inputs(tiny_images.train.inputs[:2]), rng=Seed(0))
@@ -121,10 +121,10 @@ def sets(data: FitData) -> Sets:
 
 
 @pytest.mark.parametrize("width", [2, unfamiliar.WIDEST])
-def test_stored_rows_are_what_the_posterior_answers(
+def test_stored_rows_hold_the_predictions_and_features_of_the_posterior(
     width: int, tiny_images: FitData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Predictions to the bit, features to the digits of float16, or their products with the stored directions."""
+    """Predictions to 1e-5, features, or their products with fixed directions, to the digits of float16."""
     monkeypatch.setattr(unfamiliar, "WIDEST", width)
     monkeypatch.setattr(unfamiliar, "MOST", {"train": 50, "test": 20})
     monkeypatch.setattr(unfamiliar, "MOST_OTHERS", 12)
@@ -158,7 +158,7 @@ def test_stored_rows_are_what_the_posterior_answers(
     assert again is not None and again.drop_columns(["row"]).equals(table.drop_columns(["row"]))
 
 
-def test_evaluation_stores_rows_where_there_are_unfamiliar_sets_and_changes_no_score(tiny_images: FitData) -> None:
+def test_rows_are_stored_only_with_unfamiliar_sets_and_change_no_score(tiny_images: FitData) -> None:
     fitted, held = Predictor(network(2, shared=False), tiny_images.transform), sets(tiny_images)
     known: dict[str, Any] = {"ood": held.others, "transfer": {}}
     before, plain = evaluation.score_all(fitted, held.test, SETTINGS, Seed(0), **known)
@@ -177,7 +177,7 @@ def test_evaluation_stores_rows_where_there_are_unfamiliar_sets_and_changes_no_s
     assert without.unfamiliar is None
 
 
-def test_a_set_with_the_name_of_a_part_is_refused(tiny_images: FitData) -> None:
+def test_an_unfamiliar_set_with_the_name_of_a_part_is_refused(tiny_images: FitData) -> None:
     fitted, held = Predictor(network(1, shared=True), tiny_images.transform), sets(tiny_images)
     with pytest.raises(DataError, match="an unfamiliar set must not have the name origin"):
         evaluation.stored_rows(
@@ -185,7 +185,7 @@ def test_a_set_with_the_name_of_a_part_is_refused(tiny_images: FitData) -> None:
         )
 
 
-def test_features_that_float16_cannot_hold_are_float32(tiny_images: FitData) -> None:
+def test_features_that_float16_cannot_hold_are_stored_as_float32(tiny_images: FitData) -> None:
     posterior = network(1, shared=True)
     norm = [name for name in posterior.weights if name.startswith("trunk.") and name.endswith("weight")]
     posterior.weights[norm[-1]] = 1e7 * posterior.weights[norm[-1]]

@@ -13,7 +13,7 @@ from tests.resuming import same_bits
 
 FROM_DATA = ["vbll", "vbll_bnn", "gbll", "ldgbll", "map_blr"]
 FROM_TRAJECTORY = ["swa", "swag", "pca_ess", "pca_vi", "kfac_laplace", "ciber_last", "ciber_second"]
-CHOSEN = {  # the number of epochs, too, is chosen
+CHOSEN = {  # early stopping also chooses the number of epochs
     "optimiser": {"name": "adam", "lr": 0.01},
     "epochs": 8,
     "early_stopping": {"every": 1, "patience": 4},
@@ -31,13 +31,13 @@ def posteriors(values: np.ndarray, targets: str, folder: Path) -> dict[str, Stat
 
 
 @pytest.mark.parametrize("targets", ["standardise", "centre"])
-def test_test_rows_leave_every_fitted_bit_alone(targets: str, tmp_path: Path) -> None:
+def test_no_fitted_bit_depends_on_test_rows(targets: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rows = np.round(random.normal(3, 2, (60, 5)), 3)
     ((train, test),) = uci_splits(60, 1)
     wild, shifted = rows.copy(), rows.copy()
-    wild[test] = 1e3 * random.normal(size=(len(test), 5))  # every test row is another one
-    shifted[train[0]] += 0.5  # and a training row is, which shows
+    wild[test] = 1e3 * random.normal(size=(len(test), 5))  # every test row changes
+    shifted[train[0]] += 0.5  # the control: a training row changes
     base, other, seen = (posteriors(v, targets, tmp_path / str(i)) for i, v in enumerate((rows, wild, shifted)))
     assert all(same_bits(base[name], other[name]) for name in base)
     assert not any(same_bits(base[name], seen[name]) for name in base)

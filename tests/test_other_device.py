@@ -1,7 +1,7 @@
-"""Every method on a device that is not the CPU: fitted, killed and resumed, scored, summed up.
+"""Every method on a device that is not the CPU: fitted, killed and resumed, scored, summarised.
 
-The device is a GPU where there is one, else a CPU that poses as one (:mod:`tests.posed`). The pose has no forward-mode
-derivatives, and two gradients through a norm are beyond it: those cases need the GPU.
+The device is a GPU where one exists, else a CPU that poses as one (:mod:`tests.posed`). The pose has no forward-mode
+derivatives, and two gradients through a norm are beyond it: these cases need a GPU.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ BEYOND_THE_POSE = {
     *("kfac_laplace-student-regression", "ldgbll-student-regression", "rcig-coreset-classification"),  # forward mode
     *("sngp-student-classification", "sngp-student-regression", "bpc_w-coreset-classification"),
 }
-pytestmark = pytest.mark.filterwarnings("ignore:for .* a no-op")  # which it is not, for tensors of the pose
+pytestmark = pytest.mark.filterwarnings("ignore:for .* a no-op")  # a copy into a tensor of the pose is no no-op
 HAS_GPU = torch.cuda.is_available()
 SCORES = EvaluateConfig(15, 7, 10, 3)
 
@@ -37,7 +37,7 @@ def device() -> Iterator[str]:
 
 
 @parametrize([case for case in CASES if HAS_GPU or str(case) not in BEYOND_THE_POSE])
-def test_a_fit_runs_there_and_goes_on_there(case: Case, device: str) -> None:
+def test_a_fit_runs_continues_and_is_scored_on_the_device(case: Case, device: str) -> None:
     host = data_of(case.task)
     data, config = host.on(device), config_of(case)
 

@@ -1,4 +1,4 @@
-"""Pages under results/ are what their commands write of the stored figures, and what they name is there."""
+"""Pages under results/ equal what their commands write from the stored figures, and the files that they name exist."""
 
 import csv
 import re
@@ -33,14 +33,14 @@ def ablation_rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_page_of_ablations_is_of_the_stored_study() -> None:
+def test_the_page_of_ablations_is_written_from_the_stored_study() -> None:
     stored = (vbpc_ablations.OUT / "ablations-beside-the-paper.md").read_text()
     assert vbpc_ablations.page(ablation_rows()) == stored
 
 
 @pytest.mark.parametrize("score", ["accuracy", "nll"])
-def test_an_effect_is_paired_by_seed_as_scipy_pairs_it(score: str) -> None:
-    """Seeds that are paired crosswise have more than twice the error."""
+def test_an_effect_is_paired_by_seed_like_scipys_paired_t_test(score: str) -> None:
+    """Pairing the seeds crosswise gives more than twice the error."""
     rows, point = ablation_rows(), BASE | {"rho": "1"}
     mean, error = vbpc_ablations.paired(rows, point, BASE, score)
     there, here = ([float(row[score]) for row in vbpc_ablations.at(rows, at)] for at in (point, BASE))
@@ -49,7 +49,7 @@ def test_an_effect_is_paired_by_seed_as_scipy_pairs_it(score: str) -> None:
     assert vbpc_ablations.paired(twisted, point, BASE, score)[1] > 2 * error
 
 
-def test_an_effect_over_other_seeds_is_refused() -> None:
+def test_an_effect_over_different_seeds_is_refused() -> None:
     rows = [row for row in ablation_rows() if row["rho"] != "1000" or row["seed"] != "1"]
     with pytest.raises(SystemExit, match="has other seeds than the default"):
         vbpc_ablations.paired(rows, BASE | {"rho": "1000"}, BASE, "nll")
@@ -65,12 +65,12 @@ def test_an_effect_over_other_seeds_is_refused() -> None:
         ("-", "0", "ours alone"),
     ],
 )
-def test_nothing_on_both_sides_is_no_effect_found(ours: str, theirs: str, said: str) -> None:
+def test_the_verdict_compares_the_signs_of_both_effects(ours: str, theirs: str, said: str) -> None:
     assert vbpc_ablations.verdict(ours, theirs) == said
 
 
 def missing(page: Path) -> list[str]:
-    """The links, files and modules that a text names and that are not there."""
+    """List the links, files and modules that a text names and that do not exist."""
     text = page.read_text()
     links = (
         [t for t in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in t] if page.suffix == ".md" else []
@@ -84,11 +84,11 @@ def missing(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("pages", [PAGES, SOURCES], ids=["pages", "code and params"])
-def test_what_a_page_or_a_comment_points_to_is_there(pages: list[Path]) -> None:
+def test_every_file_and_module_that_pages_code_and_params_name_exists(pages: list[Path]) -> None:
     assert {str(page.relative_to(ROOT)): lost for page in pages if (lost := missing(page))} == {}
 
 
-def test_a_page_that_points_nowhere_is_found(tmp_path: Path) -> None:
+def test_names_of_absent_files_and_modules_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "[a](gone.md) `results/vbpc/gone.md` (python -m benchmarks.vbpc_law) `params/tuned/mine.yaml` docs/api.md\n"
@@ -96,7 +96,7 @@ def test_a_page_that_points_nowhere_is_found(tmp_path: Path) -> None:
     assert missing(page) == ["gone.md", "results/vbpc/gone.md", "benchmarks.vbpc_law"]
 
 
-def test_costs_are_those_of_the_stored_run() -> None:
+def test_the_costs_of_the_page_equal_the_stored_run() -> None:
     page, run = method_costs.TABLE.read_text(), method_costs.RUN.read_text()
     assert method_costs.with_costs(page, run) == page
     costs = method_costs.costs_of(run)
@@ -105,7 +105,7 @@ def test_costs_are_those_of_the_stored_run() -> None:
     assert method_costs.with_costs(page, run.replace(costs["swag"].split(", ")[0], "1,000 s")) != page
 
 
-def test_a_page_of_files_that_no_commit_has_says_so() -> None:
+def test_a_page_made_from_uncommitted_files_has_a_warning() -> None:
     assert uncommitted({"commit": "0123abcd"}) == []
     (warning,) = uncommitted({"commit": "0123abcd-dirty"})
     for page in (ROOT / "results").rglob("*.md"):

@@ -1,4 +1,4 @@
-"""How our runs stand beside a paper's figures: which line is a run's, agreement, the table."""
+"""Our runs beside a paper's figures: the line of each run, agreement, the table."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_each_method_of_the_paper_has_its_runs_and_further_runs_follow() -> None
     assert compare(table, "Boston", []).counts == "none run"
 
 
-def test_disagreement_is_said_with_its_size() -> None:
+def test_a_disagreement_is_stated_with_its_size() -> None:
     far = {
         "nll": cell(Estimate(2.48, 0.08, 20), "1.80", "0.06"),
         "rmse": cell(Estimate(1.50, 0.10, 20), "1.42", "0.05"),
@@ -67,7 +67,7 @@ def test_disagreement_is_said_with_its_size() -> None:
     ]
 
 
-def test_a_log_likelihood_below_zero_and_above_is_compared_as_any_other() -> None:
+def test_log_likelihoods_of_either_sign_are_compared_by_their_difference() -> None:
     below = {"log_likelihood": cell(Estimate(-2.0, 0.03, 20), "-2.471", "0.140")}
     above = {"log_likelihood": cell(Estimate(6.0, 0.03, 20), "7.482", "0.188")}
     lines = [Line("CIBER (LAST)", "run", "", True, below), Line("SWAG", "run", "", True, above)]
@@ -80,7 +80,7 @@ def test_a_log_likelihood_below_zero_and_above_is_compared_as_any_other() -> Non
 @pytest.mark.parametrize(
     "name, dataset", [("vbll:table3", "Yacht"), ("inducing:table7", "CIFAR10"), ("vbpc:table10", "CIFAR10")]
 )
-def test_a_table_shows_all_that_the_paper_prints_beside_ours(name: str, dataset: str) -> None:
+def test_a_table_shows_every_printed_figure_beside_ours(name: str, dataset: str) -> None:
     table, ours = papers.load(name), Estimate(12.3456, 1.5, 20)
     lines = [
         Line(method, "run", "", True, {m: Pair(ours, figures.get(m)) for m in table.metrics(dataset)}, 3.0)
@@ -95,7 +95,7 @@ def test_a_table_shows_all_that_the_paper_prints_beside_ours(name: str, dataset:
             assert texts[f"{table.title(metric)} ours"].startswith("12.3")
 
 
-def test_notes_are_shown_below_the_table_each_once() -> None:
+def test_each_note_is_shown_once_below_the_table() -> None:
     family, table = ("BPC-rKL", "BPC-fKL", "FBPC", "BPC-CD"), papers.load("vbpc:table1")
     notes, none = table.notes("FMNIST"), compare(table, "FMNIST", [])
     of_family = [f"{method} (ipc {ipc})" for ipc in (1, 10, 50) for method in family]

@@ -1,4 +1,4 @@
-"""In which order methods stand: pairs, Kendall's τ-b, what both sides tell apart, signs against a baseline."""
+"""The order of methods: pairs, Kendall's τ-b, pairs that both sides tell apart, signs against a baseline."""
 
 import math
 from itertools import combinations
@@ -17,7 +17,7 @@ def cell(ours: float, paper: str, error: float | None = None, paper_error: str =
 
 
 @pytest.mark.parametrize("levels", [3, 6, 1000], ids=["many ties", "some ties", "few ties"])
-def test_the_order_is_kendalls_with_ties(levels: int) -> None:
+def test_the_order_equals_scipys_tau_and_an_enumeration_of_pairs(levels: int) -> None:
     """SciPy's τ-b and an enumeration of the pairs, on random figures of which some are equal."""
     rng = np.random.default_rng(levels)
     for count in (2, 3, 5, 9):
@@ -32,21 +32,21 @@ def test_the_order_is_kendalls_with_ties(levels: int) -> None:
             assert order.tau is None if math.isnan(expected) else order.tau == pytest.approx(expected, abs=1e-12)
 
 
-def test_pairs_that_both_sides_tell_apart_differ_by_more_than_two_combined_errors_on_each() -> None:
-    """3-4-5: the combined error is 0.5, so that a difference of 1 is not beyond two of them and one of 1.01 is."""
+def test_clear_pairs_differ_by_more_than_two_combined_errors_on_each_side() -> None:
+    """Errors of 0.3 and 0.4 combine to 0.5, so that a difference of 1 is not beyond two errors and 1.01 is."""
     assert CLEAR == 2.0
     for ours, paper, clear in ((1.01, "2.01", True), (1.0, "2.01", False), (1.01, "2.0", False), (-1.01, "2.01", True)):
         order = compared({"a": cell(0.0, "1.0", 0.3, "0.3"), "b": cell(ours, paper, 0.4, "0.4")})
         assert bool(order.clear.pairs) == clear, (ours, paper)
-    # an error that is not known tells nothing apart, on either side, however far the figures are
+    # a pair with an unknown error on either side is not told apart, however far its figures are
     for pair in (cell(9.0, "9", None, "0.1"), cell(9.0, "9", 0.1, "")):
         assert compared({"a": cell(0.0, "1", 0.1, "0.1"), "b": pair}).clear.pairs == []
-    # no error at all is one of 0
+    # an error of 0 is a known error
     assert compared({"a": cell(0.0, "1", 0.0, "0.0"), "b": cell(0.1, "2", 0.0, "0.0")}).clear.same
 
 
-def test_signs_against_a_baseline_are_those_of_its_pairs() -> None:
-    """Printed: SGD .3, SWA .2, CIBER .1. Ours: SGD .3, CIBER .2, SWA .4: one of two signs, and CIBER < SWA holds."""
+def test_signs_against_a_baseline_come_from_its_pairs() -> None:
+    """Printed: SGD .3, SWA .2, CIBER .1. Ours: SGD .3, CIBER .2, SWA .4: one of two signs holds, and CIBER < SWA."""
     order = compared({"SGD": cell(0.3, "0.3"), "SWA": cell(0.4, "0.2"), "CIBER": cell(0.2, "0.1")})
     signs = order.against("SGD")
     assert len(signs.pairs) == 2 and [str(pair) for pair in signs.same] == ["CIBER < SGD"]

@@ -1,4 +1,4 @@
-"""The pages of comparisons: what their heads count, what a stand-in's page says and what it never says."""
+"""The pages of comparisons: the counts in their heads, and the statements of a stand-in's page."""
 
 import re
 from pathlib import Path
@@ -90,11 +90,11 @@ def test_a_page_of_a_stand_in_compares_orders_and_no_values() -> None:
     assert (
         "- NLL (WRN-28-10), opposite to the paper's order, which is: SNGP < DNN (clear), SNGP < D-VBLL (clear)" in page
     )
-    # of accuracies that are equal in ours, no pair is in an order
+    # our accuracies are equal, so that no pair has an order
     assert not orders(comparison)["accuracy", "WRN-28-10"].same
 
 
-def test_orders_are_of_methods_of_one_printed_setting() -> None:
+def test_orders_compare_methods_of_one_printed_setting() -> None:
     """At ten images a class every method is better than at one: such pairs would make any order agree."""
     table = on("vbpc:table2")
     runs = [
@@ -110,7 +110,7 @@ def test_orders_are_of_methods_of_one_printed_setting() -> None:
     }
 
 
-def test_a_table_that_prints_the_stand_in_itself_has_no_page_of_it() -> None:
+def test_a_table_that_prints_the_stand_in_has_no_stand_in_page() -> None:
     assert papers.load("vbpc:table1").on_stand_ins("CIFAR10") is None
     assert papers.load("vbpc:table3").on_stand_ins("CIFAR10") is not None
     assert papers.load("vbll:table4").on_stand_ins("CIFAR100") is None, "100 classes have no stand-in"
@@ -120,7 +120,7 @@ def test_a_table_that_prints_the_stand_in_itself_has_no_page_of_it() -> None:
     assert papers.load("ciber:table4").quantity("nll:STL10", None).name == "stl10", "a table was changed in place"
 
 
-def test_every_stand_in_is_declared_for_names_that_there_are() -> None:
+def test_every_stand_in_is_declared_for_existing_names() -> None:
     for path in papers.HERE.glob("*.yaml"):
         every = [papers.load(name) for name in papers.tables() if name.startswith(f"{path.stem}:")]
         names, here = every[0].names, {table.table: table for table in every}
@@ -134,7 +134,7 @@ def test_every_stand_in_is_declared_for_names_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("kind", ["default run", "stand-in"])
-def test_a_page_is_built_again_from_its_csv_alone(kind: str, tmp_path: Path) -> None:
+def test_a_page_is_rebuilt_from_its_csv_file_and_its_own_facts(kind: str, tmp_path: Path) -> None:
     table, dataset = (papers.load("vbpc:table1"), "FMNIST") if kind == "default run" else (on("vbll:table1"), "CIFAR10")
     own = images("v", "vbpc", "ipc10", {"nll": (0.3, 0.32), "accuracy": (0.89, 0.90)})
     again = images("w", "vbpc", "vbpc-ipc10", {"nll": (0.4, 0.42)})
@@ -153,7 +153,7 @@ def test_a_page_is_built_again_from_its_csv_alone(kind: str, tmp_path: Path) -> 
     assert counted(known) == counted(comparison) and counted(known).made + counted(known).stand_in > 0
 
 
-def test_the_pages_of_the_default_run_are_those_with_a_cell() -> None:
+def test_the_default_run_has_pages_only_for_tables_with_a_made_cell() -> None:
     pages = {str(path): comparison for path, comparison in stored.of_default_run(RUNS)}
     assert "vbll/table1-cifar10-on-fashion_mnist.csv" in pages
     assert "vbpc/table1-fashion_mnist-default_run.csv" not in pages, "no run stands for its methods"
@@ -163,8 +163,8 @@ def test_the_pages_of_the_default_run_are_those_with_a_cell() -> None:
     assert [line.run for line in lines if line.run] == ["f-det", "f-sngp", "f-d_vbll"]
 
 
-def test_the_pages_of_the_project_are_what_their_csv_files_say() -> None:
-    """Each page is the one that its CSV makes; a figure that was mended by hand in one of the two would show."""
+def test_the_stored_pages_are_unchanged_when_made_again_from_their_csv_files() -> None:
+    """Each page is made from its CSV file; a figure that was edited by hand in one of the two would show."""
     results = Path(__file__).parents[1] / "results"
     found = list(stored.stored(results))
     assert len(found) >= 8

@@ -1,4 +1,4 @@
-"""Which cells are made, which can be made here, what the others need: each printed cell is in one of these."""
+"""Cells that are made, cells that can be made here, and the needs of other cells: each printed cell is counted once."""
 
 import csv
 from dataclasses import replace
@@ -24,7 +24,7 @@ def row(rows: list[survey.Row], table: str, dataset: str) -> survey.Row:
 
 
 def test_each_printed_cell_is_made_or_can_be_made_or_needs_something() -> None:
-    """The printed cells are the lines of the papers' CSV files but for their heads."""
+    """The printed cells are the lines of the papers' CSV files without their heads."""
     rows = survey.survey(ROOT / "results", survey.sources(ROOT / "params.yaml", ROOT / "params"))
     lines = {path.stem: len(path.read_text().splitlines()) - 1 for path in papers.HERE.glob("*.csv")}
     for paper, count in lines.items():
@@ -41,8 +41,8 @@ def test_each_printed_cell_is_made_or_can_be_made_or_needs_something() -> None:
     assert can.startswith("can still be made here: ")
 
 
-def test_made_cells_are_those_of_the_pages_in_results() -> None:
-    """Counted from the CSV files by hand: lines with ours and the paper's, one for a method and metric."""
+def test_the_made_cells_equal_the_cells_of_the_pages_in_results() -> None:
+    """Counted from the CSV files: lines with our figure and the paper's figure, one for each method and metric."""
     made, on_stand_in = set[tuple[str, ...]](), set[tuple[str, ...]]()
     for path, comparison in stored.stored(ROOT / "results"):
         with open(path, newline="") as file:
@@ -58,7 +58,7 @@ def test_made_cells_are_those_of_the_pages_in_results() -> None:
     assert not any(row.missing.cells for row in rows), "no params file, and still something to run"
 
 
-def test_a_missing_cell_belongs_to_a_command_or_to_what_it_needs(tmp_path: Path) -> None:
+def test_a_missing_cell_counts_for_a_command_or_for_a_need(tmp_path: Path) -> None:
     table = papers.load("vbll:table1").on_stand_ins("CIFAR10")
     assert table is not None
     stored.write(tmp_path / "vbll/table1-cifar10-on-fashion_mnist.csv", compare(table, "CIFAR10", RUNS, "stand-in"), {})
@@ -66,7 +66,7 @@ def test_a_missing_cell_belongs_to_a_command_or_to_what_it_needs(tmp_path: Path)
     found = row(rows, "vbll:table1", "CIFAR10")
     assert (found.printed, found.made, found.stand_in) == (37, 0, 7)
     assert sum(row.made + row.stand_in for row in rows) == 7
-    # BNN, G-VBLL and G-VBLL-MAP: all but other data's AUROC of CIFAR-100, of which each of the eight methods has one
+    # BNN, G-VBLL and G-VBLL-MAP: all but the AUROC against CIFAR-100, of which each of the eight methods has one
     assert found.missing.cells == {MINE: 4 + 4 + 1} and found.missing.runs == {MINE: {"f-bnn", "f-g"}}
     # the rest: 4 of both last layers with variational features, 3 of SNGP, the ECE of DNN and D-VBLL
     assert found.missing.needs == {
@@ -89,7 +89,7 @@ def test_a_cell_that_is_made_on_the_papers_data_is_not_counted_on_a_stand_in(tmp
     assert (found.made, found.stand_in) == (1, 2)
 
 
-def test_what_a_cell_needs_is_said_in_turn(tmp_path: Path) -> None:
+def test_the_need_of_a_missing_cell_is_data_a_method_or_a_gpu(tmp_path: Path) -> None:
     rows = survey.survey(tmp_path, [])
     assert row(rows, "ciber:table1", "Yacht").missing.needs == {
         "the data of Yacht": 7,
@@ -100,7 +100,7 @@ def test_what_a_cell_needs_is_said_in_turn(tmp_path: Path) -> None:
     assert row(rows, "ciber:table10", "CIFAR10").missing.needs == {"the data of STL10": 12}
 
 
-def test_the_tables_own_params_file_makes_cells_of_data_at_hand_unless_it_is_for_a_gpu(tmp_path: Path) -> None:
+def test_the_params_file_of_a_table_makes_its_cells_unless_it_needs_a_gpu(tmp_path: Path) -> None:
     own = "python -m pipeline paper {table} --dataset '{dataset}'"
     wine = Ours("wine-gbll", "wine", "gbll", "mlp-2x50")
     rows = survey.survey(tmp_path, [source(wine, only="vbll-table3", command=own)])
@@ -126,7 +126,9 @@ def test_the_tables_own_params_file_makes_cells_of_data_at_hand_unless_it_is_for
         ({"a": 60.0, "b": 61.0, "c": 9.0}, "", "121 s of fitting as recorded"),
     ],
 )
-def test_times_are_recorded_ones_or_unknown(took: dict[str, float], says: str, said: str) -> None:
+def test_a_reported_time_is_recorded_or_from_the_params_file_or_unknown(
+    took: dict[str, float], says: str, said: str
+) -> None:
     missing = survey.Missing()
     missing.cells["go"], missing.runs["go"], missing.says["go"] = 2, {"a", "b"}, says
     (line,) = [
@@ -137,7 +139,7 @@ def test_times_are_recorded_ones_or_unknown(took: dict[str, float], says: str, s
     assert line == f"  2 can be made: go ({said})"
 
 
-def test_the_head_of_a_params_file_says_its_time(tmp_path: Path) -> None:
+def test_the_time_is_read_from_the_head_of_a_params_file(tmp_path: Path) -> None:
     (tmp_path / "params").mkdir()
     (tmp_path / "params.yaml").write_text("runs: {}\n")
     overlay = tmp_path / "params/mine.yaml"

@@ -19,7 +19,7 @@ def cell(ours: Estimate | None, value: str, error: str = "") -> Pair:
     return Pair(ours, Printed(value, error))
 
 
-def test_differences_in_combined_standard_errors() -> None:
+def test_differences_are_in_combined_standard_errors() -> None:
     assert cell(Estimate(2.0, 0.3, 20), "1.50", "0.40").z == pytest.approx(1.0)  # √(0.09 + 0.16) = 0.5
     assert not cell(Estimate(3.0, 0.3, 20), "1.50", "0.40").far  # exactly 3
     assert cell(Estimate(3.01, 0.3, 20), "1.50", "0.40").far and cell(Estimate(-0.01, 0.3, 20), "1.50", "0.40").far
@@ -64,7 +64,7 @@ def test_every_name_of_a_table_has_a_counterpart(path: Path) -> None:
                     assert float(printed.value) >= 0 if kind in NEVER_NEGATIVE else kind.startswith("log_likelihood")
 
 
-def test_an_accuracy_is_an_error_in_per_cent_and_a_negative_log_a_log_likelihood() -> None:
+def test_accuracy_becomes_an_error_in_per_cent_and_nll_a_log_likelihood() -> None:
     """Two splits of accuracy .98 and .96: an error of 3 ± 1 %."""
     scored = [
         Score(split, 0, Quantity(metric), value, 500)
@@ -78,14 +78,14 @@ def test_an_accuracy_is_an_error_in_per_cent_and_a_negative_log_a_log_likelihood
     assert (likelihood.mean, likelihood.error) == (pytest.approx(-0.06), pytest.approx(0.01))
 
 
-def test_a_paper_or_a_table_that_does_not_exist_is_refused_with_the_nearest() -> None:
+def test_an_unknown_paper_or_table_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"vbl: is not a paper \(did you mean vbll"):
         papers.load("vbl:table2")
     with pytest.raises(UserError, match=r"vbll has no such table \(did you mean table2"):
         papers.load("vbll:tabel2")
 
 
-def test_a_name_without_a_counterpart_is_told(tmp_path: Path) -> None:
+def test_the_error_names_a_method_without_a_counterpart(tmp_path: Path) -> None:
     for name in ("vbll.yaml", "vbll.csv"):
         (tmp_path / name).write_bytes((papers.HERE / name).read_bytes())
     text = (tmp_path / "vbll.yaml").read_text()

@@ -1,4 +1,4 @@
-"""Plugins: what they add, what is refused, and that what fails leaves nothing."""
+"""Plugins: their additions, their refusals, and that a failed plugin leaves nothing."""
 
 import pickle
 import subprocess
@@ -73,11 +73,11 @@ def test_a_file_adds_a_method() -> None:
     assert read(method.config, {"size": 3}, "methods.small") == method.config(3)
     assert isinstance(METHODS, Lazy) and METHODS.module("small") == plugins.module_name("plugins/small.py")
     assert "bdl_pipe" not in METHODS.module("small")
-    load(["plugins/small.py"])  # a second time nothing happens
+    load(["plugins/small.py"])  # a second load changes nothing
     assert list(METHODS).count("small") == 1
 
 
-def test_a_name_that_is_taken_is_refused_and_nothing_of_the_plugin_is_left() -> None:
+def test_a_plugin_with_a_taken_name_is_refused_and_adds_no_method() -> None:
     before = list(METHODS)
     write("a.py", METHOD.replace("NAME", "first") + METHOD.replace("NAME", "sgd"))
     with pytest.raises(
@@ -103,25 +103,25 @@ def test_a_name_that_is_taken_is_refused_and_nothing_of_the_plugin_is_left() -> 
         ("raise ValueError('two\\nlines')", r"ValueError: two lines \(line 1\)"),
     ],
 )
-def test_what_an_import_stumbles_over_is_one_line_with_the_file_and_the_place(text: str, cause: str) -> None:
+def test_a_failed_import_is_one_line_with_the_file_and_the_line_number(text: str, cause: str) -> None:
     with pytest.raises(PluginError, match=rf"^the plugin bad\.py cannot be imported: {cause}$") as raised:
         load([write("bad.py", text)])
     assert "\n" not in str(raised.value)
 
 
-def test_an_interrupt_is_none_of_a_plugins_errors() -> None:
+def test_an_interrupt_passes_through_and_loads_no_plugin() -> None:
     with pytest.raises(KeyboardInterrupt):
         load([write("stop.py", "raise KeyboardInterrupt")])
     assert plugins.loaded() == ()
 
 
 @pytest.mark.parametrize("names", ["a.py", [1], {"a": 1}, [""], 3])
-def test_the_section_is_a_list_of_texts(names: object) -> None:
+def test_a_section_that_is_no_list_of_texts_is_refused(names: object) -> None:
     with pytest.raises(ConfigError, match="plugins must be a list of Python files"):
         load(names)
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_repeated_and_missing_plugins_are_refused() -> None:
     with pytest.raises(ConfigError, match="must not name a plugin twice"):
         load(["a.py", "a.py"])
     with pytest.raises(PluginError, match=r"the plugin my/gone\.py is missing: no such file in "):
@@ -130,7 +130,7 @@ def test_what_is_not_there_is_said() -> None:
         load(["nowhere_to_be_found"])
 
 
-def test_an_installed_package_and_an_entry_point(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_module_and_an_entry_point_are_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("my_methods/__init__.py", "")
     write("my_methods/one.py", METHOD.replace("NAME", "one"))
     write("my_methods/two.py", METHOD.replace("NAME", "two"))
@@ -142,7 +142,7 @@ def test_an_installed_package_and_an_entry_point(folder: Path, monkeypatch: pyte
     assert [plugin.module for plugin in plugins.loaded()] == ["my_methods.one", "my_methods.two"]
 
 
-WRONG = {  # a line of a plugin -> what is said of it
+WRONG = {  # a line of a plugin -> its error
     "register_method(3)": "register_method takes a Method, got 3",
     "register_posterior(int)": "the posterior int must have key and predict and state and from_state",
     "register_network(int, print)": "the network int must be a frozen dataclass",
@@ -193,15 +193,15 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.process
-def test_what_is_registered_is_checked() -> None:
-    """In a process of its own, where no type checker is at work before us."""
+def test_wrong_registrations_are_refused() -> None:
+    """In a process of its own, where the tests' type checker does not refuse them first."""
     names = [write(f"p{number}.py", HEAD + line) for number, line in enumerate(WRONG)]
     said = subprocess.run([sys.executable, "-c", LOAD_EACH, *names], capture_output=True, text=True, check=True).stdout
     head = "the plugin {} cannot be imported: {} (line 14)"
     assert said.splitlines() == [head.format(name, cause) for name, cause in zip(names, WRONG.values(), strict=True)]
 
 
-def test_a_network_is_chosen_by_its_name_like_any_other() -> None:
+def test_a_registered_network_is_chosen_by_its_name() -> None:
     with pytest.raises(ConfigError, match=r"spec\.network\.name must be one of mlp, convnet, .*python.*, got 'wave'"):
         read(NetworkSpec, spec("wave"), "spec")
     load([write("wave.py", plugin_files()["plugins/wave.py"])])
@@ -221,7 +221,7 @@ def spec(name: str) -> dict[str, object]:
     return {"network": network, "input_shape": [3], "outputs": 2, "likelihood": "categorical"}
 
 
-def test_a_source_is_one_like_any_other() -> None:
+def test_a_registered_source_is_read_loaded_and_checked() -> None:
     load([write("blobs.py", SOURCE.replace("TASK", '"classification"'))])
     found = dataset_of({"name": "blobs", "rows": 20})
     assert found.task == "classification" and found.source.kind == "table"
@@ -233,13 +233,13 @@ def test_a_source_is_one_like_any_other() -> None:
         sources.load(dataset_of({"name": "blobs", "rows": 4}).source)
 
 
-def test_a_source_that_loads_another_thing_than_it_said_is_refused() -> None:
+def test_a_source_that_loads_another_task_than_registered_is_refused() -> None:
     load([write("blobs.py", SOURCE.replace("TASK", '"regression"'))])
     with pytest.raises(DataError, match="blobs was registered with task classification, got regression"):
         sources.load(dataset_of({"name": "blobs", "rows": 20}).source)
 
 
-def test_a_score_is_asked_of_every_predictive() -> None:
+def test_a_registered_ood_score_is_computed_and_checked_for_every_predictive() -> None:
     load(
         [
             write(
@@ -266,7 +266,7 @@ def test_a_score_is_asked_of_every_predictive() -> None:
         evaluation.ood_scores(Categorical(torch.rand(2, 3, 2).log_softmax(-1), {"first": torch.arange(3.0)}))
 
 
-def test_a_metric_is_computed_of_every_predictive() -> None:
+def test_a_registered_metric_is_computed_and_checked_for_every_predictive() -> None:
     text = "import torch\nfrom bdl_pipe import *\ndef second(p, targets):\n"
     text += "    return (p.log_probs.topk(2).indices[:, 1] == targets) if isinstance(p, Categorical) else None\n"
     load(
@@ -295,8 +295,8 @@ def test_a_metric_is_computed_of_every_predictive() -> None:
 
 
 @pytest.mark.process
-def test_another_process_needs_no_file(folder: Path) -> None:
-    """What is sent with its plugins is read by a process that has neither the file nor the plugin."""
+def test_a_process_without_the_plugin_file_reads_a_sent_plugin(folder: Path) -> None:
+    """An object that is sent with its plugins is read by a process that has neither the file nor the plugin."""
     from pipeline.work.hub import with_plugins
 
     assert with_plugins(folder) is folder, "without plugins nothing is wrapped"

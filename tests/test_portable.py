@@ -1,4 +1,4 @@
-"""A fitted posterior as a program: its answers, and that it needs nothing of this package."""
+"""A fitted posterior as a program: its answers, and that it runs without this package."""
 
 import ast
 import csv
@@ -98,7 +98,7 @@ def test_a_temperature_is_part_of_the_program() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 def test_a_width_and_logarithms_are_part_of_the_program(log: bool) -> None:
-    """Against the moments of a large sample in closed form: draws of the widened mixture, in the targets' own units."""
+    """Against the moments of the widened mixture by quadrature, in the targets' own units."""
     fitted, rows = prices(log, Recalibration(1.5, torch.zeros(1)))
     mean, variance = traced(fitted, rows).traced.module()(torch.from_numpy(rows))
     inner = fitted.posterior.predict(fitted.transform.inputs(rows))
@@ -115,7 +115,7 @@ def test_a_width_and_logarithms_are_part_of_the_program(log: bool) -> None:
     torch.testing.assert_close(variance, second - first.square(), rtol=1e-5, atol=0)
 
 
-def test_onnx_gives_the_same_answers_for_any_batch(tmp_path: Path) -> None:
+def test_the_onnx_model_gives_the_same_answers_for_any_batch_size(tmp_path: Path) -> None:
     fitted, rows = images()
     assert portable.write_onnx(traced(fitted, rows), tmp_path / "m.onnx") <= portable.CLOSE
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
@@ -124,7 +124,7 @@ def test_onnx_gives_the_same_answers_for_any_batch(tmp_path: Path) -> None:
         assert np.allclose(found, fitted.predict(rows[:count], rng=Seed(0)).mean, atol=1e-5)
 
 
-def test_quadrature_of_the_softmax_is_a_program_for_more_rows_than_it_takes_at_once() -> None:
+def test_a_softmax_quadrature_program_predicts_more_rows_than_one_chunk() -> None:
     data = make_tiny_images()
     layer = {**GAUSSIAN, "covariance": "dense", "predictive": "quadrature"}
     fitted = Predictor(posterior_of(fit("d_vbll", "student", data, layer=layer)), data.transform, data.classes)
@@ -134,7 +134,7 @@ def test_quadrature_of_the_softmax_is_a_program_for_more_rows_than_it_takes_at_o
 
 
 @pytest.mark.parametrize("method", ["vbll", "vbpc"])
-def test_triangular_systems_of_closed_forms_become_products(method: str, tmp_path: Path) -> None:
+def test_posteriors_with_triangular_systems_export_to_an_equal_onnx_model(method: str, tmp_path: Path) -> None:
     data = make_tiny_table() if method == "vbll" else make_tiny_images()
     coreset = {"coreset": [fit(method, "coreset", data)]} if method == "vbpc" else {}
     fitted = Predictor(posterior_of(fit(method, "student", data, coreset)), data.transform, data.classes)
@@ -144,7 +144,7 @@ def test_triangular_systems_of_closed_forms_become_products(method: str, tmp_pat
     assert portable.write_onnx(program, tmp_path / "m.onnx") <= portable.CLOSE
 
 
-def test_a_posterior_that_draws_is_refused() -> None:
+def test_a_posterior_that_draws_when_it_predicts_is_refused() -> None:
     data = make_tiny_table()
     fitted = Predictor(posterior_of(fit("dropout", "student", data)), data.transform)
     with pytest.raises(UserError, match="draws when it predicts; distil it with dark_knowledge"):
@@ -160,7 +160,7 @@ def test_a_posterior_that_branches_on_its_values_is_refused_in_one_line(capfd: p
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_program_that_differs_is_refused() -> None:
+def test_a_program_that_differs_from_its_posterior_is_refused() -> None:
     fitted, rows = images()
     program = traced(fitted, rows)
     with pytest.raises(UserError, match=r"must equal the posterior to 1e-05"):
@@ -192,7 +192,7 @@ def test_the_scripts_run_on_images_without_this_package(script: str, names: tupl
 @pytest.mark.process
 @pytest.mark.parametrize(("script", "names"), [("run_torch.py", ()), ("run_onnx.py", ("torch",))])
 def test_a_script_codes_a_table_as_the_pipeline_does(script: str, names: tuple[str, ...], tmp_path: Path) -> None:
-    """Gaps, categories that the file had and did not have, dates with and without a zone, hours."""
+    """Gaps, known and unknown categories, dates with and without a zone, hours."""
     table = pa.table({name: pa.array(cells) for name, cells in CELLS.items()})
     columns, matrix = described_matrix(table, KINDS, 20, "the table")  # type: ignore[arg-type]
     encoding = Encoding.fit(columns, matrix)
@@ -237,7 +237,7 @@ def test_onnxruntime_runs_a_model_in_an_environment_without_torch_and_this_packa
     assert np.allclose(found, fitted.predict(rows, rng=Seed(0)).mean.numpy(), atol=1e-5)
 
 
-def test_the_card_says_what_goes_in_what_comes_out_and_what_is_not_there(
+def test_the_card_states_inputs_outputs_scores_and_the_missing_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted, rows = prices()

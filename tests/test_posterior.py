@@ -19,7 +19,7 @@ def spec_of(likelihood: str, noise_variance: float = 1.0) -> NetworkSpec:
 
 
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian", "gaussian_head"])
-def test_each_draw_is_its_own_network(likelihood: str) -> None:
+def test_each_draw_gives_the_predictions_of_its_network(likelihood: str) -> None:
     spec = spec_of(likelihood, 0.3)
     networks = [spec.build(Seed(s)) for s in range(3)]
     draws = NetworkDraws.of(spec, [n.state_dict() for n in networks])
@@ -36,7 +36,7 @@ def test_each_draw_is_its_own_network(likelihood: str) -> None:
     torch.testing.assert_close(predictive.draw_variance, expected)
 
 
-def test_batch_norm_answers_with_its_running_statistics() -> None:
+def test_batch_norm_predicts_with_its_running_statistics() -> None:
     spec = NetworkSpec(ConvNetConfig("convnet", 4, 1), (1, 4, 4), 3, "categorical")
     network = spec.build(Seed(0)).train()
     images = torch.randn(8, 1, 4, 4, generator=Seed(1).generator()) * 3 + 1
@@ -44,7 +44,7 @@ def test_batch_norm_answers_with_its_running_statistics() -> None:
     draws = NetworkDraws.of(spec, [network.state_dict()])
     whole = draws.predict(images).mean
     single = torch.cat([draws.predict(image[None]).mean for image in images])
-    torch.testing.assert_close(whole, single)  # the batch at hand has no say
+    torch.testing.assert_close(whole, single)  # the batch has no influence
     with torch.no_grad():
         torch.testing.assert_close(whole, torch.softmax(network.eval()(images), -1))
         assert not torch.allclose(whole, torch.softmax(network.train()(images), -1), atol=1e-2)
@@ -55,8 +55,8 @@ def convnets(count: int) -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("norm", ["batch", "instance"])
-def test_filters_are_put_in_order_once_and_stored_as_they_were(norm: str) -> None:
-    """Channels last but for instance norm; equal bytes whether the posterior was just made or read."""
+def test_filters_are_reordered_in_memory_and_stored_as_given(norm: str) -> None:
+    """Channels last except with instance norm; equal bytes whether the posterior was just made or read."""
     spec = NetworkSpec(ConvNetConfig("convnet", 4, 2, norm=norm), (2, 8, 8), 3, "categorical")  # type: ignore[arg-type]
     given = stack([spec.build(Seed(s)).state_dict() for s in range(3)])
     draws = NetworkDraws(spec, given)
@@ -74,7 +74,7 @@ def test_filters_are_put_in_order_once_and_stored_as_they_were(norm: str) -> Non
 
 @pytest.mark.parametrize("other", [None, "trunk.1.running_mean", "trunk.0.weight"])
 def test_a_common_trunk_is_computed_once(other: str | None) -> None:
-    """Not one that differs in its statistics alone; the outputs are those of the networks either way."""
+    """A trunk that differs only in its statistics is not common; either way the outputs equal the networks' outputs."""
     heads = [{name: v for name, v in made.items() if name.startswith("head.")} for made in convnets(3)]
     draws = [convnets(1)[0] | head for head in heads]
     if other is not None:

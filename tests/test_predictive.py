@@ -34,23 +34,23 @@ def test_class_probabilities_are_the_mean_over_draws(categorical: Categorical, p
     np.testing.assert_allclose(categorical.log_probs.exp().sum(-1), np.ones(4), atol=1e-12)
 
 
-def test_class_variance_is_that_of_the_indicators(categorical: Categorical, probs: np.ndarray) -> None:
+def test_the_class_variance_is_the_variance_of_the_indicators(categorical: Categorical, probs: np.ndarray) -> None:
     np.testing.assert_allclose(categorical.variance, scipy.stats.bernoulli(probs.mean(0)).var(), atol=1e-12)
 
 
-def test_class_log_prob_is_of_the_target(categorical: Categorical, probs: np.ndarray) -> None:
+def test_class_log_prob_is_the_log_probability_of_the_target(categorical: Categorical, probs: np.ndarray) -> None:
     targets = np.array([2, 0, 1, 1])
     np.testing.assert_allclose(
         categorical.log_prob(torch.tensor(targets)), np.log(probs.mean(0)[np.arange(4), targets]), atol=1e-12
     )
 
 
-def test_entropy_and_mutual_information_are_scipys(categorical: Categorical, probs: np.ndarray) -> None:
+def test_entropy_and_mutual_information_equal_scipy(categorical: Categorical, probs: np.ndarray) -> None:
     total = scipy.stats.entropy(probs.mean(0), axis=-1)
     np.testing.assert_allclose(categorical.entropy(), total, atol=1e-12)
     information = total - scipy.stats.entropy(probs, axis=-1).mean(0)
     np.testing.assert_allclose(categorical.mutual_information(), information, atol=1e-12)
-    # the same number by another road: the mean divergence of the draws from their mixture
+    # another formula of the same number: the mean divergence of the draws from their mixture
     divergence = scipy.stats.entropy(probs[:, :3], probs.mean(0)[None, :3], axis=-1).mean(0)
     np.testing.assert_allclose(categorical.mutual_information()[:3], divergence, atol=1e-12)
 
@@ -59,7 +59,7 @@ def test_one_draw_has_no_mutual_information(probs: np.ndarray) -> None:
     assert torch.equal(Categorical(torch.tensor(probs[:1]).log()).mutual_information(), torch.zeros(4).double())
 
 
-def test_class_probabilities_may_come_with_the_density_of_what_they_are_of(probs: np.ndarray) -> None:
+def test_class_probabilities_may_carry_a_density_for_each_row(probs: np.ndarray) -> None:
     log_density = torch.tensor([0.5, -2.0, 1.0, 3.0]).double()
     plain = Categorical(torch.tensor(probs).log())
     dense = Categorical(torch.tensor(probs).log(), {"density": log_density})
@@ -70,13 +70,13 @@ def test_class_probabilities_may_come_with_the_density_of_what_they_are_of(probs
         Categorical(torch.tensor(probs).log(), {"density": log_density[:3]})
 
 
-def test_gaussian_log_prob_is_scipys(gaussian: Gaussian) -> None:
+def test_gaussian_log_prob_equals_scipy(gaussian: Gaussian) -> None:
     targets = np.array([[0.3], [-1.0], [2.0]])
     each = scipy.stats.norm(gaussian.draw_mean.numpy(), gaussian.draw_variance.sqrt().numpy()).pdf(targets)
     np.testing.assert_allclose(gaussian.log_prob(torch.tensor(targets)), np.log(each.mean(0))[:, 0], atol=1e-12)
 
 
-def test_outputs_are_independent_given_a_draw_only() -> None:
+def test_outputs_are_independent_only_given_a_draw() -> None:
     mean = torch.tensor([[[0.0, 0.0]], [[4.0, 4.0]]], dtype=torch.float64)  # [draw=2, batch=1, output=2]
     both = Gaussian(mean, torch.ones_like(mean))
     at = np.array([4.0, 4.0])
@@ -84,7 +84,7 @@ def test_outputs_are_independent_given_a_draw_only() -> None:
     assert both.log_prob(torch.tensor(at)[None]).item() == pytest.approx(expected)
 
 
-def test_moments_of_a_mixture_are_those_of_its_means_and_variances(gaussian: Gaussian) -> None:
+def test_the_moments_of_a_mixture_follow_the_law_of_total_variance(gaussian: Gaussian) -> None:
     within = gaussian.draw_variance.mean(0).numpy()
     np.testing.assert_allclose(gaussian.mean, gaussian.draw_mean.mean(0), atol=1e-12)
     np.testing.assert_allclose(gaussian.variance, within + np.var(gaussian.draw_mean.numpy(), axis=0), atol=1e-12)
@@ -99,7 +99,7 @@ def test_rescaled_density_follows_the_change_of_variable(gaussian: Gaussian) -> 
     torch.testing.assert_close(wide.variance, scale**2 * gaussian.variance)
 
 
-def test_classes_have_no_scale(categorical: Categorical) -> None:
+def test_rescaling_classes_is_refused(categorical: Categorical) -> None:
     with pytest.raises(TypeError, match="classes have no scale"):
         categorical.rescale(torch.zeros(3), torch.ones(3))
 
@@ -112,7 +112,7 @@ def lognormal(draws: int) -> tuple[Exponential, Gaussian]:
 
 
 @pytest.mark.parametrize("draws", [1, 3])
-def test_targets_fitted_as_logarithms_are_scipy_s_lognormal(draws: int) -> None:
+def test_the_exponential_of_a_gaussian_equals_scipys_lognormal(draws: int) -> None:
     made, base = lognormal(draws)
     values = torch.rand(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3 + 0.01
     parts = scipy.stats.lognorm(base.draw_variance.double().sqrt().numpy(), scale=base.draw_mean.double().exp().numpy())
@@ -131,8 +131,8 @@ def test_targets_fitted_as_logarithms_are_scipy_s_lognormal(draws: int) -> None:
     assert made.log_prob(-values).tolist() == [-torch.inf] * 4
 
 
-def test_moments_of_an_exponential_whose_base_is_no_gaussian_are_integrals() -> None:
-    """The same base, widened by nothing, so that no Gaussian is seen; the control leaves half a variance out."""
+def test_numerical_moments_of_an_exponential_equal_the_closed_form() -> None:
+    """The Gaussian base is widened by 1, so that it is not seen as a Gaussian; the control omits half its variance."""
     made, base = lognormal(3)
     hidden = Exponential(Widened(base, 1.0))
     np.testing.assert_allclose(hidden.mean, made.mean, rtol=2e-3)

@@ -1,4 +1,4 @@
-"""The public names: each is there, checkers see the same ones, and the package says that it is typed."""
+"""The public names: each exists, type checkers see the same names, and the package declares that it is typed."""
 
 import ast
 import subprocess
@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", public.PLACES)
-def test_every_name_is_there(name: str) -> None:
+def test_every_public_name_exists_in_its_module(name: str) -> None:
     found = getattr(bdl_pipe, name)
     module, _, other = public.PLACES[name].partition(":")
     assert found is getattr(sys.modules[f"bdl_pipe.{module}"], other or name)
     assert name in bdl_pipe.__all__ and name in dir(bdl_pipe)
 
 
-def test_no_name_hides_a_module() -> None:
+def test_no_public_name_hides_a_module_and_an_unknown_name_is_an_error() -> None:
     modules = {path.stem for path in (ROOT / "src/bdl_pipe").iterdir()}
     assert not modules & public.PLACES.keys()
     with pytest.raises(AttributeError, match="module 'bdl_pipe' has no attribute 'nothing'"):
@@ -31,7 +31,7 @@ def test_no_name_hides_a_module() -> None:
         exec("from bdl_pipe import nothing")
 
 
-def test_type_checkers_see_the_same_names() -> None:
+def test_type_checkers_see_the_same_public_names() -> None:
     tree = ast.parse((ROOT / "src/bdl_pipe/public.py").read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
@@ -40,7 +40,7 @@ def test_type_checkers_see_the_same_names() -> None:
 
 
 @pytest.mark.process
-def test_a_star_brings_every_name_and_the_package_alone_brings_no_torch() -> None:
+def test_a_star_import_brings_every_name_and_a_plain_import_brings_no_torch() -> None:
     text = "import sys, bdl_pipe; bdl_pipe.__version__; dir(bdl_pipe); assert 'torch' not in sys.modules;"
     text += "assert 'numpy' not in sys.modules; from bdl_pipe import *; print(*dir())"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
@@ -58,6 +58,6 @@ def test_the_package_is_typed_and_has_the_version_of_its_distribution() -> None:
     assert bdl_pipe.__version__ == metadata.version("bdl-pipe")
 
 
-def test_every_name_is_in_the_docs() -> None:
+def test_every_public_name_is_in_the_docs() -> None:
     page = (ROOT / "docs/api.md").read_text()
     assert [name for name in public.PLACES if f"`{name}`" not in page and f"`{name}(" not in page] == []

@@ -1,4 +1,4 @@
-"""Recalibration: known temperatures and widths are found again, and conformal sets hold what they say."""
+"""Recalibration: known temperatures and widths are recovered, and conformal sets cover as often as stated."""
 
 import re
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def values(rows: int, width: float, seed: int = 0) -> tuple[Gaussian, Examples]:
 
 
 @pytest.mark.parametrize("true", [0.5, 1.0, 2.5])
-def test_a_temperature_and_a_width_are_found_again(true: float) -> None:
+def test_a_known_temperature_and_a_known_width_are_recovered(true: float) -> None:
     """4,000 rows: within 10 %, more than five standard errors of either."""
     predictive, rows = classes(4000, true, spread=2.0)
     learnt = recalibration.fit(one_batch(predictive, 4000), rows, CLASSES)
@@ -64,8 +64,8 @@ def test_a_temperature_and_a_width_are_found_again(true: float) -> None:
     assert torch.equal(again.scores, learnt.scores)
 
 
-def test_a_widened_mixture_is_the_distribution_of_what_was_widened() -> None:
-    """Against SciPy for one draw, and against the moved draws of a mixture."""
+def test_a_widened_mixture_equals_the_mixture_of_moved_draws() -> None:
+    """Against a mixture whose draws are moved away from the mean and scaled by hand."""
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(3, 5, 2, generator=generator, dtype=torch.float64)
     base = Gaussian(mean, 0.1 + torch.rand(3, 5, 2, generator=generator, dtype=torch.float64))
@@ -84,12 +84,12 @@ def test_a_widened_mixture_is_the_distribution_of_what_was_widened() -> None:
 
 
 @pytest.mark.parametrize("task", ["classes", "values"])
-def test_conformal_sets_cover_as_often_as_they_say(task: str) -> None:
+def test_conformal_sets_cover_as_often_as_their_level(task: str) -> None:
     """A posterior that is three times too sure, 200 times 39 calibration rows and 25 test rows at 80 %.
 
     With 39 rows the coverage is exactly ⌈40·0.8⌉/40 = 0.8 on average over calibration rows, as scores have no ties. Its
     distribution over a set's rows is beta-binomial; 200 means are within 5 standard errors of 0.8: a false alarm in
-    1.7 million. The control: its own probability says 80 % of sets that hold far less.
+    1.7 million. The control: sets of 80 % of the posterior's own probability hold far less.
     """
     level, calibrating, count = 0.8, 39, 25
     found, naive = [], []
@@ -137,7 +137,7 @@ def test_a_level_beyond_the_calibration_rows_is_refused() -> None:
 
 
 class _Stored:
-    """A posterior that answers with rows of a predictive, whose number is the first input."""
+    """A posterior that returns rows of a stored predictive; the first input of a row is its number."""
 
     def __init__(self, predictive: Predictive) -> None:
         self.predictive = predictive
@@ -155,7 +155,7 @@ class _Stored:
 
 
 @pytest.mark.parametrize("task", ["classes", "values"])
-def test_scores_and_columns_before_and_after(task: str) -> None:
+def test_recalibration_improves_scores_and_written_sets_cover_at_their_level(task: str) -> None:
     rows = 3000
     predictive, examples = (classes if task == "classes" else values)(rows, 3.0)
     transform, names = (CLASSES, list("abcd")) if task == "classes" else (PLAIN, ["y"])
@@ -164,7 +164,7 @@ def test_scores_and_columns_before_and_after(task: str) -> None:
     fitted = Predictor(_Stored(predictive), transform, tuple(names), learnt)
     scores = score_clean(fitted, numbered, EvaluateConfig(15, 700, 0), Seed(0)).metrics
     assert scores["nll_recalibrated"][0] < scores["nll"][0] - 0.2
-    assert scores["coverage_conformal"] == (pytest.approx(0.9, abs=0.002), rows)  # of the rows that it was learnt from
+    assert scores["coverage_conformal"] == (pytest.approx(0.9, abs=0.002), rows)  # on the rows that it was learnt from
     better = "ece" if task == "classes" else "crps"
     assert scores[f"{better}_recalibrated"][0] < scores[better][0]
     found = summary.predictions(fitted, numbered.inputs, names, rng=Seed(0), level=0.8)
@@ -182,8 +182,8 @@ def test_scores_and_columns_before_and_after(task: str) -> None:
     np.testing.assert_allclose(found["recalibrated_sd"], learnt.factor * found["sd"], rtol=1e-5)
 
 
-def test_sets_of_any_class_names_can_be_told_apart() -> None:
-    """A name may hold what stands between names."""
+def test_sets_of_any_class_names_can_be_parsed_back() -> None:
+    """A name may contain the separator of names."""
     names = ["a", "b", "a|b", "b\\"]
     predictive, rows = classes(600, 1.0, spread=2.0)
     learnt = recalibration.fit(one_batch(predictive, 600), rows, CLASSES)
@@ -195,14 +195,14 @@ def test_sets_of_any_class_names_can_be_told_apart() -> None:
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 1.5, float("nan")])
-def test_a_level_is_between_0_and_1(level: float) -> None:
+def test_a_level_that_is_not_between_0_and_1_is_refused(level: float) -> None:
     predictive, _ = classes(20, 1.0)
     fitted = Predictor(_Stored(predictive), CLASSES, tuple("abcd"), None)
     with pytest.raises(ConfigError, match=r"level must be in \(0, 1\), got "):
         summary.predictions(fitted, np.arange(20.0)[:, None], list("abcd"), rng=Seed(0), level=level)
 
 
-def test_intervals_of_targets_fitted_as_logarithms_are_their_exponentials() -> None:
+def test_intervals_of_log_targets_are_exponentiated() -> None:
     logs = Transform("table", torch.zeros(1), torch.ones(1), shift=torch.zeros(1), scale=torch.ones(1), log=True)
     predictive = Gaussian(torch.zeros(1, 2, 1).double(), torch.full((1, 2, 1), 4.0).double())
     low, high = Recalibration(1.0, torch.linspace(0, 1, 99).double()).interval(predictive, logs, 0.5)
@@ -210,7 +210,7 @@ def test_intervals_of_targets_fitted_as_logarithms_are_their_exponentials() -> N
     np.testing.assert_allclose(high.log(), 2 * torch.linspace(0, 1, 99).double()[49])
 
 
-def test_calibration_rows_are_apart_from_all_others(tmp_path: Path) -> None:
+def test_calibration_rows_are_apart_from_training_and_test_rows(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i},{i * 1.5}\n" for i in range(200)))
     source = {"name": "table", "path": str(tmp_path / "t.csv"), "target": ["y"], "task": "regression"}
 

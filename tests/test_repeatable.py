@@ -1,4 +1,4 @@
-"""What a process asks of torch, so that a GPU repeats its bits; that it does is seen on a GPU (results/gpu)."""
+"""The settings of torch with which a GPU repeats its bits; results/gpu shows on a GPU that it does."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def test_a_gpu_repeats_its_bits_in_full_float32(flags: None) -> None:
+def test_repeat_bits_sets_determinism_and_full_float32_for_a_gpu_only(flags: None) -> None:
     torch.backends.cudnn.allow_tf32 = True
     repeat_bits("cpu")
     assert torch.backends.cudnn.allow_tf32 and not torch.are_deterministic_algorithms_enabled()

@@ -1,4 +1,4 @@
-"""The plugins of docs/rivals.md against their packages where those are there; TabPFN with random weights, or none.
+"""The plugins of docs/rivals.md against their packages where these are installed; TabPFN has random weights or none.
 
 A test that needs a package is skipped with its name and the way to install it where the package is absent.
 """
@@ -83,7 +83,7 @@ def fitted(name: str, data: FitData, seed: int = 0, **changes: Any) -> State:
 
 
 def predicted(state: State, data: FitData) -> Any:
-    """What the stored state predicts of the validation rows, read from its bytes."""
+    """Predict the validation rows by a posterior that is read from the bytes of its state."""
     stored = artifacts.from_bytes(artifacts.to_bytes(state))
     return registry.posterior_of(stored).predict(data.tensors("validation")[0].double(), rng=Seed(0))
 
@@ -91,15 +91,17 @@ def predicted(state: State, data: FitData) -> Any:
 @pytest.mark.parametrize(
     ("name", "key", "value"), [("ngboost", "rounds", 0), ("catboost", "draws", 0), ("tabpfn", "estimators", 0)]
 )
-def test_bad_numbers_are_refused(plugin: Callable[[str], types.ModuleType], name: str, key: str, value: int) -> None:
+def test_a_config_with_a_count_of_zero_is_refused(
+    plugin: Callable[[str], types.ModuleType], name: str, key: str, value: int
+) -> None:
     plugin(name)
     with pytest.raises(ConfigError, match=key):
         registry.METHODS[name].config(**(CONFIGS[name] | {key: value}))
 
 
 @pytest.mark.slow
-def test_ngboost_predicts_what_the_package_predicts(plugin: Callable[[str], types.ModuleType]) -> None:
-    """To 1e-6, from tensors, with the rounds of the least score of the validation rows."""
+def test_the_ngboost_plugin_and_its_package_predict_the_same(plugin: Callable[[str], types.ModuleType]) -> None:
+    """To 1e-6, from tensors, with the number of rounds at which the validation rows have the least score."""
     package("ngboost", TREES)
     module, data = plugin("ngboost"), two_outputs()
     found = predicted(fitted("ngboost", data), data)
@@ -122,7 +124,9 @@ def test_ngboost_predicts_what_the_package_predicts(plugin: Callable[[str], type
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draws", [1, 4])
-def test_catboost_predicts_what_the_package_predicts(plugin: Callable[[str], types.ModuleType], draws: int) -> None:
+def test_the_catboost_plugin_and_its_package_predict_the_same(
+    plugin: Callable[[str], types.ModuleType], draws: int
+) -> None:
     """To 1e-6, from the bytes of its models; the last draw is the whole model."""
     package("catboost", TREES)
     module, data = plugin("catboost"), two_outputs()
@@ -141,7 +145,7 @@ def test_catboost_predicts_what_the_package_predicts(plugin: Callable[[str], typ
 
 
 @pytest.mark.slow
-def test_catboosts_classes_are_the_packages_and_an_absent_class_has_no_share(
+def test_catboost_classes_equal_the_package_and_an_absent_class_has_no_share(
     plugin: Callable[[str], types.ModuleType],
 ) -> None:
     package("catboost", TREES)
@@ -167,7 +171,9 @@ def _of_one_class() -> tuple[Examples, Examples]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ngboost", "catboost"])
-def test_a_seed_is_a_fit(plugin: Callable[[str], types.ModuleType], name: str) -> None:
+def test_equal_seeds_give_equal_predictions_and_another_seed_changes_catboost(
+    plugin: Callable[[str], types.ModuleType], name: str
+) -> None:
     package(name, TREES)
     plugin(name)
     data = table(*rows(200))
@@ -178,14 +184,14 @@ def test_a_seed_is_a_fit(plugin: Callable[[str], types.ModuleType], name: str) -
 
 
 class _Criterion:
-    """A stand-in: of TabPFN's distribution the plugin asks for the borders alone."""
+    """A stand-in for TabPFN's distribution, of which the plugin reads only the borders."""
 
     def __init__(self, borders: torch.Tensor) -> None:
         self.borders = borders
 
 
 class _StandIn:
-    """A stand-in for TabPFN's estimators, with their calls and without weights: it knows the training rows alone."""
+    """A stand-in for TabPFN's estimators, with their calls and without weights: it knows only the training rows."""
 
     def __init__(self, *, device: str, model_path: str, n_estimators: int, random_state: int) -> None:
         assert (device, model_path, n_estimators) == ("cpu", "here.ckpt", 2) and 0 <= random_state < 2**32
@@ -212,7 +218,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tabpfn", module)
 
 
-def test_tabpfns_calls_and_what_is_stored(plugin: Callable[[str], types.ModuleType], stand_in: None) -> None:
+def test_tabpfn_stores_the_training_rows_and_reads_borders_and_shares(
+    plugin: Callable[[str], types.ModuleType], stand_in: None
+) -> None:
     """On a stand-in: the training rows are the state, each output has its borders, an absent class has no share."""
     plugin("tabpfn")
     data = two_outputs()
@@ -230,7 +238,7 @@ def test_tabpfns_calls_and_what_is_stored(plugin: Callable[[str], types.ModuleTy
 
 
 def bars(module: types.ModuleType) -> Any:
-    """Of 4 rows and 2 outputs, with bars of widths that differ by factors."""
+    """Return bars for 4 rows and 2 outputs, whose widths differ by factors."""
     borders = torch.from_numpy((0.2 + RANDOM.exponential(size=(2, 8))).cumsum(-1) - 3)
     return module.Bars(borders, torch.from_numpy(RANDOM.normal(size=(4, 2, 7))).log_softmax(-1))
 
@@ -274,7 +282,7 @@ def test_bars_are_a_distribution(plugin: Callable[[str], types.ModuleType]) -> N
     assert crps(both, targets).value > 0
 
 
-def test_bars_are_those_of_tabpfn(plugin: Callable[[str], types.ModuleType]) -> None:
+def test_bars_equal_tabpfns_bar_distribution(plugin: Callable[[str], types.ModuleType]) -> None:
     package("tabpfn", TRANSFORMER)
     from tabpfn.architectures.shared.bar_distribution import FullSupportBarDistribution
 
@@ -282,7 +290,7 @@ def test_bars_are_those_of_tabpfn(plugin: Callable[[str], types.ModuleType]) -> 
 
 
 def compare_bars(both: Any, distribution: Any) -> None:
-    """Density, distribution function, quantiles and moments are those of the package, to 1e-6."""
+    """Compare density, distribution function, quantiles and moments with the package, to 1e-6."""
     targets = torch.from_numpy(RANDOM.normal(scale=4, size=(4, 2)))
     total = torch.zeros(4).double()
     for output in (0, 1):
@@ -327,7 +335,7 @@ def random_weights(path: str, task: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "classification"])
-def test_tabpfn_with_random_weights_predicts_what_the_package_predicts(
+def test_the_tabpfn_plugin_and_its_package_predict_the_same_with_random_weights(
     plugin: Callable[[str], types.ModuleType], monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     """To 1e-6: the mean and a quantile of each output, which the package computes itself; the classes' shares."""

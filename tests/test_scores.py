@@ -1,4 +1,4 @@
-"""Stored scores: what is stored reads back, and means and standard errors against the standard library."""
+"""Stored scores: they read back, and their means and standard errors agree with the standard library."""
 
 import math
 import statistics
@@ -41,7 +41,9 @@ def run_scores(figures: list[Score]) -> RunScores:
         ([(0, 0, NLL, 0.5)], CORRUPTED, []),
     ],
 )  # fmt: skip
-def test_means_and_standard_errors(figures: list[tuple[int, int, Quantity, float]], of: Quantity, values: list) -> None:
+def test_means_and_standard_errors_are_over_independent_values(
+    figures: list[tuple[int, int, Quantity, float]], of: Quantity, values: list
+) -> None:
     stored = run_scores([Score(*figure, n=9) for figure in figures])
     assert stored.values(of) == pytest.approx(values)
     assert stored.values(of, scale=100) == pytest.approx([100 * value for value in values])
@@ -54,7 +56,7 @@ def test_means_and_standard_errors(figures: list[tuple[int, int, Quantity, float
     assert estimate.error == (error and pytest.approx(error, rel=1e-12))
 
 
-def test_independent_are_splits_or_the_seeds_of_one() -> None:
+def test_independent_values_are_splits_or_the_seeds_of_one_split() -> None:
     for splits, seeds, count in ((2, 3, 2), (1, 3, 3)):
         run = run_scores([Score(split, seed, NLL, 0.5, 9) for split in range(splits) for seed in range(seeds)])
         assert (run.splits, run.count) == (splits, count)
@@ -76,7 +78,7 @@ def test_scores_of_a_diverged_fit_have_a_mean_and_no_finite_error(values: list[f
     assert found.mean == pytest.approx(mean, nan_ok=True) and not math.isfinite(found.error) and found.n == 2
 
 
-def test_what_is_stored_has_its_columns_and_types_and_reads_back(tmp_path: Path) -> None:
+def test_stored_scores_have_fixed_columns_and_types_and_read_back(tmp_path: Path) -> None:
     of = [
         Quantity("accuracy"),
         Quantity("nll", "corrupted", "fog", 5),
@@ -103,7 +105,7 @@ def test_what_is_stored_has_its_columns_and_types_and_reads_back(tmp_path: Path)
     assert run.estimate(Quantity("auroc", "ood", "svhn", score="max_prob")) is None
 
 
-def test_scores_of_another_version_or_without_a_column_are_to_be_made_again(tmp_path: Path) -> None:
+def test_scores_of_another_version_or_without_a_column_are_refused(tmp_path: Path) -> None:
     place = tmp_path / "scores.parquet"
     made = scores.table("d", "m", "s", [Score(0, 0, NLL, 0.5, 9)])
     old = pa.Table.from_pylist([{"dataset": "d", "seed": 1001, "split": "corrupted:fog:1", "metric": "nll"}])
@@ -131,7 +133,7 @@ def test_calibration_bins_merge_by_count(tmp_path: Path) -> None:
         scores.merged_bins(tmp_path / "c.parquet")
 
 
-def test_the_line_of_a_run_is_the_mean_over_its_splits_and_seeds(tmp_path: Path) -> None:
+def test_the_same_class_line_of_a_run_is_the_mean_over_splits_and_seeds(tmp_path: Path) -> None:
     rows = [(split, seed, share, 0.4 + 0.1 * split + 0.2 * seed - 0.4 * share, share)
             for split in (0, 1) for seed in (0, 1) for share in (0.0, 1.0)]  # fmt: skip
     line = pd.DataFrame(rows, columns=list(scores.SAME_CLASS))

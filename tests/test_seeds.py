@@ -18,11 +18,11 @@ PINNED = [  # the first 8 bytes of `printf ADDRESS | sha256sum`, without the las
 
 
 @pytest.mark.parametrize(("seed", "expected"), PINNED, ids=str)
-def test_integers_are_pinned(seed: Seed, expected: int) -> None:
+def test_the_integers_of_seeds_are_pinned(seed: Seed, expected: int) -> None:
     assert seed.integer() == expected
 
 
-def test_addresses_are_unambiguous() -> None:
+def test_different_addresses_give_different_integers() -> None:
     places = [
         Seed(0),
         Seed(1),
@@ -42,18 +42,18 @@ def test_addresses_are_unambiguous() -> None:
     assert len({p.integer() for p in places}) == len(places)
 
 
-def test_folding_in_steps_is_folding_at_once() -> None:
+def test_folding_in_steps_equals_folding_at_once() -> None:
     assert Seed(3).fold("a").fold(1, "b") == Seed(3).fold("a", 1, "b")
 
 
-def test_generators_start_afresh() -> None:
+def test_each_generator_of_a_seed_starts_at_its_beginning() -> None:
     seed = Seed(3).fold("x")
     assert torch.equal(torch.rand(5, generator=seed.generator()), torch.rand(5, generator=seed.generator()))
     assert np.array_equal(seed.numpy().random(5), seed.numpy().random(5))
     assert not torch.equal(torch.rand(5, generator=seed.generator()), torch.rand(5, generator=Seed(4).generator()))
 
 
-def test_global_state_is_neither_read_nor_moved() -> None:
+def test_the_global_state_of_torch_is_neither_read_nor_changed() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     one = torch.rand(5, generator=Seed(3).generator())
@@ -72,7 +72,7 @@ def test_neighbouring_addresses_are_independent() -> None:
     assert scipy.stats.kstest(same, "uniform").pvalue < 1e-4
 
 
-def test_integers_fit_torch() -> None:
+def test_the_integers_of_seeds_have_63_bits() -> None:
     values = [Seed(r).fold("x", i).integer() for r, i in itertools.product(range(3), range(50))]
     assert all(0 <= v < 2**63 for v in values)
     assert any(v >= 2**62 for v in values)

@@ -1,4 +1,4 @@
-"""Documentation that is written from the code and from stored results is up to date, whole, and leads where it says."""
+"""Documentation that is written from code and stored results is up to date and complete, and its links work."""
 
 import html
 import re
@@ -25,7 +25,7 @@ OWN = {name: METHODS[name] for name in METHODS if METHODS[name].config.__module_
 
 
 @pytest.mark.process
-def test_every_generated_page_is_what_its_command_writes() -> None:
+def test_every_generated_page_equals_the_output_of_its_command() -> None:
     """``python -m benchmarks.site`` would change nothing; in its own process, where no test has added a network."""
     assert len(site.pages()) > 40
     command = [sys.executable, "-m", "benchmarks.site", "--check"]
@@ -33,7 +33,7 @@ def test_every_generated_page_is_what_its_command_writes() -> None:
     assert (done.stdout, done.returncode) == ("", 0), done.stderr
 
 
-def test_a_figure_typed_by_hand_is_found() -> None:
+def test_a_figure_typed_by_hand_into_a_block_is_overwritten() -> None:
     page = (ROOT / "README.md").read_text()
     typed = page.replace("| 0.229 |", "| 0.129 |", 1)
     assert typed != page and site.pages()[ROOT / "README.md"] == page
@@ -42,15 +42,15 @@ def test_a_figure_typed_by_hand_is_found() -> None:
         blocks.filled("<!-- generated: no such -->\n<!-- end -->", {})
 
 
-def test_a_stored_mean_is_rounded_half_up_and_what_is_no_number_is_left() -> None:
+def test_a_stored_mean_is_rounded_half_up_and_other_text_is_unchanged() -> None:
     run = stored.Run("d", "m", "s", {"a": "86.35 ± 0.37", "b": "29.3 k", "c": "92.20"})
     assert [run.mean(name, 1) for name in "abcd"] == ["86.4", "29.3 k", "92.2", "—"]
 
 
-# ── what has to be in the reference ──────────────────────────────────────────────────────────────────────────────────
+# ── completeness of the reference ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_method_has_a_page_with_its_facts_numbers_and_keys() -> None:
+def test_every_method_has_blocks_of_facts_numbers_keys_values_and_picture() -> None:
     text = "\n".join(page.read_text() for page in (DOCS / "methods").glob("*.md"))
     lacking = [
         f"{part} {name}"
@@ -66,14 +66,14 @@ def test_every_method_that_predicts_from_rows_has_a_picture() -> None:
     assert set(pictures.drawable()) - shown == set() and shown <= OWN.keys()
 
 
-def test_every_key_has_a_meaning() -> None:
+def test_every_config_key_has_a_meaning() -> None:
     sections = {section for method in OWN.values() for section in (method.config, *keys.parts(method.config))}
     sections |= {parameters.DatasetConfig, parameters.RunSpec, parameters.EvaluateConfig, parameters.ReportConfig}
     lacking = [f"{s.__name__}.{key.name}" for s in sections for key in keys.keys(s) if not key.meaning]
     assert sorted(lacking) == []
 
 
-def test_a_rule_and_a_default_are_those_of_the_dataclass() -> None:
+def test_the_rule_and_the_default_of_a_key_come_from_its_dataclass() -> None:
     of = {key.name: key for key in keys.keys(METHODS["swag"].config)}
     assert (of["rank"].kind, of["rank"].rule, of["rank"].default) == ("whole number", "must be 0 or > 1", "")
     assert (of["dtype"].kind, of["dtype"].default) == ("`float64` \\| `float32`", "`float64`")
@@ -90,7 +90,7 @@ def test_every_public_name_is_in_the_reference_once() -> None:
         ).is_file(), module
 
 
-def test_every_variable_is_in_the_table() -> None:
+def test_every_environment_variable_is_in_the_table() -> None:
     sources = [
         path for top in ("src", "pipeline", "stages", "cluster", "benchmarks") for path in (ROOT / top).rglob("*")
     ]
@@ -108,7 +108,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert [name for name in listed if not (DOCS / name).is_file() and not (ROOT / name).is_file()] == []
 
 
-def test_the_version_is_one_and_has_its_changes() -> None:
+def test_all_files_name_one_version_and_the_changelog_has_it() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
@@ -118,7 +118,7 @@ def test_the_version_is_one_and_has_its_changes() -> None:
     assert set(named) == {version}
 
 
-def test_badges_say_what_is_stored() -> None:
+def test_badges_show_the_numbers_of_methods_and_stored_runs() -> None:
     found = badges.pages()
     assert f">{len(METHODS)}<" in found[badges.FOLDER / "methods.svg"]
     assert re.search(rf">{len(stored.runs())} runs, \d+ min on two cores<", found[badges.FOLDER / "default-run.svg"])
@@ -156,7 +156,7 @@ def broken(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_and_every_anchor_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert broken(page) == []
 
 
@@ -167,7 +167,7 @@ def test_a_link_to_no_file_or_no_heading_is_found(tmp_path: Path) -> None:
     assert broken(tmp_path / "a.md") == ["b.md", "#two"]
 
 
-def test_every_message_of_the_troubleshooting_page_is_one_of_the_code() -> None:
+def test_every_message_of_the_troubleshooting_page_is_in_the_code() -> None:
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "pipeline").rglob("*.py"), ROOT / "Makefile"]
     code = re.sub(r'"\s*\n?\s*f?"', "", "\n".join(path.read_text() for path in sources))
     quoted = re.findall(r"^\| `(.+?)` \|", (DOCS / "start/troubleshooting.md").read_text(), re.M)
@@ -178,5 +178,5 @@ def test_every_message_of_the_troubleshooting_page_is_one_of_the_code() -> None:
     assert lost == []
 
 
-def test_a_method_without_a_stored_run_says_so() -> None:
+def test_the_page_of_a_method_states_that_no_stored_run_has_it() -> None:
     assert method_pages.numbers("pretrained") == "No stored run has this method."

@@ -34,21 +34,21 @@ def run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_ctrl_c_reaches_a_child_though_the_session_began_without_it(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_a_child_of_a_session_that_starts_with_sigint_ignored(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text(INTERRUPTED)
     done = run(tmp_path)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(("options", "order"), [((), "first second"), (("--reverse-files",), "second first")])
-def test_files_run_in_reverse_where_asked(tmp_path: Path, options: tuple[str, ...], order: str) -> None:
+def test_files_run_in_reverse_with_the_option(tmp_path: Path, options: tuple[str, ...], order: str) -> None:
     for number, name in enumerate(("first", "second")):
         (tmp_path / f"test_{number}.py").write_text(f"def test_{name}():\n    print('{name}')\n")
     assert " ".join(run(tmp_path, "-sq", *options).stdout.replace(".", "").split()).startswith(order)
 
 
 @pytest.mark.parametrize(("options", "code"), [((), 0), (("-m", "not process"), 1)])
-def test_a_process_without_a_mark_fails_in_the_tier_without_processes(
+def test_an_unmarked_test_that_starts_a_process_fails_in_the_tier_without_processes(
     tmp_path: Path, options: tuple[str, ...], code: int
 ) -> None:
     (tmp_path / "test_one.py").write_text("import subprocess\ndef test_one():\n    subprocess.run(['true'])\n")
@@ -64,7 +64,7 @@ def test_a_file_of_which_no_test_would_run_is_not_imported(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("body", "code"), [("open('left', 'w').close()", 1), ("pass", 0)])
-def test_what_a_test_leaves_in_the_root_fails_its_session(tmp_path: Path, body: str, code: int) -> None:
+def test_a_file_that_a_test_leaves_in_the_root_fails_the_session(tmp_path: Path, body: str, code: int) -> None:
     (tmp_path / "test_one.py").write_text(f"def test_one():\n    {body}\n")
     done = run(tmp_path)
     assert "1 passed" in done.stdout and done.returncode == code
@@ -77,8 +77,10 @@ def maker() -> int:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_tests_that_share_a_fixture_are_in_one_group(number: int, maker: int, request: pytest.FixtureRequest) -> None:
-    """By its name pytest-xdist sends a group to one process; under pytest 9.2 it names none."""
+def test_tests_that_share_a_module_fixture_are_in_one_group(
+    number: int, maker: int, request: pytest.FixtureRequest
+) -> None:
+    """pytest-xdist adds a group's name to test ids to keep the group in one process; under pytest 9.2 it adds none."""
     (group,) = [mark.args[0] for mark in request.node.iter_markers("xdist_group")]
     assert group == __name__
     if getattr(request.config.option, "loadgroup", False):  # in a process that pytest-xdist has started

@@ -1,4 +1,4 @@
-"""Tutorials: their pages are of their scripts, their text has no figure that could go stale, and they run."""
+"""Tutorials: their pages belong to their scripts, their text has no figure that could go stale, and they run."""
 
 import ast
 import importlib.metadata
@@ -39,7 +39,7 @@ def _name(call: ast.Call) -> str:
 
 
 def _constants(node: ast.AST) -> list[str]:
-    """List the texts below a node, without formats and what stands in braces."""
+    """List the texts below a node, without formats and expressions in braces."""
     if isinstance(node, ast.Constant):
         return [node.value] if isinstance(node.value, str) else []
     if isinstance(node, ast.FormattedValue | ast.Subscript):
@@ -68,7 +68,7 @@ def distributions(chosen: set[str]) -> set[str]:
     return {re.split(r"[\[<>=~!; ]", line)[0].lower() for line in lines}
 
 
-def test_there_are_eight() -> None:
+def test_at_least_eight_tutorials_exist() -> None:
     assert len(scripts()) >= 8
 
 
@@ -76,17 +76,17 @@ def test_there_are_eight() -> None:
 @pytest.mark.process
 @pytest.mark.timeout(1800)
 @SCRIPTS
-def test_it_runs_and_does_what_its_page_says(script: Path, tmp_path: Path) -> None:
-    """Its checks hold, and it prints and draws where the page has it; figures may differ in their last digits.
+def test_a_tutorial_runs_with_the_cells_and_pictures_of_its_page(script: Path, tmp_path: Path) -> None:
+    """The checks of the script hold, and its cells print and draw where the page shows it; printed text may differ.
 
-    A search on a cluster ends weak trials as they come, so that its lines differ from run to run.
+    A search on a cluster ends weak trials in the order of their arrival, so that its lines differ from run to run.
     """
     found = execute(script, tmp_path)
     assert script.stem == "8_a_search_and_a_cluster" or compare(script, found) == ""
 
 
 @SCRIPTS
-def test_a_page_is_of_its_script(script: Path) -> None:
+def test_a_page_has_the_stamp_and_the_pictures_of_its_script(script: Path) -> None:
     """Where this fails, ``python -m benchmarks.tutorials`` with the script's name writes the page again."""
     text = page_of(script).read_text()
     assert text.splitlines()[0] == stamp(script)
@@ -96,19 +96,19 @@ def test_a_page_is_of_its_script(script: Path) -> None:
     assert all(picture.stat().st_size <= LARGEST for picture in pictures_of(script))
 
 
-def test_the_overview_is_of_the_scripts() -> None:
+def test_the_overview_is_made_from_the_scripts() -> None:
     assert (FOLDER / "index.md").read_text() == index()
 
 
-def test_no_page_or_picture_is_without_its_script() -> None:
+def test_every_page_and_every_picture_has_its_script() -> None:
     pages = {page_of(script) for script in scripts()} | {FOLDER / "index.md"}
     assert {*FOLDER.glob("*.md")} == pages
     assert {*(FOLDER / "images").iterdir()} == {picture for script in scripts() for picture in pictures_of(script)}
 
 
 @SCRIPTS
-def test_a_tutorial_says_what_it_gives_and_needs(script: Path) -> None:
-    """Its first cell has a title, one sentence of what the reader will have, and the extras; its last, what is next."""
+def test_a_tutorial_states_its_goal_its_needs_and_the_next_step(script: Path) -> None:
+    """The first cell has a title, one sentence on the result, and the extras; the last cell has the next steps."""
     found = [cell for cell in cells(script.read_text()) if cell.kind == "markdown"]
     title, gives, needs, *_ = found[0].text.split("\n\n")
     assert title.startswith("# ") and gives.startswith("At the end you") and gives.count(". ") == 0
@@ -118,12 +118,12 @@ def test_a_tutorial_says_what_it_gives_and_needs(script: Path) -> None:
 
 
 @SCRIPTS
-def test_no_figure_is_typed(script: Path) -> None:
+def test_no_figure_is_typed_by_hand(script: Path) -> None:
     assert {cell.line: typed for cell in cells(script.read_text()) if (typed := figures(cell))} == {}
 
 
 @SCRIPTS
-def test_the_extras_have_what_is_imported(script: Path) -> None:
+def test_the_named_extras_contain_every_imported_package(script: Path) -> None:
     text = script.read_text()
     if "from scratch import" in text:
         text += HELPER.read_text()
@@ -146,7 +146,7 @@ def test_the_extras_have_what_is_imported(script: Path) -> None:
         ("check", "assert nll < 0.7, '91'", []),
     ],
 )
-def test_typed_figures_are_found(kind: str, text: str, found: list[str]) -> None:
+def test_figures_typed_by_hand_are_found(kind: str, text: str, found: list[str]) -> None:
     assert figures(Cell(kind, text, 1)) == found  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ def test_a_script_is_split_into_its_cells() -> None:
         cells("# %% [markdown]\n# Title\nx = 1\n")
 
 
-def test_a_page_shows_what_cells_printed_and_drew_and_no_check(tmp_path: Path) -> None:
+def test_a_page_shows_printed_text_and_pictures_and_no_check(tmp_path: Path) -> None:
     script = tmp_path / "1_one.py"
     script.write_text('# %% [markdown]\n# # Title\n# %%\nprint(1)\n# %% tags=["check"]\nassert 1 > 0\n')
     ran = [{"printed": "", "pictures": []}, {"printed": "1", "pictures": [{"file": "a.png", "shows": "One"}]}]
@@ -181,7 +181,7 @@ def test_long_lines_are_broken_and_rows_of_tables_are_not() -> None:
     assert " ".join(" ".join(rest[:2]).split()) == sentence.strip()
 
 
-def test_a_change_of_a_script_or_of_what_it_imports_changes_the_stamp(
+def test_a_change_of_a_script_or_of_its_imported_helper_changes_the_stamp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, helper = tmp_path / "1_one.py", tmp_path / "scratch.py"

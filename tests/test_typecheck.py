@@ -1,4 +1,4 @@
-"""The run-time checks of the tests do check: types, and sizes that one call's arguments and result have in common."""
+"""The run-time checks of the tests find wrong types, and sizes that differ within a call's arguments and result."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -57,13 +57,15 @@ inner = quick(halved)
         (plain, [(1,), (1, 2)], [("1",), (1, "2"), (0,)]),
         (summed, [(THREE,), (THREE, THREE)], [(THREE, FOUR), (THREE.int(),), (THREE[None],), (3.0,)]),
         (halved, [(THREE,)], [(FOUR,), (None,)]),
-        (nested, [(torch.zeros(2),)], [(THREE,), ("n",)]),  # n is another one in the call of a call
+        (nested, [(torch.zeros(2),)], [(THREE,), ("n",)]),  # the inner call has its own n
         (steps, [(THREE, 2)], [(THREE[None], 2), (THREE, 2.5)]),
         (partly, [("anything", THREE.int())], [("anything", THREE)]),
         (Pair, [(THREE, THREE)], [(THREE, FOUR), (THREE, 4)]),
     ],
 )
-def test_what_is_annotated_is_checked(function: Callable[..., Any], right: list[Any], wrong: list[Any]) -> None:
+def test_annotated_types_and_shapes_are_checked(
+    function: Callable[..., Any], right: list[Any], wrong: list[Any]
+) -> None:
     checked = quick(function)
     for arguments in right:
         checked(*arguments)
@@ -72,7 +74,7 @@ def test_what_is_annotated_is_checked(function: Callable[..., Any], right: list[
             checked(*arguments)
 
 
-def test_the_package_is_checked() -> None:
+def test_types_and_shapes_of_the_package_are_checked() -> None:
     with pytest.raises(TypeError):
         Categorical(torch.zeros(2, 3, 4), torch.zeros(4))
     with pytest.raises(TypeError):

@@ -56,7 +56,7 @@ def chosen(*runs: Candidate, metric: str = "nll") -> Choice:
     return found
 
 
-def test_the_cheapest_within_one_standard_error_is_taken() -> None:
+def test_the_cheapest_run_within_one_standard_error_is_taken() -> None:
     best, rest = run("best", off(0, 0), fit=9), run("rest", off(5), fit=0.1)
     near, far = (run("cheap", off(share * ERROR * 0.01), fit=2) for share in (0.99, 1.01))
     assert chosen(rest, near, best).taken is near and chosen(rest, far, best).taken is best
@@ -72,7 +72,7 @@ def test_the_cheapest_within_one_standard_error_is_taken() -> None:
     assert taking(chosen(dear, best)) == said
 
 
-def test_equal_scores_go_to_the_cheaper_run() -> None:
+def test_the_cheaper_of_two_runs_with_equal_scores_is_taken() -> None:
     a, b = run("a", off(0), fit=2), run("b", off(0), fit=1)
     found = chosen(a, b)
     assert found.best is b and found.taken is b and found.near == [b, a] == found.tied
@@ -80,7 +80,7 @@ def test_equal_scores_go_to_the_cheaper_run() -> None:
     assert unpaired.taken.name == "b" and unpaired.gaps == {}
 
 
-def test_what_is_missing_is_said_and_never_chosen() -> None:
+def test_missing_scores_costs_and_pairs_are_stated_and_never_chosen() -> None:
     good = run("good", off(0), fit=3)
     lost = [run("nan", [math.nan] * 5), run("inf", [math.inf] * 5), run("none")]
     assert choose(lost, "nll") is None and verdict([]) == []
@@ -100,8 +100,8 @@ def test_what_is_missing_is_said_and_never_chosen() -> None:
     assert taking(wide).startswith("take a: its accuracy, 90.00 %, is the highest")
 
 
-def test_cost_is_the_cheapest_that_cannot_be_told_apart() -> None:
-    """The 95 % interval of five splits is 2.776 standard errors, that of Student's t on 4 degrees of freedom."""
+def test_the_cost_sentence_names_the_cheapest_run_that_cannot_be_told_apart() -> None:
+    """The 95 % interval of five splits is 2.776 standard errors, by Student's t on 4 degrees of freedom."""
     best, edge = run("best", off(0, 0), fit=9), 0.01 * ERROR * float(stats.t.ppf(0.975, 4))
     inside, outside = (run(name, off(share * edge), fit=2) for name, share in (("in", 0.99), ("out", 1.01)))
     fast = "fits in 2 s and predicts 1,000 rows in 0.5 s"
@@ -127,7 +127,7 @@ def test_cost_is_the_cheapest_that_cannot_be_told_apart() -> None:
     ("mean", "spread", "said"),
     [(0.0, 0.01, "this agrees with 90 %"), (-0.1, 0.01, "too few"), (0.09, 0.001, "too many")],
 )
-def test_coverage_over_splits(mean: float, spread: float, said: str) -> None:
+def test_coverage_over_splits_is_stated_with_its_error_and_judged(mean: float, spread: float, said: str) -> None:
     one = run("a", off(0), coverage_90=(0.9 + mean + spread * UNIT).tolist())
     assert calibration(one) == (
         f" Its 90 % intervals contain {90 + 100 * mean:.1f} ± {100 * spread * ERROR:.1f} % of the test targets: {said}."
@@ -150,7 +150,7 @@ def network(name: str, nll: Sequence[float], **more: object) -> Candidate:
 
 
 def test_a_bayesian_network_is_worth_it_where_it_beats_every_rival() -> None:
-    """With two networks an interval is of Student's t at 1 − 0.05/2: the choice of the best one is paid for."""
+    """With two networks an interval is of Student's t at 1 − 0.05/2, to correct for the choice of the best network."""
     bayes = [network("vbll", off(0, 0)), network("swag", off(0.3))]
     edge = 0.01 * ERROR * float(stats.t.ppf(1 - 0.05 / 4, 4))
     better, tied = run("boosting", off(1.01 * edge)), run("linear", off(0.99 * edge))
@@ -175,7 +175,7 @@ def test_a_bayesian_network_is_worth_it_where_it_beats_every_rival() -> None:
     assert worth([*bayes, run("linear", [math.nan] * 5)], "nll") == "There is no run to compare vbll with."
 
 
-def test_without_rivals_the_plain_network_of_the_same_architecture_is_one() -> None:
+def test_without_rivals_a_plain_network_of_the_same_architecture_is_the_rival() -> None:
     missing, bayes = "There is no run of boosting, linear or constant.", network("vbll", off(0, 0))
     other = run("deterministic", off(1), network="mlp 64")
     assert worth([bayes, network("deterministic", off(1))], "nll") == (
@@ -185,10 +185,10 @@ def test_without_rivals_the_plain_network_of_the_same_architecture_is_one() -> N
 
 
 def test_the_choice_of_the_best_network_does_not_raise_false_alarms() -> None:
-    """Ten networks and a rival of equal means, 2,000 times; scores correlate as those of splits that share rows do.
+    """Ten networks and a rival of equal means, 2,000 times; scores correlate as do scores of splits that share rows.
 
     At most 5 % of the answers may be ``yes``: the bound is 5 standard errors above it, a false alarm of the test in
-    3 million. Without the count of networks, the control, it is more than that.
+    3 million. Without the count of networks, the control, the share is above the bound.
     """
     g, shared = np.random.default_rng(0), 0.1
     alarms = {1: 0, 10: 0}
@@ -228,7 +228,7 @@ def test_the_choice_of_the_best_network_does_not_raise_false_alarms() -> None:
         ("gp", (), "whether longer fits of it would help is not recorded."),
     ],
 )
-def test_what_longer_fits_buy(method: str, ends: tuple[str, ...], said: str) -> None:
+def test_the_effect_of_longer_fits_is_stated(method: str, ends: tuple[str, ...], said: str) -> None:
     taken = run("it", [2.0], method=method, ended=ends)
     assert hour([taken], taken) == said
     others = [run("late", [2.0], ended=("steps", "validation")), run("short", [2.0], ended=("chains",))]
@@ -236,8 +236,8 @@ def test_what_longer_fits_buy(method: str, ends: tuple[str, ...], said: str) -> 
     assert hour([taken, *others], taken) == f"{said} {more}"
 
 
-def test_what_more_splits_buy() -> None:
-    """The half-width against the interval of 20 splits, whose differences have the variance of those of five."""
+def test_the_time_and_the_gain_of_more_splits_are_stated() -> None:
+    """The half-width against the interval of 20 splits; differences over 5 and over 20 splits have equal variances."""
     a, b = run("a", off(0), fit=100), run("b", off(1), fit=400)
     fifteen = "15 more splits would take 125 min of fitting and narrow the intervals of differences by about 46 %."
     assert "more split" not in hour([a, run("c", off(1), fit=None)], a), "a time is not recorded"
@@ -257,7 +257,7 @@ def test_what_more_splits_buy() -> None:
     assert "more split" not in hour([many], many)
 
 
-def test_what_ended_a_fit() -> None:
+def test_the_reason_that_ended_a_fit_is_found() -> None:
     def how(chosen: int, patience: int | None = 10, **more: object) -> str:
         stopping = SimpleNamespace(every=2, patience=patience)
         own = SimpleNamespace(**{"epochs": 100, "early_stopping": stopping, **more})
@@ -278,7 +278,7 @@ def test_the_warning_of_short_chains_ends_as_the_verdict_expects() -> None:
     assert said.endswith(LONGER)
 
 
-def test_the_whole_verdict_of_a_table_and_of_classes(tmp_path: Path) -> None:
+def test_the_whole_verdict_has_its_sentences_for_a_table_and_for_classes(tmp_path: Path) -> None:
     table = [
         network("vbll", off(0), rmse=off(1), coverage_90=[0.9] * 5, ended=("validation",)),
         run("linear", off(1), fit=0.01, rmse=off(2)),

@@ -45,7 +45,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, case: str) -> None:
+def test_the_error_names_a_file_that_cannot_be_read(tmp_path: Path, case: str) -> None:
     make, message = UNREADABLE[case]
     path = make(tmp_path / "config.yaml")
     with pytest.raises(DataError) as caught:
@@ -55,14 +55,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_file_without_permission(tmp_path: Path) -> None:
     path = damaged(tmp_path / "config.yaml", b"seed: 0")
     path.chmod(0)
     with pytest.raises(DataError, match=r"config\.yaml: cannot be read \(Permission denied\)"):
         read_yaml(path)
 
 
-def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+def test_numbers_are_read_by_the_rules_of_yaml_1_2(tmp_path: Path) -> None:
     """As DVC reads them: 1e-3 is a number."""
     path = damaged(tmp_path / "config.yaml", b"a: 1e-3\nb: 9223372036854775807\n")
     assert read_yaml(path) == {"a": 1e-3, "b": 2**63 - 1}
@@ -77,13 +77,13 @@ SCALARS = [
 
 
 @pytest.mark.parametrize("text", SCALARS)
-def test_a_scalar_is_what_dvc_reads(tmp_path: Path, text: str) -> None:
+def test_a_scalar_is_read_as_dvc_reads_it(tmp_path: Path, text: str) -> None:
     path = damaged(tmp_path / "config.yaml", f"a: {text}\n".encode())
     assert repr(read_yaml(path)) == repr(YAML(typ="safe").load(path))
 
 
 @pytest.mark.parametrize("text", [*SCALARS, "12:30", "1:2:3", "=", "<<", "", " x ", "#c", "a: b", "two\nlines", "'q'"])
-def test_a_text_that_is_written_is_read_by_everybody(tmp_path: Path, text: str) -> None:
+def test_a_written_text_is_read_back_by_every_yaml_parser(tmp_path: Path, text: str) -> None:
     """In YAML 1.2 and 1.1, as a key and as a value."""
     meant = {text: text, "list": [text]}
     path = damaged(tmp_path / "config.yaml", write_yaml(meant).encode())

@@ -1,4 +1,4 @@
-"""The tables of results/your_data: the list, where tables come from, and the page that their scores make."""
+"""The tables of results/your_data: the list, the sources of the tables, and the page that is made from their scores."""
 
 import csv
 import math
@@ -23,7 +23,7 @@ FORMER = {
     *("breast_cancer", "iris", "pima_tr", "airquality", "diabetes", "diamonds", "mpg", "digits_8x8", "penguins"),
     *("titanicsurvival", "wine", "flights", "houseprices", "salaries", "wage"),
 }
-LATER = {"magic", "nmes1988", "gestation", "budgetfood", "check_times"}  # seen since a run of all
+LATER = {"magic", "nmes1988", "gestation", "budgetfood", "check_times"}  # seen since a run of all tables
 MET = re.compile(
     r"college$|hitters|carseats|auto|boston|concrete|winequality|prestige|ames|cpus|pima|titanic|wdbc", re.I
 )
@@ -37,13 +37,13 @@ def test_tables_of_both_tasks_and_all_sizes_are_listed() -> None:
         assert {table.size for table in TABLES if table.seen == seen} == {"small", "middle", "large"}
 
 
-def test_what_rules_have_met_is_marked_as_seen() -> None:
+def test_tables_that_the_rules_have_met_are_marked_as_seen() -> None:
     assert {table.name for table in TABLES if table.seen} == FORMER | LATER
     assert [table.name for table in TABLES if not table.seen and MET.search(" ".join(table.source))] == []
     assert sum(not table.seen for table in TABLES) == 15
 
 
-def test_a_reason_and_a_source_are_needed() -> None:
+def test_a_table_without_a_known_source_or_a_reason_is_refused() -> None:
     for source, out, rule in (("here", {}, "source must be of"), ("sklearn", {"a": ""}, "must have a reason")):
         with pytest.raises(UserError, match=rule):
             Table("x", (source, "x"), "y", "regression", 300, 4, False, "CC0", out)
@@ -51,18 +51,20 @@ def test_a_reason_and_a_source_are_needed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES, ids=list(BY_NAME))
-def test_a_package_has_the_table(table: Table) -> None:
+def test_a_table_is_read_from_its_package_and_its_target_fits_its_task(table: Table) -> None:
     pytest.importorskip(table.source[0])
     frame = fetch.read(table)
     assert frame[table.target].nunique() > 20 if table.task == "regression" else frame[table.target].nunique() <= 26
 
 
-def test_a_table_of_another_size_is_refused() -> None:
+def test_a_table_of_an_unexpected_size_is_refused() -> None:
     with pytest.raises(DataError, match="iris must have 149 rows with a target and 4 columns, got 150 and 4"):
         fetch.read(Table("iris", ("sklearn", "iris"), "target", "classification", 149, 4, True, "CC0"))
 
 
-def test_a_package_that_is_missing_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_for_a_missing_package_shows_its_install_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
     for name in ("iris", "diamonds", "german"):
         with pytest.raises(UserError, match=re.escape(INSTALL[BY_NAME[name].source[0]])):
@@ -77,7 +79,7 @@ def test_tables_are_added_once_and_their_scores_are_read(
 ) -> None:
     """The default data sets are removed, other minutes add a table again, and a fit without scores has an empty row.
 
-    So has a fit with scores of another run: here all are out of date until the plan says otherwise.
+    A fit whose scores are out of date has an empty row, too: here all scores are, until the plan says otherwise.
     """
     folder, iris = tmp_path / "project", [BY_NAME["iris"]]
     project.make(folder)
@@ -105,7 +107,7 @@ def test_tables_are_added_once_and_their_scores_are_read(
     pd.testing.assert_frame_equal(page.read(tmp_path / "page"), frame.reset_index(drop=True), check_dtype=False)
 
 
-def test_a_later_run_replaces_its_own_tables_alone(tmp_path: Path) -> None:
+def test_a_later_run_replaces_only_its_own_tables(tmp_path: Path) -> None:
     every = project.ordered(made())
     again = every[every["table"].isin(["iris", "airquality"])].assign(nll=0.25)
     project.store(tmp_path, every, {"commit": "one"})
@@ -151,7 +153,7 @@ def frames() -> list[pd.DataFrame]:
 
 
 def averages(frame: pd.DataFrame, score: str) -> dict[tuple[str, str], float]:
-    """Average over splits row by row, by the csv module: a second way to the figures of the page."""
+    """Average over splits row by row, by the csv module: a second computation of the figures of the page."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in csv.DictReader(frame.to_csv(index=False).splitlines()):
         found.setdefault((row["table"], row["method"]), []).append(row[score])
@@ -159,7 +161,7 @@ def averages(frame: pd.DataFrame, score: str) -> dict[tuple[str, str], float]:
 
 
 @pytest.mark.parametrize("frame", frames(), ids=["made", "stored"][: len(frames())])
-def test_the_head_counts_what_the_scores_say(frame: pd.DataFrame) -> None:
+def test_the_head_of_the_page_agrees_with_the_scores(frame: pd.DataFrame) -> None:
     nll, crps, coverage = (averages(frame, score) for score in ("nll", "crps", "coverage_90"))
     text = page.page(frame, [])
     pairs = [key for key in nll if key[1] != "constant"]
@@ -197,7 +199,7 @@ def test_networks_and_boosting_are_counted_by_kind(frame: pd.DataFrame) -> None:
 
 
 def test_differences_are_paired_with_the_error_of_nadeau_and_bengio() -> None:
-    """Half of the t interval over its quantile; the error of unpaired splits is larger."""
+    """The error is half of the t interval over its quantile; one split has no error."""
     from scipy.stats import t
 
     frame = made()
@@ -208,13 +210,13 @@ def test_differences_are_paired_with_the_error_of_nadeau_and_bengio() -> None:
     assert math.isnan(page.paired(frame[frame["split"] == 0], "airquality", "bnn", "boosting")[1])
 
 
-def test_a_ratio_is_a_geometric_mean_over_tables() -> None:
+def test_the_crps_ratio_is_a_geometric_mean_over_tables() -> None:
     crps = averages(made(), "crps")
     logs = [math.log(crps[name, "bnn"] / crps[name, "constant"]) for name in ("airquality", "caschools")]
     assert f"| bnn | 2 | {math.exp(np.mean(logs)):.3f} |" in page.page(made(), [])
 
 
-def test_the_stored_page_is_of_the_stored_scores() -> None:
+def test_the_stored_page_is_written_from_the_stored_scores() -> None:
     assert page.page(page.read(PLACE), page.facts(PLACE)) == (PLACE / "README.md").read_text()
     named = [name for run in page.facts(PLACE) for name in run["tables"]]
     assert sorted(named) == sorted(set(page.read(PLACE)["table"]))

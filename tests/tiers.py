@@ -1,4 +1,4 @@
-"""Which tests run in which order and with which signals; in ``make check`` a test that starts a process fails.
+"""The order of the tests and the signals that they receive; in ``make check`` a test that starts a process fails.
 
 The marks that sort tests into ``make check``, ``make test`` and ``make soak`` are listed in pyproject.toml.
 """
@@ -16,7 +16,7 @@ import pytest
 _STARTS: Final = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.system")
 _HEAVY: Final = re.compile(r"^(import|from) (ray|mlflow|dvc|moto|boto3)\b", re.MULTILINE)
 _OF_THE_FILE: Final = re.compile(r"^pytestmark = .*", re.MULTILINE)
-_started: list[str] | None = None  # what the test that runs now has started; None: nothing is watched
+_started: list[str] | None = None  # the processes that the running test has started; None: processes are not watched
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,9 +30,9 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files of which no test would run, so that their imports take no time.
+    """Skip files of which no test would run, so that their imports take no time.
 
-    These are the files with a mark at their head that is left out and, where Ray's tests are left out, the files that
+    These are files whose ``pytestmark`` has a mark that is left out and, where Ray's tests are left out, files that
     import Ray, MLflow, DVC or a store at their head.
     """
     left_out = re.findall(r"not (\w+)", config.option.markexpr)
@@ -57,9 +57,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that share a fixture of their module run in one process, which makes it once, not one in each.
+    """Run tests that share a fixture of their module in one process, which makes the fixture once for all of them.
 
-    Slow ones begin first: they wait as much as they compute, and none is left to be waited for at the end.
+    Slow tests begin first: they wait as much as they compute, and at the end no slow test is left to wait for.
     """
     for item in items:
         if isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group"):
@@ -97,7 +97,7 @@ def _without_processes(item: pytest.Item) -> Iterator[None]:
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     if _started is not None and event in _STARTS:
         name = Path(str(arguments[0])).name if arguments else event
-        if name != "git":  # artifacts ask it for the commit, in a hundredth of a second
+        if name != "git":  # artifacts ask git for the commit, in a hundredth of a second
             _started.append(name)
 
 

@@ -1,6 +1,6 @@
 """The run-time checks of the tests: beartype for types, jaxtyping for shapes, at a tenth of the price of both in full.
 
-jaxtyping's import hook puts ``jaxtyping.jaxtyped`` on every function and dataclass. It binds the arguments anew and
+jaxtyping's import hook puts ``jaxtyping.jaxtyped`` on every function and dataclass. It binds the arguments again and
 calls beartype twice at every call, whatever the annotations are, which was a third of all time in tests. Here a call is
 checked by beartype once, arguments and result, and in a scope of shapes where an annotation has one.
 """
@@ -29,7 +29,7 @@ def install(package: str) -> None:
 
 
 def quick(decorated: Any) -> Any:
-    """``decorated`` with its calls checked; in jaxtyping's own way where beartype alone would check something else."""
+    """Return ``decorated`` with its calls checked, in jaxtyping's way where beartype alone would check differently."""
     if inspect.isclass(decorated):
         if dataclasses.is_dataclass(decorated) and "__init__" in vars(decorated):
             decorated.__init__ = quick(decorated.__init__)

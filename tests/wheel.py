@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def needed(requirements: list[str], seen: set[str]) -> Iterator[metadata.Distribution]:
-    """Yield the distributions that are installed for ``requirements``, each once, and those for theirs."""
+    """Yield the installed distributions of ``requirements`` and of what these require in turn, each once."""
     for requirement in map(Requirement, requirements):
         name = requirement.name.lower().replace("_", "-")
         if name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
@@ -29,7 +29,7 @@ def needed(requirements: list[str], seen: set[str]) -> Iterator[metadata.Distrib
         try:
             found = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # such as the CUDA libraries of a torch that was built without
+            continue  # such as the CUDA libraries of a torch that was built without CUDA
         yield found
         yield from needed(found.requires or [], seen)
 
