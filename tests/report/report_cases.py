@@ -85,7 +85,7 @@ def bins(case: tuple, rng: np.random.Generator) -> pd.DataFrame:
 
 
 def write_run(root: Path, dataset: str, method: str, setting: str, figures: list[Score], **more: object) -> RunInfo:
-    """An evaluate artifact; ``more``: tables beside the scores, and fields of what is said of the run."""
+    """An evaluate artifact; ``more``: tables beside the scores, and further fields of the ``RunInfo``."""
     key = f"{dataset}-{method}-{setting}"
     stored = {name: more.pop(name, None) for name in ("calibration", "same_class")}
     with artifacts.publish(root / "evaluate" / key, "evaluate") as folder:
@@ -125,6 +125,6 @@ def everything(root: Path) -> list[RunInfo]:
 
 
 def scores_of_step(accuracies: list[float]) -> list[Score]:
-    """One accuracy a seed, and an NLL from it."""
+    """One accuracy per seed, and an NLL that follows from it."""
     figures = [("accuracy", accuracies), ("nll", [2 * (1 - a) for a in accuracies])]
     return [Score(0, seed, Quantity(m), v, 10) for m, values in figures for seed, v in enumerate(values)]

@@ -1,4 +1,4 @@
-"""Coresets × protocols in the report: the place of each run, the floor, and the remarks on coresets below it."""
+"""Coresets × protocols in the report: each run's cell, the floor (random images), and the remarks below the table."""
 
 import csv
 import io
@@ -51,7 +51,7 @@ def table_of(made: list[RunInfo]) -> report.Grid:
     return found
 
 
-def test_rows_are_coresets_and_columns_protocols(made: list[RunInfo]) -> None:
+def test_rows_are_coresets_and_columns_are_scores_under_protocols(made: list[RunInfo]) -> None:
     found = table_of(made)
     protocols = ["nn acc. %", "nn NLL", "nn batch NLL", "krr acc. %", "krr NLL"]
     assert found.head == ["Coreset", "Method", "ipc", "Distilled in", *protocols]
@@ -62,13 +62,13 @@ def test_rows_are_coresets_and_columns_protocols(made: list[RunInfo]) -> None:
         "bpc": ["bpc_fkl", "1", "100 s", "† 51.00 ± 0.00", "1.400 ± 0.000", "—", "—", "—"],
         "frepo10": ["frepo", "10", "120 s", "81.00 ± 1.00", "0.650 ± 0.050", "0.750 ± 0.050", "—", "—"],
     }
-    assert [row[0].text for row in found.rows if row[5].best] == ["frepo"]  # among those of one size
+    assert [row[0].text for row in found.rows if row[5].best] == ["frepo"]  # the lowest NLL among coresets of one size
 
 
-def test_a_protocol_is_a_column_whether_or_not_a_method_brings_its_coreset(tmp_path: Path) -> None:
-    """VBPC's own runs and random images are under VBPC's student; ridge regression fits as nn does and is another.
+def test_a_column_is_a_protocol_even_if_the_method_makes_its_own_coreset(tmp_path: Path) -> None:
+    """VBPC's own runs and random images share VBPC's student, hence a column; ridge regression is a protocol like nn.
 
-    ``coreset_vi`` is VBPC's posterior with a scale of its logits, which VBPC's own student does not have.
+    ``coreset_vi`` has a column, too: VBPC's posterior with a scale of the logits, which VBPC's own student lacks.
     """
     info, scores = coreset("d-frepo"), [Score(0, 0, Quantity("accuracy"), 0.5, 10)]
     names = ["vbpc", "coreset_nn", "coreset_krr", "random_coreset", "coreset_vi"]
@@ -78,8 +78,8 @@ def test_a_protocol_is_a_column_whether_or_not_a_method_brings_its_coreset(tmp_p
     assert table_of(made[:4]).head[4:] == ["vbpc acc. %", "coreset_nn acc. %", "coreset_krr acc. %"]
 
 
-def test_who_does_not_beat_random_images_is_told_and_who_has_none(made: list[RunInfo]) -> None:
-    """A tie, as of bpc's accuracy, beats nothing; frepo10 has no random coreset of its size."""
+def test_remarks_name_coresets_that_do_not_beat_random_images_or_have_none_to_beat(made: list[RunInfo]) -> None:
+    """A tie, as in bpc's accuracy, does not beat random images; frepo10 has no random coreset of its size."""
     assert table_of(made).remarks == [
         "† frepo is no better than random images of its size: krr NLL",
         "† bpc is no better than random images of its size: nn acc. %",
@@ -89,7 +89,7 @@ def test_who_does_not_beat_random_images_is_told_and_who_has_none(made: list[Run
     assert table_of(better).remarks == []
 
 
-def test_a_score_that_is_not_finite_beats_nothing(tmp_path: Path, made: list[RunInfo]) -> None:
+def test_a_score_that_is_not_finite_does_not_beat_random_images(tmp_path: Path, made: list[RunInfo]) -> None:
     random, frepo = made[0], made[2]
     assert random.coreset and random.coreset.key == "d-random" and random.method == frepo.method == "nn"
     broken = write_run(tmp_path, "d", "nn", "nan", [Score(0, 0, Quantity("nll"), math.nan, 10)])
@@ -98,20 +98,20 @@ def test_a_score_that_is_not_finite_beats_nothing(tmp_path: Path, made: list[Run
     ]
 
 
-def test_one_coreset_under_one_protocol_is_no_table(made: list[RunInfo]) -> None:
+def test_a_table_needs_two_coresets_or_two_protocols(made: list[RunInfo]) -> None:
     for some, there in (
         (made[:1], False),
-        (made[:2], True),  # one under two protocols
-        ([made[0], made[2]], True),  # two under one
+        (made[:2], True),  # one coreset under two protocols
+        ([made[0], made[2]], True),  # two coresets under one protocol
         ([replace(run, coreset=None) for run in made], False),
     ):
         assert any("coresets" in h.title for h in report.headlines(report.gather(some))) is there
 
 
-def test_further_runs_of_a_coreset_and_a_protocol_stand_below_and_meet_their_own_floor(
+def test_a_second_network_has_a_row_below_and_its_own_random_images_as_floor(
     tmp_path: Path, made: list[RunInfo]
 ) -> None:
-    """Two networks: with the second, frepo is worse than random images, though better than those with the first."""
+    """With the second network frepo is worse than random images, though better than random images with the first."""
     second = []
     for run, accuracy in ((made[0], 0.9), (made[2], 0.8)):
         figures = [Score(0, 0, Quantity("accuracy"), accuracy, 10)]
@@ -126,7 +126,7 @@ def test_further_runs_of_a_coreset_and_a_protocol_stand_below_and_meet_their_own
     ]
 
 
-def test_methods_with_one_student_are_one_protocol(tmp_path: Path, made: list[RunInfo]) -> None:
+def test_methods_that_share_a_student_are_one_protocol(tmp_path: Path, made: list[RunInfo]) -> None:
     """VBPC's coresets and random images have one student."""
 
     def run(method: str, of: RunInfo) -> RunInfo:
@@ -164,7 +164,7 @@ def test_the_page_has_the_table_and_its_notes(tmp_path: Path, made: list[RunInfo
     assert "## d: coresets under each protocol" in (tmp_path / "out/comparison.md").read_text()
 
 
-def test_a_coreset_of_unknown_size_or_time_is_a_dash_and_meets_no_floor(made: list[RunInfo]) -> None:
+def test_a_coreset_of_unknown_size_and_time_shows_dashes_and_has_no_floor(made: list[RunInfo]) -> None:
     unknown = [replace(run, coreset=run.coreset and replace(run.coreset, ipc=None, seconds=None)) for run in made[:3]]
     for random in (made[:2], unknown[:2]):
         grid = table_of([*random, unknown[2]])

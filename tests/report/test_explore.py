@@ -1,4 +1,4 @@
-"""The page of decisions: differences against SciPy's paired test, which agents are compared, and what is shown."""
+"""The page of decisions: differences against SciPy's paired test, the compared agents, sentences, tables and curves."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def played(levels: dict[str, float] = LEVELS, **more: Any) -> Played:
     return Played({"name": "wheel"}, {name: AGENTS[name] for name in levels}, curves(levels, **more))
 
 
-def test_a_difference_is_that_of_the_paired_test_with_an_interval_that_holds_together_with_others() -> None:
+def test_a_difference_equals_scipys_paired_t_test_with_a_bonferroni_interval() -> None:
     made = played()
     ends = made.curves[(made.curves["metric"] == "regret") & (made.curves["round"] == 30)]
     values = ends.pivot(index="seed", columns="agent", values="value")
@@ -57,14 +57,14 @@ def test_a_difference_is_that_of_the_paired_test_with_an_interval_that_holds_tog
 
 
 @pytest.mark.parametrize(("metric", "word"), [("regret", "better"), ("accuracy", "worse")])
-def test_a_registered_metric_says_which_end_is_better_and_any_other_is_a_loss(metric: str, word: str) -> None:
+def test_a_registered_metric_has_its_own_direction_and_any_other_metric_is_a_loss(metric: str, word: str) -> None:
     made = played(metrics=(metric,))
     assert explore.verdict(made.difference("joint", "slow"), metric) == word
     assert made.ranked()[0] == ("oracle" if word == "better" else "chance")
 
 
-def test_the_sentences_name_the_best_who_beats_chance_and_what_joint_draws_add() -> None:
-    """The oracle knows the means: it is not compared. ``slow`` differs from ``joint`` in its pace, too: no pair."""
+def test_sentences_compare_agents_with_the_best_with_chance_and_with_marginal_draws() -> None:
+    """The oracle knows the means, so it is not compared; ``slow`` has another pace, so it is no pair to ``joint``."""
     best, chance, joint = explore.sentences(played())
     mean = played().ends["regret"]["joint"].mean()
     assert best == f"Best: joint with regret {mean:.3g}; all others are worse."
@@ -75,10 +75,11 @@ def test_the_sentences_name_the_best_who_beats_chance_and_what_joint_draws_add()
     assert joint == f"Joint draws: joint, with draws of the joint, against single, with marginals: {shown}."
 
 
-def test_agents_that_are_equal_are_not_told_apart() -> None:
+def test_equal_agents_differ_in_at_most_five_percent_of_decisions() -> None:
     """Of 200 decisions of six equal agents, 5 % may have a difference to the first agent.
 
-    A binomial count is above the limit once in 10⁶ times. Intervals that do not hold together break the limit.
+    A binomial count is above the limit once in 10⁶ times. Intervals without a correction for the five comparisons
+    break the limit.
     """
     random, alarms, alone = np.random.default_rng(0), 0, 0
     for _ in range(200):
@@ -93,7 +94,7 @@ def test_agents_that_are_equal_are_not_told_apart() -> None:
     assert alarms <= limit < alone
 
 
-def test_uniform_choices_of_the_same_method_are_the_reference_if_there_are_some() -> None:
+def test_the_chance_reference_is_uniform_choices_of_the_same_method_where_they_exist() -> None:
     agents = {
         "net_bald": {"rule": "bald", "method": "dropout"},
         "net_uniform": {"rule": "uniform", "method": "dropout"},
@@ -107,7 +108,7 @@ def test_uniform_choices_of_the_same_method_are_the_reference_if_there_are_some(
     assert Played({"name": "active_learning"}, agents, made.curves).chance("other") is None
 
 
-def test_the_table_has_the_best_first_and_bold_what_beats_uniform_choices() -> None:
+def test_the_table_has_the_best_agent_first_and_agents_that_beat_uniform_choices_bold() -> None:
     table = explore.grid(played())
     assert table.head == ["Agent, rule", "Regret", "Simple regret", "to the best", "to uniform choices"]
     assert [(row[0].text, row[0].small) for row in table.rows][:2] == [("oracle", "oracle"), ("joint", "thompson vbll")]
@@ -116,12 +117,12 @@ def test_the_table_has_the_best_first_and_bold_what_beats_uniform_choices() -> N
     assert [row[3].text for row in table.rows if row[0].text in ("oracle", "joint")] == ["—", "—"]
 
 
-def test_an_oracle_alone_is_shown_without_sentences() -> None:
+def test_an_oracle_alone_has_a_table_without_sentences() -> None:
     made = Played({"name": "wheel"}, {"oracle": AGENTS["oracle"]}, curves({"oracle": 0.0}))
     assert explore.sentences(made) == [] and len(explore.grid(made).rows) == 1
 
 
-def test_one_problem_tells_nothing() -> None:
+def test_one_problem_gives_no_differences() -> None:
     frame = curves(LEVELS)
     made = Played({"name": "wheel"}, AGENTS, frame[frame["seed"] == 0])
     assert made.difference("joint", "chance") is None
@@ -129,7 +130,7 @@ def test_one_problem_tells_nothing() -> None:
     assert [cell.small for row in explore.grid(made).rows for cell in row[1:]] == [""] * 20
 
 
-def test_a_curve_is_drawn_for_each_metric_of_several_rounds_the_best_first() -> None:
+def test_a_metric_of_several_rounds_has_a_figure_whose_legend_lists_the_best_first() -> None:
     (drawing,) = explore.drawn(played(), "d")
     ends = played().ends["regret"].mean().sort_values()
     said = ", ".join(f"{agent} {value:.3g}" for agent, value in ends.items())
@@ -144,7 +145,7 @@ def write(place: Path) -> None:
         pq.write_table(pa.Table.from_pandas(curves(LEVELS), preserve_index=False), folder / "curves.parquet")
 
 
-def test_the_report_has_a_page_of_the_decisions_that_were_played(tmp_path: Path) -> None:
+def test_the_report_has_a_page_of_the_played_decisions(tmp_path: Path) -> None:
     write(tmp_path / "d")
     places = {"d": tmp_path / "d", "later": tmp_path / "later"}
     report.build([], tmp_path / "report", provenance={}, dpi=110, decisions=places)
@@ -156,7 +157,7 @@ def test_the_report_has_a_page_of_the_decisions_that_were_played(tmp_path: Path)
     assert "No decision has been played" in (tmp_path / "none" / "explore.html").read_text()
 
 
-def test_damaged_curves_are_refused(tmp_path: Path) -> None:
+def test_curves_in_an_artifact_of_another_kind_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "d")
     manifest = json.loads((tmp_path / "d" / artifacts.MANIFEST).read_text())
     manifest["kind"] = "evaluate"

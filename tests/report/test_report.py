@@ -1,4 +1,4 @@
-"""The report from stored tables: figures against hand computation, and a page that stands by itself."""
+"""The report from stored tables: figures against hand computation, and a self-contained page."""
 
 import csv
 import json
@@ -69,13 +69,13 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_folder_holds_exactly_these_files_and_no_remains(built):
+def test_the_report_writes_exactly_its_files_and_leaves_no_temporary_folder(built):
     root, *_ = built
     assert {f.name for f in (root / "report").iterdir()} == FILES
     assert not [f for f in root.iterdir() if f.name.startswith(".")]
 
 
-def test_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
+def test_the_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
     root, *_ = built
     with open(root / "report/comparison.csv", newline="") as file:
         rows = list(csv.reader(file))
@@ -100,7 +100,7 @@ def test_best_values_are_bold_by_the_metrics_own_direction(built):
         assert {c.value for c in cells if c.best} == ({best} if len(set(values)) > 1 else set())
 
 
-def test_the_papers_figure_stands_beside_ours(built):
+def test_the_papers_figure_stands_beside_the_runs_figure(built):
     text = (built[0] / "report/comparison.md").read_text()
     line = next(x for x in text.splitlines() if x.startswith("| vbpc | ipc10"))
     ours = tables.gather(built[1]).estimate("fashion_mnist-vbpc-ipc10", Quantity("accuracy"))
@@ -109,12 +109,12 @@ def test_the_papers_figure_stands_beside_ours(built):
     assert "paper" not in next(x for x in text.splitlines() if x.startswith("| ensemble"))
 
 
-def test_a_column_counts_splits_where_there_are_several_and_else_seeds(built):
+def test_a_column_counts_splits_if_a_data_set_has_several_and_seeds_otherwise(built):
     heads = {one.title: one.head[2] for one in report.headlines(tables.gather(built[1]))}
     assert heads["boston"] == "Splits" and heads["fashion_mnist"] == "Seeds"
 
 
-def test_chains_are_shown_once_with_their_traces_and_only_where_there_are_some(built):
+def test_chains_of_several_runs_are_shown_once_with_traces_and_omitted_if_absent(built):
     parts = tables.gather(built[1]).by_dataset()
     shown = page.chains(parts["fashion_mnist"])
     assert page.chains(parts["boston"]) is None
@@ -127,7 +127,7 @@ def test_chains_are_shown_once_with_their_traces_and_only_where_there_are_some(b
     assert text.count("<h3>Markov chains</h3>") == 1 and "Tail ESS" in text
 
 
-def test_metrics_json_has_each_run_and_nothing_volatile(built):
+def test_metrics_json_has_the_scores_of_each_run_and_no_costs(built):
     metrics = json.loads((built[0] / "report/metrics.json").read_text())
     assert set(metrics) == {run.key for run in built[1]}
     assert set(metrics["fashion_mnist-sgld-small"]) == {"accuracy", "nll", "ece"}
@@ -157,14 +157,14 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     assert not re.search(r"#[0-9a-f]{6}\b", drawn), "a colour that does not follow light and dark"
 
 
-def test_methods_keep_their_colour_and_settings_differ_in_shape(built):
+def test_a_method_has_one_colour_on_all_data_sets_and_settings_differ_in_shape(built):
     marks = tables.gather(built[1]).marks
     assert marks["fashion_mnist-sgld-small"].colour == marks["boston-sgld-small"].colour
     ipc1, ipc10 = marks["fashion_mnist-vbpc-ipc1"], marks["fashion_mnist-vbpc-ipc10"]
     assert ipc1.colour == ipc10.colour and ipc1.shape != ipc10.shape
 
 
-def test_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
+def test_an_entry_of_sections_or_pages_is_rendered(built, monkeypatch):
     table = tables.gather(built[1][8:])
     (drawn,) = page.cost(table)["figures"]
     assert drawn["inline"].startswith("<svg") and "var(--ink)" in drawn["inline"]
@@ -178,7 +178,7 @@ def test_a_page_or_section_is_an_entry_of_a_table(built, monkeypatch):
 
 
 def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
-    """Two splits: losses are means of differences in pairs, and a student without a teacher's run has dashes."""
+    """Two splits: a loss is the mean of paired differences; a student without its teacher's run has dashes."""
 
     def made(method, nll, rmse, size, **more):
         values = {"nll": nll, "rmse": rmse, "joint_nll_20": [nll[0] * 10, nll[1] * 10], "joint_gap_20": [0.25, 0.75]}
@@ -211,7 +211,7 @@ def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
     assert text.open == [] and text.text.count("Students") == 1
 
 
-def test_a_warning_of_several_runs_is_one_line_with_its_runs(tmp_path):
+def test_a_warning_of_several_runs_is_one_line_that_names_the_runs(tmp_path):
     said, own = "b-chains: chains disagree: R-hat 3.932 (limit 1.05): run them longer", "rates: the fit diverged"
     chains, student = (
         write_run(tmp_path, "b", method, "s", [Score(0, 0, Quantity("nll"), 1.0, 9)], warnings=warnings)
@@ -237,8 +237,8 @@ def test_r_hats_have_two_decimals():
     assert [cell.text for cell in cells[:3]] == ["3.00", "1.00", "41.2"]
 
 
-def test_the_noise_of_regression_is_a_word(tmp_path):
-    """With two splits it has no error, and no run is the best."""
+def test_the_noise_column_of_regression_has_words(tmp_path):
+    """The word has no error, though there are two splits, and no run is the best."""
     runs = [
         write_run(
             tmp_path, "d", method, "s", [Score(s, 0, Quantity("noise_ratio"), v, 9) for s, v in enumerate(values)]
@@ -250,7 +250,7 @@ def test_the_noise_of_regression_is_a_word(tmp_path):
     assert [(row[place].figure, row[place].best) for row in grid.rows] == [("one", False), ("each input", False)]
 
 
-def test_scores_of_several_inputs_together_are_a_section_where_there_are_some(built, tmp_path):
+def test_joint_scores_have_a_section_if_a_run_has_them(built, tmp_path):
     assert page.together(tables.gather(built[1])) is None
     gaps = {"joint_nll_20": 3.2, "joint_gap_20": 1.25, "joint_gap": 0.001}
     scores = [Score(0, 0, Quantity(name), value, 250) for name, value in gaps.items()]
@@ -264,7 +264,7 @@ def test_scores_of_several_inputs_together_are_a_section_where_there_are_some(bu
     assert [cell.text for cell in grid.rows[0][1:]] == ["3.200", "1.250", "0.001"]
 
 
-def test_the_lines_between_two_inputs_are_one_figure_of_a_data_set(tmp_path):
+def test_the_lines_between_two_inputs_are_one_figure_per_data_set(tmp_path):
     scores, runs = [Score(0, 0, Quantity(name), 0.3, 10) for name in ("nll", "joint_nll_2")], []
     for number, method in enumerate(["d_vbll", "ensemble", "sgld"]):
         ends = [(0, 0.9, 0.7 + 0.1 * number), (1, 0.7, 0.5)]  # seed, and the values at the line's beginning
@@ -284,7 +284,7 @@ def test_the_lines_between_two_inputs_are_one_figure_of_a_data_set(tmp_path):
 
 
 @pytest.mark.slow
-def test_equal_inputs_give_equal_bytes_and_a_different_one_does_not(tmp_path, built):
+def test_equal_inputs_give_equal_files_and_another_commit_changes_the_index_alone(tmp_path, built):
     _, runs = built
     for name, commit in [("a", "1"), ("b", "1"), ("c", "2")]:
         report.build(runs[7:9], tmp_path / name, provenance={"commit": commit}, dpi=110)
@@ -293,7 +293,7 @@ def test_equal_inputs_give_equal_bytes_and_a_different_one_does_not(tmp_path, bu
     assert {name for name in FILES if a[name] != c[name]} == {"index.html"}
 
 
-def test_what_is_missing_is_a_dash_and_a_note(tmp_path):
+def test_a_run_without_results_is_a_row_of_dashes_and_a_note(tmp_path):
     rng = np.random.default_rng(1)
     plain = write_run(tmp_path, "fashion_mnist", "sgld", "small", image_scores(IMAGES[6], rng, corrupted=False))
     gone = replace(plain, key="fashion_mnist-gone", method="gone", evaluate=tmp_path / "no")
@@ -309,7 +309,7 @@ def test_what_is_missing_is_a_dash_and_a_note(tmp_path):
     assert "fashion_mnist-gone" in json.loads((tmp_path / "out/metrics.json").read_text())
 
 
-def test_no_runs_and_figures_that_are_not_finite_do_not_crash(tmp_path):
+def test_a_report_of_no_runs_or_of_scores_that_are_not_finite_is_written(tmp_path):
     report.build([], tmp_path / "none", provenance={}, dpi=80)
     assert (tmp_path / "none/comparison.csv").read_text() == ",".join(COLUMNS) + "\n"
     case = ROWS[0]
@@ -320,8 +320,8 @@ def test_no_runs_and_figures_that_are_not_finite_do_not_crash(tmp_path):
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == {"boston-a-small": {"nll": None, "rmse": None}}
 
 
-def test_a_report_is_replaced_wholly_or_not_at_all(tmp_path, monkeypatch):
-    """It is replaced as artifacts are, which test_artifacts.py shows; here a page fails."""
+def test_a_failed_build_leaves_the_old_report_unchanged(tmp_path, monkeypatch):
+    """A report is replaced in the same way as artifacts, which test_artifacts.py tests; here a page fails to render."""
     runs, out = [scored(tmp_path, [0.5])], tmp_path / "out"
     report.build(runs, out, provenance={"commit": "old"}, dpi=80)
     before = {f.name: f.read_bytes() for f in out.iterdir()}
@@ -332,14 +332,14 @@ def test_a_report_is_replaced_wholly_or_not_at_all(tmp_path, monkeypatch):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_scores_that_were_altered_are_refused_by_name(tmp_path):
+def test_a_truncated_file_of_scores_is_refused_with_its_name(tmp_path):
     run = scored(tmp_path, [0.5])
     (run.evaluate / "scores.parquet").write_bytes(b"PAR1")
     with pytest.raises(ArtifactError, match=r"scores.parquet: is truncated"):
         tables.gather([run])
 
 
-def test_every_score_of_other_data_has_columns_and_one_that_a_plugin_adds_its_own_name(tmp_path):
+def test_every_ood_score_has_columns_and_a_plugins_score_has_its_own_name(tmp_path):
     by = (("auroc", "max_prob"), ("auroc", "top_margin"), ("fpr95", "top_margin"), ("auroc", "feature_density"))
     of = [Quantity(metric, "ood", "other", score=score) for metric, score in by]
     run = write_run(tmp_path, "d", "m", "s", [Score(0, 0, quantity, 0.75, 9) for quantity in of])
@@ -350,7 +350,7 @@ def test_every_score_of_other_data_has_columns_and_one_that_a_plugin_adds_its_ow
     assert [cell.text for cell in grid.rows[0]] == ["m", *["0.750"] * 4]
 
 
-def test_the_comparison_names_the_page_of_the_other_scores_only_if_a_run_has_some(tmp_path):
+def test_the_comparison_refers_to_unseen_html_only_if_a_run_has_further_ood_scores(tmp_path):
     def built(method, *by):
         of = [Quantity("auroc", "ood", "far", score=score) for score in by]
         run = write_run(tmp_path, "d", method, "s", [Score(0, 0, quantity, 0.5, 9) for quantity in of])
@@ -375,8 +375,8 @@ def test_the_comparison_names_the_page_of_the_other_scores_only_if_a_run_has_som
         ((-2e-4, math.nan, 1e-5), (True, False, False)),
     ],
 )
-def test_an_unbiased_estimate_below_0_of_what_cannot_be_is_no_better_than_0(tmp_path, values, best):
-    """The mean over seeds counts, as it is printed; an NLL may be below 0 indeed."""
+def test_an_unbiased_estimate_below_zero_is_no_better_than_zero(tmp_path, values, best):
+    """A reliability cannot be below 0, its estimate can. The printed mean over seeds counts; an NLL may be below 0."""
     runs = []
     for name, value in zip("abc", values, strict=False):
         of = ("brier_reliability", "nll")
@@ -410,7 +410,7 @@ def test_transfer_scores_have_their_columns(tmp_path):
     assert "NLL stl&lt;10" in page.render(table, {}, 80)["index.html"]
 
 
-def test_recalibration_has_scores_before_and_after_and_the_coverage(tmp_path):
+def test_the_recalibration_table_has_scores_before_and_after_and_the_coverage(tmp_path):
     values = {"nll": 0.5, "nll_recalibrated": 0.4, "ece": 0.1, "ece_recalibrated": 0.05}
     values |= {"coverage_conformal": 0.912, "size_conformal": 1.25}
     figures = [Score(0, 0, Quantity(metric), value, 90) for metric, value in values.items()]
@@ -424,8 +424,8 @@ def test_recalibration_has_scores_before_and_after_and_the_coverage(tmp_path):
     ]
 
 
-def test_the_metric_of_a_plugin_is_a_column(tmp_path, monkeypatch):
-    """By its own label and writing; a metric that the plugin does not register is none."""
+def test_a_plugins_metric_is_a_column(tmp_path, monkeypatch):
+    """It has its own label and format; a metric that names a question is on that question's page instead."""
     from bdl_pipe.metrics import METRICS, register_metric
 
     monkeypatch.setattr(METRICS, "_others", {})
