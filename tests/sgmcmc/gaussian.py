@@ -49,5 +49,8 @@ def noisy(variance: float, rng: Seed) -> Noisy:
 
 
 def standard_errors(sample_: Tensor, variance: Tensor) -> float:
-    """How far a sample's variances are from a variance, of independent Gaussians of mean 0: √(2/n) of it."""
+    """The largest distance of a sample's variances from ``variance``, in standard errors of it.
+
+    A standard error is √(2/n) of the variance: the sample is of independent Gaussians of mean 0.
+    """
     return float(((sample_.square().mean(0) - variance) / variance).abs().max()) / (2 / len(sample_)) ** 0.5

@@ -1,4 +1,4 @@
-"""The curves of chains: their ends are the scores of the average and the diagnostics of the chains; what a pass is."""
+"""The benchmark's curves of chains: they end at the average's scores and the chains' diagnostics; passes over data."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ DATA = {"classification": cases.images(), "regression": cases.table(validation=1
 
 
 @pytest.mark.parametrize("task", DATA)
-def test_a_curve_ends_at_the_average_of_all_draws(task: str) -> None:
+def test_a_curve_ends_at_the_average_and_the_diagnostics_of_all_draws(task: str) -> None:
     data = DATA[task]
     settings = cases.settings(thinning={"steps": 140, "burn_in": 20, "every": 5})
     rows = list(Chains(data, data.validation, 2, ()).run("name", settings))

@@ -1,4 +1,4 @@
-"""Diagnostics: mixed chains pass, stuck or separated ones are warned about, nothing is silent."""
+"""Diagnostics: mixed chains pass, and stuck or separated chains or missing diagnostics give a warning."""
 
 import math
 import sys
@@ -38,7 +38,7 @@ def chain(member: int, draws: int, shift: float = 0.0, memory: float = 0.0) -> N
     return NetworkDraws(spec, zero | {"head.bias": shift + torch.stack(path)[:, None]})
 
 
-def test_independent_draws_pass():
+def test_independent_draws_pass_the_diagnostics():
     """4×500 independent draws: ESS near 2000 (its standard error is far below the 15 % allowed), R-hat near 1."""
     summary = summarise([chain(m, 500) for m in range(4)], cases.table(), CONFIG)
     assert summary.warnings == []
@@ -50,7 +50,7 @@ def test_independent_draws_pass():
 
 
 def test_traces_are_the_functionals_of_each_chain():
-    """The network is a constant, so that all rows have its prediction; numbers of five digits."""
+    """The network is a constant, so that all rows have its prediction; traces are rounded to five digits."""
     chains = [chain(m, 5) for m in range(2)]
     traces = summarise(chains, cases.table(), CONFIG).traces
     assert list(traces) == ["log-likelihood", *(f"prediction of row {row}" for row in range(3))]
@@ -62,27 +62,27 @@ def test_traces_are_the_functionals_of_each_chain():
     assert traces["log-likelihood"][1] == pytest.approx(total.tolist(), rel=1e-4)
 
 
-def test_autocorrelated_draws_have_the_ess_of_their_ar1():
+def test_draws_of_an_ar1_have_its_effective_sample_size():
     """ESS of an AR(1) mean is S (1 − φ)/(1 + φ): 8000·(0.2/1.8) = 889 for φ = 0.8."""
     summary = summarise([chain(m, 2000, memory=0.8) for m in range(4)], cases.table(), CONFIG)
     assert summary.metrics["ess_prediction"] == pytest.approx(889, rel=0.2)
 
 
-def test_separated_chains_are_warned_about():
+def test_separated_chains_give_a_warning():
     summary = summarise([chain(m, 200, shift=2.0 * m) for m in range(4)], cases.table(), CONFIG)
     assert summary.metrics["rhat_prediction"] > 1.5
     (said,) = summary.warnings
     assert said.startswith("chains disagree and have few effective draws: R-hat ")
 
 
-def test_too_few_chains_or_draws_are_said():
+def test_too_few_chains_or_draws_give_a_warning_and_no_metrics():
     for chains in ([chain(0, 100)], [chain(0, 3), chain(1, 3)]):
         summary = summarise(chains, cases.table(), CONFIG)
         assert summary.metrics == {}
         assert "need 2 chains of 4 draws" in summary.warnings[0]
 
 
-def test_equal_draws_are_said():
+def test_equal_draws_give_a_warning_and_no_metrics():
     chains = [chain(0, 10), chain(0, 10)]
     for c in chains:
         c.weights["head.bias"].zero_()
@@ -91,15 +91,15 @@ def test_equal_draws_are_said():
     assert "all equal" in summary.warnings[0]
 
 
-def test_without_arviz_there_is_a_warning(monkeypatch):
+def test_a_missing_arviz_gives_a_warning_and_no_metrics(monkeypatch):
     monkeypatch.setitem(sys.modules, "arviz", None)
     summary = summarise([chain(m, 10) for m in range(2)], cases.table(), CONFIG)
     assert summary.metrics == {}
     assert summary.warnings == ["R-hat and ESS were not computed: arviz is not installed"]
 
 
-def test_judge_knows_its_limits():
-    """At each limit there is no warning; beyond one there is one line, with the worst of each kind."""
+def test_only_diagnostics_beyond_a_limit_give_a_warning():
+    """At each limit there is no warning; beyond one, a line with the worst R-hat and the fewest effective draws."""
     assert diagnostics.judge(figures(1.1, 50, 1.1, 50, 50), LIMITS) == []
     assert diagnostics.judge({"noise_mean": 9.0}, LIMITS) == []
     draws = "{} effective draws in the bulk and {} in the tails (at least 50)"
@@ -118,8 +118,8 @@ def test_judge_knows_its_limits():
         assert said.startswith("chains are constant or not finite: R-hat ") and "nan" in said
 
 
-def test_of_several_splits_the_worst_counts():
-    """The mean of the R-hats, 1.075, is within the limit of 1.1, and that of the bulk ESS, 75, is above 50."""
+def test_the_worst_of_several_splits_counts():
+    """The mean of the R-hats, 1.075, is within the limit of 1.1, and the mean of the bulk ESS, 75, is above 50."""
     splits = [
         Summary(figures(1.0, 200, 1.0, 110, 60) | {"noise_worst": 3.0}, traces={"a": [[1.0]]}),
         Summary(figures(1.0, 200, 1.15, 40, 90) | {"noise_worst": 2.0}, traces={"a": [[2.0]]}),
@@ -136,7 +136,7 @@ def test_of_several_splits_the_worst_counts():
     assert diagnostics.judge(mean, LIMITS) == []  # the wrong variant
 
 
-def test_functionals_of_classes():
+def test_functionals_of_classification_equal_their_definition():
     data = cases.images()
     spec = NetworkSpec(MlpConfig("mlp", (3,)), data.input_shape, 2, "categorical")
     draws = NetworkDraws.of(spec, [dict(spec.build(Seed(i)).state_dict()) for i in range(5)])
@@ -147,7 +147,7 @@ def test_functionals_of_classes():
     torch.testing.assert_close(total, by_hand.log().sum(1))
 
 
-def test_functionals_of_regression():
+def test_functionals_of_regression_equal_their_definition():
     x, y = cases.table().tensors("train")
     total, each = diagnostics.functionals(chain(0, 3), x, y)
     mean = chain(0, 3).weights["head.bias"]  # the network is its bias
@@ -156,7 +156,7 @@ def test_functionals_of_regression():
     torch.testing.assert_close(total, by_hand)
 
 
-def test_validation_rows_come_first():
+def test_diagnostics_of_data_with_validation_rows_are_finite():
     data = cases.table(40, validation=10)
     summary = summarise([chain(m, 50) for m in range(2)], data, CONFIG)
     assert math.isfinite(summary.metrics["rhat_log_likelihood"])

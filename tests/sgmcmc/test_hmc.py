@@ -14,7 +14,7 @@ from tests.sgmcmc.gaussian import PRECISIONS, TEMPERATURE, Z, gaussian, noisy, s
 
 
 def after_proposals(kernel: Hmc, step_size: float, density: Density) -> tuple[Tensor, float]:
-    """20,000 chains that start from p^{1/T}, after 20 proposals, and the share of those that were accepted."""
+    """20,000 chains that start from p^{1/T}, after 20 proposals, and the share of the proposals that was accepted."""
     start = (
         torch.randn(20_000, 2, generator=Seed(0).generator(), dtype=torch.float64) * (TEMPERATURE / PRECISIONS).sqrt()
     )
@@ -26,8 +26,11 @@ def after_proposals(kernel: Hmc, step_size: float, density: Density) -> tuple[Te
     return state["position"], acceptance(state, done)["acceptance"]
 
 
-def test_hmc_keeps_the_target_at_any_step_size() -> None:
-    """At a step where most proposals are accepted and at one where many are not; told apart: all are accepted."""
+def test_hmc_keeps_the_target_at_small_and_large_step_sizes() -> None:
+    """At a step size where most proposals are accepted and at another where many are rejected.
+
+    Told apart: a density that rises at each call, so that all proposals are accepted.
+    """
     target = TEMPERATURE / PRECISIONS
     gentle, often = after_proposals(Hmc(leapfrogs=5), 0.02, density_of(gaussian))
     rough, seldom = after_proposals(Hmc(leapfrogs=5, jitter=0.2), 0.15, density_of(gaussian))
@@ -43,7 +46,7 @@ def test_hmc_keeps_the_target_at_any_step_size() -> None:
     assert always == 1 and standard_errors(wrong, target) > 2 * Z
 
 
-def test_burn_in_finds_the_step_size_of_an_acceptance() -> None:
+def test_burn_in_finds_the_step_size_of_the_given_acceptance() -> None:
     """Each of 500 chains from a step that is a hundred times too large or too small; the law is then exact."""
     kernel, exact = Hmc(leapfrogs=5, acceptance=0.8, jitter=0.1), density_of(gaussian)
     start = torch.randn(500, 2, generator=Seed(0).generator(), dtype=torch.float64) / PRECISIONS.sqrt()
@@ -59,8 +62,8 @@ def test_burn_in_finds_the_step_size_of_an_acceptance() -> None:
         assert float(state["count"].max()) == 200  # burn-in alone adapts
 
 
-def test_burn_in_comes_back_from_steps_that_leave_the_numbers() -> None:
-    """From steps 10⁴⁰ times too large, at which a proposal is NaN: it is refused, and the next steps are smaller."""
+def test_burn_in_recovers_from_step_sizes_that_overflow() -> None:
+    """From step sizes 10⁴⁰ times too large a proposal is NaN: it is rejected, and the next step sizes are smaller."""
     kernel, exact, chains = Hmc(leapfrogs=5, acceptance=0.8, jitter=0.1), density_of(gaussian), 2_000
     start = torch.randn(chains, 2, generator=Seed(0).generator(), dtype=torch.float64) / PRECISIONS.sqrt()
     numbers = []
@@ -81,13 +84,13 @@ def test_burn_in_comes_back_from_steps_that_leave_the_numbers() -> None:
         burn_in=300,
     )
     states = [state for _, state in moves]
-    assert not numbers[5] and torch.equal(states[0]["position"], start)  # of the first proposal
+    assert not numbers[5] and torch.equal(states[0]["position"], start)  # the first proposal is not finite
     share = float((states[-1]["accepted"] - states[299]["accepted"]).mean()) / 50
     assert 0.7 < share < 0.97
     assert standard_errors(states[-1]["position"], 1 / PRECISIONS) < Z
 
 
-def test_a_proposal_without_a_number_is_refused() -> None:
+def test_a_proposal_of_nan_density_is_rejected() -> None:
     at = torch.ones(2, 2, dtype=torch.float64)
 
     def broken(positions: Tensor) -> Tensor:
@@ -97,6 +100,6 @@ def test_a_proposal_without_a_number_is_refused() -> None:
     assert torch.equal(drawn[:, -1], at)
 
 
-def test_hmc_takes_no_minibatches() -> None:
+def test_hmc_refuses_minibatches() -> None:
     with pytest.raises(ConfigError, match="must take minibatches"):
         sample(noisy(1.0, Seed(0)), torch.ones(1, 2), Hmc(leapfrogs=1), 0.1, steps=1, rng=Seed(0))

@@ -56,7 +56,8 @@ def law(linear: Linear, step_size: float, heat: float, noise: float) -> list[np.
 def test_a_kernel_keeps_its_exact_law_on_a_gaussian(name: str, noise: float) -> None:
     """Chains that start from the discretised law stay in it, with noisy gradients, too; 50,000 of them, 30 steps.
 
-    Told apart: noise of another temperature, the law without the gradients' noise, and of SGHMC another friction.
+    Told apart: noise of another temperature and, if gradients are noisy, the law without their noise and SGHMC with
+    another friction.
     """
     linear, chains = LINEAR[name], 50_000
     exact = law(linear, STEPS[name], TEMPERATURE, noise)
@@ -84,7 +85,7 @@ def test_a_kernel_keeps_its_exact_law_on_a_gaussian(name: str, noise: float) -> 
         assert standard_errors(after(Sghmc(friction=0.3)), variance) > (2 * Z if noise else 0)
 
 
-def test_the_laws_are_those_of_the_docstrings() -> None:
+def test_the_laws_equal_the_closed_forms_of_the_docstrings() -> None:
     """SGLD: T/(P(1 − ηP/4)); SGHMC is linear in α: at a small step the law is T/P."""
     for precision, exact in zip(PRECISIONS.tolist(), law(LINEAR["sgld"], 5e-3, 2.0, 0.0), strict=True):
         assert exact[0, 0] == pytest.approx(2.0 / (precision * (1 - 5e-3 * precision / 4)), rel=1e-10)
@@ -96,7 +97,7 @@ def test_the_laws_are_those_of_the_docstrings() -> None:
         assert ratio == pytest.approx(7.0 * LINEAR[name].kernel.noise_ratio(STEPS[name]), rel=1e-10)
 
 
-def test_minibatches_of_epochs_leave_their_exact_law() -> None:
+def test_sgld_with_minibatches_of_epochs_has_its_exact_variance() -> None:
     """SGLD on rows ½(x − c_i)², whose minibatches are drawn without replacement in each epoch.
 
     A minibatch's gradient is off by N(c̄_B − c̄), which sums to 0 over an epoch: the covariance of two of m batches
@@ -147,7 +148,7 @@ def test_minibatches_of_epochs_leave_their_exact_law() -> None:
     assert float(torch.stack(lost).var()) > 1.5 * exact
 
 
-def test_a_thermostat_takes_out_noise_that_it_does_not_know() -> None:
+def test_sgnht_removes_gradient_noise_of_unknown_variance() -> None:
     """Gradients with noise of one variance: SGNHT's law is p within 5 %, SGHMC's at its settings is 25 % too wide."""
     density_at, start = noisy(500.0, Seed(5)), torch.zeros(20_000, 2, dtype=torch.float64)
     of = {
@@ -189,7 +190,7 @@ FINE = {"sgld": (0.02, 1500), "psgld": (0.02, 1500), "sghmc": (0.06, 1200), "sgn
 @every_kernel
 @pytest.mark.parametrize("target", [banana, two_modes])
 @pytest.mark.slow
-def test_a_kernel_samples_what_is_not_gaussian(name: str, target: Callable[[Tensor], Tensor]) -> None:
+def test_a_kernel_samples_targets_that_are_not_gaussian(name: str, target: Callable[[Tensor], Tensor]) -> None:
     """Five moments of a banana and of two unequal modes against quadrature, by 4,000 chains from a wide start.
 
     The allowance: Z standard errors, and for kernels with a discretised law .04 sd more; told apart: a law at T = 2.

@@ -1,4 +1,4 @@
-"""What is the same for all kernels: addresses, resuming, temperature, the formula of a step, registration."""
+"""Properties of all kernels: addresses, resuming, temperature, the formula of a step, registration."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ from tests.sgmcmc.gaussian import ALL, PRECISIONS, STEPS, every_kernel, gaussian
 
 
 @every_kernel
-def test_a_chain_goes_on_in_the_middle_of_a_cycle_with_the_same_bits(name: str) -> None:
+def test_a_chain_resumed_within_a_cycle_ends_with_the_same_bits(name: str) -> None:
     """After 7 of 12 steps, in the exploring part of the second cycle of 5, where a chain has no noise."""
     kernel, schedule = ALL[name], CyclicalSteps(STEPS[name], cycle=5, exploration=0.6)
     start = torch.ones(3, 2, dtype=torch.float64)
@@ -60,8 +60,8 @@ def test_a_chain_is_the_same_whichever_chains_move_with_it(name: str) -> None:
 
 
 @every_kernel
-def test_temperature_0_is_an_optimiser(name: str) -> None:
-    """Without noise a chain ends at the mode; HMC, whose proposals then stand still, stays."""
+def test_a_chain_at_temperature_0_is_an_optimiser(name: str) -> None:
+    """Without noise a chain ends at the mode, SGNHT's nearer to it than its start, and HMC's at no lower density."""
     start = torch.full((2, 2), 0.3, dtype=torch.float64)
     settings = {"steps": 400, "burn_in": 399, "rng": Seed(0)}
     end = sample(gaussian, start, ALL[name], STEPS[name], temperature=0.0, **settings)[:, 0]
@@ -73,7 +73,7 @@ def test_temperature_0_is_an_optimiser(name: str) -> None:
         assert float((gaussian(end) - gaussian(start)).min()) >= 0
 
 
-def test_a_step_is_the_formula_of_its_paper() -> None:
+def test_a_step_of_sgld_and_psgld_is_the_formula_of_its_paper() -> None:
     """SGLD's and pSGLD's steps written out, with the same normal numbers."""
     at = torch.tensor([[0.3, -0.2]], dtype=torch.float64)
     density, chains = density_of(gaussian), Chains.of(Seed(0), 1)
@@ -95,7 +95,7 @@ def test_a_step_is_the_formula_of_its_paper() -> None:
 
 
 def test_minibatch_gradients_average_to_the_full_gradient() -> None:
-    """Over all minibatches of an epoch, to rounding; told apart: without N/M."""
+    """Over all minibatches of an epoch, to rounding; told apart: a likelihood without the factor N/M."""
     random = Seed(5).generator()
     inputs = torch.randn(24, 3, generator=random, dtype=torch.float64)
     targets = torch.randn(24, generator=random, dtype=torch.float64)
@@ -112,8 +112,11 @@ def test_minibatch_gradients_average_to_the_full_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgld", "psgld", "sghmc", "sgnht", "hmc"])
-def test_a_rate_moves_as_gradient_descent_does(name: str) -> None:
-    """At temperature 0 the first move from rest at a rate ρ is −ρ times the gradient of the mean loss."""
+def test_a_learning_rate_moves_a_chain_as_gradient_descent_does(name: str) -> None:
+    """At temperature 0 the first move from rest at a rate ρ is −ρ times the gradient of the mean loss.
+
+    HMC's leapfrog moves by half of it, and pSGLD by its preconditioner's 1/1.1 of it.
+    """
     kernel, rows, rate = ALL[name], 50, 1e-3
     size = kernel.step_size_of(rate, rows)
     at = torch.full((1, 2), 0.1, dtype=torch.float64)
@@ -132,7 +135,7 @@ def test_a_rate_moves_as_gradient_descent_does(name: str) -> None:
     torch.testing.assert_close(state["position"] - at, factor * expected, rtol=1e-6, atol=0)
 
 
-def test_a_kernel_that_lacks_a_part_is_refused_before_it_runs() -> None:
+def test_a_kernel_that_lacks_a_method_cannot_be_made() -> None:
     """Chains ask for the noise of minibatches at their end, when hours of work could be lost."""
 
     class Half(Kernel):
@@ -148,8 +151,8 @@ def test_a_kernel_that_lacks_a_part_is_refused_before_it_runs() -> None:
         Half()  # type: ignore[abstract]
 
 
-def test_a_kernel_from_outside() -> None:
-    """A name that is free, a frozen dataclass below Kernel; what it is registered as is read from params.yaml."""
+def test_a_taken_kernel_name_is_refused_and_kernels_are_read_from_a_config() -> None:
+    """A second kernel of one name is refused; a sampler's section of params.yaml names a kernel and its settings."""
     with pytest.raises(PluginError, match="is taken"):
         register_kernel(Sgld)
     sampler = {"kernel": {"name": "sgnht", "friction": 0.2, "thermostat": 0.1}, "batch": 5}

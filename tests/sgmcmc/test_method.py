@@ -69,8 +69,8 @@ def fit(
 
 @pytest.mark.parametrize("name", list(KERNELS))
 @tasks
-def test_chains_that_are_stopped_end_with_the_same_bits(task, name):
-    """Three chains, two of them with rows whose noise is another, so that they run in two groups."""
+def test_chains_that_are_stopped_and_resumed_end_with_the_same_bits(task, name):
+    """In regression three chains, one of them on rows of another noise, so that they run in two groups."""
     changes = {"sampler": KERNELS[name], "thinning": {"steps": 100, "burn_in": 40, "every": 10}}
     many, starts = [DATA["classification"]] * 2, (50, 100)
     if task == "regression":
@@ -88,7 +88,9 @@ def test_chains_that_are_stopped_end_with_the_same_bits(task, name):
 
 
 @pytest.mark.parametrize(("curved", "least", "most"), [(0.0, 24.0, 29.0), (4.0, 5.0, 10.0)])
-def test_the_noise_of_null_is_what_a_linear_model_or_trees_leave(curved: float, least: float, most: float) -> None:
+def test_a_noise_precision_of_null_is_estimated_by_a_linear_model_or_trees(
+    curved: float, least: float, most: float
+) -> None:
     """Noise of precision 25: a linear model finds it where the targets are linear.
 
     On a curve the linear model finds 1.6, and trees 7.3.
@@ -104,8 +106,8 @@ def test_the_noise_of_null_is_what_a_linear_model_or_trees_leave(curved: float, 
 
 
 @pytest.mark.parametrize("name", list(KERNELS))
-def test_a_chain_of_a_batch_is_the_chain_alone(name):
-    """Up to rounding, of few steps: chains are chaotic."""
+def test_a_chain_moves_among_others_as_it_moves_alone(name):
+    """Up to rounding and over few steps, as chains are chaotic."""
     short = {"thinning": {"steps": 40, "burn_in": 0, "every": 20}, "sampler": KERNELS[name]}
     both = fit("regression", None, (0, 1), **short)
     (alone,) = fit("regression", None, (1,), **short)
@@ -114,8 +116,8 @@ def test_a_chain_of_a_batch_is_the_chain_alone(name):
 
 
 @pytest.mark.parametrize("name", ["sgld", "sgnht, control variates"])
-def test_a_chain_that_diverges_names_its_rate(name):
-    """Every retry starts where the chain did, and so does its anchor of control variates."""
+def test_the_error_of_a_diverging_chain_names_a_rate_that_lasts(name):
+    """Every retry starts where the chain started, and its anchor of control variates starts there, too."""
     sampler = KERNELS[name] | {"step_size": {"name": "scaled", "rate": 30.0}}
     thinning = {"steps": 100, "burn_in": 50, "every": 10}
     said = r"^a chain diverged at step \d+, at the step size .*: lower sampler.step_size.rate from 30 to "
@@ -127,8 +129,8 @@ def test_a_chain_that_diverges_names_its_rate(name):
         fit("regression", sampler=sampler | {"step_size": {"name": "scaled", "rate": 2 * largest}}, thinning=thinning)
 
 
-def test_chains_that_start_again_take_their_anchor_with_them():
-    """They go on from step 5; their anchor moves at steps 17, 34, …, and is NaN where they leave the numbers."""
+def test_resumed_chains_retry_a_divergence_with_their_saved_anchor():
+    """They continue from step 5; their anchor moves at steps 17, 34, … and becomes NaN once they diverge."""
     few = cases.settings(sampler=KERNELS["sgnht, control variates"])
     many = cases.settings(sampler=KERNELS["sgnht, control variates"] | {"step_size": {"name": "scaled", "rate": 30.0}})
     slow, fast = (
@@ -141,7 +143,7 @@ def test_chains_that_start_again_take_their_anchor_with_them():
 
 
 @pytest.mark.slow
-def test_every_kernel_samples_one_posterior(linear):
+def test_every_kernel_samples_the_posterior_of_a_linear_network(linear):
     """Means and variances of f at 5 inputs of a linear network, a conjugate model, against its closed form.
 
     Within .3 standard deviations and 40 % of a variance: 16 chains of 15 kept draws, minibatches where the kernel takes
@@ -180,7 +182,7 @@ def test_every_kernel_samples_one_posterior(linear):
         assert fits == [True, False], (name, f.mean(0), f.var(0), laws)
 
 
-def test_the_noise_of_minibatches_is_compared_with_the_kernels_own(linear):
+def test_the_noise_ratio_of_minibatches_equals_its_closed_form(linear):
     """A linear network: of M of N rows the gradient's covariance is N²(1/M)(1 − M/N) S; the factor is η/4."""
     data = DATA["regression"]
     config = cases.settings(target={"network": {"name": "linear"}}, sampler={"batch": 4})
@@ -196,8 +198,8 @@ def test_the_noise_of_minibatches_is_compared_with_the_kernels_own(linear):
     assert whole.noise_ratio(at, 1, 10) == (0.0, 0.0)
 
 
-def test_the_noise_with_control_variates_is_that_of_the_differences_to_the_anchor(linear):
-    """As above with g_i(θ) − g_i(θ̂) = −λ_n x xᵀ(θ − θ̂). An anchor that moves to θ leaves no noise."""
+def test_the_noise_ratio_with_control_variates_equals_its_closed_form(linear):
+    """As above with g_i(θ) − g_i(θ̂) = −λ_n x xᵀ(θ − θ̂). An anchor that moved to θ would leave no noise."""
     data, at = DATA["regression"], torch.tensor([[0.3, -0.2, 0.1]])
     config = cases.settings(
         target={"network": {"name": "linear"}},
@@ -258,13 +260,13 @@ def snapshots() -> State:
         ({"kernel": {"name": "nuts"}}, r"sampler.kernel.name must be one of sgld, psgld, sghmc, sgnht, hmc"),
     ],
 )
-def test_a_sampler_that_cannot_be_is_named(sampler, error):
+def test_the_error_of_an_invalid_sampler_names_its_key(sampler, error):
     with pytest.raises(ConfigError, match=rf"^methods.sgmcmc.{error}" if error.startswith("sampler") else error):
         cases.settings(sampler=sampler)
 
 
 @tasks
-def test_a_chain_keeps_what_it_says(task):
+def test_a_chain_keeps_the_draws_and_the_likelihood_of_its_config(task):
     (state,) = fit(task)
     assert {len(t) for t in state.tensors.values()} == {13}
     posterior = NetworkDraws.from_state(state)
@@ -298,13 +300,13 @@ def numbered(count: int, offset: int) -> State:
         (99, [0, 1, 2, 3, 4, 5, 100, 101, 102, 103, 104, 105]),
     ],
 )
-def test_average_thins_evenly(max_draws, expected):
+def test_the_average_thins_the_draws_of_each_chain_evenly(max_draws, expected):
     posterior = method.average([numbered(6, 0), numbered(6, 100)], max_draws)
     assert posterior.weights["head.bias"][:, 0].tolist() == expected
 
 
 @tasks
-def test_student_is_the_mixture_of_all_draws(task):
+def test_the_student_is_the_mixture_of_all_draws(task):
     states = fit(task, None, (0, 1))
     state = method.student(DATA[task], {"teacher": states}, cases.settings(), rng=Seed(0), report=Silent())
     x, y = DATA[task].tensors("train")

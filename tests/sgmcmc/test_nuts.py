@@ -1,4 +1,4 @@
-"""The log joint that the library's NUTS has, and the z-scores of benchmarks/references/sgmcmc_nuts.py."""
+"""The reference by NUTS, benchmarks/references/sgmcmc_nuts.py: its log joint and its z-scores."""
 
 import numpy as np
 
@@ -8,8 +8,8 @@ from benchmarks.references.sgmcmc_nuts import compare, function, log_joint
 from benchmarks.toys.problems import regression
 
 
-def test_the_log_joint_is_the_targets() -> None:
-    """Differences between three positions, which lose the constant; and f on the grid."""
+def test_the_log_joint_equals_the_targets_log_density_up_to_a_constant() -> None:
+    """Differences between three positions drop the constant; the function on the grid agrees, too."""
     problem = regression()
     spec = problem.target.spec(problem.data)
     target = NetworkTarget(spec, [problem.data.rows("train")] * 3, problem.target.prior_precision)
@@ -25,7 +25,7 @@ def test_the_log_joint_is_the_targets() -> None:
         np.testing.assert_allclose(function(weights.double().numpy(), grid, np), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_z_scores_tell_a_law_from_another() -> None:
+def test_z_scores_tell_two_laws_apart() -> None:
     """Independent draws of N(1, 4) at 20 points: z is about N(0, 1); told apart: a deviation 10 % and a mean .1 sd off.
 
     False alarm: one of 40 standard normal numbers beyond 5, one in 40,000 seeds; this one is fixed.

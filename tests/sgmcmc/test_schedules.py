@@ -1,4 +1,4 @@
-"""Step sizes, thinning, and what a value out of range or a chain that diverges is told."""
+"""Step sizes, thinning, and the errors of values out of range and of chains that diverge."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ from bdl_pipe.sgmcmc.sampling import density_of, kept_steps, run
 from bdl_pipe.sgmcmc.schedules import ScaledSteps, Schedule, Thinning
 
 
-def test_schedules() -> None:
+def test_schedules_have_their_step_sizes_and_kept_steps() -> None:
     assert ConstantStep(1e-5).at(12345) == 1e-5
     polynomial = PolynomialDecay(0.5, 4.0, 0.5)
     assert [polynomial.at(t) for t in (0, 5, 12)] == pytest.approx([0.25, 0.5 / 3, 0.125])
@@ -62,7 +62,7 @@ def test_schedules() -> None:
         (lambda: kept_steps(Thinning(8, 0, 4), CyclicalSteps(1.0, 8, 0.99)), "thinning.every"),
     ],
 )
-def test_a_value_out_of_range_is_named(make: Callable[[], object], path: str) -> None:
+def test_the_error_of_a_value_out_of_range_names_its_key(make: Callable[[], object], path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.path == path
@@ -90,8 +90,10 @@ def steep(positions: Tensor) -> Tensor:
         ),
     ],
 )
-def test_a_divergence_names_the_largest_step_size_that_lasts(step_sizes: float | Schedule, said: str) -> None:
-    """The retry is the chain's own start, random numbers and burn-in, at the halves of its step size."""
+def test_a_divergence_error_names_the_largest_halved_step_size_that_lasts(
+    step_sizes: float | Schedule, said: str
+) -> None:
+    """A retry has the chain's own start, random numbers and burn-in; its step size is halved until the chain lasts."""
     steps = 1000 if step_sizes == 0.62 else 100
     start = torch.ones(3, 2)
     with pytest.raises(Diverged, match=said) as caught:
@@ -106,4 +108,4 @@ def test_a_divergence_names_the_largest_step_size_that_lasts(step_sizes: float |
 
     chains = Chains.of(Seed(0), 3)
     *_, (_, _) = run(Sgld(), density_at, {"position": start}, ConstantStep(0.4), chains, first=0, steps=300)
-    assert asked == [*range(300)]  # nothing is done again where no chain diverges
+    assert asked == [*range(300)]  # no step is repeated where no chain diverges

@@ -25,7 +25,7 @@ def target_of(task: str, precision: float, chains: int = 1) -> NetworkTarget:
 
 
 @tasks
-def test_the_gradient_is_that_of_torch_distributions(task):
+def test_the_gradient_equals_autograd_of_torch_distributions(task):
     """∇ log p(θ, D) written with torch.distributions and the full data, in named parameters."""
     target, rows = target_of(task, 3.0), DATA[task].tensors("train")
     network = target.spec.build(Seed(1))
@@ -41,14 +41,14 @@ def test_the_gradient_is_that_of_torch_distributions(task):
     at = target.start([Seed(1)])
     value, got = target.whole()(at)
     torch.testing.assert_close(got[0], flat, rtol=1e-4, atol=1e-3)
-    assert torch.equal(got, target.whole()(at)[1])  # nothing accumulates
+    assert torch.equal(got, target.whole()(at)[1])  # a second call adds nothing to the gradient
     moved = at + 1e-2 * flat / flat.norm()
     rise = float((target.whole()(moved)[0] - value).item())
-    assert rise == pytest.approx(1e-2 * float(flat.norm()), rel=0.05)  # the value is the gradient's
+    assert rise == pytest.approx(1e-2 * float(flat.norm()), rel=0.05)  # the value rises as its gradient predicts
 
 
 @tasks
-def test_chains_at_once_have_the_gradients_of_each(task):
+def test_chains_evaluated_together_have_the_same_gradients_as_alone(task):
     """A batch of three chains with different minibatches, against one chain after another."""
     target, alone = target_of(task, 2.0, 3), target_of(task, 2.0)
     at = target.start([Seed(1), Seed(2), Seed(3)])
@@ -72,7 +72,7 @@ def test_minibatch_gradients_average_to_the_full_gradient(task):
 
 
 @tasks
-def test_control_variates_leave_the_mean_and_take_the_noise_near_their_anchor(task):
+def test_control_variates_keep_the_mean_and_reduce_the_noise_near_their_anchor(task):
     target = target_of(task, 1.0)
     anchor, count = target.start([Seed(1)]), len(DATA[task].train)
     at = anchor + 1e-3 * torch.randn(anchor.shape, generator=Seed(3).generator())
@@ -85,13 +85,13 @@ def test_control_variates_leave_the_mean_and_take_the_noise_near_their_anchor(ta
 
 
 @tasks
-def test_a_target_has_no_dropout(task):
+def test_a_target_refuses_dropout(task):
     target = dataclasses.replace(cases.settings().target, network=MlpConfig("mlp", (4,), dropout=0.1))
     with pytest.raises(ConfigError, match=r"^target.network.dropout must be 0"):
         target.spec(DATA[task])
 
 
-def test_networks_that_factorise():
+def test_only_networks_that_do_not_normalise_over_rows_factorise():
     convnets = [ConvNetConfig("convnet", 8, 1, norm) for norm in ("none", "group", "instance")]
     for network in (*convnets, VggConfig("vgg", "none", 0.0), MlpConfig("mlp", (4,))):
         assert factorises(networks.build(network, (1, 32, 32), 2, rng=Seed(0)))
@@ -101,7 +101,7 @@ def test_networks_that_factorise():
         assert not factorises(networks.build(network, (1, 32, 32), 2, rng=Seed(0)))
 
 
-def test_a_batch_norm_is_seen_in_a_network_of_any_class():
+def test_a_batch_norm_is_found_in_a_network_of_any_class():
     for norm in (
         torch.nn.BatchNorm1d(3),
         torch.nn.SyncBatchNorm(3),
