@@ -1,4 +1,4 @@
-"""Trajectories, one of them with a subspace posterior that is a known Gaussian, and z-tests against one."""
+"""Trajectories, one of them with a subspace posterior that is a known Gaussian, and z-tests against a Gaussian."""
 
 import arviz
 import numpy as np

@@ -76,7 +76,7 @@ def dense_block(module: nn.Module, layer: str, spec: NetworkSpec, rows: Tensor) 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 @pytest.mark.parametrize("activation", ["tanh", "leaky_relu"])
-def test_one_row_has_the_dense_blocks(likelihood: str, activation: str) -> None:
+def test_the_factors_of_one_row_equal_the_dense_gauss_newton_blocks(likelihood: str, activation: str) -> None:
     spec, row = spec_of(likelihood, activation), inputs(1, 4)
     network = spec.build(Seed(1)).double().eval()
     found = kronecker_factors(network, row, spec)
@@ -87,7 +87,7 @@ def test_one_row_has_the_dense_blocks(likelihood: str, activation: str) -> None:
     assert not torch.allclose(2 * product(found["head"]), head, rtol=0.1)
 
 
-def test_a_linear_model_of_gaussian_noise_has_the_dense_matrix_of_all_rows() -> None:
+def test_the_factors_of_a_linear_gaussian_model_equal_the_dense_matrix_of_all_rows() -> None:
     spec, rows = spec_of("gaussian"), inputs(300, 3)  # three batches
     head = nn.Linear(3, 2).double()
     (found,) = kronecker_factors(head, rows, spec).values()
@@ -97,8 +97,8 @@ def test_a_linear_model_of_gaussian_noise_has_the_dense_matrix_of_all_rows() -> 
     assert not np.allclose(product(found).numpy() / 300, right, rtol=0.05)  # a mean over rows is not the sum
 
 
-def test_many_rows_have_the_product_of_the_means() -> None:
-    """And not the mean of the products: the approximation that Kronecker factors are."""
+def test_the_factors_of_many_rows_are_averaged_before_their_product() -> None:
+    """They are not the mean of the products, which the block is: this is the approximation of Kronecker factors."""
     spec, rows = spec_of("categorical"), inputs(40, 4)
     network = spec.build(Seed(1)).double().eval()
     found = kronecker_factors(network, rows, spec)["trunk.3"]
@@ -125,7 +125,7 @@ class OneLocation(nn.Module):
     "changes",
     [{}, {"bias": True, "stride": 3, "padding": 1, "padding_mode": "reflect"}, {"stride": 3, "padding": (1, 1)}],
 )
-def test_a_convolution_at_one_location_has_the_dense_block(changes: dict[str, object]) -> None:
+def test_the_factors_of_a_convolution_at_one_location_equal_the_dense_block(changes: dict[str, object]) -> None:
     torch.manual_seed(0)
     module, row, spec = OneLocation(**changes).double(), inputs(1, 2, 3, 3), spec_of("categorical")
     found = kronecker_factors(module, row, spec)["conv"]
@@ -147,7 +147,7 @@ def test_an_activation_in_place_changes_no_factor() -> None:
 
 
 def by_curvlinops(network: nn.Module, rows: Tensor, batch: int, classes: bool) -> dict[str, Factors]:
-    """The package's factors of all layers, of class probabilities or of a squared error."""
+    """Return curvlinops' factors of all layers, of class probabilities or of a squared error."""
     layers = layers_of(network)
     targets = torch.zeros(len(rows), *(() if classes else (3,)), dtype=torch.long if classes else rows.dtype)
     kfac = KFACLinearOperator(
@@ -168,7 +168,7 @@ def by_curvlinops(network: nn.Module, rows: Tensor, batch: int, classes: bool) -
 
 @pytest.mark.parametrize("norm", ["none", "instance"])
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
-def test_a_convnet_has_the_factors_of_curvlinops(likelihood: str, norm: str) -> None:
+def test_the_factors_of_a_convnet_equal_the_factors_of_curvlinops(likelihood: str, norm: str) -> None:
     """Of 150 rows, two batches; a squared error is a Gaussian of variance 1/2."""
     config = ConvNetConfig("convnet", 4, 2, norm=norm)  # type: ignore[arg-type]
     spec = NetworkSpec(config, (1, 8, 8), 3, likelihood, noise_variance=0.5)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_a_convnet_has_the_factors_of_curvlinops(likelihood: str, norm: str) -> 
 
 
 @pytest.mark.parametrize(("dtype", "below"), [(torch.float32, True), (torch.bfloat16, False)])
-def test_float32_moves_the_posterior_by_far_less_than_its_own_width(dtype: torch.dtype, below: bool) -> None:
+def test_float32_moves_the_posterior_by_far_less_than_its_width(dtype: torch.dtype, below: bool) -> None:
     """The covariance in the float64 posterior's units is the identity to 1e-3; passes in bfloat16 are noticed."""
     config = ConvNetConfig("convnet", 4, 2, norm="none")
     spec, rows = NetworkSpec(config, (1, 8, 8), 3, "categorical"), inputs(300, 1, 8, 8)
@@ -199,8 +199,8 @@ def test_float32_moves_the_posterior_by_far_less_than_its_own_width(dtype: torch
 
 @pytest.mark.parametrize("norm", ["batch", "instance", "group", "none"])
 @pytest.mark.parametrize("pool", ["max", "average"])
-def test_a_convnet_has_the_factors_of_its_patches(norm: str, pool: str) -> None:
-    """The second block's: patches by ``unfold``, gradients at its locations by ``jacrev``, of two rows."""
+def test_the_factors_of_a_convnet_equal_sums_over_its_patches(norm: str, pool: str) -> None:
+    """The second block's factors on two rows: patches by ``unfold``, gradients at its locations by ``jacrev``."""
     config = ConvNetConfig("convnet", 8, 2, norm=norm, pool=pool)  # type: ignore[arg-type]
     spec, rows = NetworkSpec(config, (1, 8, 8), 3, "categorical"), inputs(2, 1, 8, 8)
     network = spec.build(Seed(2)).double().eval()
@@ -225,7 +225,7 @@ PRECISION, TEMPERATURE, ROWS = 0.7, 0.3, 20
 
 
 def factors(fan_out: int, fan_in: int, seed: int = 0) -> Factors:
-    """Of 20 rows; one direction of the inputs is not seen."""
+    """Factors of 20 rows, which leave one direction of the inputs unseen."""
     random = torch.Generator().manual_seed(seed)
     a, g = (torch.randn(ROWS, width, dtype=torch.float64, generator=random) for width in (fan_in, fan_out))
     a[:, 0] = a[:, -1]
@@ -243,7 +243,7 @@ def dense(found: Factors, precision: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("fan_out", "fan_in"), [(3, 4), (1, 5), (4, 1)])
-def test_the_covariance_is_the_dense_inverse(fan_out: int, fan_in: int) -> None:
+def test_the_covariance_equals_the_dense_inverse(fan_out: int, fan_in: int) -> None:
     found = factors(fan_out, fan_in)
     layer = decompose(mean(fan_out, fan_in), found)
     right = TEMPERATURE * dense(found, PRECISION)
@@ -263,7 +263,7 @@ def dense_evidence(layers: list[tuple[Tensor, Factors]], log_precision: float) -
 
 
 @pytest.mark.parametrize("scale", [0.05, 1.0, 3.0])
-def test_the_prior_precision_is_scipys_maximum(scale: float) -> None:
+def test_the_prior_precision_equals_scipys_maximum_of_the_evidence(scale: float) -> None:
     layers = [(scale * mean(3, 4), factors(3, 4)), (scale * mean(2, 3), factors(2, 3, seed=1))]
     best = scipy.optimize.minimize_scalar(
         lambda x: -dense_evidence(layers, x), bounds=(-15, 15), method="bounded", options={"xatol": 1e-9}

@@ -48,7 +48,7 @@ def weights_of(spec: NetworkSpec) -> dict[str, torch.Tensor]:
 
 
 def trajectory(spec: NetworkSpec, weights: dict[str, torch.Tensor]) -> State:
-    """Two snapshots, the last of which are ``weights``."""
+    """Two snapshots, of which the last is ``weights``."""
     return State(stack([spec.build(Seed(9)).state_dict(), weights]), {"spec": to_mapping(spec)})
 
 
@@ -106,7 +106,7 @@ def rejected(drawn: np.ndarray, mean: np.ndarray, right: np.ndarray) -> bool:
     return bool(2 * min(law.cdf((white**2).sum()), law.sf((white**2).sum())) < 1e-5)
 
 
-def test_drawn_heads_are_draws_of_the_exact_posterior(tiny_table: FitData) -> None:
+def test_drawn_heads_follow_the_exact_posterior(tiny_table: FitData) -> None:
     weights = at_mode(tiny_table, PRECISION)
     mean, right = exact(*features_of(tiny_table, weights), PRECISION)
 
@@ -119,10 +119,12 @@ def test_drawn_heads_are_draws_of_the_exact_posterior(tiny_table: FitData) -> No
     assert not rejected(drawn(temperature=0.25), mean, right / 4)
     assert not rejected(drawn(dtype="float32"), mean, right)
     assert rejected(drawn(prior_precision=80 * PRECISION), mean, right)  # the prior counted once a row
-    assert rejected(drawn(rows=20, prior_precision=PRECISION / 4), mean, 4 * right)  # a part not scaled up to all
+    assert rejected(
+        drawn(rows=20, prior_precision=PRECISION / 4), mean, 4 * right
+    )  # 20 rows that count as 20, not as 80
 
 
-def test_the_curvature_of_some_rows_is_scaled_up_to_all(tiny_table: FitData) -> None:
+def test_the_curvature_of_some_rows_is_scaled_up_to_all_rows(tiny_table: FitData) -> None:
     weights = weights_of(TABLE)
     phi, _ = features_of(tiny_table, weights)
     order = torch.randperm(80, generator=Seed(3).fold("curvature").generator())[:20].numpy()
@@ -150,10 +152,10 @@ def test_a_fitted_precision_is_reported_and_used(tiny_table: FitData) -> None:
 
 
 @pytest.mark.parametrize("chosen", ["last", "all"])
-def test_draws_are_the_map_of_their_addresses_in_blocks_and_after_a_kill(
+def test_draws_follow_from_their_addresses_in_blocks_and_after_a_kill(
     chosen: str, tiny_images: FitData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each draw's z follows from its number, layer after layer; blocks of 3 draws, and all at once, are the same."""
+    """Each draw's z follows from its number, layer after layer; draws in blocks of 3 equal draws made all at once."""
     config = dataclasses.replace(CONFIG, layers=chosen, draws=7)  # type: ignore[arg-type]
     spec = dataclasses.replace(IMAGES, network=ConvNetConfig("convnet", 4, 2, norm="instance"))
     weights = weights_of(spec)
@@ -182,7 +184,7 @@ def test_draws_are_the_map_of_their_addresses_in_blocks_and_after_a_kill(
 
 @pytest.mark.parametrize("norm", ["batch", "instance"])
 @pytest.mark.parametrize("chosen", ["last", "all"])
-def test_images_draw_what_was_asked_for(norm: str, chosen: str, tiny_images: FitData) -> None:
+def test_only_the_chosen_layers_of_a_convnet_are_drawn(norm: str, chosen: str, tiny_images: FitData) -> None:
     config = ConvNetConfig("convnet", 4, 2, norm=norm, pool="max")  # type: ignore[arg-type]
     spec = dataclasses.replace(IMAGES, network=config)
     weights, rows = weights_of(spec), tiny_images.tensors("train")[0]
@@ -203,7 +205,7 @@ def test_images_draw_what_was_asked_for(norm: str, chosen: str, tiny_images: Fit
     assert posterior_of(made).predict(rows[:5], rng=Seed(0)).draw_log_probs.shape == (2, 5, 3)
 
 
-def test_the_linearised_predictive_has_the_draws_and_the_trajectorys_statistics(tiny_images: FitData) -> None:
+def test_the_linearised_posterior_has_the_draws_and_the_trajectorys_statistics(tiny_images: FitData) -> None:
     weights = weights_of(IMAGES)
     drawn = make(tiny_images, IMAGES, weights, layers="all").tensors
     state = make(tiny_images, IMAGES, weights, layers="all", predictive="linearised")
@@ -216,14 +218,16 @@ def test_the_linearised_predictive_has_the_draws_and_the_trajectorys_statistics(
         assert torch.equal(value[1:], right)
 
 
-def test_large_layers_are_refused_by_name(tiny_images: FitData) -> None:
+def test_the_error_of_too_large_factors_names_the_layer(tiny_images: FitData) -> None:
     rule = r"max_factor must be >= 37, for the factors \[37, 37\] and \[8, 8\] of the layer trunk\.4, got 36$"
     with pytest.raises(ConfigError, match=rf"^methods\.kfac_laplace\.{rule}"):
         make(tiny_images, IMAGES, weights_of(IMAGES), layers="all", max_factor=36)
     make(tiny_images, IMAGES, weights_of(IMAGES), layers="last", max_factor=36)
 
 
-def test_what_cannot_be_is_refused(tiny_images: FitData, tiny_table: FitData) -> None:
+def test_batch_statistics_zero_weights_and_values_of_zero_are_refused(
+    tiny_images: FitData, tiny_table: FitData
+) -> None:
     spec = dataclasses.replace(IMAGES, network=ConvNetConfig("convnet", 4, 2, norm="batch_stats"))
     with pytest.raises(ConfigError, match=r"^methods\.sgd\.network\.norm must not be batch_stats"):
         make(tiny_images, spec, weights_of(spec))

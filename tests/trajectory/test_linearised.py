@@ -50,7 +50,7 @@ def dense(draws: NetworkDraws, center: dict[str, torch.Tensor], inputs: torch.Te
 
 @pytest.mark.parametrize("spec", [TABLE, IMAGES], ids=["mlp", "convnet"])
 @pytest.mark.parametrize("part", ["", "trunk", "head"])
-def test_the_outputs_are_those_of_the_dense_jacobian(spec: NetworkSpec, part: str) -> None:
+def test_the_outputs_equal_the_dense_linearisation(spec: NetworkSpec, part: str) -> None:
     (draws, center), inputs = draws_of(spec, part), inputs_of(spec)
     found, right = LinearisedDraws.of(draws, center).predict(inputs), spec.predictive(dense(draws, center, inputs))
     drawn = draws.predict(inputs)
@@ -67,7 +67,7 @@ def test_the_outputs_are_those_of_the_dense_jacobian(spec: NetworkSpec, part: st
 
 
 @pytest.mark.parametrize("norm", ["batch", "instance", "group", "none"])
-def test_every_norm_has_its_linearisation(norm: str) -> None:
+def test_networks_of_every_norm_equal_the_dense_linearisation(norm: str) -> None:
     network: NetworkConfig = ConvNetConfig("convnet", 8, 2, norm=norm)  # type: ignore[arg-type]
     spec = dataclasses.replace(IMAGES, network=network)
     draws, center = draws_of(spec, "trunk.0")

@@ -99,7 +99,7 @@ def data_for(spec: NetworkSpec, images: FitData, table: FitData) -> FitData:
 
 @LAYERS
 @SPECS
-def test_the_functions_have_the_dense_covariance(
+def test_functions_have_the_mean_and_the_covariance_of_dense_matrices(
     spec: NetworkSpec, layers: str, tiny_images: FitData, tiny_table: FitData
 ) -> None:
     data, inputs = data_for(spec, tiny_images, tiny_table), groups_of(spec)
@@ -113,7 +113,7 @@ def test_the_functions_have_the_dense_covariance(
 
 
 @pytest.mark.parametrize("norm", ["instance", "group", "none"])
-def test_every_norm_has_its_covariance(norm: str, tiny_images: FitData) -> None:
+def test_functions_of_every_norm_have_the_dense_covariance(norm: str, tiny_images: FitData) -> None:
     spec = dataclasses.replace(IMAGES, network=ConvNetConfig("convnet", 8, 2, norm=norm))  # type: ignore[arg-type]
     inputs = groups_of(spec)
     right = dense(tiny_images, spec, "all", inputs).outputs
@@ -122,7 +122,7 @@ def test_every_norm_has_its_covariance(norm: str, tiny_images: FitData) -> None:
 
 
 @LAYERS
-def test_regression_of_a_fixed_noise_is_the_multivariate_normal(layers: str, tiny_table: FitData) -> None:
+def test_regression_with_fixed_noise_equals_scipys_multivariate_normal(layers: str, tiny_table: FitData) -> None:
     """Two outputs, which depend on each other where all layers are uncertain; every row, the first rows, and places."""
     inputs, posterior = groups_of(TWO), fitted(tiny_table, TWO, layers)
     right = dense(tiny_table, TWO, layers, inputs)
@@ -169,7 +169,7 @@ def apart(one: Tensor, other: Tensor) -> float:
 
 
 @LAYERS
-def test_classes_are_the_limit_of_draws_of_weights(layers: str, tiny_images: FitData) -> None:
+def test_joint_class_probabilities_equal_averages_over_draws_of_weights(layers: str, tiny_images: FitData) -> None:
     """A wide posterior, so that rows depend on each other: rows with draws of their own are told apart."""
     inputs, labels = groups_of(IMAGES), torch.tensor([[0, 0, 1, 0], [1, 1, 1, 2], [2, 2, 2, 2]])
     right = dense(tiny_images, IMAGES, layers, inputs)
@@ -188,7 +188,7 @@ def test_classes_are_the_limit_of_draws_of_weights(layers: str, tiny_images: Fit
 
 
 @LAYERS
-def test_a_predicted_variance_is_drawn_and_the_means_given_it_are_exact(layers: str, tiny_table: FitData) -> None:
+def test_a_predicted_variance_is_drawn_and_the_means_are_integrated_exactly(layers: str, tiny_table: FitData) -> None:
     inputs = groups_of(HEAD)
     right = dense(tiny_table, HEAD, layers, inputs)
     targets = right.mean[..., :1] + 0.7 * torch.randn(3, 4, 1, generator=torch.Generator().manual_seed(4)).double()
@@ -206,7 +206,7 @@ def test_a_predicted_variance_is_drawn_and_the_means_given_it_are_exact(layers: 
     assert (terms.exp().std(0) < drawn(False).exp().std(0)).all()  # one half of the integral is in closed form
 
 
-def test_the_means_given_a_variance_are_the_conditional_of_the_dense_gaussian(tiny_table: FitData) -> None:
+def test_means_given_a_drawn_variance_follow_the_dense_conditional_gaussian(tiny_table: FitData) -> None:
     """Over the draws, the mean and the covariance of the conditional means make up the dense covariance again."""
     inputs = groups_of(HEAD)
     right = dense(tiny_table, HEAD, "all", inputs)
@@ -221,7 +221,7 @@ def test_the_means_given_a_variance_are_the_conditional_of_the_dense_gaussian(ti
         assert float((estimated - whole[:, :, k, :, m]).abs().max()) < 0.05 * scale  # 5 s.e. of at most √2 scale/224
 
 
-def test_a_dependent_joint_is_the_mixture_of_multivariate_normals() -> None:
+def test_a_dependent_joint_equals_a_mixture_of_multivariate_normals() -> None:
     generator = torch.Generator().manual_seed(1)
     root = torch.randn(2, 2, 6, 6, generator=generator).double()
     covariance = (root @ root.mT).unflatten(3, (3, 2)).unflatten(2, (3, 2))
@@ -244,7 +244,7 @@ def test_a_dependent_joint_is_the_mixture_of_multivariate_normals() -> None:
     assert (alone.log_prob(targets[0]) - found.log_prob(targets[0])).abs().min() > 1e-2  # rows that do not depend
 
 
-def test_the_state_has_the_draws_as_they_were_and_an_older_one_is_read(tiny_images: FitData) -> None:
+def test_an_older_state_without_factors_is_read_with_the_same_draws(tiny_images: FitData) -> None:
     state = fitted(tiny_images, IMAGES, "all").state()
     drawn = {name: v for name, v in state.tensors.items() if not name.startswith("laplace.")}
     factors = under("laplace.", state.tensors)

@@ -1,6 +1,6 @@
-"""Networks as people have them: tied weights, attention, weight norm, spectral norm, layers used twice or never.
+"""Users' networks with tied weights, attention, weight norm, spectral norm, and layers used twice or never.
 
-What a method answers for each is right, or it is one line before anything is trained.
+A method has the right posterior of each, or refuses it in one line before training.
 """
 
 from collections.abc import Iterator
@@ -140,7 +140,7 @@ def spec_of(kind: str) -> NetworkSpec:
 
 
 def built(kind: str) -> Network:
-    """Return a network whose curvature is that of evaluation, with random weights, in float64."""
+    """Return a network with random weights, in evaluation mode and in float64."""
     return spec_of(kind).build(Seed(1)).eval().double()
 
 
@@ -165,7 +165,7 @@ def trained(kind: str) -> State:
 
 
 @pytest.mark.parametrize("kind", FIXED)
-def test_layers_have_the_dense_blocks_of_one_row(kind: str) -> None:
+def test_the_factors_of_each_layer_equal_the_dense_block_of_one_row(kind: str) -> None:
     """One row and one place a layer: Kronecker's product is the block of the Gauss-Newton matrix."""
     network, spec, row = built(kind), spec_of(kind), rows(1)
     layers = layers_with_factors(network, rows(2))
@@ -175,8 +175,8 @@ def test_layers_have_the_dense_blocks_of_one_row(kind: str) -> None:
         torch.testing.assert_close(product(factors), dense_block(network, name, spec, row), rtol=1e-9, atol=1e-12)
 
 
-def test_a_layer_that_is_called_twice_has_no_kronecker_factors() -> None:
-    """What the factors of both calls make is not the block: such a layer was drawn from the wrong Gaussian."""
+def test_the_factors_of_a_layer_called_twice_differ_from_the_dense_block() -> None:
+    """This is why Laplace leaves such a layer fixed: it would be drawn from the wrong Gaussian."""
     network, spec, row = built("twice"), spec_of("twice"), rows(1)
     wrong = product(kronecker_factors(network, row, spec)["trunk.mid"])
     assert not torch.allclose(wrong, dense_block(network, "trunk.mid", spec, row), rtol=0.1)
@@ -184,7 +184,7 @@ def test_a_layer_that_is_called_twice_has_no_kronecker_factors() -> None:
 
 @pytest.mark.parametrize("predictive", ["draws", "linearised"])
 @pytest.mark.parametrize("kind", FIXED)
-def test_laplace_draws_the_layers_that_it_can_and_says_which_stay(kind: str, predictive: str) -> None:
+def test_laplace_draws_layers_with_factors_and_a_warning_names_the_fixed_weights(kind: str, predictive: str) -> None:
     data, trajectory = classes(), trained(kind)
     how: dict[str, Any] = {**LAPLACE, "rows": None, "predictive": predictive, "prior_precision": 1.0}
     state = fit("kfac_laplace", "student", data, {"trajectory": [trajectory]}, **how)
@@ -213,8 +213,8 @@ def test_laplace_draws_the_layers_that_it_can_and_says_which_stay(kind: str, pre
 
 
 @pytest.mark.parametrize("predictive", ["draws", "linearised"])
-def test_a_layer_that_is_not_used_changes_nothing(predictive: str) -> None:
-    """The posterior is that of the network without the layer: what no output depends on has no say in the evidence."""
+def test_an_unused_layer_does_not_change_the_predictive_mean(predictive: str) -> None:
+    """A network without the layer predicts the same: weights that no output depends on do not count in the evidence."""
     data, trajectory = classes(), trained("unused")
     how: dict[str, Any] = {**LAPLACE, "rows": None, "predictive": predictive, "prior_precision": None}
     found = fit("kfac_laplace", "student", data, {"trajectory": [trajectory]}, **how)
@@ -230,7 +230,7 @@ def test_a_layer_that_is_not_used_changes_nothing(predictive: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TIED)
-def test_tied_weights_are_refused_before_anything_is_trained(kind: str) -> None:
+def test_tied_weights_are_refused_when_the_network_is_built(kind: str) -> None:
     message = r"object must return a network with one name for each weight; call one .*, which are the same weight'"
     with pytest.raises(ConfigError, match=message):
         spec_of(kind).build(Seed(0))
@@ -240,24 +240,24 @@ def test_tied_weights_are_refused_before_anything_is_trained(kind: str) -> None:
         fit("sgd", "trajectory", make_tiny_images(), network=section(kind, "Images"), epochs=1)
 
 
-def test_a_network_that_cannot_be_copied_is_refused_before_anything_is_trained() -> None:
+def test_a_network_that_cannot_be_copied_is_refused_when_it_is_built() -> None:
     with pytest.raises(ConfigError, match=r"object must return a network that can be copied \(parametrizations.weight"):
         spec_of("old weight norm").build(Seed(0))
 
 
 @pytest.mark.parametrize("kind", ["weight norm", "spectral norm"])
-def test_sngp_refuses_weights_that_are_computed(kind: str) -> None:
+def test_sngp_refuses_computed_weights(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"must have parameters as weights, .* got 'the layer trunk.mid, which"):
         fit("sngp", "student", classes(), network=section(kind))
 
 
 @pytest.mark.parametrize("kind", ["plain", "attention", "unused"])
-def test_dropout_refuses_a_trunk_that_is_no_sequence(kind: str) -> None:
+def test_dropout_refuses_a_trunk_that_is_not_a_sequence_of_layers(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"network\.name must be a network with layers in sequence"):
         fit("dropout", "student", classes(), network=section(kind))
 
 
-def test_a_chain_moves_weights_that_are_not_used_by_their_prior() -> None:
+def test_a_chain_over_a_network_with_an_unused_layer_is_finite() -> None:
     """The gradient of an unused weight's likelihood is zero; torch has none for it."""
     target = {"network": section("unused"), "prior_precision": 1.0, "noise_precision": 10.0}
     state = fit("sgmcmc", "teacher", classes(), target=target)

@@ -36,8 +36,8 @@ def drawn(data: FitData, seed: int = 3, **changes: float) -> np.ndarray:
     return coordinates(state, past, config.dimension)
 
 
-def test_draws_are_of_the_exact_posterior(tiny_table: FitData) -> None:
-    """False alarms: see ``cases.rejects``. A temperature left out or inverted is refused."""
+def test_draws_follow_the_exact_posterior(tiny_table: FitData) -> None:
+    """False alarms: see ``cases.rejects``. Told apart: a temperature left out or inverted."""
     z = drawn(tiny_table)
     past = linear_trajectory()
     assert not rejects(z, *exact(past, tiny_table, 3, 1 / TEMPERATURE))
@@ -59,7 +59,7 @@ def gaussian(power: float):
 
 
 def test_the_kernel_leaves_a_correlated_gaussian_invariant() -> None:
-    """3,000 steps; false alarms: see ``cases.rejects``. A likelihood used twice, or not at all, is refused."""
+    """3,000 steps; false alarms: see ``cases.rejects``. Told apart: a likelihood used twice, or not at all."""
     config = dataclasses.replace(CONFIG, draws=3000, every=1)
     log_likelihood, mean, covariance = gaussian(1.0)
     twice, _, _ = gaussian(2.0)
@@ -71,8 +71,8 @@ def test_the_kernel_leaves_a_correlated_gaussian_invariant() -> None:
     assert rejects(prior, mean, covariance)
 
 
-def test_nowhere_is_worse_than_the_level_that_was_drawn() -> None:
-    """Points of NaN or no likelihood are never taken."""
+def test_a_step_never_moves_to_a_point_without_likelihood() -> None:
+    """A point whose log-likelihood is NaN or −∞ is never taken."""
 
     def cut(z: torch.Tensor) -> float:
         return math.nan if z[0] < 0 else (-math.inf if z[1] < 0 else 0.0)
@@ -83,18 +83,18 @@ def test_nowhere_is_worse_than_the_level_that_was_drawn() -> None:
         assert (place.z >= 0).all() and place.log_likelihood == 0.0
 
 
-def test_a_start_without_likelihood_is_an_error() -> None:
+def test_a_start_with_a_likelihood_of_nan_is_an_error() -> None:
     with pytest.raises(Diverged, match="log-likelihood at the trajectory's mean is nan"):
         sample(lambda z: math.nan, CONFIG, rng=Seed(0), report=Silent())
 
 
-def test_the_size_of_a_batch_does_not_change_the_posterior(tiny_table: FitData) -> None:
+def test_the_size_of_a_batch_does_not_change_the_draws(tiny_table: FitData) -> None:
     one = drawn(tiny_table, draws=3, burn_in=0)
     np.testing.assert_allclose(drawn(tiny_table, draws=3, burn_in=0, batch=30), one, atol=1e-4)
     assert np.abs(drawn(tiny_table, seed=4, draws=3, burn_in=0) - one).max() > 0.1
 
 
-def test_more_components_than_there_are_is_refused(tiny_table: FitData) -> None:
+def test_more_components_than_snapshots_less_one_are_refused(tiny_table: FitData) -> None:
     rule = r"^methods\.pca_ess\.dimension must be <= the trajectory's snapshots less one \(5\), got 6$"
     with pytest.raises(ConfigError, match=rule):
         drawn(tiny_table, dimension=6)

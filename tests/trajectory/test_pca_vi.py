@@ -53,14 +53,14 @@ def close(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.n
     return bool(mean.max() < tolerance and covariance.max() < tolerance)
 
 
-def test_the_gaussian_is_the_exact_posterior(tiny_table: FitData) -> None:
+def test_the_variational_gaussian_equals_the_exact_posterior(tiny_table: FitData) -> None:
     found, past = fitted(tiny_table), linear_trajectory()
     assert close(found, exact(past, tiny_table, 3, 1 / TEMPERATURE), 1e-2)
     assert not close(found, exact(past, tiny_table, 3, 2 / TEMPERATURE), 5e-2)
     assert not close(found, exact(past, tiny_table, 3, TEMPERATURE), 5e-2)
 
 
-def test_batches_of_some_rows_weigh_as_all(tiny_table: FitData) -> None:
+def test_the_loss_of_batches_averages_to_the_loss_of_all_rows(tiny_table: FitData) -> None:
     """The mean loss of 300 batches against that of all rows; 6 combined standard errors (2e-9)."""
 
     def losses(batch: int, draws: int) -> np.ndarray:
@@ -76,8 +76,8 @@ def test_batches_of_some_rows_weigh_as_all(tiny_table: FitData) -> None:
     assert abs(some.mean() / 4 - whole.mean()) > 6 * error  # a likelihood of the batch alone
 
 
-def test_networks_are_drawn_from_the_gaussian(tiny_table: FitData) -> None:
-    """False alarms: see ``cases.rejects``, of independent draws; that q is exact to 1e-2 is seen above."""
+def test_networks_are_drawn_from_the_variational_gaussian(tiny_table: FitData) -> None:
+    """False alarms: see ``cases.rejects``, of independent draws; q is exact to 1e-2, as the first test checks."""
     past = linear_trajectory()
     make = PCA_VI.stages["student"].fit_one
     state = make(tiny_table, {"trajectory": [past]}, CONFIG, rng=Seed(3), report=Silent())
@@ -89,7 +89,7 @@ def test_networks_are_drawn_from_the_gaussian(tiny_table: FitData) -> None:
     assert rejects(z, *exact(past, tiny_table, 3, 1.0))
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_a_weight_decay_and_values_of_zero_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^optimiser\.weight_decay must be 0: the prior is in the bound, got 0\.1$"):
         dataclasses.replace(CONFIG, optimiser=OptimiserConfig("adam", 0.1, weight_decay=0.1))
     for key in ("initial_sd", "steps", "samples", "batch"):

@@ -1,4 +1,4 @@
-"""Weights of a network trained elsewhere: what they predict here, and what the methods make of them."""
+"""Weights that were trained without this package: their predictions, and the methods that start from them."""
 
 import hashlib
 import math
@@ -35,7 +35,7 @@ def make_table() -> FitData:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with networks of a user's and their trained weights."""
+    """A folder with a user's networks and their trained weights."""
     folder = tmp_path_factory.mktemp("own")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -63,7 +63,7 @@ def there(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(
     made: str, shape: tuple[int, ...], inputs: Tensor, targets: Tensor, loss: nn.Module, steps: int, **options: Any
 ) -> nn.Module:
-    """Train a module as its user would, with this package nowhere in it."""
+    """Train a module as its user would, without this package."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module: nn.Module = getattr(plugins.module_of_file("nets.py"), made)(shape, **options)
@@ -83,7 +83,7 @@ def theirs(made: str, shape: tuple[int, ...], weights: dict[str, Tensor], **opti
 
 
 def fitted(data: FitData, **section: Any) -> State:
-    """Return the trajectory of weights, as a stored one."""
+    """Return the trajectory that ``pretrained`` makes of a file of weights."""
     return fit("pretrained", "trajectory", data, rng=Seed(0).fold("t"), **section)
 
 
@@ -92,7 +92,7 @@ def student(method: str, data: FitData, trajectory: State, **changes: Any) -> St
 
 
 def gone_on(data: FitData, network: dict[str, Any], trajectory: State) -> State:
-    """Return a trajectory that goes on from another one."""
+    """Return a trajectory of SGD that continues from another trajectory."""
     how = {"network": network, "epochs": 4, "snapshots": 4, "variance_floor": None}
     how["optimiser"] = {"name": "sgd", "lr": 1e-3, "schedule": "constant"}
     return fit("sgd", "trajectory", data, {"trajectory": [trajectory]}, rng=Seed(0).fold("sgd"), **how)
@@ -107,7 +107,7 @@ def nll(state: State, data: FitData) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["resnet.safetensors", "resnet.pt"])
-def test_classes_are_predicted_as_the_saved_network_does(file: str) -> None:
+def test_the_posterior_predicts_the_class_probabilities_of_the_saved_network(file: str) -> None:
     data = make_tiny_images()
     state = student("deterministic", data, fitted(data, network=RESNET, weights=file))
     inputs, _ = data.tensors("validation")
@@ -117,7 +117,7 @@ def test_classes_are_predicted_as_the_saved_network_does(file: str) -> None:
     np.testing.assert_allclose(posterior_of(state).predict(inputs, rng=Seed(0)).mean, meant, atol=1e-6)
 
 
-def test_a_mean_in_own_units_gets_the_variance_of_its_errors() -> None:
+def test_a_mean_in_the_targets_units_gets_the_variance_of_its_training_errors() -> None:
     data = make_table()
     state = student("deterministic", data, fitted(data, network=MLP, weights="mlp.pt"))
     module = theirs("perceptron", (4,), torch.load("mlp.pt"), width=16)
@@ -133,7 +133,7 @@ def test_a_mean_in_own_units_gets_the_variance_of_its_errors() -> None:
     assert nll(wrong, data) > nll(state, data) + 1, "the control: units matter"
 
 
-def test_a_head_of_means_and_log_variances_is_taken_as_it_is() -> None:
+def test_a_head_of_means_and_log_variances_is_used_unchanged() -> None:
     data = make_table()
     weights = torch.load("mlp.pt")
     weights["3.weight"] = torch.cat([weights["3.weight"], 0.01 * torch.ones(1, 16)])
@@ -166,8 +166,10 @@ FIVE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "method"), [(task, method) for task, methods in FIVE.items() for method in methods])
-def test_a_trained_network_becomes_a_posterior(task: str, method: str, tmp_path: Path) -> None:
-    """Each is better than random weights after as many steps, and reads back to the same predictions."""
+def test_a_posterior_of_trained_weights_beats_a_constant_and_is_read_back(
+    task: str, method: str, tmp_path: Path
+) -> None:
+    """Each posterior's NLL is .2 below a constant predictor's, and the stored posterior has the same NLL."""
     data = make_tiny_images() if task == "classification" else make_table()
     network, file = (RESNET, "resnet.pt") if task == "classification" else (MLP, "mlp.pt")
     trajectory = fitted(data, network=network, weights=file)
@@ -206,7 +208,7 @@ def spread(data: FitData) -> float:
         ({"network": RESNET | {"options": {"classes": 3, "width": 6}}}, r"layer1.conv1.weight must have the shape \[6"),
     ],
 )
-def test_what_is_not_its_weights_is_one_line(change: dict[str, Any], said: str) -> None:
+def test_a_file_without_the_networks_weights_is_refused_in_one_line(change: dict[str, Any], said: str) -> None:
     weights = torch.load("resnet.pt")["state_dict"]
     torch.save({"f": print}, "pickled.pt")
     torch.save({"a": 1}, "numbers.pt")
@@ -222,7 +224,7 @@ def resnet_weights() -> dict[str, Tensor]:
     return found
 
 
-KEPT: dict[str, Any] = {  # what people save: the same weights
+KEPT: dict[str, Any] = {  # the same weights in the forms that people save
     "Lightning": lambda w: {"state_dict": {f"model.{k}": v for k, v in w.items()}, "epoch": 3},
     "a trainer's, in parallel": lambda w: {
         "model": {f"module.{k}": v for k, v in w.items()},
@@ -236,7 +238,7 @@ KEPT: dict[str, Any] = {  # what people save: the same weights
 
 
 @pytest.mark.parametrize("how", KEPT)
-def test_weights_are_read_as_people_save_them(how: str) -> None:
+def test_the_same_weights_are_read_from_every_common_form(how: str) -> None:
     data, weights = make_tiny_images(), resnet_weights()
     torch.save(KEPT[how](weights), "kept.pt")
     found, plain = (fitted(data, network=RESNET, weights=name) for name in ("kept.pt", "resnet.pt"))
@@ -244,7 +246,7 @@ def test_weights_are_read_as_people_save_them(how: str) -> None:
         assert torch.equal(value, plain.tensors[name]) or "num_batches_tracked" in name
 
 
-def test_safetensors_are_known_by_their_content() -> None:
+def test_safetensors_are_recognised_by_content_whatever_the_file_name() -> None:
     save_file(resnet_weights(), "pytorch_model.bin")
     assert fitted(make_tiny_images(), network=RESNET, weights="pytorch_model.bin").config["epochs"] == 0
 
@@ -275,14 +277,14 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", UNREADABLE)
-def test_what_no_weights_are_read_from_is_said_with_the_cure(what: str) -> None:
+def test_the_error_of_an_unreadable_file_names_the_cause(what: str) -> None:
     write, said = UNREADABLE[what]
     write(Path("bad.pt"), resnet_weights())
     with pytest.raises((ConfigError, DataError), match=said):
         fitted(make_tiny_images(), network=RESNET, weights="bad.pt")
 
 
-def test_weights_that_are_worse_than_a_constant_have_a_warning() -> None:
+def test_weights_worse_than_a_constant_predictor_give_a_warning() -> None:
     """Their classes are in another order, or targets and inputs have other units."""
     images, table = make_tiny_images(), make_table()
     weights = resnet_weights()
@@ -299,7 +301,7 @@ def test_weights_that_are_worse_than_a_constant_have_a_warning() -> None:
     assert "times as wrong as the mean of the training rows: check the units of the targets (key targets)" in line
 
 
-def test_nothing_in_a_file_of_weights_is_run(tmp_path: Path) -> None:
+def test_code_in_a_file_of_weights_is_not_run(tmp_path: Path) -> None:
     class Touch:
         def __reduce__(self) -> Any:
             return Path.touch, (tmp_path / "ran",)
@@ -310,8 +312,8 @@ def test_nothing_in_a_file_of_weights_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_weights_under_this_packages_names_and_a_hash() -> None:
-    """A network of the library's, saved by its own ``state_dict``; the head has no bias."""
+def test_weights_with_this_packages_names_and_a_hash_are_read() -> None:
+    """A network of this package, saved by its ``state_dict`` without the head's bias, which is then zero."""
     data = make_tiny_images()
     network = {"name": "convnet", "width": 4, "blocks": 2}
     first = fit("sgd", "trajectory", data, rng=Seed(0).fold("t"), network=network)
@@ -329,7 +331,7 @@ SPEC = {"input_shape": [1, 8, 8], "outputs": 3, "likelihood": "categorical"}
 
 @pytest.mark.parametrize("how", ["parallel", "compiled", "parallel and compiled", "compiled and parallel"])
 @pytest.mark.parametrize("names", ["the user's", "this package's"])
-def test_names_of_wrapped_modules_are_those_of_the_module(how: str, names: str) -> None:
+def test_prefixes_of_wrapped_modules_are_removed_from_the_names_of_weights(how: str, names: str) -> None:
     data, network = make_tiny_images(), RESNET
     if names == "this package's":
         network = {"name": "convnet", "width": 4, "blocks": 2}
@@ -362,7 +364,7 @@ def test_names_of_wrapped_modules_are_those_of_the_module(how: str, names: str) 
     assert len(summarise([[plain]], [data], config).warnings) == 1
 
 
-def test_a_part_of_the_networks_own_that_is_called_as_a_wrapper_stays() -> None:
+def test_a_networks_own_part_named_module_keeps_its_name() -> None:
     data, network = make_tiny_images(), {"name": "python", "path": "holder.py", "object": "Holder"}
     Path("holder.py").write_text(HOLDER)
     plugins.load_file("holder.py")

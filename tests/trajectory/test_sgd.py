@@ -59,14 +59,14 @@ def alike(state: State, expected: list[dict[str, Tensor]]) -> bool:
     return state.tensors.keys() == stacked.keys() and all(close)
 
 
-def test_snapshots_are_those_of_a_plain_loop(tiny_images: FitData) -> None:
+def test_snapshots_equal_the_weights_of_a_plain_loop(tiny_images: FitData) -> None:
     state = trajectory(tiny_images)
     after, losses = plain_loop(tiny_images, fresh(state))
     assert alike(state, after[4::5]) and not alike(state, after[3::5])
     assert abs(state.config["loss"] - sum(losses[-5:]) / 5) < 1e-4
 
 
-def test_snapshots_within_epochs_are_those_after_their_steps(tiny_images: FitData) -> None:
+def test_snapshots_within_an_epoch_are_taken_after_their_steps(tiny_images: FitData) -> None:
     """Five steps an epoch: the first of two parts has two of them, the second three."""
     state = trajectory(tiny_images, snapshots_per_epoch=2, snapshots=4)
     after, _ = plain_loop(tiny_images, fresh(state))
@@ -79,12 +79,12 @@ def test_snapshots_within_epochs_are_those_after_their_steps(tiny_images: FitDat
     assert all(torch.equal(value, whole.tensors[name]) for name, value in ends.tensors.items())
 
 
-def test_more_parts_than_steps_are_refused(tiny_images: FitData) -> None:
+def test_more_snapshots_per_epoch_than_steps_are_refused(tiny_images: FitData) -> None:
     with pytest.raises(ConfigError, match=r"^snapshots_per_epoch must be <= the steps of an epoch \(5\), got 6"):
         trajectory(tiny_images, snapshots_per_epoch=6)
 
 
-def test_a_trajectory_starts_where_another_ended(tiny_images: FitData) -> None:
+def test_a_trajectory_starts_where_the_given_trajectory_ended(tiny_images: FitData) -> None:
     """With its running statistics; the optimiser's momentum is not carried over."""
     before = trajectory(tiny_images, epochs=2)
     state = trajectory(tiny_images, before, epochs=1, snapshots=1)
@@ -96,7 +96,7 @@ def test_a_trajectory_starts_where_another_ended(tiny_images: FitData) -> None:
     assert not alike(state, plain_loop(tiny_images, fresh(state), epochs=1)[0][-1:])
 
 
-def test_what_started_elsewhere_and_stopped_within_an_epoch_ends_with_the_same_bits(tiny_images: FitData) -> None:
+def test_a_trajectory_with_a_given_start_resumes_within_an_epoch_with_the_same_bits(tiny_images: FitData) -> None:
     before = trajectory(tiny_images, epochs=1)
     whole = trajectory(tiny_images, before, snapshots_per_epoch=5, snapshots=15)
     for stop in (2, 5, 8):
@@ -104,7 +104,7 @@ def test_what_started_elsewhere_and_stopped_within_an_epoch_ends_with_the_same_b
         assert same_bits(again, whole)
 
 
-def test_a_trajectory_of_another_variance_is_no_start(tiny_table: FitData) -> None:
+def test_a_start_with_another_variance_floor_is_refused(tiny_table: FitData) -> None:
     numbers = {"network": {"name": "mlp", "hidden": [8]}, "epochs": 1}
     bounded = trajectory(tiny_table, **numbers, variance_floor=1e-3)
     trajectory(tiny_table, bounded, **numbers, variance_floor=1e-3)
@@ -112,14 +112,14 @@ def test_a_trajectory_of_another_variance_is_no_start(tiny_table: FitData) -> No
         trajectory(tiny_table, bounded, **numbers)
 
 
-def test_the_last_partial_batch_is_dropped_unless_it_is_the_only_one(tiny_images: FitData) -> None:
+def test_the_last_partial_batch_is_dropped_unless_it_is_the_only_batch(tiny_images: FitData) -> None:
     steps = trajectory(tiny_images, batch=100).tensors["trunk.1.num_batches_tracked"]
     assert steps.tolist() == [1, 2, 3]  # 160 rows: one batch of 100
     assert trajectory(tiny_images, batch=1000).tensors["trunk.1.num_batches_tracked"].tolist() == [1, 2, 3]
     assert trajectory(tiny_images, batch=70).tensors["trunk.1.num_batches_tracked"].tolist() == [2, 4, 6]
 
 
-def test_regression_descends_the_gaussian_likelihood(tiny_table: FitData) -> None:
+def test_the_loss_of_regression_is_the_gaussian_nll(tiny_table: FitData) -> None:
     config = {"network": {"name": "mlp", "hidden": [8]}, "epochs": 1, "batch": 80}
     state = trajectory(tiny_table, **config)
     network = read(NetworkSpec, state.config["spec"], "spec").build(RNG.fold("weights"))
@@ -129,14 +129,14 @@ def test_regression_descends_the_gaussian_likelihood(tiny_table: FitData) -> Non
     assert abs(state.config["loss"] - expected.item()) < 1e-5
 
 
-def test_augmented_batches_are_those_of_a_plain_loop(tiny_images: FitData) -> None:
+def test_augmented_training_equals_a_plain_loop_with_augmentation(tiny_images: FitData) -> None:
     operations = {"flip": 0.5, "pad_crop": 1.0}
     state = trajectory(tiny_images, epochs=1, augmentation={"choose": "all", "operations": operations})
     after, _ = plain_loop(tiny_images, fresh(state), 1, AugmentConfig("all", operations))
     assert alike(state, after[-1:]) and not alike(state, plain_loop(tiny_images, fresh(state), 1)[0][-1:])
 
 
-def test_only_images_are_augmented(tiny_table: FitData) -> None:
+def test_an_augmentation_of_rows_that_are_not_images_is_refused(tiny_table: FitData) -> None:
     config = {"network": {"name": "mlp", "hidden": [8]}, "augmentation": {"choose": "all", "operations": {"flip": 0.5}}}
     with pytest.raises(ConfigError, match=r"^augmentation must be null: the rows are not images, got"):
         trajectory(tiny_table, **config)
@@ -149,7 +149,9 @@ def test_only_images_are_augmented(tiny_table: FitData) -> None:
         {"name": "mlp", "hidden": [16], "dropout": 0.5},
     ],
 )
-def test_dropout_is_addressed_not_global(tiny_images: FitData, network: dict[str, object]) -> None:
+def test_dropout_draws_from_the_address_and_not_from_the_global_generator(
+    tiny_images: FitData, network: dict[str, object]
+) -> None:
     torch.manual_seed(1)
     first = trajectory(tiny_images, network=network, epochs=1)
     torch.manual_seed(2)

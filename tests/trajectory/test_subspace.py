@@ -28,7 +28,7 @@ Z = torch.tensor([0.7, -1.2], dtype=torch.float64)
 
 @pytest.mark.parametrize("offset", [0.0, 1e3])
 @pytest.mark.parametrize("dimension", [1, 3, 5])
-def test_components_are_those_of_scikit_learn(dimension: int, offset: float) -> None:
+def test_components_equal_scikit_learn_up_to_sign(dimension: int, offset: float) -> None:
     past = linear_trajectory()
     w = torch.tensor(flat(past.tensors) + offset, dtype=torch.float32)
     found, theirs = principal(w, dimension), PCA(dimension, svd_solver="full").fit(w.double().numpy())
@@ -39,7 +39,7 @@ def test_components_are_those_of_scikit_learn(dimension: int, offset: float) -> 
     assert not np.allclose(found.components.numpy(), signs * theirs.components_, atol=1e-2)  # without the scale
 
 
-def test_the_likelihood_is_the_networks_own(tiny_table: FitData) -> None:
+def test_the_likelihood_at_a_point_equals_the_likelihood_of_its_network(tiny_table: FitData) -> None:
     """Predicted log-variances move, too; dropout is off."""
     past = walk(HEADS, spread=0.2)
     target = Target(tiny_table, {"trajectory": [past]}, CONFIG, "pca_ess", Seed(0))
@@ -53,10 +53,10 @@ def test_the_likelihood_is_the_networks_own(tiny_table: FitData) -> None:
     assert target.total(Z, 7) == pytest.approx(expected, rel=1e-6)
     assert target.total(0 * Z, 1000) != pytest.approx(expected, rel=1e-3)
     still = torch.stack([past.tensors["head.bias"][:, 1]]).std()
-    assert still > 0  # the bias of the log-variance is among what moves
+    assert still > 0  # the bias of the log-variance differs between snapshots
 
 
-def test_some_rows_stand_for_all(tiny_table: FitData) -> None:
+def test_the_likelihood_of_some_rows_is_scaled_up_to_all_rows(tiny_table: FitData) -> None:
     """The mean over 100 choices of 20 of 80 rows against all of them, within 6 standard errors (2e-9)."""
     past, rows = linear_trajectory(), torch.arange(20)
 
@@ -76,15 +76,15 @@ def test_some_rows_stand_for_all(tiny_table: FitData) -> None:
         assert target(many).total(Z, 1000) == pytest.approx(whole, rel=1e-9)
 
 
-def test_images_are_put_in_order_once(tiny_images: FitData) -> None:
-    """Each batch comes to the network in its fastest order, though one channel makes the orders the same."""
+def test_batches_of_images_are_in_channels_last_order(tiny_images: FitData) -> None:
+    """Each batch has the network's fastest memory order, though with one channel all orders hold the same values."""
     target, strides = Target(tiny_images, {"trajectory": [walk(IMAGES, spread=0.2)]}, CONFIG, "pca_ess", Seed(0)), []
     target._snapshots.network.register_forward_pre_hook(lambda _, given: strides.append(given[0].stride(1)))
     target.total(Z, 50)
     assert strides == [1] * 4
 
 
-def test_gradients_are_those_of_differences(tiny_images: FitData) -> None:
+def test_gradients_equal_central_differences(tiny_images: FitData) -> None:
     """Through batch statistics; central differences of float32 outputs, good to some 1 %."""
     target = Target(tiny_images, {"trajectory": [walk(IMAGES, spread=0.2)]}, CONFIG, "pca_vi", Seed(0))
     rows, z = torch.arange(160), Z.clone().requires_grad_()
@@ -97,7 +97,7 @@ def test_gradients_are_those_of_differences(tiny_images: FitData) -> None:
 
 
 def test_batches_are_normalised_by_their_own_statistics(tiny_images: FitData) -> None:
-    """Of all rows in one batch a drawn network has the same ones, but for the variance's n − 1."""
+    """With all rows in one batch a drawn network has the batch's statistics, but for the variance's n − 1."""
     target = Target(tiny_images, {"trajectory": [walk(IMAGES, spread=0.2)]}, CONFIG, "pca_ess", Seed(0))
     before = target.total(Z, 160)
     state = target.networks(torch.stack([Z, -Z]), Silent()).state()

@@ -62,8 +62,8 @@ def expected(snapshots: torch.Tensor, rank: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rank", [0, 2, 8])
-def test_the_covariance_is_numpys(rank: int) -> None:
-    """Of rank 8 the low-rank part is of all snapshots. A variance in the place of a deviation is noticed."""
+def test_the_covariance_equals_numpys_moments(rank: int) -> None:
+    """At rank 8 the low-rank part is of all snapshots. Told apart: a variance in the place of a deviation."""
     gaussian = moments(iterates(), rank)
     np.testing.assert_allclose(covariance(gaussian), expected(iterates(), rank), rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(covariance(gaussian, 0.3), 0.3 * expected(iterates(), rank), rtol=1e-10, atol=1e-12)
@@ -71,16 +71,16 @@ def test_the_covariance_is_numpys(rank: int) -> None:
     assert not np.allclose(covariance(wrong), expected(iterates(), rank), rtol=0.05)
 
 
-def test_moments_survive_a_large_offset() -> None:
+def test_moments_stay_accurate_at_a_large_offset() -> None:
     w = iterates(offset=1e4)  # float32 spacing there: 1e-3
     gaussian, exact = moments(w, 2), w.numpy().astype(np.float64)
     np.testing.assert_allclose(gaussian.mean.numpy(), exact.mean(0), rtol=1e-14)
     np.testing.assert_allclose(gaussian.sd.numpy(), exact.std(0), rtol=1e-9)
     careless = (w.square().mean(0) - w.mean(0).square()).clamp_min(1e-30).sqrt().numpy()
-    assert np.abs(careless / exact.std(0) - 1).max() > 0.1  # what the textbook form makes of the same numbers
+    assert np.abs(careless / exact.std(0) - 1).max() > 0.1  # the textbook formula fails on the same numbers
 
 
-def test_draws_are_the_map_of_their_addresses(tiny_table: FitData) -> None:
+def test_draws_follow_from_the_random_numbers_at_their_addresses(tiny_table: FitData) -> None:
     past = walk(TABLE, 5)
     state = made(tiny_table, past, 3)
     names = [name for name, _ in TABLE.build(Seed(0)).named_parameters()]
@@ -93,8 +93,8 @@ def test_draws_are_the_map_of_their_addresses(tiny_table: FitData) -> None:
         torch.testing.assert_close(found, gaussian.draw(z1, z2, 1.0).float(), rtol=0, atol=0)
 
 
-def test_float32_draws_are_the_float64_map_to_a_thousandth_of_the_deviation(tiny_table: FitData) -> None:
-    """Of the float32 numbers of the draws' addresses; a scale one part in a hundred off is noticed."""
+def test_float32_draws_equal_the_float64_map_to_a_thousandth_of_the_deviation(tiny_table: FitData) -> None:
+    """Both take the float32 random numbers at the draws' addresses. Told apart: a scale one part in a hundred off."""
     past = walk(TABLE, 5)
     state = made(tiny_table, past, 3, dtype="float32")
     names = [name for name, _ in TABLE.build(Seed(0)).named_parameters()]
@@ -114,7 +114,7 @@ def test_float32_draws_are_the_float64_map_to_a_thousandth_of_the_deviation(tiny
 
 
 @pytest.mark.parametrize("batch", [20, 60, 7, 1000])
-def test_refreshed_statistics_are_the_pooled_ones(batch: int) -> None:
+def test_refreshed_batch_norm_statistics_equal_pooled_statistics(batch: int) -> None:
     x = torch.tensor(np.random.default_rng(1).normal(3, 2, (60, 4)), dtype=torch.float32)
     network = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
     network[0].running_mean.fill_(99)
@@ -128,7 +128,7 @@ def test_refreshed_statistics_are_the_pooled_ones(batch: int) -> None:
     assert network[0].momentum == 0.1 and not network.training and not network[1].training
 
 
-def test_each_draw_has_the_statistics_of_its_own_weights(tiny_images: FitData) -> None:
+def test_each_draw_has_the_batch_norm_statistics_of_its_own_weights(tiny_images: FitData) -> None:
     past, rows = walk(IMAGES, 4), tiny_images.tensors("train")[0]
     state = made(tiny_images, past, 5, batch_norm_rows=None, batch_norm_batch=1000)
     for draw in range(2):
@@ -140,8 +140,8 @@ def test_each_draw_has_the_statistics_of_its_own_weights(tiny_images: FitData) -
     assert posterior_of(state).predict(rows[:5], rng=Seed(0)).draw_log_probs.shape == (2, 5, 3)
 
 
-def test_running_moments_take_the_place_of_the_snapshots(tiny_table: FitData) -> None:
-    """Moments of 8 iterates, of which 3 left a snapshot: the mean and D of all, the columns of those."""
+def test_running_moments_replace_the_moments_of_the_snapshots(tiny_table: FitData) -> None:
+    """Of 8 iterates 3 left a snapshot: the mean and the diagonal are of all 8, the columns of the 3 snapshots."""
     whole = walk(TABLE, 8)
     running = RunningMoments()
     for weights in unstack(whole.tensors):
@@ -198,7 +198,7 @@ def equal(made: State, expected: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_the_weights_are_numpys_mean_of_the_snapshots(tiny: dict[str, FitData], task: str) -> None:
+def test_swa_weights_equal_numpys_mean_of_the_snapshots(tiny: dict[str, FitData], task: str) -> None:
     past = trained(tiny[task])
     made = average(tiny[task], past)
     assert all(len(v) == 1 for v in made.tensors.values())
@@ -208,7 +208,7 @@ def test_the_weights_are_numpys_mean_of_the_snapshots(tiny: dict[str, FitData], 
     assert not equal(made, {name: v[1:].mean(0) for name, v in iterates.items()})
 
 
-def test_of_running_moments_it_is_the_mean_of_the_iterates_that_counted(tiny_table: FitData) -> None:
+def test_swa_weights_with_running_moments_are_the_mean_of_the_counted_iterates(tiny_table: FitData) -> None:
     whole = weights(trained(tiny_table))
     past = trained(tiny_table, snapshots=2, moments={"count": 5, "every": 1})
     made = average(tiny_table, past)
@@ -221,7 +221,7 @@ def test_of_running_moments_it_is_the_mean_of_the_iterates_that_counted(tiny_tab
     assert equal(average(tiny_table, bare), {name: v[-2:].mean(0) for name, v in whole.items()})
 
 
-def test_the_statistics_are_those_of_the_mean_weights(tiny_images: FitData) -> None:
+def test_swa_has_the_batch_norm_statistics_of_the_mean_weights(tiny_images: FitData) -> None:
     past, rows = walk(IMAGES, 4), tiny_images.tensors("train")[0]
     made = average(tiny_images, past).tensors
     convolved = nn.functional.conv2d(rows, made["trunk.0.weight"][0], made["trunk.0.bias"][0], padding=1)
@@ -234,7 +234,7 @@ def test_the_statistics_are_those_of_the_mean_weights(tiny_images: FitData) -> N
     assert torch.equal(some["head.weight"], made["head.weight"])
 
 
-def test_the_root_seed_alone_chooses_the_rows_of_the_statistics(tiny_images: FitData) -> None:
+def test_the_root_seed_alone_chooses_the_rows_of_the_batch_norm_statistics(tiny_images: FitData) -> None:
     past, some = walk(IMAGES, 4), SwaConfig(batch_norm_rows=40, batch_norm_batch=20)
     means = [average(tiny_images, past, some, rng=root).tensors["trunk.1.running_mean"] for root in (0, 1)]
     assert not torch.equal(*means)
@@ -243,7 +243,7 @@ def test_the_root_seed_alone_chooses_the_rows_of_the_statistics(tiny_images: Fit
     assert torch.equal(again.tensors["trunk.1.running_mean"], means[0])
 
 
-def test_one_snapshot_has_no_mean(tiny_table: FitData) -> None:
+def test_swa_refuses_a_single_snapshot(tiny_table: FitData) -> None:
     rule = r"must be at least 2 for swa without moments, got 1$"
     with pytest.raises(ConfigError, match=r"^methods\.sgd\.snapshots " + rule):
         average(tiny_table, trained(tiny_table, snapshots=1))
@@ -257,7 +257,7 @@ def test_one_snapshot_has_no_mean(tiny_table: FitData) -> None:
         ("batch_norm_batch", "all", "must be a whole number, got 'all'"),
     ],
 )
-def test_rules(key: str, value: object, rule: str) -> None:
+def test_swa_refuses_invalid_batch_norm_settings(key: str, value: object, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(SwaConfig, {"batch_norm_rows": None, "batch_norm_batch": 32, key: value}, "s")
     assert str(caught.value) == f"s.{key} {rule}"
