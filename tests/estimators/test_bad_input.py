@@ -53,7 +53,7 @@ def holed(values: Any, row: int, value: Any) -> Any:
         (CLASSIFIER, X, np.where(Y > 0, np.datetime64("2024"), np.datetime64("2025")), "labels must be all texts"),
     ],
 )
-def test_a_fit_refuses_rows(model: Any, x: Any, y: Any, said: str) -> None:
+def test_a_fit_refuses_invalid_rows_and_targets(model: Any, x: Any, y: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         model.fit(x, y)
 
@@ -96,18 +96,18 @@ def test_a_fit_refuses_rows(model: Any, x: Any, y: Any, said: str) -> None:
         ({"columns": {"x0": "text"}}, "columns.x0 must be one of number, category, date, got 'text'"),
     ],
 )
-def test_a_fit_refuses_parameters(params: dict[str, Any], said: str) -> None:
+def test_a_fit_refuses_invalid_parameters(params: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         BayesianRegressor(**{"method": "linear", **params}).fit(X, Y)
 
 
-def test_a_sparse_matrix_is_no_rows() -> None:
+def test_a_fit_refuses_a_sparse_matrix() -> None:
     with pytest.raises(TypeError, match="Sparse data was passed"):
         REGRESSOR.fit(scipy.sparse.csr_matrix(X), Y)
 
 
 @pytest.mark.parametrize("model", [REGRESSOR, CLASSIFIER])
-def test_an_estimator_that_is_not_fitted_says_so(model: Any) -> None:
+def test_an_estimator_that_is_not_fitted_raises_not_fitted_error(model: Any) -> None:
     asks = [model.predict, model.predict_dist, model.sample, model.joint, lambda x: model.log_prob(x, Y)]
     asks += [model.predict_proba, model.predict_set] if model is CLASSIFIER else [model.predict_interval]
     for ask in [*asks, lambda x: model.save("nowhere")]:
@@ -115,7 +115,7 @@ def test_an_estimator_that_is_not_fitted_says_so(model: Any) -> None:
             ask(X)
 
 
-def test_predictions_refuse_other_columns_and_shapes(tmp_path: Any) -> None:
+def test_a_fitted_estimator_refuses_other_columns_shapes_and_invalid_arguments(tmp_path: Any) -> None:
     frame = pd.DataFrame(X, columns=list("abc"))
     model = BayesianRegressor("linear").fit(frame, Y)
     for other, said in (
@@ -155,7 +155,7 @@ def test_predictions_refuse_other_columns_and_shapes(tmp_path: Any) -> None:
         BayesianRegressor.load(tmp_path / "kept")
 
 
-def test_a_comparison_refuses() -> None:
+def test_a_comparison_refuses_invalid_methods_folds_and_tasks() -> None:
     for methods, params, said in (
         (["linear"], {}, r"methods must be at least 2, got \['linear'\]"),
         (["linear", "linear"], {}, "methods must not have a method twice"),

@@ -21,7 +21,7 @@ NETWORKS: Final = [BayesianRegressor("map_blr", override=SHORT), BayesianClassif
 
 
 def failing(estimator: Any) -> dict[str, str]:
-    """The checks that networks of regression fail: they compute in float32."""
+    """The check that networks of regression fail, and why: they compute in float32."""
     if estimator.method != "map_blr":
         return {}
     why = "asks for 1e-7; the last digit of float32, 2e-7 of 1, depends on how many rows are predicted at once"
@@ -29,13 +29,13 @@ def failing(estimator: Any) -> dict[str, str]:
 
 
 @parametrize_with_checks(FAST)
-def test_a_check_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
+def test_a_linear_estimator_passes_a_check_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     run(estimator, check)
 
 
 @pytest.mark.slow
 @parametrize_with_checks(NETWORKS, expected_failed_checks=failing, xfail_strict=True)
-def test_a_check_of_scikit_learn_of_a_network(estimator: Any, check: Callable[[Any], None]) -> None:
+def test_a_network_estimator_passes_a_check_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     run(estimator, check)
 
 
@@ -51,7 +51,7 @@ def rows(count: int = 60) -> tuple[np.ndarray, np.ndarray]:
     return x, x[:, 0] - 2 * x[:, 1] + 0.3 * random.normal(size=count)
 
 
-def test_its_tools_work() -> None:
+def test_scikit_learns_tools_work_with_the_estimators() -> None:
     x, y = rows()
     assert cross_val_score(BayesianRegressor("linear"), x, y, cv=3).mean() > 0.9
     assert cross_val_score(BayesianClassifier("linear"), x, y > 0, cv=3, scoring="neg_log_loss").mean() > -0.6
@@ -64,7 +64,7 @@ def test_its_tools_work() -> None:
     assert copied.get_params() == model.get_params() and not hasattr(copied, "fitted_")
 
 
-def test_a_search_reaches_one_hyperparameter() -> None:
+def test_a_grid_search_sets_single_keys_of_override() -> None:
     x, y = rows()
     base = BayesianRegressor("map_blr", override={"training": {"epochs": 2, "early_stopping": None}})
     grid = {"override__training__epochs": [1, 40], "override__noise_variance": [0.1]}
@@ -72,4 +72,6 @@ def test_a_search_reaches_one_hyperparameter() -> None:
     assert search.best_params_["override__training__epochs"] == 40
     chosen = search.best_estimator_.override
     assert chosen == {"training": {"epochs": 40, "early_stopping": None}, "noise_variance": 0.1}
-    assert base.override == {"training": {"epochs": 2, "early_stopping": None}}  # the searched one is not changed
+    assert base.override == {
+        "training": {"epochs": 2, "early_stopping": None}
+    }  # the search leaves the given estimator unchanged

@@ -1,4 +1,4 @@
-"""A comparison's figures are those of its estimators on its folds; its errors are Nadeau and Bengio's."""
+"""A comparison's figures equal its estimators' figures on its folds; its errors are Nadeau and Bengio's."""
 
 import builtins
 import math
@@ -30,7 +30,7 @@ def classes() -> Comparison:
     return compare(pd.DataFrame(X, columns=["a", "b"]), np.where(Y > 0, "up", "down"), NAMES, cv=3)
 
 
-def test_figures_are_those_of_each_fold(regression: Comparison) -> None:
+def test_figures_are_means_over_folds_and_differences_have_corrected_errors(regression: Comparison) -> None:
     nll, rmse = {name: [] for name in NAMES}, {name: [] for name in NAMES}
     for train, test in KFold(3).split(X):
         for name in NAMES:
@@ -65,7 +65,7 @@ def test_reliability_of_regression_is_the_share_of_targets_in_intervals(regressi
         assert line.seen[np.isclose(line.said, level)] == pytest.approx(np.mean(found), abs=1e-9)
 
 
-def test_classes_are_scored_with_their_shares_in_each_fold(classes: Comparison) -> None:
+def test_a_comparison_of_classes_has_the_scores_of_classification(classes: Comparison) -> None:
     assert classes.task == "classification" and classes.folds == 3
     assert {"accuracy", "nll", "ece", "brier"} <= {*classes.table.columns}
     assert classes.differences["metric"].unique().tolist() == ["nll", "accuracy"]
@@ -76,7 +76,7 @@ def test_classes_are_scored_with_their_shares_in_each_fold(classes: Comparison) 
 
 
 @pytest.mark.slow
-def test_a_trajectory_is_fitted_once_a_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trajectory_of_two_methods_is_fitted_once_per_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     fitted, own = [], fitting._fit_run
 
     def counted(run: Any, *rest: Any) -> Any:
@@ -91,13 +91,13 @@ def test_a_trajectory_is_fitted_once_a_fold(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found.table["fit_seconds"] > 0).all()
 
 
-def test_estimators_stand_beside_each_other_by_name() -> None:
+def test_estimators_are_compared_under_their_given_names() -> None:
     models = {"plain": BayesianClassifier("linear"), "other": BayesianClassifier("constant", random_state=1)}
     assert {*compare(X, Y > 0, models, cv=2).table.index} == {"plain", "other"}
 
 
 @pytest.mark.parametrize("which", ["regression", "classes"])
-def test_it_draws_and_shows_itself(which: str, request: pytest.FixtureRequest) -> None:
+def test_a_comparison_draws_its_figures_and_shows_its_table(which: str, request: pytest.FixtureRequest) -> None:
     found = request.getfixturevalue(which)
     for drawing in (found.plot_reliability(), found.plot_cost()):
         assert isinstance(drawing, Drawing) and "linear" in drawing.alt

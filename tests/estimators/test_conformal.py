@@ -23,7 +23,7 @@ from bdl_pipe.seeds import Seed
 LEVEL = 0.8
 
 
-def test_intervals_are_those_of_counting() -> None:
+def test_conformal_intervals_equal_their_definition_by_counting() -> None:
     random = torch.Generator().manual_seed(0)
     many, rows, outputs = 3, 4, 2
     mean = torch.randn(many, 1, rows, outputs, generator=random, dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_intervals_are_those_of_counting() -> None:
             assert float(high[row, output]) == pytest.approx(sorted(ends[1])[above - 1], abs=1e-12)
 
 
-def test_sets_are_those_of_counting() -> None:
+def test_conformal_sets_equal_their_definition_by_counting() -> None:
     random = torch.Generator().manual_seed(0)
     log_probs = torch.randn(3, 1, 6, 4, generator=random, dtype=torch.float64).log_softmax(-1)
     scores = [torch.rand(count, generator=random, dtype=torch.float64).sort().values for count in (7, 5, 6)]
@@ -67,19 +67,19 @@ def test_sets_are_those_of_counting() -> None:
             assert bool(found[row, label]) == (smaller < 19 * LEVEL)
 
 
-def test_a_level_needs_rows() -> None:
+def test_a_level_too_high_for_the_calibration_rows_is_refused() -> None:
     learnt = [Recalibration(1.0, torch.arange(9.0))]
     with pytest.raises(ConfigError, match=r"level must be at most 0\.9 with 9 rows, got 0\.95"):
         conformal.class_sets([Categorical(torch.zeros(1, 1, 2).log_softmax(-1))], learnt, 0.95)
 
 
-def test_the_likely_classes_are_the_fewest_of_a_probability() -> None:
+def test_the_likely_classes_are_the_fewest_that_reach_the_level() -> None:
     probabilities = torch.tensor([[0.5, 0.3, 0.2], [0.05, 0.05, 0.9], [0.4, 0.4, 0.2]])
     found = conformal.likely_classes(Categorical(probabilities.log()[None]), 0.75)
     assert found.tolist() == [[True, True, False], [False, False, True], [True, True, False]]
 
 
-def test_parts_are_all_rows_once() -> None:
+def test_the_parts_of_cross_conformal_hold_every_row_once() -> None:
     drawn = parts.drawn(53, Seed(0))
     assert sorted(np.concatenate(drawn).tolist()) == list(range(53)) and {len(part) for part in drawn} == {10, 11}
 
@@ -110,7 +110,7 @@ def share(model: Any, x: np.ndarray, y: np.ndarray, conformal: bool) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", REPEATS)
 @pytest.mark.parametrize(("kind", "drawn"), [(BayesianRegressor, outliers), (BayesianClassifier, flipped)])
-def test_they_hold_as_many_targets_as_they_should(kind: Any, drawn: Any, how: str) -> None:
+def test_conformal_intervals_and_sets_have_their_coverage(kind: Any, drawn: Any, how: str) -> None:
     calibrated, plain = [], []
     for repeat in range(REPEATS[how]):
         random = np.random.default_rng([7, repeat])
@@ -119,7 +119,7 @@ def test_they_hold_as_many_targets_as_they_should(kind: Any, drawn: Any, how: st
         calibrated.append(share(model, x, y, conformal=True))
         plain.append(share(model, x, y, conformal=False))
     error = float(stats.sem(calibrated))
-    most = 1 / 21 if how == "split" else 0.08  # of 20 rows, exactly; cross-conformal may be wider than it must be
+    most = 1 / 21 if how == "split" else 0.08  # of 20 rows, exactly; cross-conformal sets may be wider than need be
     far = stats.t.isf(1e-4 / 2, REPEATS[how] - 1) * error
     assert LEVEL - far < np.mean(calibrated) < LEVEL + most + far
     assert np.mean(plain) > LEVEL + most + far  # the wrong variant

@@ -1,6 +1,6 @@
-"""The defaults of an installation are those of params.yaml, and of the overlays for methods that it has no section of.
+"""The defaults of an installation equal params.yaml, and the overlays for methods without a section in params.yaml.
 
-Where these are changed on purpose, ``python -m tests.estimators.test_defaults`` writes them again.
+After a change of these files on purpose, ``python -m tests.estimators.test_defaults`` writes the defaults again.
 """
 
 import json
@@ -21,7 +21,7 @@ OTHERS: Final = {  # methods without a section in params.yaml -> the file that h
     ),
     "fcg_u": ROOT / "params/inducing-convnet.yaml",
 }
-UNSET: Final = {"pretrained", "vbll_bnn", "d_vbll_bnn", "g_vbll_bnn", "fcg_w"}  # Their keys are the user's to say.
+UNSET: Final = {"pretrained", "vbll_bnn", "d_vbll_bnn", "g_vbll_bnn", "fcg_w"}  # The user sets all their keys.
 
 
 def expected() -> dict[str, Any]:
@@ -34,20 +34,20 @@ def written() -> str:
     return json.dumps(expected(), indent=1) + "\n"
 
 
-def test_defaults_are_those_of_params_yaml() -> None:
+def test_the_installed_defaults_equal_params_yaml_and_the_overlays() -> None:
     assert defaults.FILE.read_text() == written()
 
 
-def test_every_method_has_a_section_or_is_known_to_have_none() -> None:
+def test_every_method_has_a_section_or_is_listed_as_unset() -> None:
     assert {*expected()["methods"], *UNSET} == {*METHODS}
 
 
 @pytest.mark.parametrize("name", sorted({*METHODS} - UNSET))
-def test_a_section_is_one_of_its_method(name: str) -> None:
+def test_the_default_section_of_a_method_is_valid(name: str) -> None:
     read(METHODS[name].config, defaults.section(name), f"methods.{name}")
 
 
-def test_a_method_without_a_section_has_none() -> None:
+def test_a_method_without_a_section_has_no_defaults() -> None:
     assert defaults.section("fcg_w") == {} == defaults.section("of_a_plugin")
     assert defaults.evaluate().calibration_bins == 15
 

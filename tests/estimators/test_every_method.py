@@ -49,7 +49,7 @@ def override(name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in STUDENTS if "regression" in METHODS[name].tasks])
-def test_a_regressor(name: str) -> None:
+def test_a_regressor_of_every_method_fits_and_predicts(name: str) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(60, 3))
     y = 20 + x[:, 0] + 0.3 * random.normal(size=60)
@@ -63,7 +63,7 @@ def test_a_regressor(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in STUDENTS if "classification" in METHODS[name].tasks])
-def test_a_classifier(name: str) -> None:
+def test_a_classifier_of_every_method_fits_and_predicts(name: str) -> None:
     random = np.random.default_rng(0)
     labels = np.arange(60) % 2
     x: np.ndarray = random.normal(size=(60, 3)) + labels[:, None]

@@ -1,4 +1,4 @@
-"""Rows in memory mean what they mean in a file that ``add`` takes."""
+"""Rows in memory are read in the same way as rows in a file that ``add`` takes."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def test_a_frame_is_read_as_the_file_that_it_is_written_to(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("make", [arrow, lambda: arrow().to_batches()[0], polars], ids=["table", "batch", "polars"])
-def test_tables_of_other_libraries_are_those_of_pandas(make: Any) -> None:
+def test_tables_of_arrow_and_polars_give_the_same_predictions_as_pandas(make: Any) -> None:
     expected = BayesianRegressor("linear").fit(X, Y)
     table = make()
     model = BayesianRegressor("linear").fit(table, pa.array(Y))
@@ -50,7 +50,7 @@ def test_tables_of_other_libraries_are_those_of_pandas(make: Any) -> None:
     np.testing.assert_array_equal(model.predict(X), expected.predict(X))
 
 
-def test_arrays_of_any_type_and_order_are_numbers() -> None:
+def test_arrays_of_any_type_and_memory_order_give_the_same_predictions() -> None:
     numbers = np.random.default_rng(0).integers(-9, 9, (60, 3)).astype(float)
     y = numbers @ [1.0, 2.0, 3.0] + np.random.default_rng(1).normal(size=60)
     expected = BayesianRegressor("linear").fit(numbers, y).predict(numbers)
@@ -76,13 +76,13 @@ def test_an_array_keeps_a_column_that_counts_the_rows_and_a_frame_does_not() -> 
     assert said.fit(pd.DataFrame(counted, columns=["a", "b"]), y).left_out_ == {}
 
 
-def test_what_a_column_is_can_be_said() -> None:
+def test_the_kind_of_a_column_can_be_set() -> None:
     model = BayesianRegressor("linear", columns={"rooms": "category"}).fit(X, Y)
     (rooms,) = (column for column in model.fitted_.columns if column.name == "rooms")
     assert rooms.kind == "category" and rooms.values == ("1", "2", "3", "4", "5", "6") and rooms.missing
 
 
-def test_a_gap_and_a_category_that_fit_did_not_have_are_taken_with_a_warning() -> None:
+def test_a_gap_or_a_category_unseen_in_fit_is_accepted_with_a_warning() -> None:
     model = BayesianRegressor("linear").fit(X, Y)
     holed = X.astype({"area": float}).copy()
     holed.loc[3, "area"] = np.nan
@@ -94,7 +94,7 @@ def test_a_gap_and_a_category_that_fit_did_not_have_are_taken_with_a_warning() -
         model.predict(X.assign(made_of="straw"))
 
 
-def test_several_outputs_and_both_shapes_of_one() -> None:
+def test_predictions_have_the_shape_of_the_targets_of_fit() -> None:
     numbers = np.random.default_rng(0).normal(size=(60, 2))
     y = numbers @ [[1.0, 0.0], [2.0, -1.0]] + 0.1 * np.random.default_rng(1).normal(size=(60, 2))
     model = BayesianRegressor("linear").fit(numbers, y)
@@ -108,7 +108,7 @@ def test_several_outputs_and_both_shapes_of_one() -> None:
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_images_have_their_channels_anywhere(last: bool) -> None:
+def test_images_may_have_their_channels_first_or_last(last: bool) -> None:
     random = np.random.default_rng(0)
     labels = np.arange(60) % 2
     images = (random.integers(0, 80, (60, 3, 8, 8)) + 100 * labels[:, None, None, None]).astype(np.uint8)
@@ -133,7 +133,7 @@ def test_labels_keep_their_type() -> None:
         assert set(model.sample(numbers, 2).ravel().tolist()) <= set(model.classes_.tolist())
 
 
-def test_generators_and_numbers_are_addresses() -> None:
+def test_random_state_may_be_a_number_or_a_generator() -> None:
     numbers = np.random.default_rng(0).normal(size=(60, 2))
     y = numbers[:, 0] ** 2
 
@@ -146,7 +146,7 @@ def test_generators_and_numbers_are_addresses() -> None:
 
 
 @pytest.mark.slow
-def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fits_and_predictions_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*args: Any, **options: Any) -> None:
         raise AssertionError("a process")
 
@@ -157,7 +157,7 @@ def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
         BayesianRegressor(method, pace=0.01).fit(numbers, numbers[:, 0]).predict(numbers)
 
 
-# --- other carriers of equal values (docs/internals/cases.md) ---------------------------------------------------------
+# --- equal values in other types and containers (docs/internals/cases.md) ---------------------------------------------
 
 NUMBERS = np.random.default_rng(3).normal(size=(60, 3))
 TARGETS = NUMBERS @ [1.0, 2.0, -1.0] + 0.1 * np.random.default_rng(4).normal(size=60)
@@ -180,7 +180,7 @@ def test_a_masked_value_is_a_gap() -> None:
             fit(NUMBERS, np.ma.masked_array(HIGH.astype(float), mask[:, 0]))
 
 
-def test_an_array_with_named_fields_is_a_frame() -> None:
+def test_an_array_with_named_fields_is_read_as_a_frame() -> None:
     frame = pd.DataFrame(NUMBERS, columns=list("abc"))
     expected = BayesianRegressor("linear").fit(frame, TARGETS)
     for records in (frame.to_records(index=False), np.array(list(map(tuple, NUMBERS)), [(n, ">f8") for n in "abc"])):
@@ -190,8 +190,8 @@ def test_an_array_with_named_fields_is_a_frame() -> None:
 
 
 @pytest.mark.parametrize("columns", [range(3), pd.MultiIndex.from_tuples([("p", "a"), ("p", "b"), ("q", "a")])])
-def test_columns_whose_names_are_no_texts_are_found_by_name(columns: Any) -> None:
-    """scikit-learn compares names of columns only if all are texts: others were taken by place."""
+def test_columns_with_names_that_are_not_text_are_matched_by_name(columns: Any) -> None:
+    """scikit-learn compares names of columns only if all are texts, and would take all others by their places."""
     frame = pd.DataFrame(NUMBERS, columns=columns)
     model = BayesianRegressor("linear").fit(frame, TARGETS)
     np.testing.assert_array_equal(model.predict(frame.iloc[:, ::-1]), model.predict(frame))
@@ -199,7 +199,7 @@ def test_columns_whose_names_are_no_texts_are_found_by_name(columns: Any) -> Non
         model.predict(pd.DataFrame(NUMBERS, columns=[5, 6, 7]))
 
 
-def test_rows_and_targets_with_one_index_in_two_orders_are_said() -> None:
+def test_targets_with_the_index_of_the_rows_in_another_order_give_a_warning() -> None:
     frame, y = pd.DataFrame(NUMBERS, columns=list("abc")), pd.Series(TARGETS)
     with pytest.warns(UserWarning, match=r"y: its index is that of X in another order.*pass y.loc\[X.index\]"):
         BayesianRegressor("linear").fit(frame, y[::-1])
@@ -216,7 +216,7 @@ def test_rows_and_targets_with_one_index_in_two_orders_are_said() -> None:
     ],
     ids=["months", "hours", "long doubles", "texts of NumPy 2", "bytes of UTF-8"],
 )
-def test_arrays_of_types_that_arrow_does_not_know(values: np.ndarray, kind: str) -> None:
+def test_arrays_of_types_that_arrow_does_not_know_are_read(values: np.ndarray, kind: str) -> None:
     model = BayesianRegressor("linear").fit(values[:, None], TARGETS)
     assert [column.kind for column in model.fitted_.columns] == [kind]
     assert kind != "category" or "é" in model.fitted_.columns[0].values
@@ -238,16 +238,16 @@ def test_arrays_of_types_that_arrow_does_not_know(values: np.ndarray, kind: str)
     ],
     ids=lambda labels: f"{type(labels).__name__} {getattr(labels, 'type', getattr(labels, 'dtype', ''))}",
 )
-def test_labels_of_other_libraries(labels: Any) -> None:
+def test_labels_of_other_types_and_libraries_give_the_same_classifier(labels: Any) -> None:
     expected = BayesianClassifier("linear").fit(NUMBERS, HIGH)
     model = BayesianClassifier("linear").fit(NUMBERS, labels)
     np.testing.assert_array_equal(model.predict_proba(NUMBERS), expected.predict_proba(NUMBERS))
     np.testing.assert_array_equal(model.log_prob(NUMBERS, labels), expected.log_prob(NUMBERS, HIGH))
-    if not isinstance(labels, np.ndarray) or labels.dtype.kind != "T":  # scikit-learn's score does not know it
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind != "T":  # scikit-learn's score takes no StringDType
         assert model.score(NUMBERS, labels) > 0.9
 
 
-def test_targets_of_arrow() -> None:
+def test_targets_of_arrow_give_the_same_predictions() -> None:
     expected = BayesianRegressor("linear").fit(NUMBERS, TARGETS).predict(NUMBERS)
     for y in (pa.array(TARGETS), pa.chunked_array([TARGETS])):
         np.testing.assert_array_equal(BayesianRegressor("linear").fit(NUMBERS, y).predict(NUMBERS), expected)

@@ -1,4 +1,4 @@
-"""``made_from_`` has the states that the posterior follows from: those that the pipeline would store."""
+"""``made_from_`` has the states that a posterior is made from, as the pipeline would store them."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_an_ensemble_is_made_from_its_networks() -> None:
             torch.testing.assert_close(ensemble[name][number], weight[-1])
 
 
-def test_a_coreset_can_be_looked_at() -> None:
+def test_made_from_holds_the_images_of_a_coreset() -> None:
     images = RANDOM.integers(0, 256, (40, 8, 8)).astype(np.uint8)
     model = BayesianClassifier("random_coreset", pace=PACE, upstream={"random_coreset": {"ipc": 2}})
     model.fit(images, np.arange(40) % 2)
@@ -33,7 +33,7 @@ def test_a_coreset_can_be_looked_at() -> None:
     assert all((image == images).all((1, 2)).any() for image in raw)
 
 
-def test_a_method_of_the_data_alone_is_made_from_nothing_and_so_is_one_that_was_read(tmp_path: Path) -> None:
+def test_made_from_is_empty_for_a_method_of_the_data_alone_and_after_loading(tmp_path: Path) -> None:
     assert BayesianRegressor("linear").fit(X, Y).made_from_ == {}
     model = BayesianRegressor("deterministic", pace=PACE).fit(X, Y)
     assert model.made_from_.keys() == {"sgd"}
@@ -41,7 +41,7 @@ def test_a_method_of_the_data_alone_is_made_from_nothing_and_so_is_one_that_was_
     assert BayesianRegressor.load(tmp_path / "kept").made_from_ == {}
 
 
-def test_runs_of_other_methods_on_the_same_folds_are_not_among_them() -> None:
+def test_made_from_has_no_runs_of_other_methods_on_the_same_folds() -> None:
     """``compare`` hands one store of runs to all methods; each takes its own runs out of it."""
     made: dict[int, fitting.Made] = {}
     for method, expected in (("deterministic", {"sgd"}), ("swa", {"iterates"}), ("linear", set())):

@@ -1,4 +1,4 @@
-"""The runs that a method is made from are those that ``add`` writes; other methods and runs can be asked for."""
+"""The runs that a method is made from equal the runs that ``add`` writes; a user can choose other methods and runs."""
 
 import re
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def own(size: Size) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "method"), CASES)
-def test_the_runs_are_those_of_add(name: str, method: str) -> None:
+def test_the_runs_of_a_method_equal_the_runs_that_add_writes(name: str, method: str) -> None:
     size = SIZES[name]
     raw = merge(read_yaml(ROOT / "params.yaml"), overlay_of("data", own(size), size, [METHODS[method]], 1))
     params = typed(raw)
@@ -74,20 +74,22 @@ def named(runs: list[Run]) -> list[str]:
         ("gbll", "few", None, ["student/gbll"]),
     ],
 )
-def test_a_run_that_it_is_made_from(method: str, size: str, made_from: str | None, expected: list[str]) -> None:
+def test_made_from_chooses_the_runs_of_a_method(
+    method: str, size: str, made_from: str | None, expected: list[str]
+) -> None:
     assert named(plan(method, SIZES[size], made_from=made_from)) == expected
 
 
-def test_a_protocol_has_the_network_of_its_coreset() -> None:
+def test_a_protocol_takes_the_network_and_the_settings_of_its_coreset() -> None:
     coreset, student = plan("coreset_bma", SIZES["images"], upstream={"vbpc": {"rho": 3.0}})
     assert student.config.network == coreset.config.network
     assert student.config.rho == coreset.config.rho == 3.0 and student.config.gamma == coreset.config.gamma
 
 
-def test_a_method_without_a_default_keeps_a_network_that_suits() -> None:
+def test_a_method_without_a_default_has_a_network_that_suits_a_table() -> None:
     (gbll,) = plan("gbll", SIZES["few"])
-    assert gbll.config.network.hidden == (50,)  # of its section
-    (fcg,) = plan("fcg_u", SIZES["few"])  # whose section has a ConvNet
+    assert gbll.config.network.hidden == (50,)  # the network of its section
+    (fcg,) = plan("fcg_u", SIZES["few"])  # its section has a ConvNet, which takes no table
     assert fcg.config.network.hidden == tuple(SIZES["few"].hidden)
     assert fcg.config.training.epochs == SIZES["few"].epochs(2_000)
 
@@ -132,7 +134,7 @@ def fit_snapshots(data: Any, inputs: Any, config: Any, *, rng: Any, report: Any)
     return bdl.NetworkDraws(spec, {k: v[-config.last :] for k, v in bdl.snapshots(trajectory).items()}).state()
 
 
-def test_a_method_of_a_plugin_makes_its_trajectory(forgotten_plugins: None) -> None:
+def test_a_plugins_method_is_fitted_from_the_trajectory_that_it_needs(forgotten_plugins: None) -> None:
     needs = {"student": bdl.StageSpec(fit_snapshots, needs={"trajectory": "one_to_one"})}
     bdl.register_method(bdl.Method("snapshot_draws", SnapshotsConfig, ("regression", "classification"), needs))
     x = np.random.default_rng(0).normal(size=(60, 2))
@@ -144,7 +146,7 @@ def test_a_method_of_a_plugin_makes_its_trajectory(forgotten_plugins: None) -> N
 
 
 @pytest.mark.slow
-def test_a_limit_of_minutes_slows_the_steps() -> None:
+def test_a_limit_of_minutes_reduces_the_epochs() -> None:
     x = np.random.default_rng(0).normal(size=(60, 2))
     model = BayesianRegressor("vbll", minutes=1e-3).fit(x, x[:, 0])
     whole = plan("vbll", Size("regression", 60, 2, has_test=True))[-1].config.training.epochs

@@ -73,7 +73,7 @@ def assert_same(model: Any, student: artifacts.Artifact, calibrated: bool = Fals
     ("method", "calibration"),
     [("vbll", 0.0), ("swag", 0.0), ("ensemble", 0.0), ("map_blr", 0.2), ("sgmcmc", 0.0), ("ffg_u", 0.0)],
 )
-def test_a_table(method: str, calibration: float, root: Path) -> None:
+def test_a_regressor_of_a_table_has_the_same_bits_as_the_pipeline(method: str, calibration: float, root: Path) -> None:
     frame = houses(160)
     frame.to_csv("data/data.csv", index=False)
     student = made(inspect_table(Path("data/data.csv"), ["price"]), method, calibration)
@@ -89,11 +89,11 @@ def test_a_table(method: str, calibration: float, root: Path) -> None:
     np.testing.assert_array_equal(model.predict(rows.iloc[test]), theirs[:, 0].double().numpy())
     other = BayesianRegressor(method, pace=PACE, conformal=model.conformal, random_state=1)
     other.fit(rows.iloc[train], given["price"].iloc[train])
-    assert not np.array_equal(other.predict(rows.iloc[test]), theirs[:, 0].numpy())  # of another address
+    assert not np.array_equal(other.predict(rows.iloc[test]), theirs[:, 0].numpy())  # another seed is another address
 
 
 @pytest.mark.slow
-def test_classes(root: Path) -> None:
+def test_a_classifier_of_a_table_has_the_same_bits_as_the_pipeline(root: Path) -> None:
     frame = houses(160)
     frame.to_csv("data/data.csv", index=False)
     student = made(inspect_table(Path("data/data.csv"), ["made_of"]), "d_vbll")
@@ -107,7 +107,7 @@ def test_classes(root: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["swa", "random_coreset", "vbpc"])
-def test_images(method: str, root: Path) -> None:
+def test_a_classifier_of_images_has_the_same_bits_as_the_pipeline(method: str, root: Path) -> None:
     random = np.random.default_rng(0)
     labels = np.arange(90) % 2
     images = random.integers(0, 100, (90, 8, 8)) + 100 * (labels[:, None, None] * (np.arange(8) % 2))

@@ -33,12 +33,12 @@ def test_draws_follow_the_distribution_function(name: str) -> None:
     levels = torch.stack([predictive.cdf(each) for each in drawn])[:, :, 0].numpy()
     for row in range(2):
         assert stats.kstest(levels[:, row], "uniform").pvalue > 1e-6
-    one = Gaussian(MEAN.mean(0)[None], MIXTURE.variance[None])  # one Gaussian of the mixture's moments is not it
+    one = Gaussian(MEAN.mean(0)[None], MIXTURE.variance[None])  # told apart: the mixture's moments
     wrong = torch.stack([MIXTURE.cdf(each) for each in sample(one, DRAWS, Seed(0))])[:, 0, 0].numpy()
     assert stats.kstest(wrong, "uniform").pvalue < 1e-6
 
 
-def test_components_belong_to_one_draw_of_all_outputs() -> None:
+def test_all_outputs_of_a_draw_come_from_one_component() -> None:
     """Outputs are independent given a draw, so a draw's outputs come from one component."""
     mean = torch.tensor([[[0.0, 0.0]], [[9.0, 9.0]]])
     drawn = sample(Gaussian(mean, torch.full_like(mean, 0.01)), 100, Seed(0))[:, 0]
@@ -49,7 +49,7 @@ def shares(probabilities: torch.Tensor) -> np.ndarray:
     return DRAWS * (probabilities.double() / probabilities.double().sum()).numpy()
 
 
-def test_classes_have_their_shares() -> None:
+def test_drawn_classes_follow_the_predictive_probabilities() -> None:
     probabilities = torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], [[0.5, 0.4, 0.1], [0.3, 0.1, 0.6]]])
     drawn = sample(Categorical(probabilities.log()), DRAWS, Seed(0)).numpy()
     for row in range(2):
@@ -58,7 +58,7 @@ def test_classes_have_their_shares() -> None:
         assert stats.chisquare(counts, shares(probabilities[0, row])).pvalue < 1e-6
 
 
-def test_estimators_draw_from_their_predictive_and_the_same_each_time() -> None:
+def test_estimators_sample_their_predictive_and_repeat_the_same_draws() -> None:
     x = np.random.default_rng(0).normal(size=(80, 2))
     y = x[:, 0] + 0.2 * np.random.default_rng(1).normal(size=80)
     model = BayesianRegressor("linear").fit(x, y)
@@ -71,7 +71,7 @@ def test_estimators_draw_from_their_predictive_and_the_same_each_time() -> None:
     assert set(classes.sample(x, 3).ravel()) == {"down", "up"}
 
 
-def test_densities_and_joints_are_those_of_the_predictive() -> None:
+def test_log_prob_joint_and_intervals_agree_with_the_predictive() -> None:
     x = np.random.default_rng(0).normal(size=(80, 2))
     y = np.exp(x[:, 0] + 0.2 * np.random.default_rng(1).normal(size=80))
     model = BayesianRegressor("linear").fit(x, y)

@@ -14,7 +14,7 @@ X = FRAME.drop(columns="price")
 
 
 @pytest.mark.parametrize("conformal", [None, "split", "cross"])
-def test_a_regressor_is_read_back(conformal: str | None, tmp_path: Path) -> None:
+def test_a_saved_regressor_is_read_back_with_the_same_predictions(conformal: str | None, tmp_path: Path) -> None:
     model = BayesianRegressor("linear", conformal=conformal, random_state=np.random.RandomState(0))
     model.fit(X, FRAME["price"]).save(tmp_path / "kept")
     again = BayesianRegressor.load(tmp_path / "kept")
@@ -38,7 +38,7 @@ def test_a_regressor_is_read_back(conformal: str | None, tmp_path: Path) -> None
     [["a", "b"], [3, -1], [True, False], np.array(["x", "y"], object)],
     ids=["text", "whole", "truth", "object"],
 )
-def test_a_classifier_is_read_back(labels: Any, tmp_path: Path) -> None:
+def test_a_saved_classifier_is_read_back_with_the_same_predictions(labels: Any, tmp_path: Path) -> None:
     y = np.array(labels)[np.arange(120) % 2]
     model = BayesianClassifier("linear").fit(X, y)
     model.save(tmp_path / "kept")
@@ -48,7 +48,7 @@ def test_a_classifier_is_read_back(labels: Any, tmp_path: Path) -> None:
     assert {path.suffix for path in (tmp_path / "kept").iterdir()} == {".json", ".safetensors"}  # nothing to unpickle
 
 
-def test_a_damaged_or_other_folder_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_or_absent_folder_is_refused(tmp_path: Path) -> None:
     model = BayesianRegressor("linear").fit(X, FRAME["price"])
     model.save(tmp_path / "kept")
     (tmp_path / "kept" / "estimator.json").unlink()
@@ -59,7 +59,7 @@ def test_a_damaged_or_other_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_equal_fits_are_equal_files(tmp_path: Path) -> None:
+def test_equal_fits_are_saved_as_equal_files(tmp_path: Path) -> None:
     for name in ("one", "two"):
         BayesianRegressor("map_blr", pace=0.05).fit(X, FRAME["price"]).save(tmp_path / name)
     files = [{p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("one", "two")]
