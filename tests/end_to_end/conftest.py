@@ -113,15 +113,15 @@ def make(folder: Path, params: str) -> Project:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Every stage done, by the parallel executor with its work in process. Tests must leave it as it is.
+    """A project with every stage done, by the parallel executor with its work in process. Tests must not change it.
 
-    It is made once, by whichever of the processes that tests run in comes first.
+    It is made once, by the first of the test processes that needs it.
     """
     place = tmp_path_factory.getbasetemp()
     place = (place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "finished"
     with FileLock(f"{place}.lock"):
         if not (place / "whole").exists():
-            shutil.rmtree(place, ignore_errors=True)  # an attempt that failed; this one will say why
+            shutil.rmtree(place, ignore_errors=True)  # of a failed attempt; this attempt shows its error
             project = make(place / "tiny", PARAMS)
             said = project.pipeline("repro", "-j", "2", env={"BDL_TRACKING": "on"}).stdout
             assert "11 stages done" in said and "report: " in said and "| ensemble |" in said

@@ -1,4 +1,4 @@
-"""A cluster whose nodes were started anywhere: none has the project, and one, on a network of its own, is lost.
+"""A cluster whose nodes do not have the project; one node, on a network of its own, is lost.
 
 The head is started from another folder, where our packages cannot be imported. The second node is alone with its
 processes: behind a network interface of its own, with the project's folder, its sources and the head's temporary
@@ -22,7 +22,7 @@ from benchmarks import namespaces
 from benchmarks.namespaces import Cluster
 from tests.end_to_end.conftest import Project, make
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800), pytest.mark.xdist_group("cluster")]  # which they share
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800), pytest.mark.xdist_group("cluster")]  # run in turn
 FITS: Final = ("repro", "-j", "2", "trajectory@digits-waits")
 SEARCHES: Final[dict[str, tuple[str, ...]]] = {
     "tune": ("tune", "sgd", "--dataset", "digits", "--samples", "2"),
@@ -190,8 +190,10 @@ def test_a_lost_node_changes_no_bit(project: Project, cluster: Cluster, gate: Pa
     assert fits(project.folder) == alone
 
 
-def test_a_node_that_falls_silent_is_given_up(project: Project, cluster: Cluster, gate: Path, alone: Any) -> None:
-    """Its packets are lost, as those of a machine that is switched off, and stay lost."""
+def test_a_silent_node_is_given_up_and_changes_no_bit(
+    project: Project, cluster: Cluster, gate: Path, alone: Any
+) -> None:
+    """Its packets are lost for good, as if the machine were switched off."""
     process = started(project, cluster)
     cluster.cut()
     gate.touch()
@@ -203,7 +205,7 @@ def test_a_node_that_falls_silent_is_given_up(project: Project, cluster: Cluster
     assert fits(project.folder) == alone
 
 
-def test_a_lost_head_is_one_line_and_two_commands_continue(
+def test_the_error_names_a_lost_head_and_two_commands_continue_the_fits(
     project: Project, cluster: Cluster, gate: Path, alone: Any
 ) -> None:
     process = started(project, cluster)
@@ -222,7 +224,7 @@ def test_a_lost_head_is_one_line_and_two_commands_continue(
 
 
 @pytest.mark.parametrize("verb", SEARCHES)
-def test_a_search_on_a_cluster_finds_what_one_machine_finds(
+def test_a_search_on_a_cluster_has_the_result_of_one_machine(
     verb: str, project: Project, cluster: Cluster, prepared: Project, tmp_path: Path
 ) -> None:
     project.pipeline(*SEARCHES[verb], env={"RAY_ADDRESS": cluster.address})

@@ -1,4 +1,4 @@
-"""cluster/: the image has what the project needs, Ray reads the launchers' own files, and Slurm's script runs."""
+"""cluster/: the image has the packages of the project, Ray accepts the launcher's files, Slurm's script runs."""
 
 import contextlib
 import os
@@ -29,11 +29,11 @@ test "$1" = show && echo one || true
 """
 
 
-def test_the_image_has_what_make_install_has_and_no_project() -> None:
+def test_the_image_has_the_packages_of_make_install_and_no_file_of_the_project() -> None:
     text = (CLUSTER / "Dockerfile").read_text()
     makefile = (ROOT / "Makefile").read_text()
     (listing,) = re.findall(r"sed -n '(/\^.*?)' /opt/bdl", text)
-    assert listing.replace("#", r"\#") in makefile  # the list of packages is made in the same way
+    assert listing.replace("#", r"\#") in makefile  # both make the list of packages in the same way
     assert re.findall(r"^COPY (\S+)", text, re.M) == ["constraints.txt"]
     assert (CLUSTER / "Dockerfile.dockerignore").read_text().split() == ["*", "!constraints.txt"]
     assert "dataset-fashion-mnist" in text and "dataset-fashion-mnist" in makefile
@@ -44,7 +44,7 @@ def test_the_image_has_what_make_install_has_and_no_project() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["aws.yaml", "ssh.yaml"])
-def test_ray_reads_the_launchers(name: str) -> None:
+def test_ray_accepts_the_files_of_its_launcher(name: str) -> None:
     """As ``ray up`` does before it asks the cloud; a file with a key of another name is refused."""
     from jsonschema import ValidationError
     from ray.autoscaler._private.util import prepare_config, validate_config
@@ -54,7 +54,7 @@ def test_ray_reads_the_launchers(name: str) -> None:
     assert (ROOT / mounted).is_file()
     validate_config(prepare_config(dict(config)))
     start = config["head_start_ray_commands"][-1]
-    assert start.endswith("--autoscaling-config=~/ray_bootstrap_config.yaml")  # by which the head starts the workers
+    assert start.endswith("--autoscaling-config=~/ray_bootstrap_config.yaml")  # the head needs it to start workers
     for kind in config.get("available_node_types", {}).values():
         assert kind["node_config"]["ImageId"]  # Ray's own default is too old for torch
     with pytest.raises(ValidationError, match="max_worker"):
@@ -63,7 +63,7 @@ def test_ray_reads_the_launchers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob.yaml", "aws.yaml", "ssh.yaml"])
 def test_the_files_parse_and_name_the_pinned_ray_and_one_image(name: str) -> None:
-    """Schemas of Kubernetes and Ray are tests of make soak."""
+    """``make soak`` also tests the files against the schemas of Kubernetes and Ray."""
     text = (CLUSTER / name).read_text()
     assert [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
     (pinned,) = re.findall(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
@@ -75,7 +75,7 @@ def test_the_files_parse_and_name_the_pinned_ray_and_one_image(name: str) -> Non
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("cluster")
 @pytest.mark.parametrize("taken", [False, True])
-def test_slurm_s_script(taken: bool, tmp_path: Path) -> None:
+def test_the_slurm_script_runs_a_stage_and_requeues_a_terminated_job(taken: bool, tmp_path: Path) -> None:
     """One node, whose steps are processes here: it works and ends, or is terminated and asks for a second start."""
     project = make(tmp_path / "project", PARAMS)
     (project.folder / ".venv").symlink_to(Path(sys.executable).parents[1])

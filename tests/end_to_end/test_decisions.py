@@ -1,4 +1,4 @@
-"""Decisions in DVC's own graph: the report follows them, and a project without any is whole."""
+"""Decisions in DVC's own graph: an added decision is played, and the report shows it."""
 
 import shutil
 
@@ -15,7 +15,7 @@ decisions:
 """
 
 
-def test_a_plain_dvc_repro_plays_a_decision_that_was_added_and_shows_it(project: Project) -> None:
+def test_a_plain_dvc_repro_plays_an_added_decision_and_updates_the_report(project: Project) -> None:
     """DVC runs ``sources``, the decision and the report, and no fit again; its cache restores all results."""
     with open(project.folder / "params.yaml", "a") as file:
         file.write(DECISIONS)

@@ -1,7 +1,7 @@
-"""cluster/'s files of Kubernetes: by Kubernetes' own schemas, by what KubeRay allows, and beside the project's others.
+"""cluster/'s files of Kubernetes against Kubernetes' own schemas, KubeRay's rules and the project's other files.
 
-What KubeRay allows is written here in short, as of 1.7: the keys of its two kinds that the files use, with their types,
-and the rules that its operator checks. Its own schemas are in no package.
+KubeRay's rules are written here in short, as of 1.7: the keys of its two kinds that the files use, with their types,
+and the rules that its operator checks. No package has KubeRay's own schemas.
 """
 
 import copy
@@ -72,19 +72,19 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def cluster_of(document: dict[str, Any]) -> dict[str, Any]:
-    """The spec of the cluster that a document is of."""
+    """The cluster's spec in a RayCluster or in a RayJob."""
     spec = document["spec"]
     return dict(spec if document["kind"] == "RayCluster" else spec["rayClusterSpec"])
 
 
 def groups_of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The head's group and those of the workers."""
+    """The head's group and the workers' groups."""
     spec = cluster_of(document)
     return [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
 
 
 def check(document: dict[str, Any]) -> None:
-    """Raise what is wrong with a document: an error of a schema, or the rules of KubeRay's operator that it breaks."""
+    """Raise the error of a wrong document: by a schema, or with the rules of KubeRay's operator that it breaks."""
     kind = document["kind"]
     if kind not in SPECS:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
@@ -128,7 +128,7 @@ def rules(document: dict[str, Any]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob.yaml"])
-def test_the_files_are_what_kubernetes_and_kuberay_take(name: str) -> None:
+def test_the_files_follow_the_schemas_and_rules_of_kubernetes_and_kuberay(name: str) -> None:
     for document in documents(name):
         check(document)
 
@@ -155,21 +155,21 @@ WRONG: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
 
 
 @pytest.mark.parametrize("said", WRONG)
-def test_a_wrong_variant_is_refused(said: str) -> None:
+def test_a_job_with_a_wrong_key_or_value_is_refused(said: str) -> None:
     job = copy.deepcopy(documents("rayjob.yaml")[1])
     WRONG[said](job)
     with pytest.raises((jsonschema.ValidationError, AssertionError), match=re.escape(said)):
         check(job)
 
 
-def test_a_wrong_claim_is_refused() -> None:
+def test_a_volume_claim_with_a_wrong_key_is_refused() -> None:
     claim = documents("rayjob.yaml")[0]
     claim["spec"]["accessMode"] = claim["spec"].pop("accessModes")
     with pytest.raises(jsonschema.ValidationError, match="accessMode"):
         check(claim)
 
 
-def test_versions_ports_and_the_image_are_the_project_s() -> None:
+def test_versions_ports_and_the_image_match_the_project() -> None:
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert version
     for document in (documents("raycluster.yaml")[0], documents("rayjob.yaml")[1]):
@@ -184,7 +184,7 @@ def test_versions_ports_and_the_image_are_the_project_s() -> None:
         assert head["rayStartParams"]["dashboard-host"] == "0.0.0.0"  # or no laptop reaches it
 
 
-def test_the_entry_point_is_a_command_of_ours() -> None:
+def test_the_entry_point_is_a_valid_command_of_the_pipeline() -> None:
     claim, job = documents("rayjob.yaml")
     *_, inner = shlex.split(job["spec"]["entrypoint"])
     words = shlex.split(inner.split("&&")[-1])
@@ -197,8 +197,8 @@ def test_the_entry_point_is_a_command_of_ours() -> None:
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 
 
-def test_the_clone_is_whole_or_made_anew(tmp_path: Path) -> None:
-    """On a volume that is not empty: a new one has its file system's own folder, and a kill may leave half a clone."""
+def test_a_partial_clone_is_replaced_and_a_whole_clone_is_kept(tmp_path: Path) -> None:
+    """The volume is not empty: a new volume has its file system's own folder, and a kill may leave half a clone."""
     (container,) = groups_of(documents("rayjob.yaml")[1])[0]["template"]["spec"]["initContainers"]
     source = tmp_path / "source"
     for command in (
@@ -217,6 +217,6 @@ def test_the_clone_is_whole_or_made_anew(tmp_path: Path) -> None:
     assert start(tmp_path / "none") != 0 and not (volume / "bdl-pipe").exists()
     assert start(source) == 0 and (volume / "bdl-pipe/.git/HEAD").is_file()
     (volume / "bdl-pipe/result").touch()
-    assert start(tmp_path / "none") == 0 and (volume / "bdl-pipe/result").exists()  # a second job goes on
+    assert start(tmp_path / "none") == 0 and (volume / "bdl-pipe/result").exists()  # a second job continues
     entry = documents("rayjob.yaml")[1]["spec"]["entrypoint"]
     assert f"cd {container['workingDir']}/bdl-pipe &&" in entry

@@ -26,14 +26,14 @@ print(type(predictive).__name__, tuple(predictive.mean.shape), round(float(predi
 
 
 def only(raw: dict[str, Any], dataset: str, keys: tuple[str, ...], **changes: Any) -> dict[str, Any]:
-    """Keep one data set, with changes, and the runs whose keys begin so."""
+    """Keep one data set, with changes, and the runs whose keys begin with one of ``keys``."""
     for section in ("trajectories", "runs"):
         raw[section] = {key: value for key, value in raw[section].items() if key.startswith(keys)}
     return {**raw, "datasets": {dataset: {**raw["datasets"][dataset], **changes}}}
 
 
 def repro(project: Project, on_a_worker: str) -> tuple[str, list[dict[str, str]]]:
-    """Run one stage on a worker, and then all: what was said, and the report's rows. Nothing is left to do."""
+    """Run a stage on a worker, then all stages; check that nothing is left to do; return the output and the rows."""
     said = project.pipeline("repro", on_a_worker, env={"BDL_EXECUTOR": "ray"}).stdout
     said += project.pipeline("repro").stdout
     assert "nothing to do" in project.pipeline("repro").stdout and "up to date" in project.dvc("status")
@@ -45,7 +45,7 @@ def read(project: Project, run: str, code: int = 0) -> "subprocess.CompletedProc
     return project.run(sys.executable, "-c", READ.replace("RUN", run), code=code)
 
 
-def test_a_network_and_its_weights(tmp_path: Path) -> None:
+def test_a_users_network_and_weights_run_through_the_whole_graph(tmp_path: Path) -> None:
     keys = ("digits-mine", "digits-on")
     raw = only(own_network.own_params(), "digits", keys, ood=[], transfer=[], corrupted_images=0)
     project = make(tmp_path / "tiny", "")
@@ -62,7 +62,7 @@ def test_a_network_and_its_weights(tmp_path: Path) -> None:
     assert not (project.folder / "ran").exists()
 
 
-def test_plugins_of_all_kinds(tmp_path: Path) -> None:
+def test_plugins_of_all_kinds_run_through_the_whole_graph(tmp_path: Path) -> None:
     raw = only(plugin_stages.with_plugins(), "stripes", ("stripes",))
     project = make(tmp_path / "tiny", "")
     plugin_stages.write(project.folder, raw)

@@ -1,4 +1,4 @@
-"""Machines that share a DVC remote: what one has made, another takes. Each is a working copy with an empty cache."""
+"""Machines that share a DVC remote take each other's results. Each machine is a working copy with an empty cache."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ def machine(folder: Path, url: str, more: str = "") -> Project:
     return project
 
 
-def test_a_second_machine_takes_what_the_first_has_made_and_makes_the_rest(finished: Project, tmp_path: Path) -> None:
+def test_a_second_machine_takes_stored_results_and_runs_the_missing_stages(finished: Project, tmp_path: Path) -> None:
     first, second = (machine(tmp_path / name, str(tmp_path / "store")) for name in ("first", "second"))
     assert "3 stages done" in first.pipeline("repro", "student@boston-deterministic").stdout
     said = second.pipeline("repro", BOSTON).stdout
@@ -36,7 +36,7 @@ def test_a_second_machine_takes_what_the_first_has_made_and_makes_the_rest(finis
 
 
 @pytest.mark.soak
-def test_other_numbers_take_nothing(tmp_path: Path) -> None:
+def test_other_params_take_no_stored_result(tmp_path: Path) -> None:
     first, second = (machine(tmp_path / name, str(tmp_path / "store")) for name in ("first", "second"))
     first.pipeline("repro", "prepare@boston")
     second.edit("params.yaml", "splits: 2", "splits: 1")
@@ -44,8 +44,8 @@ def test_other_numbers_take_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_results_that_are_not_recorded_yet_are_kept(tmp_path: Path) -> None:
-    """DVC would delete them to look for others: they are recorded first."""
+def test_results_that_dvc_has_not_recorded_are_kept(tmp_path: Path) -> None:
+    """DVC would delete them in order to fetch others, so the pipeline records them first."""
     project = machine(tmp_path / "one", str(tmp_path / "store"))
     project.pipeline("repro", "trajectory@boston-sgd", env={"BDL_REMOTE": "off"})
     shutil.rmtree(project.folder / ".state")
@@ -79,7 +79,7 @@ def leaks(folder: Path, texts: dict[str, bytes]) -> list[str]:
 
 
 @pytest.mark.soak
-def test_a_remote_on_s3_and_no_key_in_anything_that_was_written(tmp_path: Path) -> None:
+def test_a_remote_on_s3_works_and_no_output_or_file_holds_its_keys(tmp_path: Path) -> None:
     with buckets.served("bdl") as (environment, s3):
         more = f"    endpointurl = {environment['AWS_ENDPOINT_URL']}\n    region = us-east-1\n"
         more += f"    access_key_id = {IDENTIFIER}\n    secret_access_key = {SECRET}\n"
@@ -90,7 +90,7 @@ def test_a_remote_on_s3_and_no_key_in_anything_that_was_written(tmp_path: Path) 
     assert "4 stages done" in said and "nothing to do" in taken
     assert artifacts(second) == artifacts(first)
     for project in (first, second):
-        (project.folder / ".dvc/config.local").unlink()  # This is where the keys were put.
+        (project.folder / ".dvc/config.local").unlink()  # This file had the keys.
     assert stored and leaks(tmp_path, {"first": said.encode(), "second": taken.encode(), **stored}) == []
     (tmp_path / "first/planted").write_text(f"key={SECRET}")
     assert leaks(tmp_path, {"line": IDENTIFIER.encode()}) == ["line", "first/planted"]

@@ -1,4 +1,4 @@
-"""One runner: what ``repro``, a plain ``dvc repro`` and kills leave of each other's results."""
+"""One runner: ``repro``, a plain ``dvc repro`` and a command after a kill keep each other's results."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ KINDS = ("prepare", "holdout", "trajectory", "student")
 
 
 def artifacts(project: Project) -> dict[str, bytes]:
-    """Every manifest of what is fitted, which holds the hash of every file."""
+    """The manifests of data and fits, each of which holds the hashes of its files."""
     work = project.folder / "work"
     return {str(p.relative_to(work)): p.read_bytes() for kind in KINDS for p in (work / kind).glob("*/manifest.json")}
 
@@ -31,7 +31,7 @@ def identities(project: Project) -> dict[str, bytes]:
 
 
 def stale(project: Project) -> set[str]:
-    """What our own status says."""
+    """The stages that the pipeline's own status lists as out of date."""
     lines = project.pipeline("status").stdout.splitlines()[:-1]
     return {line.split(": ")[0] for line in lines}
 
@@ -42,7 +42,7 @@ def stale_for_dvc(project: Project) -> set[str]:
 
 
 def alive(project: Project) -> list[psutil.Process]:
-    """Every process that was started in the project's folder or below."""
+    """Every process of the project's commands, found by the variable ``BDL_TEST`` in its environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -54,7 +54,7 @@ def alive(project: Project) -> list[psutil.Process]:
 
 
 def left(project: Project) -> list[psutil.Process]:
-    """The processes that are still there once all have had time to end."""
+    """The processes that still run once all have had time to end."""
     _, there = psutil.wait_procs(alive(project), timeout=60)
     return [process for process in there if process.status() != psutil.STATUS_ZOMBIE]
 
@@ -80,7 +80,7 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
     raise AssertionError(f"the command has ended: {lines}")
 
 
-def test_a_plain_dvc_repro_makes_the_same_and_both_agree(finished: Project, tmp_path: Path) -> None:
+def test_a_plain_dvc_repro_makes_the_same_results_and_leaves_nothing_to_do(finished: Project, tmp_path: Path) -> None:
     """From nothing: the same bits, nothing left for either to do, and no process left behind."""
     project = make(tmp_path / "plain", PARAMS)
     project.env["BDL_TEST"] = str(project.folder)
@@ -94,8 +94,8 @@ def test_a_plain_dvc_repro_makes_the_same_and_both_agree(finished: Project, tmp_
 WORD = ('"""', '"""A word more. ')
 
 
-def test_both_find_the_same_stages_out_of_date(project: Project) -> None:
-    """By themselves, before anything that they need is made again. ``sources`` reads the code for DVC first."""
+def test_dvc_and_the_pipeline_find_the_same_stages_out_of_date(project: Project) -> None:
+    """Stages that are themselves out of date, before their inputs are made again. ``sources`` first reads the code."""
 
     def found() -> set[str]:
         lines = project.pipeline("status").stdout.splitlines()[:-1]
@@ -120,8 +120,8 @@ def test_both_find_the_same_stages_out_of_date(project: Project) -> None:
     assert found() == {"report"}
 
 
-def test_a_new_method_makes_nothing_out_of_date(project: Project) -> None:
-    """The one of docs/your-method.md, added as it is written: its own stages and the report, and nothing else."""
+def test_a_new_method_makes_only_its_stages_and_the_report_out_of_date(project: Project) -> None:
+    """The method of docs/your-method.md, added as the page writes it."""
     from tests.test_docs import new_method
 
     path, text, plugin, params = new_method()
@@ -139,7 +139,7 @@ def test_a_new_method_makes_nothing_out_of_date(project: Project) -> None:
     assert stale_for_dvc(project) == set()
 
 
-def test_a_cut_lock_file_is_written_again_and_nothing_is_made_again(project: Project) -> None:
+def test_a_truncated_lock_file_is_rewritten_and_no_stage_runs_again(project: Project) -> None:
     before, whole = identities(project), (project.folder / "dvc.lock").read_bytes()
     hashed = whole.index(b"md5: ", whole.index(b"path: work/trajectory/"))
     for cut in (hashed + 20, hashed + 2, whole.rindex(b"    outs:")):  # within a hash, within a word, at a line
@@ -149,7 +149,7 @@ def test_a_cut_lock_file_is_written_again_and_nothing_is_made_again(project: Pro
         assert identities(project) == before and "up to date" in project.dvc("status")
 
 
-def test_what_a_clone_makes_is_in_its_cache_though_the_record_came_by_git(project: Project) -> None:
+def test_results_that_a_clone_makes_are_in_its_cache_though_dvc_lock_came_by_git(project: Project) -> None:
     for place in ("work", ".state", ".dvc/cache"):
         shutil.rmtree(project.folder / place)
     project.pipeline("repro", "prepare")
@@ -158,8 +158,10 @@ def test_what_a_clone_makes_is_in_its_cache_though_the_record_came_by_git(projec
         assert "up to date" in project.dvc("status", name)
 
 
-def test_a_command_that_is_killed_takes_everything_with_it(tmp_path: Path, finished: Project) -> None:
-    """In the middle: the next command keeps what was finished and ends with the same bits."""
+def test_a_killed_command_leaves_no_process_and_its_finished_results_are_kept(
+    tmp_path: Path, finished: Project
+) -> None:
+    """It is killed in the middle; the next command runs no finished stage again and ends with the same bits."""
     project = make(tmp_path / "killed", PARAMS)
     project.env["BDL_TEST"] = str(project.folder)
     with held(project, "student", "boston-deterministic"):
@@ -177,7 +179,7 @@ def test_a_command_that_is_killed_takes_everything_with_it(tmp_path: Path, finis
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_dvc_that_is_killed_takes_its_stage_with_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_killed_dvc_leaves_no_process_of_its_stage(tmp_path: Path, number: signal.Signals) -> None:
     project = make(tmp_path / "killed", PARAMS)
     project.env["BDL_TEST"] = str(project.folder)
     with held(project, "prepare", "boston"):
@@ -203,7 +205,7 @@ def test_of_two_commands_one_runs_a_stage_and_the_other_takes_the_result(tmp_pat
     assert stale(project).isdisjoint({"prepare@boston", "trajectory@boston-sgd"})
 
 
-def test_a_stage_whose_input_comes_out_the_same_is_not_run(project: Project) -> None:
+def test_a_stage_whose_inputs_come_out_the_same_is_not_run_again(project: Project) -> None:
     """A comment in the trajectory's module: it is made again with the same bytes, and nothing below it is."""
     project.edit("src/bdl_pipe/trajectory/sgd.py", '"""', '"""A word more. ')
     said = project.pipeline("repro").stdout
@@ -211,8 +213,8 @@ def test_a_stage_whose_input_comes_out_the_same_is_not_run(project: Project) -> 
     assert stale_for_dvc(project) == set() and stale(project) == set()
 
 
-def test_an_altered_file_is_found(project: Project) -> None:
-    """By its size, and by its bytes though the size is the same; it is then made again."""
+def test_an_altered_result_is_found_and_made_again(project: Project) -> None:
+    """It is found by its size, and by its bytes where the size is the same."""
     file = project.folder / "work/student/digits-ensemble/0-0.safetensors"
     blob = file.read_bytes()
     for altered in (blob[:-1], blob[:-1] + bytes([blob[-1] ^ 1])):
@@ -223,20 +225,20 @@ def test_an_altered_file_is_found(project: Project) -> None:
     assert file.read_bytes() == blob and stale(project) == set()
 
 
-def test_other_words_of_a_command_make_nothing_again(project: Project) -> None:
+def test_another_spelling_of_a_command_in_dvc_yaml_runs_no_stage_again(project: Project) -> None:
     project.edit("dvc.yaml", "exec python -m stages prepare", "exec python -m  stages prepare")
     assert stale_for_dvc(project) == {"prepare@boston", "prepare@digits"}
     assert "nothing to do" in project.pipeline("repro").stdout
     assert stale_for_dvc(project) == set()
 
 
-def test_with_nothing_new_dvc_is_not_started(project: Project) -> None:
+def test_dvc_is_not_started_if_nothing_is_out_of_date(project: Project) -> None:
     shutil.rmtree(project.folder / ".dvc")
     again = project.pipeline("repro")
     assert "nothing to do" in again.stdout and again.stderr == ""
 
 
-def test_without_dvc_the_run_says_so_and_is_whole(tmp_path: Path) -> None:
+def test_a_run_without_dvc_has_its_results_and_warns_that_they_are_not_recorded(tmp_path: Path) -> None:
     """A machine whose DVC does not work: results are in place, and one line says that they are not recorded."""
     project = make(tmp_path / "none", PARAMS)
     shutil.rmtree(project.folder / ".dvc")
@@ -245,8 +247,8 @@ def test_without_dvc_the_run_says_so_and_is_whole(tmp_path: Path) -> None:
     assert (project.folder / "work/trajectory/boston-sgd/manifest.json").is_file()
 
 
-def test_a_failed_run_prints_no_table_of_other_params(project: Project) -> None:
-    """The report that is there is of other numbers: what this run has is printed, and what is missing and why."""
+def test_a_failed_run_prints_its_own_results_and_not_the_old_report(project: Project) -> None:
+    """The existing report is of other params; the run prints its own results, the missing runs and the reason."""
     older = (project.folder / "report/comparison.md").read_text()
     assert "| ensemble |" in older
     project.edit(

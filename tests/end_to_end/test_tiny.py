@@ -1,4 +1,4 @@
-"""The tiny project: what runs, what is stale, what is left when things go wrong."""
+"""The tiny project: its results, the stages out of date after a change, and errors, which leave results unchanged."""
 
 import copy
 import csv
@@ -27,7 +27,7 @@ def digest(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_the_comparison_has_every_split_and_a_second_run_does_nothing(finished: Project) -> None:
+def test_the_comparison_has_every_set_and_split_and_a_second_run_does_nothing(finished: Project) -> None:
     with open(finished.folder / "report/comparison.csv") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(COLUMNS)
@@ -71,7 +71,7 @@ print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in r
     assert {"augrc", "augrc_se", "quantile_error", "width_at_90"} <= metrics.keys()
 
 
-def test_a_number_makes_only_its_branch_stale(project: Project) -> None:
+def test_a_changed_hyperparameter_makes_only_its_branch_out_of_date(project: Project) -> None:
     project.edit("params.yaml", "override: {epochs: 3}", "override: {epochs: 4}")
     said = project.pipeline("repro").stdout
     assert "5 of 11 stages to run" in said
@@ -79,7 +79,7 @@ def test_a_number_makes_only_its_branch_stale(project: Project) -> None:
     assert "up to date" in project.dvc("status")
 
 
-def test_stages_but_evaluate_do_not_need_the_holdout(project: Project) -> None:
+def test_fits_and_the_report_run_without_the_holdout_and_evaluate_does_not(project: Project) -> None:
     """With the test rows out of reach, fits and the report run, and the fits give the same bytes."""
     fitted = [project.folder / "work" / place for place in ("trajectory/digits-sgd", "student/digits-ensemble")]
     before = [digest(folder) for folder in fitted]
@@ -92,8 +92,8 @@ def test_stages_but_evaluate_do_not_need_the_holdout(project: Project) -> None:
     assert "work/holdout/digits" in error and "Traceback" not in error
 
 
-def test_user_errors_are_one_line_and_leave_nothing(project: Project) -> None:
-    """(what is changed, command, environment) -> what is said."""
+def test_user_errors_are_one_line_and_change_no_result(project: Project) -> None:
+    """A case is a command, its environment and a part of its message; then a wrong number in params.yaml."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         dead = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -123,8 +123,8 @@ def named(process: psutil.Process) -> str:
 
 
 @pytest.mark.soak
-def test_a_short_run_needs_no_worker_and_an_interrupt_of_a_long_one_leaves_no_process(project: Project) -> None:
-    """The parallel executor with its own Ray head: with the bits of before, then stopped where workers are at work."""
+def test_the_ray_executor_repeats_the_bits_and_an_interrupt_leaves_no_process(project: Project) -> None:
+    """The parallel executor with its own Ray head: a short run, then a long run that is interrupted at its workers."""
     ray = {"BDL_EXECUTOR": "ray"}
     before = digest(project.folder / "work/trajectory")
     shutil.rmtree(project.folder / "work/trajectory")
@@ -150,7 +150,7 @@ def test_a_short_run_needs_no_worker_and_an_interrupt_of_a_long_one_leaves_no_pr
     assert [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_one_number_of_vbpc_makes_stale_what_vbpc_makes() -> None:
+def test_a_hyperparameter_of_vbpc_is_read_only_by_vbpcs_coresets_and_runs() -> None:
     """In the project's own graph, whose stages read the same params for DVC (test_plan.py)."""
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     own = {f"coreset@{k}" for k, row in raw["coresets"].items() if row["method"] == "vbpc"}

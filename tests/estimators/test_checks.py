@@ -72,6 +72,4 @@ def test_a_grid_search_sets_single_keys_of_override() -> None:
     assert search.best_params_["override__training__epochs"] == 40
     chosen = search.best_estimator_.override
     assert chosen == {"training": {"epochs": 40, "early_stopping": None}, "noise_variance": 0.1}
-    assert base.override == {
-        "training": {"epochs": 2, "early_stopping": None}
-    }  # the search leaves the given estimator unchanged
+    assert base.override == {"training": {"epochs": 2, "early_stopping": None}}  # the search did not change it

@@ -33,7 +33,7 @@ def test_draws_follow_the_distribution_function(name: str) -> None:
     levels = torch.stack([predictive.cdf(each) for each in drawn])[:, :, 0].numpy()
     for row in range(2):
         assert stats.kstest(levels[:, row], "uniform").pvalue > 1e-6
-    one = Gaussian(MEAN.mean(0)[None], MIXTURE.variance[None])  # told apart: the mixture's moments
+    one = Gaussian(MEAN.mean(0)[None], MIXTURE.variance[None])  # the mixture's moments alone: told apart
     wrong = torch.stack([MIXTURE.cdf(each) for each in sample(one, DRAWS, Seed(0))])[:, 0, 0].numpy()
     assert stats.kstest(wrong, "uniform").pvalue < 1e-6
 

@@ -119,9 +119,7 @@ def test_drawn_heads_follow_the_exact_posterior(tiny_table: FitData) -> None:
     assert not rejected(drawn(temperature=0.25), mean, right / 4)
     assert not rejected(drawn(dtype="float32"), mean, right)
     assert rejected(drawn(prior_precision=80 * PRECISION), mean, right)  # the prior counted once a row
-    assert rejected(
-        drawn(rows=20, prior_precision=PRECISION / 4), mean, 4 * right
-    )  # 20 rows that count as 20, not as 80
+    assert rejected(drawn(rows=20, prior_precision=PRECISION / 4), mean, 4 * right)  # 20 rows not scaled up to 80
 
 
 def test_the_curvature_of_some_rows_is_scaled_up_to_all_rows(tiny_table: FitData) -> None:
