@@ -108,7 +108,7 @@ def test_the_chance_reference_is_uniform_choices_of_the_same_method_where_they_e
     assert Played({"name": "active_learning"}, agents, made.curves).chance("other") is None
 
 
-def test_the_table_has_the_best_agent_first_and_agents_that_beat_uniform_choices_bold() -> None:
+def test_the_table_has_the_best_agent_first_and_agents_better_than_uniform_bold() -> None:
     table = explore.grid(played())
     assert table.head == ["Agent, rule", "Regret", "Simple regret", "to the best", "to uniform choices"]
     assert [(row[0].text, row[0].small) for row in table.rows][:2] == [("oracle", "oracle"), ("joint", "thompson vbll")]
