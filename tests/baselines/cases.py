@@ -24,7 +24,7 @@ DECAYED = dataclasses.replace(STILL, optimiser=OptimiserConfig("adamw", 1e-9, we
 
 
 def table(member: int) -> FitData:
-    """The tiny table with its inputs shaken a little, another way for each member."""
+    """The tiny table with a little noise in its training inputs, different for each member."""
     whole = make_tiny_table()
     shaken = whole.train.inputs + np.random.default_rng(member).normal(0, 0.1, whole.train.inputs.shape)
     return dataclasses.replace(whole, train=Examples(shaken, whole.train.targets))
@@ -39,6 +39,6 @@ def trajectory(network: NetworkConfig, data: FitData, seed: int = 3) -> State:
 
 
 def fitted(fit: FitMany, config: Any) -> State:
-    """A fit of the first table from fresh weights."""
+    """A fit of ``table(0)`` from fresh weights."""
     (state,) = fit([table(0)], [{}], config, rngs=[Seed(1).fold(0)], report=Silent())
     return state

@@ -1,4 +1,4 @@
-"""Baselines against averages, by hand, of last snapshots; those trained by draws: that they fit, and their start."""
+"""The deterministic baseline and the ensemble against last snapshots by hand; the fits of BNN and dropout."""
 
 import dataclasses
 from typing import Any
@@ -41,7 +41,7 @@ def probabilities(inputs: torch.Tensor, member: int) -> torch.Tensor:
         return torch.softmax(SPEC.build(Seed(member).fold(2))(inputs), -1)
 
 
-def test_deterministic_is_the_last_snapshot(tiny_images: FitData) -> None:
+def test_the_deterministic_baseline_predicts_with_the_last_snapshot(tiny_images: FitData) -> None:
     inputs, _ = tiny_images.tensors("validation")
     state = student(DETERMINISTIC, tiny_images, [past(5)], DeterministicConfig())
     mean = posterior_of(state).predict(inputs, rng=Seed(0)).mean
@@ -55,13 +55,13 @@ def test_the_ensemble_averages_probabilities(tiny_images: FitData) -> None:
     torch.testing.assert_close(mean, sum(probabilities(inputs, m) for m in range(3)) / 3)
 
 
-def test_an_ensemble_is_of_one_network(tiny_images: FitData) -> None:
+def test_an_ensemble_of_different_networks_is_refused(tiny_images: FitData) -> None:
     other = NetworkSpec(MlpConfig("mlp", (5,)), (1, 8, 8), 3, "categorical")
     with pytest.raises(ConfigError, match="ensemble must be made of trajectories of one network"):
         student(ENSEMBLE, tiny_images, [past(0), past(1, other)], EnsembleConfig())
 
 
-def test_what_the_registry_lacks() -> None:
+def test_a_state_that_names_no_posterior_is_refused() -> None:
     with pytest.raises(ArtifactError, match=r"posterior must be one of .*network_draws.*, got 'None'"):
         posterior_of(State())
 
@@ -75,7 +75,7 @@ HEAD = dataclasses.replace(BNN, stochastic="head")
 @pytest.mark.parametrize(
     ("fit", "config"), [(BnnPosterior.fit, BNN), (DropoutPosterior.fit, DROPOUT)], ids=["bnn", "dropout"]
 )
-def test_it_fits_what_can_be_fitted(fit: FitMany, config: Any) -> None:
+def test_the_fit_learns_the_tiny_table_and_has_epistemic_variance(fit: FitMany, config: Any) -> None:
     how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
     data = make_tiny_table()
     config = dataclasses.replace(config, network=MlpConfig("mlp", (20,)), training=how)

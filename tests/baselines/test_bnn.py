@@ -21,7 +21,7 @@ CONFIG = BnnConfig(MlpConfig("mlp", (6, 5)), LEARN, "all", initial_sd=0.1, draws
 
 
 def learner(outputs: int = 2, task: str = "regression", **changes: object) -> Bnn:
-    """A float64 learner of three features whose parameters are all shaken."""
+    """A float64 learner of three features with noise added to every parameter."""
     made = Bnn(BnnSpec(dataclasses.replace(CONFIG, **changes), (3,), outputs, task), Seed(5)).double()  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -52,7 +52,7 @@ def rows(seed: int = 2) -> Tensor:
     return torch.randn(7, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_the_loss_of_regression_is_the_formula() -> None:
+def test_the_regression_loss_is_the_mean_nll_plus_the_weighted_kl_per_row() -> None:
     made, inputs, targets = learner(kl_weight=0.7), rows(), rows(3)[:, :2]
     noise = first(made.noise(1, 7, torch.Generator().manual_seed(4)))
     outputs = functional_call(made.random.module, drawn(made, noise), (inputs,))
@@ -63,7 +63,7 @@ def test_the_loss_of_regression_is_the_formula() -> None:
     torch.testing.assert_close(made(inputs, targets, 91, noise), expected, atol=1e-10, rtol=1e-12)
 
 
-def test_the_loss_of_classes_with_a_random_head_is_the_formula() -> None:
+def test_the_class_loss_of_a_random_head_is_the_mean_nll_plus_the_kl_per_row() -> None:
     made, inputs = learner(3, "classification", stochastic="head"), rows()
     labels = torch.tensor([0, 1, 2, 2, 1, 0, 0])
     noise = first(made.noise(1, 7, torch.Generator().manual_seed(4)))
@@ -76,7 +76,7 @@ def test_the_loss_of_classes_with_a_random_head_is_the_formula() -> None:
     assert not any("likelihood" in name for name in made.state_dict())
 
 
-def test_a_draw_is_a_network_with_drawn_weights() -> None:
+def test_each_draw_predicts_as_a_plain_network_with_the_drawn_weights() -> None:
     made, inputs = learner(), rows()
     predictive = made.predict(inputs, rng=Seed(9))
     assert predictive.draw_mean.shape == (4, 7, 2)
@@ -93,7 +93,7 @@ def test_a_draw_is_a_network_with_drawn_weights() -> None:
 
 
 @pytest.mark.parametrize(("stochastic", "moved"), [("all", set()), ("head", {"fixed.1.weight", "fixed.3.weight"})])
-def test_weight_decay_is_for_points_alone(stochastic: str, moved: set[str]) -> None:
+def test_weight_decay_moves_only_the_weights_of_a_fixed_trunk(stochastic: str, moved: set[str]) -> None:
     config = dataclasses.replace(CONFIG, stochastic=stochastic)
     configs = [dataclasses.replace(config, training=training) for training in (DECAYED, STILL)]
     with_decay, without = (fitted(BnnPosterior.fit, each) for each in configs)
@@ -102,7 +102,7 @@ def test_weight_decay_is_for_points_alone(stochastic: str, moved: set[str]) -> N
 
 
 @pytest.mark.parametrize("key", ["initial_sd", "draws", "validation_draws", "prior_scale", "noise_variance"])
-def test_numbers_that_must_be_positive(key: str) -> None:
+def test_zero_is_refused_for_keys_that_must_be_positive(key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} must be > 0, got 0"):
         dataclasses.replace(CONFIG, **{key: 0})
 
@@ -120,7 +120,7 @@ def mlp(seed: int = 0) -> MeanField:
     return shaken(MeanField(network, 0.05), seed)
 
 
-def test_weights_of_normalisation_stay_points() -> None:
+def test_normalisation_weights_stay_point_estimates() -> None:
     network = networks.build(ConvNetConfig("convnet", 4, 1), (1, 8, 8), 0, rng=Seed(0))
     module = MeanField(network, 0.1)
     norm = next(name for name, layer in network.named_modules() if isinstance(layer, nn.BatchNorm2d))
@@ -128,7 +128,7 @@ def test_weights_of_normalisation_stay_points() -> None:
     assert f"module.{norm}.weight" in dict(module.named_parameters())
 
 
-def test_many_stacked_are_each_as_alone() -> None:
+def test_stacked_modules_give_the_outputs_of_each_module_alone() -> None:
     modules = [mlp(s) for s in range(3)]
     inputs = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(2))
     noise = modules[0].draw(3, torch.Generator().manual_seed(1))

@@ -57,7 +57,7 @@ def by_hand(
 
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh"])
-def test_there_is_a_mask_after_every_activation(activation: str) -> None:
+def test_a_mask_follows_every_activation(activation: str) -> None:
     made = learner(dataclasses.replace(CONFIG, network=MlpConfig("mlp", (6, 5), activation)))  # type: ignore[arg-type]
     inputs, masks = rows(7, 3), masks_of(made, 7)
     assert {k: tuple(v.shape) for k, v in masks.items()} == {"2": (7, 6), "4": (7, 5)}
@@ -80,7 +80,7 @@ def test_a_network_whose_blocks_hide_activations_is_refused(network: NetworkConf
         of_images(dataclasses.replace(CONFIG, network=network))
 
 
-def test_the_loss_of_regression_is_the_formula() -> None:
+def test_the_regression_loss_is_the_mean_nll_of_the_masked_outputs() -> None:
     made, inputs, targets = learner(), rows(7, 3), rows(7, 2, seed=3)
     with torch.no_grad():
         made.likelihood.log_variance.fill_(-0.4)
@@ -91,7 +91,7 @@ def test_the_loss_of_regression_is_the_formula() -> None:
     torch.testing.assert_close(made(inputs, targets, 91, masks), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_a_convnet_leaves_out_channels() -> None:
+def test_dropout_in_a_convnet_leaves_out_whole_channels() -> None:
     made, inputs, labels = of_images(), rows(7, 1, 8, 8), torch.arange(7) % 3
     masks = masks_of(made, 7)
     assert {k: tuple(v.shape) for k, v in masks.items()} == {"2": (7, 4), "6": (7, 8)}
@@ -104,15 +104,15 @@ def test_a_convnet_leaves_out_channels() -> None:
 
 
 @pytest.mark.parametrize(("claimed", "right"), [(0.3, True), (0.7, False), (0.32, False)])
-def test_the_rate_is_that_of_units_left_out(claimed: float, right: bool) -> None:
-    """An exact two-sided binomial test at level 1e-6 for each place: false alarms 2e-6. 0.7 is the rate of a
-    mask turned round; both controls must be rejected."""
+def test_the_rate_is_the_share_of_units_left_out(claimed: float, right: bool) -> None:
+    """An exact two-sided binomial test at level 1e-6 for each activation: false alarms 2e-6. 0.7 is the rate of an
+    inverted mask; both controls must be rejected."""
     masks = learner().noise(100, 100, torch.Generator().manual_seed(0))
     found = [binomtest(int((~m).sum()), m.numel(), claimed).pvalue for m in masks.values()]
     assert all(p > 1e-6 for p in found) == right
 
 
-def test_rows_steps_and_places_have_masks_of_their_own() -> None:
+def test_each_row_step_and_activation_has_its_own_mask() -> None:
     masks = learner().noise(20, 20, torch.Generator().manual_seed(0))
     for mask in masks.values():
         assert len(mask.reshape(400, -1).unique(dim=0)) >= 20  # of 32 or 64 patterns; shared masks would give 1
@@ -121,9 +121,9 @@ def test_rows_steps_and_places_have_masks_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("rate", "right"), [(0.3, True), (0.4, False)], ids=["right", "control"])
-def test_the_average_over_masks_of_a_linear_output_is_the_network(rate: float, right: bool) -> None:
-    """With one hidden layer the output is linear in its mask: all 16 masks, each by its probability, give the
-    network without masks; with the probabilities of another rate they do not."""
+def test_the_average_over_all_masks_equals_the_network_without_masks(rate: float, right: bool) -> None:
+    """With one hidden layer the output is linear in its mask: outputs averaged over all 16 masks, weighted by their
+    probabilities, equal the network without masks; weighted by the probabilities of another rate they do not."""
     made = learner(dataclasses.replace(CONFIG, network=MlpConfig("mlp", (4,))))
     inputs, total = rows(7, 3), torch.zeros(7, 2)
     for kept in itertools.product((False, True), repeat=4):
@@ -132,7 +132,7 @@ def test_the_average_over_masks_of_a_linear_output_is_the_network(rate: float, r
     assert torch.allclose(total, made.network(inputs), atol=1e-5) == right
 
 
-def test_a_draw_is_one_network_for_all_rows() -> None:
+def test_a_draw_uses_one_mask_for_all_rows() -> None:
     made, inputs = learner(), rows(7, 3)
     predictive = made.predict(inputs, rng=Seed(9))
     assert predictive.draw_mean.shape == (4, 7, 2)
@@ -140,13 +140,13 @@ def test_a_draw_is_one_network_for_all_rows() -> None:
         generator = Seed(9).fold("draw", s).generator()
         one, two = (torch.rand(1, 1, n, generator=generator)[0] >= 0.3 for n in (6, 5))
         torch.testing.assert_close(predictive.draw_mean[s], by_hand(made, inputs, one, two))
-    torch.testing.assert_close(predictive.draw_variance, torch.ones(4, 7, 2))  # the noise at its start
+    torch.testing.assert_close(predictive.draw_variance, torch.ones(4, 7, 2))  # the initial noise variance
     torch.testing.assert_close(made.predict(inputs[2:5], rng=Seed(9)).draw_mean, predictive.draw_mean[:, 2:5])
     torch.testing.assert_close(made.validate(inputs, rng=Seed(9)).draw_mean, predictive.draw_mean[:2])
     assert not torch.equal(made.predict(inputs, rng=Seed(8)).draw_mean, predictive.draw_mean)
 
 
-def test_the_noise_is_not_decayed() -> None:
+def test_weight_decay_does_not_move_the_noise_variance() -> None:
     state = fitted(DropoutPosterior.fit, dataclasses.replace(CONFIG, noise_variance=0.1, training=DECAYED))
     fresh = networks.build(CONFIG.network, (4,), 1, rng=Seed(1).fold(0, "weights")).head.weight
     assert abs(state.tensors["likelihood.log_variance"].exp().item() - 0.1) < 1e-5
@@ -154,6 +154,6 @@ def test_the_noise_is_not_decayed() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_a_rate_is_a_probability(rate: float) -> None:
+def test_a_rate_of_zero_or_one_is_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match=r"^rate must be in \(0, 1\)"):
         dataclasses.replace(CONFIG, rate=rate)

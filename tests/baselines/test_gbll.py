@@ -1,4 +1,4 @@
-"""Layers of exact evidence as methods: their losses, predictives and derivatives, and what they never see."""
+"""GBLL, LDGBLL and MAP-BLR, layers with an exact evidence: losses, predictives, derivatives, chosen epochs, errors."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ def fitted(method: Method, data: FitData, **changes: Any) -> State:
 
 
 def numpy_features(state: State, inputs: Tensor) -> np.ndarray:
-    """The one hidden layer of the test's network, and a one, in float64."""
+    """The hidden layer of the test's network and a feature of ones, in float64."""
     weight, bias = (state.tensors[f"network.trunk.1.{k}"].double().numpy() for k in ("weight", "bias"))
     below = 0.01 if state.config["spec"]["network"]["activation"] == "leaky_relu" else 0.0
     hidden = inputs.double().numpy() @ weight.T + bias
@@ -52,8 +52,8 @@ def gaussian_process(phi: np.ndarray, y: np.ndarray, star: np.ndarray, prior: fl
 
 
 @each_method
-def test_the_predictive_is_a_gaussian_process_with_the_features_as_kernel(method: Method) -> None:
-    """Up to the float32 of the features, of which 1e-5 is left; no training row is in the state."""
+def test_the_predictive_equals_a_gaussian_process_with_the_kernel_of_the_features(method: Method) -> None:
+    """The features are float32, hence the tolerance of 1e-5; the state holds no training row."""
     data = make_tiny_table()
     state = fitted(method, data)
     (x, y), (new, _) = data.tensors("train"), data.tensors("validation")
@@ -68,7 +68,7 @@ def test_the_predictive_is_a_gaussian_process_with_the_features_as_kernel(method
     assert state.tensors.keys() == names
 
 
-def test_the_loss_is_minus_the_evidence_of_all_rows() -> None:
+def test_the_loss_is_minus_the_log_evidence_per_row() -> None:
     data = make_tiny_table()
     model = Gbll(config_of(GBLL), data, Seed(0))
     x, y = data.tensors("train")
@@ -83,7 +83,7 @@ def test_the_loss_is_minus_the_evidence_of_all_rows() -> None:
         model(x[:-1], y[:-1], len(x), {})
 
 
-def test_the_latent_derivative_loss_is_that_of_finite_differences() -> None:
+def test_the_latent_derivative_loss_equals_finite_differences() -> None:
     """KL of N(μ, τ) from N(0, v), μ and τ by central differences of the predictive's weights and features."""
     data = make_tiny_table()
     config = config_of(LDGBLL, derivative_variance=0.7, weight=0.3)
@@ -108,7 +108,7 @@ def test_the_latent_derivative_loss_is_that_of_finite_differences() -> None:
 
 
 @pytest.mark.parametrize("rows", [None, 20])
-def test_without_weight_it_is_gbll_bit_for_bit(rows: int | None) -> None:
+def test_ldgbll_with_weight_zero_equals_gbll_bit_for_bit(rows: int | None) -> None:
     data = make_tiny_table()
     plain = fitted(GBLL, data, network=LEAKY)
     latent = fitted(LDGBLL, data, weight=0.0, derivative_rows=rows)
@@ -117,17 +117,17 @@ def test_without_weight_it_is_gbll_bit_for_bit(rows: int | None) -> None:
     assert any(not torch.equal(value, weighted.tensors[name]) for name, value in plain.tensors.items())
 
 
-def test_derivatives_are_looked_at_at_distinct_rows_of_each_step() -> None:
+def test_each_step_draws_distinct_rows_for_its_derivatives() -> None:
     model = Ldgbll(config_of(LDGBLL), make_tiny_table(), Seed(0))
     drawn = model.noise(6, 80, Seed(1).generator())["rows"]
     assert drawn.shape == (6, 20) and int(drawn.min()) >= 0 and int(drawn.max()) < 80
     assert all(len(set(row.tolist())) == 20 for row in drawn)
     assert not torch.equal(drawn[0], drawn[1])
-    assert model.noise(6, 20, Seed(1).generator()) == {}  # all of a batch: no choice
+    assert model.noise(6, 20, Seed(1).generator()) == {}  # the batch has 20 rows and all are used: no draw
 
 
 def other_rows(count: int) -> FitData:
-    """The tiny table with its rows cut elsewhere, and targets of its own."""
+    """The tiny table with its rows shifted by ``count`` before the split, and ``count`` times a sine in its targets."""
     data = make_tiny_table()
     x, y = (np.concatenate(parts) for parts in zip(*map(_rows, (data.train, data.validation)), strict=True))
     x, y = np.roll(x, count, 0), np.roll(y, count, 0) + count * np.sin(np.roll(x, count, 0)[:, :1])
@@ -139,9 +139,9 @@ def _rows(split: Examples) -> tuple[np.ndarray, np.ndarray]:
 
 
 @each_method
-def test_members_of_other_rows_made_together_are_those_made_alone(method: Method) -> None:
-    """Each with its own rows in its layer, and its own number of epochs."""
-    constant = {"name": "adam", "lr": 1e-2, "grad_clip_norm": 1.0}  # a schedule ends where the last member does
+def test_members_on_different_rows_trained_together_equal_members_trained_alone(method: Method) -> None:
+    """Each member has its own rows in its layer, and its own number of epochs."""
+    constant = {"name": "adam", "lr": 1e-2, "grad_clip_norm": 1.0}  # a schedule would end with the last member
     learn = {"training": CONFIGS["map_blr", "regression"]["training"] | {"optimiser": constant}}
     config = config_of(method, **(learn if method is MAP_BLR else {"optimiser": constant}))
     data, rngs, stage = [other_rows(m) for m in (0, 7, 30)], [Seed(m) for m in range(3)], method.stages["student"]
@@ -157,8 +157,8 @@ def test_members_of_other_rows_made_together_are_those_made_alone(method: Method
     assert not torch.equal(many[0].tensors["mean"], many[1].tensors["mean"])
 
 
-def test_epochs_are_chosen_by_the_exact_predictive_given_the_training_rows() -> None:
-    """The score of each number of epochs is that of a fit which stops there (at a constant rate)."""
+def test_the_chosen_epochs_have_the_best_validation_score_of_the_exact_predictive() -> None:
+    """The score of a number of epochs is the score of a fit that stops there (at a constant rate)."""
     data = make_tiny_table()
     how = {"optimiser": {"name": "adam", "lr": 3e-2}, "network": {"name": "mlp", "hidden": [40]}}
     new, targets = data.tensors("validation")
@@ -171,11 +171,11 @@ def test_epochs_are_chosen_by_the_exact_predictive_given_the_training_rows() -> 
     config = config_of(GBLL, epochs=50, early_stopping={"every": 10, "patience": None}, **how)
     chosen = stage.fit_one(data, {}, config, rng=rng, report=Silent()).config["epochs"]
     assert chosen == 10 * (1 + int(np.argmin(scores)))
-    assert 10 < chosen < 50  # an end would be found by less
+    assert 10 < chosen < 50  # a choice at either end would prove less
 
 
 @each_method
-def test_the_layers_variances_are_fitted_to_the_training_rows_alone(method: Method) -> None:
+def test_without_early_stopping_validation_rows_do_not_change_the_fit(method: Method) -> None:
     data = make_tiny_table()
     wild = Examples(1e3 * data.validation.inputs[::-1].copy(), -data.validation.targets.copy())
     changes = {"training": CONFIGS["map_blr", "regression"]["training"] | {"early_stopping": None}}
@@ -197,7 +197,7 @@ def test_the_variances_of_map_blr_maximise_the_evidence_of_its_features() -> Non
 
 
 @pytest.mark.parametrize("method", [GBLL, LDGBLL], ids=lambda m: m.name)
-def test_the_evidence_rises_and_its_variances_move_undecayed(method: Method) -> None:
+def test_training_raises_the_evidence_and_decay_does_not_move_the_noise_variance(method: Method) -> None:
     data = make_tiny_table()
     how = {"early_stopping": None, "optimiser": {"name": "adamw", "lr": 2e-2, "weight_decay": 0.1}}
     short, long = (fitted(method, data, epochs=epochs, **how) for epochs in (1, 80))
@@ -209,7 +209,7 @@ def test_the_evidence_rises_and_its_variances_move_undecayed(method: Method) -> 
     assert float(kept.tensors["noise_variance"]) == pytest.approx(0.1, rel=1e-6)
 
 
-def test_what_is_refused() -> None:
+def test_too_many_rows_bad_settings_and_a_diverging_fit_are_refused() -> None:
     rows = 600_000
     many = Examples(np.zeros((rows, 4)), np.zeros((rows, 1)))
     for method in METHODS:

@@ -26,7 +26,7 @@ CONFIG = GpConfig(ard=True, steps=20, lr=0.1)
 
 
 def table(rows: int = 60, outputs: int = 2, seed: int = 0) -> FitData:
-    """y_k = sin 2x₀ + k·x₁ + noise of deviation .1; x₂ is of no use; 200 validation rows."""
+    """y_k = 7 + 3(sin 2x₀ + k·x₁ + noise of deviation .1); x₂ has no effect; 200 validation rows."""
     random = np.random.default_rng(seed)
     inputs = random.normal(size=(rows + 200, 3))
     clean = np.sin(2 * inputs[:, :1]) + np.arange(outputs) * inputs[:, 1:2]
@@ -48,7 +48,7 @@ class Dense:
         process = posterior.process
         self.x, self.y = posterior.inputs.double().numpy(), posterior.targets.double().numpy()[:, output]
         self.scale = process.covar_module.base_kernel.lengthscale[output].detach().numpy()  # [1, d] or [1, 1]
-        self.unit = self.y.std()  # the hyperparameters are those of y / unit
+        self.unit = self.y.std()  # the hyperparameters refer to y / unit
         self.amplitude = process.covar_module.outputscale[output].item() * self.unit**2
         self.noise = process.likelihood.noise[output].item() * self.unit**2
         self.centre = process.mean_module.constant[output].item() * self.unit
@@ -72,7 +72,7 @@ class Dense:
 
 
 @pytest.mark.parametrize("ard", [True, False])
-def test_predictions_and_evidence_are_the_dense_ones(ard: bool) -> None:
+def test_predictions_and_evidence_equal_the_dense_formulas(ard: bool) -> None:
     data = table()
     posterior = GpPosterior.from_state(fitted(data, replace(CONFIG, ard=ard)))
     new = data.tensors("validation")[0].double()
@@ -88,8 +88,8 @@ def test_predictions_and_evidence_are_the_dense_ones(ard: bool) -> None:
     assert np.abs(other.predict(new.numpy())[1] - predictive.draw_variance[0, :, 0].numpy()).max() > 1e-5
 
 
-def test_the_covariance_of_a_group_is_the_dense_posterior_s() -> None:
-    """Groups of three rows, more than are computed at once; the joint without the covariances is another."""
+def test_the_covariance_of_a_group_equals_the_dense_posterior_covariance() -> None:
+    """More groups of three rows than are computed at once; without the covariances the joint density differs."""
     data = table()
     posterior = GpPosterior.from_state(fitted(data))
     new, targets = (part[:180].unflatten(0, (60, 3)) for part in data.tensors("validation"))
@@ -110,7 +110,7 @@ def test_the_covariance_of_a_group_is_the_dense_posterior_s() -> None:
     assert abs(float(product) - float(found[0])) > 1e-3
 
 
-def test_no_approximation_beyond_the_rows_where_gpytorch_starts_one() -> None:
+def test_the_evidence_stays_exact_with_more_rows_than_gpytorch_treats_exactly() -> None:
     random = torch.Generator().manual_seed(0)
     inputs, targets = (torch.randn(900, width, generator=random) for width in (2, 1))
     targets = targets / targets.double().std(0, correction=0)
@@ -121,7 +121,7 @@ def test_no_approximation_beyond_the_rows_where_gpytorch_starts_one() -> None:
 
 
 @pytest.mark.parametrize("ard", [False, True])
-def test_closed_derivatives_are_those_of_gpytorch_through_the_factor(ard: bool) -> None:
+def test_the_closed_form_gradient_equals_autograd_through_gpytorch(ard: bool) -> None:
     process = ExactGp(*table().tensors("train"), ard)
     found = torch.autograd.grad(process.log_marginal_likelihood(), list(process.parameters()))
     with dense():
@@ -135,7 +135,7 @@ def test_closed_derivatives_are_those_of_gpytorch_through_the_factor(ard: bool) 
         torch.testing.assert_close(found, wrong, rtol=1e-10, atol=1e-12)
 
 
-def test_derivatives_of_several_processes_are_finite_differences() -> None:
+def test_derivatives_of_several_processes_equal_finite_differences() -> None:
     random = torch.Generator().manual_seed(0)
     root = torch.randn(2, 4, 4, dtype=torch.float64, generator=random).requires_grad_()
     residual = torch.randn(2, 4, dtype=torch.float64, generator=random).requires_grad_()
@@ -155,7 +155,7 @@ def test_the_fit_climbs_to_a_stationary_point() -> None:
     assert slope(end) < 1e-5 < 1e-2 < slope(start)
 
 
-def test_the_unit_of_the_targets_does_not_matter() -> None:
+def test_predictions_scale_with_the_unit_of_the_targets() -> None:
     data = table()
     wide = replace(data, transform=replace(data.transform, scale=data.transform.scale / 1000))  # type: ignore[operator]
     new = data.tensors("validation")[0]
@@ -164,7 +164,7 @@ def test_the_unit_of_the_targets_does_not_matter() -> None:
     torch.testing.assert_close(scaled.variance, 1e6 * plain.variance, rtol=1e-4, atol=1e-2)
 
 
-def test_what_is_refused() -> None:
+def test_too_many_rows_and_non_positive_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^steps must be > 0, got 0"):
         GpConfig(ard=True, steps=0, lr=0.1)
     with pytest.raises(ConfigError, match=r"^lr must be > 0"):
@@ -190,7 +190,7 @@ def rows(count: int = 24) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def solved(inputs: Tensor, targets: Tensor) -> tuple[SparseGp, ExactGp]:
-    """Both with equal hyperparameters, q(u) at the posterior of f at the rows, by dense algebra."""
+    """Both processes with equal hyperparameters; q(u) is the posterior of f at the rows, by dense algebra."""
     exact, sparse = ExactGp(inputs, targets, ard=True), SparseGp(inputs.expand(2, -1, -1).clone(), ard=True)
     strategy = sparse.process.variational_strategy
     for process, noise in ((exact, exact.likelihood), (sparse.process, sparse.likelihood)):
@@ -212,8 +212,8 @@ def solved(inputs: Tensor, targets: Tensor) -> tuple[SparseGp, ExactGp]:
     return sparse, exact
 
 
-def test_the_bound_is_the_evidence_where_every_row_is_an_inducing_input() -> None:
-    """The control: with another mean of q(u) the bound is below it."""
+def test_the_bound_equals_the_evidence_if_every_row_is_an_inducing_input() -> None:
+    """Control: with another mean of q(u) the bound is below the evidence."""
     inputs, targets = rows()
     sparse, exact = solved(inputs, targets)
     bound = -len(inputs) * sparse(inputs, targets, len(inputs), {})
@@ -224,7 +224,7 @@ def test_the_bound_is_the_evidence_where_every_row_is_an_inducing_input() -> Non
     assert -len(inputs) * sparse(inputs, targets, len(inputs), {}) < evidence - 1
 
 
-def test_predictions_are_then_those_of_the_exact_process() -> None:
+def test_sparse_predictions_are_exact_if_every_row_is_an_inducing_input() -> None:
     inputs, targets = rows()
     sparse, exact = solved(inputs, targets)
     new = 2 * torch.randn(9, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -257,7 +257,7 @@ def test_the_estimated_noise_of_each_output_is_the_best_of_a_grid() -> None:
     assert score == pytest.approx(float(each.amin(0).sum()), abs=1e-5)
 
 
-def test_a_minibatch_s_loss_is_an_unbiased_estimate() -> None:
+def test_the_minibatch_loss_is_an_unbiased_estimate_of_the_full_loss() -> None:
     """The mean over all batches of one row is the loss of all rows."""
     inputs, targets = rows()
     sparse, _ = solved(inputs, targets)

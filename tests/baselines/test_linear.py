@@ -50,7 +50,7 @@ class Trunk:
 
 
 @pytest.mark.parametrize(("n", "h"), [(30, 5), (4, 9), (6, 6)])
-def test_the_evidence_is_the_dense_one(n: int, h: int) -> None:
+def test_the_evidence_equals_the_dense_gaussian_log_density(n: int, h: int) -> None:
     features, targets = rows(n, h)
     found = float(log_marginal_likelihood(features, targets, PRIOR, NOISE))
     assert found == pytest.approx(dense_evidence(features, targets, PRIOR, NOISE), abs=1e-9)
@@ -59,7 +59,7 @@ def test_the_evidence_is_the_dense_one(n: int, h: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "h"), [(30, 5), (4, 9)])
-def test_predictions_are_those_of_a_gaussian_process_with_a_linear_kernel(n: int, h: int) -> None:
+def test_predictions_equal_a_gaussian_process_with_a_linear_kernel(n: int, h: int) -> None:
     features, targets = rows(n, h)
     new, _ = rows(7, h, seed=1)
     phi, y, star = features.numpy(), targets.numpy(), new.numpy()
@@ -71,7 +71,7 @@ def test_predictions_are_those_of_a_gaussian_process_with_a_linear_kernel(n: int
     np.testing.assert_allclose(predictive.variance.numpy(), np.c_[variance, variance], atol=1e-10)
 
 
-def test_a_bias_is_a_feature_of_ones() -> None:
+def test_the_bias_is_a_feature_of_ones_that_absorbs_a_shift_of_the_targets() -> None:
     features, targets = rows()
     biased = with_bias(features)
     torch.testing.assert_close(biased, torch.cat([features, torch.ones(30, 1, dtype=features.dtype)], 1))
@@ -79,7 +79,7 @@ def test_a_bias_is_a_feature_of_ones() -> None:
     torch.testing.assert_close(far, torch.full_like(far, 50), atol=1e-4, rtol=0)
 
 
-def test_members_by_broadcasting_by_vmap_and_one_by_one_agree() -> None:
+def test_members_agree_by_broadcasting_by_vmap_and_one_by_one() -> None:
     features = torch.stack([rows(seed=s)[0] for s in range(3)])
     targets, noise = rows()[1], torch.tensor([0.1, 0.3, 2.0], dtype=torch.float64)
     each = torch.stack([log_marginal_likelihood(f, targets, PRIOR, s) for f, s in zip(features, noise, strict=True)])
@@ -93,7 +93,7 @@ def test_members_by_broadcasting_by_vmap_and_one_by_one_agree() -> None:
         torch.testing.assert_close(mixture.draw_variance[m], alone.draw_variance[0])
 
 
-def test_gradients() -> None:
+def test_gradients_equal_finite_differences() -> None:
     features, targets = rows(8, 4)
     prior, noise, slope = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (PRIOR, NOISE, 0.9))
     leaves = (features.requires_grad_(), targets.requires_grad_(), prior, noise)
@@ -113,7 +113,7 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(loss, (first, prior, noise, slope))
 
 
-def test_the_fitted_hyperparameters_are_a_maximum() -> None:
+def test_the_fitted_hyperparameters_maximise_the_evidence() -> None:
     features, _ = rows(60, 5)
     targets = features @ rows(5, 1, 2, seed=3)[1] + 0.5 * rows(60, 1, 2, seed=4)[1]
     found = fit_hyperparameters(features, targets)
@@ -131,7 +131,7 @@ def test_the_fitted_hyperparameters_are_a_maximum() -> None:
     assert off.abs().max() > 1e-2
 
 
-def test_pure_noise_ends_at_a_flat_prior() -> None:
+def test_pure_noise_gives_a_prior_variance_near_zero() -> None:
     features, targets = rows(50, 3, 1, seed=0)
     outside = targets - features @ torch.linalg.lstsq(features, targets).solution
     found = fit_hyperparameters(features, outside)
@@ -146,7 +146,7 @@ def jacobians(inputs: int = 3) -> tuple[Trunk, Tensor, Tensor, JacobianMoments]:
     return trunk, x, targets, jacobian_moments(q, trunk, x[:4])
 
 
-def test_the_mean_jacobian_is_the_finite_difference_of_the_mean_prediction() -> None:
+def test_the_mean_jacobian_equals_finite_differences_of_the_mean_prediction() -> None:
     trunk, x, targets, found = jacobians()
     q, step = posterior(vmap(trunk)(x), targets, PRIOR, NOISE), 1e-5
     for j in range(3):
@@ -155,8 +155,8 @@ def test_the_mean_jacobian_is_the_finite_difference_of_the_mean_prediction() -> 
         torch.testing.assert_close(found.mean[:, j], (up - down) / (2 * step), atol=1e-8, rtol=1e-7)
 
 
-def test_the_jacobian_has_the_covariance_of_the_weights() -> None:
-    """Of the linear map from weights to slopes, found by reverse mode; 1.1 times the root is another covariance."""
+def test_the_jacobian_covariance_follows_from_the_covariance_of_the_weights() -> None:
+    """Slopes are a linear map of the weights, found by reverse mode. Control: 1.1 times the root does not match."""
     trunk, x, targets, found = jacobians()
     q = posterior(vmap(trunk)(x), targets, PRIOR, NOISE)
     slopes = torch.autograd.functional.jacobian(lambda z: vmap(trunk)(z).sum(0), x[:4])  # [h, b, d]
@@ -166,7 +166,7 @@ def test_the_jacobian_has_the_covariance_of_the_weights() -> None:
     assert not torch.allclose(1.21 * found.root @ found.root.mT, expected)
 
 
-def test_the_derivatives_kl_is_torchs() -> None:
+def test_the_derivative_kl_equals_the_kl_of_torch() -> None:
     *_, found = jacobians()
     scale = found.variance.sqrt()[..., None].expand_as(found.mean)
     prior = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), math.sqrt(0.8))
@@ -176,13 +176,13 @@ def test_the_derivatives_kl_is_torchs() -> None:
     torch.testing.assert_close(derivative_kl(exact, 1.0), torch.zeros(2))
 
 
-def test_more_inputs_than_features_have_a_finite_loss() -> None:
+def test_the_derivative_kl_is_finite_with_more_inputs_than_features() -> None:
     *_, found = jacobians(inputs=9)
     assert torch.linalg.matrix_rank(found.root[0] @ found.root[0].mT) < 9
     assert derivative_kl(found, 1.0).isfinite().all()
 
 
-def test_what_is_refused() -> None:
+def test_zero_noise_and_targets_of_nan_or_zero_are_refused() -> None:
     features, targets = rows()
     with pytest.raises(ConfigError, match=r"^noise_variance must be > 0, got 0.0"):
         posterior(features, targets, 1.0, 0.0)

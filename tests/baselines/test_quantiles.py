@@ -37,7 +37,7 @@ def integral(function: object, knots: list[float]) -> float:
 
 
 @pytest.mark.parametrize(("row", "output"), [(0, 0), (1, 1), (3, 0)])
-def test_density_integrates_to_one_to_the_distribution_function_and_to_the_moments(row: int, output: int) -> None:
+def test_the_density_integrates_to_one_and_matches_the_moments_and_the_cdf(row: int, output: int) -> None:
     whole = some()
     predictive, inner = one(whole, row, output), whole.values[row, output].tolist()
     knots = [inner[0] - 80, inner[0] - 10, *inner, inner[-1] + 10, inner[-1] + 80]
@@ -55,7 +55,7 @@ def test_density_integrates_to_one_to_the_distribution_function_and_to_the_momen
         assert float(predictive.cdf(torch.tensor([[y]]).double())) == pytest.approx(below, abs=1e-7)
 
 
-def test_quantiles_are_the_given_ones_and_undo_the_distribution_function() -> None:
+def test_quantiles_equal_the_given_values_and_invert_the_cdf() -> None:
     predictive = some()
     for number, level in enumerate(levels()):
         assert level == pytest.approx(scipy.stats.norm.cdf(SCORES[number]))
@@ -65,8 +65,8 @@ def test_quantiles_are_the_given_ones_and_undo_the_distribution_function() -> No
         torch.testing.assert_close(found, torch.full_like(found, level), rtol=1e-9, atol=1e-15)
 
 
-def test_gaussian_inside_and_exponential_outside() -> None:
-    """Of the quantiles of N(2, 9) it is N(2, 9) between the outer ones; its tails have their shares, and s = 3 p/φ."""
+def test_gaussian_quantiles_give_a_gaussian_centre_and_exponential_tails() -> None:
+    """Quantiles of N(2, 9) give N(2, 9) between the outer two; each tail keeps its probability p, with scale 3 p/φ."""
     predictive = Quantiles((2 + 3 * torch.tensor(SCORES).double())[None, None])
     beyond, edge = scipy.stats.norm.sf(1.5), 2 + 4.5
     scale = 3 * beyond / scipy.stats.norm.pdf(1.5)
@@ -91,7 +91,7 @@ def pinball(predictive: Quantiles | Gaussian, targets: Tensor, count: int = 2_00
 
 
 def test_crps_is_the_integral_of_the_pinball_losses() -> None:
-    """The integral that evaluation takes has kinks in it: within 0.3 %; a Gaussian of equal moments is 1 % away."""
+    """The integrand of the evaluation has kinks: within 0.3 %; a Gaussian of equal moments is more than 1 % away."""
     predictive = some(200, 1)
     targets = torch.from_numpy(np.random.default_rng(1).normal(size=(200, 1)))
     expected = pinball(predictive, targets)
@@ -100,7 +100,7 @@ def test_crps_is_the_integral_of_the_pinball_losses() -> None:
     assert abs(crps(other, targets).value / expected - 1) > 0.01
 
 
-def test_units_and_outputs() -> None:
+def test_rescaling_moves_density_and_moments_and_outputs_are_independent() -> None:
     predictive, targets = some(), torch.randn(4, 2, generator=torch.Generator().manual_seed(0)).double()
     shift, scale = torch.tensor([5.0, -1.0]).double(), torch.tensor([10.0, 0.5]).double()
     moved = predictive.rescale(shift, scale)
@@ -114,12 +114,12 @@ def test_units_and_outputs() -> None:
     assert predictive.reach[0].isinf().all() and predictive.epistemic_variance.eq(0).all()
 
 
-def test_estimates_that_cross_or_meet_become_quantiles() -> None:
+def test_estimates_that_cross_or_coincide_become_increasing_quantiles() -> None:
     least = torch.tensor([0.01])
     crossed = Quantiles.of(torch.tensor([[[0.0, 2.0, 1.0, 4.0, 3.0]]]), least)
     torch.testing.assert_close(crossed.values, torch.tensor([[[0.0, 1.0, 2.0, 3.0, 4.0]]]).double())
     met = Quantiles.of(torch.full((1, 1, 5), 7.0), least).values[0, 0]
-    torch.testing.assert_close(met, 7 + 0.01 * torch.tensor(SCORES).double())  # of slope 0.01 everywhere
+    torch.testing.assert_close(met, 7 + 0.01 * torch.tensor(SCORES).double())  # slope 0.01 everywhere
     narrow = Quantiles.of(torch.tensor([[[-3.0, -2.0, 0.0, 2.9999, 3.0]]]), least).values[0, 0]
     assert float(narrow[-1] - narrow[-2]) == pytest.approx(0.2 * 2 * 0.5) and float(narrow[2]) == 0
 
@@ -131,7 +131,7 @@ def skewed(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, x[:, 0] + np.exp(0.7 * x[:, 1]) * (random.exponential(size=count) - 1)
 
 
-def test_boosted_quantiles_are_nearer_to_a_skewed_truth_and_are_read_back() -> None:
+def test_boosted_quantiles_beat_gaussian_noise_on_skewed_data_and_are_read_back() -> None:
     data = table(*skewed(1_500, 5))
     posterior = fitted(data, noise="quantiles")
     assert nll(posterior, data) < nll(fitted(data, noise="best"), data) - 0.1
@@ -143,10 +143,10 @@ def test_boosted_quantiles_are_nearer_to_a_skewed_truth_and_are_read_back() -> N
 
 
 @pytest.mark.slow
-def test_a_share_of_new_rows_is_below_each_quantile() -> None:
+def test_the_share_of_new_rows_below_each_quantile_is_its_level() -> None:
     """6,000 new rows: within 5 standard errors of the 1,200 left-out rows and of the new ones; 1 in 350,000 fails.
 
-    The wrong variant has no shifts: the quantiles below its median are too near to it.
+    The wrong variant has no shifts: its quantiles below the median are too near to the median.
     """
     x, y = skewed(7_500, 6)
     data = table(x[:1_500], y[:1_500])
@@ -154,7 +154,7 @@ def test_a_share_of_new_rows_is_below_each_quantile() -> None:
     inputs, targets = data.transform.inputs(x[1_500:]), data.transform.targets(y[1_500:, None])
 
     def misses(shift: Tensor) -> Tensor:
-        """How far the share below each quantile is from its level, in those errors."""
+        """The distance of the share below each quantile from its level, in standard errors."""
         values = BoostingPosterior(type(state)({**state.tensors, "shift": shift}, state.config)).predict(inputs).values
         level = torch.tensor(levels()).double()
         share = (targets[:, :, None] < values).double().mean((0, 1))

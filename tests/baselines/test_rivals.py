@@ -1,4 +1,4 @@
-"""Rivals without a network: boosting, linear models and the constant, each against what it stands for."""
+"""Rivals without a network: boosting, linear models and the constant, against scikit-learn, formulas and coverage."""
 
 import math
 import warnings
@@ -47,7 +47,7 @@ def table(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...] = ()) -> FitDat
 
 
 @pytest.mark.parametrize("loss", ["squared_error", "gamma", "quantile"])
-def test_trees_are_those_of_scikit_learn(loss: str) -> None:
+def test_trees_predict_as_scikit_learn(loss: str) -> None:
     x, y = rows()
     y = np.exp(y) if loss == "gamma" else y
     options = {"loss": loss, "early_stopping": False, "quantile": 0.9 if loss == "quantile" else None}
@@ -61,7 +61,7 @@ def test_trees_are_those_of_scikit_learn(loss: str) -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_trees_of_classes_are_those_of_scikit_learn(classes: int) -> None:
+def test_trees_of_classes_predict_as_scikit_learn(classes: int) -> None:
     x, y = rows()
     labels = np.digitize(y, np.quantile(y, np.linspace(0, 1, classes + 1)[1:-1]))
     model = HistGradientBoostingClassifier(max_iter=20, early_stopping=False).fit(x, labels)
@@ -70,7 +70,7 @@ def test_trees_of_classes_are_those_of_scikit_learn(classes: int) -> None:
     np.testing.assert_allclose(torch.softmax(logits, -1).numpy(), model.predict_proba(x), rtol=1e-10)
 
 
-def test_trees_in_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_evaluated_in_parts_equal_trees_evaluated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = rows(50)
     trees = of_boosting(HistGradientBoostingRegressor(max_iter=5).fit(x, y), 5)
     whole = trees(torch.from_numpy(x))
@@ -80,8 +80,8 @@ def test_trees_in_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("step", [2.0, 0.01])
-def test_no_row_of_a_lattice_is_within_rounding_of_a_threshold(step: float) -> None:
-    """scikit-learn's thresholds are values of many different rows, or midway between two of few: whole numbers, too."""
+def test_rounding_the_rows_of_a_lattice_does_not_change_the_predictions(step: float) -> None:
+    """scikit-learn's thresholds are values of rows, or midway between two values, where other whole numbers lie."""
     rng = np.random.default_rng(0)
     x = (step * rng.integers(0, round(20 / step), size=(600, 2))).astype(np.float32).astype(float)
     y = np.sin(x[:, 0]) + (x[:, 1] > 7) + 0.1 * rng.normal(size=600)
@@ -95,7 +95,7 @@ def test_no_row_of_a_lattice_is_within_rounding_of_a_threshold(step: float) -> N
     assert torch.equal(found(new), plain(new))
 
 
-def test_a_stored_posterior_does_not_depend_on_the_last_bits_of_its_inputs() -> None:
+def test_a_fitted_posterior_does_not_depend_on_the_last_bit_of_its_inputs() -> None:
     x, y = rows(600)
     data = table(x.astype(np.float32).astype(float), y > 0, ("no", "yes"))
     posterior, (inputs, _) = fitted(data, rounds=40, folds=2), data.tensors("train")
@@ -119,8 +119,8 @@ def nll(posterior: BoostingPosterior, data: FitData) -> float:
     return -float(posterior.predict(inputs).log_prob(targets).mean())
 
 
-def test_modelled_noise_is_chosen_where_it_varies_and_only_there() -> None:
-    """Noise of deviations .3 exp(x): by trees it is nearer to the truth than a constant; else the constant stays."""
+def test_modelled_noise_is_chosen_only_if_the_noise_varies() -> None:
+    """Noise by trees scores better than a constant at deviations .3 exp(x); at equal deviations the constant stays."""
     x, y = rows(3_000)
     varying = table(x, y)
     best, constant = fitted(varying), fitted(varying, noise="constant")
@@ -133,8 +133,8 @@ def test_modelled_noise_is_chosen_where_it_varies_and_only_there() -> None:
     )
 
 
-def test_the_noise_is_of_rows_that_no_tree_has_seen() -> None:
-    """Pure noise: the left-out residuals have its variance, those of the fit itself less (the wrong variant)."""
+def test_the_noise_is_estimated_from_rows_left_out_of_the_trees() -> None:
+    """Pure noise: left-out residuals have its variance; residuals of the fit itself (the wrong variant) have less."""
     rng = np.random.default_rng(2)
     data = table(rng.normal(size=(400, 5)), rng.normal(size=400))
     variance = float(fitted(data, noise="constant").predict(data.tensors("validation")[0]).variance[0, 0])
@@ -144,13 +144,13 @@ def test_the_noise_is_of_rows_that_no_tree_has_seen() -> None:
     assert np.mean((own.predict(inputs) - targets[:, 0]) ** 2) < 0.6
 
 
-def test_rounds_are_those_of_the_folds_and_not_all() -> None:
+def test_the_chosen_rounds_are_fewer_than_the_maximum() -> None:
     x, y = rows(600)
     posterior = fitted(table(x, y))
     assert 5 < posterior.state().tensors["sums.0.root"].shape[1] < 200
 
 
-def test_a_class_of_one_row_and_a_class_without_rows() -> None:
+def test_a_class_of_one_row_is_accepted_and_an_empty_class_has_probability_near_zero() -> None:
     x, y = rows(200)
     labels = (y > 0).astype(np.int64)
     labels[0] = 2
@@ -160,13 +160,13 @@ def test_a_class_of_one_row_and_a_class_without_rows() -> None:
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(len(probabilities)))
 
 
-def test_bad_numbers_are_refused() -> None:
+def test_boosting_settings_out_of_range_are_refused() -> None:
     for key, value in (("rounds", 0), ("learning_rate", 1.5), ("leaves", 1), ("folds", 1)):
         with pytest.raises(ConfigError, match=key):
             config(**{key: value})
 
 
-def test_the_constant_is_the_distribution_of_the_targets() -> None:
+def test_the_constant_predicts_the_distribution_of_the_targets() -> None:
     x, y = rows(100)
     data = table(x, y)
     targets = data.tensors("train")[1].double()
@@ -181,7 +181,7 @@ def test_the_constant_is_the_distribution_of_the_targets() -> None:
     torch.testing.assert_close(found.mean[0], ((counts + 1) / (counts.sum() + 3)).float())
 
 
-def test_logistic_regression_is_scikit_learns_at_the_chosen_strength() -> None:
+def test_logistic_regression_equals_scikit_learn_at_the_chosen_strength() -> None:
     x, y = rows(300)
     for classes in (2, 3):
         labels = np.digitize(y, [0.0, 1.0][: classes - 1])
@@ -196,14 +196,14 @@ def test_logistic_regression_is_scikit_learns_at_the_chosen_strength() -> None:
         assert chosen > 1e-3 and np.abs(found.mean.numpy() - strong.predict_proba(inputs.double())).max() > 0.1
 
 
-def test_a_weak_prior_whose_probability_rounds_to_zero_is_not_chosen_and_warns_nobody() -> None:
-    """Separable training rows, and a validation row on the wrong side: with a weak prior its logarithm is -inf."""
+def test_a_weak_prior_that_gives_probability_zero_is_not_chosen_and_does_not_warn() -> None:
+    """Separable training rows, a validation row on the wrong side: with a weak prior its log-probability is -inf."""
     x = np.linspace(-1, 1, 100)[:, None] * [1.0, 0.5, -1.0]
     x = np.concatenate([x[::2], x[1::2]])
     y = (x[:, 0] > 0).astype(int)
     x[-1], y[-1] = 3 * x[-1], 1 - y[-1]
     data = table(x, y, ("a", "b"))
-    with pytest.warns(RuntimeWarning, match="divide by zero"):  # so that the rows are such rows
+    with pytest.warns(RuntimeWarning, match="divide by zero"):  # these rows do give probability zero
         weakest = linear_model._logistic(data, 1e4).predict_log_proba(data.tensors("validation")[0].double().numpy())
     assert np.isneginf(weakest[-1, y[-1]])
     with warnings.catch_warnings():
@@ -212,10 +212,10 @@ def test_a_weak_prior_whose_probability_rounds_to_zero_is_not_chosen_and_warns_n
 
 
 def conformal(rival: str, classes: tuple[str, ...]) -> tuple[int, int, int]:
-    """Count how many of 400 conformal sets at 80 %, each of 39 calibration rows of its own, hold a new row's target.
+    """Count how many of 400 conformal sets at 80 %, each from its own 39 calibration rows, hold a new row's target.
 
-    ``rival`` is ``linear`` or boosting's noise. Returns also how many of the posterior's own central intervals do (0 of
-    classes), and 400.
+    ``rival`` is ``linear`` or boosting's noise. Returns also how many of the posterior's own central intervals hold it
+    (0 for classes), and 400.
     """
     calibrating, count = 39, 400
     random = np.random.default_rng(3)
@@ -250,10 +250,10 @@ def conformal(rival: str, classes: tuple[str, ...]) -> tuple[int, int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rival", ["constant", "quantiles", "linear"])
-def test_conformal_intervals_of_rivals_hold_what_they_say(rival: str) -> None:
+def test_conformal_intervals_of_rivals_have_their_stated_coverage(rival: str) -> None:
     """The sets are independent and each holds its row with probability ⌈40·0.8⌉/40 = 0.8: a binomial number of 400.
 
-    Outside of its central 1 − 1e-6 is one run in a million. The control: the Gaussians' own intervals hold too many,
+    One run in a million falls outside of the central 1 − 1e-6. The control: the Gaussians' own intervals hold too many,
     since the tails of the noise have made them wide.
     """
     held, own, count = conformal(rival, ())
@@ -264,7 +264,7 @@ def test_conformal_intervals_of_rivals_hold_what_they_say(rival: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rival", ["constant", "linear"])
-def test_conformal_sets_of_classes_hold_at_least_what_they_say(rival: str) -> None:
+def test_conformal_sets_of_classes_have_at_least_their_stated_coverage(rival: str) -> None:
     """Leaves give several rows one probability, so that a set may hold more; one run in two million holds less."""
     held, _, count = conformal(rival, ("a", "b"))
     assert held >= scipy.stats.binom.ppf(5e-7, count, 0.8)

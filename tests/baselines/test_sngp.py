@@ -80,14 +80,14 @@ def test_random_features_approximate_the_kernel_at_the_monte_carlo_rate(features
     assert abs((z**2).mean() - 1) < 5 * math.sqrt(2 / 150)
 
 
-def test_another_length_scale_is_noticed() -> None:
+def test_a_wrong_length_scale_fails_the_check_of_the_mean() -> None:
     z = z_scores(512, 150, believed=2.6)
     assert abs(z.mean()) > 5 / math.sqrt(150)
 
 
 @pytest.mark.parametrize("changes", [{}, CONVNET], ids=["mlp", "convnet"])
 def test_the_spectral_bound_holds_after_training(tiny_images: FitData, changes: dict[str, object]) -> None:
-    """Each layer is at the bound: without it, it would be above."""
+    """The norm of each layer equals the bound; without the bound it would be larger."""
     posterior = posterior_of(made(tiny_images, **changes))
     assert isinstance(posterior, SngpPosterior)
     layers = [m for m in posterior.learner.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
@@ -97,7 +97,7 @@ def test_the_spectral_bound_holds_after_training(tiny_images: FitData, changes: 
         assert norm == pytest.approx(0.5, rel=1e-6)
 
 
-def test_a_prediction_decomposes_nothing(tiny_images: FitData) -> None:
+def test_a_prediction_runs_no_eigendecomposition_and_no_svd(tiny_images: FitData) -> None:
     posterior = posterior_of(made(tiny_images, **CONVNET))
     with torch.autograd.profiler.profile() as seen:
         posterior.predict(tiny_images.tensors("validation")[0], rng=Seed(0))
@@ -105,10 +105,10 @@ def test_a_prediction_decomposes_nothing(tiny_images: FitData) -> None:
     learner = Sngp(read(SngpSpec, posterior.state().config["spec"], "spec"), Seed(0))
     with torch.autograd.profiler.profile() as seen:
         learner.features(tiny_images.tensors("validation")[0])
-    assert [event.name for event in seen.function_events if "eigh" in event.name]  # the test can tell
+    assert [event.name for event in seen.function_events if "eigh" in event.name]  # control
 
 
-def test_class_covariance_and_predictive_are_the_dense_formulas(tiny_images: FitData) -> None:
+def test_class_covariance_and_predictive_equal_the_dense_formulas(tiny_images: FitData) -> None:
     state = made(tiny_images)
     phi = phi_of(state, trunk(state, tiny_images.tensors("train")[0]))
     beta = state.tensors["head"].double().numpy()
@@ -132,10 +132,10 @@ def test_class_covariance_and_predictive_are_the_dense_formulas(tiny_images: Fit
     np.testing.assert_allclose(functions.mean[0], groups @ beta, atol=1e-4)
     assert functions.classes and functions.noise.count_nonzero() == 0
     unshrunk = scipy.special.log_softmax(test @ beta, axis=1)
-    assert np.abs(unshrunk - expected).max() > 1e-2  # the test can tell
+    assert np.abs(unshrunk - expected).max() > 1e-2  # control: the variance matters
 
 
-def test_regression_on_a_fixed_trunk_is_exact_bayesian_linear_regression() -> None:
+def test_regression_on_a_fixed_trunk_equals_exact_bayesian_linear_regression() -> None:
     """The MAP and Λ against the Gaussian process of kernel φᵀφ/τ in function space, in float64."""
     random = np.random.default_rng(2)
     x, y = torch.tensor(random.normal(0, 1, (30, 4))), torch.tensor(random.normal(0, 1, (30, 2)))
@@ -163,8 +163,8 @@ def test_regression_on_a_fixed_trunk_is_exact_bayesian_linear_regression() -> No
     np.testing.assert_allclose(found.variance.numpy(), (variance + 0.3)[:, None].repeat(2, 1), rtol=1e-8)
 
 
-def test_the_estimated_noise_is_the_mean_square_and_is_in_the_precision() -> None:
-    """After few steps the learned noise is still near 1; the fit's Λ has the estimated one."""
+def test_the_estimated_noise_is_the_mean_squared_residual_and_enters_the_precision() -> None:
+    """After few steps the learned noise is still near 1; Λ of the fit uses the estimated noise."""
     random = np.random.default_rng(0)
     inputs = random.normal(size=(200, 4))
     targets = inputs[:, :1] + 0.1 * random.normal(size=(200, 1))

@@ -37,14 +37,14 @@ K = 3
 
 
 def spec_of(network: MlpConfig, task: str = "regression") -> NetworkSpec:
-    """Two outputs of five numbers with a floor, or three classes of 8×8 images."""
+    """Two outputs from five inputs with a variance floor, or three classes of 8×8 images."""
     if task == "regression":
         return NetworkSpec(network, (5,), 2, "gaussian_head", variance_floor=0.01)
     return NetworkSpec(network, (1, 8, 8), 3, "categorical")
 
 
 def shaken(spec: NetworkSpec) -> Tabm:
-    """A learner in float64, none of whose scalings and biases is at its start."""
+    """A learner in float64 with noise added to every parameter."""
     learner, generator = Tabm(spec, K, Seed(5)).double(), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in learner.parameters():
@@ -75,7 +75,7 @@ cases = pytest.mark.parametrize(
 )
 
 
-def test_a_layer_is_its_formula() -> None:
+def test_a_shared_layer_equals_its_formula_row_by_row() -> None:
     layer = SharedLinear(torch.nn.Linear(4, 6), K).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -91,8 +91,8 @@ def test_a_layer_is_its_formula() -> None:
 
 
 @cases
-def test_each_member_is_an_ordinary_network(spec: NetworkSpec) -> None:
-    """With the scalings left out of one exported weight it is another one."""
+def test_each_member_predicts_as_an_ordinary_network(spec: NetworkSpec) -> None:
+    """Control: with the scalings left out of one exported weight the outputs differ."""
     learner, (inputs, _) = shaken(spec), rows(spec)
     plain, found = spec.build(Seed(0)).double(), learner.outputs(inputs)
     members = unstack(learner.draws())
@@ -110,8 +110,8 @@ def posterior_outputs(plain: torch.nn.Module, members: list[dict[str, Tensor]], 
 
 
 @cases
-def test_the_gradient_is_that_of_separate_networks(spec: NetworkSpec) -> None:
-    """By the chain rule from the gradients of k networks, each of its own loss over k."""
+def test_the_gradient_follows_from_separate_networks_by_the_chain_rule(spec: NetworkSpec) -> None:
+    """The chain rule is applied to the gradients of k networks, each of its own loss divided by k."""
     learner, (inputs, targets) = shaken(spec), rows(spec)
     learner(inputs, targets, 7, {}).backward()
     plain, weights = spec.build(Seed(0)).double(), unstack(learner.draws())
@@ -139,7 +139,7 @@ def test_the_gradient_is_that_of_separate_networks(spec: NetworkSpec) -> None:
 
 
 @cases
-def test_the_loss_is_the_mean_of_losses_and_the_score_is_of_the_mixture(spec: NetworkSpec) -> None:
+def test_the_loss_averages_member_losses_and_the_predictive_is_their_mixture(spec: NetworkSpec) -> None:
     learner, (inputs, targets) = shaken(spec), rows(spec)
     each = nlls(spec, learner.outputs(inputs), targets)
     mixture = -(torch.logsumexp(-each, 0) - math.log(K)).mean()
@@ -149,7 +149,7 @@ def test_the_loss_is_the_mean_of_losses_and_the_score_is_of_the_mixture(spec: Ne
     assert each.mean() - mixture > 1e-2, "one would pass for the other"
 
 
-def test_members_start_apart_by_signs_and_last_layers_alone() -> None:
+def test_members_differ_at_the_start_only_in_input_signs_and_last_layers() -> None:
     learner = Tabm(spec_of(NETWORKS["tanh"]), K, Seed(5))
     layers = [layer for _, layer in learner.shared()]
     assert len(layers) == 3
@@ -166,14 +166,14 @@ def test_members_start_apart_by_signs_and_last_layers_alone() -> None:
 
 
 @pytest.mark.parametrize(("share", "right"), [(0.5, True), (0.45, False)])
-def test_signs_are_even(share: float, right: bool) -> None:
+def test_both_signs_are_equally_likely(share: float, right: bool) -> None:
     """An exact two-sided binomial test of 10,000 signs at level 1e-6; the control must be rejected."""
     learner = Tabm(NetworkSpec(MlpConfig("mlp", (2,)), (100,), 1, "gaussian_head"), 100, Seed(0))
     signs = learner.shared()[0][1].r
     assert (binomtest(int((signs > 0).sum()), signs.numel(), share).pvalue > 1e-6) == right
 
 
-def test_scalings_are_not_decayed() -> None:
+def test_weight_decay_shrinks_shared_and_head_weights_but_no_scaling() -> None:
     spec = NetworkSpec(CONFIG.network, (4,), 1, "gaussian_head")
     start = Tabm(spec, K, Seed(1).fold(0, "weights"))
     state = fitted(fit, dataclasses.replace(CONFIG, training=DECAYED)).tensors
@@ -182,10 +182,11 @@ def test_scalings_are_not_decayed() -> None:
     assert shrunk.max() < 1 - 1e-3, "the shared weight decays"
     torch.testing.assert_close(shrunk, shrunk.flatten()[0].expand_as(shrunk), atol=1e-5, rtol=0)
     factor = state["head.weight"] / before["head.weight"]
-    torch.testing.assert_close(factor, shrunk.flatten()[0].expand_as(factor), atol=1e-5, rtol=0)  # not twice in a trunk
+    # a decayed scaling would shrink the weights of the trunk more than the head's
+    torch.testing.assert_close(factor, shrunk.flatten()[0].expand_as(factor), atol=1e-5, rtol=0)
 
 
-def test_it_fits_what_can_be_fitted() -> None:
+def test_the_fit_learns_the_tiny_table_and_has_epistemic_variance() -> None:
     how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
     data = make_tiny_table()
     config = dataclasses.replace(CONFIG, network=MlpConfig("mlp", (20,)), training=how)
@@ -197,8 +198,8 @@ def test_it_fits_what_can_be_fitted() -> None:
     assert (predictive.epistemic_variance > 0).all()
 
 
-def test_units_are_left_out_of_each_member_for_itself() -> None:
-    """With p = 0.9 and members that are equal but for their masks, outputs of members differ."""
+def test_each_member_draws_its_own_dropout_masks() -> None:
+    """Members that are equal except for their masks have different outputs."""
     learner = Tabm(spec_of(MlpConfig("mlp", (50,), dropout=0.5)), K, Seed(5)).train()
     with torch.no_grad():
         learner.shared()[0][1].r.fill_(1)
@@ -218,7 +219,7 @@ def test_units_are_left_out_of_each_member_for_itself() -> None:
 
 @pytest.mark.parametrize("floor", [None, 0.01])
 def test_the_noise_of_held_out_rows_is_the_best_of_a_grid(floor: float | None) -> None:
-    """Of a mixture of three Gaussians, by torch's own mixture; in two parts of the rows."""
+    """The noise of a mixture of three Gaussians, scored with torch's Normal; the rows come in two parts."""
     generator = torch.Generator().manual_seed(3)
     mean, free, targets = (
         torch.randn(*shape, generator=generator).double() for shape in ((K, 40, 1),) * 2 + ((40, 1),)
@@ -240,7 +241,7 @@ def test_the_noise_of_held_out_rows_is_the_best_of_a_grid(floor: float | None) -
 
 
 @torch.no_grad()
-def test_held_out_noise_moves_the_variances_of_all_members_along_one_line() -> None:
+def test_held_out_noise_maps_the_raw_variances_of_all_members_by_one_line() -> None:
     spec = spec_of(NETWORKS["relu"])
     learner, (inputs, targets) = shaken(spec), rows(spec)
     before = learner.outputs(inputs)
@@ -252,7 +253,7 @@ def test_held_out_noise_moves_the_variances_of_all_members_along_one_line() -> N
     assert -float(learner.predict(inputs, rng=Seed(0)).log_prob(targets).mean()) == pytest.approx(score, abs=1e-6)
 
 
-def test_what_it_cannot_be_made_of_is_refused() -> None:
+def test_other_networks_and_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^network\.name must be mlp: .*, got 'convnet'"):
         dataclasses.replace(CONFIG, network=ConvNetConfig("convnet", 4, 2))
     with pytest.raises(ConfigError, match=r"^members must be > 0, got 0"):

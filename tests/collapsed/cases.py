@@ -1,6 +1,6 @@
 """Random and adversarial boxes: widths of every ratio down to 1e-10, points at the edge, at knots, in the middle.
 
-And snapshots of small networks, whose weights make such boxes.
+Also snapshots of small networks, whose weights make such boxes.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,11 @@ def numbers(*address: str | int) -> np.random.Generator:
 
 
 def width(kind: str, random: np.random.Generator) -> float:
-    """Within 2; within 1e4; any down to 1e-10, or zero; a few sizes far apart, each several times."""
+    """A half-width of ``kind``.
+
+    equal: within a factor of 2; spread: within 1e4; extreme: any down to 1e-10, or zero; clustered: a few sizes far
+    apart, each several times.
+    """
     if kind == "equal":
         return random.uniform(0.5, 1)
     if kind == "spread":
@@ -61,7 +65,7 @@ def cases(d: int, kind: str, count: int) -> list[Case]:
 
 
 def snapshots_of(spec: NetworkSpec, count: int = 3, spread: float = 0.6, double: bool = True) -> Weights:
-    """Weights around one network's, biases too."""
+    """Stacked weights and biases of ``count`` networks, scattered around one network."""
     base, past = spec.build(Seed(1)).state_dict(), []
     for number in range(count):
         generator = Seed(2).fold(number).generator()

@@ -1,8 +1,8 @@
 """Integrals over a box of up to three uniforms of a function that is polynomial between planes, by nested Gauss rules.
 
 Planes cut the box into cells. The integral over all coordinates but the last is a polynomial of the last between the
-places where as many planes meet as there are coordinates. So a Gauss rule between such places, within which there is
-one for the next coordinate, and so on, is exact but for rounding. No density of a sum of uniforms is used.
+places where as many planes meet as there are coordinates. So Gauss rules between such places, nested over the
+coordinates, are exact but for rounding. No density of a sum of uniforms is used.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def rule(normals: np.ndarray, offsets: np.ndarray, kinks: Kinks, order: int) -> 
 
     Args:
         normals, offsets: of the planes normal·u = offset [plane, d], [plane].
-        kinks: of points, what is zero where there is a plane in truth [n, plane]: a plane may end at another one.
+        kinks: a function of points that is zero where each plane exists [n, plane]; a plane may end at another plane.
         order: of the Gauss rules, exact to a degree of 2·order − 1 in each coordinate.
     """
     axis, weight = np.polynomial.legendre.leggauss(order)
@@ -56,7 +56,7 @@ def _places(normals: np.ndarray, offsets: np.ndarray, kinks: Kinks) -> np.ndarra
     points = np.linalg.solve(normals[sets], offsets[sets][..., None])[..., 0]
     inside = (np.abs(points) <= 1 + SLACK).all(-1)
     points, sets = points[inside], sets[inside]
-    here = np.concatenate([kinks(points), np.zeros((len(points), 2 * d))], 1)  # a face is everywhere
+    here = np.concatenate([kinks(points), np.zeros((len(points), 2 * d))], 1)  # a face has no end in the box
     real = (np.abs(np.take_along_axis(here, sets, 1)) < SLACK).all(-1)
     places = np.unique(np.clip(np.concatenate([points[real, -1], [-1.0, 1.0]]), -1, 1))
     return places[np.concatenate([[True], np.diff(places) > 1e-13])]

@@ -9,14 +9,17 @@ from mpmath import mp, mpf
 
 
 def irwin_hall(n: int, edge: Fraction, *, tail: bool = False) -> Fraction:
-    """Density, or probability of less, of n uniforms on [0, 2]: Σ_k (−1)^k C(n, k) (x − k)^q / q!, x = edge/2."""
+    """The density at ``edge``, or the probability below it, of the sum of n uniforms on [0, 2].
+
+    Σ_k (−1)^k C(n, k) (x − k)^q / q!, x = edge/2.
+    """
     q, x = n - 1 + tail, edge / 2
     total = sum((-1) ** k * math.comb(n, k) * (x - k) ** q for k in range(int(x) + 1))
     return Fraction(total) / math.factorial(q) / (1 if tail else 2)
 
 
 def on_lattice(half_widths: Sequence[int], edge: Fraction, *, tail: bool = False) -> Fraction:
-    """The same of any whole half-widths: the signed corners are the coefficients of Π(1 − z^2w)."""
+    """The same for any whole half-widths: the signed corners are the coefficients of Π(1 − z^2w)."""
     corners = Counter({0: 1})
     for w in half_widths:
         moved = Counter({at + 2 * w: -sign for at, sign in corners.items() if at + 2 * w < edge})
@@ -29,12 +32,12 @@ def on_lattice(half_widths: Sequence[int], edge: Fraction, *, tail: bool = False
 
 
 def by_differences(half_widths: Sequence[float], edge: Fraction, *, tail: bool = False, digits: int = 400) -> mpf:
-    """The same of widths that differ widely, of which few corners are within reach of the edge: the tree, in mpmath."""
+    """The same for widths that differ widely, with few corners below the edge: a tree of differences, in mpmath."""
     with mp.workdps(digits):
         widths = sorted((mpf(w) for w in half_widths if w > 0), reverse=True)
         n, first = len(widths), int(tail) - 1
         rest = [mp.fsum(widths[j:]) for j in range(n + 1)]
-        moments = [[mpf(1)] + [mpf(0)] * (n // 2 + 1)]  # E[S²ᵐ]/(2m)!, S the sum of what is left
+        moments = [[mpf(1)] + [mpf(0)] * (n // 2 + 1)]  # E[S²ᵐ]/(2m)!, S the sum of the rest
         for w in reversed(widths):
             powers = [w ** (2 * m) / mp.factorial(2 * m + 1) for m in range(n // 2 + 2)]
             moments.append([mp.fdot(powers[: m + 1], moments[-1][m::-1]) for m in range(n // 2 + 2)])
@@ -52,7 +55,7 @@ def by_differences(half_widths: Sequence[float], edge: Fraction, *, tail: bool =
 
 
 def relative_error(log: float, value: Fraction | mpf) -> float:
-    """Of exp(log)."""
+    """The relative error of exp(log)."""
     with mp.workdps(50):
         known = value if isinstance(value, mpf) else mpf(value.numerator) / value.denominator
         return float(abs(mp.exp(mpf(log)) / known - 1))

@@ -1,4 +1,4 @@
-"""The textbook signed sums over the corners of the box, in 400 digits: 50 are left after what cancels.
+"""The textbook signed sums over the corners of the box, in 400 digits, of which 50 remain after cancellation.
 
 Widths down to 1e-10 of the widest, eight of them and two for the triangle, cost at most 100 + 250 digits.
 """
@@ -38,7 +38,7 @@ def expectation(
 
 
 def relative_error(got: float, exact: mpf) -> float:
-    """Of two zeros: 0. What is left of an exact zero after cancelling counts as one."""
+    """The relative error, 0 for two zeros. An exact value below 1e-290, a rest of cancellation, counts as zero."""
     with mp.workdps(DIGITS):
         if abs(exact) < mpf(10) ** -290:
             return 0.0 if got == 0 else float("inf")

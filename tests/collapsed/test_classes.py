@@ -52,7 +52,7 @@ def predicted(form: Form, weights: Weights, rows: torch.Tensor, spec: NetworkSpe
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_inputs_share_the_collapsed_weights(shared: bool) -> None:
-    """By a grid over the box of the collapsed weight of each of two classes; unless inputs share it, it is another."""
+    """The joint of two inputs, by a grid over the collapsed weight of each class; with unshared weights it differs."""
     spec = NetworkSpec(MlpConfig("mlp", (2,)), (3,), 2, "categorical")
     weights = snapshots_of(spec, count=2, spread=0.8)
     rows = inputs(1) * torch.tensor([[1.0], [0.8]])
@@ -68,7 +68,7 @@ def test_inputs_share_the_collapsed_weights(shared: bool) -> None:
         for row in range(2):
             logs = []
             for k in range(2):
-                same = shared and chosen[0, k] == chosen[1, k]  # the very weight of the other row
+                same = shared and chosen[0, k] == chosen[1, k]  # the same weight as in the other row
                 shift = moved[row, k, chosen[row, k]][nodes[k if same else 2 * row + k]]
                 logs.append(-np.log1p(np.exp(-(odds[row, k] + shift))))
             first = 1 / (1 + np.exp(logs[1] - logs[0]))
@@ -97,7 +97,7 @@ class Box:
         return sorted(range(len(scores)), key=lambda i: -scores[i])[:count]
 
     def likelihood(self, s: int, row: int, k: int, count: int, unit: np.ndarray, widen: float = 1.0) -> np.ndarray:
-        """p(class k) of the softmax for each point in the unit box [draw, count], all logits computed anew."""
+        """p(class k) of the softmax for each point in the unit box [draw, count], each with its own logits."""
         features = self.features[s, row]
         head = np.repeat(self.heads[s][None], len(unit), 0)  # [draw, class, input]
         for column, i in enumerate(self.chosen(features, k, count)):
@@ -107,7 +107,7 @@ class Box:
 
 
 def by_quadrature(exact: Box, dimensions: int, nodes: int = 40) -> np.ndarray:
-    """Each class's own average over the box [snapshot, row, class], not divided by their sum; a Gauss rule a weight."""
+    """The average of each class over its own box [snapshot, row, class], not divided by their sum, by Gauss rules."""
     axis, shares = np.polynomial.legendre.leggauss(nodes)
     grid = np.stack(np.meshgrid(*[(axis + 1) / 2] * dimensions), -1).reshape(-1, dimensions)
     weight = np.stack(np.meshgrid(*[shares / 2] * dimensions), -1).reshape(-1, dimensions).prod(-1)
@@ -129,8 +129,8 @@ def all_at_once(exact: Box, s: int, row: int, count: int, nodes: int) -> np.ndar
 
 
 @pytest.mark.parametrize(("count", "nodes", "error"), [(1, 24, 1e-9), (2, 7, 1e-3)])
-def test_exact_is_a_quadrature_over_all_collapsed_weights(count: int, nodes: int, error: float) -> None:
-    """The weights of all classes move together: one at a time, and the last cubics, are off by more than .01."""
+def test_the_exact_form_equals_a_quadrature_over_all_collapsed_weights(count: int, nodes: int, error: float) -> None:
+    """The weights of all classes move together; another number of weights, and cubics, are off by more than .01."""
     weights, rows = snapshots(), inputs()
     box = Box.of(weights, rows)
     expected = np.array([[all_at_once(box, s, row, count, nodes) for row in range(6)] for s in range(3)])
@@ -142,10 +142,10 @@ def test_exact_is_a_quadrature_over_all_collapsed_weights(count: int, nodes: int
         assert np.abs(predicted(form, weights, rows).draw_log_probs.exp().numpy() - expected).max() > 0.01
 
 
-def test_the_marginals_of_the_joint_are_those_of_exact() -> None:
+def test_the_marginals_of_the_joint_equal_the_exact_form() -> None:
     """20,000 draws a snapshot: within .012, above 5 standard errors of a mean of 60,000 numbers in [0, 1].
 
-    The other forms' joints are of one logit at a time.
+    Control: the joint of cubics moves one logit at a time.
     """
     weights, rows = snapshots(), inputs()
     found = {}
@@ -158,21 +158,21 @@ def test_the_marginals_of_the_joint_are_those_of_exact() -> None:
     assert (found[Cubic(2, 32)] - exact).abs().max() > 0.012
 
 
-def test_one_exact_weight_is_a_quadrature_over_its_range() -> None:
+def test_the_softmax_form_equals_a_quadrature_over_the_range_of_its_weight() -> None:
     weights, rows = snapshots(), inputs()
     averages = by_quadrature(Box.of(weights, rows), 1)
     expected = averages / averages.sum(-1, keepdims=True)
     got = predicted(Softmax(), weights, rows)
     np.testing.assert_allclose(got.draw_log_probs.exp().numpy(), expected, rtol=1e-9)
     np.testing.assert_allclose(got.mean.numpy(), expected.mean(0), rtol=1e-9)
-    # renormalising is felt, and so is the choice of one weight
+    # controls: the averages do not add up to one, and two weights give other probabilities
     assert np.abs(averages.sum(-1) - 1).max() > 0.01
     assert np.abs(expected - predicted(Cubic(2, 4), weights, rows).draw_log_probs.exp().numpy()).max() > 0.01
 
 
 @pytest.mark.parametrize(("pieces", "error"), [(1, 0.0285), (8, 0.003), (32, 5e-5)])
 @pytest.mark.parametrize("weights", [1, 2])
-def test_cubics_are_as_near_the_exact_softmax_as_their_sigmoid(weights: int, pieces: int, error: float) -> None:
+def test_the_error_of_cubics_is_bounded_by_the_error_of_their_sigmoid(weights: int, pieces: int, error: float) -> None:
     """Each average is off by at most the sigmoid's error e: p_k by e(1 + 3p_k)/(Σ − 3e), Σ the sum of 3 averages."""
     state, rows = snapshots(), inputs()
     averages = by_quadrature(Box.of(state, rows), weights)
@@ -184,7 +184,7 @@ def test_cubics_are_as_near_the_exact_softmax_as_their_sigmoid(weights: int, pie
     assert (off <= (error * (1 + 3 * exact)) / (total - 3 * error)).all()
     assert off.max() < error
     if pieces == 1:
-        assert off.max() > 1e-3  # it is an approximation
+        assert off.max() > 1e-3  # one cubic is not exact
 
 
 def z_squared(exact: Box, got: np.ndarray, count: int, draws: int, widen: float = 1.0, divide: bool = True) -> float:
@@ -200,9 +200,9 @@ def z_squared(exact: Box, got: np.ndarray, count: int, draws: int, widen: float 
 
 
 @pytest.mark.parametrize("form", [Softmax(), Cubic(3, 32), Cubic(None, 32)], ids=str)
-def test_draws_from_the_box_agree(form: Form) -> None:
+def test_probabilities_agree_with_draws_from_the_box(form: Form) -> None:
     """χ² over 2 snapshots × 4 rows: a false alarm in 1e-6. A range taken for a half-width, and averages that are not
-    divided by their sum, are found."""
+    divided by their sum, must fail."""
     weights, rows = snapshots(2), inputs(4)
     got = predicted(form, weights, rows).draw_log_probs.exp().numpy()
     exact, count, limit = Box.of(weights, rows), form.count(6), chi2.isf(1e-6, 8)
@@ -212,7 +212,7 @@ def test_draws_from_the_box_agree(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_without_ranges_it_is_the_ensemble_of_snapshots(form: Form) -> None:
+def test_without_ranges_ciber_equals_the_ensemble_of_snapshots(form: Form) -> None:
     rows, several = inputs(), snapshots()
     same = several | {k: v[:1].expand_as(v).clone() for k, v in several.items() if k.startswith("head")}
     for weights in (snapshots(1), same):
@@ -235,7 +235,7 @@ def test_permuted_classes_have_permuted_probabilities_that_add_up_to_one(form: F
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_float32(form: Form) -> None:
+def test_float32_agrees_with_float64(form: Form) -> None:
     got = predicted(form, snapshots(double=False), inputs(double=False)).draw_log_probs
     assert got.dtype == torch.float32
     exact = predicted(form, {k: v.double() for k, v in snapshots(double=False).items()}, inputs(double=False).double())
@@ -256,8 +256,8 @@ def test_a_confident_network_has_finite_scores(form: Form, double: bool) -> None
 
 
 @pytest.mark.parametrize("far", [0.0, 300.0])
-def test_boxes_that_reach_no_cubic_are_not_integrated(far: float) -> None:
-    """The same as with all boxes integrated, some of them or none in reach."""
+def test_skipping_boxes_that_reach_no_cubic_changes_no_score(far: float) -> None:
+    """Scores equal those with every box integrated, whether some boxes or none reach a cubic."""
     random = numbers("classes", "reach")
     logits = torch.tensor(6 * random.normal(size=(40, 3)) + far * np.eye(3)[np.arange(40) % 3])
     widths = torch.tensor(random.uniform(0, 1, (40, 3, 2)))
@@ -266,14 +266,14 @@ def test_boxes_that_reach_no_cubic_are_not_integrated(far: float) -> None:
     torch.testing.assert_close(got, every - every.logsumexp(-1, keepdim=True), rtol=1e-12, atol=1e-12)
 
 
-def test_log_odds_keep_the_digits_of_either_side() -> None:
+def test_log_odds_of_likely_and_unlikely_classes_keep_their_digits() -> None:
     logits = torch.tensor([[40.0, 0.0, -3.0], [0.0, 0.0, -900.0]]).double()
     rest = [[-math.log(1 + math.exp(-3)) + 40, -40.0, -43.0], [0.0, 0.0, -900 - math.log(2)]]
     torch.testing.assert_close(log_odds(logits), torch.tensor(rest, dtype=torch.float64), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("pieces", [1, 8])
-def test_bounds_keep_the_scores_of_the_tails(pieces: int) -> None:
+def test_the_bounds_hold_and_keep_cubics_near_the_exact_tail_scores(pieces: int) -> None:
     """Against the exact average over one weight: the bounds hold, and the logs of cubics within them stay near."""
     centre, half = torch.meshgrid(
         *(torch.linspace(*ends, 161).double() for ends in ((-40, 40), (0.05, 8))), indexing="ij"
@@ -288,7 +288,7 @@ def test_bounds_keep_the_scores_of_the_tails(pieces: int) -> None:
     assert (highest - lowest)[deep].max() < 0.007
     cubic = within(few_uniforms.expect(cubics(pieces), centre, widths), centre, widths)
     assert (cubic - exact).abs().max() < {1: 0.18, 8: 0.04}[pieces]
-    assert (few_uniforms.expect(cubics(pieces), centre, widths) <= 0).any()  # whose log is no score
+    assert (few_uniforms.expect(cubics(pieces), centre, widths) <= 0).any()  # no score without bounds
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -309,8 +309,8 @@ def test_the_weights_with_the_largest_reach_are_chosen(width: int, count: int) -
 
 
 @pytest.mark.parametrize("network", [ConvNetConfig("convnet", 4, 2, norm="batch")], ids=["batch norm"])
-def test_snapshots_keep_their_own_batch_norm(network: NetworkConfig) -> None:
-    """Two snapshots that differ in running statistics alone have no box: the ensemble, of unlike members."""
+def test_each_snapshot_keeps_its_own_batch_norm_statistics(network: NetworkConfig) -> None:
+    """Snapshots that differ only in running statistics have no box: their ensemble, whose members must differ."""
     spec = NetworkSpec(network, (1, 8, 8), 3, "categorical")
     one = spec.build(Seed(1)).state_dict()
     two = {k: v + 0.5 if k.endswith("running_mean") else v for k, v in one.items()}
@@ -333,13 +333,13 @@ def test_snapshots_keep_their_own_batch_norm(network: NetworkConfig) -> None:
         ({"name": "linear"}, r"form\.name must be one of exact, cubic, softmax, got 'linear'"),
     ],
 )
-def test_bad_configs_are_named(section: dict[str, object], message: str) -> None:
+def test_a_bad_form_is_refused(section: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(CiberConfig, {"form": section}, "methods.ciber")
 
 
 @pytest.mark.parametrize(("width", "weights", "most"), [(5, 7, 6), (12, None, 10)])
-def test_more_weights_than_there_are_or_can_be_integrated(width: int, weights: int | None, most: int) -> None:
+def test_too_many_weights_for_the_layer_or_the_integral_are_refused(width: int, weights: int | None, most: int) -> None:
     spec = NetworkSpec(MlpConfig("mlp", (width,)), (3,), 3, "categorical")
     trajectory = State(snapshots_of(spec, 2), {"spec": to_mapping(spec)})
     rule = rf"methods\.ciber\.form\.weights must be 1 … {most} for a last layer of {width + 1} weights a class"
@@ -349,7 +349,7 @@ def test_more_weights_than_there_are_or_can_be_integrated(width: int, weights: i
         make(make_tiny_images(), {"trajectory": [trajectory]}, config, rng=Seed(0), report=Silent())
 
 
-def test_the_moments_of_a_trajectory_are_no_weights() -> None:
+def test_the_moments_of_a_trajectory_are_left_out_of_the_state() -> None:
     found = RunningMoments()
     for number in range(2):
         found.update({k: v[number] for k, v in snapshots(2).items()})

@@ -33,7 +33,7 @@ def random_piecewise(d: int, kind: str, case: int) -> tuple[list[float], list[li
 
 @pytest.mark.parametrize("kind", WIDTHS)
 @pytest.mark.parametrize("d", [1, 2, 3, 5, 8])
-def test_twelve_digits_for_any_widths_and_gaps(d: int, kind: str) -> None:
+def test_expectations_have_twelve_digits_for_any_widths_and_gaps(d: int, kind: str) -> None:
     for case in range(4 if d == 8 else 24):
         breaks, pieces, centre, half_widths = random_piecewise(d, kind, case)
         got = few_uniforms.expect(Piecewise(double(breaks), double(pieces)), double(centre), double(half_widths))
@@ -41,7 +41,7 @@ def test_twelve_digits_for_any_widths_and_gaps(d: int, kind: str) -> None:
         assert relative_error(float(got), exact) < 1e-12, (breaks, pieces, centre, half_widths)
 
 
-def test_no_width_is_the_piecewise_itself() -> None:
+def test_without_widths_the_expectation_equals_the_piecewise_polynomial() -> None:
     steps = Piecewise(double([-1.0, 2.0]), double([[5.0, 1.0], [1.0, 0.0], [-2.0, 3.0]]))
     z = double([-3.0, -1.0, 0.5, 2.0, 4.0])
     expected = double([5.0 - 2.0, 1.0, 1.0, -2.0, 4.0])
@@ -50,7 +50,7 @@ def test_no_width_is_the_piecewise_itself() -> None:
         torch.testing.assert_close(few_uniforms.expect(steps, z, widths), expected, rtol=0, atol=0)
 
 
-def test_gradcheck_of_everything() -> None:
+def test_gradients_by_every_argument_equal_finite_differences() -> None:
     """Both sides of a piece, widths wider and narrower than it, and a breakpoint of its own for each point."""
     breaks = double([[-0.4, 0.3, 0.9], [0.1, 0.2, 2.5]]).requires_grad_()
     pieces = double(numbers("gradcheck").normal(size=(2, 4, 3))).requires_grad_()
@@ -63,7 +63,7 @@ def test_gradcheck_of_everything() -> None:
     assert torch.autograd.gradcheck(value, (breaks, pieces, centre, widths))
 
 
-def test_float32_rounds_once_and_points_broadcast() -> None:
+def test_float32_results_are_rounded_once_and_points_broadcast() -> None:
     g = triangular(torch.tensor([0.5, 2.0]))
     centre, widths = torch.linspace(-1, 1, 6)[:, None], torch.tensor([0.7, 0.001, 0.0])
     got = few_uniforms.expect(g, centre, widths)
@@ -83,7 +83,7 @@ def test_float32_rounds_once_and_points_broadcast() -> None:
         ([], [[1.0]], r"must be \[..., 1, terms ≥ 1\] for 0 ≥ 1 breakpoints"),
     ],
 )
-def test_bad_piecewise_is_named(breaks: list[float], pieces: list[list[float]], message: str) -> None:
+def test_a_bad_piecewise_polynomial_is_refused(breaks: list[float], pieces: list[list[float]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Piecewise(double(breaks), double(pieces))
 
@@ -96,13 +96,13 @@ def test_bad_piecewise_is_named(breaks: list[float], pieces: list[list[float]], 
         (0.0, [1.0] * 11, "half_widths must be at most 10 for a point"),
     ],
 )
-def test_bad_box_is_named(centre: float, widths: list[float], message: str) -> None:
+def test_a_bad_box_is_refused(centre: float, widths: list[float], message: str) -> None:
     with pytest.raises(DataError, match=message):
         few_uniforms.expect(triangular(double(1.0)), double(centre), double(widths))
 
 
-def test_gradients_are_finite_where_another_form_is_used() -> None:
-    """No width, far away, a box far narrower and far wider than the pieces: what is not chosen must not reach back."""
+def test_values_and_gradients_are_finite_for_extreme_boxes() -> None:
+    """No width, far away, far narrower and far wider than the pieces: the form not chosen must not spoil gradients."""
     g = Piecewise(double([0.0, 1.0, 1e12]), double([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [2.0, 0.0]]))
     centre = double([0.5, 1e20, -1e20, 0.0, 0.3, 0.0, 1.0]).requires_grad_()
     widths = double(

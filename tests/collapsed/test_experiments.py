@@ -23,8 +23,8 @@ from benchmarks.references import ciber_nuts as nuts
 RNG = Seed(0).fold("test experiments")
 
 
-def test_example_4_in_closed_form() -> None:
-    """The box integral against 50 digits at five radii; half of the weights left out is another figure."""
+def test_the_box_integral_of_example_4_equals_50_digit_values() -> None:
+    """At five radii; the half of the weights where the unit is on against SciPy's quadrature."""
     assert float(integrals.nearest_radius()) == pytest.approx(density_matched(), rel=1e-13)
     for r in (0.8, 1.2, 2.0, math.sqrt(6), 7.0):
         exact = integrals.Example.of(mpf(r))
@@ -35,8 +35,8 @@ def test_example_4_in_closed_form() -> None:
     assert float(integrals.Example.of(mp.sqrt(6)).total) == pytest.approx(0.25547051268608525, rel=1e-15)
 
 
-def test_what_the_paper_prints_of_example_4_follows_from_one_slip_alone() -> None:
-    """0.164: the triangle of half the radius and the half of the weights where the unit is on; not from what is set."""
+def test_only_one_variant_of_example_4_gives_the_printed_value() -> None:
+    """0.164: the triangle of half the radius, only the weights where the unit is on; the stated setting differs."""
     hits = {
         (name, what)
         for name, r in integrals.radii().items()
@@ -48,13 +48,13 @@ def test_what_the_paper_prints_of_example_4_follows_from_one_slip_alone() -> Non
 
 
 @pytest.mark.parametrize(("mean", "deviation"), [(0.0, 2.0), (1.8227, 1.0), (4.0, 4.0)])
-def test_the_sigmoid_under_a_gaussian(mean: float, deviation: float) -> None:
+def test_the_mean_sigmoid_under_a_gaussian_equals_adaptive_quadrature(mean: float, deviation: float) -> None:
     exact = integrals.gaussian_sigmoid(mean, deviation)
     by_scipy = quad(lambda z: expit(mean + deviation * z) * norm.pdf(z), -14, 14, epsabs=1e-13)[0]
     assert float(exact) == pytest.approx(by_scipy, abs=1e-12)
     if mean == 1.8227:
         assert float(exact) == pytest.approx(integrals.PAPER_I, abs=1e-5)
-        with mp.workdps(integrals.DIGITS):  # adaptive, of another kind
+        with mp.workdps(integrals.DIGITS):  # mpmath's own adaptive rule
             ends = [mpf(k) for k in (-16, -4, 0, 4, 16)]
             other = mp.quad(lambda z: mp.npdf(z) / (1 + mp.exp(-(mpf(mean) + z))), ends)
             assert abs(exact - other) < mpf(10) ** -45
@@ -66,8 +66,8 @@ def gap(problem: linear.Problem, density: Callable[[linear.Problem, Tensor], Ten
     return linear.divergence(y, linear.truth(problem, y), density(problem, y))
 
 
-def test_one_sample_of_monte_carlo_has_a_closed_divergence() -> None:
-    """KL(N(0, 1 + s²) ‖ N(f, 1)) = (s² + f² - log(1 + s²))/2; of the other direction it is another."""
+def test_the_divergence_of_one_monte_carlo_sample_equals_its_closed_form() -> None:
+    """KL(N(0, 1 + s²) ‖ N(f, 1)) = (s² + f² - log(1 + s²))/2; the other direction differs."""
     for spread in (0.25, 1.0, 4.0):
         problem = linear.isotropic(3, spread, 1, 20, RNG)
         closed = (spread**2 + problem.f[:, 0] ** 2 - math.log1p(spread**2)) / 2
@@ -77,14 +77,14 @@ def test_one_sample_of_monte_carlo_has_a_closed_divergence() -> None:
         assert ((back - closed).abs() > 1e-3 * closed).all()
 
 
-def test_the_fitted_gaussian_has_a_closed_divergence() -> None:
+def test_the_divergence_of_the_fitted_gaussian_equals_its_closed_form() -> None:
     problem = linear.isotropic(2, 2.0, 5, 20, RNG)
     true, own = problem.deviation**2, 1 + problem.f.var(1)
     closed = (true / own + problem.f.mean(1) ** 2 / own - 1 + (own / true).log()) / 2
     torch.testing.assert_close(gap(problem, linear.fitted), closed, rtol=1e-6, atol=1e-9)
 
 
-def test_total_variation_of_shifted_gaussians() -> None:
+def test_the_total_variation_of_shifted_gaussians_equals_its_closed_form() -> None:
     """2Φ(shift/2) - 1, and 1 where they do not meet."""
     y = torch.linspace(-40, 40, 20_001, dtype=torch.float64)[None]
     one = torch.ones(1, 1, dtype=torch.float64)
@@ -94,8 +94,8 @@ def test_total_variation_of_shifted_gaussians() -> None:
 
 
 @pytest.mark.parametrize("match", ["variance", "density"])
-def test_the_box_is_a_density_of_known_moments(match: str) -> None:
-    """Mass, mean and variance Σh²/3 + r²/6 by the grid's sum; and all of KL's parts are what one sample makes them."""
+def test_the_box_density_has_mass_one_and_its_known_moments(match: str) -> None:
+    """Mass, mean, variance Σh²/3 + r²/6 by the sum on the grid; r²/6 is 1 only if the radius matches the variance."""
     problem = linear.isotropic(2, 1.0, 5, 20, RNG)
     y, made = linear.grid(problem), linear.Box.of(problem)
     q = made.log_density(y, match).exp()
@@ -108,7 +108,7 @@ def test_the_box_is_a_density_of_known_moments(match: str) -> None:
     assert ((second - made.variance - 1).abs() > 0.05).all() == (match == "density")
 
 
-def test_a_box_holds_its_samples_and_none_fewer() -> None:
+def test_a_box_holds_its_samples_and_fewer_samples_have_a_smaller_box() -> None:
     problem = linear.isotropic(4, 1.0, 8, 10, RNG)
     made = linear.Box.of(problem)
     reach = made.half_widths.sum(-1, keepdim=True) + 1e-12
@@ -117,8 +117,8 @@ def test_a_box_holds_its_samples_and_none_fewer() -> None:
     assert (few.half_widths <= made.half_widths).all() and (few.half_widths < made.half_widths).any()
 
 
-def test_a_line_has_the_posterior_of_its_rows() -> None:
-    """The deviation of f over its samples, and by least squares with a ridge; samples of a wrong noise are refused."""
+def test_the_deviation_of_a_line_equals_the_function_space_form() -> None:
+    """The deviation of f, also against the deviation of its samples."""
     problem = linear.line(3, 0.5, 40_000, 4, RNG)
     spread = problem.f.std(1)
     torch.testing.assert_close(spread, problem.spread, rtol=0.02, atol=0)  # 6 standard errors
@@ -134,8 +134,8 @@ def toy_weights(count: int) -> np.ndarray:
     return RNG.fold("toy").numpy().standard_normal((count, toy.WEIGHTS)) * toy.prior_sd()
 
 
-def test_the_toy_network_is_torchs() -> None:
-    """Functions, and the log density up to one constant; another noise is not one constant."""
+def test_the_toy_network_and_its_log_joint_match_torch_and_scipy() -> None:
+    """Functions equal torch's; log joints differ from SciPy's by one constant, except with another noise."""
     weights, x = toy_weights(6), np.linspace(-1, 1, 7)
     first, bias, middle, shift, last = (torch.from_numpy(a) for a in toy.parts(weights))
     hidden = (torch.from_numpy(x)[None, :, None] * first[:, None] + bias[:, None]).relu()
@@ -151,7 +151,7 @@ def test_the_toy_network_is_torchs() -> None:
         assert (np.ptp(density - ours) < 1e-9) == same
 
 
-def test_a_box_over_the_last_layer_is_its_average() -> None:
+def test_the_collapsed_last_layer_equals_the_average_over_its_box() -> None:
     """CIBER's density against 40,000 draws of the box at 8 points, a false alarm in 1e-6; the plain mixture fails."""
     weights, x, y = 0.5 * toy_weights(3), np.array([0.3, -0.8]), np.array([-0.4, 0.0, 0.3, 0.8])
     got = figure2.collapsed(weights, x, y, 0.5)
@@ -170,8 +170,8 @@ def test_a_box_over_the_last_layer_is_its_average() -> None:
     assert (np.abs(figure2.mixture(weights, x, y, 0.5) - expected) > norm.isf(5e-7 / 8) * spread).any()
 
 
-def test_permuted_units_are_the_same_function() -> None:
-    """Aligning changes no function; and finds a permutation that was made."""
+def test_aligning_units_keeps_functions_and_undoes_a_permutation() -> None:
+    """Aligning changes no function and undoes a known permutation."""
     weights = toy_weights(4)
     np.testing.assert_allclose(
         toy.functions(figure2.aligned(weights), figure2.GRID), toy.functions(weights, figure2.GRID)
@@ -185,8 +185,8 @@ def test_permuted_units_are_the_same_function() -> None:
     np.testing.assert_allclose(back[1], back[0], atol=1e-12)
 
 
-def test_scores_of_shifted_gaussians() -> None:
-    """W₁ = the shift, KL = shift²/2σ², 90 % covered by itself and less by a shifted one; widths as their deviations."""
+def test_scores_of_gaussians_equal_their_closed_forms() -> None:
+    """The truth, a shift and a double deviation: W₁, KL, coverage of the 90 % interval, relative width."""
     y = np.linspace(-14, 14, 281)
     truth = figure2.gaussians(y, np.array([0.0, 0.0, 0.0]), 1.0)
     own = figure2.gaussians(y, np.array([0.0, 0.7, 0.0]), np.array([1.0, 1.0, 2.0]))
@@ -201,8 +201,8 @@ def test_scores_of_shifted_gaussians() -> None:
 
 
 @pytest.mark.parametrize("noise", toy.NOISES)
-def test_what_is_stored_of_nuts(noise: float) -> None:
-    """Converged by R-hat, of the data of its seed; walks stay nearer to their start than draws lie to each other."""
+def test_the_stored_nuts_reference_has_converged_on_the_data_of_its_seed(noise: float) -> None:
+    """Converged by R-hat; walks spread less than independent draws; residuals are far smaller than under the prior."""
     reference = toy.read_reference(noise)
     about, (x, y) = reference.about, toy.data(Seed(0), noise)
     np.testing.assert_array_equal(reference.x, x)

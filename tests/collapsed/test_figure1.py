@@ -17,7 +17,7 @@ LIKELIHOODS = [None, "variance", "density"]
 
 @cache
 def reach(match: str) -> float:
-    """Return the radius by other code than the benchmark's: a search for the least squared distance from N(0, 1)."""
+    """Return the radius by code independent of the benchmark: a search for the least squared distance from N(0, 1)."""
 
     def distance(r: float) -> float:
         return quad(lambda u: (max(0.0, 1 - u / r) / r - norm.pdf(u)) ** 2, 0, 12, points=[r], epsabs=1e-14)[0]
@@ -33,8 +33,8 @@ def tri(u: float, match: str | None) -> float:
 
 
 @pytest.mark.parametrize("match", LIKELIHOODS)
-def test_densities_of_y_by_adaptive_quadrature(match: str | None) -> None:
-    """Closed form, 50 digits and SciPy's quadrature agree; what the unit adds when it is off would show."""
+def test_densities_of_y_agree_with_adaptive_quadrature(match: str | None) -> None:
+    """Closed form, 50 digits and SciPy's quadrature agree; the half where the unit is off is large enough to matter."""
     likelihood = figure1.Likelihood(match)
     for y in (-1.3, 0.4, 2.0, 4.1):
         bends = [] if match is None else [y - reach(match), y, y + reach(match)]
@@ -46,12 +46,12 @@ def test_densities_of_y_by_adaptive_quadrature(match: str | None) -> None:
         assert float(figure1.by_quadrature(likelihood, y)) == pytest.approx(slow, rel=1e-6)
         if match is not None:
             assert figure1.density_of(match, y) == pytest.approx(float(figure1.closed(likelihood, y)), rel=1e-13)
-        assert tri(y, match) / 2 > 1e-3 * slow or y > 4  # so that the half where the unit is off would show
+        assert tri(y, match) / 2 > 1e-3 * slow or y > 4  # the half where the unit is off must matter
 
 
 @pytest.mark.parametrize("match", LIKELIHOODS)
 def test_the_mean_is_three_quarters(match: str | None) -> None:
-    """By 50 digits, by the library and by the drawn surface's sum; of f = w without the ReLU the sum is 0."""
+    """In 50 digits, from the library and from the sum of the drawn surface; without the ReLU, f = w, the sum is 0."""
     with mp.workdps(figure1.DIGITS):
         assert abs(figure1.mean_by_quadrature(figure1.Likelihood(match)) - mp.mpf(3) / 4) < mp.mpf(10) ** -40
     if match is not None:
@@ -64,7 +64,7 @@ def test_the_mean_is_three_quarters(match: str | None) -> None:
     assert np.trapezoid(np.trapezoid(linear, y), w) == pytest.approx(0, abs=2e-4)
 
 
-def test_the_number_of_peaks() -> None:
+def test_peaks_and_pits_are_counted_as_connected_parts() -> None:
     """Two hills are two parts, a ridge along the diagonal of the grid is one, and a pit is counted apart from hills."""
     x, y = np.meshgrid(np.linspace(-4, 4, 81), np.linspace(-4, 4, 81))
     hill = np.exp(-(x**2) - y**2)
@@ -75,7 +75,7 @@ def test_the_number_of_peaks() -> None:
     assert figure1.parts(ridge - 0.1 * hill)[0] == 1
 
 
-def test_the_surface_has_one_peak_at_the_largest_weight() -> None:
+def test_the_highest_point_of_the_surface_is_at_the_largest_weight() -> None:
     """The Gaussian's highest point is in closed form: w = 3, y = (3 + √13)/2."""
     w, y = np.linspace(-3, 3, 61), np.linspace(-4, 7, 1101)
     z = figure1.surface(figure1.densities()[figure1.GAUSSIAN], w, y)
@@ -86,7 +86,7 @@ def test_the_surface_has_one_peak_at_the_largest_weight() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_and_the_picture(tmp_path, monkeypatch) -> None:
+def test_the_page_lists_every_likelihood_and_the_picture_is_drawn(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(figure1, "PAGES", tmp_path)
     figure1.draw(figure1.densities())
     assert (tmp_path / "figure1.png").stat().st_size > 10_000

@@ -37,7 +37,7 @@ def numbers(*address: str | int) -> np.random.Generator:
 
 
 def at(edge_share: float, half_widths: list[float], radius: float) -> tuple[float, Fraction]:
-    """y of a float, and what it is from the edge, exactly, for a centre of zero."""
+    """y as a float, and its exact distance from the edge, for a centre of zero."""
     support = sum((Fraction(h) for h in half_widths), Fraction(radius))
     y = float(support * (1 - Fraction(edge_share)))
     return y, support - Fraction(y)
@@ -66,7 +66,7 @@ def whole_widths(d: int, decades: float) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("n", [9, 28, 53, 202])
-def test_irwin_hall(n: int) -> None:
+def test_equal_widths_agree_with_irwin_hall(n: int) -> None:
     """n equal widths, down to densities of 1e-390 for n = 53."""
     for share in PLACES:
         y, edge = at(share, [1.0] * (n - 2), 2.0)
@@ -74,7 +74,7 @@ def test_irwin_hall(n: int) -> None:
 
 
 @pytest.mark.parametrize(("d", "decades"), [(9, 1), (9, 3), (16, 2), (26, 0.5), (26, 2.5), (51, 1), (51, 2), (200, 1)])
-def test_whole_widths(d: int, decades: float) -> None:
+def test_whole_widths_agree_with_exact_rationals(d: int, decades: float) -> None:
     whole, half_radius = whole_widths(d, decades)
     widths, radius = [float(w) for w in whole], 2.0 * half_radius
     for share in PLACES[::2] if d > 26 else PLACES:
@@ -87,15 +87,15 @@ def test_whole_widths(d: int, decades: float) -> None:
 
 
 @pytest.mark.parametrize("case", SPREAD)
-def test_widths_over_ten_decades(case: tuple[int, float, float, float]) -> None:
+def test_widths_over_ten_decades_agree_with_400_digits(case: tuple[int, float, float, float]) -> None:
     half_widths, radius, y, edge = spread(*case)
     known = by_differences([*half_widths, radius / 2, radius / 2], edge)
     assert relative_error(log_density(y, half_widths, radius), known) < 1e-11
 
 
 @pytest.mark.parametrize("d", [9, 51, 200])
-def test_the_very_edge(d: int) -> None:
-    """Within every width of the edge the density is e^(n − 1)/(n − 1)!/Π 2w, e to be found without cancellation."""
+def test_the_density_at_the_very_edge_keeps_its_digits(d: int) -> None:
+    """Nearer to the edge than any width the density is e^(n − 1)/(n − 1)!/Π 2w; e must be free of cancellation."""
     widths = numbers("edge", d).uniform(0.1, 1, d).tolist()
     exact_enough = plain = 0.0
     for share in (1e-9, 1e-7, 1e-4):
@@ -112,7 +112,7 @@ def test_the_very_edge(d: int) -> None:
 
 @pytest.mark.parametrize("kind", WIDTHS)
 @pytest.mark.parametrize("d", [0, 1, 3, 8])
-def test_agrees_with_the_tree(d: int, kind: str) -> None:
+def test_many_uniforms_agrees_with_few_uniforms(d: int, kind: str) -> None:
     parts = tensors(cases(d, kind, 48))
     got, known = many_uniforms.log_density(*parts), few_uniforms.log_triangular_density(*parts)
     assert torch.equal(got.isfinite(), known.isfinite())
@@ -120,7 +120,7 @@ def test_agrees_with_the_tree(d: int, kind: str) -> None:
 
 
 def test_without_a_tilt_the_tail_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: the same series on the imaginary axis has the middle and not the tail."""
+    """Control: the same series on the imaginary axis is right in the middle and wrong in the tail."""
     monkeypatch.setattr(tilted, "_saddle", lambda widths, endless: torch.full_like(endless, tilted.SMALLEST_TILT))
     errors = []
     for share in (1.0, 0.02):
@@ -139,7 +139,7 @@ def test_no_factor_is_larger_than_its_bound() -> None:
     assert bool((factor * (1 + variance * t.square()) <= 1 + 1e-8).all())
 
 
-def test_zeros_and_the_negligible_change_nothing() -> None:
+def test_zero_and_negligible_widths_do_not_change_the_density() -> None:
     parts = y, centre, widths, radius = tensors(cases(5, "spread", 48))
     known = many_uniforms.log_density(*parts)
     for more in (0.0, 1e-300, 1e-40):
@@ -147,7 +147,7 @@ def test_zeros_and_the_negligible_change_nothing() -> None:
         assert torch.allclose(got, known, rtol=0, atol=1e-11)
 
 
-def test_outside_and_at_the_edge() -> None:
+def test_the_density_is_zero_outside_and_at_the_edge_and_positive_within() -> None:
     y = double([-4.0, -3.0, math.nextafter(-3, 0), 1.0, math.nextafter(5, 0), 5.0, 6.0])
     widths = double([[0.25] * 12])
     got, probability = many_uniforms.log_density(y, ZERO + 1, widths, 1.0), many_uniforms.cdf(y, ZERO + 1, widths, 1.0)
@@ -156,7 +156,7 @@ def test_outside_and_at_the_edge() -> None:
     assert probability.tolist() == pytest.approx([0, 0, 0, 0.5, 1, 1, 1], abs=1e-11)
 
 
-def test_broadcasts_in_the_widest_dtype() -> None:
+def test_points_and_widths_broadcast_in_float32() -> None:
     random = numbers("shape")
     widths = torch.as_tensor(random.uniform(size=(3, 1, 20)), dtype=torch.float32)
     y, centre = torch.linspace(-5, 5, 7), torch.as_tensor(random.normal(size=(3, 1)), dtype=torch.float32)
@@ -175,7 +175,7 @@ def test_broadcasts_in_the_widest_dtype() -> None:
         (0.0, [1.0], 0.0, "radius must be > 0, got 0"),
     ],
 )
-def test_refuses(y: float, widths: list[float], radius: float, message: str) -> None:
+def test_bad_input_is_refused(y: float, widths: list[float], radius: float, message: str) -> None:
     for function in (many_uniforms.log_density, many_uniforms.cdf):
         with pytest.raises(DataError, match=message):
             function(double(y), ZERO, double(widths), radius)

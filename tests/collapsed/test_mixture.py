@@ -28,7 +28,7 @@ def normal(y: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_the_score_is_that_of_the_mixture(outputs: int) -> None:
+def test_the_log_density_mixes_the_parts_and_the_tail_over_samples(outputs: int) -> None:
     found, y = predictive(outputs=outputs), torch.tensor(numbers("mixture", "y").normal(size=(4, outputs)))
     exact = (1 - TAIL) * found.part.log_density(y).exp()
     exact = exact + TAIL * normal(y, found.part.mean, found.part.variance)
@@ -37,7 +37,7 @@ def test_the_score_is_that_of_the_mixture(outputs: int) -> None:
     torch.testing.assert_close(plain.log_prob(y), plain.part.log_density(y).exp().prod(-1).mean(0).log())
 
 
-def test_a_tail_leaves_the_moments_and_scores_what_is_out_of_reach() -> None:
+def test_a_tail_keeps_the_moments_and_scores_targets_beyond_the_reach() -> None:
     plain, tailed = predictive(0.0), predictive()
     torch.testing.assert_close(tailed.mean, plain.mean)
     torch.testing.assert_close(tailed.variance, plain.variance)
@@ -52,7 +52,7 @@ def test_a_tail_leaves_the_moments_and_scores_what_is_out_of_reach() -> None:
 
 @pytest.mark.parametrize("tail", [0.0, TAIL])
 @pytest.mark.parametrize("level", [0.001, 0.05, 0.5, 0.95])
-def test_quantiles_invert_it(tail: float, level: float) -> None:
+def test_quantiles_invert_the_distribution_function(tail: float, level: float) -> None:
     found = predictive(tail, outputs=2)
     torch.testing.assert_close(
         found.cdf(found.quantile(level)), torch.full((4, 2), level, dtype=torch.float64), rtol=0, atol=1e-10
@@ -60,8 +60,8 @@ def test_quantiles_invert_it(tail: float, level: float) -> None:
 
 
 @pytest.mark.parametrize("tail", [0.0, TAIL])
-def test_crps_is_the_integral_of_the_squared_distance_of_distributions(tail: float) -> None:
-    """By the other form, E|Y − y| − ½E|Y − Y'|, from 400,000 draws of each, within 4.5 sd (false alarm 7e-6).
+def test_crps_equals_its_energy_form_from_draws(tail: float) -> None:
+    """Against the form E|Y − y| − ½E|Y − Y'|, from 400,000 draws of each, within 4.5 sd (false alarm 7e-6).
 
     Boxes left out, the wrong variant, must fail.
     """
@@ -75,7 +75,7 @@ def test_crps_is_the_integral_of_the_squared_distance_of_distributions(tail: flo
 
 
 def narrow(found: CollapsedMixture) -> CollapsedMixture:
-    """With boxes of no width."""
+    """The same mixture with boxes of no width."""
     part = found.part
     assert isinstance(part, Linear)
     return CollapsedMixture(Linear(part.centre, 0 * part.half_widths, part.radius), found.tail)
@@ -93,8 +93,8 @@ def draws(found: CollapsedMixture, random: np.random.Generator, count: int) -> n
     return np.where(random.uniform(size=count) < found.tail, random.normal(mean[which], sd[which]), y)
 
 
-def test_intervals_cover_draws_from_the_model() -> None:
-    """Binomial(40,000, .9), within 4.5 sd (false alarm 7e-6); boxes left out, the wrong variant, are found."""
+def test_intervals_cover_their_share_of_draws_from_the_model() -> None:
+    """Binomial(40,000, .9), within 4.5 sd (false alarm 7e-6); boxes left out, the wrong variant, must fail."""
     found, number = predictive(batch=1), 40_000
     y = torch.tensor(draws(found, numbers("cover"), number))[:, None]
     margin = 4.5 * math.sqrt(0.9 * 0.1 / number)
@@ -103,7 +103,7 @@ def test_intervals_cover_draws_from_the_model() -> None:
         assert (abs(metrics.covered(low, high, y).value - 0.9) < margin) == right
 
 
-def test_other_units() -> None:
+def test_rescaling_moves_mean_density_and_quantiles() -> None:
     found, shift, scale = predictive(outputs=2), torch.tensor([20.0, -3.0]), torch.tensor([9.0, 0.5])
     y = torch.tensor(numbers("units").normal(size=(4, 2)))
     other = found.rescale(shift, scale)
@@ -113,7 +113,7 @@ def test_other_units() -> None:
     torch.testing.assert_close(other.quantile(0.3), shift + scale * found.quantile(0.3), rtol=1e-9, atol=1e-9)
 
 
-def test_a_rectified_part_scores_too() -> None:
+def test_a_rectified_part_gives_finite_scores_and_quantiles_that_invert_the_cdf() -> None:
     random = numbers("mixture", "rectified")
     shape = (3, 4, 1)
     values = (random.normal(size=shape), random.choice([-1.0, 1.0], shape), random.normal(size=shape))

@@ -63,7 +63,7 @@ def by_quadrature(part: Rectified, s: int, row: int, y: float) -> mpf:
 
 
 @pytest.mark.parametrize("share", [1e-6, 0.1, 0.37, 0.5, 0.8, 0.999])
-def test_a_rectified_unit_is_a_quadrature_over_its_weight(share: float) -> None:
+def test_the_density_of_a_rectified_unit_equals_quadrature_over_its_weight(share: float) -> None:
     part = rectified(1)
     y = targets(part, share)
     found = part.log_density(y).exp()
@@ -74,7 +74,7 @@ def test_a_rectified_unit_is_a_quadrature_over_its_weight(share: float) -> None:
 
 
 @pytest.mark.parametrize("knot", [-1.0, 0.0, 1.0])
-def test_targets_at_a_knot(knot: float) -> None:
+def test_the_density_is_exact_and_continuous_at_a_knot(knot: float) -> None:
     """Where the triangle's knot meets the unit's: the density is continuous there."""
     base, c, h, r = torch.zeros(1, 1, 1).double(), 0.3, 0.7, 1.0
     values = [torch.full((1, 1, 1), v, dtype=torch.float64) for v in (c, h, r)]
@@ -139,8 +139,8 @@ def from_draws(part: Rectified, y: torch.Tensor, found: torch.Tensor, relu: bool
 
 
 @pytest.mark.parametrize("d", [2, 4])
-def test_draws_of_the_uniforms_agree(d: int) -> None:
-    """A false alarm in 1e-6. A unit that is not rectified is found."""
+def test_the_density_agrees_with_draws_of_the_uniforms(d: int) -> None:
+    """A false alarm in 1e-6. A unit that is not rectified must fail."""
     part = rectified(d)
     y = targets(part, 0.45)
     found = part.log_density(y).exp()
@@ -149,7 +149,7 @@ def test_draws_of_the_uniforms_agree(d: int) -> None:
 
 
 @parts
-def test_other_units_have_the_same_distribution(part: Part) -> None:
+def test_rescaling_to_other_units_keeps_the_distribution(part: Part) -> None:
     shift, scale, y = torch.tensor([20.0]).double(), torch.tensor([9.0]).double(), targets(part, 0.4)
     other = part.rescale(shift, scale)
     torch.testing.assert_close(
@@ -160,13 +160,13 @@ def test_other_units_have_the_same_distribution(part: Part) -> None:
     torch.testing.assert_close(other.variance, scale**2 * part.variance)
 
 
-def test_beyond_its_reach_there_is_nothing() -> None:
+def test_the_density_beyond_the_reach_is_zero() -> None:
     for part in PARTS:
         low, high = part.reach
         for y in (low.amin(0) - 1e-6, high.amax(0) + 1e-6):
             assert (part.log_density(y) == -torch.inf).all()
 
 
-def test_too_many_weights_of_a_unit() -> None:
+def test_more_than_ten_weights_of_a_unit_are_refused() -> None:
     with pytest.raises(DataError, match="half_widths must be at most 10"):
         rectified(11).log_density(torch.zeros(5, 1))

@@ -43,7 +43,7 @@ def second(weights: Weights, count: int = 2, tail: float = 0.0) -> CiberSecondPo
 
 @pytest.mark.parametrize("make", [last, second])
 def test_inputs_share_the_collapsed_weights(make: Any) -> None:
-    """The marginals are the exact ones; of two inputs twice the joint is above the product, each box being wide."""
+    """The marginals are exact; for two inputs, each given twice, the joint exceeds the product: boxes are wide."""
     posterior = make(snapshots_of(SPEC, spread=0.5))
     rows = inputs(2)
     exact = posterior.predict(rows)
@@ -71,12 +71,12 @@ def layers(weights: Weights, s: int, rows: np.ndarray) -> tuple[list[np.ndarray]
 
 
 def noise(weights: Weights, s: int, rows: np.ndarray) -> np.ndarray:
-    """The standard deviation that the second output stands for [row]."""
+    """The standard deviation of the noise, which the second output gives [row]."""
     matrices, values = layers(weights, s, rows)
     return np.sqrt(0.01 + np.logaddexp(0, values[-1] @ matrices[-1][1]))
 
 
-def test_one_collapsed_weight_is_a_difference_of_two_distribution_functions() -> None:
+def test_one_collapsed_weight_gives_a_difference_of_triangular_cdfs() -> None:
     """E[tri(y − c − hU)] = [T(y − c + h) − T(y − c − h)]/(2h), T the triangular distribution function, by SciPy."""
     weights, rows, y = snapshots(SPEC), inputs(), np.linspace(-2, 2, 5)
     found = last(weights, 1).predict(inputs())
@@ -107,7 +107,7 @@ def chosen_last(weights: Weights, s: int, rows: np.ndarray, row: int, count: int
 def by_draws(
     weights: Weights, rows: np.ndarray, s: int, row: int, which: str, alpha: float, widen: float
 ) -> np.ndarray:
-    """Targets for 20,000 draws of the collapsed weights, the network computed anew with each, and triangular noise."""
+    """Targets of the network with each of 20,000 draws of the collapsed weights, with triangular noise."""
     random = numbers("regression", "draws", which, s, row)
     matrices, values = layers(weights, s, rows)
     if which == "last":
@@ -146,10 +146,10 @@ def chosen_unit(
 
 
 @pytest.mark.parametrize(("which", "alpha"), [("last", math.sqrt(6)), ("second", 2.2970038)])
-def test_draws_of_the_collapsed_weights_agree(which: str, alpha: float) -> None:
+def test_predictions_agree_with_draws_of_the_collapsed_weights(which: str, alpha: float) -> None:
     """P(y ≤ .) at two places for each snapshot and row, as binomials: χ² of 30, a false alarm in 1e-6.
 
-    A range taken for a half-width, and the other radius, are found.
+    A range taken for a half-width, and a radius 1.1 times as large, must fail.
     """
     weights, rows = snapshots_of(SPEC), inputs()
     found = (last(weights, 3) if which == "last" else second(weights, 2)).predict(rows)
@@ -172,7 +172,7 @@ def test_draws_of_the_collapsed_weights_agree(which: str, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("which", ["last", "second"])
-def test_without_ranges_it_is_the_ensemble_with_triangles(which: str) -> None:
+def test_one_snapshot_gives_its_network_with_triangular_noise(which: str) -> None:
     """One snapshot has no box: the mean and variance of the network, and triangular noise."""
     one, rows = {k: v[:1] for k, v in snapshots(SPEC).items()}, inputs()
     found = (last(one) if which == "last" else second(one)).predict(rows)
@@ -186,8 +186,8 @@ def test_without_ranges_it_is_the_ensemble_with_triangles(which: str) -> None:
     np.testing.assert_allclose(found.part.log_density(found.mean + 0.3).exp()[0], expected, rtol=1e-9)
 
 
-def test_all_weights_of_the_last_layer() -> None:
-    """A wider box for each weight more: variances grow, to that of all; more than have a tree of corners go as well."""
+def test_variances_grow_with_the_collapsed_weights_up_to_all_of_them() -> None:
+    """Each further weight widens the box, up to all weights; more weights than a tree of corners takes work as well."""
     weights, rows = snapshots(SPEC), inputs()
     spread = [last(weights, count).predict(rows).draw_variance for count in (1, 3, 6)]
     assert (spread[1] > spread[0]).all() and (spread[2] >= spread[1]).all()
@@ -200,7 +200,7 @@ def test_all_weights_of_the_last_layer() -> None:
     )
 
 
-def test_two_targets() -> None:
+def test_two_targets_have_two_means_and_one_score() -> None:
     found = last(snapshots(TWO), 3, 0.01, TWO).predict(inputs())
     assert found.mean.shape == (5, 2) and found.log_prob(found.mean).shape == (5,)
 
@@ -231,13 +231,13 @@ TANH = NetworkSpec(MlpConfig("mlp", (5,), "tanh"), (3,), 1, "gaussian_head")
         ("ciber_second", TANH, {"weights": 1}, r"methods\.sgd\.network must be an mlp with relu"),
     ],
 )
-def test_what_cannot_be_is_refused(method: str, spec: NetworkSpec, section: dict[str, object], message: str) -> None:
+def test_bad_settings_are_refused(method: str, spec: NetworkSpec, section: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fit(method, spec, **section)
 
 
 @pytest.mark.parametrize("method", ["ciber_last", "ciber_second"])
-def test_a_tail_makes_every_target_scorable(method: str) -> None:
+def test_a_tail_gives_far_targets_a_finite_score(method: str) -> None:
     state, far = fit(method, weights=2), torch.full((5, 1), 1e3)
     kind = {"ciber_last": CiberLastPosterior, "ciber_second": CiberSecondPosterior}[method]
     found = kind.from_state(state).predict(inputs())

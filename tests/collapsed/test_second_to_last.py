@@ -37,7 +37,7 @@ def inputs(count: int = 5) -> torch.Tensor:
 
 
 def snapshots(where: list[tuple[int, int]]) -> Weights:
-    """Those of networks that differ everywhere, at some weights of the last hidden layer most."""
+    """Snapshots that differ a little in all weights and most in the weights ``where`` of the last hidden layer."""
     weights = snapshots_of(SPEC, spread=0.1)
     for number, (unit, column) in enumerate(where):
         name, at = ("bias", (unit,)) if column == 6 else ("weight", (unit, column))
@@ -52,7 +52,7 @@ def posterior(weights: Weights, count: int = 3, choice: str = "variance", tail: 
     return CiberSecondPosterior(SPEC, config, weights)
 
 
-def test_which_weights() -> None:
+def test_the_weights_of_largest_variance_are_chosen() -> None:
     chosen = {
         "one unit": {2: [0, 6, 4]},
         "two units": {1: [3, 6], 4: [2]},
@@ -90,17 +90,17 @@ def mean_and_noise(
 
 
 def box(weights: Weights, where: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the largest of each weight."""
+    """The least and the largest value of each weight."""
     layer = np.concatenate([weights["trunk.3.weight"], weights["trunk.3.bias"][..., None]], -1)
     past = np.stack([layer[:, unit, column] for unit, column in where], -1)
     return past.min(0), past.max(0)
 
 
 @places
-def test_draws_of_the_collapsed_weights_agree(where: list[tuple[int, int]]) -> None:
+def test_predictions_agree_with_draws_of_the_collapsed_weights(where: list[tuple[int, int]]) -> None:
     """P(y ≤ .) at two places for each snapshot and row, as binomials of 20,000: χ² of 30, a false alarm in 1e-6.
 
-    Other weights, and a range taken for a half-width, are found.
+    Other weights, and a range taken for a half-width, must fail.
     """
     weights, rows = snapshots(where), inputs()
     found = posterior(weights).predict(rows)
@@ -126,8 +126,8 @@ def test_draws_of_the_collapsed_weights_agree(where: list[tuple[int, int]]) -> N
 
 
 @places
-def test_moments_are_a_gauss_rule_over_the_weights_of_the_network(where: list[tuple[int, int]]) -> None:
-    """By the network itself on 24³ nodes, on which a rectifier's kink leaves an error of up to 1e-3."""
+def test_moments_equal_a_gauss_rule_over_the_weights_of_the_network(where: list[tuple[int, int]]) -> None:
+    """By the network itself on 24³ nodes; the kink of a rectifier leaves an error of up to 1e-3."""
     weights, rows = snapshots(where), inputs(2)
     found, (low, high) = posterior(weights).predict(rows), box(weights, where)
     axis, weight = np.polynomial.legendre.leggauss(24)
@@ -140,8 +140,8 @@ def test_moments_are_a_gauss_rule_over_the_weights_of_the_network(where: list[tu
         assert float(found.draw_variance[s, row, 0]) == pytest.approx(variance, rel=5e-3)
 
 
-def test_of_one_unit_it_is_the_choice_by_input_where_that_takes_the_same() -> None:
-    """One hidden unit of two inputs: every rule has its three weights."""
+def test_both_choices_agree_if_each_takes_all_weights() -> None:
+    """One hidden unit of two inputs has three weights, and both rules take all three."""
     spec = NetworkSpec(MlpConfig("mlp", (1,)), (2,), 1, "gaussian_head", variance_floor=0.01)
     weights, rows = snapshots_of(spec), torch.tensor(numbers("second", "one").normal(size=(5, 2)))
     both = [
@@ -153,8 +153,8 @@ def test_of_one_unit_it_is_the_choice_by_input_where_that_takes_the_same() -> No
 
 
 @places
-def test_inputs_share_the_collapsed_weights(where: list[tuple[int, int]]) -> None:
-    """The marginals are the exact ones; of two inputs twice the joint is above the product."""
+def test_the_marginals_of_the_joint_equal_the_exact_predictive(where: list[tuple[int, int]]) -> None:
+    """Log density, mean and variance of each of two inputs, from 60,000 draws."""
     own, rows = posterior(snapshots(where)), inputs(2)
     exact = own.predict(rows)
     targets = exact.mean.expand(1, 2, 1)
@@ -164,7 +164,7 @@ def test_inputs_share_the_collapsed_weights(where: list[tuple[int, int]]) -> Non
     torch.testing.assert_close(found.predictive.variance, exact.variance, atol=0.03, rtol=0.03)
 
 
-def test_without_ranges_it_is_the_ensemble_with_triangles() -> None:
+def test_one_snapshot_has_the_mean_and_variance_of_its_network() -> None:
     one, rows = {k: v[:1] for k, v in snapshots(PLACES["two units"]).items()}, inputs()
     found, plain = posterior(one).predict(rows), NetworkDraws(SPEC, one).predict(rows)
     assert isinstance(plain, Gaussian)
@@ -192,15 +192,15 @@ def fit(**section: object) -> State:
         ({"weights": 0, "choice": "variance"}, r"ciber_second\.weights must be 1 … 3 by choice: variance, got 0"),
     ],
 )
-def test_what_cannot_be_is_refused(section: dict[str, object], message: str) -> None:
+def test_bad_settings_are_refused(section: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fit(**section)
 
 
-def test_a_state_keeps_the_choice_where_it_is_not_the_default() -> None:
+def test_a_state_stores_the_choice_only_if_it_is_not_the_default() -> None:
     state = fit(weights=3, choice="variance")
     assert state.config["ciber_second"]["choice"] == "variance"
     found, rows = CiberSecondPosterior.from_state(state), inputs()
     assert found.config == dataclasses.replace(posterior(snapshots(PLACES["two units"])).config, tail=0.01)
     assert found.predict(rows).log_prob(torch.full((5, 1), 1e3)).isfinite().all()
-    assert "choice" not in fit(weights=3).config["ciber_second"]  # as states had it before there was a choice
+    assert "choice" not in fit(weights=3).config["ciber_second"]  # as in states from before the key existed

@@ -1,4 +1,4 @@
-"""One Fourier series for a mixture's distribution function, against each sample's own."""
+"""One Fourier series for a mixture's distribution function, against the exact function of each sample."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ Box = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # centre, half-widths, ra
 
 
 def box(kind: str, d: int, draws: int = 5, batch: int = 4, outputs: int = 1) -> Box:
-    """Of samples some standard deviations apart, of different widths."""
+    """Boxes of samples some standard deviations apart; ``kind`` says how their widths differ."""
     random = numbers("series", kind, d)
     shape = (draws, batch, outputs)
     widths = random.uniform(0.1, 1, (*shape, d))
@@ -31,7 +31,7 @@ def box(kind: str, d: int, draws: int = 5, batch: int = 4, outputs: int = 1) -> 
 
 
 def exact(given: Box, tail: float, y: torch.Tensor) -> torch.Tensor:
-    """By the relatively exact distribution function of each sample."""
+    """The distribution function of the mixture, from the relatively exact one of each sample."""
     part = Linear(*given)
     gaussian = torch.special.ndtr((y - part.mean) / part.variance.sqrt())
     return ((1 - tail) * many_uniforms.cdf(y, *given) + tail * gaussian).mean(0)
@@ -39,7 +39,7 @@ def exact(given: Box, tail: float, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("tail", [0.0, 0.01, 0.9])
 @pytest.mark.parametrize(("kind", "d"), [("equal", 7), ("equal", 51), ("spread", 51), ("spread", 200), ("few", 51)])
-def test_it_is_the_mean_of_the_samples(kind: str, d: int, tail: float) -> None:
+def test_the_series_equals_the_mean_of_the_exact_distribution_functions(kind: str, d: int, tail: float) -> None:
     given = box(kind, d, outputs=2)
     series = Series.of(*given, tail)
     assert series is not None
@@ -49,7 +49,7 @@ def test_it_is_the_mean_of_the_samples(kind: str, d: int, tail: float) -> None:
         torch.testing.assert_close(series.cdf(y), exact(given, tail, y), rtol=0, atol=1e-9)
 
 
-def test_a_variance_that_is_off_by_a_thousandth_would_show() -> None:
+def test_a_radius_that_is_off_by_a_thousandth_is_noticed() -> None:
     centre, widths, radius = box("equal", 51)
     series = Series.of(centre, widths, radius * 1.001, 0.01)
     assert series is not None
@@ -58,16 +58,16 @@ def test_a_variance_that_is_off_by_a_thousandth_would_show() -> None:
 
 
 @pytest.mark.parametrize(("kind", "d"), [("none", 51), ("few", 7)])
-def test_what_would_be_too_long_is_left_to_the_samples(kind: str, d: int) -> None:
-    """Few uniforms, whose characteristic function falls as slowly as t⁻²."""
+def test_too_long_a_series_is_replaced_by_the_exact_functions(kind: str, d: int) -> None:
+    """With few uniforms the characteristic function falls as slowly as t⁻²."""
     given = box(kind, d)
     assert Series.of(*given, 0.01) is None
     y = given[0].mean(0) + 0.3
     torch.testing.assert_close(CollapsedMixture(Linear(*given), 0.01).cdf(y), exact(given, 0.01, y))
 
 
-def test_quantiles_and_the_crps_are_those_of_the_samples() -> None:
-    """CRPS = ∫(F − [y ≤ x])² dx by trapezoids of the exact F; boxes 1.3 times as wide are told apart."""
+def test_quantiles_and_crps_agree_with_the_exact_distribution_function() -> None:
+    """CRPS = ∫(F − [y ≤ x])² dx by trapezoids of the exact F; boxes 1.3 times as wide fail."""
     tail, given = 0.2, box("equal", 51, batch=1)
     found, y = CollapsedMixture(Linear(*given), tail), given[0].mean(0) + 0.5
     for level in (0.05, 0.95):

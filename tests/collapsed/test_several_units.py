@@ -40,7 +40,7 @@ class Case(NamedTuple):
         return of_units(value(self.base), own, value(self.radius))
 
     def before(self, points: np.ndarray) -> np.ndarray:
-        """What each unit passes to its rectifier [n, unit]."""
+        """The input of the rectifier of each unit [n, unit]."""
         ends = np.cumsum([0, *(len(h) for _, _, h in self.units)])
         parts = [c + points[:, a:b] @ h for (_, c, h), (a, b) in zip(self.units, itertools.pairwise(ends), strict=True)]
         return np.stack(parts, -1)
@@ -50,7 +50,7 @@ class Case(NamedTuple):
         return self.base + np.maximum(self.before(points), 0) @ np.array([w for w, _, _ in self.units])
 
     def points(self, levels: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-        """A rule for what is polynomial but where a unit switches, and where the output is at one of ``levels``."""
+        """A rule for functions polynomial except where a unit switches or the output equals one of ``levels``."""
         widths = [h for _, _, h in self.units]
         rows = np.zeros((len(widths), sum(map(len, widths))))
         for k, h in enumerate(widths):
@@ -135,7 +135,7 @@ cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 @cases
-def test_the_distribution_is_that_of_the_definition(case: Case) -> None:
+def test_moments_density_and_cdf_equal_quadrature_of_the_definition(case: Case) -> None:
     part, (mean, variance) = case.part(), case.moments()
     low, high = (float(end) for end in part.reach)
     assert float(part.mean) == pytest.approx(mean, rel=1e-12, abs=1e-13)
@@ -150,7 +150,7 @@ def test_the_distribution_is_that_of_the_definition(case: Case) -> None:
 @pytest.mark.parametrize(
     "case", [ONE["switching"], TWO["both switch"], THREE["all switch"]], ids=["one", "two", "three"]
 )
-def test_what_is_wrong_is_found(case: Case) -> None:
+def test_a_wrong_unit_box_or_rectifier_changes_the_density(case: Case) -> None:
     """A unit that is always or never on, a box a tenth too wide, no rectifier: off by more than 1e-3."""
     y = case.moments()[0] + 0.1
     exact = case.density(y)
@@ -162,7 +162,7 @@ def test_what_is_wrong_is_found(case: Case) -> None:
     assert abs(density(linear.part(), y) / exact - 1) > 1e-3
 
 
-def test_which_form_is_taken() -> None:
+def test_the_number_of_units_decides_the_form() -> None:
     assert isinstance(ONE["switching"].part(), Rectified)
     two, three = TWO["both switch"].part(), THREE["all switch"].part()
     assert isinstance(two, Pieces) and isinstance(two.part, Rectified) and len(two.share) == 2
@@ -172,7 +172,7 @@ def test_which_form_is_taken() -> None:
 
 
 @cases
-def test_a_density_is_the_derivative_of_its_distribution_function_and_other_units_have_it(case: Case) -> None:
+def test_the_density_is_the_derivative_of_the_cdf_and_rescaling_keeps_both(case: Case) -> None:
     part, (low, high) = case.part(), (float(end) for end in case.part().reach)
     assert cdf(part, low) < 1e-12 and cdf(part, high) > 1 - 1e-12
     shift, scale = torch.tensor([20.0]).double(), torch.tensor([9.0]).double()
@@ -188,7 +188,7 @@ def test_a_density_is_the_derivative_of_its_distribution_function_and_other_unit
         assert cdf(other, 20 + 9 * y) == pytest.approx(cdf(part, y), rel=1e-9, abs=1e-12)
 
 
-def test_many_points_at_once_are_each_by_itself() -> None:
+def test_each_point_of_a_batch_equals_its_own_quadrature() -> None:
     """[draw, batch, output], with units that are on, off and between."""
     random, shape = numbers("several", "batch"), (4, 6, 1)
     units = [
@@ -210,8 +210,8 @@ def test_many_points_at_once_are_each_by_itself() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1e-9, 1e-3, 0.3, 0.5, 0.7, 1.0, 1.4, 1e3])
-def test_the_noise_with_a_uniform_beside_it(ratio: float) -> None:
-    """The pieces of its density and of its distribution function, against corners in 400 digits."""
+def test_the_pieces_of_noise_plus_a_uniform_equal_independent_sums(ratio: float) -> None:
+    """Pieces of the density against corners in 400 digits, pieces of the distribution function against few_uniforms."""
     r, g = torch.tensor([0.8, 0.8 * ratio], dtype=torch.float64)
     noise = triangle_and_uniform(r, g)
     assert (noise.knots.diff() >= 0).all()
@@ -225,8 +225,8 @@ def test_the_noise_with_a_uniform_beside_it(ratio: float) -> None:
         assert float(noise.cdf[k] @ powers) == pytest.approx(float(below), abs=2e-12)
 
 
-def test_targets_at_knots_and_units_at_their_kink() -> None:
-    """Where knots coincide, and zero is one of them; the density is continuous there."""
+def test_the_density_is_exact_and_continuous_where_knots_coincide() -> None:
+    """Both units start to switch at a knot, and zero is one of the knots."""
     case = Case([(1.0, 0.0, [0.25, 0.25]), (1.0, 0.5, [0.5])], base=0.0, radius=1.0)
     part = case.part()
     for y in (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5):
@@ -235,7 +235,7 @@ def test_targets_at_knots_and_units_at_their_kink() -> None:
 
 
 @pytest.mark.parametrize("case", SWITCHING.values(), ids=SWITCHING)
-def test_the_cells_are_a_dense_grid(case: Case) -> None:
+def test_the_quadrature_on_cells_agrees_with_a_dense_grid(case: Case) -> None:
     """The oracle itself, on the middles of 160³ cubes."""
     axis = (2 * np.arange(160) + 1) / 160 - 1
     output = case.output(np.stack(np.meshgrid(axis, axis, axis), -1).reshape(-1, 3))
@@ -244,14 +244,14 @@ def test_the_cells_are_a_dense_grid(case: Case) -> None:
         assert case.density(y) == pytest.approx(on_grid, rel=1e-4)
 
 
-def test_noise_that_rounding_swallows_is_refused() -> None:
+def test_noise_below_the_rounding_is_refused() -> None:
     part = Case(TWO["both switch"].units, radius=1e-20).part()
     with pytest.raises(DataError, match="radius must be above the rounding"):
         density(part, 1.0)
 
 
-def test_targets_far_beyond_the_support() -> None:
-    """Where knots are rounded to the same numbers, of a uniform of no width."""
+def test_far_beyond_the_support_the_density_is_zero_and_the_cdf_zero_or_one() -> None:
+    """So far out, knots round to the same number; one uniform has no width."""
     part = TWO["no width in the single one"].part()
     for y in (1e6, -1e9, 1e12):
         assert density(part, y) == 0 and cdf(part, y) == pytest.approx(float(y > 0), abs=1e-12)

@@ -20,7 +20,7 @@ HALVES: dict[str, Callable[..., float]] = {
 
 
 def exact(logits: list[float], index: int, low: float, high: float, feature: float) -> list[mpf]:
-    """[softplus − softplus]/range, in 400 digits; each of the others its share."""
+    """[softplus − softplus]/range, in 400 digits; the other classes share the rest."""
     with mp.workdps(400):
         rest = mp.fsum(mp.exp(v) for j, v in enumerate(logits) if j != index)
         ends = [mpf(logits[index]) + mpf(feature) * mpf(w) - mp.log(rest) for w in (low, high)]
@@ -31,7 +31,7 @@ def exact(logits: list[float], index: int, low: float, high: float, feature: flo
 
 @pytest.mark.parametrize("halves", HALVES)
 @pytest.mark.parametrize("far", [1.0, 100.0])
-def test_digits_of_every_class(halves: str, far: float) -> None:
+def test_every_class_keeps_twelve_digits(halves: str, far: float) -> None:
     random = numbers("softmax", halves, int(far))
     for case in range(40):
         logits = [float(v) for v in far * random.normal(size=4)]
@@ -40,11 +40,11 @@ def test_digits_of_every_class(halves: str, far: float) -> None:
         where = [torch.tensor(v, dtype=torch.float64) for v in (low, high, feature)]
         got = softmax_one(torch.tensor(logits, dtype=torch.float64), case % 4, *where).tolist()
         wanted = exact(logits, case % 4, low, high, feature)
-        # the rounding of a logit of 100, and of the ends, is what is left
+        # only the rounding of a logit of 100, and of the ends, remains
         assert all(abs(g - w) <= 1e-12 * w for g, w in zip(got, wanted, strict=True) if w > 1e-300)
 
 
-def test_no_range_or_no_feature_is_the_softmax() -> None:
+def test_without_a_range_or_a_feature_the_result_is_the_softmax() -> None:
     logits = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
     feature = torch.tensor([2.0, 0.0], dtype=torch.float64)
     low = torch.tensor([0.4, -1.0], dtype=torch.float64)
@@ -54,7 +54,7 @@ def test_no_range_or_no_feature_is_the_softmax() -> None:
     torch.testing.assert_close(got[1], logits.softmax(-1), rtol=1e-14, atol=0)
 
 
-def test_one_index_a_class_broadcasts_and_adds_up_to_one() -> None:
+def test_indices_broadcast_and_probabilities_add_up_to_one() -> None:
     random = numbers("softmax shapes")
     logits, feature = torch.tensor(random.normal(size=(6, 1, 5))), torch.tensor(random.normal(size=(6, 1)))
     got = softmax_one(logits, torch.arange(5), -1.0, 2.0, feature)
@@ -67,7 +67,7 @@ def test_one_index_a_class_broadcasts_and_adds_up_to_one() -> None:
 
 
 @pytest.mark.parametrize("reach", [1e-3, 0.4, 3.0, 40.0])
-def test_gradcheck(reach: float) -> None:
+def test_gradients_equal_finite_differences(reach: float) -> None:
     leaves = [
         torch.tensor(value, dtype=torch.float64, requires_grad=True)
         for value in ([[0.3, -1.0, 2.0]], [0.2 - reach], [0.2 + reach], [0.9])
@@ -75,7 +75,7 @@ def test_gradcheck(reach: float) -> None:
     assert torch.autograd.gradcheck(lambda x, low, high, z: softmax_one(x, 2, low, high, z), leaves)
 
 
-def test_the_derivative_where_both_are_as_likely() -> None:
+def test_gradients_are_right_where_both_classes_are_equally_likely() -> None:
     logits = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     where = torch.tensor(1.0, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda x: softmax_one(x, 0, -1.0, 1.0, where), logits)
@@ -92,7 +92,7 @@ def test_the_derivative_where_both_are_as_likely() -> None:
         ({"feature": torch.tensor(math.inf)}, "feature must be finite, got inf"),
     ],
 )
-def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
+def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
     good = {"logits": torch.zeros(3), "index": 0, "low": 0.0, "high": 1.0, "feature": torch.tensor(1.0)}
     with pytest.raises(DataError, match=message):
         softmax_one(**{**good, **change})

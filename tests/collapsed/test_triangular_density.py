@@ -33,7 +33,7 @@ def tensors(chosen: list[Case], *, grad: bool = False) -> tuple[Tensor, ...]:
 
 
 def signed_sum(y: Tensor, centre: Tensor, half_widths: Tensor, radius: Tensor) -> Tensor:
-    """The textbook form in float64, which the digits tell from ours."""
+    """The textbook form in float64, which loses digits."""
     widths = torch.cat([half_widths, (radius / 2)[:, None].expand(-1, 2)], -1)
     signs = torch.tensor(list(itertools.product([1.0, -1.0], repeat=widths.shape[-1])), dtype=torch.float64)
     corners = (y - centre)[:, None] + widths @ signs.T
@@ -43,7 +43,7 @@ def signed_sum(y: Tensor, centre: Tensor, half_widths: Tensor, radius: Tensor) -
 
 @pytest.mark.parametrize("kind", WIDTHS)
 @pytest.mark.parametrize("d", [0, 1, 2, 3, 5, 8])
-def test_twelve_digits_for_any_widths(d: int, kind: str) -> None:
+def test_the_density_has_twelve_digits_for_any_widths(d: int, kind: str) -> None:
     chosen = cases(d, kind, 16 if d == 8 else 48)
     got = few_uniforms.triangular_density(*tensors(chosen))
     assert bool((got >= 0).all())
@@ -52,16 +52,16 @@ def test_twelve_digits_for_any_widths(d: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["spread", "clustered"])
-def test_the_cases_are_hard(kind: str) -> None:
-    """The control: the signed sum in float64 loses what is asked for in some of them."""
+def test_the_textbook_sum_loses_digits_in_the_cases(kind: str) -> None:
+    """Control: in some cases the signed sum in float64 has a relative error above 1e-8."""
     chosen = cases(3, kind, 48)
     got = signed_sum(*tensors(chosen))
     assert max(relative_error(float(g), density(*c)) for g, c in zip(got, chosen, strict=True)) > 1e-8
 
 
 @pytest.mark.parametrize("d", [1, 3, 5])
-def test_gradients_have_twelve_digits_too(d: int) -> None:
-    """Against differences in 400 digits, relative to all the derivatives together; 0 at a zero width off the kinks."""
+def test_gradients_have_twelve_digits(d: int) -> None:
+    """Against differences in 400 digits, relative to the sum of all derivatives; 0 at a zero width off the kinks."""
     chosen = [c for kind in ("equal", "spread", "extreme") for c in cases(d, kind, 12)[::4]]  # inside
     leaves = tensors(chosen, grad=True)
     few_uniforms.triangular_density(*leaves).sum().backward()
@@ -89,14 +89,14 @@ def slope(c: Case, width: int | None) -> mpmath.mpf:
         return (ends[0] - ends[1]) / (2 * step)
 
 
-def test_gradcheck_twice() -> None:
+def test_first_and_second_derivatives_equal_finite_differences() -> None:
     c = Case(0.3, -0.2, [0.8, 0.05, 0.3], 0.7)
     leaves = tensors([c, c._replace(y=1.1)], grad=True)
     assert torch.autograd.gradcheck(few_uniforms.triangular_density, leaves)
     assert torch.autograd.gradgradcheck(few_uniforms.triangular_density, leaves)
 
 
-def test_zero_widths_are_absent_ones() -> None:
+def test_zero_widths_act_as_absent_widths() -> None:
     y, centre, widths, radius = tensors(cases(3, "spread", 40))
     padded = torch.stack([widths[:, 0] * 0, widths[:, 0], widths[:, 1], widths[:, 1] * 0, widths[:, 2]], -1)
     expected = few_uniforms.triangular_density(y, centre, widths, radius)
@@ -106,7 +106,7 @@ def test_zero_widths_are_absent_ones() -> None:
     torch.testing.assert_close(alone, plain, rtol=1e-9, atol=0)
 
 
-def test_zero_beyond_the_support_and_positive_within() -> None:
+def test_the_density_is_zero_beyond_the_support_and_positive_within() -> None:
     widths, edge = double([0.5, 0.25, 0.0]), 1.75
     y = double([edge, -edge, 1.8, -50.0, 1e30, -1e300])
     zero = torch.zeros((), dtype=torch.float64)
@@ -115,19 +115,19 @@ def test_zero_beyond_the_support_and_positive_within() -> None:
     assert bool((few_uniforms.triangular_density(inside, zero, widths, 1.0) > 0).all())
 
 
-def test_log_density_and_its_gradient_outside() -> None:
+def test_the_log_density_outside_is_minus_infinity_with_gradient_zero() -> None:
     y = torch.tensor([0.2, 5.0], dtype=torch.float64, requires_grad=True)
     centre, widths = double([0.0, 0.0]), double([0.5, 0.1])
     logs = few_uniforms.log_triangular_density(y, centre, widths, 1.0)
     assert logs[0] == few_uniforms.triangular_density(y, centre, widths, 1.0)[0].log()
     assert logs[1] == -math.inf
-    torch.logsumexp(logs, 0).backward()  # the mixture takes the sample that the point is outside of
+    torch.logsumexp(logs, 0).backward()  # as in a mixture of which one sample is out of reach
     assert y.grad[0] < 0
     assert y.grad[1] == 0
 
 
 @pytest.mark.parametrize("kind", WIDTHS)
-def test_float32_rounds_once(kind: str) -> None:
+def test_float32_results_are_rounded_once(kind: str) -> None:
     rounded = [part.float() for part in tensors(cases(3, kind, 40))]
     got = few_uniforms.triangular_density(*rounded)
     assert got.dtype == torch.float32
@@ -161,21 +161,21 @@ def test_points_and_samples_broadcast_in_blocks(monkeypatch: pytest.MonkeyPatch)
         ({"centre": torch.tensor(-math.inf)}, "centre must be finite, got -inf"),
     ],
 )
-def test_bad_input_is_named(change: dict[str, Tensor | float], message: str) -> None:
+def test_bad_input_is_refused(change: dict[str, Tensor | float], message: str) -> None:
     good = {"y": torch.tensor(0.0), "centre": torch.tensor(0.0), "half_widths": torch.ones(2), "radius": 1.0}
     with pytest.raises(DataError, match=message):
         few_uniforms.triangular_density(**{**good, **change})
 
 
-def test_the_variance_is_matched() -> None:
+def test_the_variance_radius_matches_the_variance() -> None:
     r = radius(torch.tensor([0.5, 2.0], dtype=torch.float64), "variance")
     for sigma, reach in zip([0.5, 2.0], r.tolist(), strict=True):
         second = quad(lambda t, reach=reach: t * t * (1 / reach - abs(t) / reach**2), -reach, reach)[0]
         assert second == pytest.approx(sigma**2, rel=1e-8)
 
 
-def test_the_density_is_nearest_in_l2() -> None:
-    """The distance itself, by quadrature, has its minimum there."""
+def test_the_density_radius_is_nearest_to_the_gaussian_in_l2() -> None:
+    """The distance, by quadrature, has its minimum at the radius."""
 
     def distance(r: float) -> float:
         inside = quad(lambda u: (max(1 / r - u / r**2, 0) - norm.pdf(u)) ** 2, 0, r, epsabs=1e-14)[0]
@@ -187,12 +187,12 @@ def test_the_density_is_nearest_in_l2() -> None:
     assert density_matched() ** 2 / 6 == pytest.approx(0.88, abs=0.005)
 
 
-def test_another_match_is_named() -> None:
+def test_an_unknown_match_is_refused() -> None:
     with pytest.raises(ConfigError, match='match must be "variance" or "density", got \'mean\''):
         radius(1.0, "mean")
 
 
-def test_triangle_as_a_piecewise() -> None:
+def test_the_piecewise_triangle_has_the_values_of_the_triangle() -> None:
     g = triangular(torch.tensor([0.5, 3.0], dtype=torch.float64))
     z = torch.tensor([[-0.5, 0.0], [0.25, -1.0], [0.6, 3.0]], dtype=torch.float64)
     expected = torch.tensor([[0, 1 / 3], [1, 2 / 9], [0, 0]], dtype=torch.float64)
@@ -200,8 +200,8 @@ def test_triangle_as_a_piecewise() -> None:
 
 
 @pytest.mark.parametrize(("pieces", "stated"), [(1, 0.0283), (3, 0.0075), (8, 0.0029), (32, 4e-5)])
-def test_sigmoid_error_is_what_is_stated_and_bounds_every_box(pieces: int, stated: float) -> None:
-    """The control is half the error."""
+def test_the_sigmoid_error_is_as_stated_and_bounds_the_error_of_every_box(pieces: int, stated: float) -> None:
+    """Control: half the error is not a bound."""
     g = cubic_sigmoid(pieces)
     error = sigmoid_error(g)
     assert 0.9 * stated < error <= stated
@@ -211,7 +211,7 @@ def test_sigmoid_error_is_what_is_stated_and_bounds_every_box(pieces: int, state
     assert error / 2 < off <= error * (1 + 1e-6)
 
 
-def test_sigmoid_of_a_given_reach() -> None:
+def test_a_sigmoid_of_given_reach_is_symmetric_and_ends_at_one() -> None:
     g = cubic_sigmoid(1, 5.0)
     assert g.breakpoints.tolist() == [-5.0, 5.0]
     z = torch.linspace(-6, 6, 101, dtype=torch.float64)

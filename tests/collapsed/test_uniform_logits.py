@@ -29,7 +29,7 @@ def exact(gap: float, half_widths: list[float]) -> mpf:
 
 
 def relative_errors(gap: float, widths: list[list[float]]) -> list[float]:
-    """Of the probabilities of two classes, whose logits are ``gap`` apart."""
+    """The relative errors of the probabilities of two classes whose logits are ``gap`` apart."""
     centre = torch.tensor([gap, 0.0], dtype=torch.float64)
     found = log_expected_softmax(centre, torch.tensor(widths, dtype=torch.float64)).tolist()
     with mp.workdps(120):
@@ -53,7 +53,7 @@ def relative_errors(gap: float, widths: list[list[float]]) -> list[float]:
         (3, 1.0),
     ],
 )
-def test_two_classes_to_eleven_digits(d: int, scale: float) -> None:
+def test_two_classes_have_eleven_digits(d: int, scale: float) -> None:
     """Narrow boxes and wide, close logits and logits 300 apart, whose small probability keeps its digits."""
     random = numbers("uniform logits", d, str(scale))
     for gap in GAPS:
@@ -77,7 +77,7 @@ def by_tensor(centre: Tensor, half_widths: Tensor, nodes: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("classes", "d", "nodes"), [(3, 1, 13), (3, 2, 4), (4, 1, 8)])
-def test_several_classes_are_a_tensor_quadrature(classes: int, d: int, nodes: int) -> None:
+def test_several_classes_equal_a_tensor_quadrature(classes: int, d: int, nodes: int) -> None:
     centre, widths = problem(classes, d, {13: 1.0, 4: 0.2, 8: 0.4}[nodes])
     found = log_expected_softmax(centre, widths).exp()
     torch.testing.assert_close(found, by_tensor(centre, widths, nodes), rtol=1e-8, atol=0)
@@ -92,10 +92,10 @@ def one_moving_each(centre: Tensor, half_widths: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("widest", "margin"), [(0.4, 1e-4), (1.0, 1e-3), (4.0, 0.03)])
-def test_ten_classes_by_draws_and_what_is_wrong_without_all_at_once(widest: float, margin: float) -> None:
+def test_ten_classes_agree_with_draws_and_wrong_variants_do_not(widest: float, margin: float) -> None:
     """60 probabilities within 5 standard errors of 10⁵ draws: a false alarm in 3e-5.
 
-    One logit at a time is off by ``margin``, nothing collapsed by more, twice the widths as well.
+    Wrong variants: one logit at a time, off by more than ``margin``; nothing collapsed, off by more; twice the widths.
     """
     centre, widths = problem(10, 1, widest)
     found = log_expected_softmax(centre, widths).exp()
@@ -115,8 +115,8 @@ def test_ten_classes_by_draws_and_what_is_wrong_without_all_at_once(widest: floa
         assert not ((wrong - mean).abs() < 5 * error).all()
 
 
-def test_rows_are_alike_alone_and_in_blocks() -> None:
-    """Boxes of unlike widths in one call, more than one block of them; and shapes with several leading dimensions."""
+def test_rows_in_blocks_equal_rows_alone() -> None:
+    """Boxes of different widths in one call, in more than one block; shapes with several leading dimensions."""
     random = numbers("uniform logits", "blocks")
     rows = CACHE // (5 * 60) + 100
     centre, widths = torch.tensor(random.normal(size=(rows, 5))), torch.tensor(random.uniform(0, 0.2, (rows, 5, 1)))
@@ -148,6 +148,6 @@ def test_float32_is_rounded_once() -> None:
         ([0.0, 1.0], [[1.0] * 4] * 2, "half_widths must be at most 3 for a point, got 4"),
     ],
 )
-def test_bad_input_is_named(centre: list[float], widths: list[list[float]], message: str) -> None:
+def test_bad_input_is_refused(centre: list[float], widths: list[list[float]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         log_expected_softmax(torch.tensor(centre), torch.tensor(widths))

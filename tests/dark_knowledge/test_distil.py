@@ -59,7 +59,7 @@ def fit(task: str, mode: str, report=None) -> State:
 
 
 def two_inputs(task: str) -> FitData:
-    """The data of ``task`` with two distinct inputs only: there a small student can be anything."""
+    """The data of ``task`` with two distinct inputs only, at which a small student can have any outputs."""
     data = DATA[task]
     split = Examples(np.concatenate([data.train.inputs[:2]] * 8), np.concatenate([data.train.targets[:2]] * 8))
     return dataclasses.replace(data, train=split)
@@ -87,7 +87,7 @@ def test_a_student_of_classes_reaches_the_mixture():
 
 
 @pytest.mark.slow
-def test_a_student_of_regression_reaches_mean_and_variance():
+def test_a_student_of_regression_reaches_the_mean_and_variance_of_the_teacher():
     """Within 10 % of E f, Var f + 1/λ_n; without 1/λ_n = .3 or without Var f it would be off by more."""
     inputs = {"teacher": chains(two_inputs("regression"), "regression", scale=0.9)}
     x, student = converged("regression", inputs)
@@ -102,14 +102,14 @@ def test_a_student_of_regression_reaches_mean_and_variance():
 
 @tasks
 def test_a_resumed_online_student_has_the_same_bits(task):
-    """Its chain goes on, too; the conformance test resumes the offline one."""
+    """Its chains continue, too; the conformance test resumes the offline student."""
     assert same_bits(resumed(lambda report: fit(task, "online", report), from_step=23), fit(task, "online"))
 
 
 @tasks
 @pytest.mark.parametrize("kernel", [{"name": "sgld"}, {"name": "sghmc", "friction": 0.1}])
-def test_online_is_algorithm_1(task, kernel):
-    """At student step t the draws are the places of plain chains after 3 more steps, and no more is stored."""
+def test_the_online_teacher_follows_algorithm_1(task, kernel):
+    """At each student step the draws are the positions of plain chains after 3 more steps; nothing else is stored."""
     data, mode = DATA[task], config("online", mode={"sampler": {"kernel": kernel}}).mode
     living = teachers.LivingChains(data, mode, Seed(5))
     x, _ = data.tensors("train")
@@ -130,7 +130,7 @@ def test_offline_draws_are_uniform():
     """χ² test over 6 draws and 3,000 steps, at a false-alarm rate of 1e-6."""
     spec = NetworkSpec(MlpConfig("mlp", (1,)), (1,), 1, "gaussian")
     zero = {k: torch.zeros(6, *v.shape) for k, v in spec.build(Seed(0)).state_dict().items()}
-    posterior = NetworkDraws(spec, zero | {"head.bias": torch.arange(6.0)[:, None]})  # a draw answers its number
+    posterior = NetworkDraws(spec, zero | {"head.bias": torch.arange(6.0)[:, None]})  # draw k outputs k
     stored = teachers.StoredDraws(posterior, Seed(1))
     seen = torch.stack([stored.predictive(t, torch.zeros(1, 1)).mean[0, 0] for t in range(3000)]).long()
     counts = seen.bincount(minlength=6).double()
@@ -151,14 +151,14 @@ def test_weight_decay_enters_the_gradient():
         torch.testing.assert_close(new[0], old - 0.1 * (gradient + 0.5 * old))
 
 
-def test_mode_is_checked():
+def test_an_unknown_mode_is_refused():
     with pytest.raises(ConfigError, match=r"mode\.name must be one of offline, online"):
         config(mode={"name": "sideways"})
 
 
 @tasks
 def test_the_average_of_weights_is_the_mean_over_the_last_steps(task):
-    """By hand: the students of 4, 5 and 6 steps without an average; and it is not the last one."""
+    """By hand: the students of 4, 5 and 6 steps without an average; the mean differs from the last student."""
     online = {"mode": ONLINE, "optimiser": {"schedule": "constant"}, "steps": 6}
     kept = distil.student(DATA[task], {}, config(**online), rng=Seed(0), report=Silent())
 
@@ -182,7 +182,7 @@ def test_the_average_of_weights_is_the_mean_over_the_last_steps(task):
         ({}, {"student": "sgd"}, "input must be a posterior of regression with 1 outputs, got 'regression with 2'"),
     ],
 )
-def test_a_wrong_input_is_one_line(section, given, message):
+def test_a_wrong_input_is_refused(section, given, message):
     made = {kind: chains(DATA[task], task, 1) for kind, task in given.items() if task in DATA}
     if given.get("student") == "sgd":
         two = dataclasses.replace(DATA["regression"], train=Examples(np.zeros((4, 2)), np.zeros((4, 2))))
@@ -191,14 +191,14 @@ def test_a_wrong_input_is_one_line(section, given, message):
         distil.student(DATA["regression"], made, config(**section), rng=Seed(0), report=Silent())
 
 
-def test_draws_that_come_and_go_make_no_functions():
+def test_a_student_of_several_functions_is_refused_in_the_online_mode():
     with pytest.raises(ConfigError, match=r"student\.name must be plain in the mode online"):
         config(mode=ONLINE, student={"name": "heads", "heads": 2, "draws_per_step": 1})
 
 
 @pytest.mark.parametrize("student", [{"name": "plain"}, {"name": "heads", "heads": 3, "draws_per_step": 2}])
 def test_a_student_may_start_at_a_draw(student):
-    """Without a step it is a draw of the teacher; a head of another size is fresh; other seeds take other draws."""
+    """After a negligible step it equals a draw of the teacher; a head of another size is fresh; draws vary by seed."""
     draws = average(chains(DATA["classification"], "classification")).weights
     inputs, started = {"teacher": chains(DATA["classification"], "classification")}, set()
     for seed in range(8):
@@ -221,7 +221,7 @@ def test_a_student_may_start_at_a_draw(student):
     assert len(started) > 1
 
 
-def test_a_start_at_a_draw_needs_draws_of_the_students_network():
+def test_a_start_at_a_draw_is_refused_without_draws_of_the_same_network():
     with pytest.raises(ConfigError, match=r"start must be fresh in the mode online, which stores no draw, got 'draw'"):
         config("online", start="draw")
     inputs = {"teacher": chains(DATA["classification"], "classification")}
@@ -231,6 +231,6 @@ def test_a_start_at_a_draw_needs_draws_of_the_students_network():
         distil.student(DATA["classification"], inputs, other, rng=Seed(0), report=Silent())
 
 
-def test_a_start_that_is_fresh_is_not_written():
-    """So that what was recorded of a student before the key keeps its bytes."""
+def test_a_fresh_start_is_left_out_of_the_mapping():
+    """Students recorded before the key existed must keep their bytes."""
     assert "start" not in to_mapping(config()) and to_mapping(config(start="draw"))["start"] == "draw"

@@ -58,7 +58,7 @@ def unit_vectors(task: str = "regression", outputs: int = 1) -> FitData:
 class Conjugate:
     """Bayesian linear regression y = wᵀx + b + N(0, .25), w, b ~ N(0, I/2), given 3 rows of unit vectors.
 
-    The functions' values at the unit vectors depend on each other by b. ``teacher`` holds 2d equally weighted draws,
+    The functions' values at the unit vectors are correlated through b. ``teacher`` holds 2d equally weighted draws,
     which have exactly the posterior's mean and covariance.
     """
 
@@ -95,7 +95,7 @@ def at_the_minimum(student: distil.FunctionStudent) -> functions.StudentFunction
 
 @dataclasses.dataclass
 class Sampled:
-    """A posterior of f ~ N(0, 1), the same at all inputs, which a prediction takes two draws of; the noise is .5."""
+    """A posterior of f ~ N(0, 1), the same at all inputs; a prediction takes two draws; the noise variance is .5."""
 
     def predict(self, inputs: torch.Tensor, *, rng: Seed) -> Gaussian:
         values = torch.randn(2, 1, 1, generator=rng.generator()).expand(2, len(inputs), 1)
@@ -109,8 +109,8 @@ class Sampled:
         return cls()
 
 
-def test_a_sampled_posterior_is_imitated_in_the_limit_of_many_draws() -> None:
-    """Over 4,000 steps E y² is 1.5 within 5 standard errors (false alarms: 6e-7), and at one address it is not."""
+def test_a_sampled_teacher_has_its_second_moment_over_many_steps_only() -> None:
+    """Over 4,000 steps E y² is 1.5 within 5 standard errors (false alarms: 6e-7); of two fixed functions it is not."""
     teacher = teachers.StoredPosterior(Sampled(), unit_vectors(), Seed(0))
     inputs = torch.eye(INPUTS)[:1]
     each = [teacher.predictive(step, inputs) for step in range(4000)]
@@ -121,7 +121,7 @@ def test_a_sampled_posterior_is_imitated_in_the_limit_of_many_draws() -> None:
     assert abs(float(fixed.variance + fixed.mean.square()) - 1.5) > 5 * (2 / 8000) ** 0.5
 
 
-def test_a_latent_of_all_weights_has_the_exact_joint() -> None:
+def test_a_student_with_all_latents_has_the_exact_joint() -> None:
     model = Conjugate()
     student = at_the_minimum(learner(unit_vectors(), model.teacher, LATENT))
     mean, factor, log_variance = student.affine(torch.eye(INPUTS))
@@ -130,7 +130,7 @@ def test_a_latent_of_all_weights_has_the_exact_joint() -> None:
     torch.testing.assert_close(joint.double(), model.covariance, rtol=0, atol=TOLERANCE)
     assert log_variance is not None
     torch.testing.assert_close(log_variance.exp(), torch.full((INPUTS, 1), model.noise), rtol=0, atol=TOLERANCE)
-    assert float((joint - joint.diagonal().diag()).abs().max()) > 0.02  # a product of marginals is seen
+    assert float((joint - joint.diagonal().diag()).abs().max()) > 0.02  # a product of marginals would fail
 
 
 def test_fewer_latents_keep_the_marginals_and_the_largest_part_of_the_covariance() -> None:
@@ -151,7 +151,7 @@ def test_fewer_latents_keep_the_marginals_and_the_largest_part_of_the_covariance
     torch.testing.assert_close(mean[:, 0].double(), model.mean, rtol=0, atol=TOLERANCE)
 
 
-def test_heads_are_the_draws_and_so_is_their_joint() -> None:
+def test_heads_equal_the_draws_and_have_their_joint_covariance() -> None:
     model = Conjugate()
     student = at_the_minimum(learner(unit_vectors(), model.teacher, HEADS))
     predictive = student.predict(torch.eye(INPUTS), rng=Seed(0))
@@ -171,7 +171,7 @@ def classes(draws: int = 6) -> NetworkDraws:
     return NetworkDraws(spec, {"head.weight": weights, "head.bias": torch.zeros(draws, 3)})
 
 
-def test_one_latent_of_classes_is_exact_where_logits_are_affine_in_one() -> None:
+def test_one_latent_is_exact_if_the_class_logits_are_affine_in_one_coordinate() -> None:
     """B Bᵀ of centred logits is compared, since the sign of B is free; the functions span one dimension."""
     data, teacher = unit_vectors("classification", 3), classes()
     student = at_the_minimum(learner(data, teacher, LATENT | {"dimension": 3}))
@@ -187,7 +187,7 @@ def test_one_latent_of_classes_is_exact_where_logits_are_affine_in_one() -> None
 
 
 @pytest.mark.parametrize("student", [LATENT, HEADS], ids=["latent", "heads"])
-def test_a_draw_is_one_function_of_all_batches(student: dict) -> None:
+def test_a_draw_is_the_same_function_in_all_batches(student: dict) -> None:
     data = unit_vectors()
     posterior = posterior_of(
         distil.student(
@@ -206,7 +206,7 @@ def test_a_draw_is_one_function_of_all_batches(student: dict) -> None:
         assert not torch.equal(posterior.predict(inputs, rng=Seed(5)).draw_mean, whole.draw_mean)
 
 
-def test_latents_have_mean_0_and_covariance_1() -> None:
+def test_latents_have_mean_zero_and_identity_covariance() -> None:
     latents = functions.embed(random(12, 7, 2), 5)
     torch.testing.assert_close(latents.mean(0), torch.zeros(5, dtype=latents.dtype), rtol=0, atol=1e-12)
     torch.testing.assert_close(latents.T @ latents / 12, torch.eye(5, dtype=latents.dtype), rtol=0, atol=1e-12)

@@ -36,7 +36,7 @@ def minimise(loss, start: list[torch.Tensor]) -> None:
     optimiser.step(closure)
 
 
-def test_classification_loss_is_a_cross_entropy():
+def test_the_classification_loss_equals_the_cross_entropy():
     teacher, student = random(5, 4).softmax(-1), random(5, 4, seed=1).log_softmax(-1)
     by_hand = [
         -sum(float(teacher[i, k]) * math.log(math.exp(float(student[i, k]))) for k in range(4)) for i in range(5)
@@ -44,7 +44,7 @@ def test_classification_loss_is_a_cross_entropy():
     np.testing.assert_allclose(classification_loss(student, teacher).numpy(), by_hand, rtol=1e-12)
 
 
-def test_regression_loss_is_an_expected_log_density():
+def test_the_regression_loss_equals_an_expected_negative_log_density():
     """Eq. 11 + ½ log 2π = E −log N(y; μ, e^α) over y ~ N(f, 1/λ_n), by 40-point Gauss–Hermite quadrature."""
     mean, log_variance, teacher = random(6, 2), random(6, 2, seed=1), random(6, 2, seed=2)
     precision = 3.7
@@ -60,7 +60,7 @@ class Conjugate:
     """Bayesian linear regression, y = xᵀw + N(0, 1/λ_n), w ~ N(0, I/λ), at seven new inputs.
 
     ``draws`` are 2d equally weighted points with exactly the posterior's mean and covariance, so that
-    averages of what is quadratic in f are exact. The predictive is found another way, by conditioning
+    averages of quadratic functions of f are exact. The predictive is found another way, by conditioning
     the joint Gaussian of all targets.
     """
 
@@ -92,15 +92,15 @@ class Conjugate:
         return mean.detach()[:, 0], log_variance.detach().exp()[:, 0]
 
 
-def test_regression_fixed_point_is_the_exact_predictive():
+def test_the_regression_fixed_point_equals_the_exact_predictive():
     model = Conjugate()
     mean, variance = model.fixed_point(1 / model.noise)
     torch.testing.assert_close(mean, model.mean, rtol=0, atol=1e-7)
     torch.testing.assert_close(variance, model.epistemic + 1 / model.noise, rtol=1e-6, atol=0)
 
 
-def test_without_the_noise_the_fixed_point_is_wrong():
-    """1/λ_n = 0 inside eq. 11 leaves Var f alone: the comparison above sees the difference."""
+def test_without_noise_the_fixed_point_has_only_the_epistemic_variance():
+    """With 1/λ_n = 0 in eq. 11 only Var f is left, which the test above would notice."""
     model = Conjugate()
     _, variance = model.fixed_point(0.0)
     torch.testing.assert_close(variance, model.epistemic, rtol=1e-5, atol=0)
@@ -118,12 +118,12 @@ def tabular_student(teacher_probs: torch.Tensor) -> torch.Tensor:
     return logits.detach().softmax(-1)
 
 
-def test_classification_fixed_point_is_the_mixture():
+def test_the_classification_fixed_point_equals_the_mixture():
     probs = (3 * random(20, 6, 4)).softmax(-1)
     torch.testing.assert_close(tabular_student(probs), probs.mean(0), rtol=0, atol=1e-7)
 
 
-def test_averaged_logits_are_another_fixed_point():
+def test_averaged_logits_have_a_different_fixed_point():
     logits = 3 * random(20, 6, 4)
     wrong = tabular_student(logits.mean(0, keepdim=True).softmax(-1))
     assert float((wrong - logits.softmax(-1).mean(0)).abs().max()) > 0.05
@@ -133,7 +133,7 @@ INPUTS = torch.randn(30, 2, generator=torch.Generator().manual_seed(0)) * torch.
 TRAINING = HeldRows(INPUTS, INPUTS)
 
 
-def test_noisy_inputs_have_the_noise():
+def test_noisy_inputs_have_the_stated_noise_variance():
     """χ² test of 20,000 residuals at a false-alarm rate of 1e-6; the rows are far apart against the noise."""
     x = inputs.draw(inputs.NoisyConfig("noisy_training", 1e-3), TRAINING, 10_000, Seed(0))
     distance = torch.cdist(x, INPUTS)
@@ -142,12 +142,12 @@ def test_noisy_inputs_have_the_noise():
     assert len(distance.argmin(1).unique()) == 30
 
 
-def test_without_noise_they_are_training_rows():
+def test_inputs_without_noise_are_training_rows():
     x = inputs.draw(inputs.NoisyConfig("noisy_training", 0.0), TRAINING, 50, Seed(0))
     assert bool((x[:, None] == INPUTS).all(-1).any(1).all())
 
 
-def test_uniform_inputs_fill_the_box():
+def test_uniform_inputs_are_uniform_in_the_widened_box():
     """Kolmogorov–Smirnov in each coordinate, at 1e-6 in all."""
     x = inputs.draw(inputs.UniformConfig("uniform_box", 0.25), TRAINING, 5000, Seed(0))
     low, high = INPUTS.amin(0), INPUTS.amax(0)
@@ -158,7 +158,7 @@ def test_uniform_inputs_fill_the_box():
         assert stats.kstest(x[:, i].numpy(), stats.uniform(float(low[i]), width).cdf).pvalue < 5e-7  # no margin
 
 
-def test_inputs_depend_on_the_address_alone():
+def test_inputs_repeat_at_one_seed_and_differ_at_another():
     config = inputs.NoisyConfig("noisy_training", 0.1)
     first, second, other = (inputs.draw(config, TRAINING, 8, Seed(0).fold("x", t)) for t in (3, 3, 4))
     assert torch.equal(first, second)
@@ -168,14 +168,14 @@ def test_inputs_depend_on_the_address_alone():
 PICTURES = HeldRows(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.zeros(20))
 
 
-def test_augmented_inputs_are_augmented_training_images():
+def test_augmented_inputs_are_flipped_training_images():
     config = inputs.AugmentedConfig("augmented", AugmentConfig("all", {"flip": 1.0}))
     x = inputs.draw(config, PICTURES, 50, Seed(0))
     assert bool((x.flip(-1)[:, None] == PICTURES.inputs).flatten(2).all(-1).any(1).all())
 
 
-def test_unlabelled_inputs_come_from_the_file_in_the_share(tmp_path):
-    """Binomial test of 4,000 draws at a false-alarm rate of 1e-6; the file's rows are transformed as the data's are."""
+def test_unlabelled_inputs_come_from_the_file_at_the_stated_share(tmp_path):
+    """Binomial test of 4,000 draws at a false-alarm rate of 1e-6; its rows are transformed as the data are."""
     data = cases.table()
     more = data.train.inputs[:5] + 100.0
     np.savez(tmp_path / "more.npz", x=more)
@@ -187,14 +187,14 @@ def test_unlabelled_inputs_come_from_the_file_in_the_share(tmp_path):
     assert stats.binomtest(int(of_file.sum()), 4000, 0.3).pvalue > 1e-6
 
 
-def test_a_file_of_other_inputs_is_refused(tmp_path):
+def test_a_file_of_inputs_of_another_shape_is_refused(tmp_path):
     np.savez(tmp_path / "more.npz", x=np.zeros((3, 7)))
     config = inputs.UnlabelledConfig("unlabelled", str(tmp_path / "more.npz"), 0.3, 0.0)
     with pytest.raises(DataError, match=r"more\.npz: array 'x' must be numbers \[n, 2\], got float64 \[3, 7\]"):
         inputs.Generator(config, cases.table())
 
 
-def test_rows_of_a_table_are_not_augmented():
+def test_augmentation_of_table_rows_is_refused():
     config = inputs.AugmentedConfig("augmented", AugmentConfig("all", {}))
     with pytest.raises(ConfigError, match=r"inputs\.name must not be augmented for rows of a table"):
         inputs.Generator(config, cases.table())

@@ -62,7 +62,7 @@ def errors(**mode) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_the_student_ends_at_the_mean_and_variance_of_the_teacher() -> None:
+def test_the_student_ends_at_the_exact_mean_and_variance() -> None:
     """Within .07 sd of f and a quarter of its variance; of seven seeds the largest errors are .02 sd and .13.
 
     The errors are of the averaged steps of the student as much as of the draws (5,000 nearly independent ones: .014 sd

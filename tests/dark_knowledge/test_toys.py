@@ -1,4 +1,4 @@
-"""The references by Hamiltonian Monte Carlo and the toy problems: densities, what is stored, distances, the page."""
+"""References by Hamiltonian Monte Carlo and the toy problems: densities, stored references, divergences, the page."""
 
 import math
 
@@ -18,7 +18,7 @@ from benchmarks.toys.problems import PROBLEMS, Problem
 problems = pytest.mark.parametrize("name", list(PROBLEMS))
 
 
-def test_the_density_by_hand_is_the_librarys() -> None:
+def test_the_density_by_hand_and_its_gradient_match_the_library() -> None:
     problem = PROBLEMS["regression"]()
     spec = problem.target.spec(problem.data)
     target = NetworkTarget(spec, [problem.data.rows("train", "cpu")] * 3, 1.5)
@@ -27,11 +27,11 @@ def test_the_density_by_hand_is_the_librarys() -> None:
     expected, slope = target.whole()(positions)
     torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-3)
     torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-3)
-    assert float((gradient - slope + 0.1 * positions).abs().max()) > 0.01  # a prior of another precision would show
+    assert float((gradient - slope + 0.1 * positions).abs().max()) > 0.01  # another prior precision would fail
 
 
-def test_a_short_run_gives_outputs_and_facts(monkeypatch) -> None:
-    """Chains in a scaled space have the positions' law: the outputs of 3 chains of 4 draws at 5 inputs."""
+def test_a_short_run_returns_finite_outputs_and_facts_and_thins_its_draws(monkeypatch) -> None:
+    """The outputs of 3 chains of 4 draws at 5 inputs; ``thinned`` keeps every second draw of each chain."""
     problem = PROBLEMS["classification"]()
     settings = hmc.Settings(chains=3, leapfrogs=2, burn_in=3, draws=4)
     outputs, about = hmc.sample(problem.data, problem.target, problem.inputs[:5], settings, Seed(0))
@@ -42,7 +42,7 @@ def test_a_short_run_gives_outputs_and_facts(monkeypatch) -> None:
 
 
 @problems
-def test_what_is_stored_is_of_the_problem_at_hand(name: str) -> None:
+def test_the_stored_reference_has_converged_and_covers_the_grid(name: str) -> None:
     problem = PROBLEMS[name]()
     state = page.reference(problem)
     about = state.config
@@ -67,7 +67,7 @@ def truth_of(problem: Problem) -> artifacts.State:
     return artifacts.State({"mean": draws[0], "sd": 0 * draws[0], "draws": draws}, {})
 
 
-def test_distances_of_classes_and_of_a_gaussian_by_hand() -> None:
+def test_divergences_of_classes_and_of_a_gaussian_equal_values_by_hand() -> None:
     problem = PROBLEMS["classification"]()
     half = Categorical(torch.full((1, len(problem.grid), 2), math.log(0.5)))
     p = np.linspace(0.1, 0.9, len(problem.grid))
@@ -81,7 +81,7 @@ def test_distances_of_classes_and_of_a_gaussian_by_hand() -> None:
 
 
 @problems
-def test_the_page_has_a_line_and_a_panel_for_each_row(name: str, tmp_path, monkeypatch) -> None:
+def test_the_page_has_a_line_for_each_row_and_the_picture_is_drawn(name: str, tmp_path, monkeypatch) -> None:
     problem = PROBLEMS[name]()
     truth, count = page.reference(problem), len(problem.grid)
     monkeypatch.setattr(page, "OUT", tmp_path)

@@ -25,7 +25,7 @@ def information(joint: np.ndarray) -> float:
     return float((joint * np.log(joint / independent)).sum())
 
 
-def test_entropy_and_margin_are_those_of_numpy() -> None:
+def test_entropy_and_margin_equal_scipy_and_numpy() -> None:
     log_probs = mixture(drawn(4, 6, 3))
     probs = log_probs.exp().numpy()
     assert acquisition.entropy(log_probs).numpy() == pytest.approx([stats.entropy(row) for row in probs])
@@ -33,18 +33,18 @@ def test_entropy_and_margin_are_those_of_numpy() -> None:
     assert acquisition.margin(log_probs).numpy() == pytest.approx(ordered[:, -2] - ordered[:, -1])
 
 
-def test_bald_is_the_information_of_label_and_draw() -> None:
+def test_bald_equals_the_mutual_information_of_label_and_draw() -> None:
     draws = drawn(5, 7, 4)
     by_hand = [information(draws[:, row].exp().numpy() / 5) for row in range(7)]
     assert acquisition.bald(draws).numpy() == pytest.approx(by_hand, rel=1e-10)
 
 
-def test_probabilities_of_zero_have_no_information() -> None:
+def test_bald_of_equal_draws_with_probability_zero_is_zero() -> None:
     draws = torch.tensor([[[0.0, -torch.inf]], [[0.0, -torch.inf]]], dtype=torch.float64)
     assert acquisition.bald(draws).tolist() == [0.0]
 
 
-def test_epig_is_the_mean_information_of_both_labels() -> None:
+def test_epig_equals_the_mean_mutual_information_of_two_labels() -> None:
     own, theirs = drawn(5, 4, 3), drawn(5, 6, 3, "b")
     p, q = own.exp().numpy(), theirs.exp().numpy()
     tables = [[np.einsum("sc,sk->ck", p[:, row], q[:, target]) / 5 for target in range(6)] for row in range(4)]
@@ -52,7 +52,7 @@ def test_epig_is_the_mean_information_of_both_labels() -> None:
     assert acquisition.epig(own, theirs).numpy() == pytest.approx(by_hand, rel=1e-9)
 
 
-def test_epig_in_parts_is_epig(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epig_in_parts_equals_epig_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     own, theirs = drawn(5, 9, 3), drawn(5, 6, 3, "b")
     whole = acquisition.epig(own, theirs)
     monkeypatch.setattr(acquisition, "_AT_ONCE", 100)
@@ -82,8 +82,8 @@ def test_batch_bald_maximises_the_information_of_the_whole_batch_greedily() -> N
     assert float(gain) == pytest.approx(of_batch(tuple(chosen)), rel=1e-9)
 
 
-def test_batch_bald_takes_no_copies_where_bald_does() -> None:
-    """Rows 0 to 2 say the same of four draws, whether it is one of the first two; row 3 parts each two, less surely."""
+def test_batch_bald_avoids_copies_that_bald_takes() -> None:
+    """Rows 0 to 2 tell the first two of four draws from the last two; row 3 splits both pairs, with less certainty."""
     first = torch.tensor([0.99, 0.99, 0.01, 0.01]).double()
     second = torch.tensor([0.9, 0.1, 0.9, 0.1]).double()
     probs = torch.stack([first, first, first, second], 1)
@@ -92,13 +92,13 @@ def test_batch_bald_takes_no_copies_where_bald_does() -> None:
     assert acquisition.batch_bald(draws, 2) == [0, 3]
 
 
-def test_batch_bald_refuses_what_it_cannot_sum() -> None:
+def test_too_large_a_batch_for_batch_bald_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^batch must be <= 5 for batch_bald with 10 classes, got 6$"):
         acquisition.batch_bald(drawn(2, 8, 10), 6)
 
 
 @pytest.mark.parametrize(("mean", "deviation", "best"), [(0.3, 1.2, 0.5), (-2.0, 0.4, 0.0), (3.0, 0.1, 1.0)])
-def test_expected_improvement_is_the_integral(mean: float, deviation: float, best: float) -> None:
+def test_expected_improvement_equals_its_integral(mean: float, deviation: float, best: float) -> None:
     density = stats.norm(mean, deviation).pdf
     edges = (max(best, mean - 12 * deviation), max(best, mean) + 12 * deviation)
     by_hand = integrate.quad(lambda f: (f - best) * density(f), *edges, epsabs=1e-14)[0]
@@ -106,7 +106,7 @@ def test_expected_improvement_is_the_integral(mean: float, deviation: float, bes
     assert float(found) == pytest.approx(by_hand, rel=1e-6, abs=1e-12)
 
 
-def test_expected_improvement_of_a_mixture_and_of_points() -> None:
+def test_expected_improvement_of_a_mixture_is_the_mean_over_its_parts() -> None:
     mean, deviation = torch.tensor([[[0.2]], [[1.5]]]), torch.tensor([[[0.7]], [[0.0]]])
     first = acquisition.expected_improvement(mean[:1], deviation[:1], 0.4)
     assert float(acquisition.expected_improvement(mean, deviation, 0.4)) == pytest.approx(
@@ -114,7 +114,7 @@ def test_expected_improvement_of_a_mixture_and_of_points() -> None:
     )
 
 
-def test_batch_improvement_is_greedy_over_all_batches() -> None:
+def test_batch_improvement_adds_the_best_row_at_each_step() -> None:
     values = torch.randn(20, 6, dtype=torch.float64, generator=Seed(1).generator())
 
     def of_batch(rows: list[int]) -> float:
@@ -126,6 +126,6 @@ def test_batch_improvement_is_greedy_over_all_batches() -> None:
         assert chosen[size - 1] == max(others, key=lambda row: of_batch([*chosen[: size - 1], row]))
 
 
-def test_no_row_is_taken_twice() -> None:
+def test_each_draw_takes_its_best_row_that_is_still_free() -> None:
     scores = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
     assert acquisition.different(scores).tolist() == [1, 2, 0]

@@ -78,7 +78,7 @@ COPIES = 20
 
 
 def exact_second_regret(noisy: bool) -> float:
-    """The expected regret of round 2: E|m1 − m2| / 2 of round 1, less what the posterior after one reward tells.
+    """The expected regret of round 2: E|m1 − m2| / 2 of round 1, less the gain from the posterior after one reward.
 
     After the reward r ~ N(0, 1 + σ²) of an arm, its mean is N(wr, wσ²), w = 1/(1 + σ²); the other's is N(0, 1).
     Thompson sampling takes it again with probability Φ(wr/√(wσ² + 1)), and its advantage is then wr.
@@ -103,7 +103,7 @@ def mean_second_regret(noisy: bool, runs: int) -> tuple[float, float]:
 
 
 def test_thompson_sampling_has_its_exact_bayesian_regret() -> None:
-    """False alarm: 4 standard errors, 6e-5; draws of rewards in place of functions are told apart."""
+    """False alarm: 4 standard errors, 6e-5; draws of rewards in place of functions must fail."""
     right, wrong = exact_second_regret(False), exact_second_regret(True)
     mean, error = mean_second_regret(False, 2500)
     assert abs(mean - right) < 4 * error
@@ -111,7 +111,7 @@ def test_thompson_sampling_has_its_exact_bayesian_regret() -> None:
     assert abs(mean - wrong) < 4 * error and abs(mean - right) > 4 * error
 
 
-def test_a_wheel_is_as_it_is_published() -> None:
+def test_the_wheel_has_its_published_shares_rewards_and_noise() -> None:
     """Shares of the disc within 4 standard errors of δ² (false alarm 6e-5)."""
     problem = Wheel(delta=0.8, rounds=4000).problem(Seed(0))
     contexts, means = problem._rows, problem._means * 50
@@ -128,8 +128,8 @@ def test_a_wheel_is_as_it_is_published() -> None:
     assert noise.std() == pytest.approx(0.01, rel=0.05)
 
 
-def test_regret_is_in_units_of_uniform_choices() -> None:
-    """The share of uniform choices is 1 within 4 standard errors (false alarm 6e-5), that of the oracle 0."""
+def test_uniform_choices_have_regret_one_and_the_oracle_has_regret_zero() -> None:
+    """The regret of uniform choices is 1 within 4 standard errors (false alarm 6e-5), the regret of the oracle 0."""
     shares = []
     for seed in range(30):
         problem = Wheel(delta=0.7, rounds=400).problem(Seed(seed))
@@ -140,7 +140,7 @@ def test_regret_is_in_units_of_uniform_choices() -> None:
     assert found["regret"][-1][1] == 0 and found["simple_regret"] == [(385, 0.0)]
 
 
-def test_the_regret_of_a_fixed_arm_is_the_sum_by_hand() -> None:
+def test_the_regret_of_a_fixed_arm_equals_the_sum_by_hand() -> None:
     means = np.random.default_rng(0).random((60, 3))
     problem = Bandit(np.zeros((60, 1)), means, means, initial=1, growth=2.0)
     assert problem.refits == (0, 10, 30) and problem.rounds == 50
@@ -159,6 +159,6 @@ def test_blocks_give_each_arm_its_own_columns() -> None:
     assert in_blocks(np.array([[7.0, 8.0]]), 2).tolist() == [[[7, 8, 1, 0, 0, 0], [0, 0, 0, 7, 8, 1]]]
 
 
-def test_refits_grow() -> None:
+def test_refits_come_each_time_the_known_rows_grow_by_the_factor() -> None:
     assert refits(100, 10, 2.0) == (0, 10, 30, 70)
     assert refits(5, 10, 1.01) == (0, 1, 2, 3, 4)

@@ -1,4 +1,4 @@
-"""What fitted posteriors answer, and where they refuse."""
+"""Answers of fitted posteriors, and the questions that they refuse."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def belief(method: str, **more: object):
 
 
 def test_draws_of_a_gaussian_have_its_mean_and_covariance() -> None:
-    """Of 20,000 draws; each entry within 5 standard errors (false alarm below 1e-5). Groups draw for themselves."""
+    """Of 20,000 draws; each entry within 5 standard errors (false alarm below 1e-5). Groups draw independently."""
     fitted = belief("linear")
     mean, deviation = fitted.parts(QUESTION, Seed(1))
     drawn = fitted.values(QUESTION, 20_000, Seed(2))
@@ -50,7 +50,7 @@ def test_a_draw_is_one_member_at_all_candidates_of_a_group(method: str) -> None:
     assert torch.allclose(fitted.means(QUESTION, Seed(1)), members.mean(0), atol=1e-4)
 
 
-def test_a_point_estimate_refuses_in_one_line() -> None:
+def test_questions_that_a_posterior_cannot_answer_are_refused() -> None:
     with pytest.raises(UserError, match=r"^deterministic: must give draws of functions, but its posterior has one"):
         belief("deterministic").values(QUESTION, 1, Seed(0))
     with pytest.raises(UserError, match=r"^dropout: has no one-row updates: its posterior must be refitted"):
@@ -63,7 +63,7 @@ def test_a_point_estimate_refuses_in_one_line() -> None:
         classes.class_draws(ROWS, 10, Seed(0))
 
 
-def test_class_draws_are_those_of_the_joint() -> None:
+def test_class_draws_are_probabilities_around_the_predictive() -> None:
     fitted = Agent("bald", "d_vbll").fit(ROWS, LABELS, ("no", "yes"), Seed(0))
     assert fitted is not None
     drawn = fitted.class_draws(ROWS, 400, Seed(0))
@@ -97,7 +97,7 @@ def test_a_column_that_is_constant_in_the_known_rows_changes_no_probability() ->
 
 
 @pytest.mark.parametrize("updates", [False, True])
-def test_a_decision_repeats_bit_by_bit_and_learns(updates: bool) -> None:
+def test_a_decision_repeats_bit_by_bit_and_agents_of_a_seed_share_the_problem(updates: bool) -> None:
     agents = {"a": {"rule": "thompson", "method": "linear", "updates": updates}, "u": {"rule": "uniform"}}
     task = {"name": "optimisation", "function": "branin", "evaluations": 8, "candidates": 60}
     entry = read(DecisionConfig, {"task": task, "agents": agents, "seeds": 2}, "d")
@@ -110,14 +110,14 @@ def test_a_decision_repeats_bit_by_bit_and_learns(updates: bool) -> None:
     assert rows[0] == {**rows[0], "decision": "d", "agent": "a", "seed": 1, "round": 0}
 
 
-def test_an_active_learner_needs_a_method() -> None:
+def test_active_learning_without_a_method_is_refused() -> None:
     task = {"name": "active_learning", "source": {"name": "digits"}, "labels": 5, "held": 100}
     entry = read(DecisionConfig, {"task": task, "agents": {"u": {"rule": "uniform"}}}, "d")
     with pytest.raises(ConfigError, match=r"^method must be named: the scores of active learning"):
         decide(entry, "d", "u", 0, 0)
 
 
-def test_a_task_of_another_kind_is_refused() -> None:
+def test_a_task_that_is_no_frozen_dataclass_is_refused() -> None:
     class Loose:
         name = "loose"
 

@@ -20,7 +20,7 @@ def scores(gap: float, problems: int) -> pd.DataFrame:
 
 @pytest.mark.parametrize("problems", [3, 10])
 @pytest.mark.parametrize("gap", [-0.5, -0.12, 0.0, 0.12, 0.5])
-def test_a_verdict_is_that_of_the_paired_test(gap: float, problems: int) -> None:
+def test_the_verdict_agrees_with_the_paired_t_test(gap: float, problems: int) -> None:
     table = scores(gap, problems)
     found = page.difference(table, "regret", ["wheel-50"], "vbll", "gp")
     one, other = (table[table.agent == agent]["value"].to_numpy() for agent in ("vbll", "gp"))
@@ -31,6 +31,6 @@ def test_a_verdict_is_that_of_the_paired_test(gap: float, problems: int) -> None
     assert page.verdict(replace(found, mean=-found.mean), lower_is_better=False) == word
 
 
-def test_one_problem_tells_nothing() -> None:
+def test_one_problem_alone_shows_no_difference() -> None:
     found = page.difference(scores(5.0, 1), "regret", ["wheel-50"], "vbll", "gp")
     assert page.verdict(found, lower_is_better=True) == "no difference beyond its error"

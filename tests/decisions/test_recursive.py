@@ -22,8 +22,8 @@ AGENTS = {
 }
 
 
-def test_the_layer_is_bayesian_linear_regression_on_all_rows() -> None:
-    """Rows one by one, in another order, and all at once, against the library's exact posterior."""
+def test_the_layer_equals_bayesian_linear_regression_on_all_rows() -> None:
+    """Rows one by one, in two orders, against the library's exact posterior of all rows at once."""
     phi, y = torch.from_numpy(ROWS), torch.from_numpy(TARGETS)
     whole = linear.posterior(phi, y[:, None], 0.7, 0.04)
     for order in (range(24), RANDOM.permutation(24)):
@@ -37,7 +37,7 @@ def test_the_layer_is_bayesian_linear_regression_on_all_rows() -> None:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_updated_posterior_is_the_fitted_one_given_the_new_rows(name: str) -> None:
+def test_updates_equal_conditioning_the_fitted_posterior_on_the_new_rows(name: str) -> None:
     """Against conditioning the fitted posterior's own Gaussian over functions at old and new inputs (Bishop 2.81)."""
     belief = AGENTS[name].fit(ROWS[:16], TARGETS[:16], (), Seed(0))
     assert belief is not None and belief.learns

@@ -1,4 +1,4 @@
-"""Active learning and optimisation: what a task asks, observes and scores."""
+"""Active learning, optimisation and bandits of rows: a task's questions, observations and scores; bad settings."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_a_function_has_its_published_minimum(name: str) -> None:
     assert function(rows).min() >= minimum
 
 
-def test_a_search_observes_what_it_chooses_and_its_regret_falls() -> None:
+def test_a_search_observes_the_rows_it_chooses_and_its_regret_never_rises() -> None:
     task = Optimisation("branin", start=4, evaluations=12, batch=5, candidates=50)
     problem = task.problem(Seed(0))
     assert problem.refits == (0, 5, 10)
@@ -81,7 +81,7 @@ def test_a_table_is_searched_without_repetition_to_its_optimum(tmp_path: Path) -
         read(TableOptimisation, {"source": table(tmp_path / "t.csv", 30), "evaluations": 21}, "task").problem(Seed(0))
 
 
-def test_labels_are_asked_for_once_and_scores_are_of_rows_apart(tmp_path: Path) -> None:
+def test_each_label_is_asked_for_once_and_scores_use_held_out_rows(tmp_path: Path) -> None:
     sizes = {"start": 3, "labels": 8, "batch": 4, "candidates": 20, "wanted": 5, "held": 40}
     task = read(ActiveLearning, {"source": table(tmp_path / "t.csv", 120, "label"), **sizes}, "task")
     problem = task.problem(Seed(0))
@@ -97,7 +97,7 @@ def test_labels_are_asked_for_once_and_scores_are_of_rows_apart(tmp_path: Path) 
     assert [value for _, value in curves["nll"]] == pytest.approx([-np.log(0.9)] * 3)
 
 
-def test_rows_are_a_bandit_of_labels_or_of_mushrooms(tmp_path: Path) -> None:
+def test_a_table_becomes_a_bandit_of_labels_or_of_mushrooms(tmp_path: Path) -> None:
     source = table(tmp_path / "t.csv", 200, "label")
     problem = read(RowsBandit, {"source": source, "rounds": 200}, "task").problem(Seed(0))
     assert (problem._means.sum(1) == 1).all() and problem._rows.mean(0) == pytest.approx([0, 0], abs=1e-9)
@@ -130,7 +130,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_agent_is_one_line(name: str) -> None:
+def test_a_bad_agent_is_refused(name: str) -> None:
     agents, said = BAD[name]
     with pytest.raises(ConfigError, match=said):
         read(DecisionConfig, {"task": WHEEL, "agents": agents}, "d")
@@ -146,6 +146,6 @@ def test_a_bad_agent_is_one_line(name: str) -> None:
         ({"name": "wheel", "delta": 0.5, "growth": 1.0}, "^d.task.growth must be > 1, got 1.0"),
     ],
 )
-def test_a_bad_task_is_one_line(task: dict[str, object], said: str) -> None:
+def test_a_bad_task_is_refused(task: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read(DecisionConfig, {"task": task, "agents": {"a": {"rule": "uniform"}}}, "d")
