@@ -75,6 +75,15 @@ def test_sentences_compare_agents_with_the_best_with_chance_and_with_marginal_dr
     assert joint == f"Joint draws: joint, with draws of the joint, against single, with marginals: {shown}."
 
 
+def test_sentences_write_scores_and_differences_of_shares_in_per_cent() -> None:
+    made = played(metrics=("accuracy",))
+    best, _, joint = explore.sentences(made)
+    gap = made.difference("joint", "single")
+    assert gap is not None
+    assert best.startswith(f"Best: chance with accuracy {100 * made.ends['accuracy']['chance'].mean():.2f} %; ")
+    assert joint.endswith(f": worse ({100 * gap.mean:+.3g} ± {100 * gap.half:.2g} %).")
+
+
 def test_equal_agents_differ_in_at_most_five_percent_of_decisions() -> None:
     """Of 200 decisions of six equal agents, 5 % may have a difference to the first agent.
 

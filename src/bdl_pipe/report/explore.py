@@ -139,7 +139,7 @@ def sentences(played: Played) -> list[str]:
     pairs = [(a, b) for a in played.ruled(JOINT) for b in played.ruled(MARGINAL) if _alike(played, a, b)]
     for one, other in pairs:
         gap = played.difference(one, other, len(pairs))
-        how = f" ({gap.mean:+.3g} ± {gap.half:.2g})" if gap else ""
+        how = f" ({' '.join(_written(gap, metric))}{unit})" if gap else ""
         agents = f"{one}, with draws of the joint, against {other}, with marginals"
         said.append(f"Joint draws: {agents}: {verdict(gap, metric)}{how}.")
     return said
@@ -211,5 +211,10 @@ def _mean(values: Sequence[float], metric: str) -> Cell:
 def _gap(gap: Difference | None, metric: str) -> Cell:
     if gap is None:
         return Cell(NOTHING)
+    return Cell(*_written(gap, metric), gap.mean, best=verdict(gap, metric) == "better")
+
+
+def _written(gap: Difference, metric: str) -> tuple[str, str]:
+    """Return the mean of a difference and half of its interval; a metric of shares in per cent."""
     mean, half = ((100 if known(metric).percent else 1) * value for value in (gap.mean, gap.half))
-    return Cell(f"{mean:+.3g}", f"± {half:.2g}", gap.mean, best=verdict(gap, metric) == "better")
+    return f"{mean:+.3g}", f"± {half:.2g}"
