@@ -1,7 +1,7 @@
 # make repro: everything, from a fresh machine to the report. The tests have three tiers: make check, test and soak.
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 JOBS ?= 3
-# nproc answers OMP_NUM_THREADS where it is set, and that is no number of cores.
+# If OMP_NUM_THREADS is set, nproc prints its value instead of the number of cores.
 CORES ?= $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || echo 2)
 WORKERS ?= $(shell expr $(CORES) + 1)
 VENV := .venv

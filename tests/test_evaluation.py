@@ -151,7 +151,7 @@ def test_the_batch_size_changes_no_score_but_batch_nll(draws: int) -> None:
     small = evaluation.score_clean(fitted, split, EvaluateConfig(15, 5, 500), Seed(0))
     large = evaluation.score_clean(fitted, split, EvaluateConfig(15, 1000, 500), Seed(0))
     for name, (value, n) in large.metrics.items():
-        if name != "batch_nll":  # which depends on the batches
+        if name != "batch_nll":  # this score depends on the batches
             assert small.metrics[name] == (pytest.approx(value, abs=1e-6), n)
 
 

@@ -151,7 +151,7 @@ class Cluster(Executor):
 
 
 def few_seconds(address: str) -> float:
-    """Return the seconds of one core's time that a stage computes in its own process instead of on workers.
+    """Return the largest amount of work, in seconds of one core, that a stage does in its own process without workers.
 
     Args:
         address: of a named cluster; "" for this machine, where stages and workers share the cores.

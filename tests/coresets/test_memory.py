@@ -108,7 +108,7 @@ def test_every_class_has_the_same_weight() -> None:
         weights = memory.weights(8, outer)
         assert weights.tolist() == pytest.approx([0.5 / 8] * 8 + [0.25] * 2)
         seen.add(tuple(outer.tolist()))
-    assert len(seen) == 6  # of 2 · 3 splits; one is missing with a chance below 6 · (5/6)^40 = 0.4 % over addresses
+    assert len(seen) == 6  # all 2 · 3 splits; a split is missing with a chance below 6 · (5/6)^40 = 0.4 %
 
 
 def dense_vbpc(phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, weights: Tensor) -> Tensor:

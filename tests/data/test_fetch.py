@@ -71,3 +71,5 @@ def test_a_listening_proxy_counts_as_reachable(monkeypatch: pytest.MonkeyPatch) 
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
         require_reachable(made.ARCHIVES["cifar10"])
+    with pytest.raises(UserError, match="cannot be reached"):  # the server has closed: the proxy is asked, not the host
+        require_reachable(made.ARCHIVES["cifar10"])

@@ -21,7 +21,7 @@ def belief(method: str, **more: object):
 
 
 def test_draws_of_a_gaussian_have_its_mean_and_covariance() -> None:
-    """Of 20,000 draws; each entry within 5 standard errors (false alarm below 1e-5). Groups draw independently."""
+    """The mean of 20,000 draws is within 5 standard errors (false alarm below 1e-5). Groups draw independently."""
     fitted = belief("linear")
     mean, deviation = fitted.parts(QUESTION, Seed(1))
     drawn = fitted.values(QUESTION, 20_000, Seed(2))

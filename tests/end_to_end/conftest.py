@@ -121,7 +121,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
     place = (place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "finished"
     with FileLock(f"{place}.lock"):
         if not (place / "whole").exists():
-            shutil.rmtree(place, ignore_errors=True)  # of a failed attempt; this attempt shows its error
+            shutil.rmtree(place, ignore_errors=True)  # left by a failed attempt; this attempt shows its own error
             project = make(place / "tiny", PARAMS)
             said = project.pipeline("repro", "-j", "2", env={"BDL_TRACKING": "on"}).stdout
             assert "11 stages done" in said and "report: " in said and "| ensemble |" in said

@@ -119,7 +119,7 @@ def test_conformal_intervals_and_sets_have_their_coverage(kind: Any, drawn: Any,
         calibrated.append(share(model, x, y, conformal=True))
         plain.append(share(model, x, y, conformal=False))
     error = float(stats.sem(calibrated))
-    most = 1 / 21 if how == "split" else 0.08  # of 20 rows, exactly; cross-conformal sets may be wider than need be
+    most = 1 / 21 if how == "split" else 0.08  # exact for 20 rows; cross-conformal sets may be wider
     far = stats.t.isf(1e-4 / 2, REPEATS[how] - 1) * error
     assert LEVEL - far < np.mean(calibrated) < LEVEL + most + far
     assert np.mean(plain) > LEVEL + most + far  # the wrong variant

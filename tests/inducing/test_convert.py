@@ -1,4 +1,4 @@
-"""Which layers are converted, and the errors for networks that cannot be converted."""
+"""The conversion of layers, and the errors for networks that cannot be converted."""
 
 import pytest
 import torch

@@ -25,7 +25,7 @@ CASES = [(ALEXNET, ALEXNET_LAYERS), (GROUP, VGG_LAYERS), (PLAIN, VGG_LAYERS)]
 
 @pytest.mark.parametrize(("shape", "classes"), [((3, 32, 32), 10), ((1, 28, 28), 10), ((1, 8, 8), 7), ((3, 39, 32), 3)])
 def test_alexnet_has_the_parameters_counted_by_hand(shape: tuple[int, int, int], classes: int) -> None:
-    """Of every image of up to 39 pixels a side, 4×4 pixels remain."""
+    """An image of up to 39 pixels a side has 4×4 features a channel before the head."""
     convolutions = 25 * (shape[0] * 128 + 128 * 192) + 9 * (192 * 256 + 256 * 192 + 192 * 192)
     biases = 128 + 192 + 256 + 192 + 192
     network = build(ALEXNET, shape, classes, rng=Seed(0))

@@ -100,7 +100,7 @@ def mixed() -> Iterator[tuple[str, str]]:
 @pytest.mark.ray
 @pytest.mark.xdist_group("cluster")
 def test_tasks_are_placed_and_packed_by_their_resources(mixed: tuple[str, str], tmp_path: Path) -> None:
-    """Of four tasks with half a GPU each, two run at once, which wait for each other, and never three."""
+    """Four tasks need half a GPU each: two run at once and wait for each other, and three never run at once."""
     address, node = mixed
 
     def run(needs: Needs, count: int, together: int = 1) -> list[tuple[list[str], str, float, float]]:

@@ -141,7 +141,7 @@ def test_each_draw_has_the_batch_norm_statistics_of_its_own_weights(tiny_images:
 
 
 def test_running_moments_replace_the_moments_of_the_snapshots(tiny_table: FitData) -> None:
-    """Of 8 iterates 3 left a snapshot: the mean and the diagonal are of all 8, the columns of the 3 snapshots."""
+    """Three of 8 iterates have a snapshot: all 8 give the mean and the diagonal, the 3 snapshots give the columns."""
     whole = walk(TABLE, 8)
     running = RunningMoments()
     for weights in unstack(whole.tensors):
