@@ -14,7 +14,10 @@ from ..core import signals
 from ..plan.code import BODIES
 from ..work.cluster import prepare_environment
 
-_LATER = ("torch._dynamo", "scipy.optimize.elementwise", "bdl_pipe.summary", "pyarrow.pandas_compat")  # imported on use
+_LATER = (  # imported on use
+    *("torch._dynamo", "scipy.optimize.elementwise", "bdl_pipe.summary"),
+    *("pyarrow.pandas_compat", "pyarrow.dataset"),
+)
 
 signals.end_with_parent()
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the command stops its stages
