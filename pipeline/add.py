@@ -47,7 +47,7 @@ class Request:
     minutes: int = 10
     log: bool | None = None
     name: str | None = None
-    calibration: float = 0
+    calibration: float | None = None
 
     @property
     def command(self) -> str:
@@ -56,7 +56,8 @@ class Request:
         words += [] if self.log is None else ["--log" if self.log else "--no-log"]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value and field.name not in ("path", "log"):
+            given = value is not None if field.name == "calibration" else bool(value)
+            if given and field.name not in ("path", "log"):
                 values = [] if value is True else value if isinstance(value, list | tuple) else [value]
                 words += [f"--{field.name.replace('_', '-')}", *map(str, values)]
         return shlex.join(words)
@@ -74,7 +75,7 @@ def add(request: Request, dry_run: bool) -> str:
     if not request.path.exists():
         raise DataError(f"{request.path}: is missing")
     profile = _inspect(request)
-    size = profile.size(request.calibration)
+    size = profile.size().recalibrated() if request.calibration is None else profile.size(request.calibration)
     chosen, slow = _chosen(request.methods, size, params.method_names), list[Method]()
     if not request.methods:
         chosen, slow = offers.worthwhile(chosen, size, 60 * request.minutes, request.splits)
@@ -152,6 +153,9 @@ def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Metho
         auto = "each split's training rows decide if their logarithms are fitted (or --log, --no-log)"
         how = {"auto": auto, "log": "their logarithms are fitted"}.get(dataset.targets, "fitted as they are")
         lines.append(f"  targets: {how}; densities are in the original units")
+        if size.calibration:
+            rows = f"{100 * size.calibration:.3g} % of the training rows are in no fit"
+            lines.append(f"  intervals: {rows}; each run's tails are recalibrated on them (--calibration 0: not)")
     splits = "1 split" if dataset.splits == 1 else f"{dataset.splits} splits"
     inputs = f"{size.width} numbers a row" if size.image is None else "×".join(map(str, size.image)) + " pixels"
     lines.append(f"{name}: {len(chosen)} methods, {splits}; a network sees {inputs}")

@@ -44,9 +44,9 @@ class ListsCommand(click.Command):
         return super().parse_args(ctx, words)
 
 
-def _share(context: click.Context, option: click.Parameter, share: float) -> float:
+def _share(context: click.Context, option: click.Parameter, share: float | None) -> float | None:
     """Refuse NaN, which click accepts in every range."""
-    if math.isnan(share):
+    if share is not None and math.isnan(share):
         raise click.BadParameter("nan is not in the range 0<=x<1.")
     return share
 
@@ -149,9 +149,8 @@ def status(all_stages: bool) -> None:
     "--calibration",
     type=click.FloatRange(0, 1, max_open=True),
     callback=_share,
-    default=0,
     metavar="SHARE",
-    help="Share of rows to recalibrate on (0).",
+    help="Share of rows to recalibrate on. Default: by rows.",
 )
 @click.option("--tune", "samples", type=COUNT, metavar="N", help="Then search every method, with N trials each.")
 @click.option("--dry-run", is_flag=True, help="Say what would be added, and write nothing.")

@@ -60,7 +60,9 @@ def fitted(form: str, far: float, widened: bool = False) -> Predictor:
         "table", torch.zeros(2), torch.ones(2), shift=torch.tensor([far]).double(), scale=torch.tensor([SCALE]).double()
     )
     scores = torch.linspace(0, 3, 60).double()
-    return Predictor(Draws(form), transform, recalibration=Recalibration(1.4, scores) if widened else None)
+    return Predictor(
+        Draws(form), transform, recalibration=Recalibration((0.7, 2.0), (0.6, 0.4), scores) if widened else None
+    )
 
 
 @pytest.mark.parametrize("form", ["gaussian", "collapsed", "many collapsed"])
@@ -70,7 +72,9 @@ def test_a_shift_of_the_targets_moves_the_predictions_and_no_score(form: str) ->
         far: score_clean(fitted(form, far, True), Examples(INPUTS, far + NEAR), SETTINGS, Seed(0)) for far in (0, FAR)
     }
     near, far = ({name: value for name, (value, _) in result.metrics.items()} for result in at.values())
-    assert {"rmse", "nll", "crps", "coverage_90", "width_90", "crps_recalibrated", "width_conformal"} <= set(far)
+    assert {"rmse", "nll", "crps", "coverage_90", "width_90", "nll_before", "crps_before", "width_conformal"} <= set(
+        far
+    )
     for name, value in near.items():
         assert far[name] == pytest.approx(value, **CLOSE), name
     moved = at[FAR].predictions["mean"].to_numpy() - FAR

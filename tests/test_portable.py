@@ -88,7 +88,7 @@ def schema(fitted: Predictor, rows: np.ndarray, **more: object) -> dict[str, obj
 
 def test_a_temperature_is_part_of_the_program() -> None:
     fitted, rows = images()
-    fitted.recalibration = Recalibration(3.0, torch.zeros(1))
+    fitted.recalibration = Recalibration((3.0,), (1.0,), torch.zeros(1))
     (found,) = traced(fitted, rows).traced.module()(torch.from_numpy(rows))
     plain = fitted.predict(rows, rng=Seed(0))
     assert isinstance(plain, Categorical)
@@ -98,8 +98,8 @@ def test_a_temperature_is_part_of_the_program() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 def test_a_width_and_logarithms_are_part_of_the_program(log: bool) -> None:
-    """Against the moments of the widened mixture by quadrature, in the targets' own units."""
-    fitted, rows = prices(log, Recalibration(1.5, torch.zeros(1)))
+    """Against the moments of the widened mixture by quadrature, in the targets' own units; two parts make one width."""
+    fitted, rows = prices(log, Recalibration((1.5, 1.5), (0.3, 0.7), torch.zeros(1)))
     mean, variance = traced(fitted, rows).traced.module()(torch.from_numpy(rows))
     inner = fitted.posterior.predict(fitted.transform.inputs(rows))
     centre, sd = inner.mean.double(), 1.5 * inner.draw_variance.double().sqrt()

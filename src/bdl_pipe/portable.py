@@ -23,8 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from .errors import UserError, brief
 from .posterior import Predictor
-from .predictive import Categorical, Gaussian, Predictive
-from .recalibration import Widened
+from .predictive import Categorical
 from .seeds import Seed
 
 CLOSE: Final = 1e-5  # the largest allowed difference between program and posterior, relative to the largest output
@@ -44,7 +43,7 @@ class Answers(nn.Module):
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
         found = self._fitted.transformed(rows, rng=self._rng)
         if self._fitted.recalibration is not None:
-            found = _one_mixture(self._fitted.recalibration.apply(found))
+            found = self._fitted.recalibration.apply(found)
         found = self._fitted.own_units(found)
         return (found.mean,) if isinstance(found, Categorical) else (found.mean, found.variance)
 
@@ -155,14 +154,6 @@ class _WholeBatches(TorchFunctionMode):
             if isinstance(values.shape[dim], torch.SymInt):
                 return (values,)
         return func(*args, **(kwargs or {}))
-
-
-def _one_mixture(predictive: Predictive) -> Predictive:
-    """Return a widened mixture of Gaussians as a Gaussian mixture, so that log-normal moments have a closed form."""
-    if not isinstance(predictive, Widened) or not isinstance(predictive.base, Gaussian):
-        return predictive
-    base, factor = predictive.base, predictive.factor
-    return Gaussian(base.mean + factor * (base.draw_mean - base.mean), factor**2 * base.draw_variance)
 
 
 def _without_triangles(traced: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

@@ -31,7 +31,7 @@ from .joint_predictive import (
     at_places,
     check_places,
 )
-from .predictive import Categorical, Continuous, Exponential, Gaussian, Predictive
+from .predictive import Categorical, Continuous, Exponential, Gaussian, Mixture, Predictive
 from .recalibration import Recalibration
 from .seeds import Seed
 
@@ -241,8 +241,8 @@ class Predictor:
         self.recalibration = recalibration
 
     def predict(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
-        """Predict raw rows; for regression, in the targets' own units."""
-        return self.own_units(self.transformed(raw, rng=rng, device=device))
+        """Predict raw rows; for regression, see :meth:`final`."""
+        return self.final(self.transformed(raw, rng=rng, device=device))
 
     def transformed(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
         """Predict raw rows in the units of the transformed targets, before any recalibration."""
@@ -267,10 +267,23 @@ class Predictor:
             return found
         return JointInOwnUnits(found, self.transform.shift, self.transform.scale, self.transform.log)
 
+    def final(self, transformed: Predictive) -> Predictive:
+        """Recalibrate a predictive of regression, if there is a recalibration, and convert it to the own units.
+
+        The probabilities of classes stay as they are: a temperature applies to the mixture of draws, so that the draws'
+        disagreement would be lost.
+        """
+        if self.recalibration is None or not isinstance(transformed, Continuous):
+            return self.own_units(transformed)
+        return self.own_units(self.recalibration.apply(transformed))
+
     def own_units(self, predictive: Predictive) -> Predictive:
         """Convert a predictive of transformed targets to the targets' own units."""
         if self.transform.shift is None or self.transform.scale is None:
             return predictive
+        if isinstance(predictive, Mixture):  # each part has closed moments
+            parts = [self.own_units(part) for part in predictive.parts]
+            return Mixture([part for part in parts if isinstance(part, Continuous)], predictive.shares)
         rescaled = predictive.rescale(self.transform.shift, self.transform.scale)
         if not self.transform.log:
             return rescaled
@@ -280,9 +293,9 @@ class Predictor:
     def batches(
         self, raw: np.ndarray, batch: int = _BATCH, *, rng: Seed, device: torch.device | str = "cpu"
     ) -> Iterator[tuple[slice, Predictive]]:
-        """Yield the predictive of each batch of raw rows in the targets' own units; see :meth:`transformed_batches`."""
+        """Yield the :meth:`final` predictive of each batch of raw rows; see :meth:`transformed_batches`."""
         for rows, predictive in self.transformed_batches(raw, batch, rng=rng, device=device):
-            yield rows, self.own_units(predictive)
+            yield rows, self.final(predictive)
 
     def transformed_batches(
         self, raw: np.ndarray, batch: int = _BATCH, *, rng: Seed, device: torch.device | str = "cpu"

@@ -7,7 +7,7 @@ the mixture.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final, final
@@ -231,6 +231,60 @@ class Gaussian(Continuous):
         mean, variance = self.draw_mean.double(), self.draw_variance.double()
         shift, scale = shift.to(mean), scale.to(mean)
         return Gaussian(shift + scale * mean, scale**2 * variance)
+
+
+@final
+class Mixture(Continuous):
+    """A mixture Σ_k share_k p_k(y | x) of several distributions of the same targets.
+
+    A component is one distribution of all outputs of a row: outputs are dependent if components differ.
+
+    Attributes:
+        parts: the components p_k.
+        shares: their probabilities, which sum to 1, the same for all inputs.
+    """
+
+    def __init__(self, parts: Sequence[Continuous], shares: Sequence[float]) -> None:
+        self.parts, self.shares = tuple(parts), tuple(shares)
+
+    @property
+    def mean(self) -> Float[Tensor, "batch output"]:
+        return self._expected([part.mean for part in self.parts])
+
+    @property
+    def variance(self) -> Float[Tensor, "batch output"]:
+        """Return the mean of the components' variances, plus the variance of their means."""
+        mean = self.mean
+        return self._expected([part.variance + (part.mean - mean).square() for part in self.parts])
+
+    @property
+    def epistemic_variance(self) -> Float[Tensor, "batch output"]:
+        """Return the mean of the components' variances over draws."""
+        return self._expected([part.epistemic_variance for part in self.parts])
+
+    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        return self._expected([part.cdf(values) for part in self.parts])
+
+    def bracket(self, level: float) -> tuple[Tensor, Tensor]:
+        lows, highs = zip(*(part.bracket(level) for part in self.parts), strict=True)
+        return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+
+    @property
+    def reach(self) -> tuple[Tensor, Tensor]:
+        lows, highs = zip(*(part.reach for part in self.parts), strict=True)
+        return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+
+    def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
+        terms = [part.log_prob(targets) + math.log(share) for part, share in zip(self.parts, self.shares, strict=True)]
+        return torch.logsumexp(torch.stack(terms), dim=0)
+
+    def rescale(self, shift: Tensor, scale: Tensor) -> "Mixture":
+        moved = [part.rescale(shift, scale) for part in self.parts]
+        return Mixture([part for part in moved if isinstance(part, Continuous)], self.shares)
+
+    def _expected(self, values: Sequence[Tensor]) -> Tensor:
+        """Return Σ_k share_k values_k."""
+        return torch.stack([share * value for share, value in zip(self.shares, values, strict=True)]).sum(0)
 
 
 @final

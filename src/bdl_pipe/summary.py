@@ -6,9 +6,9 @@ form, where ``variance`` includes the model's and the noise's) and the central 9
 the quantiles of the *mixture* of draws, not of a Gaussian with its moments; with several outputs each name ends in
 ``_<target>``.
 
-A recalibrated posterior adds ``recalibrated_p_<class>`` and ``set``, the classes of the conformal set with ``|``
-between them (within a name, ``|`` is written ``\\|`` and ``\\`` is written ``\\\\``), or ``recalibrated_sd`` and the
-ends ``conformal_lower``, ``conformal_upper``.
+A recalibrated posterior of classes adds ``recalibrated_p_<class>`` and ``set``, the classes of the conformal set with
+``|`` between them (within a name, ``|`` is written ``\\|`` and ``\\`` is written ``\\\\``). A recalibrated posterior of
+regression has all columns after recalibration, and adds the ends ``conformal_lower``, ``conformal_upper``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ def predictions(
     require(0 < level < 1, "level", "must be in (0, 1)", level)
     parts = []
     for _, transformed in fitted.transformed_batches(raw, rng=rng, device=device):
-        part = columns(fitted.own_units(transformed), names)
+        part = columns(fitted.final(transformed), names)
         parts.append(part | _recalibrated(fitted, transformed, names, level))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -66,8 +66,8 @@ def _recalibrated(
     learnt = fitted.recalibration
     if learnt is None:
         return {}
-    better = fitted.own_units(learnt.apply(transformed))
     if isinstance(transformed, Categorical):
+        better = learnt.apply(transformed)
         found = {f"recalibrated_p_{name}": _array(better.mean)[:, k] for k, name in enumerate(names)}
         members = learnt.class_set(transformed, level).cpu().numpy()
         escaped = [name.replace("\\", "\\\\").replace("|", "\\|") for name in names]
@@ -75,11 +75,7 @@ def _recalibrated(
         return {**found, "set": np.array(sets, dtype=object)}
     assert isinstance(transformed, Continuous)
     low, high = learnt.interval(transformed, fitted.transform, level)
-    values = {
-        "recalibrated_sd": np.sqrt(_array(better.variance)),
-        "conformal_lower": _array(low),
-        "conformal_upper": _array(high),
-    }
+    values = {"conformal_lower": _array(low), "conformal_upper": _array(high)}
     return {f"{k}_{t}" if len(names) > 1 else k: v[:, i] for i, t in enumerate(names) for k, v in values.items()}
 
 

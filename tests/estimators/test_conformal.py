@@ -36,7 +36,7 @@ def test_conformal_intervals_equal_their_definition_by_counting() -> None:
         for a in (0.0, 1.0, 2.0)
     ]
     predictives = [Gaussian(mean[k], sd[k] ** 2) for k in range(many)]
-    learnt = [Recalibration(1.0, each) for each in scores]
+    learnt = [Recalibration((1.0,), (1.0,), each) for each in scores]
     low, high = conformal.intervals(predictives, learnt, transforms, LEVEL)
     n = sum(map(len, scores))
     for row in range(rows):
@@ -59,7 +59,9 @@ def test_conformal_sets_equal_their_definition_by_counting() -> None:
     random = torch.Generator().manual_seed(0)
     log_probs = torch.randn(3, 1, 6, 4, generator=random, dtype=torch.float64).log_softmax(-1)
     scores = [torch.rand(count, generator=random, dtype=torch.float64).sort().values for count in (7, 5, 6)]
-    found = conformal.class_sets([Categorical(p) for p in log_probs], [Recalibration(1.0, s) for s in scores], LEVEL)
+    found = conformal.class_sets(
+        [Categorical(p) for p in log_probs], [Recalibration((1.0,), (1.0,), s) for s in scores], LEVEL
+    )
     for row in range(6):
         for label in range(4):
             p = [1 - float(log_probs[k, 0, row, label].exp()) for k in range(3)]
@@ -68,7 +70,7 @@ def test_conformal_sets_equal_their_definition_by_counting() -> None:
 
 
 def test_a_level_too_high_for_the_calibration_rows_is_refused() -> None:
-    learnt = [Recalibration(1.0, torch.arange(9.0))]
+    learnt = [Recalibration((1.0,), (1.0,), torch.arange(9.0))]
     with pytest.raises(ConfigError, match=r"level must be at most 0\.9 with 9 rows, got 0\.95"):
         conformal.class_sets([Categorical(torch.zeros(1, 1, 2).log_softmax(-1))], learnt, 0.95)
 
@@ -114,10 +116,11 @@ def test_conformal_intervals_and_sets_have_their_coverage(kind: Any, drawn: Any,
     calibrated, plain = [], []
     for repeat in range(REPEATS[how]):
         random = np.random.default_rng([7, repeat])
-        model = kind("linear", conformal=how, random_state=repeat).fit(*drawn(100, random))
+        rows = drawn(100, random)
+        model, bare = (kind("linear", conformal=each, random_state=repeat).fit(*rows) for each in (how, None))
         x, y = drawn(200, random)
         calibrated.append(share(model, x, y, conformal=True))
-        plain.append(share(model, x, y, conformal=False))
+        plain.append(share(bare, x, y, conformal=False))
     error = float(stats.sem(calibrated))
     most = 1 / 21 if how == "split" else 0.08  # exact for 20 rows; cross-conformal sets may be wider
     far = stats.t.isf(1e-4 / 2, REPEATS[how] - 1) * error

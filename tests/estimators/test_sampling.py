@@ -7,8 +7,8 @@ from scipy import stats
 
 from bdl_pipe import BayesianClassifier, BayesianRegressor
 from bdl_pipe.estimators.sampling import sample
-from bdl_pipe.predictive import Categorical, Continuous, Exponential, Gaussian
-from bdl_pipe.recalibration import Widened
+from bdl_pipe.predictive import Categorical, Continuous, Exponential, Gaussian, Mixture
+from bdl_pipe.recalibration import Widened, widened
 from bdl_pipe.seeds import Seed
 
 DRAWS = 1_000
@@ -19,6 +19,7 @@ CASES: dict[str, Continuous] = {
     "mixture": MIXTURE,
     "widened": Widened(MIXTURE, 1.7),
     "exponential": Exponential(Gaussian(MEAN / 5, VARIANCE / 4)),
+    "two widths": Mixture([widened(MIXTURE, 0.25), widened(MIXTURE, 2.5)], [0.7, 0.3]),
     "exponential-widened": Exponential(Widened(Gaussian(MEAN / 5, VARIANCE / 4), 1.7)),
 }
 

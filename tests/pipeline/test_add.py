@@ -422,8 +422,8 @@ def test_a_table_goes_from_add_to_scores_a_report_and_predictions(project: Path)
         assert (found["lower"] < found["mean"]).all()
         assert np.isfinite(found["upper"]).all()
         assert (found["conformal_lower"] < found["conformal_upper"]).all()
-    recalibrated = scores[scores["metric"] == "nll_recalibrated"]
-    assert set(recalibrated["method"]) == set(methods)
+    before = scores[scores["metric"] == "nll_before"]
+    assert set(before["method"]) == set(methods)
     page = Path("report/index.html").read_text()
     assert "Recalibration" in page
     assert "Which one?" in page

@@ -417,11 +417,23 @@ def test_the_recalibration_table_has_scores_before_and_after_and_the_coverage(tm
     plain = write_run(tmp_path, "d", "other", "s", figures[:1])
     table = tables.gather([write_run(tmp_path, "d", "m", "s", figures), plain])
     grid = page.recalibration(table)["grid"]
-    titles = ["NLL before", "NLL after", "ECE % before", "ECE % after", "Coverage %", "Set size"]
+    titles = ["NLL before", "NLL after", "ECE % before", "ECE % after", "Coverage %, conformal", "Set size, conformal"]
     assert grid.head[1:] == titles
     assert [[cell.text for cell in row[1:]] for row in grid.rows] == [
         ["0.500", "0.400", "10.00", "5.00", "91.20", "1.250"]
     ]
+
+
+def test_the_recalibration_table_of_regression_has_the_runs_own_scores_as_those_after(tmp_path):
+    values = {"nll": 0.4, "nll_before": 0.5, "crps": 0.1, "crps_before": 0.2, "coverage_90": 0.9}
+    values |= {"coverage_90_before": 0.97, "coverage_conformal": 0.91, "width_conformal": 1.25}
+    figures = [Score(0, 0, Quantity(metric), value, 90) for metric, value in values.items()]
+    grid = page.recalibration(tables.gather([write_run(tmp_path, "d", "m", "s", figures)]))["grid"]
+    shown = dict(zip(grid.head[1:], (cell.text for cell in grid.rows[0][1:]), strict=True))
+    assert shown.pop("NLL before") == "0.500" and shown.pop("NLL after") == "0.400"
+    assert shown.pop("CRPS before") == "0.200" and shown.pop("CRPS after") == "0.100"
+    assert shown.pop("Coverage % before") == "97.00" and shown.pop("Coverage % after") == "90.00"
+    assert shown == {"Coverage %, conformal": "91.00", "Width, conformal": "1.250"}
 
 
 def test_a_plugins_metric_is_a_column(tmp_path, monkeypatch):

@@ -226,7 +226,7 @@ class BayesianEstimator(BaseEstimator):
         rows = self._rows(x)
         with fitting.threads(self.threads), torch.no_grad():
             for at, predictive in self.fitted_.batches(rows):
-                yield at, self.fitted_.predictor().own_units(predictive)
+                yield at, self.fitted_.predictor().final(predictive)
 
     def predict_dist(self, X: Any) -> Predictive:
         """Return the predictive of all rows of ``X``, with its draws, in the targets' own units.
@@ -238,7 +238,7 @@ class BayesianEstimator(BaseEstimator):
         rows = self._rows(X)
         with fitting.threads(self.threads), torch.no_grad():
             fitted, address = self.fitted_.predictor(), self.fitted_.address().fold("predict")
-            return fitted.own_units(fitted.transformed(rows, rng=address, device=self.device))
+            return fitted.predict(rows, rng=address, device=self.device)
 
     def joint(self, X: Any, rows: int | None = None, *, draws: int = DRAWS) -> Joint:
         """Return the joint distribution of the targets of several rows, which share a function.

@@ -148,7 +148,7 @@ def _said(model: Any, rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Return each row's confidence and correctness [n, 2], or the level of the central interval up to each target."""
     parts, predictor = list[np.ndarray](), model.fitted_.predictor()
     for at, transformed in model.fitted_.batches(rows):
-        predictive = predictor.own_units(transformed)
+        predictive = predictor.final(transformed)
         if isinstance(predictive, Categorical):
             confidence = predictive.mean.double().cpu().numpy()
             right = confidence.argmax(1) == targets[at]

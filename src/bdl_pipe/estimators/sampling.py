@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..predictive import Categorical, Continuous, Exponential, Gaussian, Predictive
+from ..predictive import Categorical, Continuous, Exponential, Gaussian, Mixture, Predictive
 from ..seeds import Seed
 
 _FURTHEST: Final = 1e-9  # the probability beyond each end of the bracket in which draws are searched
@@ -26,6 +26,11 @@ def sample(predictive: Predictive, draws: int, rng: Seed) -> Tensor:
     if isinstance(predictive, Exponential):
         return sample(predictive.base, draws, rng).exp()
     shape = (draws, *predictive.mean.shape)
+    if isinstance(predictive, Mixture):
+        shares = torch.tensor(predictive.shares, dtype=torch.float64).expand(shape[1], -1)
+        which = torch.multinomial(shares, draws, replacement=True, generator=rng.fold("part").generator()).T
+        drawn = torch.stack([sample(part, draws, rng.fold("of", k)) for k, part in enumerate(predictive.parts)])
+        return drawn.gather(0, which[None, :, :, None].expand(1, *shape))[0]
     if isinstance(predictive, Gaussian):
         mean, sd = predictive.draw_mean.double().cpu(), predictive.draw_variance.double().sqrt().cpu()
         which = torch.randint(len(mean), (draws, shape[1], 1), generator=rng.fold("component").generator())

@@ -96,8 +96,9 @@ def score_clean(
     The scores are the metrics of :data:`bdl_pipe.metrics.METRICS` that the predictive has, in that order.
     ``mutual_information`` and ``batch_nll`` need more than one draw, ``out_of_reach`` a likelihood that is zero
     somewhere, the scores of several rows together what :func:`.joint.joint_scores` says, the scores
-    ``…_recalibrated`` and ``…_conformal`` a recalibrated posterior, and the scores ``reference_…`` a stored reference
-    of these rows.
+    ``…_recalibrated`` (classes), ``…_before`` (regression) and ``…_conformal`` a recalibrated posterior, and the scores
+    ``reference_…`` a stored reference of these rows. Scores of regression are of the recalibrated predictive, except
+    the scores of several rows together, of the reference and of the noise.
 
     A prediction of classes has the columns row, target, p_0 …, entropy, mutual_information, log_prob; a prediction of
     regression, in original units, row, target, mean, variance, quantiles q05, q50 and q95, pit, which is F(y) of the
@@ -111,14 +112,15 @@ def score_clean(
     row = fitted.transform.inputs(examples.inputs[:1], device)[None]
     one_noise = examples.targets.ndim > 1 and has_one_noise(fitted.posterior, row, rng)
     for rows, transformed in fitted.transformed_batches(examples.inputs, config.batch, rng=rng, device=device):
-        predictive, targets = fitted.own_units(transformed), torch.tensor(examples.targets[rows], device=device)
+        predictive, before = fitted.final(transformed), fitted.own_units(transformed)
+        targets = torch.tensor(examples.targets[rows], device=device)
         if fitted.recalibration is not None:
             gathered.add_recalibrated(fitted, fitted.recalibration, transformed, targets, config)
-        for name, values in ood_scores(predictive).items():
+        for name, values in ood_scores(before).items():
             gathered.ood_scores.setdefault(name, []).append(values)
         gathered.add_registered(predictive, targets, metrics.registered())
         distances.add(rows, transformed)
-        drawn.add(rows, predictive, targets)
+        drawn.add(rows, before, targets)
         if isinstance(predictive, Categorical):
             gathered.add_classes(predictive, targets, config)
         elif isinstance(predictive, Continuous):
@@ -126,7 +128,7 @@ def score_clean(
             assert isinstance(transformed, Continuous)
             gathered.add_noise(transformed, is_one=one_noise)
         if config.joint_pairs and not own_joint:
-            gathered.terms.append(predictive.draw_log_prob(targets).cpu())
+            gathered.terms.append(before.draw_log_prob(targets).cpu())
     scores = gathered.scores() | distances.scores()
     terms = torch.cat(gathered.terms, dim=1) if gathered.terms else None
     scores |= joint_scores(fitted, examples, terms, config, rng, device)

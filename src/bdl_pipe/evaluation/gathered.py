@@ -98,19 +98,25 @@ class Gathered:
         targets: Tensor,
         config: EvaluateConfig,
     ) -> None:
-        """Score the recalibrated predictive and the conformal sets of a batch."""
-        better = fitted.own_units(recalibration.apply(transformed))
-        self.mean("nll_recalibrated", metrics.nll(better, targets))
-        if isinstance(better, Categorical):
-            assert isinstance(transformed, Categorical)
+        """Score what is not the batch's final predictive, tempered classes or a regression before, and conformal sets.
+
+        See :meth:`bdl_pipe.posterior.Predictor.final`.
+        """
+        if isinstance(transformed, Categorical):
+            better = recalibration.apply(transformed)
+            assert isinstance(better, Categorical)
+            self.mean("nll_recalibrated", metrics.nll(better, targets))
             more = metrics.bins_of(better, targets, config.calibration_bins)
             self.recalibrated_bins = more if self.recalibrated_bins is None else self.recalibrated_bins + more
             members = recalibration.class_set(transformed, INTERVAL)
             self.mean("coverage_conformal", metrics.Mean.of(members.gather(1, targets.long()[:, None])))
             self.mean("size_conformal", metrics.Mean.of(members.sum(1)))
             return
-        assert isinstance(better, Continuous) and isinstance(transformed, Continuous)
-        self.mean("crps_recalibrated", metrics.crps(better, targets))
+        before = fitted.own_units(transformed)
+        assert isinstance(before, Continuous) and isinstance(transformed, Continuous)
+        self.mean("nll_before", metrics.nll(before, targets))
+        self.mean("crps_before", metrics.crps(before, targets))
+        self.mean("coverage_90_before", metrics.covered(*metrics.interval(before, INTERVAL), targets))
         low, high = recalibration.interval(transformed, fitted.transform, INTERVAL)
         self.mean("coverage_conformal", metrics.Mean.of(((low <= targets) & (targets <= high)).all(-1)))
         self.mean("width_conformal", metrics.Mean.of(high - low))

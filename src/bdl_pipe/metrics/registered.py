@@ -19,10 +19,15 @@ from .metric import Mean, Metric, Question, StoredMetric, StoredTask
 
 Values = Callable[[Predictive, Tensor], Tensor | None]
 
-_AFTER: Final = "after recalibration"
-_RECALIBRATED: Final = tuple(
-    replace(metric, name=f"{metric.name}_recalibrated", about=f"{metric.about}, {_AFTER}", of=None, shifted=False)
-    for metric in (scores.NLL, regression.CRPS, classification.ECE)
+
+def _other(metric: Metric, suffix: str, when: str) -> Metric:
+    """Return the metric of the predictive before or after recalibration, which is not the run's own."""
+    about = f"{metric.about}, {when} recalibration"
+    return replace(metric, name=f"{metric.name}_{suffix}", about=about, of=None, shifted=False, question="")
+
+
+_BEFORE: Final = tuple(
+    _other(metric, "before", "before") for metric in (scores.NLL, regression.CRPS, regression.COVERAGE_90)
 )
 _CONFORMAL: Final = (
     Metric("coverage_conformal", "Coverage %", "share of targets in their 90 % conformal set", better=0, percent=True),
@@ -36,7 +41,8 @@ METRICS: Final[Registered[Metric]] = Registered(
         metric.name: metric
         for metric in (
             regression.RMSE,
-            *_RECALIBRATED[:2],
+            _other(scores.NLL, "recalibrated", "after"),
+            *_BEFORE,
             *_CONFORMAL,
             classification.ACCURACY,
             scores.NLL,
@@ -50,7 +56,7 @@ METRICS: Final[Registered[Metric]] = Registered(
             regression.CRPS,
             regression.OUT_OF_REACH,
             classification.ECE,
-            *_RECALIBRATED[2:],
+            _other(classification.ECE, "recalibrated", "after"),
             joint.JOINT_NLL,
             joint.JOINT_GAP,
             *joint.DYADIC,

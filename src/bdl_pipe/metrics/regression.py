@@ -8,10 +8,11 @@ equally weighted mixture of Gaussians it has a closed form (Grimit et al. 2006, 
     CRPS = (1/S) Σ_s A(y − μ_s, σ_s²) − 1/(2S²) Σ_s Σ_t A(μ_s − μ_t, σ_s² + σ_t²),
     A(m, v) = 2 √v φ(m/√v) + m (2Φ(m/√v) − 1);
 
-for any other predictive the integral is taken numerically on both sides of y.
+for any other predictive the integral is numerical: on both sides of y, or between quantiles of a mixture's parts.
 """
 
 import math
+from itertools import pairwise
 from operator import attrgetter
 from typing import Final
 
@@ -20,10 +21,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..predictive import Continuous, Gaussian
+from ..predictive import Continuous, Gaussian, Mixture
 from .metric import Mean, Metric
 
 _NODES: Final = 32  # Gauss-Legendre nodes on each side of a target
+_PANEL_NODES: Final = 16  # nodes on each panel of a mixture
+_INSIDE: Final = (1e-3, 1 - 1e-3)  # levels of the quantiles at which panels end
 _OUTSIDE: Final = 1e-9  # probability on each side that the integral leaves out
 
 
@@ -62,6 +65,8 @@ def noise_variance(predictive: Continuous) -> Float[Tensor, "batch output"]:
 
 def crps(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean:
     """Return the continuous ranked probability score, per output."""
+    if isinstance(predictive, Mixture):
+        return Mean.of(_integrated_by_parts(predictive, targets.double()))
     if not isinstance(predictive, Gaussian):
         return Mean.of(_integrated(predictive, targets.double()))
     mean, variance = predictive.draw_mean.double(), predictive.draw_variance.double()
@@ -81,6 +86,20 @@ def _integrated(predictive: Continuous, targets: Tensor) -> Tensor:
         left, right = low + share * (targets - low), targets + share * (high - targets)
         below, above = predictive.cdf(left), 1 - predictive.cdf(right)
         total = total + float(weight) / 2 * ((targets - low) * below.square() + (high - targets) * above.square())
+    return total
+
+
+def _integrated_by_parts(predictive: Mixture, targets: Tensor) -> Tensor:
+    """Return the same integral over panels that end at quantiles of the parts, whose widths may differ by far."""
+    ends = [part.bracket(level)[side] for part in predictive.parts for side, level in enumerate(_INSIDE)]
+    low, high = predictive.bracket(_OUTSIDE)[0], predictive.bracket(1 - _OUTSIDE)[1]
+    points = torch.stack([torch.minimum(low, targets), *ends, targets, torch.maximum(high, targets)]).sort(0).values
+    total = torch.zeros_like(targets)
+    for node, weight in zip(*np.polynomial.legendre.leggauss(_PANEL_NODES), strict=True):
+        for start, stop in pairwise(points):
+            at = start + (1 + float(node)) / 2 * (stop - start)
+            missing = predictive.cdf(at) - (at >= targets).double()
+            total = total + float(weight) / 2 * (stop - start) * missing.square()
     return total
 
 

@@ -145,7 +145,7 @@ class ModulePosterior:
         return JointInOwnUnits(found, self.transform.shift, self.transform.scale, self.transform.log)
 
     def recalibrated(self, loader: Any, *, rng: Seed = Seed(0)) -> "ModulePosterior":
-        """Return the posterior with the temperature (classes) or width (regression) that fits a loader's rows best.
+        """Return the posterior with the temperature (classes) or widths (regression) that fit a loader's rows best.
 
         Neither the model nor the fit may have used these rows. An earlier recalibration is replaced.
 
@@ -165,7 +165,7 @@ class ModulePosterior:
         config: dict[str, Any] = {"posterior": self.key, "inner": dict(inner.config), "about": to_mapping(self.about)}
         if self.recalibration is not None:
             tensors[_SCORES] = self.recalibration.scores
-            config["recalibration"] = self.recalibration.factor
+            config["recalibration"] = dict(self.recalibration.state().config)
         return State(tensors, config)
 
     @classmethod
@@ -184,7 +184,8 @@ class ModulePosterior:
             inner = posterior_of(State(under(_INNER, state.tensors), state.config["inner"]), device)
         learnt = None
         if "recalibration" in state.config:
-            learnt = Recalibration(float(state.config["recalibration"]), state.tensors[_SCORES])
+            stored = State({"scores": state.tensors[_SCORES]}, state.config["recalibration"])
+            learnt = Recalibration.from_state(stored)
         return cls(inner, transform, about, trunk, device, learnt)
 
     def save(self, path: Path | str) -> None:

@@ -68,12 +68,13 @@ def imitation(table: Table) -> Data:
 
 def recalibration(table: Table) -> Data:
     """Return scores before and after recalibration, and the coverage of conformal sets."""
-    after = "ece" if Quantity("size_conformal") in table.quantities() else "crps"
-    pairs = [(name, *how) for name in ("nll", after) for how in (("before", ""), ("after", "_recalibrated"))]
+    classes = Quantity("size_conformal") in table.quantities()
+    names = ("nll", "ece") if classes else ("nll", "crps", "coverage_90")
+    suffixes = {"before": "", "after": "_recalibrated"} if classes else {"before": "_before", "after": ""}
+    pairs = [(name, when, suffix) for name in names for when, suffix in suffixes.items()]
     shown = [Column(f"{metric_of(name).label} {when}", Quantity(name + suffix)) for name, when, suffix in pairs]
-    shown += [Column(metric_of(name).label, Quantity(name)) for name in CONFORMAL]
-    shown += [Column(f"{metric_of(name).label} before", Quantity(name)) for name in ("coverage_90", "width_90")]
-    some = table.only(run for run in table.runs if table.estimate(run.key, Quantity("nll_recalibrated")))
+    shown += [Column(f"{metric_of(name).label}, conformal", Quantity(name)) for name in CONFORMAL]
+    some = table.only(run for run in table.runs if table.estimate(run.key, Quantity("coverage_conformal")))
     return {"grid": columns.by_score(some, shown)} if some.runs else None
 
 
