@@ -6,7 +6,7 @@ import scipy.integrate
 import scipy.stats
 import torch
 
-from bdl_pipe.predictive import Categorical, Exponential, Gaussian
+from bdl_pipe.predictive import Categorical, Exponential, Gaussian, Mixture
 from bdl_pipe.recalibration import Widened
 
 
@@ -138,3 +138,36 @@ def test_numerical_moments_of_an_exponential_equal_the_closed_form() -> None:
     np.testing.assert_allclose(hidden.mean, made.mean, rtol=2e-3)
     np.testing.assert_allclose(hidden.variance, made.variance, rtol=2e-2)
     assert ((base.mean.exp() - made.mean).abs() > 0.05 * made.mean).all()
+
+
+def of_two_parts() -> tuple[Mixture, Gaussian, Gaussian]:
+    """Parts N(m, sd²) with shares .3 and .7, for three rows of two outputs."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = (
+        Gaussian(
+            torch.randn(1, 3, 2, generator=generator).double(), torch.rand(1, 3, 2, generator=generator).double() + 0.1
+        )
+        for _ in range(2)
+    )
+    return Mixture([first, second], [0.3, 0.7]), first, second
+
+
+def test_a_mixture_of_predictives_equals_sums_of_scipys_distributions() -> None:
+    """The outputs of a row share a part, so that the density is no product over outputs."""
+    made, *parts = of_two_parts()
+    at = torch.linspace(-2, 2, 6).double().reshape(3, 2)
+    known = [scipy.stats.norm(part.mean.numpy(), part.variance.sqrt().numpy()) for part in parts]
+    first, second = known
+    np.testing.assert_allclose(made.cdf(at), 0.3 * first.cdf(at) + 0.7 * second.cdf(at), rtol=1e-12)
+    density = 0.3 * first.pdf(at).prod(1) + 0.7 * second.pdf(at).prod(1)
+    np.testing.assert_allclose(made.log_prob(at).exp(), density, rtol=1e-12)
+    assert not np.allclose(density, (0.3 * first.pdf(at) + 0.7 * second.pdf(at)).prod(1))
+    mean = 0.3 * first.mean() + 0.7 * second.mean()
+    square = 0.3 * (first.var() + first.mean() ** 2) + 0.7 * (second.var() + second.mean() ** 2)
+    np.testing.assert_allclose(made.mean, mean, rtol=1e-12)
+    np.testing.assert_allclose(made.variance, square - mean**2, rtol=1e-12)
+    np.testing.assert_allclose(made.cdf(made.quantile(0.95)), 0.95, atol=1e-9)
+    moved = made.rescale(torch.tensor([1.0, -2.0]).double(), torch.tensor([3.0, 0.5]).double())
+    there = torch.tensor([1.0, -2.0]) + torch.tensor([3.0, 0.5]) * at
+    np.testing.assert_allclose(moved.log_prob(there) + np.log(1.5), made.log_prob(at), rtol=1e-12)
+    assert made.reach[0].isinf().all() and made.epistemic_variance.eq(0).all()

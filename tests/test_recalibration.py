@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.integrate
 import scipy.stats
 import torch
 from torch import Tensor
@@ -303,3 +304,27 @@ def test_calibration_rows_are_apart_from_training_and_test_rows(tmp_path: Path) 
         made(0.1)
     with pytest.raises(ConfigError, match=r"calibration must be a whole number of rows >= 0, or a share in \[0, 1\)"):
         made(1.0)
+
+
+def test_the_own_units_of_a_mixture_of_logarithms_have_its_exact_moments() -> None:
+    """Against integrals of the density in the targets' own units."""
+    means, variances = [[0.3, -0.5], [0.8, 0.1]], [[0.2, 0.6], [1.1, 0.4]]  # [part, output]
+    parts = [
+        Gaussian(torch.tensor(m).double()[None, None], torch.tensor(v).double()[None, None])
+        for m, v in zip(means, variances, strict=True)
+    ]
+    made = Mixture(parts, [0.3, 0.7])
+    scale = Transform(
+        "table", torch.zeros(1), torch.ones(1), shift=torch.ones(2), scale=torch.full((2,), 0.5), log=True
+    )
+    own = Predictor(_Stored(made), scale).own_units(made)
+    assert isinstance(own, Mixture)
+    y = np.linspace(1e-6, 400, 2_000_001)
+    for output in range(2):
+        z = (np.log(y) - 1) / 0.5
+        of_part = [(m[output], v[output] ** 0.5) for m, v in zip(means, variances, strict=True)]
+        density = sum(w * scipy.stats.norm.pdf(z, *p) for w, p in zip((0.3, 0.7), of_part, strict=True)) / (0.5 * y)
+        mean = scipy.integrate.simpson(y * density, x=y)
+        variance = scipy.integrate.simpson((y - mean) ** 2 * density, x=y)
+        assert own.mean[0, output].item() == pytest.approx(mean, rel=1e-4)
+        assert own.variance[0, output].item() == pytest.approx(variance, rel=1e-3)

@@ -7,7 +7,8 @@ import scipy.stats
 import torch
 
 from bdl_pipe import metrics
-from bdl_pipe.predictive import Gaussian
+from bdl_pipe.metrics import regression
+from bdl_pipe.predictive import Gaussian, Mixture
 from bdl_pipe.seeds import Seed
 
 
@@ -31,6 +32,36 @@ def test_crps_is_the_integral_of_the_squared_distance_of_distributions(draws: in
 
     oracle = np.mean([one(row) for row in range(6)])
     assert metrics.crps(predictive, torch.tensor(targets)).value == pytest.approx(oracle, abs=1e-6)
+
+
+def test_the_crps_of_parts_of_very_different_widths_equals_the_closed_form() -> None:
+    """Grimit et al. 2006, equation 5, with weights; the control: 32 nodes on each side of y miss the narrow part."""
+    mean, sd, weight = (
+        np.array([[0.3], [0.3], [-0.1]]),
+        np.array([[0.05], [0.9], [2.7]]),
+        np.array([[0.4], [0.5], [0.1]]),
+    )
+    y = np.linspace(-4, 4, 17)
+
+    def absolute(m: np.ndarray, s: np.ndarray) -> np.ndarray:
+        return 2 * s * scipy.stats.norm.pdf(m / s) + m * (2 * scipy.stats.norm.cdf(m / s) - 1)
+
+    pairs = weight * weight.T * absolute(mean - mean.T, np.sqrt(sd**2 + sd.T**2))
+    exact = (weight * absolute(y - mean, sd)).sum(0) - pairs.sum() / 2
+    parts = [
+        Gaussian(torch.full((1, 17, 1), m).double(), torch.full((1, 17, 1), s**2).double())
+        for m, s in zip(mean[:, 0], sd[:, 0], strict=True)
+    ]
+    made, targets = Mixture(parts, weight[:, 0].tolist()), torch.tensor(y)[:, None]
+    each = [(Mixture([row(p, i) for p in parts], made.shares), targets[i : i + 1]) for i in range(17)]
+    found = np.array([metrics.crps(*pair).value for pair in each])
+    assert found == pytest.approx(exact, rel=1e-4)
+    plain = regression._integrated(made, targets)[:, 0].numpy()
+    assert np.abs(plain / exact - 1).max() > 1e-3
+
+
+def row(part: Gaussian, number: int) -> Gaussian:
+    return Gaussian(part.draw_mean[:, number : number + 1], part.draw_variance[:, number : number + 1])
 
 
 @pytest.mark.parametrize("draws", [1, 2, 7])

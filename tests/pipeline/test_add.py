@@ -92,6 +92,33 @@ def test_add_describes_the_table_and_writes_a_valid_data_set(project: Path, caps
     }
 
 
+@pytest.mark.parametrize(
+    ("size", "share"),
+    [
+        (Size("regression", 1_100, 5), 0.0),  # 990 training rows
+        (Size("regression", 1_112, 5), 0.1),  # 1,000
+        (Size("regression", 53_940, 9), 0.0412),  # 2,000 of 48,546
+        (Size("classification", 53_940, 9), 0.0),
+    ],
+)
+def test_regression_on_many_rows_has_calibration_rows_by_default(size: Size, share: float) -> None:
+    assert size.recalibrated().calibration == share
+    assert offers.dataset({}, size.recalibrated()).get("calibration", 0.0) == share
+
+
+def test_calibration_rows_are_named_and_can_be_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    houses(1_300).to_csv("data/houses.csv", index=False)
+    assert add("--target", "price", "--methods", "linear") == 0
+    assert "intervals: 10 % of the training rows are in no fit" in capsys.readouterr().out
+    assert load().datasets["houses"].calibration == 0.1
+    assert "calibration" not in Path("params/data/houses.yaml").read_text().splitlines()[1]
+    assert cli.main(["remove", "houses"]) == 0
+    assert add("--target", "price", "--methods", "linear", "--calibration", "0") == 0
+    assert "intervals:" not in capsys.readouterr().out
+    assert load().datasets["houses"].calibration == 0
+    assert "--calibration 0" in Path("params/data/houses.yaml").read_text()
+
+
 @pytest.mark.parametrize("rows", [100, 1_500, 20_000, 2_000_000])
 @pytest.mark.parametrize("task", ["classification", "regression", "images"])
 def test_the_offered_hyperparameters_are_valid_for_every_size(project: Path, task: str, rows: int) -> None:

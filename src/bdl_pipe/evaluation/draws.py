@@ -2,7 +2,7 @@
 
 For each fit with several draws, 500 test rows, drawn once for all runs on a data set, and at most 32 draws, evenly
 spaced, are stored: for classes the log-probabilities in float16 (a relative error below 5e-4), for regression the log
-densities of the targets in float32.
+densities of the targets in float32, before recalibration.
 """
 
 from typing import Final, final
