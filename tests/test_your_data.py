@@ -174,6 +174,11 @@ def test_the_head_of_the_page_agrees_with_the_scores(frame: pd.DataFrame) -> Non
     assert f"hold {100 * sum(spread) / len(spread):.1f} % of the targets" in text
     assert f"{100 * min(spread):.1f} % (" in text
     assert f"{100 * max(spread):.1f} % (" in text
+    real = {key: value for key, value in coverage.items() if key[1] != "constant"}
+    wide = [table for (table, _), value in real.items() if value > 0.96]
+    narrow = sum(value < 0.84 for value in real.values())
+    assert f"Of {len(real)} pairs without `constant`, {narrow} are below 84 % and {len(wide)} above 96 %: " in text
+    assert all(f"{table} ({wide.count(table)})" in text for table in wide)
     lost = [row for row in csv.DictReader(frame.to_csv(index=False).splitlines()) if not row["nll"]]
     assert ("Without a result: none." in text) == (not lost)
     assert all(f"{row['table']}: {row['method']} (" in text for row in lost)

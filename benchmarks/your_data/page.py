@@ -29,6 +29,7 @@ PROTOCOL: Final = {  # ScoringBench's scores of regression beside coverage
     "interval_score_90": "Interval score",
     "rmse": "RMSE",
 }
+_FARTHEST: Final = (0.84, 0.96)  # coverage of 90 % intervals that is not far from what they say
 _TEST_OVER_TRAIN: Final = 1 / 9  # test rows over training rows: a standard split tests on a tenth of the rows
 
 
@@ -115,9 +116,20 @@ def head(frame: pd.DataFrame) -> list[str]:
     regression = (
         f"CRPS: {below} of {count} pairs are at or below `constant`. Central 90 % intervals hold "
         f"{100 * spread.mean():.1f} % of the targets in the mean over pairs, from {100 * spread.min():.1f} % "
-        f"({low[0]}: {low[1]}) to {100 * spread.max():.1f} % ({high[0]}: {high[1]})."
+        f"({low[0]}: {low[1]}) to {100 * spread.max():.1f} % ({high[0]}: {high[1]}). {_outside(coverage)}"
     )
     return [told, versus, regression]
+
+
+def _outside(coverage: pd.DataFrame) -> str:
+    """Return the sentence that counts the pairs whose coverage is far from 90 %, without ``constant``."""
+    pairs = coverage.drop(columns="constant").stack().dropna()
+    wide = pairs[pairs > _FARTHEST[1]].groupby(level=0, sort=False).size()
+    low, high = (100 * end for end in _FARTHEST)
+    return (
+        f"Of {len(pairs)} pairs without `constant`, {int((pairs < _FARTHEST[0]).sum())} are below {low:.0f} % and "
+        f"{int(wide.sum())} above {high:.0f} %: {_listing([f'{table} ({n})' for table, n in wide.items()])}."
+    )
 
 
 def means(frame: pd.DataFrame, score: str) -> pd.DataFrame:
