@@ -90,8 +90,11 @@ def _integrated(predictive: Continuous, targets: Tensor) -> Tensor:
 
 
 def _integrated_by_parts(predictive: Mixture, targets: Tensor) -> Tensor:
-    """Return the same integral over panels that end at quantiles of the parts, whose widths may differ by far."""
-    ends = [part.bracket(level)[side] for part in predictive.parts for side, level in enumerate(_INSIDE)]
+    """Return the same integral over panels that end at quantiles of the narrowest and of the widest part."""
+    lows, highs = (
+        torch.stack([part.bracket(level)[side] for part in predictive.parts]) for side, level in enumerate(_INSIDE)
+    )
+    ends = [lows.amin(0), lows.amax(0), highs.amin(0), highs.amax(0)]
     low, high = predictive.bracket(_OUTSIDE)[0], predictive.bracket(1 - _OUTSIDE)[1]
     points = torch.stack([torch.minimum(low, targets), *ends, targets, torch.maximum(high, targets)]).sort(0).values
     total = torch.zeros_like(targets)
