@@ -124,6 +124,27 @@ def test_heavy_tails_are_learnt_and_a_gaussian_stays_one() -> None:
     assert float((learnt.apply(base).log_prob(there) - base.log_prob(there)).mean()) > -0.003
 
 
+def test_many_nearly_exact_rows_do_not_narrow_the_rest() -> None:
+    """Three in five targets are at the mean, as incomes of 0 are; the widest width stays 2.83.
+
+    2,000 rows learn it and 40,000 are scored: the coverage is within 2 % of 90 %, 3 standard errors of 2,000 rows.
+    A centre at the median would leave all widths below 0.4 and cover 62 % (seen).
+    """
+    g = np.random.default_rng(2)
+
+    def drawn(rows: int) -> np.ndarray:
+        return np.where(g.random((rows, 1)) < 0.6, 0.02, 1.5) * g.normal(size=(rows, 1))
+
+    learnt = recalibration.fit(*of_gaussians(drawn(2000)), PLAIN)
+    ((_, base),), targets = of_gaussians(drawn(40_000))
+    assert isinstance(base, Gaussian)
+    better, there = learnt.apply(base), PLAIN.targets(targets.targets)
+    assert isinstance(better, Mixture)
+    inside = (better.quantile(0.05) <= there) & (there <= better.quantile(0.95))
+    assert abs(float(inside.double().mean()) - 0.9) < 0.02
+    assert float((better.log_prob(there) - base.log_prob(there)).mean()) > 0.5
+
+
 def test_a_row_outside_every_width_plays_no_part() -> None:
     z = np.random.default_rng(1).normal(size=(100, 1))
     far = np.concatenate([z, [[1e200]]])

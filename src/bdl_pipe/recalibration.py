@@ -5,8 +5,9 @@ negative log-likelihood of the calibration rows (SciPy).
 
 Regression: the predictive becomes a mixture Σ_k w_k p_k(z | x) of itself at several widths, z ↦ μ(x) + s_k (z − μ(x)),
 in transformed units (ours). One width corrects a noise that is too small or too large; several widths describe tails
-that are heavier than a Gaussian's. The widths are s_k = c 2^(k/2), k = −6 … 3, where c is the power of 2 that is
-nearest to the calibration rows' median of |z − μ|/sd over its value for a Gaussian. The shares w_k maximise
+that are heavier than a Gaussian's. The widths are 2^(k/2), from 1/8 to 2.83 c, where c is 1 or, if it is larger, the
+power of 2 that is nearest to the calibration rows' median of |z − μ|/sd over its value for a Gaussian: the predictive
+is then too narrow for most rows. The shares w_k maximise
 
     Σ_i log Σ_k w_k p_k(z_i | x_i) + n_0 E_t log Σ_k w_k N(t; 0, (s_k/c)²),  t ~ N(0, 1),
 
@@ -37,7 +38,7 @@ from .errors import require
 from .predictive import Categorical, Continuous, Gaussian, Mixture, Predictive
 
 _BOUNDS: Final = (math.log(0.02), math.log(50))  # bounds of log T
-_WIDTHS: Final = tuple(2.0 ** (k / 2) for k in range(-6, 4))  # s_k/c; a wider tail moves the mean of exp(z) by far
+_HALVINGS: Final = range(-6, 4)  # 2 log2 of the widths if c is 1; a wider tail moves the mean of exp(z) by far
 _MEDIAN: Final = 0.6744897501960817  # of |t|, t ~ N(0, 1)
 _IMAGINED: Final = 40  # n_0; on four tables, 60 to 200 calibration rows, NLL is about the same with 20 to 80
 _STEPS: Final = 500  # of EM
@@ -118,9 +119,10 @@ def fit(batches: Iterator[tuple[slice, Predictive]], rows: Examples, transform: 
     scores = torch.cat([_scores(predictive, targets) for predictive, targets in parts]).sort().values
     if isinstance(parts[0][0], Categorical):
         return Recalibration((_temperature(parts),), (1.0,), scores)
-    centre = _centre(torch.cat([_standardised(*part).flatten() for part in parts]))
-    widths = [centre * width for width in _WIDTHS]
-    shares = _shares(torch.cat([_densities(*part, widths) for part in parts], 1).numpy()).tolist()
+    octaves = _octaves(torch.cat([_standardised(*part).flatten() for part in parts]))
+    widths = [2 ** (k / 2) for k in range(_HALVINGS.start, _HALVINGS.stop + 2 * octaves)]
+    densities = torch.cat([_densities(*part, widths) for part in parts], 1).numpy()
+    shares = _shares(densities, np.array(widths) / 2**octaves).tolist()
     some = [(width, share) for width, share in zip(widths, shares, strict=True) if share]
     return Recalibration(tuple(width for width, _ in some), tuple(share for _, share in some), scores)
 
@@ -137,10 +139,10 @@ def _temperature(parts: Sequence[tuple[Predictive, Tensor]]) -> float:
     return math.exp(float(found.x)) if math.isfinite(found.fun) and found.fun < loss(0.0) else 1.0
 
 
-def _centre(standardised: Float[Tensor, " value"]) -> float:
-    """Return c, the width about which the others lie."""
-    off = math.log2(max(float(standardised.median()), 1e-9) / _MEDIAN)
-    return 2.0 ** min(max(round(off), -6), 6)
+def _octaves(standardised: Float[Tensor, " value"]) -> int:
+    """Return log2 c."""
+    median = max(float(standardised.median()), _MEDIAN)
+    return min(round(math.log2(median / _MEDIAN)), 6)
 
 
 def _densities(predictive: Predictive, targets: Tensor, widths: Sequence[float]) -> Float[Tensor, "width row"]:
@@ -150,16 +152,21 @@ def _densities(predictive: Predictive, targets: Tensor, widths: Sequence[float])
     return torch.stack([widened(predictive, width).log_prob(there).double().cpu() for width in widths])
 
 
-def _shares(log_densities: Float[np.ndarray, "width row"]) -> Float[np.ndarray, " width"]:
-    """Return the shares of the widths; a row with a density of 0 at every width plays no part."""
-    widths = np.array(_WIDTHS)[:, None]
+def _shares(
+    log_densities: Float[np.ndarray, "width row"], relative: Float[np.ndarray, " width"]
+) -> Float[np.ndarray, " width"]:
+    """Return the shares of the widths; a row with a density of 0 at every width plays no part.
+
+    Args:
+        relative: the widths over c.
+    """
     t = np.linspace(-4, 4, _IMAGINED)[None]
     weight = np.exp(-(t**2) / 2)
-    imagined = -(t**2) / (2 * widths**2) - np.log(widths)
+    imagined = -(t**2) / (2 * relative[:, None] ** 2) - np.log(relative[:, None])
     known = log_densities[:, np.isfinite(log_densities.max(0))]
     every = np.concatenate([known, imagined], axis=1)
     count = np.concatenate([np.ones(known.shape[1]), (_IMAGINED * weight / weight.sum())[0]])
-    density, shares = np.exp(every - every.max(0)), np.full(len(_WIDTHS), 1 / len(_WIDTHS))
+    density, shares = np.exp(every - every.max(0)), np.full(len(relative), 1 / len(relative))
     for _ in range(_STEPS):
         joint = shares[:, None] * density
         shares = (joint / joint.sum(0)) @ count / count.sum()
