@@ -42,10 +42,11 @@ class Answers(nn.Module):
 
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
         found = self._fitted.transformed(rows, rng=self._rng)
-        if self._fitted.recalibration is not None:
-            found = self._fitted.recalibration.apply(found)
-        found = self._fitted.own_units(found)
-        return (found.mean,) if isinstance(found, Categorical) else (found.mean, found.variance)
+        if not isinstance(found, Categorical):
+            values = self._fitted.final(found)
+            return values.mean, values.variance
+        learnt = self._fitted.recalibration
+        return ((found if learnt is None else learnt.apply(found)).mean,)
 
 
 @dataclass(frozen=True)

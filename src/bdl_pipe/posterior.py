@@ -273,22 +273,29 @@ class Predictor:
         The probabilities of classes stay as they are: a temperature applies to the mixture of draws, so that the draws'
         disagreement would be lost.
         """
-        if self.recalibration is None or not isinstance(transformed, Continuous):
-            return self.own_units(transformed)
-        return self.own_units(self.recalibration.apply(transformed))
+        rescaled = self._rescaled(transformed)
+        if self.recalibration is None or not isinstance(rescaled, Continuous):
+            return self._exponential(rescaled)
+        return self._exponential(self.recalibration.apply(rescaled))  # after rescaling, all widths share one base
 
     def own_units(self, predictive: Predictive) -> Predictive:
         """Convert a predictive of transformed targets to the targets' own units."""
+        return self._exponential(self._rescaled(predictive))
+
+    def _rescaled(self, predictive: Predictive) -> Predictive:
+        """Convert a predictive of transformed targets to the targets' own units, or to their logarithms."""
         if self.transform.shift is None or self.transform.scale is None:
             return predictive
-        if isinstance(predictive, Mixture):  # each part has closed moments
-            parts = [self.own_units(part) for part in predictive.parts]
-            return Mixture([part for part in parts if isinstance(part, Continuous)], predictive.shares)
-        rescaled = predictive.rescale(self.transform.shift, self.transform.scale)
-        if not self.transform.log:
-            return rescaled
-        assert isinstance(rescaled, Continuous)
-        return Exponential(rescaled)
+        return predictive.rescale(self.transform.shift, self.transform.scale)
+
+    def _exponential(self, predictive: Predictive) -> Predictive:
+        """Convert a predictive of logarithms, if the transform takes logarithms."""
+        if self.transform.shift is None or not self.transform.log:
+            return predictive
+        assert isinstance(predictive, Continuous)
+        if isinstance(predictive, Mixture):  # each part has closed moments, or shares the integrals of its base
+            return Mixture([Exponential(part) for part in predictive.parts], predictive.shares)
+        return Exponential(predictive)
 
     def batches(
         self, raw: np.ndarray, batch: int = _BATCH, *, rng: Seed, device: torch.device | str = "cpu"

@@ -79,6 +79,12 @@ def gaussian_quantile(mean: Tensor, variance: Tensor, level: float) -> Tensor:
     return mean.double() + variance.double().sqrt() * torch.special.ndtri(torch.tensor(level, dtype=torch.float64))
 
 
+def normal_scores() -> tuple[Tensor, Tensor]:
+    """Return the Gauss-Legendre nodes t in normal scores, at which a moment is integrated, and their weights."""
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return torch.tensor(_FURTHEST * nodes), torch.tensor(weights)
+
+
 @final
 class Categorical(Predictive):
     """The class probabilities from S equally weighted draws, with the method's own OOD scores, if any."""
@@ -161,6 +167,11 @@ class Continuous(Predictive):
     @abstractmethod
     def reach(self) -> tuple[Tensor, Tensor]:
         """Return the ends [batch, output] of the support of the method's own likelihood; ±∞ if it is unbounded."""
+
+    @cached_property
+    def at_normal_scores(self) -> Float[Tensor, "score batch output"]:
+        """Return the quantiles at the levels Φ(t) of :func:`normal_scores`, in float64."""
+        return torch.stack([self.quantile(float(level)) for level in torch.special.ndtr(normal_scores()[0])])
 
     @final
     def quantile(self, level: float) -> Float[Tensor, "batch output"]:
@@ -352,10 +363,9 @@ class Exponential(Continuous):
             within = self._draw_means.square() * torch.expm1(self.base.draw_variance.double())
             return self._draw_means.mean(0), within.mean(0) + self._draw_means.var(0, correction=0)
         # in normal scores t: ∫ exp(Q(Φ(t))) φ(t) dt, a smooth integrand with Q the quantile function
-        nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-        scores = torch.tensor(_FURTHEST * nodes)
-        share = torch.tensor(weights) * (-scores.square() / 2).exp()
+        scores, weights = normal_scores()
+        share = weights * (-scores.square() / 2).exp()
         share = (share / share.sum()).reshape(-1, 1, 1).to(self.base.mean.device)
-        values = torch.stack([self.base.quantile(float(level)).exp() for level in torch.special.ndtr(scores)])
+        values = self.base.at_normal_scores.exp()
         mean = (share * values).sum(0)
         return mean, (share * (values - mean).square()).sum(0)

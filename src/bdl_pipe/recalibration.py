@@ -228,6 +228,10 @@ class Widened(Continuous):
         low, high = self.base.bracket(level)
         return self._wide(low), self._wide(high)
 
+    @cached_property
+    def at_normal_scores(self) -> Float[Tensor, "score batch output"]:
+        return self._wide(self.base.at_normal_scores)  # all widths of a mixture share the base's
+
     @property
     def reach(self) -> tuple[Tensor, Tensor]:
         low, high = self.base.reach
