@@ -85,8 +85,8 @@ _RUNS: Final = (
 _SOURCES: Final = (
     "A rule that was written before any fit chose the unseen tables: it is the head of "
     "`benchmarks/your_data/tables.py`. No number of `add` was chosen by their scores, but the effect of one rule "
-    "(`noise: training`) on cps1988 and deliveries was looked at before it was adopted. Rows are those with a target, "
-    "columns those that `add` was given as features."
+    "(`noise: training`) on cps1988 and deliveries, and of another (the imagined rows of recalibration) on births14, "
+    "was looked at before it was adopted. Rows are those with a target, columns those that `add` was given as features."
 )
 
 
