@@ -150,7 +150,7 @@ def status(all_stages: bool) -> None:
     type=click.FloatRange(0, 1, max_open=True),
     callback=_share,
     metavar="SHARE",
-    help="Share of rows to recalibrate on. Default: by rows.",
+    help="Share of rows to recalibrate on. Default: decided by task and rows.",
 )
 @click.option("--tune", "samples", type=COUNT, metavar="N", help="Then search every method, with N trials each.")
 @click.option("--dry-run", is_flag=True, help="Say what would be added, and write nothing.")
