@@ -178,12 +178,14 @@ class Continuous(Predictive):
         """Solve P(Y ≤ y | x) = ``level`` for y, for each output, in float64 (SciPy's method of Chandrupatla 1997)."""
         from scipy.optimize.elementwise import find_root  # imported here, because the import takes half a second
 
-        low, high = (end.cpu().numpy().ravel() for end in self.bracket(level))
-        values, device = torch.tensor((low + high) / 2), self.mean.device
+        ends = self.bracket(level)
+        shape, device = ends[0].shape, ends[0].device  # those of the mean, which may cost an integral
+        low, high = (end.cpu().numpy().ravel() for end in ends)
+        values = torch.tensor((low + high) / 2)
 
         def excess(above: np.ndarray, which: np.ndarray) -> np.ndarray:
             values[which] = torch.tensor(low[which] + above)
-            below = self.cdf(values.reshape(self.mean.shape).to(device)).cpu().numpy().ravel()
+            below = self.cdf(values.reshape(shape).to(device)).cpu().numpy().ravel()
             return below[which] - level
 
         # Solve for the distance from the low end, so that the relative tolerance applies to the bracket's width.
@@ -191,7 +193,7 @@ class Continuous(Predictive):
         found = find_root(excess, (zero, high - low), args=(rows,), tolerances=_TOLERANCES)
         # find_root fails if both ends are equal or an end is the root
         ended = np.where(found.success, low + found.x, np.where(excess(zero, rows) >= 0, low, high))
-        return torch.tensor(ended, device=device).reshape(self.mean.shape)
+        return torch.tensor(ended, device=device).reshape(shape)
 
 
 @final
