@@ -168,6 +168,10 @@ class Continuous(Predictive):
     def reach(self) -> tuple[Tensor, Tensor]:
         """Return the ends [batch, output] of the support of the method's own likelihood; ±∞ if it is unbounded."""
 
+    @abstractmethod
+    def rescale(self, shift: Tensor, scale: Tensor) -> "Continuous":
+        """Return the predictive of shift + scale·y, both [output], in float64."""
+
     @cached_property
     def at_normal_scores(self) -> Float[Tensor, "score batch output"]:
         """Return the quantiles at the levels Φ(t) of :func:`normal_scores`, in float64."""
@@ -179,7 +183,7 @@ class Continuous(Predictive):
         from scipy.optimize.elementwise import find_root  # imported here, because the import takes half a second
 
         ends = self.bracket(level)
-        shape, device = ends[0].shape, ends[0].device  # those of the mean, which may cost an integral
+        shape, device = ends[0].shape, ends[0].device  # the mean has the same ones, but may cost an integral
         low, high = (end.cpu().numpy().ravel() for end in ends)
         values = torch.tensor((low + high) / 2)
 
@@ -292,8 +296,7 @@ class Mixture(Continuous):
         return torch.logsumexp(torch.stack(terms), dim=0)
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Mixture":
-        moved = [part.rescale(shift, scale) for part in self.parts]
-        return Mixture([part for part in moved if isinstance(part, Continuous)], self.shares)
+        return Mixture([part.rescale(shift, scale) for part in self.parts], self.shares)
 
     def _expected(self, values: Sequence[Tensor]) -> Tensor:
         """Return Σ_k share_k values_k."""
@@ -350,7 +353,7 @@ class Exponential(Continuous):
         logs = targets.log()
         return torch.where((targets > 0).all(-1), log_density(logs) - logs.sum(-1), -torch.inf)
 
-    def rescale(self, shift: Tensor, scale: Tensor) -> "Predictive":
+    def rescale(self, shift: Tensor, scale: Tensor) -> "Continuous":
         raise TypeError("the exponential of a predictive cannot be rescaled")
 
     @cached_property

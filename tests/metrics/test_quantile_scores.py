@@ -13,7 +13,7 @@ import torch
 
 from bdl_pipe import metrics
 from bdl_pipe.metrics.quantile_scores import Weight, interval_score, quantile_weighted_crps
-from bdl_pipe.predictive import Exponential, Gaussian
+from bdl_pipe.predictive import Exponential, Gaussian, Mixture
 from bdl_pipe.seeds import Seed
 
 WEIGHTS: dict[Weight, Callable[[float], float]] = {
@@ -82,6 +82,21 @@ def test_the_weighted_parts_add_up_to_the_crps(draws: int) -> None:
     parts = {weight: quantile_weighted_crps(predictive, wanted, weight) for weight in WEIGHTS}
     whole = parts["left"] + parts["right"] + 2 * parts["centre"]
     assert whole.mean().item() == pytest.approx(metrics.crps(predictive, wanted).value, rel=1e-6)
+
+
+def test_the_weighted_parts_of_a_mixture_of_far_widths_add_up_to_the_closed_form() -> None:
+    """Two parts with equal shares are a mixture of two draws, whose CRPS has a closed form."""
+    mean, variance = torch.tensor([0.3, -0.1]), torch.tensor([0.05, 2.7]).square()
+    draws = [torch.stack([values.double()] * 17, 1)[..., None] for values in (mean, variance)]
+    targets, predictive = torch.linspace(-4, 4, 17).double()[:, None], Gaussian(*draws)
+    made = Mixture([Gaussian(*(values[k : k + 1] for values in draws)) for k in range(2)], [0.5, 0.5])
+    parts = {weight: quantile_weighted_crps(made, targets, weight) for weight in WEIGHTS}
+    whole = parts["left"] + parts["right"] + 2 * parts["centre"]
+    for row in range(17):
+        one = Gaussian(*(values[:, row : row + 1] for values in draws))
+        exact = metrics.crps(one, targets[row : row + 1]).value
+        assert whole[row].item() == pytest.approx(exact, rel=1e-4)
+    assert metrics.crps(predictive, targets).value == pytest.approx(metrics.crps(made, targets).value, rel=1e-5)
 
 
 def test_the_interval_score_of_a_gaussian_equals_its_closed_form() -> None:

@@ -72,9 +72,9 @@ class Size:
     def recalibrated(self) -> "Size":
         """Return the size with its default share of calibration rows.
 
-        Regression on at least 1,000 training rows excludes a tenth of them, at most 2,000, from all fits: one noise
-        variance, or one for each row, describes no tails. The predictive of fewer rows needs them more: on tables with
-        200 to 400 rows, recalibration on 120 rows changed the NLL by -0.004 to 0.004.
+        Regression on at least 1,000 training rows excludes a tenth of them, at most 2,000, from all fits: a noise
+        variance, even one for each row, describes no heavy tails. Fewer rows are needed by the fit itself: on three
+        tables of 442 to 1,236 rows, recalibration on 120 test rows changed the NLL of the others by -0.004 to 0.004.
         """
         if self.task != "regression" or self.image is not None or self.train < _FEWEST_RECALIBRATED:
             return self

@@ -112,10 +112,10 @@ def score_clean(
     row = fitted.transform.inputs(examples.inputs[:1], device)[None]
     one_noise = examples.targets.ndim > 1 and has_one_noise(fitted.posterior, row, rng)
     for rows, transformed in fitted.transformed_batches(examples.inputs, config.batch, rng=rng, device=device):
-        predictive, before = fitted.final(transformed), fitted.own_units(transformed)
-        targets = torch.tensor(examples.targets[rows], device=device)
+        before, targets = fitted.own_units(transformed), torch.tensor(examples.targets[rows], device=device)
+        predictive = before if fitted.recalibration is None else fitted.final(transformed)
         if fitted.recalibration is not None:
-            gathered.add_recalibrated(fitted, fitted.recalibration, transformed, targets, config)
+            gathered.add_recalibrated(fitted, fitted.recalibration, transformed, before, targets, config)
         for name, values in ood_scores(before).items():
             gathered.ood_scores.setdefault(name, []).append(values)
         gathered.add_registered(predictive, targets, metrics.registered())

@@ -95,12 +95,13 @@ class Gathered:
         fitted: Predictor,
         recalibration: Recalibration,
         transformed: Predictive,
+        before: Predictive,
         targets: Tensor,
         config: EvaluateConfig,
     ) -> None:
         """Score what is not the batch's final predictive, tempered classes or a regression before, and conformal sets.
 
-        See :meth:`bdl_pipe.posterior.Predictor.final`.
+        ``before`` is ``transformed`` in the targets' own units. See :meth:`bdl_pipe.posterior.Predictor.final`.
         """
         if isinstance(transformed, Categorical):
             better = recalibration.apply(transformed)
@@ -112,7 +113,6 @@ class Gathered:
             self.mean("coverage_conformal", metrics.Mean.of(members.gather(1, targets.long()[:, None])))
             self.mean("size_conformal", metrics.Mean.of(members.sum(1)))
             return
-        before = fitted.own_units(transformed)
         assert isinstance(before, Continuous) and isinstance(transformed, Continuous)
         self.mean("nll_before", metrics.nll(before, targets))
         self.mean("crps_before", metrics.crps(before, targets))

@@ -12,6 +12,7 @@ for any other predictive the integral is numerical: on both sides of y, or betwe
 """
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from operator import attrgetter
 from typing import Final
@@ -65,10 +66,8 @@ def noise_variance(predictive: Continuous) -> Float[Tensor, "batch output"]:
 
 def crps(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean:
     """Return the continuous ranked probability score, per output."""
-    if isinstance(predictive, Mixture):
-        return Mean.of(_integrated_by_parts(predictive, targets.double()))
     if not isinstance(predictive, Gaussian):
-        return Mean.of(_integrated(predictive, targets.double()))
+        return Mean.of(integrated(predictive, targets.double(), torch.square, torch.square))
     mean, variance = predictive.draw_mean.double(), predictive.draw_variance.double()
     first = _absolute(targets.double() - mean, variance).mean(0)
     # each step compares one draw with all, so that it needs no more memory than the predictive
@@ -76,33 +75,28 @@ def crps(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean
     return Mean.of(first - torch.stack(pairs).mean(0) / 2)
 
 
-def _integrated(predictive: Continuous, targets: Tensor) -> Tensor:
-    """Return ∫_{−∞}^y F² + ∫_y^∞ (1 − F)² [batch, output]."""
+def integrated(
+    predictive: Continuous, targets: Tensor, below: Callable[[Tensor], Tensor], above: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "batch output"]:
+    """Return ∫_{−∞}^y below(F(z)) dz + ∫_y^∞ above(1 − F(z)) dz of float64 targets y.
+
+    The parts of a mixture may differ in width by far: its panels end at quantiles of the narrowest and widest part.
+    """
     low = torch.minimum(predictive.bracket(_OUTSIDE)[0], targets)
     high = torch.maximum(predictive.bracket(1 - _OUTSIDE)[1], targets)
+    points, nodes = torch.stack([low, targets, high]), _NODES
+    if isinstance(predictive, Mixture):
+        ends = [torch.stack([part.bracket(p)[side] for part in predictive.parts]) for side, p in enumerate(_INSIDE)]
+        inner = [extreme for end in ends for extreme in (end.amin(0), end.amax(0))]
+        points, nodes = torch.stack([low, *inner, targets, high]).sort(0).values, _PANEL_NODES
     total = torch.zeros_like(targets)
-    for node, weight in zip(*np.polynomial.legendre.leggauss(_NODES), strict=True):
+    for node, weight in zip(*np.polynomial.legendre.leggauss(nodes), strict=True):
         share = (1 + float(node)) / 2
-        left, right = low + share * (targets - low), targets + share * (high - targets)
-        below, above = predictive.cdf(left), 1 - predictive.cdf(right)
-        total = total + float(weight) / 2 * ((targets - low) * below.square() + (high - targets) * above.square())
-    return total
-
-
-def _integrated_by_parts(predictive: Mixture, targets: Tensor) -> Tensor:
-    """Return the same integral over panels that end at quantiles of the narrowest and of the widest part."""
-    lows, highs = (
-        torch.stack([part.bracket(level)[side] for part in predictive.parts]) for side, level in enumerate(_INSIDE)
-    )
-    ends = [lows.amin(0), lows.amax(0), highs.amin(0), highs.amax(0)]
-    low, high = predictive.bracket(_OUTSIDE)[0], predictive.bracket(1 - _OUTSIDE)[1]
-    points = torch.stack([torch.minimum(low, targets), *ends, targets, torch.maximum(high, targets)]).sort(0).values
-    total = torch.zeros_like(targets)
-    for node, weight in zip(*np.polynomial.legendre.leggauss(_PANEL_NODES), strict=True):
-        for start, stop in pairwise(points):
-            at = start + (1 + float(node)) / 2 * (stop - start)
-            missing = predictive.cdf(at) - (at >= targets).double()
-            total = total + float(weight) / 2 * (stop - start) * missing.square()
+        at = [start + share * (stop - start) for start, stop in pairwise(points)]
+        known = [(z, predictive.cdf(z)) for z in at]
+        values = [torch.where(z < targets, below(p), above(1 - p)) for z, p in known]
+        lengths = [stop - start for start, stop in pairwise(points)]
+        total = total + float(weight) / 2 * sum(n * value for n, value in zip(lengths, values, strict=True))
     return total
 
 
