@@ -99,6 +99,27 @@ def test_the_weighted_parts_of_a_mixture_of_far_widths_add_up_to_the_closed_form
     assert metrics.crps(predictive, targets).value == pytest.approx(metrics.crps(made, targets).value, rel=1e-5)
 
 
+@pytest.mark.parametrize("sd", [0.2, 1.0])
+def test_the_crps_of_widened_logarithms_equals_an_integral_over_their_logarithms(sd: float) -> None:
+    """By scipy's adaptive quadrature of (F − 1{z ≥ y})²; the largest width reaches e^17 at one standard deviation."""
+    shares, widths = [0.5, 0.4, 0.1], [0.125, 1.0, 2.83]
+    one = torch.ones(1, 1, 1).double()
+    made = Mixture([Exponential(Gaussian(0 * one, (sd * w) ** 2 * one)) for w in widths], shares)
+
+    def cdf(u: float) -> float:
+        return sum(s * scipy.stats.norm.cdf(u, scale=sd * w) for s, w in zip(shares, widths, strict=True))
+
+    for y in (0.3, 1.0, 7.0):
+        low = scipy.integrate.quad(lambda u: cdf(u) ** 2 * np.exp(u), -30 * sd, np.log(y), limit=400, points=[0])
+        high = scipy.integrate.quad(lambda u: (1 - cdf(u)) ** 2 * np.exp(u), np.log(y), 25 * sd, limit=400, points=[0])
+        target = torch.full((1, 1), y).double()
+        parts = {weight: quantile_weighted_crps(made, target, weight).item() for weight in WEIGHTS}
+        assert metrics.crps(made, target).value == pytest.approx(low[0] + high[0], rel=1e-3)
+        assert parts["left"] + parts["right"] + 2 * parts["centre"] == pytest.approx(low[0] + high[0], rel=1e-3)
+    below = [metrics.crps(made, torch.full((1, 1), y).double()).value for y in (1e-12, -2.0)]
+    assert below[1] - below[0] == pytest.approx(2, rel=1e-6)
+
+
 def test_the_interval_score_of_a_gaussian_equals_its_closed_form() -> None:
     """For N(0, 4) at 90 %: the ends are ±2 z; a target 1 outside costs 20 more."""
     end = 2 * scipy.stats.norm.ppf(0.95)

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..predictive import Continuous, Gaussian, Mixture
+from ..predictive import Continuous, Exponential, Gaussian, Mixture
 from .metric import Mean, Metric
 
 _NODES: Final = 32  # Gauss-Legendre nodes on each side of a target
@@ -80,23 +80,32 @@ def integrated(
 ) -> Float[Tensor, "batch output"]:
     """Return ∫_{−∞}^y below(F(z)) dz + ∫_y^∞ above(1 − F(z)) dz of float64 targets y.
 
-    The parts of a mixture may differ in width by far: its panels end at quantiles of the narrowest and widest part.
+    The parts of a mixture may differ in width by far: its panels end at quantiles of the narrowest and widest part. If
+    they are exponentials, the integral is over log z, where they have the widths of their bases.
     """
-    low = torch.minimum(predictive.bracket(_OUTSIDE)[0], targets)
-    high = torch.maximum(predictive.bracket(1 - _OUTSIDE)[1], targets)
+    first, last = predictive.bracket(_OUTSIDE)[0], predictive.bracket(1 - _OUTSIDE)[1]
+    low, high = torch.minimum(first, targets), torch.maximum(last, targets)
     points, nodes = torch.stack([low, targets, high]), _NODES
     if isinstance(predictive, Mixture):
         ends = [torch.stack([part.bracket(p)[side] for part in predictive.parts]) for side, p in enumerate(_INSIDE)]
         inner = [extreme for end in ends for extreme in (end.amin(0), end.amax(0))]
         points, nodes = torch.stack([low, *inner, targets, high]).sort(0).values, _PANEL_NODES
+    logs = isinstance(predictive, Mixture) and isinstance(predictive.parts[0], Exponential)
     total = torch.zeros_like(targets)
+    if logs:  # beyond first and last F is 0 or 1
+        sure = torch.ones_like(targets)
+        total = (first - targets).clamp_min(0) * above(sure) + (targets - last).clamp_min(0) * below(sure)
+        points = points.clamp(first, last).log()
+    panels = list(pairwise(points))
     for node, weight in zip(*np.polynomial.legendre.leggauss(nodes), strict=True):
-        share = (1 + float(node)) / 2
-        at = [start + share * (stop - start) for start, stop in pairwise(points)]
-        known = [(z, predictive.cdf(z)) for z in at]
-        values = [torch.where(z < targets, below(p), above(1 - p)) for z, p in known]
-        lengths = [stop - start for start, stop in pairwise(points)]
-        total = total + float(weight) / 2 * sum(n * value for n, value in zip(lengths, values, strict=True))
+        inside = torch.zeros_like(targets)
+        for start, stop in panels:
+            u = start + (1 + float(node)) / 2 * (stop - start)
+            z = u.exp() if logs else u
+            p = predictive.cdf(z)
+            value = torch.where(z < targets, below(p), above(1 - p))
+            inside = inside + (stop - start) * (value * z if logs else value)
+        total = total + float(weight) / 2 * inside
     return total
 
 
