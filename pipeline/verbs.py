@@ -125,7 +125,7 @@ def ui(host: str, port: int) -> int:
         why = "cannot be opened" if Settings.read().tracking else "is not used: BDL_TRACKING is off"
         raise UserError(f"the tracking store {hide(tracking.store_uri())} {why}")
     page = f"http://{host}:{port}/{tracking.link(experiment, comparison.ALL)}"
-    print(f"the comparison: {page}\n(Ctrl-C ends the server)", flush=True)
+    print(f"the comparison: {page}\n(the server answers after up to a minute; Ctrl-C ends it)", flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri()]
     command += ["--host", host, "--port", str(port), "--workers", "1"]
     return subprocess.run(command, env={**os.environ, **_SERVER}, check=False).returncode

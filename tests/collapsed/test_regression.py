@@ -1,6 +1,7 @@
 """CIBER for regression: against the box of actual weights, by hand, and without its ranges."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -200,9 +201,16 @@ def test_variances_grow_with_the_collapsed_weights_up_to_all_of_them() -> None:
     )
 
 
-def test_two_targets_have_two_means_and_one_score() -> None:
-    found = last(snapshots(TWO), 3, 0.01, TWO).predict(inputs())
-    assert found.mean.shape == (5, 2) and found.log_prob(found.mean).shape == (5,)
+def test_two_targets_have_the_mean_of_each_alone_and_one_score_of_both() -> None:
+    """Given the snapshot the targets are independent, so that their log densities add up before the mean over it."""
+    weights, rows, targets = snapshots(TWO), inputs(), inputs()[:, :2]
+    found, sums = last(weights, 3, 0.0, TWO).predict(rows), torch.zeros(3, 5, dtype=torch.float64)
+    for output in range(2):
+        heads = {f"head.{name}": weights[f"head.{name}"][:, [output, 2 + output]] for name in ("weight", "bias")}
+        alone = last({**weights, **heads}, 3, 0.0, replace(TWO, outputs=1)).predict(rows)
+        torch.testing.assert_close(found.mean[:, output], alone.mean[:, 0])
+        sums += alone.part.log_density(targets[:, [output]])[..., 0]
+    torch.testing.assert_close(found.log_prob(targets), sums.logsumexp(0) - math.log(3))
 
 
 def trajectory(weights: Weights, spec: NetworkSpec = SPEC) -> State:
