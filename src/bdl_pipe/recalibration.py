@@ -230,8 +230,9 @@ class Widened(Continuous):
         return self._wide(low), self._wide(high)
 
     @cached_property
-    def at_normal_scores(self) -> Float[Tensor, "score batch output"]:
-        return self._wide(self.base.at_normal_scores)  # all widths of a mixture share the base's
+    def survival(self) -> tuple[Tensor, Tensor, Tensor]:
+        low, z, weight = self.base.survival  # all widths of a mixture share the base's
+        return self._wide(low), self._wide(z), self.factor * weight
 
     @property
     def reach(self) -> tuple[Tensor, Tensor]:
