@@ -4,37 +4,29 @@ log score: the interval score at 90 %, and the CRPS weighted by quantile. A plug
 ScoringBench sums the weighted CRPS over 99 quantiles; here it is integrated.
 """
 
-from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 from torch import Tensor
 
 import bdl_pipe as bdl
-from bdl_pipe.metrics import quantile_scores
+from bdl_pipe.metrics.quantile_scores import Weight, interval_score, quantile_weighted_crps
 from bdl_pipe.predictive import Continuous
 
 
-def _score(of: Callable[[Continuous, Tensor], Tensor], predictive: bdl.Predictive, targets: Tensor) -> Tensor | None:
-    return of(predictive, targets) if isinstance(predictive, Continuous) else None
-
-
 def _interval(predictive: bdl.Predictive, targets: Tensor) -> Tensor | None:
-    return _score(partial(quantile_scores.interval_score, level=0.9), predictive, targets)
+    return interval_score(predictive, targets, level=0.9) if isinstance(predictive, Continuous) else None
 
 
-def _left(predictive: bdl.Predictive, targets: Tensor) -> Tensor | None:
-    return _score(partial(quantile_scores.quantile_weighted_crps, weight="left"), predictive, targets)
+@lru_cache(maxsize=1)  # the three metrics below are asked for the same batch one after the other
+def _weighted(predictive: Continuous, targets: Tensor) -> dict[Weight, Tensor]:
+    return quantile_weighted_crps(predictive, targets)
 
 
-def _right(predictive: bdl.Predictive, targets: Tensor) -> Tensor | None:
-    return _score(partial(quantile_scores.quantile_weighted_crps, weight="right"), predictive, targets)
-
-
-def _centre(predictive: bdl.Predictive, targets: Tensor) -> Tensor | None:
-    return _score(partial(quantile_scores.quantile_weighted_crps, weight="centre"), predictive, targets)
+def _crps(predictive: bdl.Predictive, targets: Tensor, weight: Weight) -> Tensor | None:
+    return _weighted(predictive, targets)[weight] if isinstance(predictive, Continuous) else None
 
 
 bdl.register_metric("interval_score_90", _interval, label="Interval score", better=-1, of="predictive")
-bdl.register_metric("crps_left", _left, label="CRPS, left tail", better=-1, of="predictive")
-bdl.register_metric("crps_right", _right, label="CRPS, right tail", better=-1, of="predictive")
-bdl.register_metric("crps_centre", _centre, label="CRPS, centre", better=-1, of="predictive")
+bdl.register_metric("crps_left", partial(_crps, weight="left"), label="CRPS, left tail", better=-1, of="predictive")
+bdl.register_metric("crps_right", partial(_crps, weight="right"), label="CRPS, right tail", better=-1, of="predictive")
+bdl.register_metric("crps_centre", partial(_crps, weight="centre"), label="CRPS, centre", better=-1, of="predictive")

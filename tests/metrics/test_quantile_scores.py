@@ -55,7 +55,7 @@ def by_definition(solve: Callable[[float], float], target: float, weight: Callab
 def test_the_weighted_crps_is_the_integral_over_quantiles(draws: int, weight: Weight) -> None:
     """The mirrored weight, the wrong variant, gives an integral that differs by at least a twentieth."""
     mean, std, targets = mixture(draws)
-    found = quantile_weighted_crps(gaussian(mean, std), torch.tensor(targets), weight).numpy()
+    found = quantile_weighted_crps(gaussian(mean, std), torch.tensor(targets))[weight].numpy()
     for row in range(3):
         solve = functools.partial(quantile, mean[:, row, 0], std[:, row, 0])
         right = by_definition(solve, targets[row, 0], WEIGHTS[weight])
@@ -68,7 +68,7 @@ def test_the_weighted_crps_of_a_log_normal_is_the_integral_over_quantiles() -> N
     """The quantiles of exp(z) are the exponentials of the quantiles of z; the target is above 0."""
     mean, std, _ = mixture(1)
     target = 1.7
-    found = quantile_weighted_crps(Exponential(gaussian(mean, 0.5 * std)), torch.full((4, 1), target), "right")
+    found = quantile_weighted_crps(Exponential(gaussian(mean, 0.5 * std)), torch.full((4, 1), target))["right"]
     for row in range(4):
         law = scipy.stats.lognorm(0.5 * std[0, row, 0], scale=np.exp(mean[0, row, 0]))
         assert found[row, 0].item() == pytest.approx(by_definition(law.ppf, target, WEIGHTS["right"]), rel=1e-4)
@@ -79,7 +79,7 @@ def test_the_weighted_parts_add_up_to_the_crps(draws: int) -> None:
     """Because (1 − α)² + α² + 2α(1 − α) = 1; the closed form of the CRPS uses no quadrature."""
     mean, std, targets = mixture(draws)
     predictive, wanted = gaussian(mean, std), torch.tensor(targets)
-    parts = {weight: quantile_weighted_crps(predictive, wanted, weight) for weight in WEIGHTS}
+    parts = quantile_weighted_crps(predictive, wanted)
     whole = parts["left"] + parts["right"] + 2 * parts["centre"]
     assert whole.mean().item() == pytest.approx(metrics.crps(predictive, wanted).value, rel=1e-6)
 
@@ -90,7 +90,7 @@ def test_the_weighted_parts_of_a_mixture_of_far_widths_add_up_to_the_closed_form
     draws = [torch.stack([values.double()] * 17, 1)[..., None] for values in (mean, variance)]
     targets, predictive = torch.linspace(-4, 4, 17).double()[:, None], Gaussian(*draws)
     made = Mixture([Gaussian(*(values[k : k + 1] for values in draws)) for k in range(2)], [0.5, 0.5])
-    parts = {weight: quantile_weighted_crps(made, targets, weight) for weight in WEIGHTS}
+    parts = quantile_weighted_crps(made, targets)
     whole = parts["left"] + parts["right"] + 2 * parts["centre"]
     for row in range(17):
         one = Gaussian(*(values[:, row : row + 1] for values in draws))
@@ -113,7 +113,7 @@ def test_the_crps_of_widened_logarithms_equals_an_integral_over_their_logarithms
         low = scipy.integrate.quad(lambda u: cdf(u) ** 2 * np.exp(u), -30 * sd, np.log(y), limit=400, points=[0])
         high = scipy.integrate.quad(lambda u: (1 - cdf(u)) ** 2 * np.exp(u), np.log(y), 25 * sd, limit=400, points=[0])
         target = torch.full((1, 1), y).double()
-        parts = {weight: quantile_weighted_crps(made, target, weight).item() for weight in WEIGHTS}
+        parts = {weight: values.item() for weight, values in quantile_weighted_crps(made, target).items()}
         assert metrics.crps(made, target).value == pytest.approx(low[0] + high[0], rel=1e-3)
         assert parts["left"] + parts["right"] + 2 * parts["centre"] == pytest.approx(low[0] + high[0], rel=1e-3)
     below = [metrics.crps(made, torch.full((1, 1), y).double()).value for y in (1e-12, -2.0)]

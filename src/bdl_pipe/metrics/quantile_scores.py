@@ -10,8 +10,10 @@ so that no quantile has to be computed. The scores of both tails and twice the s
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -55,8 +57,15 @@ def interval_score(
 
 
 def quantile_weighted_crps(
-    predictive: Continuous, targets: Float[Tensor, "batch output"], weight: Weight
-) -> Float[Tensor, "batch output"]:
-    """Return the CRPS weighted by quantile, of each output separately: lower is better, in the target's units."""
-    below, above = _PARTS[weight]
-    return 2 * integrated(predictive, targets.double(), below, above)
+    predictive: Continuous, targets: Float[Tensor, "batch output"]
+) -> dict[Weight, Float[Tensor, "batch output"]]:
+    """Return the CRPS by each weight of quantiles, of each output separately: lower is better, in the target's units.
+
+    One pass over the distribution function serves all weights.
+    """
+
+    def parts(p: Tensor, side: int) -> Tensor:
+        return torch.stack([part[side](p) for part in _PARTS.values()])
+
+    found = integrated(predictive, targets.double(), partial(parts, side=0), partial(parts, side=1))
+    return dict(zip(_PARTS, 2 * found, strict=True))

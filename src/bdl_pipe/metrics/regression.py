@@ -77,8 +77,8 @@ def crps(predictive: Continuous, targets: Float[Tensor, "batch output"]) -> Mean
 
 def integrated(
     predictive: Continuous, targets: Tensor, below: Callable[[Tensor], Tensor], above: Callable[[Tensor], Tensor]
-) -> Float[Tensor, "batch output"]:
-    """Return ∫_{−∞}^y below(F(z)) dz + ∫_y^∞ above(1 − F(z)) dz of float64 targets y.
+) -> Float[Tensor, "*weight batch output"]:
+    """Return ∫_{−∞}^y below(F(z)) dz + ∫_y^∞ above(1 − F(z)) dz of float64 targets y; both may add a first dimension.
 
     The parts of a mixture may differ in width by far: its panels end at quantiles of the narrowest and widest part. If
     they are exponentials, the integral is over log z, where they have the widths of their bases.
