@@ -101,6 +101,12 @@ class Registered(Mapping[str, T], Generic[T]):
         plugin = plugin_of(self._others[name][1])
         return self._others[name][1] if plugin is None else plugin.name
 
+    def _claim(self, name: str, plugin: str) -> None:
+        """Let the plugin's module define what it registered, unless a plugin or the library does: a partial, say."""
+        value, module = self._others[name]
+        if plugin_of(module) is None and module.partition(".")[0] != __package__:
+            self._others[name] = (value, plugin)
+
     def _remove(self, name: str) -> None:
         del self._others[name]
 
@@ -197,6 +203,8 @@ def _import(name: str, text: str | None = None) -> Plugin:
         if not isinstance(error, Exception | SystemExit):
             raise
         raise PluginError(f"the plugin {name} cannot be imported: {_cause(error, name)}") from error
+    for table, added in _added[mark:]:
+        table._claim(added, module)
     return plugin
 
 
