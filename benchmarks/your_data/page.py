@@ -7,6 +7,8 @@ with the standard error of Nadeau and Bengio (2003), √((1/J + test rows / trai
 import json
 import math
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +32,7 @@ PROTOCOL: Final = {  # ScoringBench's scores of regression beside coverage
     "rmse": "RMSE",
 }
 _FARTHEST: Final = (0.84, 0.96)  # coverage of 90 % intervals that is not far from what they say
+_FEW: Final = 3  # the most methods of a table that a sentence names
 _TEST_OVER_TRAIN: Final = 1 / 9  # test rows over training rows: a standard split tests on a tenth of the rows
 
 
@@ -104,7 +107,7 @@ def head(frame: pd.DataFrame) -> list[str]:
     pairs = int(nll.drop(columns="constant").notna().sum().sum())
     versus = (
         f"NLL on test rows: {pairs - len(worse)} of {pairs} pairs of a table and a method are at or below `constant`. "
-        f"Above it: {_listing([f'{t}: {m} ({d:+.3f})' for t, m, d in worse])}."
+        f"Above it: {_listing(_by_table(worse))}."
     )
     if crps.empty:
         return [told, versus]
@@ -142,6 +145,17 @@ def above(nll: pd.DataFrame) -> list[tuple[str, str, float]]:
     """List the pairs with a larger NLL than ``constant``, with the difference."""
     more = nll.sub(nll["constant"], axis=0)
     return [(t, m, more.loc[t, m]) for t in BY_NAME if t in more.index for m in more.columns if more.loc[t, m] > 0]
+
+
+def _by_table(pairs: Sequence[tuple[str, str, float]]) -> list[str]:
+    """Return a text for each table: its methods with their differences, or the range of more than three."""
+    texts = []
+    for table, some in groupby(pairs, itemgetter(0)):
+        found = sorted((gap, method) for _, method, gap in some)
+        few = ", ".join(f"{method} ({gap:+.3f})" for gap, method in found)
+        many = f"{len(found)} methods ({found[0][0]:+.3f} to {found[-1][0]:+.3f})"
+        texts.append(f"{table}: {few if len(found) <= _FEW else many}")
+    return texts
 
 
 def networks(methods: Sequence[str]) -> list[str]:
