@@ -194,7 +194,7 @@ def widened(base: Continuous, factor: float) -> Continuous:
     A mixture of Gaussians stays one: its draws move away from the mean, and their variances are scaled.
     """
     if not isinstance(base, Gaussian):
-        return Widened(base, factor)
+        return Widened(base.quick, factor)
     centre = base.mean
     return Gaussian(centre + factor * (base.draw_mean - centre), factor**2 * base.draw_variance)
 
@@ -229,7 +229,7 @@ class Widened(Continuous):
         low, high = self.base.bracket(level)
         return self._wide(low), self._wide(high)
 
-    @cached_property
+    @property
     def survival(self) -> tuple[Tensor, Tensor, Tensor]:
         low, z, weight = self.base.survival  # all widths of a mixture share the base's
         return self._wide(low), self._wide(z), self.factor * weight

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..predictive import Continuous, gaussian_quantile, mixture
 from .integrals.series import Series
+from .interpolated import Interpolated
 from .output_distributions import Part
 
 
@@ -84,6 +85,10 @@ class CollapsedMixture(Continuous):
             at = gaussian_quantile(self.draw_mean, self.draw_variance, level)
             low, high = torch.minimum(low, at), torch.maximum(high, at)
         return low.amin(0), high.amax(0)
+
+    @cached_property
+    def quick(self) -> Interpolated:
+        return Interpolated(self, self.draw_variance.double().sqrt().amin(0))
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "CollapsedMixture":
         return CollapsedMixture(self.part.rescale(shift.to(self.draw_mean), scale.to(self.draw_mean)), self.tail)
