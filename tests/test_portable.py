@@ -98,12 +98,16 @@ def test_a_temperature_is_part_of_the_program() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 def test_a_width_and_logarithms_are_part_of_the_program(log: bool) -> None:
-    """Against the moments of the widened mixture by quadrature, in the targets' own units; two parts make one width."""
+    """Against the moments of the widened mixture by quadrature, in the targets' own units; two parts make one width.
+
+    A row of logarithms is stretched to a standard deviation of at most 1.
+    """
     fitted, rows = prices(log, Recalibration((1.5, 1.5), (0.3, 0.7), torch.zeros(1)))
     mean, variance = traced(fitted, rows).traced.module()(torch.from_numpy(rows))
     inner = fitted.posterior.predict(fitted.transform.inputs(rows))
-    centre, sd = inner.mean.double(), 1.5 * inner.draw_variance.double().sqrt()
-    means = centre + 1.5 * (inner.draw_mean.double() - centre)
+    width = (2 / inner.variance.double().sqrt()).clamp(1, 1.5) if log else 1.5  # the targets' scale is 0.5
+    centre, sd = inner.mean.double(), width * inner.draw_variance.double().sqrt()
+    means = centre + width * (inner.draw_mean.double() - centre)
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     z = means[..., None] + sd[..., None] * torch.tensor(nodes)
     y = 2.0 + 0.5 * z

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.evaluation import EvaluateConfig, score_clean
 from bdl_pipe.posterior import Predictor
-from bdl_pipe.predictive import Categorical, Gaussian, Mixture, Predictive
+from bdl_pipe.predictive import Categorical, Exponential, Gaussian, Mixture, Predictive
 from bdl_pipe.recalibration import Recalibration, Widened
 from bdl_pipe.seeds import Seed
 from tests.preparing import dataset_of, prepare_at
@@ -301,6 +302,42 @@ def test_intervals_of_log_targets_are_exponentiated() -> None:
     low, high = Recalibration((1.0,), (1.0,), torch.linspace(0, 1, 99).double()).interval(predictive, logs, 0.5)
     np.testing.assert_allclose(low * high, 1)
     np.testing.assert_allclose(high.log(), 2 * torch.linspace(0, 1, 99).double()[49])
+
+
+def test_one_far_draw_of_a_logarithm_does_not_set_the_mean_of_the_widened_mixture() -> None:
+    """One of 20 draws of a row is far from the others. Without the limit the mean becomes 100 times larger.
+
+    Rows whose standard deviation is far below 1 are stretched as far as other targets are.
+    """
+    draws = torch.zeros(20, 2, 1).double()
+    draws[0, 0] = 4.0
+    predictive = Gaussian(draws, torch.full((20, 2, 1), 0.09).double())
+    learnt = Recalibration((1.0, 2.83), (0.9, 0.1), torch.zeros(1))
+    own, limited, free = (
+        Mixture([Exponential(part) for part in parts], [0.9, 0.1])
+        for parts in (
+            [predictive] * 2,
+            learnt.apply(predictive, logs=True).parts,
+            learnt.apply(predictive).parts,
+        )
+    )
+    ratio = limited.mean / own.mean
+    assert 1 < float(ratio[0]) < 1.05 and float((free.mean / own.mean)[0]) > 100
+    torch.testing.assert_close(ratio[1], (free.mean / own.mean)[1])
+
+
+def test_the_shares_of_logarithms_are_fitted_to_the_widths_that_the_limit_leaves() -> None:
+    """Predictives of standard deviation 1 cannot be stretched, so that the width 2.83 is as good as the width 1."""
+    logs = Transform(
+        "table", torch.zeros(1), torch.ones(1), shift=torch.zeros(1), scale=torch.full((1,), 2.0), log=True
+    )
+    wide = Gaussian(torch.zeros(1, 500, 1).double(), torch.full((1, 500, 1), 0.25).double())
+    z = 1.5 * np.random.default_rng(0).normal(size=(500, 1))
+    learnt = recalibration.fit(one_batch(wide, 500), Examples(np.zeros((500, 1)), np.exp(z)), logs)
+    made = learnt.apply(wide.rescale(torch.zeros(1), torch.full((1,), 2.0)), logs=True)
+    assert float(made.variance.sqrt().max()) <= 1 + 1e-9 and learnt.factor > 1.2
+    plain = recalibration.fit(one_batch(wide, 500), Examples(np.zeros((500, 1)), z), replace(logs, log=False))
+    assert float(plain.apply(wide).variance.sqrt().mean()) * 2 == pytest.approx(1.5, rel=0.05)
 
 
 def test_calibration_rows_are_apart_from_training_and_test_rows(tmp_path: Path) -> None:

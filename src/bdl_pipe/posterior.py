@@ -276,7 +276,8 @@ class Predictor:
         rescaled = self._rescaled(transformed)
         if self.recalibration is None or not isinstance(rescaled, Continuous):
             return self._exponential(rescaled)
-        return self._exponential(self.recalibration.apply(rescaled))  # after rescaling, all widths share one base
+        # after rescaling, all widths share one base
+        return self._exponential(self.recalibration.apply(rescaled, logs=self.transform.log))
 
     def own_units(self, predictive: Predictive) -> Predictive:
         """Convert a predictive of transformed targets to the targets' own units."""
