@@ -124,6 +124,15 @@ def test_missing_runs_of_one_reason_share_a_line(project: Params) -> None:
     assert text.splitlines()[-2:] == ["2 of 4 runs are not in this comparison:", "  boston-swag, boston-gp: stopped"]
 
 
+def test_of_many_missing_runs_of_one_reason_eight_are_named(project: Params) -> None:
+    text = shown(FITTED, {f"boston-{number}": "stopped" for number in range(12)}, project)
+    named = ", ".join(f"boston-{number}" for number in range(8))
+    assert text.splitlines()[-2:] == [
+        "12 of 14 runs are not in this comparison:",
+        f"  {named} and 4 more: stopped",
+    ]
+
+
 def test_missing_or_damaged_scores_are_listed_and_hide_no_other_run(project: Params) -> None:
     stored = places.artifact("evaluate", FITTED[0]) / "scores.parquet"
     stored.write_bytes(b"PAR1")

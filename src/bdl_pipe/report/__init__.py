@@ -25,6 +25,7 @@ from .tables import ChainsInfo, CoresetInfo, RunInfo, Step, gather
 __all__ = ["ChainsInfo", "CoresetInfo", "Grid", "RunInfo", "Step", "build", "gather", "headlines", "show", "show_runs"]
 
 _GAP: Final = 2  # terminal cells between two columns
+_NAMED: Final = 8  # the most runs that a line of the terminal names
 
 
 def build(
@@ -114,7 +115,9 @@ def show_runs(runs: Sequence[RunInfo], missing: Mapping[str, str], console: Cons
     if without:
         lines = [f"{len(without)} of {len(whole) + len(without)} runs are not in this comparison:"]
         for reason in dict.fromkeys(without.values()):
-            lines.append(f"  {', '.join(key for key, why in without.items() if why == reason)}: {reason}")
+            keys = [key for key, why in without.items() if why == reason]
+            more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+            lines.append(f"  {', '.join(keys[:_NAMED])}{more}: {reason}")
         _print("\n".join(lines), console, style="yellow", soft_wrap=True)
 
 
