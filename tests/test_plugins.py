@@ -295,11 +295,9 @@ def test_a_registered_metric_is_computed_and_checked_for_every_predictive() -> N
 
 
 def test_a_partial_and_a_function_of_another_package_belong_to_the_plugin_that_registers_them() -> None:
-    text = (
-        "from functools import partial\nimport numpy as np\nfrom bdl_pipe import *\nabout = dict(label='M', better=0)\n"
-    )
+    text = "from functools import partial\nimport numpy as np\nfrom bdl_pipe import *\n"
     text += "def off(p, y, by):\n    return y - by\n"
-    text += "register_metric('off', partial(off, by=1), of='predictive', **about)\n"
+    text += "register_metric('off', partial(off, by=1), label='Off', better=0, of='predictive')\n"
     text += "register_ood_score('span', np.ptp)\n"
     load([write("m.py", text)])
     assert metrics.METRICS.module_of("off") == evaluation.OOD_SCORES.module_of("span") == plugins.module_name("m.py")

@@ -328,9 +328,7 @@ def test_one_far_draw_of_a_logarithm_does_not_set_the_mean_of_the_widened_mixtur
 
 def test_the_shares_of_logarithms_are_fitted_to_the_widths_that_the_limit_leaves() -> None:
     """Predictives of standard deviation 1 cannot be stretched, so that the width 2.83 is as good as the width 1."""
-    logs = Transform(
-        "table", torch.zeros(1), torch.ones(1), shift=torch.zeros(1), scale=torch.full((1,), 2.0), log=True
-    )
+    logs = replace(PLAIN, shift=torch.zeros(1), log=True)
     wide = Gaussian(torch.zeros(1, 500, 1).double(), torch.full((1, 500, 1), 0.25).double())
     z = 1.5 * np.random.default_rng(0).normal(size=(500, 1))
     learnt = recalibration.fit(one_batch(wide, 500), Examples(np.zeros((500, 1)), np.exp(z)), logs)

@@ -102,7 +102,10 @@ class Registered(Mapping[str, T], Generic[T]):
         return self._others[name][1] if plugin is None else plugin.name
 
     def _claim(self, name: str, plugin: str) -> None:
-        """Let the plugin's module define what it registered, unless a plugin or the library does: a partial, say."""
+        """Set the module of a value to the plugin's, if neither a plugin nor the library defines it.
+
+        The module of a ``functools.partial`` is ``functools``, for example.
+        """
         value, module = self._others[name]
         if plugin_of(module) is None and module.partition(".")[0] != __package__:
             self._others[name] = (value, plugin)

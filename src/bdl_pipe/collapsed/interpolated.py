@@ -1,10 +1,11 @@
 """A predictive with a slow distribution function, which is interpolated from a table of it."""
 
+from functools import cached_property
 from typing import Final, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..predictive import GAUSS_LEGENDRE, Continuous
@@ -12,7 +13,7 @@ from ..predictive import GAUSS_LEGENDRE, Continuous
 _NODES, _WEIGHTS = GAUSS_LEGENDRE
 # the barycentric weights of Gauss-Legendre nodes, but for a factor (Wang & Xiang 2012, eq. 1.7)
 _BARYCENTRIC: Final = np.where(np.arange(len(_NODES)) % 2, -1, 1) * np.sqrt((1 - _NODES**2) * _WEIGHTS)
-_LONGEST: Final = 8.0
+_LONGEST: Final = 8.0  # on random trajectories the error was at most 3e-4 below 8, and reached 8e-3 above
 
 
 @final
@@ -51,8 +52,13 @@ class Interpolated(Continuous):
         found = ((parts * known).sum(0) / parts.sum(0)).clamp(0, 1)
         found = torch.where(values <= ends[0], 0.0, found)
         found = torch.where(values >= ends[-1], 1.0, found)
-        short = ends.diff(dim=0).amax(0) <= _LONGEST * self.narrowest
-        return found if bool(short.all()) else torch.where(short, found, self.base.cdf(values))
+        return found if self._exact is None else torch.where(self._exact, self.base.cdf(values), found)
+
+    @cached_property
+    def _exact(self) -> Bool[Tensor, "batch output"] | None:
+        """Return which rows have the base's own distribution function; None if no row has."""
+        long = self.base.table[0].diff(dim=0).amax(0) > _LONGEST * self.narrowest
+        return long if bool(long.any()) else None
 
     @property
     def table(self) -> tuple[Tensor, Tensor, Tensor]:
