@@ -135,6 +135,35 @@ def test_the_chosen_epoch_has_the_best_score_on_the_search_view() -> None:
     same(chosen, again)  # the second fit sees all rows, from its own first weights
 
 
+def test_with_averaged_scores_are_of_the_mean_of_the_epochs_iterates() -> None:
+    """The mean of the three iterates of an epoch, by hand. Told apart: scores of the last iterate choose other epochs.
+
+    The fit continues from a kill in the middle of an epoch with the same choice.
+    """
+    data, rng, keep = table(0), RNGS[0], SnapshotPolicy(3, parts_per_epoch=3)
+    by_mean, by_last = dict[int, float](), dict[int, float]()
+    inputs, targets = data.search.tensors("validation")
+    for epochs in range(2, 31, 2):
+        place, how = rng.fold("search"), config(epochs=epochs, optimiser=LOUD)
+        (at,) = fit_epochs(lambda _, r: Noisy(r), [data.search], how, rngs=[place], report=Silent(), keep=keep)
+        for scores, some in ((by_mean, at.snapshots), (by_last, at.snapshots[-1:])):
+            model = Noisy(Seed(0)).eval()
+            model.load_state_dict({name: torch.stack([s[name] for s in some]).mean(0) for name in some[0]})
+            scores[epochs] = -model.predict(inputs, rng=Seed(0)).log_prob(targets).mean().item()
+    best = min(by_mean, key=by_mean.__getitem__)
+    assert best != min(by_last, key=by_last.__getitem__) and best != 30
+
+    def fitted(report: Report, averaged: bool = True) -> FitResult:
+        how = config(30, EarlyStopping(2, None, averaged), LOUD)
+        return fit_epochs(lambda _, r: Noisy(r), [data], how, rngs=[rng], report=report, keep=keep)[0]
+
+    whole = fitted(Silent())
+    assert whole.epochs == best != fitted(Silent(), averaged=False).epochs
+    for stop in (1, 2, 3 * best - 1):  # steps; three are an epoch of the search
+        rest = Watched(kept=to_bytes(killed(fitted, stop)))
+        same(fitted(rest), whole)
+
+
 @pytest.mark.parametrize("patience", [4, 8, 20])
 def test_the_search_ends_when_patience_runs_out_and_not_before(patience: int) -> None:
     data, rng, told = table(0), RNGS[0], Scores()

@@ -16,6 +16,7 @@ epoch, or on training rows after the fit. Test rows are never used.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 import torch
@@ -74,7 +75,8 @@ def fit_epochs(
         else:
             places = [r.fold("search") for r in rngs]
             if config.optimiser.schedule == "constant":
-                search = _EpochRun(builds, searched, config, places, epochs, keep=_NONE, scored=True)
+                none = replace(_NONE, parts_per_epoch=keep.parts_per_epoch)
+                search = _EpochRun(builds, searched, config, places, epochs, keep=none, scored=True)
                 run_steps(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
                 epochs, held = search.best_epochs(), search.held
             else:
@@ -196,6 +198,9 @@ class _EpochRun(Objective):
         )
         self.snapshots = [[self._members.get(m)] if keep.start else [] for m in range(len(data))]
         self.moments = [RunningMoments() for _ in data]
+        stopping = config.early_stopping
+        self._averaged = scored and stopping is not None and stopping.averaged
+        self._means = [RunningMoments() for _ in data]  # of the current epoch's iterates, if their mean is scored
         self.losses = [0.0] * len(data)
         self._sum = torch.zeros(len(data), dtype=torch.float64)  # each model's sum of losses over this epoch
         self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)
@@ -264,8 +269,9 @@ class _EpochRun(Objective):
         tensors = {f"live.{m}.{k}": v for m in range(len(self._data)) for k, v in self._members.get(m).items()}
         for m, past in enumerate(self.snapshots):
             tensors |= {f"snapshots.{m}.{k}": v for k, v in (stack(past) if past else {}).items()}
-            if self.moments[m].count:
-                tensors |= {f"moments.{m}.{k}": v for k, v in self.moments[m].state().items()}
+            for name, kept in (("moments", self.moments[m]), ("means", self._means[m])):
+                if kept.count:
+                    tensors |= {f"{name}.{m}.{k}": v for k, v in kept.state().items()}
         if self._score is not None:
             tensors["score"] = torch.tensor(self._score, dtype=torch.float64)
         return tensors | {
@@ -282,8 +288,9 @@ class _EpochRun(Objective):
             self._members.put(m, under(f"live.{m}.", state))
             past = under(f"snapshots.{m}.", state)
             self.snapshots[m] = unstack(past) if past else []
-            if sums := under(f"moments.{m}.", state):
-                self.moments[m].restore(sums)
+            for name, kept in (("moments", self.moments[m]), ("means", self._means[m])):
+                if sums := under(f"{name}.{m}.", state):
+                    kept.restore(sums)
         self.held = [under(f"held.{m}.", state) for m in range(len(self._data))]
         self._sum, self._best = state["sum"].clone(), state["best"].clone()
         self._best_epoch, self.losses = state["best_epoch"].clone(), state["losses"].tolist()
@@ -327,16 +334,23 @@ class _EpochRun(Objective):
         """Take a snapshot of each model that needs one, with ``part`` parts of the current epoch done."""
         self._members.agree()
         for m, stop in enumerate(self._epochs):
+            if self._averaged:
+                self._means[m] = RunningMoments() if part == 1 else self._means[m]
+                self._means[m].update(self._weights(m))
             if self._keep.snapshot((stop - epoch) * self._keep.parts_per_epoch - part):
                 self.snapshots[m].append(self._members.get(m))
+
+    def _weights(self, member: int) -> dict[str, Tensor]:
+        """Return a copy of one model's parameters."""
+        state = self._members.get(member)
+        return {name: state[name] for name in self._members.named}
 
     def _close(self, done: int) -> None:
         """End epoch number ``done`` after its last snapshot: update the moments, and compute scores if due."""
         mean = (self._sum / self._steps_per_epoch).tolist()
         for m, stop in enumerate(self._epochs):
             if self._keep.counts(stop - done):
-                weights = self._members.get(m)
-                self.moments[m].update({name: weights[name] for name in self._members.named})
+                self.moments[m].update(self._weights(m))
             if done == stop:
                 self.losses[m] = mean[m]
         self._done, stopping = done, self._config.early_stopping
@@ -358,7 +372,10 @@ class _EpochRun(Objective):
     @torch.no_grad()
     def _validate(self, member: int) -> tuple[float, dict[str, Tensor]]:
         """Return the model's validation score and its estimates, see ``Learner.estimated``."""
-        self.probe.load_state_dict(self._members.get(member))
+        weights = self._members.get(member)
+        if self._averaged:
+            weights |= {name: mean.to(weights[name].dtype) for name, mean in self._means[member].mean.items()}
+        self.probe.load_state_dict(weights)
         rng = self._rngs[member].fold("validate")  # the same draws at every epoch, so that scores are comparable
         parts = self._held[member].batches(_SCORED)
         predicted = [(self.probe.validate(x, rng=rng), y) for x, y in parts]

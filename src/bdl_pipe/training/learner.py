@@ -105,10 +105,14 @@ class EarlyStopping:
         every: the number of epochs between scores; with a schedule, the shortest length.
         patience: the number of epochs without a better score after which training stops. null: it never stops early.
             With a schedule it must be null: the first length with a worse score is the last that is tried.
+        averaged: whether the scores are of the mean of the epoch's iterates, which are the weights at the ends of its
+            parts (a trajectory's ``snapshots_per_epoch``). At a constant rate the last iterate's score varies from
+            epoch to epoch, whereas methods that average iterates do not.
     """
 
     every: int
     patience: int | None
+    averaged: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.every > 0, "every", "must be > 0", self.every)
