@@ -211,6 +211,8 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("swa", "regression"): {"batch_norm_rows": None, "batch_norm_batch": 32},
     ("swag", "classification"): SWAG,
     ("swag", "regression"): SWAG,
+    ("multi_swag", "classification"): SWAG,
+    ("multi_swag", "regression"): SWAG,
     ("pca_ess", "classification"): PCA_ESS,
     ("pca_ess", "regression"): PCA_ESS,
     ("pca_vi", "classification"): PCA_VI,

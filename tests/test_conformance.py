@@ -32,12 +32,24 @@ from tests.resuming import Killed, Watched, same_bits
 ROOT = 7
 # Methods whose posteriors become programs of torch.export; the others draw when they predict, or branch on values.
 PROGRAMS = {
-    *("deterministic", "ensemble", "swa", "swag", "ciber_last", "vbll", "g_vbll", "sngp", "map_blr", "vbpc"),
+    *(
+        "deterministic",
+        "ensemble",
+        "swa",
+        "swag",
+        "multi_swag",
+        "ciber_last",
+        "vbll",
+        "g_vbll",
+        "sngp",
+        "map_blr",
+        "vbpc",
+    ),
     "dark_knowledge",
 }
 # Networks with a head of log-variances; all other methods have one noise variance.
 NOISE_OF_EACH_INPUT = {
-    *("deterministic", "ensemble", "tabm", "swa", "swag", "pca_ess", "pca_vi", "kfac_laplace"),
+    *("deterministic", "ensemble", "tabm", "swa", "swag", "multi_swag", "pca_ess", "pca_vi", "kfac_laplace"),
     *("ciber_last", "ciber_second", "dark_knowledge"),
 }
 

@@ -12,7 +12,7 @@ from tests.preparing import table_of
 from tests.resuming import same_bits
 
 FROM_DATA = ["vbll", "vbll_bnn", "gbll", "ldgbll", "map_blr"]
-FROM_TRAJECTORY = ["swa", "swag", "pca_ess", "pca_vi", "kfac_laplace", "ciber_last", "ciber_second"]
+FROM_TRAJECTORY = ["swa", "swag", "multi_swag", "pca_ess", "pca_vi", "kfac_laplace", "ciber_last", "ciber_second"]
 CHOSEN = {  # early stopping also chooses the number of epochs
     "optimiser": {"name": "adam", "lr": 0.01},
     "epochs": 8,

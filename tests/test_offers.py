@@ -26,6 +26,7 @@ def test_the_offered_methods_suit_the_task_and_the_size() -> None:
         "deterministic",
         "ensemble",
         "swag",
+        "multi_swag",
         "ciber_last",
         "ciber_second",
         "vbll",
@@ -51,6 +52,16 @@ def test_only_needed_upstream_runs_are_listed() -> None:
     assert keys(SMALL, "dark_knowledge", "swag") == ["iterates", "sgmcmc"]
     assert keys(LARGE, "swag") == ["iterates"]
     assert keys(IMAGES, *names(IMAGES)) == ["sgd", "iterates", "sgmcmc", "vbpc", "random_coreset"]
+
+
+def test_an_upstream_run_has_several_seeds_only_for_a_method_that_takes_all() -> None:
+    def seeds(*chosen: str) -> list[tuple[int, float]]:
+        found = offers.upstream([METHODS[name] for name in chosen], SMALL).values()
+        return [(run.seeds, run.cost) for _, run in found]
+
+    assert seeds("deterministic") == seeds("swag", "ciber_last") == [(1, 1.0)]
+    assert seeds("ensemble") == seeds("swag", "multi_swag") == [(3, 3.0)]
+    assert seeds("sgmcmc") == seeds("dark_knowledge") == [(3, 6.0)]
 
 
 def test_iterates_per_epoch_fit_the_steps_of_an_epoch_without_validation_rows() -> None:

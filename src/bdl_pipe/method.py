@@ -1,7 +1,7 @@
 """The interface of a method, which each family implements and the registry lists."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -153,8 +153,8 @@ class Upstream:
 
     Attributes:
         kind: the stage kind of the run.
-        seeds: the number of seeds.
-        cost: see :attr:`Default.cost`.
+        seeds: the number of seeds, if a method takes all of them.
+        cost: the cost of all seeds, see :attr:`Default.cost`.
         override: returns the hyperparameters that differ from ``methods.<name>``, for a size.
     """
 
@@ -162,6 +162,12 @@ class Upstream:
     seeds: int
     cost: float
     override: Callable[[Size], Section]
+
+    def of(self, stages: Iterable[StageSpec]) -> "Upstream":
+        """Return the run that suffices for fits of one seed by ``stages``: one seed, unless one of them takes all."""
+        if any(stage.needs.get(self.kind) == "all" for stage in stages):
+            return self
+        return replace(self, seeds=1, cost=self.cost / self.seeds)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from . import networks
 from .config import variant
 from .data.size import Section, Size
 from .errors import require
-from .method import Default, Method, Upstream
+from .method import Default, Method, StageSpec, Upstream
 from .registry import METHODS
 from .seeds import Seed
 from .training.adam import Adam
@@ -39,16 +39,18 @@ def defaults(methods: Iterable[Method]) -> list[tuple[Method, Default]]:
 
 
 def upstream(methods: Iterable[Method], size: Size) -> dict[str, tuple[Method, Upstream]]:
-    """Return the upstream runs of ``methods``: key -> (method, run), in the methods' order.
+    """Return the upstream runs of ``methods``, with the seeds that these need: key -> (method, run).
 
     Raises:
         ConfigError: a default names a key that no method's ``upstream`` has.
     """
     known = {key: (method, run) for method in METHODS.values() for key, run in method.upstream.items()}
-    keys = {default.upstream for _, default in defaults(methods)} - {""}
-    for key in keys:
-        require(key in known, "default.upstream", f"must be one of {', '.join(known)}", key)
-    return {key: run for key, run in known.items() if key in keys}
+    users = defaultdict[str, list[StageSpec]](list)
+    for user, default in defaults(methods):
+        if (key := default.upstream) != "":
+            require(key in known, "default.upstream", f"must be one of {', '.join(known)}", key)
+            users[key] += user.stages.values()
+    return {key: (method, run.of(users[key])) for key, (method, run) in known.items() if key in users}
 
 
 def dataset(own: Section, size: Size, splits: int | None = None) -> Section:

@@ -65,6 +65,7 @@ METHODS: Final[Lazy["Method"]] = Lazy(
         "ensemble": "baselines.ensemble:ENSEMBLE",
         "swa": "trajectory.swa:SWA",
         "swag": "trajectory.swag:SWAG",
+        "multi_swag": "trajectory.swag:MULTI_SWAG",
         "pca_ess": "trajectory.pca_ess:PCA_ESS",
         "pca_vi": "trajectory.pca_vi:PCA_VI",
         "kfac_laplace": "trajectory.laplace:KFAC_LAPLACE",

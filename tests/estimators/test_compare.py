@@ -91,6 +91,18 @@ def test_a_trajectory_of_two_methods_is_fitted_once_per_fold(monkeypatch: pytest
     assert (found.table["fit_seconds"] > 0).all()
 
 
+@pytest.mark.slow
+def test_methods_of_one_and_of_all_seeds_of_a_trajectory_equal_their_separate_fits() -> None:
+    names = ["swag", "multi_swag"]  # in either order, the second must not take the trajectories of the first
+    for order in (names, names[::-1]):
+        found = compare(X, Y, order, cv=2, pace=0.05)
+        for name in names:
+            alone = compare(X, Y, {name: BayesianRegressor(name, pace=0.05), "constant": "constant"}, cv=2)
+            assert found.table.loc[name, "nll"] == alone.table.loc[name, "nll"]
+    fitted = [BayesianRegressor(name, pace=0.05).fit(X, Y).fitted_.parts[0].posterior for name in names]
+    assert [len(posterior.tensors["head.bias"]) for posterior in fitted] == [20, 3 * 7]
+
+
 def test_estimators_are_compared_under_their_given_names() -> None:
     models = {"plain": BayesianClassifier("linear"), "other": BayesianClassifier("constant", random_state=1)}
     assert {*compare(X, Y > 0, models, cv=2).table.index} == {"plain", "other"}

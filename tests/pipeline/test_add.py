@@ -79,7 +79,7 @@ def test_add_describes_the_table_and_writes_a_valid_data_set(project: Path, caps
         "left out: column kind, as you said",
         "note: feet orders the rows as area does",
         "targets: each split's training rows decide if their logarithms are fitted",
-        "20 methods, 5 splits; a network sees 14 numbers a row",
+        "21 methods, 5 splits; a network sees 14 numbers a row",
     ):
         assert line in said
     read = load()
@@ -303,7 +303,7 @@ def test_add_describes_the_images_and_writes_their_runs(project: Path, capsys: p
         "note: 1 files are not readable images and are left out; the first is data/photos/rows/bad.png",
         "data/photos: 80 grey images of 12×12 pixels",
         "2 classes: columns 40, rows 40",
-        "photos: 20 methods, 5 splits; a network sees 1×12×12 pixels",
+        "photos: 21 methods, 5 splits; a network sees 1×12×12 pixels",
     ):
         assert line in said
     read = load()

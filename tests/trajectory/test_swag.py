@@ -20,7 +20,7 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.training.snapshots import RunningMoments, snapshots, with_moments
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from bdl_pipe.trajectory.swa import SWA, SwaConfig
-from bdl_pipe.trajectory.swag import SWAG, Moments, SwagConfig, moments
+from bdl_pipe.trajectory.swag import MULTI_SWAG, SWAG, Moments, SwagConfig, moments
 
 from .cases import walk
 
@@ -157,6 +157,32 @@ def test_running_moments_replace_the_moments_of_the_snapshots(tiny_table: FitDat
         found = draws(with_moments(short, running, ""), rank)
         torch.testing.assert_close(found, draws(whole, rank), atol=1e-6, rtol=1e-6)
         assert not torch.allclose(found, draws(short, rank), atol=1e-3)
+
+
+def test_multi_swag_has_the_draws_of_swag_on_each_trajectory(tiny_table: FitData) -> None:
+    """Its predictive is the mean of the predictives of three Gaussians around unlike networks."""
+    past = [walk(TABLE, 5, spread) for spread in (0.1, 0.5, 1.0)]
+    inputs, rng = {"trajectory": past}, Seed(3)
+    found = MULTI_SWAG.stages["student"].fit_one(tiny_table, inputs, CONFIG, rng=rng, report=Silent())
+    parts = []
+    for number, one in enumerate(past):
+        place = rng.fold("trajectory", number) if number else rng
+        of_one = {"trajectory": [one]}
+        parts.append(SWAG.stages["student"].fit_one(tiny_table, of_one, CONFIG, rng=place, report=Silent()))
+    for name, value in found.tensors.items():
+        assert torch.equal(value, torch.cat([part.tensors[name] for part in parts])), name
+    x, y = tiny_table.tensors("train")
+    densities = [posterior_of(part).predict(x, rng=Seed(0)).log_prob(y).double().exp() for part in parts]
+    mixture = posterior_of(found).predict(x, rng=Seed(0)).log_prob(y).double().exp()
+    torch.testing.assert_close(mixture, torch.stack(densities).mean(0), rtol=1e-5, atol=0)
+    assert not torch.allclose(densities[0], densities[2], rtol=1e-2)
+
+
+def test_multi_swag_refuses_trajectories_of_unlike_networks(tiny_table: FitData) -> None:
+    other = NetworkSpec(MlpConfig("mlp", (3,)), (4,), 1, "gaussian_head")
+    past = [walk(TABLE, 5), walk(other, 5)]
+    with pytest.raises(ConfigError, match=r"^methods\.multi_swag must be made of trajectories of one network$"):
+        MULTI_SWAG.stages["student"].fit_one(tiny_table, {"trajectory": past}, CONFIG, rng=Seed(0), report=Silent())
 
 
 def test_too_few_snapshots_are_refused(tiny_table: FitData) -> None:

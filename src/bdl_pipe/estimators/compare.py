@@ -40,7 +40,8 @@ def compare(
 ) -> Comparison:
     """Compare methods by cross-validation: each is fitted and scored on the same folds.
 
-    An upstream run of several methods, such as a trajectory, is fitted once per fold.
+    An upstream run of several methods, such as a trajectory, is fitted once per fold, or once for the methods that take
+    one of its seeds and once for the methods that take all.
 
     Args:
         X, y: as in ``fit`` of :class:`.BayesianRegressor` and :class:`.BayesianClassifier`.

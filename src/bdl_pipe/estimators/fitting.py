@@ -48,7 +48,8 @@ def fit(runs: Sequence[Run], data: FitData, seed: int, split: int = 0, made: Mad
 
 def address(run: Run, seed: int, split: int = 0) -> str:
     """Return a run's key in ``made``: the settings that determine its states on the same data."""
-    return json.dumps([run.kind, run.key, config.to_mapping(run.config), seed, split], sort_keys=True, default=str)
+    about = [run.kind, run.key, config.to_mapping(run.config), run.seeds, seed, split]
+    return json.dumps(about, sort_keys=True, default=str)
 
 
 def _fit_run(run: Run, data: FitData, above: Mapping[str, list[State]], root: Seed, split: int) -> list[State]:

@@ -158,7 +158,7 @@ def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) 
     override = changes.pop(name, {})
     found = next(((m, m.upstream[name]) for m in METHODS.values() if name in m.upstream), None)
     if found is not None:
-        method, above = found
+        method, above = found[0], found[1].of([stage])
         _require_kind(name, above.kind, stage)
         merged = config.merge(config.merge(section(method.name), above.override(size)), override)
         yield _run(above.kind, name, method, merged, above.seeds, {}, {})

@@ -8,6 +8,9 @@ mean, D = diag of (1/T) Σ (w_t − w̄)² and D̂ the last K deviations w_t −
 with the covariance scale·(½D + ½ D̂D̂ᵀ/(K−1)). With ``rank`` 0 it is SWAG-diagonal: w̄ + √scale · D^½ z₁. If the
 trajectory has running moments, w̄ and D come from these, over more iterates than there are snapshots, as in the paper.
 
+MultiSWAG (Wilson & Izmailov 2020, section 3.3): the equally weighted mixture of the Gaussians of several independently
+trained trajectories. Each of them has the same number of draws.
+
 Deviations: the columns of D̂ are deviations from the final mean; the paper uses the running mean to store less, which a
 stored trajectory does not need. D is computed from centred differences in float64, because the paper's E[w²] − E[w]²
 cancels in float32. Only parameters are drawn. The running statistics of batch normalisation are recomputed on training
@@ -16,30 +19,36 @@ rows for each draw, as in the paper; all other buffers come from the last snapsh
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..artifacts import State
+from ..artifacts import State, under
 from ..config import LATER
 from ..data.fitdata import FitData
+from ..data.size import Section, Size
 from ..errors import require
 from ..method import Default, Inputs, Method, StageSpec
-from ..progress import Report
+from ..progress import Phase, Report
 from ..seeds import Seed
 from .sgd import default_iterates
 from .snapshots import FLOATS, BatchNormConfig, FloatName, Snapshots
 
+_PHASE: Final = "trajectory-"  # first part of the name of a trajectory's phase
+_EARLIER: Final = "earlier."  # prefix, in a checkpoint, of the draws from the trajectories before
+
 
 @dataclass(frozen=True)
 class SwagConfig(BatchNormConfig):
-    """The section ``methods.swag`` of params.yaml.
+    """The sections ``methods.swag`` and ``methods.multi_swag`` of params.yaml.
 
     Attributes:
         rank: K, the number of last deviations in the low-rank part. 0: the covariance is diagonal.
         scale: the factor of the covariance; 1 in the paper.
-        draws: the number of networks to draw at the fit.
+        draws: the number of networks to draw from each trajectory's Gaussian at the fit.
         dtype: the floating type of the draws; the moments are computed in float64.
     """
 
@@ -91,14 +100,31 @@ def moments(past: Float[Tensor, "epoch weight"], rank: int) -> Moments:
 
 @torch.no_grad()
 def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report: Report) -> State:
-    """Return draws from the Gaussian of the trajectory in ``inputs``.
+    """Return draws from the Gaussian of each trajectory in ``inputs``: one for ``swag``, all for ``multi_swag``.
 
     The data serve only to recompute batch normalisation's statistics.
 
     Raises:
-        ConfigError: the trajectory has fewer snapshots than ``rank`` or, without moments, fewer than two.
+        ConfigError: a trajectory has fewer snapshots than ``rank`` or, without moments, fewer than two; or the
+            trajectories have different networks.
     """
-    (trajectory,) = inputs["trajectory"]
+    every = inputs["trajectory"]
+    same = all(each.config["spec"] == every[0].config["spec"] for each in every)
+    require(same, "methods.multi_swag", "must be made of trajectories of one network")
+    saved = report.load()
+    first = 0 if saved is None else int(saved.config["phase"].removeprefix(_PHASE))
+    made = State({} if saved is None else under(_EARLIER, saved.tensors))
+    for number in range(first, len(every)):
+        carried = {_EARLIER + name: value for name, value in made.tensors.items()}
+        part = Phase(report, f"{_PHASE}{number}", number * config.draws, len(every) * config.draws, carried)
+        own = _drawn(every[number], data, config, rng.fold("trajectory", number) if number else rng, part)
+        before = [made.tensors] if made.tensors else []
+        made = State({name: torch.cat([*(b[name] for b in before), v]) for name, v in own.tensors.items()}, own.config)
+    return made
+
+
+def _drawn(trajectory: State, data: FitData, config: SwagConfig, rng: Seed, report: Report) -> State:
+    """Return draws from the Gaussian of one trajectory."""
     snapshots = Snapshots(trajectory, data, config, rng)
     dtype = FLOATS[config.dtype]
     gaussian = _gaussian(snapshots, config.rank).to(dtype)
@@ -127,13 +153,25 @@ def _gaussian(snapshots: Snapshots, rank: int) -> Moments:
     return Moments(mean, variance.sqrt(), past[len(past) - rank :].double() - mean)
 
 
+def _default(draws: int, size: Size) -> Section:
+    """Return the hyperparameters of a comparison's run."""
+    return {"rank": min(10, default_iterates(size)["snapshots"] - 1), "draws": draws}
+
+
 SWAG = Method(
     name="swag",
     config=SwagConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"scale": (0.05, 5.0, "log")},
-    default=Default(
-        0.2, "iterates", lambda size: {"rank": min(10, default_iterates(size)["snapshots"] - 1), "draws": 20}
-    ),
+    default=Default(0.2, "iterates", partial(_default, 20)),
+)
+
+MULTI_SWAG = Method(
+    name="multi_swag",
+    config=SwagConfig,
+    tasks=("classification", "regression"),
+    stages={"student": StageSpec(fit, needs={"trajectory": "all"})},
+    search={"scale": (0.05, 5.0, "log")},
+    default=Default(0.2, "iterates", partial(_default, 7)),  # of each of three trajectories
 )
