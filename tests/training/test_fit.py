@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.errors import ConfigError
 from bdl_pipe.predictive import Gaussian, Predictive
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
@@ -157,6 +158,11 @@ def test_with_averaged_scores_are_of_the_mean_of_the_epochs_iterates() -> None:
         how = config(30, EarlyStopping(2, None, averaged), LOUD)
         return fit_epochs(lambda _, r: Noisy(r), [data], how, rngs=[rng], report=report, keep=keep)[0]
 
+    parts = SnapshotPolicy(5, parts_per_epoch=5)  # as many as the whole fit has steps; the search has three
+    fit_epochs(lambda _, r: Noisy(r), [data], config(4, CHOOSE), rngs=[rng], report=Silent(), keep=parts)
+    with pytest.raises(ConfigError, match=r"^snapshots_per_epoch must be <= the steps of an epoch \(3\), got 5$"):
+        how = config(4, EarlyStopping(2, None, averaged=True))
+        fit_epochs(lambda _, r: Noisy(r), [data], how, rngs=[rng], report=Silent(), keep=parts)
     whole = fitted(Silent())
     assert whole.epochs == best != fitted(Silent(), averaged=False).epochs
     for stop in (1, 2, 3 * best - 1):  # steps; three are an epoch of the search

@@ -120,9 +120,12 @@ def test_a_fit_without_a_finite_score_runs_all_epochs() -> None:
     assert fitted.epochs == 40
 
 
-def test_patience_is_refused_with_a_schedule() -> None:
+def test_patience_and_averaged_are_refused_with_a_schedule() -> None:
+    cosine = OptimiserConfig("adam", 1e-2, schedule="cosine")
     with pytest.raises(ConfigError, match=r"^early_stopping\.patience must be null with optimiser\.schedule cosine"):
-        config(early_stopping=EarlyStopping(2, 4), optimiser=OptimiserConfig("adam", 1e-2, schedule="cosine"))
+        config(early_stopping=EarlyStopping(2, 4), optimiser=cosine)
+    with pytest.raises(ConfigError, match=r"^early_stopping\.averaged must be false with optimiser\.schedule cosine"):
+        config(early_stopping=EarlyStopping(2, None, averaged=True), optimiser=cosine)
 
 
 @pytest.mark.parametrize("rows", [300, 3_000, 30_000, 200_000])

@@ -75,8 +75,9 @@ def fit_epochs(
         else:
             places = [r.fold("search") for r in rngs]
             if config.optimiser.schedule == "constant":
-                none = replace(_NONE, parts_per_epoch=keep.parts_per_epoch)
-                search = _EpochRun(builds, searched, config, places, epochs, keep=none, scored=True)
+                averaged = config.early_stopping is not None and config.early_stopping.averaged
+                parts = replace(_NONE, parts_per_epoch=keep.parts_per_epoch) if averaged else _NONE
+                search = _EpochRun(builds, searched, config, places, epochs, keep=parts, scored=True)
                 run_steps(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
                 epochs, held = search.best_epochs(), search.held
             else:

@@ -107,7 +107,7 @@ class EarlyStopping:
             With a schedule it must be null: the first length with a worse score is the last that is tried.
         averaged: whether the scores are of the mean of the epoch's iterates, which are the weights at the ends of its
             parts (a trajectory's ``snapshots_per_epoch``). At a constant rate the last iterate's score varies from
-            epoch to epoch, whereas methods that average iterates do not.
+            epoch to epoch, whereas methods that average iterates do not. Must be false with a schedule.
     """
 
     every: int
@@ -138,11 +138,14 @@ def require_fits(early_stopping: EarlyStopping | None, optimiser: OptimiserConfi
     """Require that the settings of early stopping fit the learning rate.
 
     Raises:
-        ConfigError: ``patience`` is set and the learning rate has a schedule.
+        ConfigError: ``patience`` or ``averaged`` is set and the learning rate has a schedule.
     """
     if early_stopping is not None and optimiser.schedule != "constant":
-        rule = f"must be null with optimiser.schedule {optimiser.schedule}"
-        require(early_stopping.patience is None, "early_stopping.patience", rule, early_stopping.patience)
+        schedule = f"with optimiser.schedule {optimiser.schedule}"
+        patience, averaged = early_stopping.patience, early_stopping.averaged
+        require(patience is None, "early_stopping.patience", f"must be null {schedule}", patience)
+        rule = f"must be false {schedule}, whose last rate is low"
+        require(not averaged, "early_stopping.averaged", rule, averaged)
 
 
 @dataclass(frozen=True)
