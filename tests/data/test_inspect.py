@@ -70,6 +70,20 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
     assert config.source == profile.source
 
 
+def test_a_value_that_a_fifth_of_the_targets_have_is_remarked(tmp_path: Path) -> None:
+    """There a density may be as high as one likes."""
+    path = tmp_path / "hours.csv"
+
+    def remarks(equal: int) -> list[str]:
+        hours = [40] * equal + [2 * i + 1 for i in range(100 - equal)]
+        path.write_text("age,hours\n" + "".join(f"{(7 * i) % 101},{value}\n" for i, value in enumerate(hours)))
+        return list(inspect_table(path, ["hours"]).remarks)
+
+    rule = "a narrow peak there makes the NLL of a run small, so compare runs by the CRPS, too"
+    assert remarks(20) == [f"hours: 20 % of the rows have the value 40; {rule}"]
+    assert remarks(19) == []
+
+
 def test_a_feature_that_orders_the_rows_as_another_column_gets_a_remark(file: Path) -> None:
     houses().assign(tax=lambda f: f["price"] ** 2, feet=lambda f: 3 * f["area"]).to_csv(file, index=False)
     assert inspect_table(file, ["price"]).remarks == [

@@ -27,6 +27,7 @@ from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
 _CLASSES: Final = 20  # whole numbers with more different values are quantities
 CATEGORIES: Final = 20  # the most network inputs of a category
+_PEAK: Final = 0.2  # from this share of equal targets on, their density decides between runs
 _IDENTIFIER: Final = 0.9  # a column with at least this share of different values identifies rows
 _INDEX: Final = "it is the index of a table; give it a name of its own to use it"
 
@@ -67,6 +68,7 @@ def inspect_table(
         values = labels[:, None].astype(np.float64)
     else:
         values, classes = _targets(answers), dict[str, int]()
+        remarks += [line for name, of_rows in zip(targets, values.T, strict=True) for line in _peak(name, of_rows)]
     if form.encoding != "utf-8" and (text := _foreign(table)):
         rule = f"its texts are no UTF-8 and are read as {form.encoding}, such as {short(text)}"
         remarks.append(f"{path.name}: {rule}; if they look wrong, save it as UTF-8: iconv -f ENCODING -t UTF-8")
@@ -101,6 +103,16 @@ def inspect_table(
         left_out=left_out,
         without_target=all_rows - table.num_rows,
     )
+
+
+def _peak(name: str, values: np.ndarray) -> list[str]:
+    """Return a remark if many targets of a regression have one value, where a density may be as high as one likes."""
+    distinct, counts = np.unique(values, return_counts=True)
+    share = counts.max() / len(values)
+    if share < _PEAK:
+        return []
+    most = f"{name}: {100 * share:.0f} % of the rows have the value {distinct[counts.argmax()]:.6g}"
+    return [f"{most}; a narrow peak there makes the NLL of a run small, so compare runs by the CRPS, too"]
 
 
 @dataclass(frozen=True)
