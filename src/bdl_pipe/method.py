@@ -153,7 +153,7 @@ class Upstream:
 
     Attributes:
         kind: the stage kind of the run.
-        seeds: the number of seeds, if a method takes all of them.
+        seeds: the number of seeds if a method takes all of them; otherwise the run has one seed.
         cost: the cost of all seeds, see :attr:`Default.cost`.
         override: returns the hyperparameters that differ from ``methods.<name>``, for a size.
     """
@@ -164,7 +164,7 @@ class Upstream:
     override: Callable[[Size], Section]
 
     def of(self, stages: Iterable[StageSpec]) -> "Upstream":
-        """Return the run that suffices for fits of one seed by ``stages``: one seed, unless one of them takes all."""
+        """Return the run for ``stages``, each of which fits one seed: it has one seed if none of them takes all."""
         if any(stage.needs.get(self.kind) == "all" for stage in stages):
             return self
         return replace(self, seeds=1, cost=self.cost / self.seeds)

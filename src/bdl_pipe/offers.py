@@ -47,7 +47,7 @@ def upstream(methods: Iterable[Method], size: Size) -> dict[str, tuple[Method, U
     known = {key: (method, run) for method in METHODS.values() for key, run in method.upstream.items()}
     users = defaultdict[str, list[StageSpec]](list)
     for user, default in defaults(methods):
-        if (key := default.upstream) != "":
+        if key := default.upstream:
             require(key in known, "default.upstream", f"must be one of {', '.join(known)}", key)
             users[key] += user.stages.values()
     return {key: (method, run.of(users[key])) for key, (method, run) in known.items() if key in users}

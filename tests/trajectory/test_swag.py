@@ -192,6 +192,10 @@ def test_too_few_snapshots_are_refused(tiny_table: FitData) -> None:
         made(tiny_table, walk(TABLE, 1), 0)
     with pytest.raises(ConfigError, match=r"^methods\.swag\.rank must be <= the snapshots \(2\), got 3$"):
         made(tiny_table, walk(TABLE, 2), 0)
+    rule = r"^methods\.multi_swag\.rank must be <= the snapshots \(2\), got 3$"
+    with pytest.raises(ConfigError, match=rule):
+        inputs = {"trajectory": [walk(TABLE, 5), walk(TABLE, 2)]}
+        MULTI_SWAG.stages["student"].fit_one(tiny_table, inputs, CONFIG, rng=Seed(0), report=Silent())
     with pytest.raises(ConfigError, match="rank must be 0 or > 1, got 1"):
         dataclasses.replace(CONFIG, rank=1)
 

@@ -201,7 +201,7 @@ class _EpochRun(Objective):
         self.moments = [RunningMoments() for _ in data]
         stopping = config.early_stopping
         self._averaged = scored and stopping is not None and stopping.averaged
-        self._means = [RunningMoments() for _ in data]  # of the current epoch's iterates, if their mean is scored
+        self._means = [RunningMoments() for _ in data]  # each model's mean over this epoch's iterates, if it is scored
         self.losses = [0.0] * len(data)
         self._sum = torch.zeros(len(data), dtype=torch.float64)  # each model's sum of losses over this epoch
         self._best = torch.full((len(data),), torch.inf, dtype=torch.float64)

@@ -107,7 +107,8 @@ class EarlyStopping:
             With a schedule it must be null: the first length with a worse score is the last that is tried.
         averaged: whether the scores are of the mean of the epoch's iterates, which are the weights at the ends of its
             parts (a trajectory's ``snapshots_per_epoch``). At a constant rate the last iterate's score varies from
-            epoch to epoch, whereas methods that average iterates do not. Must be false with a schedule.
+            epoch to epoch, whereas methods that average iterates do not. An epoch of one part has only its last
+            weights. Must be false with a schedule.
     """
 
     every: int

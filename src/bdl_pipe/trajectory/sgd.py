@@ -209,10 +209,6 @@ def default(size: Size) -> Section:
     return {"network": size.network, "snapshots": 1, "augmentation": None, **size.training(), **size.floor}
 
 
-def _after(stopping: Section, extra: int) -> Section:
-    return {"early_stopping": {**stopping, "averaged": True}, "extra_epochs": extra}
-
-
 def default_iterates(size: Size) -> Section:
     """Return the hyperparameters of up to twenty snapshots at a constant rate, after the chosen epoch, if any.
 
@@ -223,10 +219,11 @@ def default_iterates(size: Size) -> Section:
     extra = min(_EXTRA_EPOCHS, -(-_SNAPSHOTS // per_epoch))
     snapshots = min(_SNAPSHOTS, extra * per_epoch)
     training = size.training(constant=True)
+    if (stopping := training["early_stopping"]) is not None:
+        training |= {"early_stopping": {**stopping, "averaged": True}, "extra_epochs": extra}
     return {
         **default(size),
         **training,
-        **({} if (stopping := training["early_stopping"]) is None else _after(stopping, extra)),
         "snapshots": snapshots,
         "snapshots_per_epoch": per_epoch,
     }

@@ -18,7 +18,7 @@ rows for each draw, as in the paper; all other buffers come from the last snapsh
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -99,10 +99,10 @@ def moments(past: Float[Tensor, "epoch weight"], rank: int) -> Moments:
 
 
 @torch.no_grad()
-def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report: Report) -> State:
+def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report: Report, method: str = "swag") -> State:
     """Return draws from the Gaussian of each trajectory in ``inputs``: one for ``swag``, all for ``multi_swag``.
 
-    The data serve only to recompute batch normalisation's statistics.
+    The data serve only to recompute batch normalisation's statistics. Errors name the section of ``method``.
 
     Raises:
         ConfigError: a trajectory has fewer snapshots than ``rank`` or, without moments, fewer than two; or the
@@ -110,24 +110,24 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
     """
     every = inputs["trajectory"]
     same = all(each.config["spec"] == every[0].config["spec"] for each in every)
-    require(same, "methods.multi_swag", "must be made of trajectories of one network")
+    require(same, f"methods.{method}", "must be made of trajectories of one network")
     saved = report.load()
     first = 0 if saved is None else int(saved.config["phase"].removeprefix(_PHASE))
-    made = State({} if saved is None else under(_EARLIER, saved.tensors))
+    drawn = {} if saved is None else under(_EARLIER, saved.tensors)
     for number in range(first, len(every)):
-        carried = {_EARLIER + name: value for name, value in made.tensors.items()}
+        carried = {_EARLIER + name: value for name, value in drawn.items()}
         part = Phase(report, f"{_PHASE}{number}", number * config.draws, len(every) * config.draws, carried)
-        own = _drawn(every[number], data, config, rng.fold("trajectory", number) if number else rng, part)
-        before = [made.tensors] if made.tensors else []
-        made = State({name: torch.cat([*(b[name] for b in before), v]) for name, v in own.tensors.items()}, own.config)
-    return made
+        place = rng.fold("trajectory", number) if number else rng
+        own = _drawn(every[number], data, config, method, rng=place, report=part)
+        drawn = {name: torch.cat([drawn[name], v]) if drawn else v for name, v in own.tensors.items()}
+    return State(drawn, own.config)
 
 
-def _drawn(trajectory: State, data: FitData, config: SwagConfig, rng: Seed, report: Report) -> State:
+def _drawn(trajectory: State, data: FitData, config: SwagConfig, method: str, *, rng: Seed, report: Report) -> State:
     """Return draws from the Gaussian of one trajectory."""
     snapshots = Snapshots(trajectory, data, config, rng)
     dtype = FLOATS[config.dtype]
-    gaussian = _gaussian(snapshots, config.rank).to(dtype)
+    gaussian = _gaussian(snapshots, config.rank, method).to(dtype)
 
     def draw(numbers: range) -> dict[str, Tensor]:
         points = torch.empty(len(numbers), len(gaussian.mean), dtype=snapshots.flat.dtype)
@@ -141,12 +141,12 @@ def _drawn(trajectory: State, data: FitData, config: SwagConfig, rng: Seed, repo
     return snapshots.draws(draw, config.draws, report=report).state()
 
 
-def _gaussian(snapshots: Snapshots, rank: int) -> Moments:
+def _gaussian(snapshots: Snapshots, rank: int, method: str) -> Moments:
     """Return the moments from the running moments and the last snapshots, or from the snapshots alone."""
     past, kept = snapshots.flat, snapshots.moments
     enough = len(past) > 1 or kept is not None
-    require(enough, "methods.sgd.snapshots", "must be at least 2 for swag without moments", len(past))
-    require(rank <= len(past), "methods.swag.rank", f"must be <= the snapshots ({len(past)})", rank)
+    require(enough, "methods.sgd.snapshots", f"must be at least 2 for {method} without moments", len(past))
+    require(rank <= len(past), f"methods.{method}.rank", f"must be <= the snapshots ({len(past)})", rank)
     if kept is None:
         return moments(past, rank)
     mean, variance = kept
@@ -167,11 +167,9 @@ SWAG = Method(
     default=Default(0.2, "iterates", partial(_default, 20)),
 )
 
-MULTI_SWAG = Method(
+MULTI_SWAG = replace(
+    SWAG,
     name="multi_swag",
-    config=SwagConfig,
-    tasks=("classification", "regression"),
-    stages={"student": StageSpec(fit, needs={"trajectory": "all"})},
-    search={"scale": (0.05, 5.0, "log")},
-    default=Default(0.2, "iterates", partial(_default, 7)),  # of each of three trajectories
+    stages={"student": StageSpec(partial(fit, method="multi_swag"), needs={"trajectory": "all"})},
+    default=Default(0.2, "iterates", partial(_default, 7)),  # 21 draws of three trajectories: about as many as swag has
 )
