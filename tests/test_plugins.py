@@ -1,5 +1,6 @@
 """Plugins: their additions, their refusals, and that a failed plugin leaves nothing."""
 
+import math
 import pickle
 import subprocess
 import sys
@@ -251,6 +252,8 @@ def test_a_registered_ood_score_is_computed_and_checked_for_every_predictive() -
         evaluation.ood_scores(Gaussian(torch.zeros(1, 3, 2), torch.ones(1, 3, 2)))
     with pytest.raises(PluginError, match=r"the OOD score top must be a tensor of shape \(3,\), got \(2,\)"):
         evaluation.ood_scores(Categorical(torch.rand(1, 3, 2).log_softmax(-1)))
+    with pytest.raises(PluginError, match="the OOD score max_prob must be a number for each input, got NaN"):
+        evaluation.ood_scores(Categorical(torch.full((1, 3, 2), math.nan)))
     text = (
         "from bdl_pipe import *\ndef first(p):\n    return p.log_probs[:, 0] if isinstance(p, Categorical) else None\n"
     )

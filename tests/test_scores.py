@@ -144,13 +144,3 @@ def test_the_same_class_line_of_a_run_is_the_mean_over_splits_and_seeds(tmp_path
     line.drop(columns="joint").to_parquet(tmp_path / "l.parquet")
     with pytest.raises(ArtifactError, match=r"l.parquet: must be .* columns split, .*make it again"):
         scores.mean_same_class(tmp_path / "l.parquet")
-
-
-def test_log_likelihoods_are_means_over_seeds_by_row(tmp_path: Path) -> None:
-    assert scores.log_likelihoods(tmp_path / "p.parquet") is None
-    fits = [pa.table({"row": [0, 1], "log_prob": values}) for values in ([-1.0, -2.0], [-3.0, -2.0])]
-    stored = pa.concat_tables([scores.of_fit(fit, 0, seed) for seed, fit in enumerate(fits)])
-    assert stored.column_names == ["split", "seed", "row", "log_prob"] and str(stored.schema.field(0).type) == "int32"
-    pq.write_table(stored, tmp_path / "p.parquet")
-    found = scores.log_likelihoods(tmp_path / "p.parquet")
-    assert found is not None and found.tolist() == [-2.0, -2.0]

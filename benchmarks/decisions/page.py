@@ -5,7 +5,6 @@ is s/âˆšJ of J problems; a difference is called one where Student's test of J âˆ
 """
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -77,7 +76,7 @@ def difference(scores: pd.DataFrame, metric: str, decisions: Sequence[str], one:
     part = scores[(scores.metric == metric) & scores.decision.isin(decisions)]
     wide = part.pivot_table(index=["decision", "seed"], columns="agent", values="value")
     gaps = (wide[one] - wide[other]).dropna().to_numpy()
-    return over_splits(gaps, 0.0) if len(gaps) > 1 else Difference(float(gaps.mean()), math.inf)
+    return over_splits(gaps, 0.0)
 
 
 def verdict(gap: Difference, *, lower_is_better: bool) -> str:

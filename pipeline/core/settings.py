@@ -48,7 +48,7 @@ from bdl_pipe.yaml_files import read_yaml
 from .storage import has_userinfo, hide
 
 _FILE: Final = Path("machine.yaml")
-_KINDS: Final = ("trajectory", "teacher", "coreset", "student", "evaluate", "prepare", "tune", "study")
+_KINDS: Final = ("trajectory", "teacher", "coreset", "student", "prepare", "evaluate", "decide", "tune", "study")
 _DEFAULT: Final = "default"
 _GB: Final = 10**9
 

@@ -4,7 +4,6 @@ DVC reads them as parameters, one for each stage, because its ``foreach`` cannot
 run. So a change of a method's module makes only that method's stages out of date.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from bdl_pipe import config, plugins
 from bdl_pipe.data.catalog import CATALOG, Noise
 from bdl_pipe.data.config import ood_source, transfer_source
 from bdl_pipe.data.raw import Source
-from bdl_pipe.files import write_bytes
+from bdl_pipe.files import sha256, write_bytes
 from bdl_pipe.yaml_files import write_yaml
 
-from ..core import places
+from ..core import places, provenance
 from ..core.model import Params, Run
 from . import code
 
@@ -59,8 +58,8 @@ def fit_digest(method: str, params: Params) -> str:
     named = {str(path) for run in params.of_method(method) for path in params.files_of(run)}
     if not named:
         return digest
-    facts = [digest, {path: _sha256(Path(path)) for path in sorted(named)}]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    facts = [digest, {path: sha256(Path(path)) for path in sorted(named)}]
+    return provenance.digest(facts)
 
 
 def evaluate_digest(method: str, params: Params) -> str:
@@ -106,7 +105,7 @@ def decide_digest(key: str, params: Params) -> str:
     entry = params.decisions[key]
     modules = {*entry.modules(), *(module for name in entry.methods() if (module := code.module_of(name)))}
     facts = [code.digest("decide", None, tuple(sorted(modules))), _files(entry)]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return provenance.digest(facts)
 
 
 def _run_of(run: Run) -> str | None:
@@ -130,21 +129,16 @@ def data_digest(key: str, params: Params) -> str:
     named += [ood_source(name, datasets, f"datasets.{key}.ood") for name in dataset.ood]
     named += [transfer_source(name, key, datasets, f"datasets.{key}.transfer") for name in dataset.transfer]
     facts = [[config.to_mapping(source), _files(source), *_code(source)] for source in named]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return provenance.digest(facts)
 
 
 def _files(source: Source | Noise) -> dict[str, str]:
     """Hash the users' files behind a source: path -> SHA-256. ``prepare`` reports missing files."""
     paths = [path for root in source.files() for path in (sorted(root.rglob("*")) if root.is_dir() else [root])]
-    return {str(path): _sha256(path) for path in paths if path.is_file()}
+    return {str(path): sha256(path) for path in paths if path.is_file()}
 
 
 def _code(source: Any) -> list[str]:
     """Hash the plugin of a source; return nothing for the library's sources."""
     module = CATALOG.module_of(source.name) or type(source).__module__
     return [] if plugins.plugin_of(module) is None else [code.digest_of([module])]
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,7 +5,6 @@ then provenance, then summaries. The artifact comes first, so that no later fail
 """
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import sys
@@ -25,7 +24,7 @@ from bdl_pipe.registry import RECALIBRATION, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.retry import RATE_SHARE, retried
 
-from ..core import places, records
+from ..core import places, provenance, records
 from ..core.curves import Curve
 from ..core.model import Params, Run
 from ..core.settings import Settings
@@ -151,7 +150,7 @@ def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path
         "torch": torch.__version__,
         "machine": [settings.device, settings.threads, settings.workers],
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return provenance.digest(facts)
 
 
 def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any], list[Task]]:

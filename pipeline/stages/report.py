@@ -1,6 +1,5 @@
 """The report stage: describe all runs and the places of their results to the report's code."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -128,7 +127,7 @@ def facts(params: Params, settings: Settings) -> dict[str, Any]:
     return {
         "commit": provenance.commit(),
         "seed": params.seed,
-        "params sha256": hashlib.sha256(json.dumps(params.raw, sort_keys=True).encode()).hexdigest()[:16],
+        "params sha256": provenance.digest(params.raw),
         **{f"data sha256, {key}": _data_hash(key) for key in params.datasets},
         "device": records.device_name(settings.device),
         "seconds of fitting, all stages": round(fitted, 1),

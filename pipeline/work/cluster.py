@@ -119,7 +119,7 @@ class Cluster(Executor):
             return results
         finally:
             for ref in pending:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # a task that cannot be cancelled must not hide the first error
                     ray.cancel(ref, force=True)
             ray.kill(hub)
 

@@ -88,7 +88,7 @@ class TaskWatch:
             if self._losses[name] > RETRIES:
                 raise UserError(f"{name}: its node was lost {RETRIES + 1} times; {CONTINUE}")
             ray.get(self._hub.begin.remote(name, ""))
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # the node of the task is lost
                 ray.cancel(ref, force=True)
         return given_up
 

@@ -8,7 +8,6 @@ give equal bytes, so a change that does not change a result leaves later stages 
 """
 
 import copy
-import hashlib
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from .errors import ArtifactError, brief, short
 from .files import FileBytes, Source, refuse_full_disk
+from .files import sha256 as sha256  # of a manifest, it stands for the whole artifact
 from .files import write_bytes as write_bytes  # one of the ways to write a part of an artifact
 
 SCHEMA: Final = 2
@@ -253,12 +253,6 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
     for name, facts in manifest["files"].items():
         _check(path / name, facts, verify)
     return Artifact(path, manifest)
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _describe(folder: Path) -> dict[str, Any]:

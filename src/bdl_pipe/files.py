@@ -98,6 +98,11 @@ class FileBytes:
 @cache
 def _sha256(path: Path, inode: int, changed: int) -> str:
     """Hash a file's bytes; ``inode`` and ``changed`` are part of the cache's key, since a file may be replaced."""
+    return sha256(path)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

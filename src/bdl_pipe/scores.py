@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -112,7 +111,7 @@ def table(dataset: str, method: str, setting: str, scores: Iterable[Score]) -> p
 def of_fit(stored: pa.Table, split: int, seed: int) -> pa.Table:
     """Return a table of one fit with the split and the seed as its first columns, so that tables of fits can be joined.
 
-    Fits' tables are stored in this form; see :func:`log_likelihoods`, :func:`merged_bins` and :func:`mean_same_class`.
+    Fits' tables are stored in this form; see :func:`merged_bins` and :func:`mean_same_class`.
     """
     own, count = dict(zip(stored.column_names, stored.columns, strict=True)), len(stored)
     return pa.table({n: pa.array([v] * count, pa.int32()) for n, v in (("split", split), ("seed", seed))} | own)
@@ -252,15 +251,3 @@ def _read(path: Path, columns: Sequence[str]) -> "pd.DataFrame":
     except (OSError, pa.ArrowInvalid, KeyError) as error:
         rule = f"must be a Parquet table with the columns {', '.join(columns)}"
         raise ArtifactError(f"{path}: {rule} ({error}); make it again") from None
-
-
-def log_likelihoods(path: Path) -> np.ndarray | None:
-    """Read log p(y | x) of each test row from the ``predictions.parquet`` of a run on one split: means over its seeds.
-
-    Return None if there is no such file.
-    """
-    if not path.is_file():
-        return None
-    columns = pq.read_table(path, columns=["seed", "row", "log_prob"]).to_pandas()
-    means: np.ndarray = columns.groupby("row")["log_prob"].mean().to_numpy(np.float64)
-    return means

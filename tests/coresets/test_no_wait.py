@@ -46,7 +46,7 @@ def steps(surrogate: type[DatasetLoss], device: str, *, beside: bool = False, **
         loop._Watch(ahead=True),
     )
     for step in range(5):
-        optimiser.zero_grad(set_to_none=True)
+        optimiser.zero_grad()
         loss = task.loss(step)
         watch.see(step, loss.detach())
         loss.backward(inputs=task.parameters())

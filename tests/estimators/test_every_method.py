@@ -76,4 +76,6 @@ def test_a_classifier_of_every_method_fits_and_predicts(name: str) -> None:
     model = BayesianClassifier(name, override=override(name), upstream=upstream, pace=PACE).fit(x, labels)
     probabilities = model.predict_proba(x)
     assert probabilities.shape == (60, 2) and np.isfinite(probabilities).all()
-    assert np.isfinite(model.log_prob(x, labels)).all() and model.predict_set(x).any(1).all()
+    assert probabilities.sum(1) == pytest.approx(1, abs=1e-5) and model.predict_set(x).any(1).all()
+    of_labels = np.log(probabilities[np.arange(60), labels])
+    assert model.log_prob(x, labels) == pytest.approx(of_labels, rel=1e-4, abs=1e-5)

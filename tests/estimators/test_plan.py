@@ -1,7 +1,7 @@
 """The runs that a method is made from equal the runs that ``add`` writes; a user can choose other methods and runs."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bdl_pipe as bdl
-from bdl_pipe import BayesianClassifier, BayesianRegressor
+from bdl_pipe import BayesianClassifier, BayesianRegressor, offers
 from bdl_pipe.config import merge
 from bdl_pipe.data.size import Size
 from bdl_pipe.errors import UserError
@@ -149,7 +149,6 @@ def test_a_plugins_method_is_fitted_from_the_trajectory_that_it_needs(forgotten_
 def test_a_limit_of_minutes_reduces_the_epochs() -> None:
     x = np.random.default_rng(0).normal(size=(60, 2))
     model = BayesianRegressor("vbll", minutes=1e-3).fit(x, x[:, 0])
-    whole = plan("vbll", Size("regression", 60, 2, has_test=True))[-1].config.training.epochs
-    assert model.fitted_.about["config"]["training"]["epochs"] == max(1, round(0.05 * whole)) or (
-        model.fitted_.about["config"]["training"]["epochs"] < whole
-    )
+    size = Size("regression", 60, 2, has_test=True)
+    whole, least = (plan("vbll", replace(size, pace=pace))[-1].config.training.epochs for pace in (1.0, offers.LEAST))
+    assert model.fitted_.about["config"]["training"]["epochs"] == least < whole

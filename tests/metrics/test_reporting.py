@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 
 from bdl_pipe.artifacts import State, write_state
+from bdl_pipe.errors import DataError
 from bdl_pipe.metrics import COSTS, DETECTION, METRICS, comparison, cost, written
 from bdl_pipe.metrics.table import metric_of
 
@@ -39,7 +40,19 @@ def test_an_interval_over_splits_matches_scipys_t_interval() -> None:
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
     assert comparison.over_splits(values, 0.0, comparisons=7).half > 1.5 * found.half
-    assert not found.apart and comparison.over_splits(values, 0.0, level=0.8).apart
+    assert not found.apart and comparison.over_splits(values + 0.1, 0.0).apart
+
+
+@pytest.mark.parametrize("values", [[0.3], [0.1, math.nan, 0.2], [0.1, math.inf, 0.2]])
+def test_the_error_of_one_difference_or_of_unknown_scores_is_unknown(values: list[float]) -> None:
+    for found in (comparison.over_splits(np.array(values), RATIO), comparison.over_rows(np.array(values))):
+        assert found.half == found.error == math.inf and not found.apart
+
+
+def test_a_score_that_is_no_number_is_not_ranked() -> None:
+    scores = np.array([[1.0, 2.0, 3.0], [1.0, math.nan, 3.0]])
+    with pytest.raises(DataError, match="the score of b on data set 1 must be a number to be ranked, got NaN"):
+        comparison.mean_ranks("abc", scores)
 
 
 def test_an_interval_over_rows_matches_scipys_normal_interval() -> None:

@@ -185,7 +185,12 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         {"head": "fc"},
         r"head must be a linear layer .* got 'fc \(it has 0, 2\)'",
     ),
-    "a named head is not last": (net(8), [(X, Y)], {"head": "0"}, r"head must be the last layer of the model.* got 0 "),
+    "a named head is not last": (
+        net(8),
+        [(X, Y)],
+        {"head": "0"},
+        r"head must be the last layer of the model.* got 0 .*; with another layer in its place .* RuntimeError: mat1",
+    ),
     "tied weights": (
         Tied(),
         [(X, Y)],

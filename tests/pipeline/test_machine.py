@@ -9,12 +9,14 @@ import pytest
 
 from bdl_pipe.errors import ConfigError
 from pipeline.core.settings import Amounts, Machine, Needs, Settings, read_machine
+from pipeline.plan.code import BODIES
 from pipeline.work import choose
 from pipeline.work.cluster import prepare_environment
 from pipeline.work.display import Display
 from pipeline.work.executor import Task
 from tests.pipeline import fake_work
 
+ROOT = Path(__file__).parents[2]
 TEXT = """
 resources:
   default: {gpus: 0.25}
@@ -37,6 +39,17 @@ def test_the_most_specific_entry_decides(tmp_path: Path) -> None:
     assert settings.of("student", "swag").device == "cuda"
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert Settings.read({"BDL_DEVICE": "cuda", "BDL_GPUS_PER_TASK": "0"}).of("student", "swag").device == "cuda"
+
+
+def test_every_stage_kind_with_tasks_has_an_entry(tmp_path: Path) -> None:
+    """Each stage module that gives tasks to an executor."""
+    modules = {kind: Path(f"{module.replace('.', '/')}.py") for kind, module in BODIES.items()}
+    kinds = [kind for kind, module in modules.items() if "executor.map(" in (ROOT / module).read_text()]
+    assert {"prepare", "student", "evaluate", "decide"} <= set(kinds)
+    path = tmp_path / "machine.yaml"
+    path.write_text(f"resources: {{{', '.join(f'{kind}: {{cpus: 3}}' for kind in kinds)}}}")
+    settings = Settings.read({"BDL_MACHINE": str(path)})
+    assert all(settings.of(kind, "swag").needs == Needs(cpus=3) for kind in kinds)
 
 
 def test_without_machine_yaml_the_settings_keep_their_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

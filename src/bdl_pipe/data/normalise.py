@@ -168,11 +168,11 @@ def _safe(std: np.ndarray) -> np.ndarray:
     return np.where(std > 0, std, 1.0)
 
 
-def fit_zca(images: np.ndarray, mean: np.ndarray, std: np.ndarray, ridge: float = RIDGE) -> Whitening:
+def fit_zca(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> Whitening:
     """Fit the whitening of uint8 images [n, channel, height, width] after (x/255 − mean)/std per channel."""
     centre, covariance = moments(images, mean, std)
     values, vectors = np.linalg.eigh(covariance)
-    shifted = np.maximum(values, 0) + ridge * np.trace(covariance) / len(covariance)
+    shifted = np.maximum(values, 0) + RIDGE * np.trace(covariance) / len(covariance)
     matrix = (vectors * shifted**-0.5) @ vectors.T
     inverse = (vectors * shifted**0.5) @ vectors.T
     return Whitening(*(torch.from_numpy(np.ascontiguousarray(a)) for a in (centre, matrix, inverse)))

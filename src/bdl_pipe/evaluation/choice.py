@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from scipy import stats
 
 from .. import artifacts
 from ..metrics import comparison
@@ -87,12 +86,12 @@ def coverage(one: Candidate) -> Difference | None:
     table = one.scores.stored
     rows = table.filter(np.array(table["metric"].to_pylist()) == "nll")["n"][0].as_py()
     error = math.sqrt(LEVEL * (1 - LEVEL) / rows)
-    return Difference(average(found.tolist()) - LEVEL, float(stats.norm.ppf(0.975)) * error, error)
+    return Difference(average(found.tolist()) - LEVEL, comparison.quantile(1, math.inf) * error, error)
 
 
 def half_width(splits: int) -> float:
     """Return the half-width of an interval over splits, for differences of variance 1."""
-    return float(stats.t.ppf(0.975, splits - 1)) * math.sqrt(1 / splits + TEST_OVER_TRAIN)
+    return comparison.quantile(1, splits - 1) * math.sqrt(1 / splits + TEST_OVER_TRAIN)
 
 
 def ended(config: Any, epochs: int, validated: bool) -> Literal["validation", "steps", "schedule", ""]:

@@ -69,4 +69,6 @@ def ood_scores(predictive: Predictive) -> dict[str, np.ndarray]:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         if shape != (rows,):
             raise PluginError(f"the OOD score {name} must be a tensor of shape {(rows,)}, got {shape}")
+        if value.isnan().any():
+            raise PluginError(f"the OOD score {name} must be a number for each input, got NaN")
     return {name: value.double().cpu().numpy() for name, value in scores.items()}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import UserError, require
+from ..networks.base import WEIGHTED
 from ..seeds import Seed
 from .config import Kind, WeightConfig
 from .layers import Inducing, Weights, inducing_posterior
@@ -19,7 +20,6 @@ from .network import Bayesian, Place
 from .shared import Shared
 from .weightspace import FactorisedWeights, FullCovarianceWeights, LocalLayer
 
-_LAYERS: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _OPTIONS: Final = {f.name for f in fields(WeightConfig)} - {"kind"}
 
 
@@ -104,8 +104,8 @@ def _is_odd(module: nn.Module) -> bool:
 def _check(name: str, module: nn.Module, owners: dict[int, str]) -> None:
     """Raise UserError unless the layer can be converted."""
     called = f"layer {name!r} ({type(module).__name__})"
-    if type(module) not in _LAYERS:
-        names = ", ".join(layer.__name__ for layer in _LAYERS)
+    if type(module) not in WEIGHTED:
+        names = ", ".join(layer.__name__ for layer in WEIGHTED)
         raise UserError(f"{called} cannot be converted: only {names} can; name the layers to convert by patterns")
     extra = {n for n, _ in module.named_parameters(recurse=False)} - {"weight", "bias"}
     if extra or not torch.is_floating_point(module.weight):  # type: ignore[arg-type]

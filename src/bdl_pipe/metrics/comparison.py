@@ -4,7 +4,7 @@ Scores of two methods are compared in pairs: on the same test rows, or on the sa
 given the training rows, so that an interval over test rows holds for these training rows only. Splits share rows, so
 that the standard error of J differences is Nadeau & Bengio's (2003), √((1/J + n_test/n_train) s²), with Student's t on
 J − 1 degrees of freedom. Intervals of several comparisons hold together: each is at
-1 − (1 − level)/(number of comparisons) (Bonferroni).
+1 − 0.05/(number of comparisons) (Bonferroni).
 
 Over several data sets, methods are compared by their mean ranks: Friedman's test, then Nemenyi's critical difference
 (Demšar 2006).
@@ -13,10 +13,15 @@ Over several data sets, methods are compared by their mean ranks: Friedman's tes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float
 from scipy import stats
+
+from ..errors import DataError
+
+_LEVEL: Final = 0.95  # of all intervals and tests
 
 
 @dataclass(frozen=True)
@@ -38,29 +43,48 @@ class Difference:
         return abs(self.mean) > self.half
 
 
-def over_rows(differences: Float[np.ndarray, " row"], *, comparisons: int = 1, level: float = 0.95) -> Difference:
-    """Return the mean of differences over independent rows, with its normal interval."""
-    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
-    return Difference(float(differences.mean()), _quantile(comparisons, level, math.inf) * error, error)
+def over_rows(differences: Float[np.ndarray, " row"], *, comparisons: int = 1) -> Difference:
+    """Return the mean of differences over independent rows, with its normal interval.
+
+    Args:
+        comparisons: the number of intervals that hold together.
+    """
+    return _with_interval(differences, 1 / len(differences), comparisons, math.inf)
 
 
 def over_splits(
-    differences: Float[np.ndarray, " split"],
-    test_over_train: float = 1 / 9,
-    *,
-    comparisons: int = 1,
-    level: float = 0.95,
+    differences: Float[np.ndarray, " split"], test_over_train: float, *, comparisons: int = 1
 ) -> Difference:
     """Return the mean of differences over splits, with its interval (Nadeau & Bengio 2003, eq. 9).
 
     Args:
-        test_over_train: the number of test rows divided by the number of training rows; the standard splits test on a
-            tenth of the rows.
+        test_over_train: the number of test rows divided by the number of training rows; 0 for splits that share no
+            rows.
         comparisons: the number of intervals that hold together.
     """
     count = len(differences)
-    error = math.sqrt((1 / count + test_over_train) * float(np.var(differences, ddof=1)))
-    return Difference(float(np.mean(differences)), _quantile(comparisons, level, count - 1) * error, error)
+    return _with_interval(differences, 1 / count + test_over_train, comparisons, count - 1)
+
+
+def _with_interval(differences: np.ndarray, factor: float, comparisons: int, freedom: float) -> Difference:
+    """Return the mean, whose squared standard error is ``factor`` times the variance of the differences.
+
+    The error is unknown for a single difference, and if a difference is NaN or infinite.
+    """
+    mean = float(np.mean(differences))
+    if len(differences) < 2 or not np.isfinite(differences).all():
+        return Difference(mean, math.inf)
+    error = math.sqrt(factor * float(np.var(differences, ddof=1)))
+    return Difference(mean, quantile(comparisons, freedom) * error, error)
+
+
+def quantile(comparisons: int, freedom: float) -> float:
+    """Return the half-width, in standard errors, of each of ``comparisons`` intervals that hold together at 95 %.
+
+    Args:
+        freedom: the degrees of freedom of Student's t; infinite: a normal interval.
+    """
+    return float(stats.t.ppf(1 - (1 - _LEVEL) / 2 / max(1, comparisons), freedom))
 
 
 @dataclass(frozen=True)
@@ -91,16 +115,20 @@ class Ranks:
         return [method for method, mean in self.means.items() if method != self.first and mean <= near]
 
 
-def mean_ranks(methods: Sequence[str], scores: Float[np.ndarray, "dataset method"], level: float = 0.95) -> Ranks:
-    """Rank two or more methods by scores, the lowest first; tied methods share the mean of their ranks."""
+def mean_ranks(methods: Sequence[str], scores: Float[np.ndarray, "dataset method"]) -> Ranks:
+    """Rank two or more methods by scores, the lowest first; tied methods share the mean of their ranks.
+
+    Raises:
+        DataError: a score is NaN.
+    """
+    for of_set, row in enumerate(scores):
+        for method, score in zip(methods, row, strict=True):
+            if math.isnan(score):
+                raise DataError(f"the score of {method} on data set {of_set} must be a number to be ranked, got NaN")
     count, many = scores.shape
     means = stats.rankdata(scores, axis=1).mean(axis=0)
     p_value = float(stats.friedmanchisquare(*scores.T).pvalue) if many > 2 else math.nan
-    q = float(stats.studentized_range.ppf(level, many, math.inf)) / math.sqrt(2)
+    q = float(stats.studentized_range.ppf(_LEVEL, many, math.inf)) / math.sqrt(2)
     critical = q * math.sqrt(many * (many + 1) / (6 * count))
     ordered = sorted(zip(methods, means.tolist(), strict=True), key=lambda pair: pair[1])
     return Ranks(dict(ordered), count, p_value, critical)
-
-
-def _quantile(comparisons: int, level: float, freedom: float) -> float:
-    return float(stats.t.ppf(1 - (1 - level) / 2 / max(1, comparisons), freedom))

@@ -147,16 +147,6 @@ class Held:
         return not self.low <= level <= self.high
 
 
-def clopper_pearson(held: int, count: int, level: float = 0.95) -> tuple[float, float]:
-    """Return the exact interval of a probability; it misses the probability with a rate of at most 1 − ``level``."""
-    from scipy.stats import beta
-
-    outside = (1 - level) / 2
-    low = float(beta.ppf(outside, held, count - held + 1)) if held else 0.0
-    high = float(beta.ppf(1 - outside, held + 1, count - held)) if held < count else 1.0
-    return low, high
-
-
 def held_by_group(held: Bool[np.ndarray, " row"], groups: np.ndarray, confidence: float = 0.95) -> list[Held]:
     """Count in each group of rows how often sets held the target, the least often first.
 
@@ -165,11 +155,13 @@ def held_by_group(held: Bool[np.ndarray, " row"], groups: np.ndarray, confidence
         confidence: the level of all intervals together; each is at 1 − (1 − confidence)/(number of groups)
             (Bonferroni).
     """
+    from scipy.stats import binomtest
+
     values, which, counts = np.unique(groups, return_inverse=True, return_counts=True)
     sums = np.bincount(which, np.asarray(held, np.float64), len(values)).astype(int)
     each = 1 - (1 - confidence) / max(1, len(values))
-    found = [
-        Held(value, count, happened / count, *clopper_pearson(happened, count, each))
-        for value, count, happened in zip(values.tolist(), counts.tolist(), sums.tolist(), strict=True)
-    ]
+    found = []
+    for value, count, happened in zip(values.tolist(), counts.tolist(), sums.tolist(), strict=True):
+        exact = binomtest(happened, count).proportion_ci(each, method="exact")
+        found.append(Held(value, count, happened / count, float(exact.low), float(exact.high)))
     return sorted(found, key=lambda one: one.share)

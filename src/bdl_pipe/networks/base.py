@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar, final
+from typing import Final, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from ..seeds import Seed
 from .passes import TrunkPass, plain
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+WEIGHTED: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers whose weights can have a distribution
 
 
 @final
@@ -109,10 +110,8 @@ def conv(before: int, after: int, side: int, stride: int, generator: torch.Gener
     return he_normal(layer, generator)
 
 
-def padding_of_first(
-    side: int, input_shape: tuple[int, ...], name: str, least: int = 32
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the padding of a first convolution that enlarges small images to ``least`` pixels a side.
+def padding_of_first(side: int, input_shape: tuple[int, ...], name: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the padding of a first convolution that enlarges small images to 32 pixels a side.
 
     Other images keep their size.
 
@@ -128,7 +127,7 @@ def padding_of_first(
     """
     shape = list(input_shape)
     require(len(shape) == 3, "network.name", f"must not be {name} for rows of shape {shape}: it takes images")
-    more = [-(min(pixels - least, 0) // 2) for pixels in shape[1:]]  # zeros on either side
+    more = [-(min(pixels - 32, 0) // 2) for pixels in shape[1:]]  # zeros on either side
     height, width = (pixels + 2 * zeros for pixels, zeros in zip(shape[1:], more, strict=True))
     return (side // 2 + more[0], side // 2 + more[1]), (height, width)
 

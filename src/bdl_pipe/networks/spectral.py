@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..errors import require
-
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+from .base import WEIGHTED
 
 
 @final
@@ -46,7 +45,7 @@ def bound_spectral_norms(module: nn.Module, bound: float) -> list[str]:
     Raises:
         ConfigError: a layer's weight already has a parametrisation.
     """
-    bounded = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, _LAYERS)]
+    bounded = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, WEIGHTED)]
     for name, layer in bounded:
         rule = "must have parameters as weights, so that sngp can bound their spectral norms"
         require("weight" in layer._parameters, "network", rule, f"the layer {name}, which computes its weight")
@@ -56,6 +55,6 @@ def bound_spectral_norms(module: nn.Module, bound: float) -> list[str]:
 
 def remove_bounds(module: nn.Module, *, keep_values: bool) -> None:
     """Undo :func:`bound_spectral_norms`, in place; weights keep their bounded values or return to the free values."""
-    for layer in [layer for layer in module.modules() if isinstance(layer, _LAYERS)]:
+    for layer in [layer for layer in module.modules() if isinstance(layer, WEIGHTED)]:
         if parametrize.is_parametrized(layer, "weight"):
             parametrize.remove_parametrizations(layer, "weight", leave_parametrized=keep_values)

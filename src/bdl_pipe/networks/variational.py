@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..errors import require
-
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+from .base import WEIGHTED
 
 
 @final
@@ -35,7 +34,7 @@ class MeanField(nn.Module):
         self._shapes: dict[str, torch.Size] = {}  # shape of each Gaussian weight, by its name in ``module``
         sds, priors = {}, []
         for place, layer in module.named_modules():
-            if isinstance(layer, _LAYERS):
+            if isinstance(layer, WEIGHTED):
                 fan_in = layer.weight[0].numel()
                 for name, weight in layer.named_parameters(recurse=False):
                     full = f"{place}.{name}" if place else name

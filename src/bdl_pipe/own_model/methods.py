@@ -6,17 +6,18 @@ inducing weights, which are converted from the network, chains, and a distilled 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from ..config import nearest
 from ..data.examples import Task
 from ..data.size import Section
 from ..errors import UserError
+from ..inducing.config import Kind
 from ..method import Method
 from ..registry import METHODS
 
 SNAPSHOTS: Final = ("swa", "swag", "pca_ess", "pca_vi", "ciber", "ciber_last")
-INDUCING: Final = ("ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w")
+INDUCING: Final = get_args(Kind)
 LAST_LAYERS: Final = ("vbll", "d_vbll", "g_vbll")
 CHAINS: Final = "sgmcmc"
 STUDENT: Final = "dark_knowledge"

@@ -215,16 +215,20 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
     require(bool(layers), "model", "must have a linear layer (nn.Linear) as its last layer", "none")
     require(head is None or head in layers, "head", rule, f"{head} (it has {found})")
     latest = [name for name in dict.fromkeys(reversed(calls)) if layers[name].out_features == before.shape[1]]
+    failed = ""
     for name in [head] if head is not None else latest[:_TRIED]:
         layer = layers[name]
         model.set_submodule(name, nn.Identity())
         trunk = ModuleTrunk(model, layout, layer.in_features, name).eval()
-        if _is_trunk(trunk, layer, probe, before):
-            return trunk, layer
+        try:
+            if _is_trunk(trunk, layer, probe, before):
+                return trunk, layer
+        except Exception as error:  # the user's code may fail without its head
+            failed = f"; with another layer in its place the model ended with {type(error).__name__}: {brief(error)}"
         model.set_submodule(name, layer)
     rule = "must be the last layer of the model and linear: nothing may follow it, such as a softmax or a ReLU"
     tried = head or (latest[0] if latest else found)
-    raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)})")
+    raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)}){failed}")
 
 
 def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tensor) -> bool:
@@ -237,12 +241,9 @@ def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tenso
         finally:
             trunk.module.set_submodule(trunk.head, nn.Identity())
 
-    try:
-        features = trunk(probe)
-        fits = list(features.shape) == [len(probe), head.in_features]
-        return fits and close(head(features), outputs) and is_last(head, features, outputs_with)
-    except Exception:  # the user's code may fail without its head
-        return False
+    features = trunk(probe)
+    fits = list(features.shape) == [len(probe), head.in_features]
+    return fits and close(head(features), outputs) and is_last(head, features, outputs_with)
 
 
 def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:

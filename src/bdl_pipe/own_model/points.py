@@ -2,15 +2,14 @@
 
 import copy
 import re
-from typing import Any, Final, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..networks.base import WEIGHTED
 from .trunk import ModuleTrunk
-
-_CONVERTED: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def points(trunk: ModuleTrunk, kind: str, probe: Float[Tensor, "row 1 1 width"]) -> list[str]:
@@ -25,7 +24,7 @@ def points(trunk: ModuleTrunk, kind: str, probe: Float[Tensor, "row 1 1 width"])
         name
         for name, layer in trunk.module.named_modules()
         if any(weight.ndim > 1 for weight in layer.parameters(recurse=False))
-        and (type(layer) not in _CONVERTED or name in seen)
+        and (type(layer) not in WEIGHTED or name in seen)
     ]
 
 
@@ -57,7 +56,7 @@ class _Watched(nn.Module):
 def _looked_at(trunk: ModuleTrunk, probe: Tensor) -> set[str]:
     """Name the linear and convolutional layers with a weight or bias that the model reads in a pass of evaluation."""
     trunk = copy.deepcopy(trunk).eval()
-    watched = {name: _Watched(m) for name, m in trunk.module.named_modules() if name and type(m) in _CONVERTED}
+    watched = {name: _Watched(m) for name, m in trunk.module.named_modules() if name and type(m) in WEIGHTED}
     for name, layer in watched.items():
         trunk.module.set_submodule(name, layer)
     trunk(probe.cpu())

@@ -46,7 +46,7 @@ class Adam:
         self.state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
         self._decoupled = decoupled
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self) -> None:
         """Set all gradients to None, never to zeros."""
         for group in self.param_groups:
             for parameter in group["params"]:

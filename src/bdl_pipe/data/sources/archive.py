@@ -10,10 +10,10 @@ import hashlib
 import os
 import tarfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import DataError
+from ...files import sha256
 from ..raw import Raw
 from .fetch import fetch
 from .files import FOLDER_VARIABLE, Archive, File
@@ -62,7 +62,7 @@ def locate(archive: Archive) -> Path | None:
 def verify(path: Path, file: File) -> None:
     """Raise DataError if ``path`` is not the published file."""
     expected, mode = (file.content, "decompressed ") if file.content else (file.sha256, "")
-    digest = content_sha256(path) if file.content else _sha256(path)
+    digest = content_sha256(path) if file.content else sha256(path)
     if digest != expected:
         raise DataError(f"{path}: {mode}SHA-256 must be {expected}, got {digest}; download it again from {file.url}")
 
@@ -75,21 +75,9 @@ def content_sha256(path: Path) -> str:
     """
     try:
         with gzip.open(path, "rb") as stream:
-            return _digest(stream.read)
+            return hashlib.file_digest(stream, "sha256").hexdigest()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: is truncated or not a gzip file ({error})") from None
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return _digest(stream.read)
-
-
-def _digest(read: Callable[[int], bytes]) -> str:
-    digest = hashlib.sha256()
-    while block := read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def members(path: Path, wanted: list[str]) -> dict[str, bytes]:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm, rankdata
+from scipy.stats import rankdata
 
-from ..comparison import Difference
+from ..comparison import Difference, quantile
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Area:
         """Return the standard error over rows."""
         return _error(self.inside, self.outside)
 
-    def minus(self, other: "Area", comparisons: int = 1, level: float = 0.95) -> Difference:
+    def minus(self, other: "Area", comparisons: int = 1) -> Difference:
         """Return this mean of areas minus another score's mean on the same rows, with its normal interval.
 
         Args:
@@ -49,8 +49,7 @@ class Area:
             self.inside - other.inside,
             [own - theirs for own, theirs in zip(self.outside, other.outside, strict=True)],
         )
-        half = float(norm.ppf(1 - (1 - level) / 2 / max(1, comparisons))) * error
-        return Difference(self.mean - other.mean, half, error)
+        return Difference(self.mean - other.mean, quantile(comparisons, math.inf) * error, error)
 
 
 def area(inside: np.ndarray, outside: Sequence[np.ndarray]) -> Area:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from scipy import stats
 
 from .. import classification
-from ..comparison import Difference
+from ..comparison import Difference, over_splits
 from .areas import Area, area
 from .rows import SCORES, TEST, StoredFit, label_of, scores_of
 from .sets import GROUPS, Group, group_of
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 METRICS: Final = tuple(metric.name for metric in classification.DETECTION)
-LEVEL: Final = 0.95
 ABSENT: Final = "–"
 Row = list[str]
 
@@ -56,11 +54,9 @@ class Figure:
     def over(self, other: "Figure", comparisons: int = 1) -> Difference:
         """Return the area of this score minus another score's area in the same run, in pairs of fits or of rows."""
         if len(self.values["auroc"]) == 1:
-            return self.areas[0].minus(other.areas[0], comparisons, LEVEL)
+            return self.areas[0].minus(other.areas[0], comparisons)
         gaps = np.subtract(self.values["auroc"], other.values["auroc"])
-        error = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
-        half = float(stats.t.ppf(1 - (1 - LEVEL) / 2 / max(1, comparisons), len(gaps) - 1)) * error
-        return Difference(float(gaps.mean()), half, error)
+        return over_splits(gaps, 0.0, comparisons=comparisons)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +214,4 @@ def _gap(runs: Sequence[Result], group: Group, first: str, other: str, compariso
     if len(both) < 2:
         return both[0][first].over(both[0][other], comparisons) if both else None
     gaps = np.array([figures[first].mean() - figures[other].mean() for figures in both])
-    error = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
-    half = float(stats.t.ppf(1 - (1 - LEVEL) / 2 / comparisons, len(gaps) - 1)) * error
-    return Difference(float(gaps.mean()), half, error)
+    return over_splits(gaps, 0.0, comparisons=comparisons)
