@@ -80,8 +80,8 @@ def integrated(
 ) -> Float[Tensor, "*weight batch output"]:
     """Return ∫_{−∞}^y below(F(z)) dz + ∫_y^∞ above(1 − F(z)) dz of float64 targets y; both may add a first dimension.
 
-    The parts of a mixture may differ in width by far: its panels end at quantiles of the narrowest and widest part. If
-    they are exponentials, the integral is over log z, where they have the widths of their bases.
+    The parts of a mixture may differ in width by far: its panels end at quantiles of the narrowest and widest part. Of
+    exponentials the integral is over log z, where they have the widths of their bases.
     """
     first, last = predictive.bracket(_OUTSIDE)[0], predictive.bracket(1 - _OUTSIDE)[1]
     low, high = torch.minimum(first, targets), torch.maximum(last, targets)
@@ -90,7 +90,7 @@ def integrated(
         ends = [torch.stack([part.bracket(p)[side] for part in predictive.parts]) for side, p in enumerate(_INSIDE)]
         inner = [extreme for end in ends for extreme in (end.amin(0), end.amax(0))]
         points, nodes = torch.stack([low, *inner, targets, high]).sort(0).values, _PANEL_NODES
-    logs = isinstance(predictive, Mixture) and isinstance(predictive.parts[0], Exponential)
+    logs = isinstance(predictive.parts[0] if isinstance(predictive, Mixture) else predictive, Exponential)
     total = torch.zeros_like(targets)
     if logs:  # beyond first and last F is 0 or 1
         sure = torch.ones_like(targets)
