@@ -214,7 +214,7 @@ def test_differences_are_paired_with_the_error_of_nadeau_and_bengio() -> None:
     frame = made()
     one, other = (frame.query("table == 'airquality' and method == @m")["nll"].to_numpy() for m in ("bnn", "boosting"))
     mean, error = page.paired(frame, "airquality", "bnn", "boosting")
-    found = over_splits(one - other)
+    found = over_splits(one - other, 1 / 9)
     assert (mean, error) == pytest.approx((found.mean, found.half / t.ppf(0.975, 4)))
     assert math.isnan(page.paired(frame[frame["split"] == 0], "airquality", "bnn", "boosting")[1])
 

@@ -166,7 +166,7 @@ NOTED: dict[str, tuple[str, list[Any], str | None, str]] = {
         "number",
         "-99999 is a value, in 2 rows, far from",
     ),
-    "dankelley/oce#983": ("f", [-999.0, -999.0, *SQUARES[2:]], "number", "-999 is a value, in 2 rows, far from all"),
+    "dankelley/oce#983": ("f", [-999.0, -999.0, *SQUARES[2:]], "number", "-999 is a value, in 2 rows, far from other"),
     "a date for none": (
         "f",
         ["9999-12-31", "9999-12-31", *map(str, DAYS[2:])],

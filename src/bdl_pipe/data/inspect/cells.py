@@ -1,5 +1,7 @@
 """Findings about how the cells of a column were read: reasons to refuse them, and remarks."""
 
+import re
+from collections import Counter
 from typing import Final
 
 import pyarrow as pa
@@ -7,9 +9,28 @@ import pyarrow.compute as pc
 
 from ...errors import brief, short
 from ..sources.cells import Cells
-from ..sources.forms import ANY_DATE, CLOCK, CODE, DRESSED, HEX, ISO, NUMBER, UNIT, are_all, gap_mask, unparsed
+from ..sources.forms import (
+    ANY_DATE,
+    CLOCK,
+    CODE,
+    DRESSED,
+    HEX,
+    ISO,
+    NUMBER,
+    PERIOD,
+    UNIT,
+    are_all,
+    gap_mask,
+    is_number,
+    unparsed,
+)
 
 MOST: Final = 0.5  # the least share of numbers in a column that is meant as numbers
+_SOME: Final = 0.1  # the same, if all other cells have one of few texts
+_FEW: Final = 3  # the most such texts, and the most forms of amounts in a column
+_ONE_NUMBER: Final = re.compile(r"[0-9]+(?:[.,'’_ \u00a0\u202f][0-9]+)*")
+_BEFORE: Final = r"^([^\p{L}\p{N}]*|\p{L}{0,3}\p{Sc}\s*|Rs\.?\s*)#"  # an amount begins with digits, signs or a currency
+_BANDS: Final = re.compile(r"#(\s*(?:[-–—]|to)\s*#)+.*")  # 20-30 is an interval, and 50-00-0 a code
 
 
 def refusal(cells: Cells) -> str:
@@ -42,6 +63,8 @@ def names_rows(cells: Cells) -> str:
     if MOST <= share < 1:
         rule = f"numbers and the others are texts such as {word}: write gaps as empty cells"
         return f"{share:.0%} of its cells are {rule}"
+    if found := mixed_dates(cells) or amounts(cells.filled):
+        return found
     return f"it identifies rows: nearly every row has a different text, such as {word}"
 
 
@@ -52,6 +75,38 @@ def have_units(texts: pa.ChunkedArray) -> bool:
     different = texts.unique()
     units = {part["unit"] or part["money"] for part in pc.extract_regex(different, UNIT).to_pylist()}
     return len(units) <= 3 and len(different) >= max(2, 2 * len(units))
+
+
+def amounts(texts: pa.ChunkedArray) -> str:
+    """Say that texts are amounts in one of a few forms, such as ``12 years`` or ``~5``; empty if they are not."""
+    different = texts.filter(pc.invert(gap_mask(texts))).value_counts().to_pylist()
+    forms, examples = Counter[str](), dict[str, str]()
+    for pair in different:
+        form = _ONE_NUMBER.sub("#", pair["values"])
+        forms[form] += pair["counts"]
+        examples.setdefault(form, pair["values"])
+    most = forms.most_common(_FEW)
+    known = [form for form, _ in most if _is_amount(form) and not is_number(examples[form])]
+    values = sum(_ONE_NUMBER.sub("#", pair["values"]) in (*known, "#") for pair in different)
+    share = sum(count for form, count in most if form in (*known, "#")) / max(1, forms.total())
+    if not known or share < MOST or values < 2 * len(most) + 1:
+        return ""
+    return f"its texts are amounts, such as {short(examples[known[0]])}: write the numbers alone, all in one unit"
+
+
+def _is_amount(form: str) -> bool:
+    column = pa.chunked_array([[form]])
+    return are_all(column, _BEFORE) and not _BANDS.fullmatch(form)
+
+
+def mixed_dates(cells: Cells) -> str:
+    """Say that most texts are dates and which other text there is; empty if they are not."""
+    others = cells.filled.filter(pc.invert(pc.match_substring_regex(cells.filled, ANY_DATE)))
+    share = 1 - len(others) / max(1, len(cells.filled))
+    if not MOST <= share < 1:
+        return ""
+    rule = f"dates and the others are texts such as {short(str(others[0].as_py()))}: write gaps as empty cells"
+    return f"{share:.0%} of its cells are {rule}"
 
 
 def number_share(cells: Cells) -> float:
@@ -81,8 +136,19 @@ def remarks(cells: Cells) -> list[str]:
         for c in counts
     ]
     share = number_share(cells)
-    if MOST <= share < 1 and not cells.is_code:
+    if (MOST <= share < 1 or (_SOME <= share < MOST and _has_few_words(cells))) and not cells.is_code:
         word = short(no_number(cells.filled))
         rule = f"numbers and the others are texts such as {word}: it is a category; write gaps as empty cells"
         found.append(f"{name}: {share:.0%} of its cells are {rule}")
+    if said := mixed_dates(cells):
+        found.append(f"{name}: {said}; as it is, it is a category")
+    elif not have_units(cells.filled) and not are_all(cells.filled, HEX) and not are_all(cells.filled, PERIOD):
+        found += [f"{name}: {said}; as they are, they are categories"] if (said := amounts(cells.filled)) else []
     return found
+
+
+def _has_few_words(cells: Cells) -> bool:
+    """Return True if a column has several numbers, and few different other texts."""
+    numbers = pc.match_substring_regex(cells.filled.unique(), NUMBER)
+    count = int(pc.sum(numbers.cast(pa.int64())).as_py())
+    return len(numbers) - count <= _FEW < count

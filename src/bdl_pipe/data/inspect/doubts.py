@@ -12,14 +12,17 @@ import pyarrow.compute as pc
 
 from ...errors import short
 from ..sources.cells import Cells
-from ..sources.forms import CODE, HEX, PERIOD, are_all
+from ..sources.forms import CODE, GROUPED, HEX, PERIOD, WHOLE, are_all, canonical
 from .cells import have_units
 
 _DAYS: Final = re.compile(r"dat[eu]|day|time|fecha|jour|(^|[_ ])(dt|tag|when)($|[_ ])", re.IGNORECASE)
 _EXCEL: Final = 25_569  # days from Excel's day 0 to 1970
 _UNITS: Final = (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6))
 _SINCE: Final = (8e8, 2.3e9)  # seconds since 1970, for the years 1995 to 2042
+_SCALES: Final = (1, 1e2, 1e4, 1e6)  # the digits of hours, minutes and seconds after a day
+_NAMES: Final = re.compile(r"(^|[ _.-])(?i:id|nr|no|key|uid)$|[a-z]I[dD]$")  # names of columns that name rows
 _NINES: Final = re.compile(r"-?(9\.)?9{2,}(\.9+|\.0+)?")
+_ANSWERS: Final = re.compile(r"-?9{0,3}[789]")  # "refused" and "does not know" of surveys: 8 and 9, 98 and 99
 _FILLS: Final = {-32768, 32767, 65535, -2147483648, 2147483647, 4294967295}
 _NO_DAYS: Final = ("0001-01-01", "1753-01-01", "1899-12-30", "1900-01-01", "1970-01-01", "2999-12-31", "9999-12-31")
 
@@ -31,8 +34,8 @@ def doubts(cells: Cells) -> list[str]:
         return [f"{name}: {line}" for line in _of_numbers(cells)]
     if cells.kind == "date":
         days = cells.days()
-        line = _gap(days[~np.isnan(days)], _is_no_day, lambda day: str(np.datetime64(int(day), "D")))
-        return [f"{name}: {line}"] if line else []
+        lines = _gaps(days[~np.isnan(days)], _is_no_day, lambda day: str(np.datetime64(int(day), "D")))
+        return [f"{name}: {line}" for line in lines]
     return [f"{name}: {line}" for line in _of_texts(cells)] if cells.kind == "text" else []
 
 
@@ -42,13 +45,13 @@ def _of_numbers(cells: Cells) -> Iterator[str]:
     if not len(values):
         return
     low, high, is_whole = values.min(), values.max(), bool((values == np.floor(values)).all())
-    if line := _gap(values, _is_fill, lambda value: f"{value:.15g}"):
-        yield line
-    if is_whole and low < high and _are_days(values):
+    yield from _gaps(values, _is_fill, lambda value: f"{value:.15g}")
+    days = [scale for scale in _SCALES if is_whole and low < high and _are_days(np.floor(values / scale))]
+    if days or (is_whole and _are_months(values)):
         jump = "read as numbers, they jump at a month's end; write 2026-01-31"
-        yield f"numbers such as {low:.0f} look like days without hyphens: {jump}"
-    for unit, per_second in _UNITS:
-        if is_whole and low >= per_second * _SINCE[0] and high <= per_second * _SINCE[1]:
+        yield f"numbers such as {low:.0f} look like {'days' if days else 'months'} without hyphens: {jump}"
+    for unit, per_second in _UNITS if not days else ():
+        if (is_whole or unit == "seconds") and low >= per_second * _SINCE[0] and high <= per_second * _SINCE[1]:
             until = f"{_day(low / per_second / 86_400)} to {_day(high / per_second / 86_400)}"
             cure = "write dates, or use this unit in new rows, too"
             yield f"look like {unit} since 1970 ({until}): they are read as numbers; {cure}"
@@ -57,6 +60,11 @@ def _of_numbers(cells: Cells) -> Iterator[str]:
         yield f"look like Excel's days ({span}): they are read as numbers; write dates"
     if is_whole and len(values) > 2 and high - low == len(values) - 1 == len(np.unique(values)) - 1:
         yield f"has each whole number from {low:.0f} to {high:.0f} once: if it numbers the rows, leave it out"
+    elif is_whole and len(values) > 2 and _NAMES.search(cells.name) and len(np.unique(values)) == len(values):
+        yield "has a different whole number in each row: if it names the rows, leave it out"
+    if cells.is_text and cells.decimal == "." and (text := _grouped(cells)):
+        read = f"{short(text)} is read as {float(text):g}, with a decimal point"
+        yield f"{read}; if points separate thousands, write numbers without them"
     if cells.is_text and cells.decimal == ",":
         shared = cells.filled.filter(pc.match_substring(cells.filled, ","))
         if are_all(shared, r"^[+-]?[1-9][0-9]{0,2},[0-9]{3}$"):
@@ -73,7 +81,7 @@ def _of_texts(cells: Cells) -> Iterator[str]:
     if pairs := twins(pair["values"] for pair in found):
         more = f", and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
         first, second = pairs[0]
-        rule = f"are two values that differ only in case or blanks{more}; write them alike"
+        rule = f"are two values that differ only in case, blanks or form{more}; write them alike"
         yield f"{short(first)} and {short(second)} {rule}"
     if have_units(cells.filled):
         text = short(cells.filled[0].as_py())
@@ -85,36 +93,59 @@ def _of_texts(cells: Cells) -> Iterator[str]:
 
 
 def twins(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the pairs of names that differ only in case and blanks, each paired with the first."""
+    """Return the pairs of names that differ only in case, blanks or a number's form, each paired with the first."""
     first, pairs = dict[str, str](), []
     for name in sorted(names):
-        other = first.setdefault(re.sub(r"[\s_]+", " ", name.strip().casefold()), name)
+        other = first.setdefault(re.sub(r"[\s_]+", " ", canonical(name.strip()).casefold()), name)
         if other != name:
             pairs.append((other, name))
     return pairs
 
 
-def _gap(values: np.ndarray, is_known: Callable[[float], bool], written: Callable[[float], str]) -> str:
-    """Name the smallest or largest value if it is a usual fill value, is repeated and is far from all others."""
-    if not len(values):
-        return ""
-    for value in (values.min(), values.max()):
-        rest = values[values != value]
-        count = len(values) - len(rest)
-        if count < 2 or not len(rest) or not is_known(float(value)):
-            continue
-        if np.abs(rest - value).min() > np.ptp(rest):
-            return f"{written(value)} is a value, in {count:,} rows, far from all others; write a gap as an empty cell"
-    return ""
+def _gaps(values: np.ndarray, is_known: Callable[[float], bool], written: Callable[[float], str]) -> Iterator[str]:
+    """Name the usual fill values that are repeated and far from all values that are no fill values."""
+    different, counts = np.unique(values, return_counts=True)
+    known = np.array([is_known(float(value)) for value in different], bool)
+    rest = different[~known]
+    if not len(rest):
+        return
+    for side in (different < rest[0], different > rest[-1]):
+        fills = different[known & side]
+        if len(rest) < 2:
+            fills = fills[np.abs(fills) >= 99]  # 8 beside 6 is no fill value
+        far = len(fills) and min(abs(fills[-1] - rest[0]), abs(fills[0] - rest[-1])) > np.ptp(rest)
+        for value in fills:
+            count = counts[different == value][0]
+            if count > 1 and (far or (value <= -99 and rest[0] >= 0)):
+                rule = f"in {count:,} rows, far from other values; write a gap as an empty cell"
+                yield f"{written(value)} is a value, {rule}"
 
 
 def _is_fill(value: float) -> bool:
-    """Return True for values like -999, the limits of 16-bit and 32-bit integers, and absolute values from 1e20."""
-    return bool(_NINES.fullmatch(f"{value:.15g}")) or value in _FILLS or abs(value) >= 1e20
+    """Return True for values like -999 or 98, the limits of 16-bit and 32-bit integers, and values from ±1e20 on."""
+    text = f"{value:.15g}"
+    return bool(_NINES.fullmatch(text) or _ANSWERS.fullmatch(text)) or value in _FILLS or abs(value) >= 1e20
 
 
 def _is_no_day(day: float) -> bool:
     return day.is_integer() and str(np.datetime64(int(day), "D")) in _NO_DAYS
+
+
+def _grouped(cells: Cells) -> str:
+    """Return a text like 12.345 beside whole numbers below 1,000 if no text has other decimals; empty otherwise."""
+    pointed = pc.match_substring(cells.filled, ".")
+    shared, others = cells.filled.filter(pointed), cells.filled.filter(pc.invert(pointed))
+    small = others.filter(pc.match_substring_regex(others, WHOLE))
+    if not are_all(shared, GROUPED) or not are_all(small, r"^[+-]?[0-9]{1,3}$"):
+        return ""
+    return str(shared[0].as_py())
+
+
+def _are_months(values: np.ndarray) -> bool:
+    """Return True if there are at least three different numbers, and all are months written like 202601."""
+    years, months = np.divmod(values, 100)
+    valid = (years >= 1900) & (years <= 2100) & (months >= 1) & (months <= 12)
+    return bool(valid.all()) and len(np.unique(values)) > 2
 
 
 def _are_days(values: np.ndarray) -> bool:

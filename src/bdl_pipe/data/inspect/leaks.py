@@ -11,12 +11,14 @@ from ...errors import DataError, short
 _VALUES: Final = 20  # a column with more different values is not a column of classes
 _COPIES: Final = 0.01  # the least share of repeated rows that gives a remark
 _SAME_ORDER: Final = 0.9999  # A rank correlation above this means the same order.
+_NAMED: Final = 5  # the most pairs of columns to name
+_ROWS_OF_VALUE: Final = 5  # from this mean number of rows on, it is no chance that each value has one target
 
 
 def copies(codes: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Return the columns that equal an earlier column, each with the reason for leaving it out."""
+    """Return the columns that equal an earlier column, or one with a name, each with the reason for leaving it out."""
     first, reasons = dict[bytes, str](), dict[str, str]()
-    for name, values in codes.items():
+    for name, values in sorted(codes.items(), key=lambda item: not item[0]):  # a column without a name is last
         original = first.setdefault((values + 0.0).tobytes(), name)  # −0 is 0
         if original != name:
             reasons[name] = f"it is equal to {original}"
@@ -53,13 +55,38 @@ def same_orders(ranks: Mapping[str, np.ndarray]) -> list[str]:
         return []
     table = np.stack(list(ranks.values()))
     pairs = np.argwhere(np.triu(np.abs(table @ table.T), 1) > _SAME_ORDER)
-    return [f"{names[j]} orders the rows as {names[i]} does: one of the two is enough" for i, j in pairs]
+    said = [f"{names[j]} orders the rows as {names[i]} does: one of the two is enough" for i, j in pairs[:_NAMED]]
+    return (
+        [*said, f"{len(pairs) - _NAMED:,} more pairs of columns order the rows alike"] if len(pairs) > _NAMED else said
+    )
 
 
 def orders_of_target(ranks: Mapping[str, np.ndarray], target: str, answer: np.ndarray) -> list[str]:
     """Return a remark for each feature that orders the rows like the target."""
     names = [name for name, values in ranks.items() if _have_one_order(values, answer)]
     return [f"{name} orders the rows as the target {target} does: is it known when you predict?" for name in names]
+
+
+def fixed_targets(codes: Mapping[str, np.ndarray], target: str, answer: np.ndarray) -> list[str]:
+    """Return a remark for each feature whose gaps tell the target, or whose values each have one target.
+
+    The values of an identifier of a group, such as a patient, often have one target each; training and test rows then
+    share groups.
+    """
+    said = []
+    targets, of_row = np.unique(answer, return_inverse=True)
+    for name, values in codes.items():
+        gaps = np.isnan(values)
+        empty, filled = of_row[gaps], of_row[~gaps]
+        if len(targets) <= _VALUES and min(len(empty), len(filled)) >= _ROWS_OF_VALUE and not {*empty} & {*filled}:
+            said.append(f"{name} is empty for some values of {target} and for no other: is it known when you predict?")
+        different, places = np.unique(values[~gaps], return_inverse=True)
+        if not 1 < len(different) <= len(places) / _ROWS_OF_VALUE or np.ptp(filled) == 0:
+            continue
+        if len(np.unique(places * len(targets) + filled)) == len(different):
+            groups = "is it known when you predict? If it names groups of rows, training and test rows share them"
+            said.append(f"each value of {name} has one {target}: {groups}")
+    return said
 
 
 def require_no_leak(name: str, values: np.ndarray, target: str, answer: np.ndarray, path: Path) -> None:

@@ -3,6 +3,7 @@
 All rows are read. A fit uses only these results: the counts of rows, columns and categories, and the kinds of columns.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,18 @@ from ..encoding import ColumnKind
 from ..raw import Task, checked, encode_labels
 from ..sources.cells import Cells, is_index
 from ..sources.columns import codes_of, describe, labels_of
+from ..sources.forms import is_number
 from ..sources.names import require_column
 from ..sources.table import Table, open_table, sniffed, table_rows, with_targets
 from . import leaks
-from .cells import MOST, have_units, names_rows, no_number, number_share, refusal
+from .cells import MOST, have_units, names_rows, number_share, refusal
 from .cells import remarks as cell_remarks
 from .doubts import doubts
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
 
 _CLASSES: Final = 20  # whole numbers with more different values are quantities
 CATEGORIES: Final = 20  # the most network inputs of a category
+_TOTAL: Final = re.compile(r"(?i:(grand |sub)?totals?|sum|averages?|mean|overall|summe|gesamt|mittelwert|moyenne|suma)")
 _PEAK: Final = 0.2  # from this share of equal targets on, their density decides between runs
 _IDENTIFIER: Final = 0.9  # a column with at least this share of different values identifies rows
 _INDEX: Final = "it is the index of a table; give it a name of its own to use it"
@@ -73,8 +76,9 @@ def inspect_table(
         rule = f"its texts are no UTF-8 and are read as {form.encoding}, such as {short(text)}"
         remarks.append(f"{path.name}: {rule}; if they look wrong, save it as UTF-8: iconv -f ENCODING -t UTF-8")
     rest = [name for name in table.column_names if name not in targets]
-    features = inspect_features(table, rest, str(path), leave_out=leave_out)
+    features = inspect_features(table, rest, str(path), leave_out=leave_out, rows=all_rows)
     columns, codes = features.columns, features.codes
+    remarks += [*_swallowed(table, form.separator), *_totals(table)]
     remarks += [*features.remarks, *leaks.repeated_rows([*codes.values(), *values.T])]
     ranks = {name: leaks.ranked(codes[name]) for name, kind in columns.items() if kind == "number"}
     remarks += leaks.same_orders(ranks)
@@ -82,6 +86,7 @@ def inspect_table(
         for name in columns:
             leaks.require_no_leak(name, codes[name], target, answer, path)
         remarks += leaks.orders_of_target(ranks, target, leaks.ranked(answer))
+        remarks += leaks.fixed_targets({name: codes[name] for name in columns}, target, answer)
     source = Table(
         str(path),
         tuple(targets),
@@ -103,6 +108,29 @@ def inspect_table(
         left_out=left_out,
         without_target=all_rows - table.num_rows,
     )
+
+
+def _swallowed(table: pa.Table, separator: str) -> list[str]:
+    """Return a remark on texts that hold whole lines of the table, as after a quote that is not closed."""
+    cells = table.num_columns - 1
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if not pa.types.is_string(column.type):
+            continue
+        for text in column.filter(pc.fill_null(pc.match_substring(column, "\n"), False)).to_pylist():
+            lines = text.split("\n")
+            if any(line.count(separator) == cells > 0 for line in lines[1:-1]):
+                rule = f"holds {len(lines):,} lines of the file as one text; if a quote is not closed, write it as two"
+                return [f"{name or repr('')}: the cell that begins with {short(lines[0])} {rule}"]
+    return []
+
+
+def _totals(table: pa.Table) -> list[str]:
+    """Return a remark if the last row has the word for a total, which no other row has."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        last = str(column[-1].as_py()).strip() if pa.types.is_string(column.type) else ""
+        if _TOTAL.fullmatch(last) and pc.sum(pc.equal(column, column[-1])).as_py() == 1:
+            return [f"{name or repr('')}: the last row has {last!r}; if it sums up the others, delete it"]
+    return []
 
 
 def _peak(name: str, values: np.ndarray) -> list[str]:
@@ -141,6 +169,7 @@ def inspect_features(
     *,
     leave_out: Sequence[str] = (),
     kinds: Mapping[str, ColumnKind] | None = None,
+    rows: int | None = None,
 ) -> Features:
     """Inspect the columns of an open table that are not targets.
 
@@ -148,6 +177,7 @@ def inspect_features(
         origin: the table's name in errors.
         leave_out: columns that must not be features.
         kinds: column -> the user's kind; such a column is left out only if it is empty, constant or a copy.
+        rows: the number of rows of the file, some of which the table may lack. None: the table has all rows.
 
     Raises:
         DataError: no column is left, or a cell does not have the user's kind.
@@ -158,7 +188,7 @@ def inspect_features(
         if name in left_out:
             continue
         cells, said = Cells.of(table, name, origin), (kinds or {}).get(name)
-        kind, why = (None, _INDEX) if said is None and is_index(table, name) else _kind(cells, said)
+        kind, why = (None, _INDEX) if said is None and is_index(table, name) else _kind(cells, said, rows)
         if kind is None:
             left_out[name] = why
             continue
@@ -206,9 +236,10 @@ def task_of(answers: Sequence[Cells]) -> Task:
         return "regression"
     cells = answers[0]
     if cells.kind == "text" and number_share(cells) >= MOST and len(cells.filled.unique()) > _CLASSES:
-        word = no_number(cells.filled)
+        word = next((text for text in cells.filled.unique().to_pylist() if not is_number(text)), "")
         rule = f"must be numbers or classes, got numbers and texts such as {short(word)}"
-        cure = "leave such rows out, or write a gap as an empty cell"
+        comma = re.fullmatch(r"[+-]?[0-9]*,[0-9]+", word)
+        cure = "write numbers with a point" if comma else "leave such rows out, or write a gap as an empty cell"
         raise DataError(f"{cells.origin}: column {short(cells.name)} {rule} in row {cells.row_of(word)}; {cure}")
     if cells.kind != "number" or cells.is_rounded:
         return "classification"
@@ -262,14 +293,19 @@ def _targets(answers: Sequence[Cells]) -> np.ndarray:
         values = cells.numbers()
         if np.ptp(values) == 0:
             raise DataError(f"{column} must vary, got {values[0]:g} in every row")
-        if len(values) > 1 and (np.diff(values) == 1).all():
+        if len(values) > 1 and _counts_rows(values, len(values)):
             raise DataError(f"{column} counts the rows; choose another target")
         outputs.append(values)
     return np.stack(outputs, axis=1)
 
 
-def _kind(cells: Cells, said: ColumnKind | None = None) -> tuple[ColumnKind | None, str]:
-    """Return a feature's kind, or None and the reason for leaving it out; ``said`` is the user's kind."""
+def _kind(cells: Cells, said: ColumnKind | None, rows: int | None) -> tuple[ColumnKind | None, str]:
+    """Return a feature's kind, or None and the reason for leaving it out.
+
+    Args:
+        said: the user's kind.
+        rows: see :func:`inspect_features`.
+    """
     if cells.kind == "empty":
         return None, "it is empty"
     if said is None and (why := refusal(cells)):
@@ -289,6 +325,12 @@ def _kind(cells: Cells, said: ColumnKind | None = None) -> tuple[ColumnKind | No
         return "category", ""
     if dates:
         return "date", ""
-    if len(filled) == len(values) > 2 and (np.diff(filled.to_numpy()) == 1).all():
+    if len(filled) == len(values) > 2 and _counts_rows(filled.to_numpy(), rows or len(values)):
         return None, "it counts the rows"
     return "number", ""
+
+
+def _counts_rows(values: np.ndarray, rows: int) -> bool:
+    """Return True if whole numbers increase from row to row, and ``rows`` of them would have no gaps."""
+    whole = (values == np.floor(values)).all() and (np.diff(values) > 0).all()
+    return bool(whole) and bool(values[-1] - values[0] < rows)

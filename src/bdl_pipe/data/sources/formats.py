@@ -23,6 +23,13 @@ _OTHERS: Final = (
     (b"7z\xbc\xaf\x27\x1c", "is a 7z archive; unpack it first: 7z x {}"),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", f"is an Excel workbook; {_CSV}"),
     (b"ARROW1", f"is an Arrow (Feather) file; {_PANDAS.format('feather')}"),
+    (b"FEA1", "is a Feather file of version 1, which pandas no longer reads; write it as CSV or Parquet"),
+    (b"\xff\xff\xff\xff", "is a stream of Arrow; read it with pyarrow.ipc.open_stream, and write it as Parquet"),
+    (b"ORC", f"is an ORC file; {_PANDAS.format('orc')}"),
+    (b"Obj\x01", "is an Avro file; write it as CSV or Parquet"),
+    (b"<stata_dta>", f"is a data set of Stata; {_PANDAS.format('stata')}"),
+    (b"$FL2", f"is a data set of SPSS; {_PANDAS.format('spss')}"),
+    (b"MATLAB ", "is a file of MATLAB; write its table as CSV or Parquet"),
     (
         b"\x93NUMPY",
         "is an array of NumPy; write np.savez('new.npz', x=…, y=…) for images, or a table as CSV or Parquet",
@@ -46,8 +53,7 @@ _WRITTEN: Final = (  # texts, compared in lower case without leading blanks
     (b"<html", "is a web page, perhaps one that asks to sign in; fetch the file itself"),
     (b"<?xml", "is XML; write it as CSV or Parquet"),
     (b"@relation", "is an ARFF file; write it as CSV with a header line"),
-    (b'{"', f"is JSON; {_PANDAS.format('json')}"),
-    (b"[{", f"is JSON; {_PANDAS.format('json')}"),
+    (b"<table", "is a web page, perhaps named .xls by a program that exports tables; save it as CSV"),
     (b"sep=", "begins with Excel's line sep=; delete it: tail -n +2 {} > new.csv"),
 )
 
@@ -62,10 +68,25 @@ def other_kind(start: bytes, name: str) -> str:
     """Return the format of a file and a command that helps; empty if the first bytes may start a CSV file."""
     if start.startswith(b"PK\x03\x04"):
         office = b"[Content_Types].xml" in start or b"xl/" in start or name.lower().endswith((".xlsx", ".xlsm", ".ods"))
+        if name.lower().endswith(".npz"):
+            return "is an archive of NumPy's arrays; write the table as CSV or Parquet"
         return f"is an Excel workbook; {_CSV}" if office else f"is a zip archive; unpack it first: unzip {name}"
     found = next((said for known, said in _OTHERS if start.startswith(known)), "")
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    return (found or next((said for known, said in _WRITTEN if text.startswith(known)), "")).replace("{}", name)
+    found = found or next((said for known, said in _WRITTEN if text.startswith(known)), "")
+    return (found or _json(b"".join(text.split()))).replace("{}", name)
+
+
+def _json(text: bytes) -> str:
+    """Return the command for JSON that begins with ``text``, without blanks; empty for other texts."""
+    if text.startswith(b"[["):
+        return "is JSON with a list for each row; write it as CSV"
+    if not text.startswith((b'{"', b"[{")):
+        return ""
+    an_object_a_line = text.startswith(b"{") and b'}{"' in text
+    options = "dtype=False" + (", lines=True" if an_object_a_line else "")  # texts such as 00501 stay texts
+    command = _PANDAS.replace("('{{}}')", f"('{{{{}}}}', {options})")
+    return f"is JSON; {command.format('json')}"
 
 
 def require_table(path: Path, parquet: bool) -> None:

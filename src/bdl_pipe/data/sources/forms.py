@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 GAPS: Final = (
     *("na", "n/a", "#n/a", "#na", "<na>", "n.a.", "nan", "null", "none", "nil"),
-    *("missing", "unknown", "nd", "n.d.", "-nan", "-1.#ind", "1.#qnan"),
+    *("nat", "missing", "unknown", "nd", "n.d.", "-nan", "-1.#ind", "1.#qnan"),
     *("#nv", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"),  # Excel's error values
 )
 TRUTHS: Final = ("False", "True")
@@ -35,11 +35,14 @@ ANY_DATE: Final = (
     r"|[0-9]{8}T[0-9]{4,6}Z?"
     rf"|(\p{{L}}{{2,10}}\.?,?\s+)?"
     rf"([0-9]{{1,2}}(st|nd|rd|th|\.)?[-/ ]*{_MONTH}|{_MONTH}[-/ ]*[0-9]{{1,2}}(st|nd|rd|th)?)"
-    r"[-/, ]+([0-9]{4}|[0-9]{2})([ T,].*)?)$"
+    r"[-/, ]+([0-9]{4}|[0-9]{2})([ T,].*)?"
+    rf"|[0-9]{{1,2}}{_MONTH}([0-9]{{4}}|[0-9]{{2}})([ :].*)?|[0-9]{{4}}[-/ ]{_MONTH}[-/ ][0-9]{{1,2}}([ T].*)?"
+    r"|[0-9]{4}年[0-9]{1,2}月[0-9]{1,2}日.*)$"
 )
 NUMBER: Final = r"^([-+]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][-+]?[0-9]+)?|(?i:[-+]?(inf|infinity|nan)))$"
 PERIOD: Final = (
-    rf"^([0-9]{{4}}[-/]?(0[1-9]|1[0-2]|W[0-5][0-9]|[Qq][1-4])|(0?[1-9]|1[0-2])[-/.][0-9]{{4}}"
+    rf"^([0-9]{{4}}[-/ ]?(0[1-9]|1[0-2]|W[0-5][0-9](-[1-7])?|[Qq][1-4]|{_MONTH})|(0?[1-9]|1[0-2])[-/.][0-9]{{4}}"
+    rf"|[Qq][1-4][-/ ]?[0-9]{{4}}|FY ?([0-9]{{2}}|[0-9]{{4}})|[0-9]{{4}}/[0-9]{{2}}"
     rf"|{_MONTH}[-/ .]*([0-9]{{2}}|[0-9]{{4}}))$"
 )
 CLOCK: Final = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?(?i:[\s\p{Z}]*[ap]\.?m\.?)?$"
@@ -52,6 +55,7 @@ UNIT: Final = (  # a number and a unit or a currency of letters
     rf"|(?P<money>[A-Z]{{3}}){_GAP}[-+]?[0-9][0-9.,]*)$"
 )
 HEX: Final = r"^0[xX][0-9a-fA-F]+$"
+GROUPED: Final = r"^[+-]?[1-9][0-9]{0,2}\.[0-9]{3}$"  # a whole number with a point for thousands, or three decimals
 
 
 def clean(text: str) -> str:
@@ -100,6 +104,9 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(kind):
         if isinstance(kind.value_type, pa.BaseExtensionType):
             return column
+        if pa.types.is_string_view(kind.value_type):  # polars' categories, which Arrow cannot cast
+            chunks = [chunk.dictionary.cast(pa.string()).take(chunk.indices) for chunk in column.chunks]
+            return plain(pa.chunked_array(chunks, pa.string()))
         return plain(column.cast(kind.value_type))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         texts = column.cast(pa.string())

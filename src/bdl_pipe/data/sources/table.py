@@ -24,7 +24,7 @@ from ..raw import Kind, Raw, Task, encode_labels
 from .cells import DECIMAL, Cells, is_index
 from .columns import described_matrix, feature_matrix, labels_of
 from .formats import require_table
-from .forms import clean
+from .forms import GROUPED, clean, is_number
 from .names import names_of, require_column
 
 _PIECE: Final = 2**25  # bytes of a large CSV file that are read together
@@ -171,9 +171,18 @@ def sniffed(path: Path) -> CsvForm:
         separator = max(SEPARATORS, key=header.count)
     if header.count(separator) == 0:
         separator = max(SEPARATORS, key=header.count)
-    cells = [cell.strip() for line in lines[1:50] for cell in line.split(separator)] if separator != "," else []
+    separator = max(SEPARATORS, key=lambda one: (_width(lines[:50], one), one == separator))
+    cells = [cell.strip() for line in lines[1:] for cell in line.split(separator)] if separator != "," else []
     commas = sum(_is_decimal(cell, ",") for cell in cells)
-    return CsvForm(separator, "," if commas > sum(_is_decimal(cell, ".") for cell in cells) else ".", encoding)
+    points = sum(_is_decimal(cell, ".") and not re.match(GROUPED, cell) for cell in cells)
+    return CsvForm(separator, "," if commas > points else ".", encoding)
+
+
+def _width(lines: Sequence[str], separator: str) -> int:
+    """Return the number of cells of a line if all lines have equally many and more than one; else 0."""
+    rows = [row for row in csv.reader(lines, delimiter=separator) if row]
+    widths = {len(row) for row in rows[:-1] or rows}  # a quoted text may go on after the last line
+    return max(widths) if len(widths) == 1 and widths != {1} else 0
 
 
 def _is_decimal(cell: str, point: str) -> bool:
@@ -205,7 +214,8 @@ def open_table(path: Path, form: CsvForm = CsvForm()) -> pa.Table:
         table = table.select(kept)
     doubled = [name for name, count in Counter(table.column_names).items() if count > 1]
     if doubled:
-        raise DataError(f"{path}: column names must differ, got {short(doubled[0])} twice")
+        above = "" if doubled[0] and not is_number(doubled[0]) else "; the first line must have the columns' names"
+        raise DataError(f"{path}: column names must differ, got {short(doubled[0])} twice{above}")
     if table.num_rows == 0:
         raise DataError(f"{path}: must have rows below its header, got none")
     return table
