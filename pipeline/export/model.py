@@ -46,12 +46,18 @@ def predict(
     """
     from bdl_pipe.data.new_inputs import image_inputs, left_out, new_inputs, unseen
 
+    if output.suffix.lower() not in (".parquet", ".pq"):
+        raise UserError(f"--output: is written as Parquet; name it {output.with_suffix('.parquet')}")
+    if output.exists() and given.exists() and output.samefile(given):
+        raise UserError(f"--output: must not be the input {given}, which would be lost")
     device = Settings.read().device
     require_device(device)
     student = student_of(run, paper)
     fitted = load_predictor(student, split, seed, device)
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
     inputs = new_inputs(given, schema)
+    if not len(inputs):
+        raise UserError(f"{given}: must have rows, got none")
     for line in unseen(inputs, schema):
         print(f"note: {line}")
     if level is not None and fitted.recalibration is None:

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import torch
 
+from . import portable_rows
+from .data.sources.forms import GAPS
 from .errors import UserError
 from .files import write_bytes
 from .portable import Program, write_onnx
 
-PROGRAM, ONNX, SCHEMA, CARD = "program.pt2", "model.onnx", "schema.json", "README.md"
+PROGRAM, ONNX, SCHEMA, CARD, ROWS = "program.pt2", "model.onnx", "schema.json", "README.md", "rows.py"
 
 _TORCH: Final = """import torch
 
@@ -38,22 +40,8 @@ _IMAGES: Final = """
 rows = np.load(sys.argv[1])
 """
 _TABLE: Final = """
-# python {script} rows.csv: columns by name, as in the file that was fitted; an empty cell is a gap where one was then
-def code(column, cell):
-    if not cell.strip():
-        return float("nan")
-    if column["kind"] == "category":  # its place in the list, or -1 for a category that is not in it
-        return column["values"].index(cell) if cell in column["values"] else -1
-    if column["kind"] == "date":  # days since 1970, UTC where there is a zone
-        date = datetime.fromisoformat(cell)
-        return (date - datetime(1970, 1, 1, tzinfo=date.tzinfo and timezone.utc)).total_seconds() / 86400
-    return float(cell)
-
-
-schema = json.load(open("schema.json"))
-columns = schema.get("columns") or [{"name": name, "kind": "number"} for name in schema["features"]]
-with open(sys.argv[1], newline="") as file:
-    rows = np.array([[code(column, row[column["name"]]) for column in columns] for row in csv.DictReader(file)])
+# python {script} rows.csv: columns by name, as in the file that was fitted
+rows = read(sys.argv[1], json.load(open("schema.json")))
 """
 _PRINTED: Final = """
 for row in zip(*answers(rows)):
@@ -88,6 +76,9 @@ def write(
     for file, head in (("run_torch.py", _TORCH), ("run_onnx.py", _ONNX)):
         if file == "run_torch.py" or ONNX in made:
             write_bytes(folder / file, _script(file, head, schema, names).encode())
+    if schema["kind"] != "image":
+        schema = {**schema, "gaps": [*GAPS]}
+        write_bytes(folder / ROWS, Path(portable_rows.__file__).read_bytes())
     write_bytes(folder / SCHEMA, (json.dumps(schema, indent=1, sort_keys=True) + "\n").encode())
     write_bytes(folder / CARD, card(program, schema, facts, lines, made, max(program.error, error)).encode())
     return made
@@ -144,10 +135,9 @@ def card(
 
 def _script(file: str, head: str, schema: Mapping[str, Any], names: Sequence[str]) -> str:
     image = schema["kind"] == "image"
-    modules = ["sys"] if image else ["csv", "json", "sys"]
-    first = "".join(f"import {module}\n" for module in modules)
-    first += "" if image else "from datetime import datetime, timezone\n"
+    first = "import sys\n" if image else "import json\nimport sys\n"
     reads = (
         _IMAGES.format(script=file, shape=["n", *schema["input_shape"]]) if image else _TABLE.replace("{script}", file)
     )
-    return f"{first}\nimport numpy as np\n{head}\n{reads}\n{_PRINTED.format(names=list(names))}"
+    needed = "import numpy as np\n" if image else "from rows import read\n"
+    return f"{first}\n{needed}{head}\n{reads}\n{_PRINTED.format(names=list(names))}"

@@ -100,7 +100,7 @@ def test_user_errors_are_one_line_and_change_no_result(project: Project) -> None
         no_gpu = {"BDL_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}
         cases = [
             (("repro",), {"BDL_EXECUTOR": "ray", "RAY_ADDRESS": dead}, "no Ray cluster answers there"),
-            (("predict", "digits-ensemble", "--input", "x", "--output", "y"), no_gpu, "there is no GPU"),
+            (("predict", "digits-ensemble", "--input", "x", "--output", "y.parquet"), no_gpu, "there is no GPU"),
             (("repro", "studant"), {}, "studant is not a stage"),
         ]
         before = digest(project.folder / "work")

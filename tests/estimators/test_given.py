@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 
-from bdl_pipe import BayesianClassifier, BayesianRegressor
+from bdl_pipe import BayesianClassifier, BayesianRegressor, compare
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.estimators import given
 from tests.tables import houses
@@ -201,8 +202,67 @@ def test_columns_with_names_that_are_not_text_are_matched_by_name(columns: Any) 
 
 def test_targets_with_the_index_of_the_rows_in_another_order_give_a_warning() -> None:
     frame, y = pd.DataFrame(NUMBERS, columns=list("abc")), pd.Series(TARGETS)
-    with pytest.warns(UserWarning, match=r"y: its index is that of X in another order.*pass y.loc\[X.index\]"):
-        BayesianRegressor("linear").fit(frame, y[::-1])
+    model = BayesianRegressor("linear").fit(frame, y)
+    calls: dict[str, Any] = {
+        "fit": lambda: BayesianRegressor("linear").fit(frame, y[::-1]),
+        "score": lambda: model.score(frame, y[::-1]),
+        "log_prob": lambda: model.log_prob(frame, y[::-1]),
+        "compare": lambda: compare(frame, y[::-1], ["linear", "constant"], cv=2),
+    }
+    for call in calls.values():
+        with pytest.warns(UserWarning, match=r"y: its index is that of X in another order.*pass y.loc\[X.index\]"):
+            call()
+
+
+def test_an_estimator_whose_fit_fails_stays_as_it_was() -> None:
+    rows = np.array(NUMBERS, dtype=float)
+    classes = BayesianClassifier("linear").fit(rows, np.where(TARGETS > 0, "high", "low"))
+    values = BayesianRegressor("linear").fit(rows, TARGETS)
+    before = classes.predict(rows), values.predict(rows)
+    with pytest.raises(ValueError, match="X"):
+        classes.fit(np.full((60, 2), np.inf), np.array(["a", "b"] * 30))
+    with pytest.raises(ValueError, match="X"):
+        values.fit(np.full((60, 2), np.inf), np.stack([TARGETS, TARGETS], 1))
+    assert classes.n_features_in_ == 3 and (classes.predict(rows) == before[0]).all()
+    assert (values.predict(rows) == before[1]).all()
+    new = BayesianRegressor("linear")
+    with pytest.raises(ValueError, match="X"):
+        new.fit(np.full((60, 2), np.inf), TARGETS)
+    assert not hasattr(new, "n_features_in_")
+
+
+@pytest.mark.parametrize("method", ["vbll", "bnn"])
+def test_torchs_settings_of_the_users_code_do_not_reach_a_fit(method: str) -> None:
+    def made() -> np.ndarray:
+        return BayesianRegressor(method, pace=0.05).fit(NUMBERS, TARGETS).predict(NUMBERS)
+
+    expected = made()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        np.testing.assert_array_equal(made(), expected)
+    with torch.inference_mode():
+        np.testing.assert_array_equal(made(), expected)
+    torch.set_default_dtype(torch.float64)
+    try:
+        np.testing.assert_array_equal(made(), expected)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_categories_of_polars_are_read_as_texts() -> None:
+    """Their Arrow type is a dictionary of string views."""
+    texts = ["u", "v", "w"] * 20
+    views = pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, 2] * 20, pa.uint32()), pa.array(["u", "v", "w"]).cast(pa.string_view())
+    )
+    tables = [pa.table({"a": NUMBERS[:, 0], "c": column}) for column in (pa.array(texts), views)]
+    plain, viewed = (BayesianRegressor("linear").fit(table, TARGETS).predict(table) for table in tables)
+    np.testing.assert_array_equal(viewed, plain)
+
+
+def test_a_device_that_torch_does_not_know_is_named() -> None:
+    with pytest.raises(ValueError, match="device: must be a device of torch, such as cpu or cuda, got 'banana'"):
+        BayesianRegressor("linear", device="banana").fit(NUMBERS, TARGETS)
 
 
 @pytest.mark.parametrize(

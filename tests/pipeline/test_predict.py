@@ -48,6 +48,22 @@ def test_class_predictions_of_a_table_equal_the_posterior(project):
     assert (made["mutual_information"] > 0).any() and list(made["row"]) == list(range(2500))
 
 
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("new.csv", r"--output: is written as Parquet; name it new\.parquet"),
+        ("./new.parquet", r"--output: must not be the input new\.parquet, which would be lost"),
+    ],
+)
+def test_predictions_never_replace_the_input_and_are_named_as_parquet(project, output, said):
+    student(project / "work/student/c")
+    table().to_parquet("new.parquet")
+    before = Path("new.parquet").read_bytes()
+    with pytest.raises(UserError, match=said):
+        model.predict("c", Path("new.parquet"), Path(output))
+    assert Path("new.parquet").read_bytes() == before and not Path("new.csv").exists()
+
+
 def test_regression_predictions_are_in_the_targets_own_units(project):
     place, rows = student(project / "work/student/r", task="regression"), table()
     rows.to_parquet("new.parquet")

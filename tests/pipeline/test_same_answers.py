@@ -11,7 +11,7 @@ from mlflow.pyfunc.model import PythonModelContext
 
 from bdl_pipe import artifacts, summary
 from bdl_pipe.data import prepared
-from bdl_pipe.errors import ArtifactError
+from bdl_pipe.errors import ArtifactError, DataError
 from bdl_pipe.registry import load_predictor, stored_address
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
@@ -72,6 +72,10 @@ def test_evaluation_prediction_search_and_served_model_give_equal_predictions(me
     loaded = load()
     chain = trial.Branch((loaded.run("student", run),), loaded.seed)
     batches = load_predictor(Path(f"work/student/{run}")).batches(rows, rng=chain.predictions)
+    frame = pd.DataFrame(rows, columns=["x"], index=range(7, 7 + len(rows)))
+    assert (served.predict(PythonModelContext({}, {}), frame).index == frame.index).all()
+    with pytest.raises(DataError, match="the input: must have at least one row, got none"):
+        served.predict(PythonModelContext({}, {}), frame[:0])
     answers = {
         "a file": predicted(run, rows),
         "the served model": served.predict(PythonModelContext({}, {}), pd.DataFrame(rows, columns=["x"])),

@@ -103,7 +103,19 @@ class BayesianEstimator(BaseEstimator):
         return self
 
     def _fit(self, x: Any, y: Any, made: dict[int, fitting.Made] | None = None) -> None:
-        """Fit the method; ``made`` maps a split to runs that were already fitted on the same rows."""
+        """Fit the method; an estimator whose fit fails stays as it was.
+
+        Args:
+            made: split -> runs that were already fitted on the same rows.
+        """
+        before = dict(vars(self))
+        try:
+            self._fit_rows(x, y, made)
+        except BaseException:
+            self.__dict__ = before
+            raise
+
+    def _fit_rows(self, x: Any, y: Any, made: dict[int, fitting.Made] | None) -> None:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         self._check_parameters()
@@ -141,6 +153,10 @@ class BayesianEstimator(BaseEstimator):
     def _check_parameters(self) -> None:
         for name, what in (("method", "a name of bdl_pipe.METHODS"), ("device", "a device of torch")):
             require(isinstance(getattr(self, name), str), name, f"must be {what}", getattr(self, name))
+        try:
+            torch.device(self.device)
+        except RuntimeError:
+            raise ValueError(f"device: must be a device of torch, such as cpu or cuda, got {self.device!r}") from None
         rule = "must be split, cross or None"
         require(self.conformal in (None, "split", "cross"), "conformal", rule, self.conformal)
         for name in ("pace", "minutes", "threads"):
@@ -159,7 +175,7 @@ class BayesianEstimator(BaseEstimator):
 
     def _profile(self, x: Any, y: Any) -> tuple[Profile, list[str]]:
         """Return the description of the rows, and the names of all columns of a table."""
-        given.warn_of_another_order(x, y)
+        given.warn_of_another_order(x, y, 6)
         x = given.without_masks(x)
         if given.is_frame(x):
             x = given.as_table(x)

@@ -67,6 +67,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`.
         """
+        given.warn_of_another_order(X, y)
         return float(super().score(X, given.labels_of(y), sample_weight))
 
     def predict_set(
@@ -123,6 +124,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or a label is not in ``classes_``.
         """
+        given.warn_of_another_order(X, y)
         predictive = self.predict_dist(X)
         places = torch.tensor(self._places(y, len(predictive.mean)), device=predictive.mean.device)
         return predictive.log_prob(places).double().cpu().numpy()

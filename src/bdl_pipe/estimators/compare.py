@@ -55,6 +55,7 @@ def compare(
     Raises:
         ValueError: the rows, the targets, a method or a parameter break a rule; or there are fewer than two folds.
     """
+    given.warn_of_another_order(X, y)
     named = _named(methods)
     require(task in (None, "classification", "regression"), "task", "must be classification, regression or None", task)
     chosen = cast(Task, task) if task else _task(y)

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -85,11 +85,22 @@ def _stored(state: State) -> State:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Set torch's number of threads inside the block; None keeps the present number."""
-    before = torch.get_num_threads()
+    """Set torch's number of threads inside the block; None keeps the present number.
+
+    Autocast, inference mode and another default type, which the user's code may have set, do not reach the block.
+    """
+    before, kind = torch.get_num_threads(), torch.get_default_dtype()
     if count is not None:
         torch.set_num_threads(count)
+    torch.set_default_dtype(torch.float32)
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     try:
-        yield
+        with ExitStack() as stack:
+            for device in devices:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            yield
     finally:
+        torch.set_default_dtype(kind)
         torch.set_num_threads(before)

@@ -94,8 +94,12 @@ def values_of(given: Any) -> np.ndarray:
     return np.array(found.tolist()) if found.dtype.kind == "T" else found
 
 
-def warn_of_another_order(x: Any, y: Any) -> None:
-    """Warn if rows and targets of pandas have one index in two orders."""
+def warn_of_another_order(x: Any, y: Any, level: int = 3) -> None:
+    """Warn if rows and targets of pandas have one index in two orders.
+
+    Args:
+        level: the number of calls from here to the user's line.
+    """
     one: Any = getattr(x, "index", None)
     other: Any = getattr(y, "index", None)
     if not (hasattr(one, "sort_values") and hasattr(other, "sort_values")) or one.equals(other):
@@ -106,7 +110,7 @@ def warn_of_another_order(x: Any, y: Any) -> None:
         return
     if alike:
         said = "y: its index is that of X in another order, and rows are paired by place; pass y.loc[X.index]"
-        warnings.warn(said, stacklevel=5)
+        warnings.warn(said, stacklevel=level)
 
 
 def table_of(given: Any, names: Sequence[str] | None = None) -> pa.Table:

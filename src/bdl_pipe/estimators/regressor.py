@@ -105,12 +105,22 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         found = np.concatenate(parts, axis=1)
         return found[:, :, 0] if self._flat else found
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return R² of the means, as scikit-learn's regressors do.
+
+        Raises:
+            NotFittedError, ValueError: as :meth:`predict_dist`.
+        """
+        given.warn_of_another_order(X, y)
+        return float(super().score(X, y, sample_weight))
+
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Return log p(y | x) of each row, natural logarithm of a density in the targets' own units, float64 [n].
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or the targets are not numbers of the fit's shape.
         """
+        given.warn_of_another_order(X, y)
         predictive = self.predict_dist(X)
         targets, _ = given.targets_of(y, len(predictive.mean))
         outputs = predictive.mean.shape[1]
