@@ -8,7 +8,7 @@ BDL_WAIT_FOR_NODES      seconds to wait for an autoscaler to add a node that a t
 BDL_GPUS_PER_TASK       share of a GPU for each task (default: 1 with cuda, else 0)
 BDL_MACHINE             a file with the resources of tasks by stage and method (default: machine.yaml if it exists)
 BDL_THREADS             threads of each task (default: 1; another number changes the last bits)
-BDL_WORKERS_PER_TASK    processes that share each batch of a trajectory (default: 1), each with the task's threads
+BDL_WORKERS_PER_TASK    processes that share each batch of a fit (default: 1), each with the task's threads
                         and GPU share; more changes the last bits, and batch norm sees a share of a batch;
                         the inline executor uses one
 BDL_CHECKPOINT_SECONDS  seconds between checkpoints (default: 15)
