@@ -164,6 +164,28 @@ def test_a_quote_that_is_not_closed_and_a_row_of_totals_are_remarked_on(tmp_path
     assert any("name: the last row has 'Total'" in line for line in found.remarks)
 
 
+TARGETS: dict[str, tuple[Callable[[int], object], str]] = {
+    "years": (lambda i: f"{i} years", "must be numbers or classes: its texts are amounts, such as '0 years'"),
+    "some years": (lambda i: f"{i % 50} years", "must be numbers or classes: its texts are amounts, such as '0 years'"),
+    "days": (lambda i: f"{i % 12 + 1}/{i % 7 + 1}/2024", "must be numbers or classes: its texts are dates, such as"),
+    "kilograms": (lambda i: f"{i % 50} kg", "must be numbers or classes: its texts are numbers with a unit, such as"),
+    "names": (lambda i: f"name {i}", "identifies rows: nearly every row has a different value; choose another target"),
+    "rare words": (lambda i: f"name {i % 60}", "must have at least 5 rows of each class"),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_of_texts_that_are_no_classes_is_refused_for_its_own_reason(name: str, tmp_path: Path) -> None:
+    of, said = TARGETS[name]
+    with pytest.raises(DataError, match=said):
+        written(tmp_path / "t.csv", ["x,y", *(f"{i * i % 71},{of(i)}" for i in range(ROWS))])
+
+
+def test_the_cure_of_blanks_before_quotes(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="; delete the blanks between separators and quotes"):
+        written(tmp_path / "t.csv", ['"t", "x", "y"', *(f'"a", {i}, {i * i % 71}' for i in range(60))])
+
+
 def test_the_cure_of_a_first_line_without_names_and_of_decimal_commas(tmp_path: Path) -> None:
     rows = [f"{i % 3},{i % 3},{i * i % 71}" for i in range(60)]
     for first in ("Report 2024,,", "1,1,5"):

@@ -34,7 +34,8 @@ def repeated_rows(columns: Sequence[np.ndarray]) -> list[str]:
     copies = len(keys) - len(np.unique(keys))
     if copies < _COPIES * len(keys):
         return []
-    return [f"{copies:,} rows are copies of others; training and test rows may share them"]
+    said = f"{copies:,} rows are copies of others" if copies > 1 else "1 row is a copy of another"
+    return [f"{said}; training and test rows may share {'them' if copies > 1 else 'it'}"]
 
 
 def ranked(values: np.ndarray) -> np.ndarray:

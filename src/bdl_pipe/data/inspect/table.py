@@ -22,7 +22,7 @@ from ..sources.forms import is_number
 from ..sources.names import require_column
 from ..sources.table import Table, open_table, sniffed, table_rows, with_targets
 from . import leaks
-from .cells import MOST, have_units, names_rows, number_share, refusal
+from .cells import MOST, amounts, have_units, mixed_dates, names_rows, number_share, refusal
 from .cells import remarks as cell_remarks
 from .doubts import doubts
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
@@ -263,19 +263,26 @@ def _classes(answers: Sequence[Cells], rows: int) -> tuple[np.ndarray, dict[str,
     column = f"{cells.origin}: column {short(cells.name)}"
     if len(counts) < 2:
         raise DataError(f"{column} must have at least 2 classes, got only {listed(counts, 6)}")
+    rare = [label for label, count in counts.items() if count < FEWEST_OF_CLASS]
+    if rare and (why := _no_classes(cells)):
+        raise DataError(f"{column} must be numbers or classes: {why}")
     if len(counts) > _IDENTIFIER * rows:
-        units = cells.kind == "text" and have_units(cells.filled)
-        if why := names_rows(cells) if units else refusal(cells):
-            raise DataError(f"{column} must be numbers or classes: {why}")
         rule = "identifies rows: nearly every row has a different value; choose another target"
         raise DataError(f"{column} {rule}")
-    rare = [label for label, count in counts.items() if count < FEWEST_OF_CLASS]
     if rare:
         rule = f"must have at least {FEWEST_OF_CLASS} rows of each class"
         cure = "put rare classes together, leave their rows out, or say --task regression"
         got = f"{len(rare)} with fewer: {listed(rare, 6)}"
         raise DataError(f"{column} {rule}, got {got}; {cure}")
     return labels, dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+
+
+def _no_classes(cells: Cells) -> str:
+    """Return why texts are meant as numbers or dates; empty if they are not."""
+    if cells.kind != "text":
+        return refusal(cells)
+    units = names_rows(cells) if have_units(cells.filled) else ""
+    return units or refusal(cells) or amounts(cells.filled) or mixed_dates(cells)
 
 
 def _targets(answers: Sequence[Cells]) -> np.ndarray:

@@ -22,6 +22,8 @@ def require_column(table: pa.Table, name: str, origin: str) -> str:
 def _cure(table: pa.Table) -> str:
     """Return a cure for a first line that holds no names, or cells that are not apart."""
     names = table.column_names
+    if any('"' in name for name in names):
+        return "; delete the blanks between separators and quotes"
     if all(map(is_number, names)):
         return "; write the names of the columns into the first line"
     if len(names) == 1 and re.search(r"\w[ :~^\x01]+\w", names[0]):
