@@ -22,14 +22,13 @@ _OTHERS: Final = (
     (b"\x28\xb5\x2f\xfd", "is compressed with Zstandard; unpack it first: unzstd {}"),
     (b"7z\xbc\xaf\x27\x1c", "is a 7z archive; unpack it first: 7z x {}"),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", f"is an Excel workbook; {_CSV}"),
-    (b"ARROW1", f"is an Arrow (Feather) file; {_PANDAS.format('feather')}"),
-    (b"FEA1", "is a Feather file of version 1, which pandas no longer reads; write it as CSV or Parquet"),
+    (b"ARROW1\0", f"is an Arrow (Feather) file; {_PANDAS.format('feather')}"),
+    (b"FEA1\0", "is a Feather file of version 1, which pandas no longer reads; write it as CSV or Parquet"),
     (b"\xff\xff\xff\xff", "is a stream of Arrow; read it with pyarrow.ipc.open_stream, and write it as Parquet"),
-    (b"ORC", f"is an ORC file; {_PANDAS.format('orc')}"),
     (b"Obj\x01", "is an Avro file; write it as CSV or Parquet"),
     (b"<stata_dta>", f"is a data set of Stata; {_PANDAS.format('stata')}"),
     (b"$FL2", f"is a data set of SPSS; {_PANDAS.format('spss')}"),
-    (b"MATLAB ", "is a file of MATLAB; write its table as CSV or Parquet"),
+    (b"MATLAB 5.0 MAT-file", "is a file of MATLAB; write its table as CSV or Parquet"),
     (
         b"\x93NUMPY",
         "is an array of NumPy; write np.savez('new.npz', x=…, y=…) for images, or a table as CSV or Parquet",
@@ -71,6 +70,8 @@ def other_kind(start: bytes, name: str) -> str:
         if name.lower().endswith(".npz"):
             return "is an archive of NumPy's arrays; write the table as CSV or Parquet"
         return f"is an Excel workbook; {_CSV}" if office else f"is a zip archive; unpack it first: unzip {name}"
+    if start.startswith(b"ORC") and b"\0" in start:  # a CSV file may begin with ORCID
+        return f"is an ORC file; {_PANDAS.format('orc')}".replace("{}", name)
     found = next((said for known, said in _OTHERS if start.startswith(known)), "")
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     found = found or next((said for known, said in _WRITTEN if text.startswith(known)), "")
