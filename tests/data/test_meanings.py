@@ -234,7 +234,7 @@ def test_many_columns_of_one_order_are_counted_and_a_nameless_copy_is_left_out(t
         (b"$FL2@(#) SPSS", "read_spss"),
         (b"Obj\x01\x04\x16avro", "Avro"),
         (b"\xff\xff\xff\xff\x10\0", "a stream of Arrow"),
-        (b"FEA1\0\0\0\0", "Feather file of version 1"),
+        (b"FEA1\0\0\0\0", "read_feather"),
         (b"<table><tr>", "web page"),
         (b"a,b\n1,2\n", ""),
     ],

@@ -23,7 +23,7 @@ _OTHERS: Final = (
     (b"7z\xbc\xaf\x27\x1c", "is a 7z archive; unpack it first: 7z x {}"),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", f"is an Excel workbook; {_CSV}"),
     (b"ARROW1\0", f"is an Arrow (Feather) file; {_PANDAS.format('feather')}"),
-    (b"FEA1\0", "is a Feather file of version 1, which pandas no longer reads; write it as CSV or Parquet"),
+    (b"FEA1\0", f"is an Arrow (Feather) file; {_PANDAS.format('feather')}"),
     (b"\xff\xff\xff\xff", "is a stream of Arrow; read it with pyarrow.ipc.open_stream, and write it as Parquet"),
     (b"Obj\x01", "is an Avro file; write it as CSV or Parquet"),
     (b"<stata_dta>", f"is a data set of Stata; {_PANDAS.format('stata')}"),
