@@ -57,9 +57,8 @@ def same_orders(ranks: Mapping[str, np.ndarray]) -> list[str]:
     table = np.stack(list(ranks.values()))
     pairs = np.argwhere(np.triu(np.abs(table @ table.T), 1) > _SAME_ORDER)
     said = [f"{names[j]} orders the rows as {names[i]} does: one of the two is enough" for i, j in pairs[:_NAMED]]
-    return (
-        [*said, f"{len(pairs) - _NAMED:,} more pairs of columns order the rows alike"] if len(pairs) > _NAMED else said
-    )
+    more = len(pairs) - len(said)
+    return [*said, f"{more:,} more pairs of columns order the rows alike"] if more else said
 
 
 def orders_of_target(ranks: Mapping[str, np.ndarray], target: str, answer: np.ndarray) -> list[str]:
