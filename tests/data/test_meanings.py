@@ -181,6 +181,11 @@ def test_a_target_of_texts_that_are_no_classes_is_refused_for_its_own_reason(nam
         written(tmp_path / "t.csv", ["x,y", *(f"{i * i % 71},{of(i)}" for i in range(ROWS))])
 
 
+def test_codes_are_classes_whatever_their_number(tmp_path: Path) -> None:
+    found = written(tmp_path / "t.csv", ["x,y", *(f"{i * i % 71},{i % 24:05d}" for i in range(ROWS))])
+    assert found.source.task == "classification" and len(found.classes) == 24 and "00001" in found.classes
+
+
 def test_the_cure_of_blanks_before_quotes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="; delete the blanks between separators and quotes"):
         written(tmp_path / "t.csv", ['"t", "x", "y"', *(f'"a", {i}, {i * i % 71}' for i in range(60))])

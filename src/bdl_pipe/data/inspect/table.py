@@ -235,10 +235,10 @@ def task_of(answers: Sequence[Cells]) -> Task:
     if len(answers) > 1:
         return "regression"
     cells = answers[0]
-    if cells.kind == "text" and number_share(cells) >= MOST and len(cells.filled.unique()) > _CLASSES:
-        word = next(
-            (text for text in cells.filled.unique().to_pylist() if not is_number(text)), cells.filled[0].as_py()
-        )
+    mixed = cells.kind == "text" and not cells.is_code and number_share(cells) >= MOST
+    if mixed and len(cells.filled.unique()) > _CLASSES:
+        texts = cells.filled.to_pylist()
+        word = next((text for text in texts if not is_number(text)), texts[0])
         rule = f"must be numbers or classes, got numbers and texts such as {short(word)}"
         comma = re.fullmatch(r"[+-]?[0-9]*,[0-9]+", word)
         cure = "write numbers with a point" if comma else "leave such rows out, or write a gap as an empty cell"
