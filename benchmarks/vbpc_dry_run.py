@@ -103,7 +103,7 @@ class Steps:
         self._optimiser = loop.make_optimiser(task.parameters(), loop.OptimiserConfig("adam", 0.003))
 
     def __call__(self) -> None:
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimiser.zero_grad()
         loss = self._task.loss(self._step)
         loss.backward(inputs=self._task.parameters())
         self._optimiser.step()
