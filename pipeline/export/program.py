@@ -31,7 +31,7 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
     source = params.datasets[about["dataset"]].source.name
     data = load_fit(places.artifact("prepare", about["dataset"]), split, final=True)
     with whole(target) as folder:
-        rows = torch.from_numpy(data.train.inputs[:_ROWS])
+        rows = torch.from_numpy(data.train.inputs[:_ROWS].copy())  # the stored rows are read-only
         program = portable.trace(fitted, rows, rng=stored_address(student, split, seed))
         facts = {
             "Run": run,
