@@ -168,7 +168,7 @@ TARGETS: dict[str, tuple[Callable[[int], object], str]] = {
     "years": (lambda i: f"{i} years", "must be numbers or classes: its texts are amounts, such as '0 years'"),
     "some years": (lambda i: f"{i % 50} years", "must be numbers or classes: its texts are amounts, such as '0 years'"),
     "days": (lambda i: f"{i % 12 + 1}/{i % 7 + 1}/2024", "must be numbers or classes: its texts are dates, such as"),
-    "kilograms": (lambda i: f"{i % 50} kg", "must be numbers or classes: its texts are numbers with a unit, such as"),
+    "kilograms": (lambda i: f"{i % 50} kg", "must be numbers or classes: its texts are amounts, such as"),
     "names": (lambda i: f"name {i}", "identifies rows: nearly every row has a different value; choose another target"),
     "rare words": (lambda i: f"name {i % 60}", "must have at least 5 rows of each class"),
 }

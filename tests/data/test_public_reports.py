@@ -279,7 +279,7 @@ def lines_of(values: list[Any], separator: str = ",", names: str = "x,f,y") -> s
         pytest.param([f"{i},234" for i in range(1, 61)], "'1,234', in a form that cannot be read", id="comma"),
         pytest.param([f"{i}\u202f234" for i in range(1, 61)], "234', in a form that cannot be read", id="narrow blank"),
         pytest.param(cycle("1\xa0234", "5\xa0678"), "234', in a form that cannot be read", id="no-break blank"),
-        pytest.param([f"{0.5 * i} kg" for i in range(60)], "numbers with a unit, such as '0.0 kg': write", id="unit"),
+        pytest.param([f"{0.5 * i} kg" for i in range(60)], "its texts are amounts, such as '0.0 kg': write", id="unit"),
         pytest.param([f"{500 + i:05d}" for i in range(60)], "it identifies rows", id="codes, each once"),
         pytest.param([d.strftime("%b %d, %Y") for d in DAYS], "are dates, such as 'Jan 01, 2023'", id="month first"),
         pytest.param(cycle("05-Jan-2024", "7 March 2024"), "are dates, such as '05-Jan-2024'", id="months' names"),
@@ -301,8 +301,8 @@ def test_the_profile_gives_the_reason_why_a_column_is_left_out(values: list[Any]
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        pytest.param(cycle("5 kg", "10 kg", "7 kg"), "numbers with a unit, such as '5 kg', are categories", id="kg"),
-        pytest.param(cycle("USD 5", "USD 7.5"), "numbers with a unit, such as 'USD 5', are categories", id="USD"),
+        pytest.param(cycle("5 kg", "10 kg", "7 kg"), "its texts are amounts, such as '5 kg': write", id="kg"),
+        pytest.param(cycle("USD 5", "USD 7.5"), "its texts are amounts, such as 'USD 5': write", id="USD"),
         pytest.param(cycle("0x1F", "0xFF"), "hexadecimal numbers such as '0x1F' are categories", id="hexadecimal"),
         pytest.param(cycle("01/2024", "02/2024"), "periods such as '01/2024' are categories", id="months"),
         pytest.param(cycle("Jan-24", "Feb-24"), "periods such as 'Jan-24' are categories", id="months' names"),
@@ -322,7 +322,7 @@ def test_a_category_that_may_be_numbers_or_periods_gets_a_remark(values: list[An
         (cycle("5%", "10%"), "'5%', in a form that cannot be read: .*; as they are, they are classes"),
         (cycle("5 Jan 2024", "6 Jan 2024"), "are dates, .*; as they are, they are classes"),
         ([f"{value:.4f} %" for value in Y], "'y' must be numbers or classes: its texts are numbers, such as"),
-        ([f"{value:.4f} kg" for value in Y], "'y' must be numbers or classes: its texts are numbers with a unit"),
+        ([f"{value:.4f} kg" for value in Y], "'y' must be numbers or classes: its texts are amounts"),
     ],
 )
 def test_a_target_of_numbers_in_an_unread_form_gets_a_remark_or_an_error(

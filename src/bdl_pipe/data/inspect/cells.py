@@ -18,7 +18,6 @@ from ..sources.forms import (
     ISO,
     NUMBER,
     PERIOD,
-    UNIT,
     are_all,
     gap_mask,
     is_number,
@@ -26,10 +25,10 @@ from ..sources.forms import (
 )
 
 MOST: Final = 0.5  # the least share of numbers in a column that is meant as numbers
-_SOME: Final = 0.1  # the same, if all other cells have one of few texts
-_FEW: Final = 3  # the most such texts, and the most forms of amounts in a column
+_SOME: Final = 0.1  # the least share of numbers beside few different texts
+_FEW: Final = 3  # the most different texts beside numbers, and the most forms of amounts in a column
 _ONE_NUMBER: Final = re.compile(r"[0-9]+(?:[.,'’_ \u00a0\u202f][0-9]+)*")
-_BEFORE: Final = r"^([^\p{L}\p{N}]*|\p{L}{0,3}\p{Sc}\s*|Rs\.?\s*)#"  # an amount begins with digits, signs or a currency
+_BEFORE: Final = r"^([^\p{L}\p{N}]*|\p{L}{0,3}\p{Sc}\s*|Rs\.?\s*|[A-Z]{3}\s*)#"  # a sign or a currency
 _BANDS: Final = re.compile(r"#(\s*(?:[-–—]|to)\s*#)+.*")  # 20-30 is an interval, and 50-00-0 a code
 
 
@@ -58,8 +57,6 @@ def names_rows(cells: Cells) -> str:
     """Return why nearly all texts of a column differ: they are numbers with a few words, or free texts."""
     share = number_share(cells)
     word = short(no_number(cells.filled))
-    if have_units(cells.filled):
-        return f"its texts are numbers with a unit, such as {word}: write the numbers alone"
     if MOST <= share < 1:
         rule = f"numbers and the others are texts such as {word}: write gaps as empty cells"
         return f"{share:.0%} of its cells are {rule}"
@@ -68,30 +65,23 @@ def names_rows(cells: Cells) -> str:
     return f"it identifies rows: nearly every row has a different text, such as {word}"
 
 
-def have_units(texts: pa.ChunkedArray) -> bool:
-    """Return True if texts are all numbers with one of at most three units or currencies."""
-    if are_all(texts, HEX) or not are_all(texts, UNIT):
-        return False
-    different = texts.unique()
-    units = {part["unit"] or part["money"] for part in pc.extract_regex(different, UNIT).to_pylist()}
-    return len(units) <= 3 and len(different) >= max(2, 2 * len(units))
-
-
 def amounts(texts: pa.ChunkedArray) -> str:
     """Say that texts are amounts in one of a few forms, such as ``12 years`` or ``~5``; empty if they are not."""
-    different = texts.filter(pc.invert(gap_mask(texts))).value_counts().to_pylist()
-    forms, examples = Counter[str](), dict[str, str]()
-    for pair in different:
-        form = _ONE_NUMBER.sub("#", pair["values"])
-        forms[form] += pair["counts"]
-        examples.setdefault(form, pair["values"])
-    most = forms.most_common(_FEW)
-    known = [form for form, _ in most if _is_amount(form) and not is_number(examples[form])]
-    values = sum(_ONE_NUMBER.sub("#", pair["values"]) in (*known, "#") for pair in different)
-    share = sum(count for form, count in most if form in (*known, "#")) / max(1, forms.total())
-    if not known or share < MOST or values < 2 * len(most) + 1:
+    texts = texts.filter(pc.invert(gap_mask(texts)))
+    if are_all(texts, HEX) or are_all(texts, PERIOD):
         return ""
-    return f"its texts are amounts, such as {short(examples[known[0]])}: write the numbers alone, all in one unit"
+    rows, values, examples = Counter[str](), Counter[str](), dict[str, str]()
+    for pair in texts.value_counts().to_pylist():
+        form = _ONE_NUMBER.sub("#", pair["values"])
+        rows[form] += pair["counts"]
+        values[form] += 1
+        examples.setdefault(form, pair["values"])
+    usual = [form for form, _ in rows.most_common(_FEW) if _is_amount(form)]
+    dressed = [form for form in usual if not is_number(examples[form])]
+    is_most = sum(rows[form] for form in usual) >= MOST * rows.total()
+    if not dressed or not is_most or sum(values[form] for form in usual) < 2 * len(usual):
+        return ""
+    return f"its texts are amounts, such as {short(examples[dressed[0]])}: write the numbers alone, all in one unit"
 
 
 def _is_amount(form: str) -> bool:
@@ -142,8 +132,8 @@ def remarks(cells: Cells) -> list[str]:
         found.append(f"{name}: {share:.0%} of its cells are {rule}")
     if said := mixed_dates(cells):
         found.append(f"{name}: {said}; as it is, it is a category")
-    elif not have_units(cells.filled) and not are_all(cells.filled, HEX) and not are_all(cells.filled, PERIOD):
-        found += [f"{name}: {said}; as they are, they are categories"] if (said := amounts(cells.filled)) else []
+    elif said := amounts(cells.filled):
+        found.append(f"{name}: {said}; as they are, they are categories")
     return found
 
 

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from ...errors import short
 from ..sources.cells import Cells
 from ..sources.forms import CODE, GROUPED, HEX, PERIOD, WHOLE, are_all, canonical
-from .cells import have_units
 
 _DAYS: Final = re.compile(r"dat[eu]|day|time|fecha|jour|(^|[_ ])(dt|tag|when)($|[_ ])", re.IGNORECASE)
 _EXCEL: Final = 25_569  # days from Excel's day 0 to 1970
@@ -83,9 +82,6 @@ def _of_texts(cells: Cells) -> Iterator[str]:
         first, second = pairs[0]
         rule = f"are two values that differ only in case, blanks or form{more}; write them alike"
         yield f"{short(first)} and {short(second)} {rule}"
-    if have_units(cells.filled):
-        text = short(cells.filled[0].as_py())
-        yield f"numbers with a unit, such as {text}, are categories; write the numbers alone"
     if are_all(cells.filled, HEX):
         yield f"hexadecimal numbers such as {short(cells.filled[0].as_py())} are categories; write them as decimal ones"
     if not cells.is_code and are_all(cells.filled, PERIOD):

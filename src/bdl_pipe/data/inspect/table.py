@@ -22,7 +22,7 @@ from ..sources.forms import is_number
 from ..sources.names import require_column
 from ..sources.table import Table, open_table, sniffed, table_rows, with_targets
 from . import leaks
-from .cells import MOST, amounts, have_units, mixed_dates, names_rows, number_share, refusal
+from .cells import MOST, amounts, mixed_dates, names_rows, number_share, refusal
 from .cells import remarks as cell_remarks
 from .doubts import doubts
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
@@ -283,8 +283,7 @@ def _no_classes(cells: Cells) -> str:
     """Return why texts are meant as numbers or dates; empty if they are not."""
     if cells.kind != "text":
         return refusal(cells)
-    units = names_rows(cells) if have_units(cells.filled) else ""
-    return units or refusal(cells) or amounts(cells.filled) or mixed_dates(cells)
+    return refusal(cells) or amounts(cells.filled) or mixed_dates(cells)
 
 
 def _targets(answers: Sequence[Cells]) -> np.ndarray:

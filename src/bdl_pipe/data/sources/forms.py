@@ -50,10 +50,6 @@ _GAP: Final = r"[\s\p{Z}]*"  # RE2's \s is ASCII: no-break and narrow blanks are
 DRESSED: Final = (
     rf"^[-+(]?{_GAP}[\p{{Sc}}%]?{_GAP}[-+]?[0-9][0-9.,'’\s\p{{Z}}]*([dD][-+][0-9]+|[-+])?{_GAP}[\p{{Sc}}%‰]?{_GAP}\)?$"
 )
-UNIT: Final = (  # a number and a unit or a currency of letters
-    rf"^(?:[-+]?[0-9][0-9.,]*{_GAP}(?P<unit>[\p{{L}}µ°][\p{{L}}°/%]{{0,3}}[²³23]?)"
-    rf"|(?P<money>[A-Z]{{3}}){_GAP}[-+]?[0-9][0-9.,]*)$"
-)
 HEX: Final = r"^0[xX][0-9a-fA-F]+$"
 GROUPED: Final = r"^[+-]?[1-9][0-9]{0,2}\.[0-9]{3}$"  # a whole number with a point for thousands, or three decimals
 
