@@ -56,8 +56,6 @@ def predict(
     fitted = load_predictor(student, split, seed, device)
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
     inputs = new_inputs(given, schema)
-    if not len(inputs):
-        raise UserError(f"{given}: must have rows, got none")
     for line in unseen(inputs, schema):
         print(f"note: {line}")
     if level is not None and fitted.recalibration is None:

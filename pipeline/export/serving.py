@@ -13,7 +13,6 @@ from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from bdl_pipe import summary
 from bdl_pipe.data.new_inputs import given_inputs
-from bdl_pipe.errors import DataError
 from bdl_pipe.registry import load_predictor, stored_address
 
 
@@ -36,8 +35,6 @@ class FittedPosterior(PythonModel):
         """
         inputs = given_inputs(model_input, self.schema)
         names = self.schema["classes"] or self.schema["targets"]
-        if not len(inputs):
-            raise DataError("the input: must have at least one row, got none")
         index = model_input.index if isinstance(model_input, pd.DataFrame) else None
         return pd.DataFrame(summary.predictions(self.fitted, inputs, names, rng=self.rng), index)
 

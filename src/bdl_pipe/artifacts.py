@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .errors import ArtifactError, brief, short
 from .files import FileBytes, Source, refuse_full_disk
-from .files import sha256 as sha256  # of a manifest, it stands for the whole artifact
+from .files import sha256 as sha256  # the hash of its manifest identifies an artifact
 from .files import write_bytes as write_bytes  # one of the ways to write a part of an artifact
 
 SCHEMA: Final = 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bdl_pipe.data.new_inputs import new_inputs
+from bdl_pipe.data.new_inputs import given_inputs, new_inputs
 from bdl_pipe.errors import DataError
 
 TABLE = {"kind": "table", "features": ["a", "b"], "input_shape": [2]}
@@ -83,3 +83,12 @@ def test_bad_new_rows_are_refused(case: str, tmp_path: Path) -> None:
     make, schema, message = BAD[case]
     with pytest.raises(DataError, match=message):
         new_inputs(make(tmp_path), schema)
+
+
+def test_images_without_a_row_are_refused(tmp_path: Path) -> None:
+    schema = {"kind": "image", "input_shape": [1, 4, 4]}
+    np.savez(tmp_path / "new.npz", x=np.zeros((0, 1, 4, 4), np.uint8))
+    with pytest.raises(DataError, match=r"new\.npz: must have at least one image, got none"):
+        new_inputs(tmp_path / "new.npz", schema)
+    with pytest.raises(DataError, match="the input: must have at least one image, got none"):
+        given_inputs(np.zeros((0, 1, 4, 4), np.uint8), schema)

@@ -140,6 +140,8 @@ def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
 
 
 def _rows(table: pa.Table, schema: Mapping[str, Any], origin: str) -> np.ndarray:
+    if not table.num_rows:
+        raise DataError(f"{origin}: must have at least one row, got none")
     if "columns" in schema:
         return table_columns.coded_matrix(table, tuple(map(Column.of, schema["columns"])), origin)
     return table_columns.feature_matrix(table, tuple(schema["features"]), origin)
@@ -168,6 +170,8 @@ def _of_shape(images: np.ndarray, schema: Mapping[str, Any], origin: str) -> np.
     shape = list(schema["input_shape"])
     if list(images.shape[1:]) != shape:
         raise DataError(f"{origin}: images must have shape {shape}, got {list(images.shape[1:])}")
+    if not len(images):
+        raise DataError(f"{origin}: must have at least one image, got none")
     return images
 
 

@@ -135,7 +135,7 @@ def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tup
     targets = (
         model._places(y, len(rows)) if isinstance(model, BayesianClassifier) else given.targets_of(y, len(rows))[0]
     )
-    with fitting.threads(model.threads):
+    with fitting.own_settings(model.threads):
         examples, rng = Examples(rows, targets), fitted.address()
         found, clean = evaluation.score_all(
             fitted.predictor(), examples, defaults.evaluate(), rng, model.device, ood={}, transfer={}

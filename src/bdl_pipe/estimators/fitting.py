@@ -84,14 +84,17 @@ def _stored(state: State) -> State:
 
 
 @contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Set torch's number of threads inside the block; None keeps the present number.
+def own_settings(threads: int | None) -> Iterator[None]:
+    """Run the block with torch's usual settings, whatever the user's code has set, and restore them at its end.
 
-    Autocast, inference mode and another default type, which the user's code may have set, do not reach the block.
+    The settings are autocast, inference mode, gradients and the default type.
+
+    Args:
+        threads: torch's number of threads inside the block. None keeps the present number.
     """
     before, kind = torch.get_num_threads(), torch.get_default_dtype()
-    if count is not None:
-        torch.set_num_threads(count)
+    if threads is not None:
+        torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     try:

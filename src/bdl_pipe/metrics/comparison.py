@@ -21,7 +21,7 @@ from scipy import stats
 
 from ..errors import DataError
 
-_LEVEL: Final = 0.95  # of all intervals and tests
+_LEVEL: Final = 0.95  # all intervals and tests have this level
 
 
 @dataclass(frozen=True)
