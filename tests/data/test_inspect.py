@@ -1,6 +1,7 @@
 """Inspection of tables and images: columns, classes, remarks and sources, and refusals with a cure."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
     np.testing.assert_array_equal(profile.raw.train.targets, raw.train.targets)
     size = profile.size(calibration=0.1)
     assert (size.task, size.rows, size.width, size.calibration, size.image) == ("regression", 290, 13, 0.1, None)
+    inputs = [(column.name, column.kind) for column in raw.columns for _ in range(column.width)]
+    numbers = [i for i, (name, kind) in enumerate(inputs) if kind != "category" and name != inputs[i - 1][0]]
+    assert size.numbers == tuple(numbers), "a number, or the days of a date: the first input of its column"
+    assert "encoded" not in size.network, "a small table's inputs are all encoded"
+    large = replace(size, rows=20_000)
+    assert (large.network["encoded"], replace(large, numbers=()).network.get("encoded")) == (numbers, None)
     own = profile.dataset()
     assert (own["normalise"], own["targets"], profile.dataset(log=False)["targets"]) == (
         "robust",

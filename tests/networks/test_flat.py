@@ -17,7 +17,7 @@ def spec(activation: str = "relu", dropout: float = 0.0, frequencies: tuple[floa
 
 
 @pytest.mark.parametrize("frequencies", [(), (0.2, 0.7)])
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh", "mish"])
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh", "mish", "silu"])
 def test_perceptrons_computed_at_once_match_each_network_alone(activation: str, frequencies: tuple[float, ...]) -> None:
     network = FlatNetwork(spec(activation, frequencies=frequencies).build(Seed(0)).double())
     assert network.is_perceptron

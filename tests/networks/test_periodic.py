@@ -35,6 +35,46 @@ def test_a_periodic_perceptron_equals_a_plain_perceptron_of_encoded_rows() -> No
     assert sorted(network.state_dict()) == ["head.bias", "head.weight", "trunk.2.bias", "trunk.2.weight"]
 
 
+def test_inputs_that_are_not_encoded_stay_as_they_are_and_lose_no_function() -> None:
+    some = build(MlpConfig("mlp", (6,), frequencies=FREQUENCIES, encoded=(1,)), (3,), 2, rng=Seed(4))
+    every = build(MlpConfig("mlp", (6,), frequencies=FREQUENCIES), (3,), 2, rng=Seed(4))
+    rows = torch.randn(5, 3, generator=Seed(5).generator())
+    rows[:, 0], rows[:, 2] = torch.tensor([0.0, 1, 1, 0, 1]), 0.5
+    assert isinstance(some.trunk, torch.nn.Sequential) and isinstance(every.trunk, torch.nn.Sequential)
+    features = some.trunk[1](rows)
+    assert features.shape == (5, 7)
+    assert torch.equal(features[:, :3], rows)
+    assert torch.equal(features[:, 3:], Periodic(FREQUENCIES)(rows[:, 1:2])[:, 1:])
+    # of two values, each feature is a linear function: the same products with the sum of the weights at 1
+    angles = 2 * math.pi * torch.tensor(FREQUENCIES)
+    at_one = torch.cat([torch.ones(1), angles.sin(), angles.cos() - 1])
+    weight, state = every.trunk[2].weight, some.state_dict()
+    state["trunk.2.weight"] = torch.cat([weight[:, :5] @ at_one[:, None], weight[:, 5:6], torch.zeros(6, 1)], 1)
+    state["trunk.2.weight"] = torch.cat([state["trunk.2.weight"], weight[:, 6:10]], 1)
+    state |= {name: value for name, value in every.state_dict().items() if name != "trunk.2.weight"}
+    some.load_state_dict(state)
+    rows[:, 2] = 0
+    assert torch.allclose(some(rows), every(rows), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("key", "rule"),
+    [
+        ({"encoded": [0]}, "needs frequencies"),
+        ({"frequencies": [0.1], "encoded": [1, 1]}, "each once"),
+        ({"frequencies": [0.1], "encoded": [-1]}, "must be indices"),
+    ],
+)
+def test_encoded_inputs_must_be_inputs(key: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        read(MlpConfig, {"name": "mlp", "hidden": [3], **key}, "network")
+
+
+def test_an_encoded_input_that_the_rows_lack_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"encoded must be indices of the 3 inputs, got \[3\]"):
+        build(MlpConfig("mlp", (3,), frequencies=(0.1,), encoded=(3,)), (3,), 2, rng=Seed(0))
+
+
 def test_mish_matches_its_formula() -> None:
     network = build(MlpConfig("mlp", (4,), "mish"), (3,), 0, rng=Seed(0)).double()
     rows = torch.randn(7, 3, generator=Seed(1).generator(), dtype=torch.float64)

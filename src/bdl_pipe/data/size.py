@@ -34,6 +34,7 @@ class Size:
         image: (channel, height, width) of images. None: rows of a table.
         fewest: the number of training rows of the smallest class; 0 if unknown.
         has_test: whether the data set has its own test rows.
+        numbers: the indices of the network inputs that are numbers or dates, not 0/1, sines or cosines. Empty: unknown.
     """
 
     task: Task
@@ -44,6 +45,7 @@ class Size:
     image: tuple[int, int, int] | None = None
     fewest: int = 0
     has_test: bool = False
+    numbers: tuple[int, ...] = ()
 
     @property
     def train(self) -> int:
@@ -112,7 +114,8 @@ class Size:
             return self.convnet(_FEATURE_SIDE)
         if self.small:
             return {"name": "mlp", "hidden": self.hidden, "frequencies": _FEW_ROWS}
-        return {"name": "mlp", "hidden": self.hidden, "activation": "mish", "frequencies": _MANY_ROWS}
+        some = {"encoded": list(self.numbers)} if 0 < len(self.numbers) < self.width else {}
+        return {"name": "mlp", "hidden": self.hidden, "activation": "silu", "frequencies": _MANY_ROWS, **some}
 
     def convnet(self, side: int, width: int | None = None) -> Section:
         """Return a ConvNet with features of at most ``side`` pixels per side.

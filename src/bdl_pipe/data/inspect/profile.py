@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from ...errors import brief
@@ -54,6 +55,7 @@ class Profile:
         Args:
             calibration: the share of training rows that are excluded from all fits.
         """
+        inputs = list(chain.from_iterable(column.bounded for column in self.raw.columns))
         return Size(
             self.source.task,
             self.rows,
@@ -62,6 +64,7 @@ class Profile:
             image=None if isinstance(self.source, Table) else self.shape,  # type: ignore[arg-type]
             fewest=min(self.classes.values(), default=0),
             has_test=self.test_rows > 0,
+            numbers=tuple(i for i, bounded in enumerate(inputs) if not bounded),
         )
 
     def dataset(self, log: bool | None = None) -> dict[str, Any]:
