@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 
 from bdl_pipe import portable, portable_folder
 from bdl_pipe.data.encoding import Encoding
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.sources.columns import coded_matrix, described_matrix
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import UserError
@@ -135,6 +137,20 @@ def test_a_softmax_quadrature_program_predicts_more_rows_than_one_chunk() -> Non
     rows = torch.from_numpy(np.concatenate([data.train.inputs] * 4)[:300])
     (found,) = traced(fitted, data.train.inputs[:20]).traced.module()(rows)
     torch.testing.assert_close(found, fitted.predict(rows, rng=Seed(0)).mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("made", [make_tiny_table, make_tiny_images])
+def test_trees_export_for_any_number_of_rows(made: Callable[[], FitData], tmp_path: Path) -> None:
+    data = made()
+    fitted = Predictor(posterior_of(fit("boosting", "student", data)), data.transform, data.classes)
+    program = traced(fitted, data.train.inputs[:30])
+    rows = np.concatenate([data.train.inputs] * 3)
+    for count in (1, 7, len(rows)):
+        answers = program.traced.module()(torch.from_numpy(rows[:count]))
+        expected = fitted.predict(rows[:count], rng=Seed(0))
+        found = answers[0] if isinstance(answers, tuple) else answers
+        torch.testing.assert_close(found, expected.mean, rtol=1e-5, atol=1e-6, check_dtype=False)
+    assert portable.write_onnx(program, tmp_path / "m.onnx") <= portable.CLOSE
 
 
 @pytest.mark.parametrize("method", ["vbll", "vbpc"])

@@ -93,7 +93,7 @@ class BoostingPosterior(StoredPosterior):
             variance = torch.cat([trees(rows) for trees in self._log_variances], -1).exp()
             return Gaussian(sums[None].to(inputs.dtype), variance[None].to(inputs.dtype))
         logits = F.pad(sums, (1, 0)) if sums.shape[-1] < len(self._classes) else sums  # two classes have one sum
-        every = logits.new_full((len(logits), self._outputs), _ABSENT)
+        every = logits.new_full((logits.shape[0], self._outputs), _ABSENT)
         every[:, self._classes] = torch.log_softmax(logits, -1)
         return Categorical(torch.log_softmax(every, -1)[None].to(inputs.dtype))
 

@@ -47,13 +47,17 @@ class Trees:
 
     def __call__(self, inputs: Float[Tensor, "row d"]) -> Float[Tensor, "row output"]:
         """Return the sums at finite inputs, in float64."""
+        if torch.compiler.is_exporting():  # a loop over chunks would fix the number of rows of an exported program
+            return self._sums(inputs.double())
         outputs, trees = self.tensors["root"].shape
         chunks = inputs.double().split(max(1, _AT_ONCE // max(1, outputs * trees)))
         return torch.cat([self._sums(rows) for rows in chunks])
 
     def _sums(self, rows: Tensor) -> Tensor:
         known, root = self.tensors, self.tensors["root"]
-        place = root.flatten().expand(len(rows), -1)
+        if not self.rounds:  # onnxruntime refuses reshapes of no values
+            return known["start"].expand(rows.shape[0], -1)
+        place = root.flatten().expand(rows.shape[0], -1)  # len would fix the number in an exported program
         for _ in range(self._depth):
             go_left = rows.gather(1, known["feature"][place]) <= known["threshold"][place]
             place = torch.where(go_left, known["left"][place], known["right"][place])
