@@ -95,6 +95,7 @@ MEANINGS: dict[str, tuple[Callable[[int], object], str]] = {
     "two forms of a number": (lambda i: ("1", "1.0", "2", "A")[i % 4], "'1' and '1.0' are two values"),
     "nines beside amounts": (lambda i: i * 40 if i % 10 else -999, "-999 is a value, in 12 rows"),
     "two fill values": (lambda i: (-999, 9999)[i % 20] if i % 20 < 2 else i % 50, "9999 is a value, in 6 rows"),
+    "a round fill value": (lambda i: i % 97 / 10 if i % 10 else -200, "-200 is a value, in 12 rows"),
     "answers of surveys": (lambda i: (98, 99)[i % 20] if i % 20 < 2 else i % 5 + 1, "98 is a value, in 6 rows"),
     "negative answers": (lambda i: (-8, -9)[i % 20] if i % 20 < 2 else i % 5 + 1, "-8 is a value, in 6 rows"),
 }
@@ -115,6 +116,8 @@ def test_another_meaning_of_a_column_is_remarked_on(name: str, tmp_path: Path) -
         lambda i: round(i * 1.37, 2),
         lambda i: f"{i % 90 + 10}.{i % 900 + 100}",
         lambda i: 1000 + i % 40,
+        lambda i: 100 * (i % 40) - 500,
+        lambda i: i % 70 * 5 if i % 10 else -200,  # a debt beside payments
     ],
 )
 def test_usual_numbers_have_no_remark(of: Callable[[int], object], tmp_path: Path) -> None:

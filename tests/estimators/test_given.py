@@ -14,6 +14,7 @@ import torch
 
 from bdl_pipe import BayesianClassifier, BayesianRegressor, compare
 from bdl_pipe.data.inspect.table import inspect_table
+from bdl_pipe.errors import DataError
 from bdl_pipe.estimators import given
 from tests.tables import houses
 
@@ -49,6 +50,18 @@ def test_tables_of_arrow_and_polars_give_the_same_predictions_as_pandas(make: An
     assert model.feature_names_in_.tolist() == list(X.columns)
     np.testing.assert_array_equal(model.predict(table), expected.predict(X))
     np.testing.assert_array_equal(model.predict(X), expected.predict(X))
+
+
+class ArrowColumn:
+    """A column that other packages read by Arrow's interface alone, as a Series of polars is."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return pa.chunked_array([[1.0, 2.0]]).__arrow_c_stream__(requested_schema)
+
+
+def test_a_column_of_another_package_is_refused() -> None:
+    with pytest.raises(DataError, match=r"must be a frame of columns, got one column \('ArrowColumn'\); pass a frame"):
+        BayesianRegressor("linear").fit(ArrowColumn(), Y)
 
 
 def test_arrays_of_any_type_and_memory_order_give_the_same_predictions() -> None:

@@ -4,6 +4,7 @@
 mean the same; the same inspection decides which columns are features.
 """
 
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,11 +67,13 @@ def as_table(given: Any) -> Any:
         return pa.table({name: _column(without_masks(given[name])) for name in given.dtype.names or ()})
     if getattr(given, "ndim", 2) != 1 and (hasattr(given, "iloc") or isinstance(given, pa.Table)):
         return given
-    if getattr(given, "ndim", 2) == 1 or isinstance(given, pa.ChunkedArray):
-        what = short(type(given).__name__)
-        cure = "X.to_frame() for one column, X.to_frame().T for one row" if hasattr(given, "to_frame") else "a table"
-        raise DataError(f"{ORIGIN}: must be a frame of columns, got one column ({what}); pass {cure}")
-    return pa.table(given)
+    with contextlib.suppress(pa.ArrowInvalid):  # for one column of polars
+        if getattr(given, "ndim", 2) != 1 and not isinstance(given, pa.ChunkedArray):
+            return pa.table(given)
+    what = short(type(given).__name__)
+    of_pandas = hasattr(given, "iloc")
+    cure = "X.to_frame() for one column, X.to_frame().T for one row" if of_pandas else "a frame or a table"
+    raise DataError(f"{ORIGIN}: must be a frame of columns, got one column ({what}); pass {cure}")
 
 
 def without_masks(given: Any) -> Any:

@@ -112,15 +112,16 @@ def _gaps(values: np.ndarray, is_known: Callable[[float], bool], written: Callab
         far = len(fills) and min(abs(fills[-1] - rest[0]), abs(fills[0] - rest[-1])) > np.ptp(rest)
         for value in fills:
             count = counts[different == value][0]
-            if count > 1 and (far or (value <= -99 and rest[0] >= 0)):
+            if count > 1 and (far or (value <= -99 and value % 100 and rest[0] >= 0)):
                 rule = f"in {count:,} rows, far from other values; write a gap as an empty cell"
                 yield f"{written(value)} is a value, {rule}"
 
 
 def _is_fill(value: float) -> bool:
-    """Return True for values like -999 or 98, the limits of 16-bit and 32-bit integers, and values from ±1e20 on."""
-    text = f"{value:.15g}"
-    return bool(_NINES.fullmatch(text) or _ANSWERS.fullmatch(text)) or value in _FILLS or abs(value) >= 1e20
+    """Return True for values like -999, 98 or -200, limits of integers of 16 and 32 bits, and values from ±1e20 on."""
+    text, is_round = f"{value:.15g}", value < 0 and value % 100 == 0
+    usual = _NINES.fullmatch(text) or _ANSWERS.fullmatch(text) or value in _FILLS
+    return bool(usual) or is_round or abs(value) >= 1e20
 
 
 def _is_no_day(day: float) -> bool:
