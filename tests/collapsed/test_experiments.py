@@ -206,7 +206,7 @@ def test_the_stored_nuts_reference_has_converged_on_the_data_of_its_seed(noise: 
     reference = toy.read_reference(noise)
     about, (x, y) = reference.about, toy.data(Seed(0), noise)
     np.testing.assert_array_equal(reference.x, x)
-    np.testing.assert_array_equal(reference.y, y)
+    np.testing.assert_allclose(reference.y, y, rtol=1e-6, atol=1e-9)  # sines of processors differ in the last digit
     assert reference.weights.shape == (2000, 140) and reference.runs.shape == reference.walks.shape == (40, 10, 140)
     assert about["r_hat_max"] < 1.01 and about["ess_min"] > 1000 and about["divergences"] <= 20
     deviations = [block.std(1).mean() for block in (reference.walks, reference.runs)]

@@ -18,17 +18,17 @@ from functools import cached_property
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..predictive import Continuous, gaussian_quantile, mixture
+from ..predictive import gaussian_quantile, mixture
 from .integrals.series import Series
-from .interpolated import Interpolated
+from .interpolated import Interpolated, Rowwise
 from .output_distributions import Part
 
 
 @final
-class CollapsedMixture(Continuous):
+class CollapsedMixture(Rowwise):
     """A mixture of S equally weighted collapsed samples; outputs are independent given a sample."""
 
     def __init__(self, part: Part, tail: float) -> None:
@@ -89,6 +89,10 @@ class CollapsedMixture(Continuous):
     @cached_property
     def quick(self) -> Interpolated:
         return Interpolated(self, self.draw_variance.double().sqrt().amin(0))
+
+    def rows(self, index: Int[Tensor, " some"]) -> "CollapsedMixture":
+        """Return the predictive of some of the inputs."""
+        return CollapsedMixture(self.part.rows(index), self.tail)
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "CollapsedMixture":
         return CollapsedMixture(self.part.rescale(shift.to(self.draw_mean), scale.to(self.draw_mean)), self.tail)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from .integrals import few_uniforms, many_uniforms
@@ -56,6 +56,10 @@ class Part(ABC):
     @abstractmethod
     def rescale(self, shift: Tensor, scale: Tensor) -> "Part":
         """Return the distribution of shift + scale·y, both [output], scale > 0."""
+
+    @abstractmethod
+    def rows(self, index: Int[Tensor, " some"]) -> "Part":
+        """Return the distributions of some of the inputs."""
 
 
 @final
@@ -99,6 +103,9 @@ class Linear(Part):
     def rescale(self, shift: Tensor, scale: Tensor) -> "Linear":
         return Linear(shift + scale * self.centre, scale[:, None] * self.half_widths, scale * self.radius)
 
+    def rows(self, index: Int[Tensor, " some"]) -> "Linear":
+        return Linear(self.centre[..., index, :], self.half_widths[..., index, :, :], self.radius[..., index, :])
+
 
 @final
 @dataclass(frozen=True)
@@ -136,3 +143,6 @@ class Pieces(Part):
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Pieces":
         return Pieces(self.part.rescale(shift, scale), self.share)
+
+    def rows(self, index: Int[Tensor, " some"]) -> "Pieces":
+        return Pieces(self.part.rows(index), self.share[..., index, :])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import DataError
@@ -83,6 +83,11 @@ class Rectified(Part):
         moved = (scale * self.centre, scale[:, None] * self.half_widths, scale * self.radius)
         beside = None if self.beside is None else scale * self.beside
         return Rectified(shift + scale * self.base, self.sign, *moved, beside)
+
+    def rows(self, index: Int[Tensor, " some"]) -> "Rectified":
+        base, sign, centre, radius = (t[..., index, :] for t in (self.base, self.sign, self.centre, self.radius))
+        beside = None if self.beside is None else self.beside[..., index, :]
+        return Rectified(base, sign, centre, self.half_widths[..., index, :, :], radius, beside)
 
     def _offset(self, y: Tensor) -> Tensor:
         return self.sign * (y.double() - self.base)
