@@ -108,8 +108,11 @@ class Size:
 
     @property
     def network(self) -> Section:
-        """Return the default network. It has no batch norm, which chains and some weight distributions do not
-        support."""
+        """Return the default network. It has no batch norm, which chains and some weight distributions do not support.
+
+        Many rows: only numbers are encoded. On one split of diamonds the NLL is lower by .024 (three networks), and on
+        budgetfood equal. On eight smaller tables the NLL of VBLL changes by -.035 to +.116, without a pattern.
+        """
         if self.image is not None:
             return self.convnet(_FEATURE_SIDE)
         if self.small:
