@@ -10,7 +10,15 @@ import torch
 from torch import nn
 
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig, WideResNetConfig, build, dropout_masks
+from bdl_pipe.networks import (
+    ConvNetConfig,
+    MlpConfig,
+    NetworkConfig,
+    WideResNetConfig,
+    build,
+    dropout_masks,
+    fastest_order,
+)
 from bdl_pipe.networks.convnet import BatchStatistics
 from bdl_pipe.seeds import Seed
 
@@ -147,3 +155,19 @@ def test_dropout_masks_depend_on_their_seed_alone() -> None:
 def test_blocks_that_leave_no_pixel_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^blocks must leave a pixel"):
         build(ConvNetConfig("convnet", 4, 4), (1, 8, 8), 3, rng=Seed(0))
+
+
+@pytest.mark.parametrize(
+    ("channels", "side", "stride", "order"),
+    [
+        (4, 1, 2, torch.contiguous_format),
+        (8, 1, 2, torch.channels_last),
+        (4, 1, 1, torch.channels_last),
+        (4, 3, 2, torch.channels_last),
+    ],
+)
+def test_images_are_not_channels_last_where_torch_writes_beyond_a_buffer(
+    channels: int, side: int, stride: int, order: torch.memory_format
+) -> None:
+    network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Conv2d(channels, 8, side, stride))
+    assert fastest_order(network) is order

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ..config import to_mapping
 from ..errors import UserError, brief, require
-from ..networks import NETWORKS, register_network
+from ..networks import NETWORKS, overruns_channels_last, register_network
 from ..networks.linear_end import close, is_last
 from .layout import Layout
 from .trunk import ModuleTrunk, PlainOrder, called, check, logits
@@ -265,6 +265,8 @@ def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
     """Return whether the trunk runs, forward and backward, with its filters in channels-last memory order."""
     if not any(weight.ndim in (4, 5) for weight in trunk.parameters()):
         return True
+    if overruns_channels_last(trunk):
+        return False
     try:
         features = copy.deepcopy(trunk).to(memory_format=torch.channels_last)(probe)  # type: ignore[call-overload]
         features.sum().backward()
