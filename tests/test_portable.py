@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from bdl_pipe import portable, portable_folder
+from bdl_pipe.baselines import trees
 from bdl_pipe.data.encoding import Encoding
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.sources.columns import coded_matrix, described_matrix
@@ -140,7 +141,10 @@ def test_a_softmax_quadrature_program_predicts_more_rows_than_one_chunk() -> Non
 
 
 @pytest.mark.parametrize("made", [make_tiny_table, make_tiny_images])
-def test_trees_export_for_any_number_of_rows(made: Callable[[], FitData], tmp_path: Path) -> None:
+def test_trees_export_for_any_number_of_rows(
+    made: Callable[[], FitData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "_AT_ONCE", 64)  # so that these rows are several chunks
     data = made()
     fitted = Predictor(posterior_of(fit("boosting", "student", data)), data.transform, data.classes)
     program = traced(fitted, data.train.inputs[:30])

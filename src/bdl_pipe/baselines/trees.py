@@ -47,8 +47,6 @@ class Trees:
 
     def __call__(self, inputs: Float[Tensor, "row d"]) -> Float[Tensor, "row output"]:
         """Return the sums at finite inputs, in float64."""
-        if torch.compiler.is_exporting():  # a loop over chunks would fix the number of rows of an exported program
-            return self._sums(inputs.double())
         outputs, trees = self.tensors["root"].shape
         chunks = inputs.double().split(max(1, _AT_ONCE // max(1, outputs * trees)))
         return torch.cat([self._sums(rows) for rows in chunks])
