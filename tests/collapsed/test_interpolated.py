@@ -46,6 +46,15 @@ def test_rows_with_a_draw_that_is_narrow_for_their_panels_have_the_exact_distrib
     assert max(float((always.cdf(values) - exact.cdf(values)).abs().max()) for values in grid(exact)[::5]) > 1e-3
 
 
+def test_the_exact_distribution_function_is_asked_for_the_rows_that_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = last(snapshots_of(TWO), 3, 0.0, TWO).predict(inputs(40))
+    wide = exact.table[0].diff(dim=0).amax(0) > 8 * exact.draw_variance.sqrt().amin(0)
+    asked, compute = [], type(exact).cdf
+    monkeypatch.setattr(type(exact), "cdf", lambda self, values: asked.append(len(values)) or compute(self, values))
+    exact.quick.cdf(exact.mean)
+    assert asked == [int(wide.any(1).sum())] and asked[0] < len(wide)
+
+
 def test_values_at_nodes_and_beyond_the_ends() -> None:
     exact = last(snapshots_of(SPEC), 3, 0.01).predict(inputs())
     ends, nodes, below = exact.table

@@ -45,7 +45,7 @@ def test_inputs_that_are_not_encoded_stay_as_they_are_and_lose_no_function() -> 
     assert features.shape == (5, 7)
     assert torch.equal(features[:, :3], rows)
     assert torch.equal(features[:, 3:], Periodic(FREQUENCIES)(rows[:, 1:2])[:, 1:])
-    # of two values, each feature is a linear function: the same products with the sum of the weights at 1
+    # Input 0 is 0 or 1, so its five features are multiples of it, and one weight can replace their five weights.
     angles = 2 * math.pi * torch.tensor(FREQUENCIES)
     at_one = torch.cat([torch.ones(1), angles.sin(), angles.cos() - 1])
     weight, state = every.trunk[2].weight, some.state_dict()

@@ -5,8 +5,8 @@ itself added (Holzmüller, Grinsztajn & Steinwart 2024, "Better by Default", sec
 and the same for all numbers, where the papers learn them, and the network's first layer replaces a linear map of each
 number. The encoding has no parameters, so every family can use it, like an activation. On one split of diamonds six
 fixed frequencies had a test NLL of 6.698, and sixteen learned frequencies 6.697 (one perceptron of three layers, one
-seed). Of two values, such as 0 and 1, sines and cosines are linear functions: they add no information, and can be left
-out.
+seed). If a number has only two values, its sines and cosines are multiples of it, but for a constant. They then add no
+information and can be left out.
 """
 
 import math

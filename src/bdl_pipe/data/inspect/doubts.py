@@ -112,7 +112,8 @@ def _gaps(values: np.ndarray, is_known: Callable[[float], bool], written: Callab
         far = len(fills) and min(abs(fills[-1] - rest[0]), abs(fills[0] - rest[-1])) > np.ptp(rest)
         for value in fills:
             count = counts[different == value][0]
-            if count > 1 and (far or (value <= -99 and value % 100 and rest[0] >= 0)):
+            usual = value <= -99 and value % 100 != 0  # -999 beside positive numbers is none of them, -200 may be
+            if count > 1 and (far or (usual and rest[0] >= 0)):
                 rule = f"in {count:,} rows, far from other values; write a gap as an empty cell"
                 yield f"{written(value)} is a value, {rule}"
 
