@@ -84,7 +84,7 @@ def test_a_common_trunk_is_computed_once(other: str | None) -> None:
         [],
         torch.randn(5, 2, 8, 8, generator=Seed(1).generator()),
     )
-    posterior._skeleton.trunk.register_forward_hook(lambda *_: calls.append(1))
+    posterior._networks.module.trunk.register_forward_hook(lambda *_: calls.append(1))
     found, network = posterior.predict(images), IMAGES.build(Seed(0)).eval()
     assert len(calls) == (1 if other is None else 3)
     assert isinstance(found, Categorical)

@@ -31,6 +31,7 @@ from .joint_predictive import (
     at_places,
     check_places,
 )
+from .networks.replicas import Replicas
 from .predictive import Categorical, Continuous, Exponential, Gaussian, Mixture, Predictive
 from .recalibration import Recalibration
 from .seeds import Seed
@@ -191,8 +192,9 @@ class NetworkDraws:
                 a new network.
         """
         device = next(iter(weights.values())).device
-        self._skeleton = (spec.build(Seed(0)).to(device) if network is None else network).eval()
-        self.spec, self.weights = spec, networks.in_order(weights, networks.fastest_order(self._skeleton))
+        skeleton = (spec.build(Seed(0)).to(device) if network is None else network).eval()
+        self.spec, self.weights = spec, networks.in_order(weights, networks.fastest_order(skeleton))
+        self._networks = Replicas(skeleton)
         trunks = under("trunk.", self.weights).values()
         self._one_trunk = all(stacked.stride(0) == 0 or bool((stacked == stacked[:1]).all()) for stacked in trunks)
 
@@ -205,11 +207,12 @@ class NetworkDraws:
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Return the mixture of the draws; ``rng`` is not used. A trunk that all draws share is computed once."""
         draws = unstack(self.weights)
-        if self._one_trunk:
-            features = functional_call(self._skeleton.trunk, under("trunk.", draws[0]), (inputs,))
-            outputs = [functional_call(self._skeleton.head, under("head.", draw), (features,)) for draw in draws]
-        else:
-            outputs = [functional_call(self._skeleton, draw, (inputs,)) for draw in draws]
+        with self._networks.one() as network:
+            if self._one_trunk:
+                features = functional_call(network.trunk, under("trunk.", draws[0]), (inputs,))
+                outputs = [functional_call(network.head, under("head.", draw), (features,)) for draw in draws]
+            else:
+                outputs = [functional_call(network, draw, (inputs,)) for draw in draws]
         return self.spec.predictive(torch.stack(outputs))
 
     def state(self) -> State:

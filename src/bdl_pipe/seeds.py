@@ -7,12 +7,16 @@ is stored. The folding is SHA-256 over an unambiguous text form of the address.
 
 import hashlib
 import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 
+_GLOBAL: Final = threading.RLock()
 _BITS: Final = 63  # torch.Generator.manual_seed takes a signed 64-bit integer
 
 
@@ -39,3 +43,17 @@ class Seed:
     def numpy(self) -> np.random.Generator:
         """Make a fresh numpy generator."""
         return np.random.default_rng(self.integer())
+
+
+@contextmanager
+def global_generator(seed: int, devices: Sequence[torch.device | int] = ()) -> Iterator[None]:
+    """Seed torch's global generators inside the block, for code that draws from them; restore their states after it.
+
+    One thread at a time is inside a block.
+
+    Args:
+        devices: the GPUs whose generators are restored, too.
+    """
+    with _GLOBAL, torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield

@@ -23,6 +23,7 @@ from ..data.fitdata import FitData
 from ..errors import DataError
 from ..joint_predictive import GaussianFunctions
 from ..networks import MlpConfig, Network
+from ..networks.replicas import Replicas
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
@@ -109,8 +110,9 @@ class ExactLayerPosterior(StoredPosterior):
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
         super().__init__(state, device)
         self.layer = LinearPosterior(*(self.tensors[name] for name in ("mean", "factor", "noise_variance")))
-        self.trunk = read(TrunkSpec, state.config["spec"], "spec").build(Seed(0)).eval().to(device)
-        self.trunk.load_state_dict(_trunk(self.tensors))
+        trunk = read(TrunkSpec, state.config["spec"], "spec").build(Seed(0)).eval().to(device)
+        trunk.load_state_dict(_trunk(self.tensors))
+        self.trunk, self._trunks = trunk, Replicas(trunk)
 
     @classmethod
     def of(cls, spec: TrunkSpec, learned: FitResult, layer: LinearPosterior, prior_variance: float) -> State:
@@ -123,12 +125,14 @@ class ExactLayerPosterior(StoredPosterior):
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
-        return predict(self.layer, self.trunk, inputs)
+        with self._trunks.one() as trunk:
+            return predict(self.layer, trunk, inputs)
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
-        phi = features(self.trunk, inputs.flatten(0, 1))
+        with self._trunks.one() as trunk:
+            phi = features(trunk, inputs.flatten(0, 1))
         return linear.functions(self.layer, phi.unflatten(0, inputs.shape[:2]))
 
 

@@ -9,6 +9,7 @@ is imported by ``of_gpytorch.processes``.
 """
 
 import math
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final, final
@@ -24,6 +25,7 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+_GPYTORCH: Final = threading.RLock()
 _ROWS: Final = 250  # rows in one covariance matrix of ``group_moments``, which takes whole groups
 NOISE: Final = 0.1  # initial σ², in standardised units; gpytorch keeps it above 1e-4
 
@@ -77,8 +79,8 @@ class ExactGp(gpytorch.models.ExactGP):
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         """Return Σ_k log p(y_k), in nats, with the autograd graph."""
-        self.train()
         with dense():
+            self.train()
             prior = self.likelihood(self(*self.train_inputs))
             residual = self.train_targets - prior.mean
             return LogDensity.apply(prior.lazy_covariance_matrix.to_dense(), residual).sum()
@@ -86,17 +88,18 @@ class ExactGp(gpytorch.models.ExactGP):
     @torch.no_grad()
     def predictive(self, inputs: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b o"]]:
         """Return the mean and the variance of y, including noise."""
-        self.eval()
         wide = inputs.double().expand(len(self.train_targets), -1, -1)
         with dense():
+            self.eval()
             answer = self.likelihood(self(wide))
             return answer.mean.T, answer.variance.T
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "g r d"]) -> tuple[Float[Tensor, "g r o"], Float[Tensor, "g o r r"]]:
         """Return the mean and the covariance of f at the rows of each group."""
-        self.eval()
-        return group_moments(lambda rows: self(rows.expand(len(self.train_targets), -1, -1)), inputs)
+        with dense():
+            self.eval()
+            return group_moments(lambda rows: self(rows.expand(len(self.train_targets), -1, -1)), inputs)
 
 
 @final
@@ -136,8 +139,12 @@ def group_moments(
 
 
 def dense() -> ExitStack:
-    """Return a context in which gpytorch uses Cholesky factors for any number of rows."""
+    """Return a context in which gpytorch uses Cholesky factors for any number of rows.
+
+    gpytorch's settings belong to the whole process and its processes keep caches, so one thread at a time is inside.
+    """
     stack = ExitStack()
+    stack.enter_context(_GPYTORCH)
     stack.enter_context(gpytorch.settings.debug(False))  # debug mode warns when training rows are predicted
     stack.enter_context(gpytorch.settings.fast_computations(False, False, False))
     stack.enter_context(gpytorch.settings.max_cholesky_size(2**31))

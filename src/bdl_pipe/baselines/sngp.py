@@ -200,7 +200,8 @@ class SngpPosterior(LearnerPosterior[Sngp]):
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return :meth:`Sngp.functions` of transformed inputs; ``rng`` is not used."""
-        return self.learner.functions(inputs)
+        with self.lent() as learner:
+            return learner.functions(inputs)
 
     @classmethod
     def spec(cls, config: SngpConfig, data: FitData) -> SngpSpec:

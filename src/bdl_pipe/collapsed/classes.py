@@ -39,9 +39,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call
 
-from ..artifacts import State, under
+from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
 from ..joint_predictive import JointCategorical
@@ -151,7 +150,7 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
         """
         logits, collapsed = [], []
         for number, weights in self.numbered():
-            features = functional_call(self.trunk, under("trunk.", weights), (inputs,))
+            features = self.features(weights, inputs)
             logits.append(F.linear(features, weights["head.weight"], weights["head.bias"]))
             collapsed.append(self._head.collapse(number, features, self._count))
         together = Collapsed(*(torch.stack(parts) for parts in zip(*collapsed, strict=True)))
@@ -169,7 +168,7 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
         """
         each, flat, log_probs = -(-draws // len(self._head.weights)), inputs.flatten(0, 1), []
         for number, weights in self.numbered():
-            features = functional_call(self.trunk, under("trunk.", weights), (flat,))
+            features = self.features(weights, flat)
             logits = F.linear(features, weights["head.weight"], weights["head.bias"])
             drawn = self._head.draw(each, rng.fold("weights", number))
             shift = self._head.drawn_shift(number, features, self._count, drawn)

@@ -25,9 +25,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call
 
-from ..artifacts import State, under
+from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
 from ..joint_predictive import JointContinuous
@@ -133,7 +132,7 @@ class CiberLastPosterior(Regression[CiberLastConfig]):
 
     def _part(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return centre, half-widths and radius for one snapshot."""
-        features = functional_call(self.trunk, under("trunk.", weights), (inputs,))
+        features = self.features(weights, inputs)
         mean, sd = self.outputs(weights, features)
         collapsed = self.head.collapse(number, features, self._count)
         return mean + collapsed.shift, collapsed.half_widths.double(), radius(sd, self.config.radius)
@@ -146,7 +145,7 @@ class CiberLastPosterior(Regression[CiberLastConfig]):
     def drawn(
         self, number: int, weights: dict[str, Tensor], inputs: Tensor, draws: int, rng: Seed
     ) -> tuple[Tensor, Tensor]:
-        features = functional_call(self.trunk, under("trunk.", weights), (inputs,))
+        features = self.features(weights, inputs)
         mean, sd = self.outputs(weights, features)
         shift = self.head.drawn_shift(number, features, self._count, self.head.draw(draws, rng))
         return mean + shift.double(), radius(sd, self.config.radius)

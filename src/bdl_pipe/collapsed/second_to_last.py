@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..artifacts import State, under
 from ..config import LATER, to_mapping
@@ -30,6 +29,7 @@ from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs, Method, StageSpec
 from ..networks import MlpConfig
+from ..networks.replicas import Replicas
 from ..posterior import NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
@@ -99,7 +99,7 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
         super().__init__(spec, config, weights)
         assert isinstance(self.trunk, nn.Sequential)
         self._last = max(i for i, module in enumerate(self.trunk) if isinstance(module, nn.Linear))
-        self._before = self.trunk[: self._last]
+        self._before = Replicas(self.trunk[: self._last])
         self.layer = Head.of(weights[f"trunk.{self._last}.weight"], weights[f"trunk.{self._last}.bias"])
         by_variance = config.choice == "variance"
         self.chosen = most_varied(self.layer.weights, config.weights) if by_variance else None
@@ -139,7 +139,7 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
     def _sample(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> _Sample:
         """Return one snapshot with its collapsed units at each input."""
         names = {k: v for k, v in under("trunk.", weights).items() if int(k.split(".")[0]) < self._last}
-        before = functional_call(self._before, names, (inputs,))
+        before = self._before.call(names, inputs)
         own = self.layer.weights[number]
         active = F.linear(before, own[:, :-1], own[:, -1])  # [batch, unit]
         mean, sd = self.outputs(weights, F.relu(active))

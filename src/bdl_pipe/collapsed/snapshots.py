@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from .. import networks
-from ..artifacts import State, unstack
+from ..artifacts import State, under, unstack
 from ..config import read, to_mapping
 from ..method import Inputs
+from ..networks.replicas import Replicas
 from ..posterior import NetworkSpec
 from ..seeds import Seed
 from ..training.snapshots import trained
@@ -24,7 +26,7 @@ class CollapsedSnapshots(Generic[Config]):
     Attributes:
         weights: every entry of the network's ``state_dict``, stacked [snapshot, ...]; filters are in the network's
             fastest memory order.
-        trunk: the network's trunk; each call passes a snapshot's weights.
+        trunk: the network's trunk, without a snapshot's weights.
     """
 
     key: ClassVar[str]
@@ -34,11 +36,16 @@ class CollapsedSnapshots(Generic[Config]):
         """Create the posterior of ``weights``, the entries of the network's ``state_dict`` stacked [snapshot, ...]."""
         network = spec.build(Seed(0)).eval().to(weights["head.weight"].device)
         self.spec, self.config, self.trunk = spec, config, network.trunk
+        self._trunks = Replicas(network.trunk)
         self.weights = networks.in_order(weights, networks.fastest_order(network))
 
     def numbered(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Yield each snapshot's number and weights."""
         return enumerate(unstack(self.weights))
+
+    def features(self, weights: dict[str, Tensor], inputs: Tensor) -> Float[Tensor, "batch feature"]:
+        """Return the trunk's features with the weights of one snapshot."""
+        return self._trunks.call(under("trunk.", weights), inputs)
 
     def state(self) -> State:
         config = {"posterior": self.key, "spec": to_mapping(self.spec), self.key: to_mapping(self.config)}

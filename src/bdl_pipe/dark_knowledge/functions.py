@@ -31,6 +31,7 @@ from .. import networks
 from ..artifacts import State
 from ..config import read, to_mapping
 from ..errors import require
+from ..networks.replicas import Replicas
 from ..posterior import Likelihood
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
@@ -148,15 +149,16 @@ class StudentFunctions:
 
     def __init__(self, spec: FunctionsSpec, weights: Mapping[str, Tensor]) -> None:
         self.spec, self.weights = spec, dict(weights)
-        self._network = spec.build(Seed(0)).eval().to(next(iter(self.weights.values())).device)
-        self._network.load_state_dict(self.weights)
-        self._network.to(memory_format=networks.fastest_order(self._network))  # type: ignore[call-overload]
+        network = spec.build(Seed(0)).eval().to(next(iter(self.weights.values())).device)
+        network.load_state_dict(self.weights)
+        network.to(memory_format=networks.fastest_order(network))  # type: ignore[call-overload]
+        self._networks = Replicas(network)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Return the mixture of all heads, or of functions with latents drawn from ``rng``, the same for all inputs."""
         coefficients = self._coefficients(rng).to(inputs.device)
-        values, log_variances = self.spec.read(self._network(inputs), coefficients)
+        values, log_variances = self.spec.read(self._outputs(inputs), coefficients)
         if log_variances is None:
             return Categorical(F.log_softmax(values, dim=-1))
         return Gaussian(values, log_variances.exp())
@@ -169,8 +171,13 @@ class StudentFunctions:
     ]:
         """Return a(x), B(x) and α(x) of a student with a latent; in regression they are its Gaussian over functions."""
         identity = torch.eye(self.spec.blocks, device=inputs.device)
-        blocks, log_variances = self.spec.read(self._network(inputs), identity)
+        blocks, log_variances = self.spec.read(self._outputs(inputs), identity)
         return blocks[0], blocks[1:], None if log_variances is None else log_variances[0]
+
+    def _outputs(self, inputs: Tensor) -> Float[Tensor, "batch width"]:
+        with self._networks.one() as network:
+            outputs: Tensor = network(inputs)
+        return outputs
 
     def _coefficients(self, rng: Seed) -> Float[Tensor, "draw block"]:
         if self.spec.draws is None:

@@ -96,30 +96,34 @@ def _trunks(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer:
 
 def _variational(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer:
     """Return the features' mean over draws, and logits except for a layer of class densities, which has none."""
-    learner = posterior.learner
-    draws = learner.spec.features.draws if learner.spec.features else 1
-    features = torch.stack([learner.features(inputs, draw, rng) for draw in range(draws)]).mean(0)
-    if learner.spec.layer.name != "gaussian":
-        return LastLayer(features)
-    return _linear(features, learner.layer.mean, None)
+    with posterior.lent() as learner:
+        draws = learner.spec.features.draws if learner.spec.features else 1
+        features = torch.stack([learner.features(inputs, draw, rng) for draw in range(draws)]).mean(0)
+        return (
+            LastLayer(features)
+            if learner.spec.layer.name != "gaussian"
+            else _linear(features, learner.layer.mean, None)
+        )
 
 
 def _fixed_trunk(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer | None:
     """Return the last layer of a fixed trunk, with a Gaussian head at its mean; None if all layers are Gaussian."""
-    learner = posterior.learner
-    if learner.spec.config.stochastic != "head":
-        return None
-    head = learner.random.module
-    return _linear(learner.fixed(inputs), head.weight, head.bias)
+    with posterior.lent() as learner:
+        if learner.spec.config.stochastic != "head":
+            return None
+        head = learner.random.module
+        return _linear(learner.fixed(inputs), head.weight, head.bias)
 
 
 def _unmasked(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer:
-    network = posterior.learner.network
-    return _linear(network.trunk(inputs), network.head.weight, network.head.bias)
+    with posterior.lent() as learner:
+        network = learner.network
+        return _linear(network.trunk(inputs), network.head.weight, network.head.bias)
 
 
 def _random_features(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer:
-    return _linear(posterior.learner.features(inputs), posterior.learner.head.T, None)
+    with posterior.lent() as learner:
+        return _linear(learner.features(inputs), learner.head.T, None)
 
 
 LAST_LAYERS: Final[Registered[Reader]] = Registered(

@@ -109,12 +109,14 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return :meth:`LastLayerLearner.functions` of transformed inputs."""
-        return self.learner.functions(inputs, rng=rng)
+        with self.lent() as learner:
+            return learner.functions(inputs, rng=rng)
 
     @torch.no_grad()
     def joint(self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed) -> Joint:
         """Return :meth:`LastLayerLearner.joint` of transformed inputs."""
-        return self.learner.joint(inputs, places=places, draws=draws, rng=rng)
+        with self.lent() as learner:
+            return learner.joint(inputs, places=places, draws=draws, rng=rng)
 
     @classmethod
     def spec(cls, config: Config, data: FitData) -> LastLayerSpec:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import require
-from ..seeds import Seed
+from ..seeds import Seed, global_generator
 from .passes import TrunkPass, plain
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -61,8 +61,7 @@ def dropout_masks(network: nn.Module, rng: Seed) -> Iterator[None]:
         yield
         return
     device = next(network.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(rng.integer())
+    with global_generator(rng.integer(), [device] if device.type == "cuda" else []):
         yield
 
 

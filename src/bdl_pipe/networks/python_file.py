@@ -19,6 +19,7 @@ from torch.func import functional_call, vmap
 from .. import plugins
 from ..errors import ConfigError, brief, require
 from ..plugins import PluginError
+from ..seeds import global_generator
 from .linear_end import close, is_last
 
 _checked: Final[set[str]] = set()  # modules that this process has checked
@@ -165,8 +166,7 @@ def python_trunk(
     Raises:
         ConfigError: the function fails, or its module is not a trunk and a linear head for these rows.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    with global_generator(int(torch.randint(2**62, (), generator=generator))):
         module = config.make(input_shape)
         asked = json.dumps(
             [config.path, config.sha256, config.object, config.head, dict(config.options), input_shape], default=str

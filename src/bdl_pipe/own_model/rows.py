@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..data.examples import Examples, Task
 from ..errors import DataError, short
-from ..seeds import Seed
+from ..seeds import Seed, global_generator
 from .layout import Layout, require_plain
 
 LABELS: Final = "labels"  # the key of a dictionary's targets
@@ -118,9 +118,8 @@ def own_randomness(rng: Seed) -> Iterator[None]:
 
     A loader may draw its order from these generators, and a model its dropout masks.
     """
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 — the user's code may read it
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(rng.integer())
+    with global_generator(rng.integer(), range(torch.cuda.device_count())):
+        of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 — the user's code may read it
         random.seed(rng.integer())
         np.random.seed(rng.integer() % 2**32)  # noqa: NPY002
         try:

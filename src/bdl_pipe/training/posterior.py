@@ -1,6 +1,7 @@
 """Posteriors that predict with a fitted learner: their fit, their state, and how they are loaded."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, final, runtime_checkable
 
@@ -12,6 +13,7 @@ from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..method import Inputs, StageSpec, Task
 from ..networks import NetworkConfig, fastest_order
+from ..networks.replicas import Replicas
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
@@ -95,6 +97,7 @@ class LearnerPosterior(Generic[L]):
         """Create the posterior from a learner and the ``config`` of the posterior's state."""
         self.learner, self._config = learner.eval(), dict(config)
         self.learner.to(memory_format=fastest_order(learner))  # type: ignore[call-overload]
+        self._learners = Replicas(self.learner)
 
     @final
     @classmethod
@@ -136,10 +139,16 @@ class LearnerPosterior(Generic[L]):
         return State(dict(cls.finish(spec, fitted, data, rng)), {"posterior": cls.key, **about})
 
     @final
+    def lent(self) -> AbstractContextManager[L]:
+        """Return a context with the learner for one call; some learners put drawn weights into themselves."""
+        return self._learners.one()
+
+    @final
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Predict. Draws, if any, depend on ``rng`` alone and not on the batch."""
-        return self.learner.predict(inputs, rng=rng)
+        with self.lent() as learner:
+            return learner.predict(inputs, rng=rng)
 
     @final
     def state(self) -> State:

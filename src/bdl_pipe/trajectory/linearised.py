@@ -11,6 +11,7 @@ predictive of one row uses the draws; its joint of several rows uses the Gaussia
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, final
@@ -18,17 +19,19 @@ from typing import Final, final
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call, jacrev, jvp, vmap
+from torch.func import jacrev, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..artifacts import State, under
 from ..config import read, to_mapping
+from ..networks.replicas import Replicas
 from ..posterior import NetworkDraws, NetworkSpec
 from ..predictive import Predictive
 from ..seeds import Seed
 from .linearised_joint import LinearisedFunctions
 
 _LAYER: Final = "laplace."  # prefix of a Gaussian's tensors; a network's begin with trunk or head
+_ATTENTION: Final = threading.Lock()
 _ELEMENTS: Final = 2**25  # the most elements of Jacobians computed at once: 128 MiB in float32
 
 
@@ -44,8 +47,9 @@ class LinearisedDraws:
         Entries that are not parameters (running statistics) are taken from w*.
         """
         self.spec, self.weights = spec, weights
-        self._skeleton = spec.build(Seed(0)).eval().to(next(iter(weights.values())).device)
-        names = [name for name, _ in self._skeleton.named_parameters()]
+        skeleton = spec.build(Seed(0)).eval().to(next(iter(weights.values())).device)
+        self._networks = Replicas(skeleton)
+        names = [name for name, _ in skeleton.named_parameters()]
         self._drawn = [name for name in names if (weights[name] != weights[name][:1]).any()]
 
     @classmethod
@@ -60,8 +64,7 @@ class LinearisedDraws:
         at = {name: center[name] for name in self._drawn}
 
         def outputs(drawn: dict[str, Tensor]) -> Tensor:
-            found: Tensor = functional_call(self._skeleton, center | drawn, (inputs,))
-            return found
+            return self._networks.call(center | drawn, inputs)
 
         linear = []
         for draw in range(1, len(next(iter(self.weights.values())))):
@@ -110,7 +113,7 @@ class LinearisedLaplace:
         """Create the posterior from draws, which predict single rows, and the Gaussian of each layer by its name."""
         self.draws, self.layers, self.spec = draws, dict(layers), draws.spec
         self._center = {name: value[0] for name, value in draws.weights.items()}
-        self._skeleton = self.spec.build(Seed(0)).eval().to(next(iter(self._center.values())).device)
+        self._networks = Replicas(self.spec.build(Seed(0)).eval().to(next(iter(self._center.values())).device))
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Return the predictive of the draws; ``rng`` is not used."""
@@ -125,7 +128,7 @@ class LinearisedLaplace:
         at = {name: value for name, value in self._center.items() if name.rpartition(".")[0] in self.layers}
 
         def outputs(weights: dict[str, Tensor], row: Tensor) -> tuple[Tensor, Tensor]:
-            found: Tensor = functional_call(self._skeleton, self._center | weights, (row[None],))[0]
+            found = self._networks.call(self._center | weights, row[None])[0]
             return found, found
 
         by_row = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))
@@ -174,11 +177,16 @@ class LinearisedLaplace:
 
 @contextlib.contextmanager
 def _attention_by_parts() -> Iterator[None]:
-    """Inside the block, attention is not fused, because torch's fused kernels have no forward derivatives."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    """Inside the block, attention is not fused, because torch's fused kernels have no forward derivatives.
+
+    torch has one setting for the whole process, so one thread at a time is inside the block. Attention in other threads
+    is not fused meanwhile, which changes rounding errors alone.
+    """
+    with _ATTENTION:
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)

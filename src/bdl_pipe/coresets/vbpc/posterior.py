@@ -20,6 +20,7 @@ from ...data.size import Section, Size
 from ...errors import require
 from ...joint_predictive import GaussianFunctions
 from ...method import Inputs
+from ...networks.replicas import Replicas
 from ...predictive import Categorical
 from ...progress import Report
 from ...seeds import Seed
@@ -76,14 +77,15 @@ class VbpcPosterior:
     def __init__(self, spec: Spec, trunk: dict[str, Tensor], head: HeadPosterior) -> None:
         """Create the posterior; ``trunk`` is the ``state_dict`` of the network without a head."""
         self.spec, self.head = spec, head
-        self._network = networks.build(spec.network, spec.input_shape, 0, rng=Seed(0)).to(head.mean.device).eval()
-        self._network.load_state_dict(trunk)
+        network = networks.build(spec.network, spec.input_shape, 0, rng=Seed(0)).to(head.mean.device).eval()
+        network.load_state_dict(trunk)
+        self._networks = Replicas(network)
 
     @torch.no_grad()
     def features(self, inputs: Tensor) -> Tensor:
         """Compute φ(x) [b, h] of transformed inputs."""
-        parts = inputs.split(_CHUNK)
-        return torch.cat([features(self._network, part, self.spec.feature_scale) for part in parts])
+        with self._networks.one() as network:
+            return torch.cat([features(network, part, self.spec.feature_scale) for part in inputs.split(_CHUNK)])
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
@@ -97,7 +99,7 @@ class VbpcPosterior:
 
     def state(self) -> State:
         head = {k: getattr(self.head, k) for k in ("features", "mean", "factor")}
-        tensors = self._network.state_dict() | {f"head.{k}": v for k, v in head.items() if v is not None}
+        tensors = self._networks.module.state_dict() | {f"head.{k}": v for k, v in head.items() if v is not None}
         plain = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
         return State(plain, {"posterior": self.key, "spec": to_mapping(self.spec)})
 

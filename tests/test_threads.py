@@ -1,0 +1,89 @@
+"""Answers to several threads at once equal the answers alone, by each way to ask: conformance has every posterior."""
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from mlflow.pyfunc.model import PythonModelContext
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bdl_pipe import BayesianRegressor, bayesianise
+from bdl_pipe.estimators.fitting import own_settings
+from bdl_pipe.portable import trace
+from bdl_pipe.seeds import Seed
+from pipeline.export.serving import FittedPosterior
+
+X = np.random.default_rng(0).normal(size=(120, 2)).astype(np.float32)
+Y = X[:, 0] - X[:, 1] ** 2
+ROWS = [X[start : start + 5] for start in range(0, 40, 5)]
+
+
+@pytest.fixture(scope="module")
+def fitted() -> BayesianRegressor:
+    return BayesianRegressor("swag", pace=0.01, conformal="split", override={"draws": 4}).fit(X, Y)
+
+
+@pytest.fixture(scope="module")
+def posterior() -> Any:
+    network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    loader = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)[:, None]), batch_size=16)
+    return bayesianise(network, "kfac_laplace", loader, config={"layers": "all", "predictive": "linearised"})
+
+
+def asked(by: str, fitted: BayesianRegressor, posterior: Any, folder: Path) -> Callable[[np.ndarray], Any]:
+    """Return the function that answers rows."""
+    if by == "served":
+        fitted.save(folder / "student")
+        served = FittedPosterior()
+        served.load_context(PythonModelContext({"student": str(folder / "student")}, {}))
+        frames = lambda rows: pd.DataFrame(rows.astype(float), columns=["x0", "x1"])  # noqa: E731
+        return lambda rows: served.predict(PythonModelContext({}, {}), frames(rows)).to_numpy(float)
+    if by == "program":
+        program = trace(fitted.fitted_.predictor(), torch.from_numpy(X[:9].astype(float)), rng=Seed(0)).traced.module()
+        return lambda rows: torch.stack(program(torch.from_numpy(rows.astype(float)))).numpy()
+    if by == "bayesianise":
+        return lambda rows: posterior.predict(torch.from_numpy(rows)).mean.numpy()
+    if by == "bayesianise, joint":
+        targets = torch.zeros(1, 5, 1)
+        return lambda rows: posterior.joint(torch.from_numpy(rows)[None]).log_prob(targets).numpy()
+    if by == "joint":
+        return lambda rows: fitted.joint(rows).log_prob(torch.zeros(1, 5, 1)).numpy()
+    return lambda rows: np.asarray(getattr(fitted, by)(rows))
+
+
+@pytest.mark.parametrize(
+    "by", ["predict", "predict_interval", "sample", "joint", "served", "program", "bayesianise", "bayesianise, joint"]
+)
+def test_answers_to_eight_threads_equal_the_answers_alone(
+    by: str, fitted: BayesianRegressor, posterior: Any, tmp_path: Path
+) -> None:
+    answer = asked(by, fitted, posterior, tmp_path)
+    alone, interval = [answer(rows) for rows in ROWS], sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(answer, ROWS * 5))
+    finally:
+        sys.setswitchinterval(interval)
+    for number, found in enumerate(answers):
+        np.testing.assert_array_equal(found, alone[number % len(ROWS)], err_msg=f"answer {number}")
+
+
+def test_the_default_type_is_restored_after_the_last_of_overlapping_blocks() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        first, second = own_settings(1), own_settings(1)
+        first.__enter__(), second.__enter__()
+        first.__exit__(None, None, None)
+        assert torch.get_default_dtype() == torch.float32, "the second block still computes"
+        second.__exit__(None, None, None)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
