@@ -79,17 +79,22 @@ def evaluate_digest(method: str, params: Params) -> str:
 
 
 def scores_digest(params: Params) -> str:
-    """Hash the code of the metrics of stored predictions, and of the plugins that add such metrics."""
-    return code.digest("scores", None, tuple(sorted(_plugins_metrics(stored=True))) if params.plugins else ())
+    """Hash the code of the metrics of stored predictions, and of the plugins that add such metrics or OOD scores."""
+    more = _plugins_metrics(stored=True) if params.plugins else set()
+    return code.digest("scores", None, tuple(sorted(more | _stored_scores())))
 
 
 def report_digest(params: Params) -> str:
     """Hash the code of the report, and of the plugins that add metrics or scores of stored rows."""
+    more = _plugins_metrics(stored=True) | _plugins_metrics(stored=False) if params.plugins else set()
+    return code.digest("report", None, tuple(sorted(more | _stored_scores())))
+
+
+def _stored_scores() -> set[str]:
+    """Return the modules of plugins that define scores of stored rows."""
     from bdl_pipe.metrics.ood import SCORES
 
-    more = _plugins_metrics(stored=True) | _plugins_metrics(stored=False) if params.plugins else set()
-    more |= {module for name in SCORES if (module := SCORES.module_of(name))}
-    return code.digest("report", None, tuple(sorted(more)))
+    return {module for name in SCORES if (module := SCORES.module_of(name))}
 
 
 def _plugins_metrics(*, stored: bool) -> set[str]:

@@ -1,4 +1,4 @@
-"""The stage ``scores``: metrics and curves of stored predictions, without a new fit or new predictions."""
+"""The stage ``scores``: metrics, curves and OOD figures of stored predictions, with no new fit or prediction."""
 
 from collections import defaultdict
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bdl_pipe import artifacts, scores
-from bdl_pipe.metrics import curves, of_predictions, stored
+from bdl_pipe.metrics import curves, of_predictions, ood, stored
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
 
@@ -18,7 +18,7 @@ from ..work.executor import Executor
 
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
-    """Make ``work/scores/<key>``: scores.parquet, risk.parquet and, for regression, pit.parquet.
+    """Make ``work/scores/<key>``: scores.parquet, risk.parquet, for regression pit.parquet, for OOD sets ood.parquet.
 
     A metric's random numbers have the same address in all runs, so that runs are compared in pairs.
     """
@@ -30,6 +30,8 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
         for name, table in curves.tables(fit).items():
             tables[name].append(scores.of_fit(table, *at))
     tables["scores"].append(scores.table(run.spec.dataset, run.method.name, run.spec.setting, found))
+    if (rows := evaluated / "unfamiliar.parquet").is_file():
+        tables["ood"] = [ood.to_table(ood.result(stage.key, run.spec.dataset, dict(ood.read(rows))))]
     about = {"evaluate": artifacts.sha256(evaluated / artifacts.MANIFEST), "seed": params.seed}
     places.sweep(place)
     with artifacts.publish(place, "scores", about=about) as folder:

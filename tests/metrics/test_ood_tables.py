@@ -12,8 +12,9 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from bdl_pipe.errors import DataError
+from bdl_pipe.errors import ArtifactError, DataError
 from bdl_pipe.metrics import ood
+from bdl_pipe.metrics.ood import fitted
 from bdl_pipe.metrics.ood import rows as stored
 from bdl_pipe.metrics.ood.rows import Rows, StoredFit
 from bdl_pipe.metrics.ood.table import scores_in
@@ -108,7 +109,30 @@ def test_figures_are_means_over_the_sets_of_a_group_and_over_fits() -> None:
 def test_seeds_of_a_split_are_averaged_first() -> None:
     fits = {(split, seed): several(10 * split + seed, gap=0.2, shared=split) for split in range(3) for seed in range(2)}
     figure = ood.result("a", "fashion_mnist", fits).figures["near"]["energy"]
-    assert len(figure.values["auroc"]) == 3 and len(figure.areas) == 6
+    assert len(figure.values["auroc"]) == 3 and not figure.errors
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_stored_figures_are_read_back_to_the_last_bit(tmp_path: Path, seeds: int) -> None:
+    made = ood.result("a", "fashion_mnist", {(0, seed): several(seed) for seed in range(seeds)})
+    pq.write_table(ood.to_table(made), tmp_path / "ood.parquet")
+    read = ood.load(tmp_path / "ood.parquet")
+    assert (read.name, read.fits, read.sets) == ("", made.fits, made.sets)
+    assert [[*of] for of in read.figures.values()] == [[*of] for of in made.figures.values()]
+    assert all(vars(read.figures[g][s]) == vars(one) for g, of in made.figures.items() for s, one in of.items())
+    errors = made.figures["near"]["nearest"].errors
+    fit = ood.scores_of(several(0))
+    areas = {name: ood.area(fit[name]["test"], [fit[name]["mnist"]]) for name in ("nearest", "energy")}
+    expected = {"nearest": areas["nearest"].error, "energy": areas["nearest"].minus(areas["energy"]).error}
+    assert {name: errors.get(name) for name in expected} == (expected if seeds == 1 else dict.fromkeys(expected))
+
+
+def test_a_file_that_is_no_table_of_figures_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"fits": [1]}), tmp_path / "ood.parquet")
+    with pytest.raises(ArtifactError, match=r"ood.parquet: must have the columns fits, group, .* got fits; make it"):
+        ood.load(tmp_path / "ood.parquet")
+    with pytest.raises(ArtifactError, match="is missing or not a Parquet table"):
+        ood.load(tmp_path / "missing.parquet")
 
 
 def test_the_table_marks_the_best_score_and_has_dashes_without_features() -> None:
@@ -168,6 +192,25 @@ def test_scores_of_test_rows_do_not_depend_on_the_unfamiliar_rows() -> None:
 )
 def test_near_and_far_sets_follow_openood(dataset: str, name: str, group: str) -> None:
     assert ood.group_of(dataset, name) == group
+
+
+def test_both_of_mahalanobis_scores_use_one_covariance_of_the_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each fit has its own: scores of a fit do not depend on the fit before."""
+    inverted, precision = list[np.ndarray](), fitted._precision
+
+    def noted(centred: np.ndarray) -> np.ndarray:
+        inverted.append(centred)
+        return precision(centred)
+
+    monkeypatch.setattr(fitted, "_precision", noted)
+    for seed in range(2):
+        fit = several(seed)
+        assert fit.train.features is not None and fit.test.features is not None
+        found, features = ood.scores_of(fit), (fit.train.features, fit.train.labels, fit.test.features)
+        assert len(inverted) == 2, "of the classes, and of all rows"
+        np.testing.assert_array_equal(found["mahalanobis"]["test"], ood.mahalanobis(*features))
+        np.testing.assert_array_equal(found["relative_mahalanobis"]["test"], ood.relative_mahalanobis(*features))
+        inverted.clear()
 
 
 def test_a_score_of_a_plugin_is_computed_from_the_stored_rows(forgotten_plugins: None) -> None:

@@ -203,16 +203,20 @@ def stored_rows(fits: list[StoredFit]) -> pa.Table:
 def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: Path) -> None:
     """Areas are as in scikit-learn, errors are over seeds; a run without stored rows is in no table by score."""
     fits = {"whole": [several(0)], "bare": [several(seed, features=False) for seed in range(2)], "absent": []}
-    runs = []
-    for name, seeds in fits.items():
-        figures = [
-            Score(0, 0, Quantity("auroc", "ood", set_, score="max_prob"), 0.5, 50) for set_ in ("mnist", "noise")
-        ]
-        with artifacts.publish(tmp_path / name, "evaluate") as folder:
-            pq.write_table(scores.table("fashion_mnist", name, "s", figures), folder / "scores.parquet")
-            if seeds:
-                pq.write_table(stored_rows(seeds), folder / "unfamiliar.parquet")
-        runs.append(RunInfo(name, "fashion_mnist", name, "s", tmp_path / name))
+    runs, about = [], {name: Run("fashion_mnist", name) for name in fits}
+    with places.rooted(tmp_path):
+        for name, seeds in fits.items():
+            figures = [
+                Score(0, 0, Quantity("auroc", "ood", set_, score="max_prob"), 0.5, 50) for set_ in ("mnist", "noise")
+            ]
+            with artifacts.publish(places.artifact("evaluate", name), "evaluate") as folder:
+                pq.write_table(scores.table("fashion_mnist", name, "s", figures), folder / "scores.parquet")
+                pq.write_table(scores.of_fit(classes(1.0, 0.0), 0, 0), folder / "predictions.parquet")
+                if seeds:
+                    pq.write_table(stored_rows(seeds), folder / "unfamiliar.parquet")
+            stage.run(Stage(name), Params(about), None, None)  # type: ignore[arg-type]
+            both = [places.artifact(kind, name) for kind in ("evaluate", "scores")]
+            runs.append(RunInfo(name, "fashion_mnist", name, "s", both[0], scores=both[1]))
     said, grids = unseen.answer(tables.gather(runs))
 
     for sentence, group, sets in zip(said, ("near", "far"), ("mnist", "noise"), strict=True):

@@ -15,6 +15,7 @@ import pyarrow.parquet
 from .. import artifacts, scores
 from ..data.increment import IncrementConfig
 from ..figures import COLOURS, Mark
+from ..metrics import ood
 from ..metrics.standings import Candidate
 from ..scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
@@ -24,6 +25,7 @@ DRAWN: Final[Mapping[str, Callable[[Path], Any]]] = {  # the name of a table bes
     "same_class": scores.mean_same_class,
     "risk": scores.mean_risk,
     "pit": scores.counted_pit,
+    "ood": ood.load,
 }
 
 
@@ -113,7 +115,7 @@ class Table:
     Attributes:
         runs: the runs to show: all, or the runs on one data set.
         scores: run -> its scores, for runs that have some.
-        drawn: the name of a table for figures -> run -> that table, for runs that have it; see :data:`DRAWN`.
+        drawn: the name of a table -> run -> what its reader returns, for runs that have it; see :data:`DRAWN`.
         marks: run -> its mark, the same in all figures.
         dataset: the data set of all runs; empty if the table is not of one data set.
         decisions: decision -> the folder of its ``decide`` artifact, which may be absent.

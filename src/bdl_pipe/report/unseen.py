@@ -1,6 +1,10 @@
-"""How well runs tell rows of other sets from test rows: the best score, and every score on every set."""
+"""How well runs tell rows of other sets from test rows: the best score, and every score on every set.
 
-from collections.abc import Sequence
+The stage ``scores`` computes each run's figures from the rows that ``evaluate`` stores; they are read here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Final
 
@@ -13,17 +17,13 @@ from . import columns
 from .columns import NOTHING, Cell, Column, Grid
 from .tables import Table
 
-ROWS: Final = "unfamiliar.parquet"  # the rows that ``evaluate`` stores for classifiers
 SHOWN: Final = {"auroc": "AUROC %", "fpr95": "FPR95 %"}
 
 
 def answer(table: Table) -> tuple[list[str], list[Grid]]:
     """Return sentences on all scores together, then tables: all scores on near and on far sets, then set by set."""
-    found = {
-        run.key: ood.result(table.names[run.key], run.dataset, dict(ood.read(run.evaluate / ROWS)))
-        for run in table.runs
-        if (run.evaluate / ROWS).is_file()
-    }
+    known = table.drawn["ood"]
+    found = {r.key: replace(known[r.key], name=table.names[r.key]) for r in table.runs if r.key in known}
     results = list(found.values())
     groups = [group for group in GROUPS if any(one.figures.get(group) for one in results)]
     said = [_said(results, group) for group in groups]
@@ -38,7 +38,7 @@ def _said(results: Sequence[Result], group: Group) -> str:
     return f"{group.capitalize()} sets ({sets}): {rest}"
 
 
-def _of_group(table: Table, found: dict[str, Result], group: Group, metric: str) -> Grid:
+def _of_group(table: Table, found: Mapping[str, Result], group: Group, metric: str) -> Grid:
     """Return the table of runs by scores, averaged over a group's sets; each run's best AUROC scores are bold."""
     scores, rows = scores_in(list(found.values())), list[list[Cell]]()
     for run in table.runs:

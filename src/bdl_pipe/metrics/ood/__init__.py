@@ -9,7 +9,7 @@ from .fitted import kl_matching, mahalanobis, nearest, relative_mahalanobis, vim
 from .outputs import energy, entropy, gen, max_logit, max_softmax, mutual_information
 from .rows import SCORES, Rows, StoredFit, of_table, read, register_stored_score, scores_of
 from .sets import group_of
-from .table import Result, frame, markdown, result, sentence, table
+from .table import Result, frame, load, markdown, result, sentence, table, to_table
 
 __all__ = [
     "SCORES",
@@ -24,6 +24,7 @@ __all__ = [
     "gen",
     "group_of",
     "kl_matching",
+    "load",
     "mahalanobis",
     "markdown",
     "max_logit",
@@ -38,5 +39,6 @@ __all__ = [
     "scores_of",
     "sentence",
     "table",
+    "to_table",
     "vim",
 ]

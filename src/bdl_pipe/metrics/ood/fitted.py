@@ -40,7 +40,7 @@ def mahalanobis(train: Train, labels: Int[np.ndarray, " train"], features: Featu
     Source: Lee et al. 2018, eq. 1 and 2. Σ is divided by the number of rows. If Σ is singular, Σ⁻¹ is the
     pseudo-inverse: it leaves out directions in which no training row varies, as the published code does.
     """
-    return -_class_distances(*_float64(train, features), labels).min(1)
+    return -class_distance(train, labels, features)
 
 
 def relative_mahalanobis(train: Train, labels: Int[np.ndarray, " train"], features: Features) -> Values:
@@ -48,10 +48,23 @@ def relative_mahalanobis(train: Train, labels: Int[np.ndarray, " train"], featur
 
     Source: Ren et al. 2021, section 2. d_k is the squared distance to class k in :func:`mahalanobis`.
     """
+    return -(class_distance(train, labels, features) - whole_distance(train, features))
+
+
+def class_distance(train: Train, labels: Int[np.ndarray, " train"], features: Features) -> Values:
+    """Return the squared distance to the nearest class, (h − μ_k)ᵀ Σ⁻¹ (h − μ_k); see :func:`mahalanobis`."""
+    known, rows = _float64(train, features)
+    classes, place = np.unique(labels, return_inverse=True)
+    means = np.stack([known[place == k].mean(0) for k in range(len(classes))])
+    precision = _precision(known - means[place])
+    return np.stack([_squared(rows - mean, precision) for mean in means], axis=1).min(1)
+
+
+def whole_distance(train: Train, features: Features) -> Values:
+    """Return the squared distance to the mean of all training rows under their covariance."""
     known, rows = _float64(train, features)
     centre = known.mean(0)
-    whole = _squared(rows - centre, _precision(known - centre))
-    return -(_class_distances(known, rows, labels).min(1) - whole)
+    return _squared(rows - centre, _precision(known - centre))
 
 
 def nearest(train: Train, features: Features, neighbours: int | None = None) -> Values:
@@ -109,14 +122,6 @@ def vim(
     alpha = float(np.asarray(train_logits, np.float64).max(1).mean()) / typical
     virtual: np.ndarray = alpha * _lengths(rows @ rest)[:, 0]
     return energy(logits) - virtual
-
-
-def _class_distances(known: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the squared distances [row, class] to the classes that training rows have."""
-    classes, place = np.unique(labels, return_inverse=True)
-    means = np.stack([known[place == k].mean(0) for k in range(len(classes))])
-    precision = _precision(known - means[place])
-    return np.stack([_squared(rows - mean, precision) for mean in means], axis=1)
 
 
 def _precision(centred: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ for (split, seed), fit in read(Path("work/evaluate/fashion_mnist-swag/unfamiliar
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -76,15 +77,22 @@ def _of_logits(score: Callable[[np.ndarray], np.ndarray]) -> Callable[[Rows, Row
 
 
 def _mahalanobis(train: Rows, rows: Rows) -> np.ndarray | None:
-    if train.features is None or rows.features is None:
-        return None
-    return fitted.mahalanobis(train.features, train.labels, rows.features)
+    distance = _class_distance(train, rows)
+    return None if distance is None else -distance
 
 
 def _relative(train: Rows, rows: Rows) -> np.ndarray | None:
+    distance = _class_distance(train, rows)
+    if distance is None or train.features is None or rows.features is None:
+        return None
+    return -(distance - fitted.whole_distance(train.features, rows.features))
+
+
+@lru_cache(maxsize=1)  # for both of Mahalanobis' scores
+def _class_distance(train: Rows, rows: Rows) -> np.ndarray | None:
     if train.features is None or rows.features is None:
         return None
-    return fitted.relative_mahalanobis(train.features, train.labels, rows.features)
+    return fitted.class_distance(train.features, train.labels, rows.features)
 
 
 def _nearest(train: Rows, rows: Rows) -> np.ndarray | None:

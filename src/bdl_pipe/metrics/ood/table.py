@@ -10,12 +10,16 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from ...errors import ArtifactError
 from .. import classification
-from ..comparison import Difference, over_splits
+from ..comparison import Difference, over_splits, quantile
 from .areas import Area, area
 from .rows import SCORES, TEST, StoredFit, label_of, scores_of
 from .sets import GROUPS, Group, group_of
@@ -25,7 +29,18 @@ if TYPE_CHECKING:
 
 METRICS: Final = tuple(metric.name for metric in classification.DETECTION)
 ABSENT: Final = "–"
+SCHEMA: Final = pa.schema(  # of the stored figures of a run
+    [
+        ("fits", pa.int32()),
+        ("group", pa.string()),
+        ("sets", pa.list_(pa.string())),
+        ("score", pa.string()),
+        *((metric, pa.list_(pa.float64())) for metric in METRICS),
+        ("errors", pa.map_(pa.string(), pa.float64())),
+    ]
+)
 Row = list[str]
+Values = Mapping[str, np.ndarray]  # set -> [row]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +48,15 @@ class Figure:
     """One score of one run against the sets of one group.
 
     Attributes:
+        score: the score's name.
         values: metric -> its value for each seed or, for a run on several splits, for each split (mean over seeds).
-        areas: the area under the ROC curve of each fit, with its places.
+        errors: of one fit's area, over rows: under the score's own name the standard error, under another score's name
+            the standard error of the difference from that score's area. Empty for several fits.
     """
 
+    score: str
     values: Mapping[str, tuple[float, ...]]
-    areas: tuple[Area, ...]
+    errors: Mapping[str, float]
 
     def mean(self, metric: str = "auroc") -> float:
         """Return the mean over fits."""
@@ -49,12 +67,13 @@ class Figure:
         each = self.values[metric]
         if len(each) > 1:
             return float(np.std(each, ddof=1)) / math.sqrt(len(each))
-        return self.areas[0].error if metric == "auroc" else math.inf
+        return self.errors[self.score] if metric == "auroc" else math.inf
 
     def over(self, other: "Figure", comparisons: int = 1) -> Difference:
         """Return the area of this score minus another score's area in the same run, in pairs of fits or of rows."""
         if len(self.values["auroc"]) == 1:
-            return self.areas[0].minus(other.areas[0], comparisons)
+            error = self.errors[other.score]
+            return Difference(self.mean() - other.mean(), quantile(comparisons, math.inf) * error, error)
         gaps = np.subtract(self.values["auroc"], other.values["auroc"])
         return over_splits(gaps, 0.0, comparisons=comparisons)
 
@@ -100,29 +119,72 @@ def result(
         fits: (split, seed) -> rows, with the same unfamiliar sets.
     """
     found = {at: scores_of(fit) for at, fit in fits.items()}
-    names, scores = next(iter(fits.values())).others, next(iter(found.values()))
+    names = next(iter(fits.values())).others
     sets: dict[Group, tuple[str, ...]] = {
         group: tuple(other for other in names if group_of(dataset, other, groups) == group) for group in GROUPS
     }
     sets = {group: others for group, others in sets.items() if others}
-    figures = {
-        group: {score: _figure({at: each[score] for at, each in found.items()}, others) for score in scores}
-        for group, others in sets.items()
-    }
+    figures = {group: _figures(found, others) for group, others in sets.items()}
     return Result(name, len(fits), figures, sets)
 
 
-def _figure(fits: Mapping[tuple[int, int], Mapping[str, np.ndarray]], names: Sequence[str]) -> Figure:
+def _figures(found: Mapping[tuple[int, int], Mapping[str, Values]], names: Sequence[str]) -> dict[str, Figure]:
+    """Return the figures of all scores against the sets ``names``, from (split, seed) -> score -> set -> [row]."""
+    scores, areas = next(iter(found.values())), dict[str, Area]()
+    if len(found) == 1:
+        areas = {score: area(each[TEST], [each[name] for name in names]) for score, each in scores.items()}
+    return {
+        score: Figure(
+            score,
+            _values({at: each[score] for at, each in found.items()}, names),
+            {name: other.error if name == score else areas[score].minus(other).error for name, other in areas.items()},
+        )
+        for score in scores
+    }
+
+
+def _values(fits: Mapping[tuple[int, int], Values], names: Sequence[str]) -> dict[str, tuple[float, ...]]:
     units = defaultdict[int, list[dict[str, float]]](list)  # independent units: splits if there are several
     several = len({split for split, _ in fits}) > 1
     for (split, seed), found in fits.items():
         each = [classification.detection(found[TEST], found[name]) for name in names]
         means = {metric: float(np.mean([one[metric] for one in each])) for metric in METRICS}
         units[split if several else seed].append(means)
-    values = {
+    return {
         metric: tuple(float(np.mean([one[metric] for one in unit])) for unit in units.values()) for metric in METRICS
     }
-    return Figure(values, tuple(area(found[TEST], [found[name] for name in names]) for found in fits.values()))
+
+
+def to_table(result: Result) -> pa.Table:
+    """Return the figures of a run as a table, with one row for each group and score; :func:`load` reads its file."""
+    rows = [
+        {"fits": result.fits, "group": group, "sets": result.sets[group], "score": score, "errors": figure.errors}
+        | dict(figure.values)
+        for group, figures in result.figures.items()
+        for score, figure in figures.items()
+    ]
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def load(path: Path) -> Result:
+    """Read the table of :func:`to_table` from a Parquet file; the run's name is empty.
+
+    Raises:
+        ArtifactError: the file is no such table.
+    """
+    try:
+        stored = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ArtifactError(f"{path}: is missing or not a Parquet table ({error})") from None
+    if stored.schema != SCHEMA:
+        got = ", ".join(stored.column_names)
+        raise ArtifactError(f"{path}: must have the columns {', '.join(SCHEMA.names)}, got {got}; make it again")
+    figures, sets, fits = defaultdict[Group, dict[str, Figure]](dict), dict[Group, tuple[str, ...]](), 0
+    for row in stored.to_pylist():
+        group, score, fits = row["group"], row["score"], row["fits"]
+        values = {metric: tuple(row[metric]) for metric in METRICS}
+        sets[group], figures[group][score] = tuple(row["sets"]), Figure(score, values, dict(row["errors"]))
+    return Result("", fits, dict(figures), sets)
 
 
 def scores_in(results: Sequence[Result]) -> list[str]:
