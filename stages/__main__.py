@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 
+from pipeline.core import threads
 from pipeline.plan.code import BODIES
 from pipeline.run import ONLY_TAKE
 
@@ -19,6 +20,7 @@ def main() -> int:
     if os.environ.get(ONLY_TAKE) and kind != "sources":
         print(f"{title}: is not in the run cache", file=sys.stderr)
         return 1
+    threads.limit()
     from bdl_pipe.errors import UserError
     from pipeline.core import signals
     from pipeline.core.load import load

@@ -21,7 +21,7 @@ from typing import Any, Final
 from bdl_pipe import plugins
 from bdl_pipe.errors import UserError
 
-from ..core import signals
+from ..core import signals, threads
 
 PRELOAD: Final = ("pipeline.run.preload",)
 FAILED: Final = 2  # exit code of a stage that failed with an error in one line
@@ -41,6 +41,7 @@ class Child:
 
     def __init__(self, name: str, function: Callable[..., int], arguments: Sequence[Any], *sockets: socket) -> None:
         """Start ``function(*arguments, *sockets)``; its value is the exit code of the process."""
+        threads.limit()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOAD])
         self._output, writer = context.Pipe(duplex=False)

@@ -144,3 +144,21 @@ def test_the_work_continues_when_the_reader_of_the_output_has_ended(tmp_path: Pa
     _, error = started.communicate()
     assert started.returncode == 0, error
     assert order(tmp_path) == ["a", "b"]
+
+
+def test_linear_algebra_of_a_stage_has_the_threads_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In forks of the command and in ``python -m stages``, which set the variable before NumPy reads it."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    run(tmp_path, todo="e")
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    script = """if True:
+        import stages.__main__, sys
+        assert "numpy" not in sys.modules
+        stages.__main__.threads.limit()
+        import numpy, threadpoolctl
+        print({pool["num_threads"] for pool in threadpoolctl.threadpool_info()})"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    for threads in ("", "2"):
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, env={**environment, "BDL_THREADS": threads}, capture_output=True, text=True)
+        assert done.stdout.strip() == f"{{{threads or 1}}}", done.stderr
