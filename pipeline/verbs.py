@@ -24,7 +24,6 @@ from .plan import plan, sources
 from .plan.plan import Plan, Stage
 from .run import dvc, pool
 from .run.pool import Outcome
-from .stages import comparison
 from .work import preflight
 
 _SERVER: Final = {
@@ -92,6 +91,8 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
         _share(everything, why, settings)
         _point(why)
         return 0
+    from .stages import comparison  # here: the report's figures take half a second to import
+
     print(f"{len(todo)} of {len(stages)} stages to run, {jobs} at once", flush=True)
     with tracking.opened(settings, params, "repro") as tracker:
         outcome = pool.run(everything, todo, params, settings, tracker, jobs=jobs)
@@ -119,6 +120,8 @@ def ui(host: str, port: int) -> int:
     Raises:
         UserError: params.yaml is wrong, there is no store, or MLflow is not installed.
     """
+    from .stages import comparison
+
     params = load()
     experiment = tracking.compare(lambda: comparison.of(params))
     if experiment is None:

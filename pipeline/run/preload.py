@@ -15,7 +15,7 @@ from ..plan.code import BODIES
 from ..work.cluster import prepare_environment
 
 _LATER = (  # imported on use
-    *("torch._dynamo", "scipy.optimize.elementwise", "bdl_pipe.summary"),
+    *("torch._dynamo", "scipy.optimize.elementwise", "scipy.stats", "bdl_pipe.summary"),
     *("pyarrow.pandas_compat", "pyarrow.dataset"),
 )
 

@@ -17,7 +17,6 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
 
 from ..errors import DataError
 
@@ -84,6 +83,8 @@ def quantile(comparisons: int, freedom: float) -> float:
     Args:
         freedom: the degrees of freedom of Student's t; infinite: a normal interval.
     """
+    from scipy import stats  # here: it takes half a second in each command
+
     return float(stats.t.ppf(1 - (1 - _LEVEL) / 2 / max(1, comparisons), freedom))
 
 
@@ -126,6 +127,8 @@ def mean_ranks(methods: Sequence[str], scores: Float[np.ndarray, "dataset method
             if math.isnan(score):
                 raise DataError(f"the score of {method} on data set {of_set} must be a number to be ranked, got NaN")
     count, many = scores.shape
+    from scipy import stats
+
     means = stats.rankdata(scores, axis=1).mean(axis=0)
     p_value = float(stats.friedmanchisquare(*scores.T).pvalue) if many > 2 else math.nan
     q = float(stats.studentized_range.ppf(_LEVEL, many, math.inf)) / math.sqrt(2)

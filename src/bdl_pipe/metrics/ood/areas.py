@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata
 
 from ..comparison import Difference, quantile
 
@@ -60,6 +59,8 @@ def area(inside: np.ndarray, outside: Sequence[np.ndarray]) -> Area:
 
 def _places(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of each side's rows, from ranks in which ties share their mean rank."""
+    from scipy.stats import rankdata  # here: it takes half a second in each command
+
     count, others = len(inside), len(outside)
     ranks = rankdata(np.concatenate([inside, outside]))
     below = (ranks[:count] - rankdata(inside)) / others
