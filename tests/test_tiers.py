@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import read_list
+
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[1]
 INTERRUPTED = """
@@ -20,10 +22,10 @@ def test_interrupted():
 """
 
 
-def run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+def run(folder: Path, *options: str, xdist: bool = False) -> "subprocess.CompletedProcess[str]":
     """Run the tests of ``folder`` in a process that starts with SIGINT ignored, as a background job may."""
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nmarkers = process\n")
-    plugins = ["-p", "no:xdist", "-p", "tests.tiers", "-p", "tests.clean_root"]
+    plugins = [*([] if xdist else ["-p", "no:xdist"]), "-p", "tests.tiers", "-p", "tests.clean_root"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, f"--rootdir={folder}", *options],
         cwd=folder,
@@ -69,6 +71,29 @@ def test_a_file_that_a_test_leaves_in_the_root_fails_the_session(tmp_path: Path,
     done = run(tmp_path)
     assert "1 passed" in done.stdout and done.returncode == code
     assert ("left in the repository's root" in done.stdout) == bool(code)
+
+
+def test_a_worker_that_dies_ends_the_session_with_its_tests_name(tmp_path: Path) -> None:
+    dies = "@pytest.mark.parametrize('n', range(4))\n@pytest.mark.xdist_group('one')\ndef test_dies(n):\n"
+    lives = "@pytest.mark.parametrize('n', range(9))\ndef test_lives(n):\n    pass\n"
+    (tmp_path / "test_one.py").write_text(f"import os, pytest\n{dies}    n == 1 and os.kill(os.getpid(), 9)\n{lives}")
+    options = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder", "--max-worker-restart=0")
+    done = run(tmp_path, *options, xdist=True)
+    assert done.returncode != 0 and "crashed while running" in done.stdout and "test_dies[1]" in done.stdout
+
+
+@pytest.mark.parametrize(("wait", "code"), [("0.1", 0), ("9", 1)])
+def test_a_test_that_leaves_a_thread_fails(tmp_path: Path, wait: str, code: int) -> None:
+    start = f"threading.Thread(target=time.sleep, args=({wait},), name='rest', daemon=True).start()"
+    (tmp_path / "test_one.py").write_text(f"import threading, time\ndef test_one():\n    {start}\n")
+    done = run(tmp_path)
+    assert done.returncode == code and ("leaves threads: rest" in done.stdout) == bool(code)
+
+
+def test_every_line_of_the_list_names_a_function_of_the_tests() -> None:
+    for test in read_list(ROOT.joinpath("tests/tiers.txt").read_text()):
+        path, *_, name = test.partition("[")[0].split("::")
+        assert f"def {name}(" in ROOT.joinpath(path).read_text(), test
 
 
 @pytest.fixture(scope="module")

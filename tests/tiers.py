@@ -1,12 +1,17 @@
 """The order of the tests and the signals that they receive; in ``make check`` a test that starts a process fails.
 
-The marks that sort tests into ``make check``, ``make test`` and ``make soak`` are listed in pyproject.toml.
+The marks that sort tests into ``make check``, ``make test`` and ``make soak`` are listed in pyproject.toml; tiers.txt
+adds such marks to tests and to single cases by their measured time. ``make soak`` prints its time by file. A test that
+leaves a thread fails: a thread that runs on changes what later tests read.
 """
 
 import gc
 import re
 import signal
 import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +21,11 @@ import pytest
 _STARTS: Final = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.system")
 _HEAVY: Final = re.compile(r"^(import|from) (ray|mlflow|dvc|moto|boto3)\b", re.MULTILINE)
 _OF_THE_FILE: Final = re.compile(r"^pytestmark = .*", re.MULTILINE)
+_LIST: Final = Path(__file__).with_suffix(".txt")
+_LAST: Final = 2.0  # seconds that a test's threads may take to end
+# Threads that do not end: those of pytest-timeout and of libraries that keep one for the whole process.
+_KEPT: Final = re.compile(r"pytest_timeout|execnet|TMonitor|^ray|(?i:mlflow)|^ThreadPoolExecutor|^asyncio|pin_memory")
+_before: set[threading.Thread] = set()  # the threads that were alive when the running test's body began
 _started: list[str] | None = None  # the processes that the running test has started; None: processes are not watched
 
 
@@ -61,7 +71,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Slow tests begin first: they wait as much as they compute, and at the end no slow test is left to wait for.
     """
+    marks = read_list(_LIST.read_text())
     for item in items:
+        name, *case = item.nodeid.partition("[")
+        for mark in {*marks.get(name, ()), *(marks.get(item.nodeid, ()) if case[0] else ())}:
+            if mark != "quick" and not (mark == "slow" and "quick" in marks.get(item.nodeid, ())):
+                item.add_marker(mark)
         if isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group"):
             scopes = {d.scope for defs in item._fixtureinfo.name2fixturedefs.values() for d in defs}
             if "module" in scopes:
@@ -72,9 +87,61 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """End the session when a worker dies: pytest-xdist gives the rest of its group to no worker, and waits for ever."""
+    if error:
+        node.config.pluginmanager.getplugin("dsession").shouldstop = f"worker {node.gateway.id} died"
+
+
+def read_list(text: str) -> dict[str, set[str]]:
+    """Read tiers.txt: a test, with or without a case -> its marks."""
+    marks: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            mark, test = line.split(" ", 1)
+            marks.setdefault(test, set()).add(mark)
+    return marks
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the time of each file after ``make soak``."""
+    if terminalreporter.config.option.markexpr != "soak":
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration  # type: ignore[assignment]
+    terminalreporter.section("seconds by file")
+    for file, duration in seconds.most_common():
+        terminalreporter.line(f"{duration:7.1f} {file}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Fail a test that leaves a thread: it runs on in later tests, and changes dictionaries while they are read."""
+    yield
+    ends = time.monotonic() + _LAST
+    while (left := _left()) and time.monotonic() < ends:
+        left[0].join(0.05)
+    _before.update(left)
+    if left:
+        pytest.fail(f"leaves threads: {', '.join(sorted(thread.name for thread in left))}")
+
+
+def _left() -> list[threading.Thread]:
+    threads = (thread for thread in threading.enumerate() if thread not in _before)
+    return [t for t in threads if not isinstance(t, threading._DummyThread) and not _KEPT.search(t.name)]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    yield from _without_processes(item)
+    try:
+        yield from _without_processes(item)
+    finally:  # threads of fixtures, such as a server for a whole module, end with their fixture
+        _before.clear()
+        _before.update(threading.enumerate())
 
 
 @pytest.hookimpl(wrapper=True)
