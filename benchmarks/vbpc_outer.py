@@ -1,7 +1,7 @@
 """results/vbpc/outer.md: the paper's outer loss and the bound, and the benefit of the posterior's variance.
 
     python -m pipeline repro prepare@fashion_mnist
-    python -m benchmarks.vbpc_outer              # --prepared DIR, --steps N: 500, the default run's
+    python -m benchmarks.vbpc_outer              # --prepared DIR, --steps N: 500, the comparison's
 
 A coreset of ten images a class is distilled by the settings of params.yaml from the training rows of Fashion-MNIST with
 each ``outer``, and its student is evaluated on the 5,000 validation rows. The posterior of their logits is N(m, s² I).

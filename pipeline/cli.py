@@ -192,7 +192,7 @@ def paper(table: str, dataset: str | None, method: str | None, splits: int | Non
     """Run a paper's table under its protocol, and print our results beside the paper's.
 
     PAPER:TABLE: such as vbll:table2; its hyperparameters are in params/paper/. all: run nothing, and write every page
-    for which the default run has scores or a CSV file is stored.
+    for which the comparison has scores or a CSV file is stored.
     """
     if table == "all" and not (dataset or method or splits):
         from .papers.every import every

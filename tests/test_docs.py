@@ -75,7 +75,7 @@ for text, out in json.load(sys.stdin):
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
     """Block -> exit code, stdout and stderr; each block runs in its own fork of a process that has imported torch."""
     folder = tmp_path_factory.mktemp("blocks")
-    coreset = folder / "work/coreset/fashion_mnist-vbpc-ipc10/0-0.safetensors"  # as make repro would leave it
+    coreset = folder / "work/coreset/fashion_small-vbpc-ipc10/0-0.safetensors"  # as make repro would leave it
     coreset.parent.mkdir(parents=True)
     save_file({"raw": torch.rand(100, 1, 28, 28), "labels": torch.rand(100, 10)}, coreset)
     texts = [str(b.values[2]) for b in of("python") if not str(b.values[2]).startswith(NOT_RUN)]
@@ -224,10 +224,10 @@ def test_the_run_of_a_trained_module_gives_the_predictions_of_the_module(
     save_file(module.state_dict(), "data/mine.safetensors")
     shown = yaml.safe_load("\n".join(line[1:] for line in block("+  pretrained:").splitlines()))
     params = typed(merge(yaml.safe_load((ROOT / "params.yaml").read_text()), shown))
-    run = params.run("trajectory", "fashion_mnist-mine")
+    run = params.run("trajectory", "fashion_small-mine")
     state = run.stage.fit_one(tiny_images, {}, run.config, rng=Seed(0), report=Silent())
     inputs, _ = tiny_images.tensors("validation")
-    made = params.run("student", "fashion_mnist-mine")
+    made = params.run("student", "fashion_small-mine")
     posterior = posterior_of(
         made.stage.fit_one(tiny_images, {"trajectory": [state]}, made.config, rng=Seed(0), report=Silent())
     )

@@ -107,7 +107,7 @@ def test_the_params_file_of_a_table_makes_its_cells_unless_it_needs_a_gpu(tmp_pa
     assert row(rows, "vbll:table3", "Wine").missing.cells == {
         "python -m pipeline paper vbll:table3 --dataset 'Wine'": 2
     }
-    # another table's file makes none of it, nor does an overlay of the default run, whose protocol is another
+    # another table's file makes none of it, nor does an overlay of the comparison, whose protocol is another
     for other in (source(wine, only="vbll-table2", command=own), source(wine)):
         assert not row(survey.survey(tmp_path, [other]), "vbll:table3", "Wine").missing.cells
     vbpc = Ours("fashion_mnist-vbpc-ipc10", "fashion_mnist", "vbpc", "vbpc-ipc10")

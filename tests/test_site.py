@@ -121,7 +121,7 @@ def test_all_files_name_one_version_and_the_changelog_has_it() -> None:
 def test_badges_show_the_numbers_of_methods_and_stored_runs() -> None:
     found = badges.pages()
     assert f">{len(METHODS)}<" in found[badges.FOLDER / "methods.svg"]
-    assert re.search(rf">{len(stored.runs())} runs, \d+ min on two cores<", found[badges.FOLDER / "default-run.svg"])
+    assert re.search(rf">{len(stored.runs())} runs, \d+ min on two cores<", found[badges.FOLDER / "comparison.svg"])
 
 
 # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.pages.vbpc_law import fit
 
 OUT = Path("results/gpu")
-CPU = Path("results/default_run/metrics.json")
+CPU = Path("results/comparison/metrics.json")
 TABLES = {"stages": "stages.jsonl", "scores": "scores.jsonl", "bits": "bits-*.jsonl", "law": "law-*.jsonl"}
 LEGEND = (
     "Each number is the largest difference over the largest number of its tensor. "

@@ -1,8 +1,8 @@
-"""The column *cost* of docs/methods.md, from the stored default run.
+"""The column *cost* of docs/methods.md, from the stored comparison.
 
     python -m benchmarks.pages.method_costs
 
-A method's cost is taken from its run in ``results/default_run/comparison.md``: the seconds of a fit, including the runs
+A method's cost is taken from its run in ``results/comparison/comparison.md``: the seconds of a fit, including the runs
 that it needs, and the number of stored parameters, on Fashion-MNIST if the method has a run there, else on boston. A
 row with several methods has the first method's cost; a method with several settings has the last setting's. A protocol
 for any coreset has no cost, since the coreset determines it.
@@ -10,7 +10,7 @@ for any coreset has no cost, since the coreset determines it.
 
 from pathlib import Path
 
-RUN, TABLE = Path("results/default_run/comparison.md"), Path("docs/methods.md")
+RUN, TABLE = Path("results/comparison/comparison.md"), Path("docs/methods.md")
 PROTOCOLS = ("coreset_vi", "coreset_nn", "coreset_sgmcmc")
 
 

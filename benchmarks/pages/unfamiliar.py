@@ -1,4 +1,4 @@
-"""results/ood: the runs of the default run by their scores of unfamiliar rows.
+"""results/ood: the runs of the comparison by their scores of unfamiliar rows.
 
     python -m pipeline repro evaluate && python -m benchmarks.pages.unfamiliar   # the second command predicts nothing
 

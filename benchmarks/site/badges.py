@@ -19,15 +19,15 @@ WIDTH: Final = 6.4  # pixels per letter, at a font size of 11 px
 def pages() -> dict[Path, str]:
     """Return the badges by their path."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    about = (stored.RESULTS / "default_run/README.md").read_text()
+    about = (stored.RESULTS / "comparison/README.md").read_text()
     seconds = re.search(r"^\| stages \|.* in ([\d,]+) s", about, re.M)
-    assert seconds, "results/default_run/README.md must say in how many seconds its stages ran"
+    assert seconds, "results/comparison/README.md must say in how many seconds its stages ran"
     minutes = round(int(seconds[1].replace(",", "")) / 60)
     shown = {
         "python": ("python", project["requires-python"]),
         "licence": ("licence", project["license"]),
         "methods": ("methods", str(len(METHODS))),
-        "default-run": ("default run", f"{len(stored.runs())} runs, {minutes} min on two cores"),
+        "comparison": ("comparison", f"{len(stored.runs())} runs, {minutes} min on two cores"),
     }
     return {FOLDER / f"{name}.svg": badge(*words) for name, words in shown.items()}
 

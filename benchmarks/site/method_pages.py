@@ -105,7 +105,7 @@ def _default_run(name: str, dataset: str) -> str:
     beside = [run for run in stored.runs() if run.dataset == dataset and run.method in BESIDE and run.method != name]
     columns = [*SHOWN[dataset], *COSTS]
     rows = [[f"{_in_words(run)}", *(run.cell(column) for column in columns)] for run in [*own, *beside]]
-    head = f"{SETS[dataset]}, [the default run](../results.md#the-default-run):"
+    head = f"{SETS[dataset]}, [the comparison](../results.md#the-comparison):"
     return head + "\n\n" + table(["", *columns], rows, right=tuple(range(1, len(columns) + 1)))
 
 

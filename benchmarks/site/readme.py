@@ -1,4 +1,4 @@
-"""README's table: ten runs of the stored default run, with their papers and pages."""
+"""README's table: ten runs of the stored comparison, with their papers and pages."""
 
 from dataclasses import dataclass
 from typing import Final

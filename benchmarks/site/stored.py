@@ -11,7 +11,7 @@ from statistics import mean, median
 from typing import Final
 
 RESULTS: Final = Path(__file__).parents[2] / "results"
-DEFAULT_RUN: Final = RESULTS / "default_run/comparison.md"
+DEFAULT_RUN: Final = RESULTS / "comparison/comparison.md"
 _CONSTANT: Final = "constant"  # the method without features
 
 

@@ -1,4 +1,4 @@
-"""``python -m pipeline paper all``: all pages with available scores, from the default run or from stored CSV files.
+"""``python -m pipeline paper all``: all pages with available scores, from the comparison or from stored CSV files.
 
 The command runs no stage and does not check whether results are up to date; a page states the commit of its scores.
 """
@@ -41,7 +41,7 @@ def _scored(key: str) -> Ours:
 
 
 def _facts(comparison: Comparison) -> dict[str, Any]:
-    """Collect the provenance of a page of the default run from its records."""
+    """Collect the provenance of a page of the comparison from its records."""
     keys = list(dict.fromkeys(line.run for line in comparison.lines if line.ran and line.run))
     of = {key: json.loads(places.identity("evaluate", key).read_text())["params"] for key in keys}
     return {

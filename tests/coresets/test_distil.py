@@ -150,7 +150,9 @@ def test_the_stored_head_has_only_the_tensors_that_a_prediction_needs(ipc: int, 
     again = VbpcPosterior.from_state(state)
     phi = again.features(inputs)
     with torch.no_grad():
-        expected = settings.head.solve(again._networks.module, Coreset.from_state(chosen).images, chosen.tensors["labels"])
+        expected = settings.head.solve(
+            again._networks.module, Coreset.from_state(chosen).images, chosen.tensors["labels"]
+        )
     torch.testing.assert_close(again.predict(inputs).log_probs, expected.predict(phi).log_probs)
 
 

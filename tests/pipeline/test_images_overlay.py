@@ -24,7 +24,14 @@ OVERLAYS = {  # file -> its runs; the runs of the last file are also scored on c
         *("d_vbll-random", "g_vbll-random", "g_vbll-exact", "d_vbll_bnn", "g_vbll_bnn"),
         *("bnn", "dropout", "sngp", "deterministic-wide", "ensemble-wide"),
     ),
-    "subspace": ("swa", "swag", "pca_ess", "pca_vi", "pca_ess-all", "pca_vi-30"),  # swa to pca_vi are default runs
+    "subspace": (
+        "swa",
+        "swag",
+        "pca_ess",
+        "pca_vi",
+        "pca_ess-all",
+        "pca_vi-30",
+    ),  # swa to pca_vi are runs of the comparison
     "laplace": ("kfac_laplace", "kfac_laplace-all"),
     "ciber": ("ciber", "ciber-cubic", "ciber-softmax", "ciber-weights3"),
     "inducing-convnet": ("ffg_u", "fcg_u", "ffg_w", "ensemble_u", "ffg_u-half", "ffg_w-half"),
@@ -72,6 +79,7 @@ def test_the_runs_of_an_overlay_are_made_and_scored(
     monkeypatch.setitem(CATALOG._values, "fashion_mnist", entry)
     monkeypatch.setattr(corrupt, "NAMES", KINDS)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
+    overlays.apply(ROOT / "params/comparison.yaml")
     overlays.apply(ROOT / f"params/{overlay}.yaml")
     raw = small_networks(yaml.safe_load(Path("params.yaml").read_text()))
     runs = {f"fashion_mnist-{name}": raw["runs"][f"fashion_mnist-{name}"] for name in OVERLAYS[overlay]}

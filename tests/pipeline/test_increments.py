@@ -189,6 +189,7 @@ def test_a_search_over_runs_of_two_data_sets_is_refused() -> None:
 
 def test_the_increments_overlay_is_valid_and_each_run_follows_all_earlier_steps(tmp_path: Path) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml")
+    overlays.apply(ROOT / "params/comparison.yaml", tmp_path / "params.yaml")
     overlays.apply(ROOT / "params/increments.yaml", tmp_path / "params.yaml")
     numbers = load(tmp_path / "params.yaml")
     lines = ("vbpc", "vbpc_memory", "frepo", "frepo_memory", "random_coreset")

@@ -27,11 +27,14 @@ PRINTED: Final = sorted(path.name for path in papers.HERE.glob("*.csv"))
 
 
 def load(name: str) -> Params:
-    """Check a file, on top of params.yaml where it is an overlay or has one."""
+    """Check a file; an overlay, or a study with one, is on top of params.yaml and of the whole comparison."""
     raw = loading.read_yaml(ROOT / name)
     if name.startswith("params/") and not name.startswith("params/paper/"):
         overlay = raw["overlay"] if name.startswith("params/study/") else raw
-        raw = config.merge(loading.read_yaml(ROOT / "params.yaml"), overlay)
+        whole = config.merge(
+            loading.read_yaml(ROOT / "params.yaml"), loading.read_yaml(ROOT / "params/comparison.yaml")
+        )
+        raw = config.merge(whole, overlay)
     return loading.typed(raw)
 
 
