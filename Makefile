@@ -17,17 +17,11 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help install data repro comparison check test soak lint quick pytest weather ui docs tutorials bench clean distclean
 help:
 	@echo "make install   .venv with the versions of constraints.txt"
-	@echo "make repro     run what is out of date, JOBS=$(JOBS) stages at once, and print the comparison"
+	@echo "make repro     the default run, 5 min: what is out of date, JOBS=$(JOBS) stages at once, then the report and a small search"
+	@echo "make comparison the whole comparison, 15 to 22 min: all methods on all 60,000 images"
 	@echo "make check     after each edit, 90 s: lint, types, import contracts, the tests that need no process and no Ray"
 	@echo "make test      before a commit, 8 min: the same and the whole product at small size"
 	@echo "make soak      before a release, hours: slow cases, tutorials, clusters, kills, S3; prints the seconds of each file"
-=======
-	@echo "make repro     the default run, 5 min: what is out of date, JOBS=$(JOBS) stages at once, then the report and a small search"
-	@echo "make comparison the whole comparison, 15 to 22 min: all methods on all 60,000 images"
-	@echo "make check     after each edit, 2 min: lint, types, import contracts, the tests that need no process and no Ray"
-	@echo "make test      before a commit, 20 to 40 min: the same and the whole product at small size"
-	@echo "make soak      before a release, an hour: clusters, kills, S3, the schemas of Kubernetes"
->>>>>>> ff2edba4 (params: the default run has 12,000 images, small networks and 22 runs; make comparison has the whole comparison (params/comparison.yaml; all 58 of its entries have the configs that they had, so its scores keep their bits); pages and overlays name it)
 	@echo "make weather   make test's tests on a busy machine, in the background, twice, in reverse"
 	@echo "make lint      lint, types, import contracts alone"
 	@echo "make ui        the tracking page"
