@@ -67,7 +67,6 @@ data:
 	  echo "that failed; by hand: apt-get update && apt-get install dataset-fashion-mnist"; }
 
 PYTEST := OMP_NUM_THREADS=1 python -m pytest
-<<<<<<< HEAD
 # A worker that died is not replaced: tests/tiers.py ends the session, as its group of tests would run nowhere.
 PARALLEL := --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 SEARCH := params/tuned/vbll-boston.yaml
