@@ -19,12 +19,21 @@ from pipeline.work.nodes import connect_error
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve in a thread of this process, and yield the socket's path; the thread ends with the tests."""
+    """Serve in a thread of this process, and yield the socket's path."""
+
+    def serve(own: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the end of the block shuts the socket
+            head._serve(Settings(), own)
+
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "socket"))
         listener.listen()
-        threading.Thread(target=head._serve, args=(Settings(), listener.dup()), daemon=True).start()
-        yield str(folder / "socket")
+        with listener.dup() as own:
+            thread = threading.Thread(target=serve, args=(own,), daemon=True)
+            thread.start()
+            yield str(folder / "socket")
+            own.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def test_the_first_stage_that_asks_starts_one_head_for_all_stages(
