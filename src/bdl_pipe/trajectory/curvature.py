@@ -115,9 +115,10 @@ def _input_rows(layer: nn.Linear | nn.Conv2d, inputs: Tensor) -> Float[Tensor, "
     """Return the input of each use of the weights, with a last entry 1 for a bias."""
     if isinstance(layer, nn.Conv2d):
         inputs = _patches(layer, inputs)
-    bias = layer.bias is not None
-    made = inputs.new_ones(*inputs.shape[:-1], inputs.shape[-1] + bias)
-    made[..., : inputs.shape[-1]] = inputs
+    if layer.bias is None:
+        return inputs.flatten(0, -2)
+    made = inputs.new_empty(*inputs.shape[:-1], inputs.shape[-1] + 1)
+    made[..., :-1], made[..., -1] = inputs, 1
     return made.flatten(0, -2)
 
 

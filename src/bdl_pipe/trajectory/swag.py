@@ -87,14 +87,15 @@ class Moments:
         rank = len(self.columns)
         if rank == 0:
             return self.mean + math.sqrt(scale) * self.sd * z1
-        low = self.columns.T @ z2 / math.sqrt(2 * (rank - 1))
-        return self.mean + math.sqrt(scale) * (self.sd * z1 / math.sqrt(2) + low)
+        low = (self.columns.T @ z2).div_(math.sqrt(2 * (rank - 1)))  # in place, as a new vector costs as much as a sum
+        return (self.sd * z1).div_(math.sqrt(2)).add_(low).mul_(math.sqrt(scale)).add_(self.mean)
 
 
 def moments(past: Float[Tensor, "epoch weight"], rank: int) -> Moments:
     """Return the mean, the standard deviations and the last ``rank`` deviations of snapshots of any floating type."""
-    mean = past.mean(0, dtype=torch.float64)
-    centred = past - mean  # in float64
+    centred = past.to(torch.float64, copy=True)
+    mean = centred.mean(0)
+    centred -= mean
     return Moments(mean, centred.square().mean(0).sqrt(), centred[len(centred) - rank :])
 
 
