@@ -24,9 +24,9 @@ _OF_THE_FILE: Final = re.compile(r"^pytestmark = .*", re.MULTILINE)
 _LIST: Final = Path(__file__).with_suffix(".txt")
 _LAST: Final = 2.0  # seconds that a test's threads may take to end
 # Threads that do not end: those of pytest-timeout and of libraries that keep one for the whole process (tqdm's waits
-# for slow bars, fsspec's runs the calls of stores).
+# for slow bars, fsspec's runs the calls of stores, Ray's PythonGCThread collects garbage).
 _KEPT: Final = re.compile(
-    r"pytest_timeout|execnet|^tqdm_monitor|^fsspecIO|^ray|(?i:mlflow)|^ThreadPoolExecutor|^asyncio|pin_memory"
+    r"pytest_timeout|execnet|^tqdm_monitor|^fsspecIO|^ray|^PythonGCThread|(?i:mlflow)|^ThreadPoolExecutor|^asyncio|pin_memory"
 )
 _before: set[threading.Thread] = set()  # the threads that were alive when the running test's body began
 _started: list[str] | None = None  # the processes that the running test has started; None: processes are not watched

@@ -16,7 +16,7 @@ from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_pipe.grids import values_of
 from pipeline import cli
-from pipeline.core import places
+from pipeline.core import overlays, places
 from pipeline.core.settings import Settings
 from pipeline.search import load_data, make_upstream, study
 from pipeline.search.trial import MILESTONES, TIME, Ended, trial
@@ -181,9 +181,14 @@ def test_the_files_of_a_study_are_written_in_order_and_hold_every_fit(toy, monke
 
 
 @pytest.mark.slow
-def test_every_shipped_study_is_valid_and_the_first_figure_can_be_drawn(monkeypatch):
-    """Every study can be planned: each point is a config of its method. Only the first study's figure is drawn."""
-    monkeypatch.chdir(Path(__file__).parents[2])
+def test_every_shipped_study_is_valid_and_the_first_figure_can_be_drawn(tmp_path, monkeypatch):
+    """Every study can be planned on the whole comparison: each point is a config of its method. One figure is drawn."""
+    root = Path(__file__).parents[2]
+    for name in ("params", "data"):
+        (tmp_path / name).symlink_to(root / name)
+    shutil.copy(root / "params.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    overlays.apply(Path("params/comparison.yaml"))
     planned = [study.plan(path, SETTINGS) for path in sorted(Path("params/study").glob("*.yaml"))]
     asked = planned[0]
     fits = fits_of(asked, lambda point, seed: dict.fromkeys(("accuracy", "nll", "brier", "ece"), 0.5))

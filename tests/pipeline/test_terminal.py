@@ -174,7 +174,7 @@ def test_a_run_states_what_ended_its_fits_or_the_fits_of_its_input(project: Para
             artifacts.write_state(folder / "transform-0", artifacts.State({"w": torch.zeros(1)}, {}))
     ended = {key: run_info(project.run("student", key), project).ended for key in ("boston-vbll", "boston-ensemble")}
     assert ended == {"boston-vbll": ("schedule",), "boston-ensemble": ("schedule",) * 3}
-    chains = project.run("student", "boston-sghmc")
+    chains = project.run("student", "boston-chains")
     assert run_info(chains, project).ended == ()
     record = {"seconds": {}, "peak_bytes": {}, "total_seconds": {}, "warnings": [f"chains disagree: {LONGER}"]}
     places.record("student", chains.key).write_text(json.dumps(record))
