@@ -99,11 +99,9 @@ def _variational(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer:
     with posterior.lent() as learner:
         draws = learner.spec.features.draws if learner.spec.features else 1
         features = torch.stack([learner.features(inputs, draw, rng) for draw in range(draws)]).mean(0)
-        return (
-            LastLayer(features)
-            if learner.spec.layer.name != "gaussian"
-            else _linear(features, learner.layer.mean, None)
-        )
+        if learner.spec.layer.name != "gaussian":
+            return LastLayer(features)
+        return _linear(features, learner.layer.mean, None)
 
 
 def _fixed_trunk(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer | None:
