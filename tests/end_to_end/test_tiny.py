@@ -18,9 +18,9 @@ import yaml
 from bdl_pipe.scores import COLUMNS
 from pipeline.core.load import typed
 from pipeline.plan.plan import plan
-from tests.end_to_end.conftest import ROOT, Project
+from tests.end_to_end.conftest import FORKED, ROOT, Project
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.process, FORKED]
 
 
 def digest(folder: Path) -> dict[str, bytes]:
