@@ -2,12 +2,13 @@
 
 A command of the pipeline is ten seconds of imports and a tenth of work. Every copy of the project brings its own code,
 so the forks must find none of it imported; this module itself imports the standard library alone, for that reason.
-Tests that use it are in the group ``FORKED`` of conftest.py, so that the libraries are imported once. The tests of kills start real
-commands.
+Tests that use it are in the group ``FORKED`` of conftest.py, so that the libraries are imported once. The tests of
+kills start real commands.
 """
 
 import atexit
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -125,7 +126,7 @@ def _forks(spawn: Any) -> Any:
         try:
             util.spawnv_passfds = spawn
             ends = [2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]
-            for first, last in zip(ends, ends[1:], strict=False):
+            for first, last in itertools.pairwise(ends):
                 os.closerange(first + 1, last)
             forkserver._forkserver.__init__()  # type: ignore[misc]  # its lock was held during the fork
             with contextlib.suppress(SystemExit):
