@@ -28,8 +28,8 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A prepared project, which each test copies, and a Ray in this process whose workers import the methods."""
+def made(ray_head, tmp_path_factory):
+    """A prepared project, which each test copies, and a connection to a Ray whose workers import the methods."""
     folder = tmp_path_factory.mktemp("toy")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -37,7 +37,7 @@ def made(tmp_path_factory):
         patch.setenv("PYTHONPATH", str(HERE))
         patch.delenv("RAY_ADDRESS", raising=False)
         tune_cases.project(folder, hold="hold", fault="fault", log="log")
-        with cluster.connected(Settings()):
+        with cluster.connected(Settings(), head=lambda: ray_head):
             yield folder
 
 
