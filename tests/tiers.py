@@ -72,6 +72,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run tests that share a fixture of their module in one process, which makes the fixture once for all of them.
 
+    All tests of Ray share one process, too: it starts one head, and workers import the libraries once.
     Slow tests begin first: they wait as much as they compute, and at the end no slow test is left to wait for.
     """
     marks = read_list(_LIST.read_text())
@@ -81,6 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if mark != "quick" and not (mark == "slow" and "quick" in marks.get(item.nodeid, ())):
                 item.add_marker(mark)
         if isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group"):
+            if item.get_closest_marker("ray"):
+                item.add_marker(pytest.mark.xdist_group("ray"))
+                continue
             scopes = {d.scope for defs in item._fixtureinfo.name2fixturedefs.values() for d in defs}
             if "module" in scopes:
                 item.add_marker(pytest.mark.xdist_group(item.module.__name__))

@@ -12,6 +12,7 @@ from filelock import FileLock
 
 from tests.end_to_end import forked
 
+FORKED = pytest.mark.xdist_group("forked")  # tests whose commands are forks of one process
 ROOT = Path(__file__).parents[2]
 PARAMS = """
 seed: 0
@@ -69,8 +70,8 @@ class Project:
     def run(
         self, *command: str, env: Mapping[str, str] | None = None, code: int = 0
     ) -> "subprocess.CompletedProcess[str]":
-        if command[:2] == (sys.executable, "-m") and command[2].partition(".")[0] in ("pipeline", "stages"):
-            returned, out, error = forked.run(self.folder, self.env | dict(env or {}), command[2], command[3:])
+        if command[0] == sys.executable and (command[1] == "-c" or command[2].startswith(("pipeline", "stages"))):
+            returned, out, error = forked.run(self.folder, self.env | dict(env or {}), command[1:])
         else:
             process = self.start(*command, env=env)
             out, error = process.communicate(timeout=500)
@@ -123,7 +124,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
         if not (place / "whole").exists():
             shutil.rmtree(place, ignore_errors=True)  # left by a failed attempt; this attempt shows its own error
             project = make(place / "tiny", PARAMS)
-            said = project.pipeline("repro", "-j", "2", env={"BDL_TRACKING": "on"}).stdout
+            said = project.pipeline("repro", "-j", "2").stdout
             assert "11 stages done" in said and "report: " in said and "| ensemble |" in said
             project.git("add", "-A")
             project.git("commit", "-qm", "results")

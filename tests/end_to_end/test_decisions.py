@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from tests.end_to_end.conftest import Project
+from tests.end_to_end.conftest import FORKED, Project
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.process, FORKED]
 DECISIONS = """
 decisions:
   valley:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.end_to_end.conftest import Project, make
+from tests.end_to_end.conftest import FORKED, Project, make
 from tests.pipeline import test_own_network as own_network
 from tests.pipeline import test_plugin_stages as plugin_stages
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, FORKED]
 READ = """
 from pathlib import Path
 import numpy as np

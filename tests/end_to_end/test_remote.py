@@ -9,10 +9,10 @@ import pytest
 
 from tests import buckets
 from tests.buckets import IDENTIFIER, KEYS, SECRET
-from tests.end_to_end.conftest import PARAMS, Project, make
+from tests.end_to_end.conftest import FORKED, PARAMS, Project, make
 from tests.end_to_end.test_runner import artifacts
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.process, FORKED]
 BOSTON: Final = "evaluate@boston-deterministic"
 
 

@@ -13,9 +13,10 @@ import psutil
 import pytest
 from filelock import FileLock
 
-from tests.end_to_end.conftest import PARAMS, Project, make
+from tests.end_to_end import forked
+from tests.end_to_end.conftest import FORKED, PARAMS, Project, make
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.process, FORKED]
 KINDS = ("prepare", "holdout", "trajectory", "student")
 
 
@@ -80,11 +81,17 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
     raise AssertionError(f"the command has ended: {lines}")
 
 
-def test_a_plain_dvc_repro_makes_the_same_results_and_leaves_nothing_to_do(finished: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", ["forks", pytest.param("processes", marks=pytest.mark.soak)])
+def test_a_plain_dvc_repro_makes_the_same_results_and_leaves_nothing_to_do(
+    finished: Project, tmp_path: Path, stages: str
+) -> None:
     """From nothing: the same bits, nothing left for either to do, and no process left behind."""
     project = make(tmp_path / "plain", PARAMS)
     project.env["BDL_TEST"] = str(project.folder)
-    project.dvc("repro")
+    with forked.served(tmp_path) as place:
+        path = project.env["PATH"]
+        project.env["PATH"] = f"{place}{os.pathsep}{path}" if stages == "forks" else path
+        project.dvc("repro")
     assert artifacts(project) == artifacts(finished)
     assert "up to date" in project.dvc("status") and stale(project) == set()
     assert "nothing to do" in project.pipeline("repro").stdout

@@ -18,9 +18,9 @@ import yaml
 from bdl_pipe.scores import COLUMNS
 from pipeline.core.load import typed
 from pipeline.plan.plan import plan
-from tests.end_to_end.conftest import ROOT, Project
+from tests.end_to_end.conftest import FORKED, ROOT, Project
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.process, FORKED]
 
 
 def digest(folder: Path) -> dict[str, bytes]:
@@ -49,7 +49,8 @@ def test_the_comparison_has_every_set_and_split_and_a_second_run_does_nothing(fi
     assert not list(finished.folder.joinpath("work").rglob("*.tmp"))
 
 
-def test_the_comparison_in_mlflow_has_the_reports_scores(finished: Project) -> None:
+@pytest.mark.soak
+def test_the_comparison_in_mlflow_has_the_reports_scores(project: Project) -> None:
     text = """
 import json
 from mlflow.tracking import MlflowClient
@@ -58,9 +59,11 @@ client = MlflowClient(store.store_uri())
 runs = client.search_runs([client.get_experiment_by_name(store.COMPARISON).experiment_id])
 print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in runs}))
 """
-    found = json.loads(finished.run(sys.executable, "-c", text, env={"BDL_TRACKING": "on"}).stdout)
+    project.edit("params.yaml", "figures_dpi: 110", "figures_dpi: 90")
+    project.pipeline("repro", env={"BDL_TRACKING": "on"})
+    found = json.loads(project.run(sys.executable, "-c", text, env={"BDL_TRACKING": "on"}).stdout)
     assert found.keys() == {"digits-ensemble", "boston-deterministic"}
-    with open(finished.folder / "report/comparison.csv") as file:
+    with open(project.folder / "report/comparison.csv") as file:
         rows = [r for r in csv.DictReader(file) if r["dataset"] == "boston" and r["set"] == "test"]
     nll = {(r["split"], r["seed"]): float(r["value"]) for r in rows if r["metric"] == "nll"}
     metrics, params = found["boston-deterministic"]

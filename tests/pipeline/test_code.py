@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grimp
@@ -92,17 +93,52 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def digests(folder: Path) -> dict[str, str]:
-    environment = {"PYTHONPATH": f"{folder / 'src'}:{folder}"}
-    command = [sys.executable, "-c", DIGESTS]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
-    return dict(json.loads(done.stdout))
+Digests = Callable[[], dict[str, str]]
+ANSWERS = """
+import ast, functools, os, pathlib, sys
+ast.parse = functools.cache(ast.parse)
+for path in pathlib.Path().rglob("*.py"):
+    ast.parse(path.read_bytes())
+for _ in sys.stdin:
+    if os.fork() == 0:
+        exec(sys.argv[1])
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
 
 
 @pytest.fixture(scope="module")
-def before(copy: Path) -> dict[str, str]:
-    """The digests of the code as it is."""
-    return digests(copy)
+def digests(copy: Path) -> Iterator[Digests]:
+    """A function that returns the digests of the code as it is now.
+
+    Each call is a fork of a process that has imported nothing of the project; that process has parsed the files, since
+    parsing 300 files anew for each edit of one would take most of the time.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", ANSWERS, DIGESTS],
+        cwd=copy,
+        env={"PYTHONPATH": f"{copy / 'src'}:{copy}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        asked, said = process.stdin, process.stdout
+        assert asked is not None and said is not None
+
+        def ask() -> dict[str, str]:
+            asked.write("\n")
+            asked.flush()
+            return dict(json.loads(said.readline()))
+
+        yield ask
+        asked.close()
+
+
+@pytest.fixture(scope="module")
+def before(digests: Digests) -> dict[str, str]:
+    """The digests of the code as it is before any edit."""
+    return digests()
 
 
 COMMENT = "\n# a comment\n"
@@ -123,19 +159,19 @@ COMMENT = "\n# a comment\n"
     ],
 )
 def test_an_edit_changes_only_the_digests_of_the_methods_that_use_the_file(
-    copy: Path, before: dict[str, str], file: str, stale: set[str]
+    copy: Path, digests: Digests, before: dict[str, str], file: str, stale: set[str]
 ) -> None:
     text = (copy / file).read_text()
     (copy / file).write_text(text + COMMENT)
     try:
-        after = digests(copy)
+        after = digests()
     finally:
         (copy / file).write_text(text)
     assert {key.split()[1] for key in before if before[key] != after[key] and key.startswith("student ")} == stale
 
 
 @pytest.mark.process
-def test_a_new_method_changes_no_digest_of_another_method(copy: Path, before: dict[str, str]) -> None:
+def test_a_new_method_changes_no_digest_of_another_method(copy: Path, digests: Digests, before: dict[str, str]) -> None:
     registry = copy / "src/bdl_pipe/registry.py"
     text = registry.read_text()
     new = copy / "src/bdl_pipe/baselines/snapshots.py"
@@ -143,7 +179,7 @@ def test_a_new_method_changes_no_digest_of_another_method(copy: Path, before: di
     line = '        "sgd": "trajectory.sgd:SGD",\n'
     registry.write_text(text.replace(line, line + '        "snapshots": "baselines.snapshots:SNAPSHOTS",\n'))
     try:
-        after = digests(copy)
+        after = digests()
     finally:
         registry.write_text(text)
         new.unlink()
@@ -152,12 +188,12 @@ def test_a_new_method_changes_no_digest_of_another_method(copy: Path, before: di
 
 @pytest.mark.process
 def test_a_stored_reference_changes_only_the_digests_of_evaluations_and_the_report(
-    copy: Path, before: dict[str, str]
+    copy: Path, digests: Digests, before: dict[str, str]
 ) -> None:
     new = copy / "src/bdl_pipe/evaluation/references/new.safetensors"
     new.write_bytes(b"draws")
     try:
-        after = digests(copy)
+        after = digests()
     finally:
         new.unlink()
     assert {key.split()[0] for key in before if before[key] != after[key]} == {"evaluate", "report"}
@@ -167,13 +203,13 @@ def test_a_stored_reference_changes_only_the_digests_of_evaluations_and_the_repo
 @pytest.mark.process
 @pytest.mark.parametrize("file", ["columns.py", "templates/style.css", "paper.csv"])
 def test_a_file_of_the_report_changes_only_the_digest_of_the_report(
-    copy: Path, before: dict[str, str], file: str
+    copy: Path, digests: Digests, before: dict[str, str], file: str
 ) -> None:
     place = copy / "src/bdl_pipe/report" / file
     text = place.read_text()
     place.write_text(text + COMMENT)
     try:
-        after = digests(copy)
+        after = digests()
     finally:
         place.write_text(text)
     assert {key for key in before if before[key] != after[key]} == {"report"}
@@ -182,14 +218,14 @@ def test_a_file_of_the_report_changes_only_the_digest_of_the_report(
 @pytest.mark.process
 @pytest.mark.parametrize("file", ["of_predictions", "selective", "calibration", "curves"])
 def test_a_metric_of_stored_predictions_changes_only_scores_and_the_report(
-    copy: Path, before: dict[str, str], file: str
+    copy: Path, digests: Digests, before: dict[str, str], file: str
 ) -> None:
     """No fit and no evaluation depends on such a metric; the report prints it. (Curves come from stored scores.)"""
     place = copy / f"src/bdl_pipe/metrics/{file}.py"
     text = place.read_text()
     place.write_text(text + COMMENT)
     try:
-        after = digests(copy)
+        after = digests()
     finally:
         place.write_text(text)
     stale = {"scores"} if file == "curves" else {"scores", "report"}

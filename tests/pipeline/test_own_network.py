@@ -13,7 +13,7 @@ from bdl_pipe.config import merge
 from bdl_pipe.errors import ConfigError
 from pipeline.core.load import typed, unwatched
 from pipeline.stages.report import run_info
-from tests.end_to_end.conftest import PARAMS
+from tests.end_to_end.conftest import FORKED, PARAMS
 from tests.pipeline.test_plugin_stages import digests
 
 MINE = '''
@@ -92,6 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.process
+@FORKED
 @pytest.mark.parametrize(
     ("change", "stale"),
     [

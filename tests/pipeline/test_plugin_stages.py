@@ -2,17 +2,17 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.end_to_end.conftest import PARAMS, ROOT
+from tests.end_to_end import forked
+from tests.end_to_end.conftest import FORKED, PARAMS, ROOT
 from tests.test_docs import plugin_files
 
+pytestmark = [pytest.mark.process, FORKED]
 DIGESTS = """
 import json
 from pipeline.core.load import load
@@ -60,12 +60,15 @@ def with_plugins() -> dict[str, object]:
 
 
 def digests(folder: Path) -> dict[str, dict[str, str]]:
+    return dict(json.loads(said(folder, DIGESTS)))
+
+
+def said(folder: Path, text: str) -> str:
+    """Return what ``python -c text`` prints in the folder."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "-c", DIGESTS], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    code, out, error = forked.run(folder, environment, ["-c", text])
+    assert code == 0, error
+    return out
 
 
 def write(folder: Path, params: Mapping[str, object]) -> None:
@@ -75,7 +78,6 @@ def write(folder: Path, params: Mapping[str, object]) -> None:
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("file", "stale"),
     [
@@ -106,7 +108,6 @@ def test_a_change_of_a_plugin_makes_only_the_stages_that_use_it_stale(
     assert {name for name in before if before[name] != after[name]} == stale
 
 
-@pytest.mark.process
 def test_plugins_that_no_run_uses_change_no_digest(tmp_path: Path) -> None:
     """The files lie there unlisted, and then ``plugins`` lists them; plugins of scores and metrics are left out."""
     write(tmp_path, yaml.safe_load(PARAMS))
@@ -117,7 +118,6 @@ def test_plugins_that_no_run_uses_change_no_digest(tmp_path: Path) -> None:
     assert digests(tmp_path) == plain
 
 
-@pytest.mark.process
 def test_the_closure_of_a_plugin_follows_public_names_and_its_own_modules(tmp_path: Path) -> None:
     text = """
 from bdl_pipe import plugins
@@ -137,11 +137,7 @@ print(*(place.name for place in code.shipped()))
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    modules, shipped = (line.split() for line in done.stdout.splitlines())
+    modules, shipped = (line.split() for line in said(tmp_path, text).splitlines())
     assert {"helper", "pack", "pack.methods", "pack.inner", "bdl_pipe.seeds", "bdl_pipe.posterior"} <= {*modules}
     assert "bdl_pipe.sgmcmc.schedules" in modules
     assert not {"pack.unused", "bdl_pipe.registry", "bdl_pipe.public", "json"} & {*modules}

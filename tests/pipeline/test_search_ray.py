@@ -28,8 +28,8 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A prepared project, which each test copies, and a Ray in this process whose workers import the methods."""
+def made(ray_head, tmp_path_factory):
+    """A prepared project, which each test copies, and a connection to a Ray whose workers import the methods."""
     folder = tmp_path_factory.mktemp("toy")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -37,7 +37,7 @@ def made(tmp_path_factory):
         patch.setenv("PYTHONPATH", str(HERE))
         patch.delenv("RAY_ADDRESS", raising=False)
         tune_cases.project(folder, hold="hold", fault="fault", log="log")
-        with cluster.connected(Settings()):
+        with cluster.connected(Settings(), head=lambda: ray_head):
             yield folder
 
 
@@ -183,7 +183,7 @@ def test_a_search_is_tracked_and_its_winner_is_merged_into_params(toy, trials, m
     """The means of the data and the teachers differ by 4.5, so that the best shift is -4.5."""
     monkeypatch.setenv("BDL_TRACKING", "on")
     before = (toy / "params.yaml").read_text()
-    search(samples=4, apply=True, max_concurrent=None)
+    search(samples=3, apply=True, max_concurrent=None)
     tried = [trial.sampled["inner.shift"] for trial in trials[0]]
     assert tried[0] == tune_cases.IN_FORCE
     overlay = yaml.safe_load((toy / "params/tuned/shift-toy.yaml").read_text())
@@ -192,7 +192,7 @@ def test_a_search_is_tracked_and_its_winner_is_merged_into_params(toy, trials, m
     assert load().run("student", "toy-shift").config.inner.shift == best
     kept = [line for line in before.splitlines() if "toy-shift:" not in line]
     assert kept == [line for line in (toy / "params.yaml").read_text().splitlines() if "toy-shift:" not in line]
-    assert capsys.readouterr().out.count(" of 4: nll ") == 4
+    assert capsys.readouterr().out.count(" of 3: nll ") == 3
     with sqlite3.connect(toy / "mlruns/mlflow.db") as store:
         ((parent, status),) = store.execute(
             "select r.run_uuid, r.status from runs r join tags t on r.run_uuid = t.run_uuid where t.value = 'tune'"
@@ -203,7 +203,7 @@ def test_a_search_is_tracked_and_its_winner_is_merged_into_params(toy, trials, m
         ).fetchall()
         logged = store.execute("select distinct key from metrics").fetchall()
     assert status == "FINISHED"
-    assert [child[:2] for child in children] == [(parent, "FINISHED")] * 4
+    assert [child[:2] for child in children] == [(parent, "FINISHED")] * 3
     assert sorted(float(value) for *_, value in children) == pytest.approx(sorted(tried))
     assert ("validation/nll",) in logged
 
