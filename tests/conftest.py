@@ -22,18 +22,21 @@ prepare_environment()  # Ray reads the environment when it is imported, and file
 torch.set_num_threads(1)  # equal bits whatever the machine
 
 
-def make_tiny_images() -> FitData:
-    """160 + 40 images of 8×8×1 in 3 classes: a bright band at a third of the height, plus noise."""
-    random = np.random.default_rng(0)
-    labels = np.arange(200) % 3
-    images = random.integers(0, 120, (200, 1, 8, 8))
+def make_tiny_images(train: int = 160) -> FitData:
+    """``train`` images, and a quarter as many validation images, of 8×8×1 in 3 classes.
+
+    Each is a bright band at a third of the height, plus noise.
+    """
+    random, count = np.random.default_rng(0), train + train // 4
+    labels = np.arange(count) % 3
+    images = random.integers(0, 120, (count, 1, 8, 8))
     for label in range(3):
         images[labels == label, :, 2 * label : 2 * label + 3] += 100
     images = images.astype(np.uint8)
-    train, validation = Examples(images[:160], labels[:160]), Examples(images[160:], labels[160:])
-    scaled = torch.tensor(images[:160]).double() / 255
+    rows, validation = Examples(images[:train], labels[:train]), Examples(images[train:], labels[train:])
+    scaled = torch.tensor(images[:train]).double() / 255
     transform = Transform("image", scaled.mean((0, 2, 3)), scaled.std((0, 2, 3)))
-    return FitData("classification", train, validation, transform, ("low", "middle", "high"))
+    return FitData("classification", rows, validation, transform, ("low", "middle", "high"))
 
 
 def make_tiny_table(train: int = 80, noise: float = 1.0) -> FitData:

@@ -6,7 +6,7 @@ are a random number that a generator of the CPU draws on the device, and a view 
 Inside ``posing()`` torch knows the device.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 DEVICE = "meta"
 _COPIES = {"aten::copy_", "aten::_to_copy"}
@@ -71,12 +70,13 @@ class _Mode(TorchDispatchMode):
         self._made = made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own = {_address(g) for g in self._made}
-        drawn = [x for x in tree_flatten((args, dict(kwargs or {})))[0] if isinstance(x, torch.Generator)]
         found = _call(func, args, kwargs or {})
-        at = [x for x in tree_flatten(found)[0] if isinstance(x, Tensor)]
-        if drawn and any((_address(g) in own) != isinstance(x, There) for g in drawn for x in at):
-            raise RuntimeError(f"{func}: the generator must be of the tensor's device")
+        drawn = [x for x in _leaves((args, kwargs or {})) if isinstance(x, torch.Generator)]
+        if drawn:
+            own = {_address(g) for g in self._made}
+            at = [x for x in _leaves(found) if isinstance(x, Tensor)]
+            if any((_address(g) in own) != isinstance(x, There) for g in drawn for x in at):
+                raise RuntimeError(f"{func}: the generator must be of the tensor's device")
         return found
 
 
@@ -129,8 +129,40 @@ def _address(made: torch.Generator) -> int:
     return made._cdata  # type: ignore[attr-defined]
 
 
+def _leaves(tree: Any) -> list[Any]:
+    """Return what lists, tuples and dictionaries hold; torch's own trees take most of the pose's time."""
+    found, left = [], [tree]
+    while left:
+        x = left.pop()
+        if isinstance(x, list | tuple):
+            left.extend(reversed(x))
+        elif isinstance(x, dict):
+            left.extend(reversed(x.values()))
+        else:
+            found.append(x)
+    return found
+
+
+def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Change all that lists, tuples and dictionaries hold."""
+    if isinstance(tree, list | tuple):
+        changed = [_mapped(change, x) for x in tree]
+        return changed if type(tree) is list else tuple(changed)
+    if isinstance(tree, dict):
+        return {key: _mapped(change, x) for key, x in tree.items()}
+    return change(tree)
+
+
+def _held(x: Any) -> Any:
+    return x.held if isinstance(x, There) else x
+
+
+def _posed(x: Any) -> Any:
+    return There(x) if isinstance(x, Tensor) else x
+
+
 def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    name, (flat, _) = func._schema.name, tree_flatten((args, dict(kwargs)))
+    name, flat = func._schema.name, _leaves((args, kwargs))
     there = [x for x in flat if isinstance(x, There)]
     here = [x for x in flat if isinstance(x, Tensor) and not isinstance(x, There)]
     device = kwargs.get("device")
@@ -145,9 +177,8 @@ def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         _require(all(not x.ndim for x in here), name, flat)
     if wanted == DEVICE:
         kwargs = {**kwargs, "device": "cpu"}
-    args, kwargs = tree_map(lambda x: x.held if isinstance(x, There) else x, (args, dict(kwargs)))
-    found = func(*args, **kwargs)
-    return tree_map(lambda x: There(x) if isinstance(x, Tensor) else x, found) if goes else found
+    found = func(*_mapped(_held, args), **_mapped(_held, kwargs))
+    return _mapped(_posed, found) if goes else found
 
 
 def _require(ok: bool, name: str, flat: list[Any]) -> None:

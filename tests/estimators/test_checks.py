@@ -1,12 +1,14 @@
 """scikit-learn's own checks of an estimator, and its tools: clone, searches, pipelines, cross-validation, pickles."""
 
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -33,8 +35,23 @@ def test_a_linear_estimator_passes_a_check_of_scikit_learn(estimator: Any, check
     run(estimator, check)
 
 
+def some(checks: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """Mark the cases that fit the largest rows again, from read-only memory or as float32, and run them in soak."""
+
+    def marked(case: Any) -> ParameterSet:
+        values, marks = (case.values, case.marks) if isinstance(case, ParameterSet) else (case, ())
+        again = re.match("check_(classifiers|regressors)_train", named(values[1])) and "readonly" in named(values[1])
+        return pytest.param(*values, marks=[*marks, *[pytest.mark.soak] * bool(again)])
+
+    def named(check: Any) -> str:
+        return str(checks.kwargs["ids"](check))
+
+    arguments, cases = checks.args
+    return pytest.mark.parametrize(arguments, list(map(marked, cases)), **checks.kwargs)
+
+
 @pytest.mark.slow
-@parametrize_with_checks(NETWORKS, expected_failed_checks=failing, xfail_strict=True)
+@some(parametrize_with_checks(NETWORKS, expected_failed_checks=failing, xfail_strict=True))
 def test_a_network_estimator_passes_a_check_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     run(estimator, check)
 

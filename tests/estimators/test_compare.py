@@ -84,9 +84,9 @@ def test_a_trajectory_of_two_methods_is_fitted_once_per_fold(monkeypatch: pytest
         return own(run, *rest)
 
     monkeypatch.setattr(fitting, "_fit_run", counted)
-    found = compare(X, Y, ["swa", "swag"], cv=2, pace=0.05)
+    found = compare(X, Y, ["swa", "swag"], cv=2, pace=0.01)
     assert sorted(fitted) == ["data-iterates"] * 2 + ["data-swa"] * 2 + ["data-swag"] * 2
-    alone = compare(X, Y, {"swag": BayesianRegressor("swag", pace=0.05), "linear": "linear"}, cv=2)
+    alone = compare(X, Y, {"swag": BayesianRegressor("swag", pace=0.01), "linear": "linear"}, cv=2)
     assert found.table.loc["swag", "nll"] == alone.table.loc["swag", "nll"]  # the same bits
     assert (found.table["fit_seconds"] > 0).all()
 
@@ -95,11 +95,11 @@ def test_a_trajectory_of_two_methods_is_fitted_once_per_fold(monkeypatch: pytest
 def test_methods_of_one_and_of_all_seeds_of_a_trajectory_equal_their_separate_fits() -> None:
     names = ["swag", "multi_swag"]  # in either order, the second must not take the trajectories of the first
     for order in (names, names[::-1]):
-        found = compare(X, Y, order, cv=2, pace=0.05)
+        found = compare(X, Y, order, cv=2, pace=0.01)
         for name in names:
-            alone = compare(X, Y, {name: BayesianRegressor(name, pace=0.05), "constant": "constant"}, cv=2)
+            alone = compare(X, Y, {name: BayesianRegressor(name, pace=0.01), "constant": "constant"}, cv=2)
             assert found.table.loc[name, "nll"] == alone.table.loc[name, "nll"]
-    fitted = [BayesianRegressor(name, pace=0.05).fit(X, Y).fitted_.parts[0].posterior for name in names]
+    fitted = [BayesianRegressor(name, pace=0.01).fit(X, Y).fitted_.parts[0].posterior for name in names]
     assert [len(posterior.tensors["head.bias"]) for posterior in fitted] == [20, 3 * 7]
 
 

@@ -1,9 +1,11 @@
 """Every method of the registry that has a posterior fits and predicts behind an estimator, on a table or on images."""
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from bdl_pipe import METHODS, BayesianClassifier, BayesianRegressor
 from bdl_pipe.data.size import Size
@@ -35,6 +37,8 @@ SHORT: Final[dict[str, dict[str, Any]]] = {  # numbers of steps that the pace do
     "ciber_second": {"weights": 1},
     "ldgbll": {"epochs": 3},
     **{name: {"student": {"steps": 3}} for name in ("coreset_vi", "coreset_bma", "vbpc", "random_coreset")},
+    **{name: {"draws": 3, "validation_draws": 2} for name in ("bnn", "fcg_u", "ffg_u", "ffg_w")},
+    "ensemble_u": {"draws": 5, "validation_draws": 5},  # one of each member
     "coreset_nn": {"steps": 5},
     "coreset_krr": {"steps": 5},
     "coreset_sgmcmc": {"thinning": {"steps": 20, "burn_in": 10, "every": 5}},
@@ -47,8 +51,21 @@ def override(name: str) -> dict[str, Any]:
     return {**SHORT.get(name, {}), **NEEDED.get(name, {})}
 
 
+def names(task: str, soak: Collection[str]) -> list[ParameterSet]:
+    chosen = [name for name in STUDENTS if task in METHODS[name].tasks]
+    return [pytest.param(name, marks=[pytest.mark.soak] * (name in soak)) for name in chosen]
+
+
+# Methods of both tasks run in one of them, but for a method of each kind; random weights take the longest.
+AS_CLASSIFIERS: Final = {
+    *("bnn", "dropout", "ensemble", "multi_swag", "pca_ess", "pca_vi", "sngp", "swa"),
+    *("ensemble_u", "fcg_u", "fcg_w", "ffg_w", "sgmcmc"),
+}
+AS_REGRESSORS: Final = {"deterministic", "ffg_u", "kfac_laplace", "swag", "tabm"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in STUDENTS if "regression" in METHODS[name].tasks])
+@pytest.mark.parametrize("name", names("regression", soak=AS_CLASSIFIERS))
 def test_a_regressor_of_every_method_fits_and_predicts(name: str) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(60, 3))
@@ -62,7 +79,7 @@ def test_a_regressor_of_every_method_fits_and_predicts(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in STUDENTS if "classification" in METHODS[name].tasks])
+@pytest.mark.parametrize("name", names("classification", soak=AS_REGRESSORS))
 def test_a_classifier_of_every_method_fits_and_predicts(name: str) -> None:
     random = np.random.default_rng(0)
     labels = np.arange(60) % 2

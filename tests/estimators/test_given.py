@@ -126,7 +126,7 @@ def test_images_may_have_their_channels_first_or_last(last: bool) -> None:
     random = np.random.default_rng(0)
     labels = np.arange(60) % 2
     images = (random.integers(0, 80, (60, 3, 8, 8)) + 100 * labels[:, None, None, None]).astype(np.uint8)
-    model = BayesianClassifier("ensemble", pace=0.05).fit(images.transpose(0, 2, 3, 1) if last else images, labels)
+    model = BayesianClassifier("deterministic", pace=0.05).fit(images.transpose(0, 2, 3, 1) if last else images, labels)
     assert model.fitted_.schema["input_shape"] == [3, 8, 8]
     np.testing.assert_array_equal(model.predict_proba(images), model.predict_proba(images.transpose(0, 2, 3, 1)))
     assert model.score(images.astype(np.int64), labels) > 0.9
@@ -167,7 +167,7 @@ def test_fits_and_predictions_start_no_process(monkeypatch: pytest.MonkeyPatch) 
     for owner, name in ((os, "fork"), (os, "posix_spawn"), (subprocess, "Popen"), (BaseProcess, "start")):
         monkeypatch.setattr(owner, name, refused)
     numbers = np.random.default_rng(0).normal(size=(60, 2))
-    for method in ("vbll", "ensemble", "boosting"):
+    for method in ("vbll", "deterministic", "boosting"):
         BayesianRegressor(method, pace=0.01).fit(numbers, numbers[:, 0]).predict(numbers)
 
 
@@ -244,10 +244,10 @@ def test_an_estimator_whose_fit_fails_stays_as_it_was() -> None:
     assert not hasattr(new, "n_features_in_")
 
 
-@pytest.mark.parametrize("method", ["vbll", "bnn"])
-def test_torchs_settings_of_the_users_code_do_not_reach_a_fit(method: str) -> None:
+@pytest.mark.parametrize(("method", "override"), [("vbll", {}), ("bnn", {"draws": 3, "validation_draws": 2})])
+def test_torchs_settings_of_the_users_code_do_not_reach_a_fit(method: str, override: dict[str, int]) -> None:
     def made() -> np.ndarray:
-        return BayesianRegressor(method, pace=0.05).fit(NUMBERS, TARGETS).predict(NUMBERS)
+        return BayesianRegressor(method, override=override, pace=0.01).fit(NUMBERS, TARGETS).predict(NUMBERS)
 
     expected = made()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -11,7 +11,7 @@ from bdl_pipe.estimators import fitting
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 3))
 Y = X[:, 0] + 0.1 * RANDOM.normal(size=60)
-PACE = 0.05
+PACE = 0.01
 
 
 def test_an_ensemble_is_made_from_its_networks() -> None:
