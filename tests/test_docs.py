@@ -40,6 +40,7 @@ BLOCKS = [
     for number, (language, text) in enumerate(re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S))
 ]
 NOT_RUN = ("# plugins/", '"""plugins/')  # files of a user, which are tested below
+INSTALLED = ("README.md", "docs/api.md")  # tests/test_installation.py runs their blocks, with the wheel alone
 KINDS = {"python", "sh", "yaml", "diff", "text", ""}
 OTHER_PROGRAMS = ("export", "mlflow", "dvc", "git", ".")
 WITHOUT_PIPELINE = "\nimport sys\nassert not {'ray', 'mlflow', 'dvc', 'pipeline'} & set(sys.modules)\n"
@@ -47,6 +48,13 @@ WITHOUT_PIPELINE = "\nimport sys\nassert not {'ray', 'mlflow', 'dvc', 'pipeline'
 
 def of(*languages: str) -> list[Any]:
     return [block for block in BLOCKS if block.values[1] in languages]
+
+
+RUN = [
+    b
+    for b in of("python")
+    if not str(b.values[2]).startswith(NOT_RUN) and b.values[0] not in [ROOT / page for page in INSTALLED]
+]
 
 
 def block(marker: str) -> str:
@@ -60,25 +68,34 @@ def test_every_block_is_in_a_tested_language(page: Path, language: str, text: st
 
 
 RUNNING = """
-import json, os, sys, torch._dynamo
+import gc, json, os, sys, traceback
+import pandas, pyarrow.parquet, safetensors.torch, scipy.stats, sklearn.base, torch._dynamo, torch.utils.data, yaml
+gc.freeze()
 for text, out in json.load(sys.stdin):
     if os.fork() == 0:
         for number, path in ((1, out), (2, out + ".err")):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-        exec(compile(text, out, "exec"), {"__name__": "__main__"})
-        sys.exit()
+        code = 1
+        try:
+            exec(compile(text, out, "exec"), {"__name__": "__main__"})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # freeing all imported modules one by one would take longer than most blocks
     print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
-    """Block -> exit code, stdout and stderr; each block runs in its own fork of a process that has imported torch."""
+    """Block -> exit code, stdout and stderr; each runs in a fork of a process that has imported others' packages."""
     folder = tmp_path_factory.mktemp("blocks")
     coreset = folder / "work/coreset/fashion_small-vbpc-ipc10/0-0.safetensors"  # as make repro would leave it
     coreset.parent.mkdir(parents=True)
     save_file({"raw": torch.rand(100, 1, 28, 28), "labels": torch.rand(100, 10)}, coreset)
-    texts = [str(b.values[2]) for b in of("python") if not str(b.values[2]).startswith(NOT_RUN)]
+    texts = [str(b.values[2]) for b in RUN]
     outs = [folder / str(number) for number in range(len(texts))]
     asked = json.dumps([[text + WITHOUT_PIPELINE, str(out)] for text, out in zip(texts, outs, strict=True)])
     done = subprocess.run(
@@ -99,12 +116,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "language", "text"), of("python"))
+@pytest.mark.parametrize(("page", "language", "text"), RUN)
 def test_a_python_block_runs_without_the_pipeline_and_prints_a_result(
     page: Path, language: str, text: str, ran: dict[str, tuple[int, str, str]]
 ) -> None:
-    if text.startswith(NOT_RUN):
-        return
     code, out, error = ran[text]
     assert code == 0, error
     assert re.search(r"tensor|Size|\d", out)

@@ -1,5 +1,6 @@
 """The library's wheel, in an environment of its declared dependencies alone."""
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def test_documented_examples_run(python: Path, page: str) -> None:
     for block in blocks:
         done = run(python, "-c", block.split("```")[0])
         assert done.returncode == 0, done.stderr
+        assert re.search(r"tensor|Size|\d", done.stdout)
 
 
 def test_the_estimators_run_and_a_table_without_pandas_names_its_extra(python: Path) -> None:
