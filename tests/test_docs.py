@@ -1,10 +1,7 @@
 """The blocks of README and docs/ are run, or read by the program that would run them."""
 
-import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,7 @@ from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from pipeline.core.load import typed
 from pipeline.core.settings import read_machine
-from tests import commands
+from tests import commands, fresh
 
 from .cases import fit
 
@@ -67,25 +64,7 @@ def test_every_block_is_in_a_tested_language(page: Path, language: str, text: st
     assert language in KINDS
 
 
-RUNNING = """
-import gc, json, os, sys, traceback
-import pandas, pyarrow.parquet, safetensors.torch, scipy.stats, sklearn.base, torch._dynamo, torch.utils.data, yaml
-gc.freeze()
-for text, out in json.load(sys.stdin):
-    if os.fork() == 0:
-        for number, path in ((1, out), (2, out + ".err")):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-        code = 1
-        try:
-            exec(compile(text, out, "exec"), {"__name__": "__main__"})
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # freeing all imported modules one by one would take longer than most blocks
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
+IMPORTS = "pandas, pyarrow.parquet, safetensors.torch, scipy.stats, sklearn.base, torch._dynamo, torch.utils.data, yaml"
 
 
 @pytest.fixture(scope="module")
@@ -96,22 +75,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
     coreset.parent.mkdir(parents=True)
     save_file({"raw": torch.rand(100, 1, 28, 28), "labels": torch.rand(100, 10)}, coreset)
     texts = [str(b.values[2]) for b in RUN]
-    outs = [folder / str(number) for number in range(len(texts))]
-    asked = json.dumps([[text + WITHOUT_PIPELINE, str(out)] for text, out in zip(texts, outs, strict=True)])
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNING],
-        input=asked,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=_environment(),
-        check=True,
-    )
-    codes = map(int, done.stdout.split())
-    return {
-        text: (code, out.read_text(), Path(f"{out}.err").read_text())
-        for text, code, out in zip(texts, codes, outs, strict=True)
-    }
+    asked = [text + WITHOUT_PIPELINE for text in texts]
+    return dict(zip(texts, fresh.run_each(asked, folder, IMPORTS, _environment()), strict=True))
 
 
 @pytest.mark.process
