@@ -1,5 +1,7 @@
 """The work of each of the two processes in test_distributed, in a module that spawned processes can import."""
 
+import importlib
+import multiprocessing
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -100,6 +102,19 @@ def interrupted(data: FitData) -> Report:
     except Stopped:
         return report
     raise AssertionError("it was not stopped")
+
+
+def run_all(size: int, port: int, folder: str) -> None:
+    """Do the work of all ranks, each in a fork of this process, whose imports they share."""
+    for name in SHARED:
+        METHODS[name]  # imports its modules
+    importlib.import_module("torch._dynamo")  # torch's own optimisers import it
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=run, args=(rank, size, port, folder)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
 
 
 def run(rank: int, size: int, port: int, folder: str) -> None:

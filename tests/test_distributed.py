@@ -1,5 +1,6 @@
 """Two gloo processes that share every batch, against one process with the whole batch."""
 
+import multiprocessing
 import socket
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(ranks.run, (2, port, str(folder)), nprocs=2)
+    process = multiprocessing.get_context("spawn").Process(target=ranks.run_all, args=(2, port, str(folder)))
+    process.start()
+    process.join()
     return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
 
 

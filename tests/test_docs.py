@@ -1,10 +1,7 @@
 """The blocks of README and docs/ are run, or read by the program that would run them."""
 
-import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,7 @@ from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from pipeline.core.load import typed
 from pipeline.core.settings import read_machine
-from tests import commands
+from tests import commands, fresh
 
 from .cases import fit
 
@@ -40,6 +37,7 @@ BLOCKS = [
     for number, (language, text) in enumerate(re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S))
 ]
 NOT_RUN = ("# plugins/", '"""plugins/')  # files of a user, which are tested below
+INSTALLED = ("README.md", "docs/api.md")  # tests/test_installation.py runs their blocks, with the wheel alone
 KINDS = {"python", "sh", "yaml", "diff", "text", ""}
 OTHER_PROGRAMS = ("export", "mlflow", "dvc", "git", ".")
 WITHOUT_PIPELINE = "\nimport sys\nassert not {'ray', 'mlflow', 'dvc', 'pipeline'} & set(sys.modules)\n"
@@ -47,6 +45,13 @@ WITHOUT_PIPELINE = "\nimport sys\nassert not {'ray', 'mlflow', 'dvc', 'pipeline'
 
 def of(*languages: str) -> list[Any]:
     return [block for block in BLOCKS if block.values[1] in languages]
+
+
+RUN = [
+    b
+    for b in of("python")
+    if not str(b.values[2]).startswith(NOT_RUN) and b.values[0] not in [ROOT / page for page in INSTALLED]
+]
 
 
 def block(marker: str) -> str:
@@ -59,52 +64,27 @@ def test_every_block_is_in_a_tested_language(page: Path, language: str, text: st
     assert language in KINDS
 
 
-RUNNING = """
-import json, os, sys, torch._dynamo
-for text, out in json.load(sys.stdin):
-    if os.fork() == 0:
-        for number, path in ((1, out), (2, out + ".err")):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-        exec(compile(text, out, "exec"), {"__name__": "__main__"})
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
+IMPORTS = "pandas, pyarrow.parquet, safetensors.torch, scipy.stats, sklearn.base, torch._dynamo, torch.utils.data, yaml"
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
-    """Block -> exit code, stdout and stderr; each block runs in its own fork of a process that has imported torch."""
+    """Block -> exit code, stdout and stderr; each runs in a fork of a process that has imported others' packages."""
     folder = tmp_path_factory.mktemp("blocks")
     coreset = folder / "work/coreset/fashion_small-vbpc-ipc10/0-0.safetensors"  # as make repro would leave it
     coreset.parent.mkdir(parents=True)
     save_file({"raw": torch.rand(100, 1, 28, 28), "labels": torch.rand(100, 10)}, coreset)
-    texts = [str(b.values[2]) for b in of("python") if not str(b.values[2]).startswith(NOT_RUN)]
-    outs = [folder / str(number) for number in range(len(texts))]
-    asked = json.dumps([[text + WITHOUT_PIPELINE, str(out)] for text, out in zip(texts, outs, strict=True)])
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNING],
-        input=asked,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=_environment(),
-        check=True,
-    )
-    codes = map(int, done.stdout.split())
-    return {
-        text: (code, out.read_text(), Path(f"{out}.err").read_text())
-        for text, code, out in zip(texts, codes, outs, strict=True)
-    }
+    texts = [str(b.values[2]) for b in RUN]
+    asked = [text + WITHOUT_PIPELINE for text in texts]
+    return dict(zip(texts, fresh.run_each(asked, folder, IMPORTS, _environment()), strict=True))
 
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "language", "text"), of("python"))
+@pytest.mark.parametrize(("page", "language", "text"), RUN)
 def test_a_python_block_runs_without_the_pipeline_and_prints_a_result(
     page: Path, language: str, text: str, ran: dict[str, tuple[int, str, str]]
 ) -> None:
-    if text.startswith(NOT_RUN):
-        return
     code, out, error = ran[text]
     assert code == 0, error
     assert re.search(r"tensor|Size|\d", out)

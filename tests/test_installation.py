@@ -1,20 +1,53 @@
 """The library's wheel, in an environment of its declared dependencies alone."""
 
+import os
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from . import fresh
 from .wheel import PROJECT, ROOT, installed, run
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
+PAGES = ("README.md", "docs/api.md")
+EXTRA = "from bdl_pipe.baselines.of_gpytorch import processes; processes()"
+EVERY = """
+import importlib, pkgutil, bdl_pipe
+absent = {}
+for module in pkgutil.walk_packages(bdl_pipe.__path__, "bdl_pipe."):
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        absent[module.name] = error.name
+extras = {"baselines.gaussian_processes": "gpytorch", "figures": "matplotlib", "report": "matplotlib"}
+assert absent == {f"bdl_pipe.{name}": package for name, package in extras.items()}, absent
+assert len(list(bdl_pipe.METHODS.values())) == len(bdl_pipe.METHODS) > 40
+for name in bdl_pipe.__all__:
+    getattr(bdl_pipe, name)
+"""
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of an environment with the wheel and the declared dependencies."""
     return installed(tmp_path_factory.mktemp("installation"))
+
+
+@pytest.fixture(scope="module")
+def ran(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Text -> exit code, stdout and stderr; each runs in a fork of a process that has imported declared packages."""
+    texts = [EVERY, EXTRA, *(block for page in PAGES for block in blocks(page))]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    imports = "pyarrow.parquet, scipy.stats, sklearn.base, torch"
+    folder = tmp_path_factory.mktemp("texts")
+    return dict(zip(texts, fresh.run_each(texts, folder, imports, environment, python), strict=True))
+
+
+def blocks(page: str) -> list[str]:
+    return [block.split("```")[0] for block in (ROOT / page).read_text().split("```python\n")[1:]]
 
 
 def test_at_most_ten_dependencies_are_declared() -> None:
@@ -33,23 +66,9 @@ def test_packages_of_the_pipeline_are_absent(python: Path) -> None:
     assert done.returncode == 0 and not done.stdout.strip(), done.stdout + done.stderr
 
 
-def test_every_module_and_every_method_imports_except_modules_of_extras(python: Path) -> None:
-    text = """
-import importlib, pkgutil, bdl_pipe
-absent = {}
-for module in pkgutil.walk_packages(bdl_pipe.__path__, "bdl_pipe."):
-    try:
-        importlib.import_module(module.name)
-    except ModuleNotFoundError as error:
-        absent[module.name] = error.name
-extras = {"baselines.gaussian_processes": "gpytorch", "figures": "matplotlib", "report": "matplotlib"}
-assert absent == {f"bdl_pipe.{name}": package for name, package in extras.items()}, absent
-assert len(list(bdl_pipe.METHODS.values())) == len(bdl_pipe.METHODS) > 40
-for name in bdl_pipe.__all__:
-    getattr(bdl_pipe, name)
-"""
-    done = run(python, "-c", text)
-    assert done.returncode == 0, done.stderr
+def test_every_module_and_every_method_imports_except_modules_of_extras(ran: dict[str, tuple[int, str, str]]) -> None:
+    code, _, error = ran[EVERY]
+    assert code == 0, error
 
 
 def test_the_wheel_has_every_file_of_the_library(python: Path) -> None:
@@ -61,9 +80,9 @@ def test_the_wheel_has_every_file_of_the_library(python: Path) -> None:
     assert packed == {path.as_posix() for path in files if "__pycache__" not in path.parts}
 
 
-def test_the_error_for_an_absent_extra_shows_how_to_install_it(python: Path) -> None:
-    done = run(python, "-c", "from bdl_pipe.baselines.of_gpytorch import processes; processes()")
-    assert "UserError" in done.stderr and "pip install 'bdl-pipe[gp]'" in done.stderr.splitlines()[-1]
+def test_the_error_for_an_absent_extra_shows_how_to_install_it(ran: dict[str, tuple[int, str, str]]) -> None:
+    _, _, error = ran[EXTRA]
+    assert "UserError" in error and "pip install 'bdl-pipe[gp]'" in error.splitlines()[-1]
 
 
 def test_the_command_says_that_the_pipeline_needs_a_clone_of_the_project(python: Path) -> None:
@@ -76,13 +95,13 @@ def test_the_command_says_that_the_pipeline_needs_a_clone_of_the_project(python:
     assert "must be a clone of the project" in line and "git clone" in line
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
-def test_documented_examples_run(python: Path, page: str) -> None:
-    blocks = (ROOT / page).read_text().split("```python\n")[1:]
-    assert blocks
-    for block in blocks:
-        done = run(python, "-c", block.split("```")[0])
-        assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("page", PAGES)
+def test_documented_examples_run(ran: dict[str, tuple[int, str, str]], page: str) -> None:
+    assert blocks(page)
+    for block in blocks(page):
+        code, out, error = ran[block]
+        assert code == 0, error
+        assert re.search(r"tensor|Size|\d", out)
 
 
 def test_the_estimators_run_and_a_table_without_pandas_names_its_extra(python: Path) -> None:

@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.registry import METHODS, Lazy
 from bdl_pipe.seeds import Seed
+from tests import fresh
 from tests.preparing import dataset_of
 from tests.test_docs import plugin_files
 
@@ -194,10 +194,10 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.process
-def test_wrong_registrations_are_refused() -> None:
+def test_wrong_registrations_are_refused(folder: Path) -> None:
     """In a process of its own, where the tests' type checker does not refuse them first."""
     names = [write(f"p{number}.py", HEAD + line) for number, line in enumerate(WRONG)]
-    said = subprocess.run([sys.executable, "-c", LOAD_EACH, *names], capture_output=True, text=True, check=True).stdout
+    said = fresh.run(folder, LOAD_EACH, *names)
     head = "the plugin {} cannot be imported: {} (line 14)"
     assert said.splitlines() == [head.format(name, cause) for name, cause in zip(names, WRONG.values(), strict=True)]
 
@@ -315,9 +315,8 @@ def test_a_process_without_the_plugin_file_reads_a_sent_plugin(folder: Path) -> 
     assert with_plugins(folder) is folder, "without plugins nothing is wrapped"
     load([write("small.py", METHOD.replace("NAME", "small"))])
     method = METHODS["small"]
-    blob = pickle.dumps(with_plugins((method.stages["student"].fit, method.config(7))))
+    Path("blob").write_bytes(pickle.dumps(with_plugins((method.stages["student"].fit, method.config(7)))))
     Path("small.py").unlink()
-    text = "import pickle, sys; fit, config = pickle.loads(sys.stdin.buffer.read()); from bdl_pipe import METHODS;"
+    text = "import pickle; fit, config = pickle.load(open('blob', 'rb')); from bdl_pipe import METHODS;"
     text += "print(fit(None, {}, config, rng=None, report=None).config, METHODS['small'].config is type(config))"
-    done = subprocess.run([sys.executable, "-c", text], input=blob, capture_output=True, check=True)
-    assert done.stdout.decode().strip() == "{'posterior': 'small', 'size': 7} True"
+    assert fresh.run(folder, text).strip() == "{'posterior': 'small', 'size': 7} True"

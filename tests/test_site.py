@@ -1,9 +1,8 @@
 """Documentation that is written from code and stored results is up to date and complete, and its links work."""
 
 import html
+import os
 import re
-import subprocess
-import sys
 import tomllib
 import unicodedata
 from pathlib import Path
@@ -16,6 +15,7 @@ from bdl_pipe.public import PLACES
 from bdl_pipe.registry import METHODS
 from benchmarks.site import __main__ as site
 from benchmarks.site import api, badges, blocks, keys, method_pages, parameters, pictures, stored
+from tests.end_to_end import forked
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -28,9 +28,9 @@ OWN = {name: METHODS[name] for name in METHODS if METHODS[name].config.__module_
 def test_every_generated_page_equals_the_output_of_its_command() -> None:
     """``python -m benchmarks.site`` would change nothing; in its own process, where no test has added a network."""
     assert len(site.pages()) > 40
-    command = [sys.executable, "-m", "benchmarks.site", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("", 0), done.stderr
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    code, out, error = forked.run(ROOT, environment, "benchmarks.site", ["--check"])
+    assert (out, code) == ("", 0), error
 
 
 def test_a_figure_typed_by_hand_into_a_block_is_overwritten() -> None:

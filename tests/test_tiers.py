@@ -25,11 +25,11 @@ def test_interrupted():
 def run(folder: Path, *options: str, xdist: bool = False) -> "subprocess.CompletedProcess[str]":
     """Run the tests of ``folder`` in a process that starts with SIGINT ignored, as a background job may."""
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nmarkers = process\n")
-    plugins = [*([] if xdist else ["-p", "no:xdist"]), "-p", "tests.tiers", "-p", "tests.clean_root"]
+    plugins = [*(["-p", "xdist"] if xdist else []), "-p", "tests.tiers", "-p", "tests.clean_root"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, f"--rootdir={folder}", *options],
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # jaxtyping's imports NumPy
         capture_output=True,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),

@@ -72,7 +72,7 @@ def fit(
 def test_chains_that_are_stopped_and_resumed_end_with_the_same_bits(task, name):
     """In regression three chains, one of them on rows of another noise, so that they run in two groups."""
     changes = {"sampler": KERNELS[name], "thinning": {"steps": 100, "burn_in": 40, "every": 10}}
-    many, starts = [DATA["classification"]] * 2, (50, 100)
+    many, starts = [DATA["classification"]] * 2, (100,)
     if task == "regression":
         changes |= {"target": {"noise_precision": None}}
         many, starts = [DATA[task], cases.table(rows=40, validation=4), DATA[task]], (50, 150)
