@@ -49,6 +49,9 @@ CELLS = {
         "2024-02-01T00:00Z",
     ],
 }
+SCRIPTS = pytest.mark.parametrize(
+    ("script", "names"), [pytest.param("run_torch.py", (), marks=pytest.mark.soak), ("run_onnx.py", ("torch",))]
+)
 KINDS = {"size": "number", "colour": "category", "day": "date", "moment": "date"}
 
 
@@ -122,10 +125,20 @@ def test_a_width_and_logarithms_are_part_of_the_program(log: bool) -> None:
     torch.testing.assert_close(variance, second - first.square(), rtol=1e-5, atol=0)
 
 
-def test_the_onnx_model_gives_the_same_answers_for_any_batch_size(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def of_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the exported folder of the posterior of images, with new rows."""
     fitted, rows = images()
-    assert portable.write_onnx(traced(fitted, rows), tmp_path / "m.onnx") <= portable.CLOSE
-    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    folder = tmp_path_factory.mktemp("images")
+    made = portable_folder.write(folder, traced(fitted, rows), schema(fitted, rows), FACTS)
+    assert made == ["program.pt2", "model.onnx"]
+    np.save(folder / "new.npy", rows)
+    return folder
+
+
+def test_the_onnx_model_gives_the_same_answers_for_any_batch_size(of_images: Path) -> None:
+    fitted, rows = images()
+    session = onnxruntime.InferenceSession(of_images / "model.onnx")
     for count in (1, 13):
         (found,) = session.run(None, {"rows": rows[:count]})
         assert np.allclose(found, fitted.predict(rows[:count], rng=Seed(0)).mean, atol=1e-5)
@@ -157,7 +170,7 @@ def test_trees_export_for_any_number_of_rows(
     assert portable.write_onnx(program, tmp_path / "m.onnx") <= portable.CLOSE
 
 
-@pytest.mark.parametrize("method", ["vbll", "vbpc"])
+@pytest.mark.parametrize("method", ["vbll", pytest.param("vbpc", marks=pytest.mark.soak)])
 def test_posteriors_with_triangular_systems_export_to_an_equal_onnx_model(method: str, tmp_path: Path) -> None:
     data = make_tiny_table() if method == "vbll" else make_tiny_images()
     coreset = {"coreset": [fit(method, "coreset", data)]} if method == "vbpc" else {}
@@ -201,20 +214,17 @@ def blocked(folder: Path, script: str, rows: str, *names: str) -> list[dict[str,
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("script", "names"), [("run_torch.py", ()), ("run_onnx.py", ("torch",))])
-def test_the_scripts_run_on_images_without_this_package(script: str, names: tuple[str, ...], tmp_path: Path) -> None:
+@SCRIPTS
+def test_the_scripts_run_on_images_without_this_package(script: str, names: tuple[str, ...], of_images: Path) -> None:
     fitted, rows = images()
-    made = portable_folder.write(tmp_path, traced(fitted, rows), schema(fitted, rows), FACTS)
-    assert made == ["program.pt2", "model.onnx"]
-    np.save(tmp_path / "new.npy", rows)
-    found = blocked(tmp_path, script, "new.npy", "bdl_pipe", *names)
+    found = blocked(of_images, script, "new.npy", "bdl_pipe", *names)
     meant = fitted.predict(rows, rng=Seed(0)).mean.numpy()
     assert [list(row["first"]) for row in found] == [list(CLASSES)] * len(rows)
     assert np.allclose([list(row["first"].values()) for row in found], meant, atol=1e-5)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("script", "names"), [("run_torch.py", ()), ("run_onnx.py", ("torch",))])
+@SCRIPTS
 def test_a_script_codes_a_table_as_the_pipeline_does(script: str, names: tuple[str, ...], tmp_path: Path) -> None:
     """Gaps, known and unknown categories, dates with and without a zone, hours."""
     table = pa.table({name: pa.array(cells) for name, cells in CELLS.items()})
@@ -233,20 +243,19 @@ def test_a_script_codes_a_table_as_the_pipeline_does(script: str, names: tuple[s
         writer.writerows(
             ["x", *("" if cell is None else cell for cell in row)] for row in zip(*reversed(new.values()), strict=True)
         )
-    found = blocked(tmp_path, script, "new.csv", "bdl_pipe", *names)
     coded = coded_matrix(pa.table({name: pa.array(cells) for name, cells in new.items()}), columns, "new")
     meant = fitted.predict(coded, rng=Seed(0))
+    found = blocked(tmp_path, script, "new.csv", "bdl_pipe", *names)
     assert np.allclose([row["first"]["price"] for row in found], meant.mean[:, 0], rtol=1e-5)
     assert np.allclose([row["second"]["price"] for row in found], meant.variance[:, 0], rtol=1e-5)
 
 
 @pytest.mark.process
-def test_onnxruntime_runs_a_model_in_an_environment_without_torch_and_this_package(tmp_path: Path) -> None:
+def test_onnxruntime_runs_a_model_in_an_environment_without_torch_and_this_package(
+    of_images: Path, tmp_path: Path
+) -> None:
     """The environment holds links to onnxruntime, NumPy and what these two declare."""
     fitted, rows = images()
-    (tmp_path / "model").mkdir()
-    portable_folder.write(tmp_path / "model", traced(fitted, rows), schema(fitted, rows), FACTS)
-    np.save(tmp_path / "model/new.npy", rows)
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
     link(["onnxruntime", "numpy"], site)
@@ -254,7 +263,7 @@ def test_onnxruntime_runs_a_model_in_an_environment_without_torch_and_this_packa
     absent = (
         "from importlib.util import find_spec; print(*filter(find_spec, ('torch', 'bdl_pipe', 'pipeline', 'onnx')))"
     )
-    run = partial(subprocess.run, cwd=tmp_path / "model", capture_output=True, text=True, check=True)
+    run = partial(subprocess.run, cwd=of_images, capture_output=True, text=True, check=True)
     assert run([python, "-I", "-c", absent]).stdout.strip() == ""
     lines = run([python, "-I", "run_onnx.py", "new.npy"]).stdout.splitlines()
     found = np.array([list(ast.literal_eval(line).values()) for line in lines])

@@ -1,6 +1,7 @@
 """The tables of results/your_data: the list, the sources of the tables, and the page that is made from their scores."""
 
 import csv
+import functools
 import math
 import re
 from collections import Counter
@@ -149,8 +150,14 @@ def made() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(project.COLUMNS))
 
 
-def frames() -> list[pd.DataFrame]:
-    return [made(), *([page.read(PLACE)] if (PLACE / "facts.json").is_file() else [])]
+@functools.cache
+def scored(which: str) -> tuple[pd.DataFrame, str]:
+    """Return made or stored scores, and the page that is written from them."""
+    frame = page.read(PLACE) if which == "stored" else made()
+    return frame, page.page(frame, [])
+
+
+each = pytest.mark.parametrize("which", ["made", *(["stored"] if (PLACE / "facts.json").is_file() else [])])
 
 
 def averages(frame: pd.DataFrame, score: str) -> dict[tuple[str, str], float]:
@@ -161,10 +168,10 @@ def averages(frame: pd.DataFrame, score: str) -> dict[tuple[str, str], float]:
     return {key: math.fsum(map(float, values)) / len(values) for key, values in found.items() if all(values)}
 
 
-@pytest.mark.parametrize("frame", frames(), ids=["made", "stored"][: len(frames())])
-def test_the_head_of_the_page_agrees_with_the_scores(frame: pd.DataFrame) -> None:
+@each
+def test_the_head_of_the_page_agrees_with_the_scores(which: str) -> None:
+    frame, text = scored(which)
     nll, crps, coverage = (averages(frame, score) for score in ("nll", "crps", "coverage_90"))
-    text = page.page(frame, [])
     pairs = [key for key in nll if key[1] != "constant"]
     worse = [key for key in pairs if nll[key] > nll[key[0], "constant"]]
     assert f"{len(pairs) - len(worse)} of {len(pairs)} pairs of a table and a method" in text
@@ -188,9 +195,10 @@ def test_the_head_of_the_page_agrees_with_the_scores(frame: pd.DataFrame) -> Non
     assert all(f"{row['table']}: {row['method']} (" in text for row in lost)
 
 
-@pytest.mark.parametrize("frame", frames(), ids=["made", "stored"][: len(frames())])
-def test_networks_and_boosting_are_counted_by_kind(frame: pd.DataFrame) -> None:
+@each
+def test_networks_and_boosting_are_counted_by_kind(which: str) -> None:
     """A count that took the ensemble for a network with a posterior differs on the made scores."""
+    frame, text = scored(which)
     nll = averages(frame, "nll")
     names = {table for table, _ in nll}
 
@@ -203,7 +211,7 @@ def test_networks_and_boosting_are_counted_by_kind(frame: pd.DataFrame) -> None:
         every = sum(best(name) <= nll[name, "boosting"] for name in mine)
         return f"| {kind} | {len(mine)} | {bayesian} of {len(mine)} | {every} of {len(mine)} |"
 
-    text, groups = page.page(frame, []), {"all": names, **{k: names & set(v) for k, v in page.kinds().items()}}
+    groups = {"all": names, **{k: names & set(v) for k, v in page.kinds().items()}}
     assert [kind for kind, mine in groups.items() if mine and row(kind, mine) not in text] == []
 
 

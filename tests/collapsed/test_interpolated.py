@@ -17,8 +17,16 @@ def grid(exact: CollapsedMixture) -> torch.Tensor:
     return ends[0] + share * (ends[-1] - ends[0])
 
 
-@pytest.mark.parametrize("tail", [0.0, 0.01])
-@pytest.mark.parametrize("which", ["last", "second"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("which", "tail"),
+    [
+        ("last", 0.01),
+        pytest.param("last", 0.0, marks=pytest.mark.soak),
+        pytest.param("second", 0.0, marks=pytest.mark.soak),
+        pytest.param("second", 0.01, marks=pytest.mark.soak),
+    ],
+)
 def test_the_distribution_function_is_within_1e_3_of_the_exact_one(which: str, tail: float) -> None:
     """Straight lines between the exact values at the ends are off by more."""
     weights = snapshots_of(SPEC, spread=0.3)
