@@ -38,7 +38,7 @@ def run(folder: Path, text: str, *arguments: str) -> str:
     """Return what ``text`` prints in ``folder``; it must end without an error."""
     (folder / "fresh_text.py").write_text(text)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    code, out, error = forked.run(folder, environment, "fresh_text", arguments)
+    code, out, error = forked.run(folder, environment, ["-m", "fresh_text", *arguments])
     assert code == 0, error
     return out
 

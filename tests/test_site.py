@@ -29,7 +29,7 @@ def test_every_generated_page_equals_the_output_of_its_command() -> None:
     """``python -m benchmarks.site`` would change nothing; in its own process, where no test has added a network."""
     assert len(site.pages()) > 40
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    code, out, error = forked.run(ROOT, environment, "benchmarks.site", ["--check"])
+    code, out, error = forked.run(ROOT, environment, ["-m", "benchmarks.site", "--check"])
     assert (out, code) == ("", 0), error
 
 
