@@ -144,6 +144,7 @@ def test_the_onnx_model_gives_the_same_answers_for_any_batch_size(of_images: Pat
         assert np.allclose(found, fitted.predict(rows[:count], rng=Seed(0)).mean, atol=1e-5)
 
 
+@pytest.mark.soak
 def test_a_softmax_quadrature_program_predicts_more_rows_than_one_chunk() -> None:
     data = make_tiny_images()
     layer = {**GAUSSIAN, "covariance": "dense", "predictive": "quadrature"}
@@ -153,7 +154,7 @@ def test_a_softmax_quadrature_program_predicts_more_rows_than_one_chunk() -> Non
     torch.testing.assert_close(found, fitted.predict(rows, rng=Seed(0)).mean, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("made", [make_tiny_table, make_tiny_images])
+@pytest.mark.parametrize("made", [make_tiny_table, pytest.param(make_tiny_images, marks=pytest.mark.soak)])
 def test_trees_export_for_any_number_of_rows(
     made: Callable[[], FitData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_the_error_for_a_missing_package_shows_its_install_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.soak
 @pytest.mark.process
 @pytest.mark.slow
 def test_tables_are_added_once_and_their_scores_are_read(

@@ -142,6 +142,7 @@ def test_boosted_quantiles_beat_gaussian_noise_on_skewed_data_and_are_read_back(
     assert torch.equal(found.values, again.values)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_share_of_new_rows_below_each_quantile_is_its_level() -> None:
     """6,000 new rows: within 5 standard errors of the 1,200 left-out rows and of the new ones; 1 in 350,000 fails.

@@ -248,6 +248,7 @@ def conformal(rival: str, classes: tuple[str, ...]) -> tuple[int, int, int]:
     return held, own, count
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("rival", ["constant", "quantiles", "linear"])
 def test_conformal_intervals_of_rivals_have_their_stated_coverage(rival: str) -> None:
@@ -263,7 +264,7 @@ def test_conformal_intervals_of_rivals_have_their_stated_coverage(rival: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rival", ["constant", "linear"])
+@pytest.mark.parametrize("rival", ["constant", pytest.param("linear", marks=pytest.mark.soak)])
 def test_conformal_sets_of_classes_have_at_least_their_stated_coverage(rival: str) -> None:
     """Leaves give several rows one probability, so that a set may hold more; one run in two million holds less."""
     held, _, count = conformal(rival, ("a", "b"))

@@ -85,6 +85,7 @@ def test_the_highest_point_of_the_surface_is_at_the_largest_weight() -> None:
     assert z.max() == pytest.approx(top * norm.pdf(top - 3) / 6, abs=1e-5)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_page_lists_every_likelihood_and_the_picture_is_drawn(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(figure1, "PAGES", tmp_path)

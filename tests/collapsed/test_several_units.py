@@ -140,7 +140,7 @@ def test_moments_density_and_cdf_equal_quadrature_of_the_definition(case: Case) 
     low, high = (float(end) for end in part.reach)
     assert float(part.mean) == pytest.approx(mean, rel=1e-12, abs=1e-13)
     assert float(part.variance) == pytest.approx(variance, rel=1e-11)
-    for share in (1e-3, 0.2, 0.45, 0.6, 0.93):
+    for share in (1e-3, 0.45, 0.93):
         y = low + share * (high - low)
         assert density(part, y) == pytest.approx(case.density(y), rel=1e-10, abs=1e-12)
         assert cdf(part, y) == pytest.approx(case.cdf(y), rel=1e-10, abs=1e-12)

@@ -1,6 +1,5 @@
 """Every method of the registry that has a posterior fits and predicts behind an estimator, on a table or on images."""
 
-from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -51,21 +50,22 @@ def override(name: str) -> dict[str, Any]:
     return {**SHORT.get(name, {}), **NEEDED.get(name, {})}
 
 
-def names(task: str, soak: Collection[str]) -> list[ParameterSet]:
-    chosen = [name for name in STUDENTS if task in METHODS[name].tasks]
-    return [pytest.param(name, marks=[pytest.mark.soak] * (name in soak)) for name in chosen]
-
-
-# Methods of both tasks run in one of them, but for a method of each kind; random weights take the longest.
-AS_CLASSIFIERS: Final = {
-    *("bnn", "dropout", "ensemble", "multi_swag", "pca_ess", "pca_vi", "sngp", "swa"),
-    *("ensemble_u", "fcg_u", "fcg_w", "ffg_w", "sgmcmc"),
+# tests/test_conformance.py fits every method. In make test a method of each kind of input runs behind an estimator:
+# data alone, one trajectory, several trajectories, chains, a coreset, a teacher.
+BOTH: Final = {"swag", "boosting", "linear", "constant", "dark_knowledge"}
+IN_TEST: Final = {
+    "regression": {*BOTH, "gp", "svgp", "ciber_last", "map_blr"},
+    "classification": {*BOTH, "ensemble", "g_vbll", "sgmcmc", "ciber", "vbpc", "coreset_vi", "coreset_krr"},
 }
-AS_REGRESSORS: Final = {"deterministic", "ffg_u", "kfac_laplace", "swag", "tabm"}
+
+
+def names(task: str) -> list[ParameterSet]:
+    chosen = [name for name in STUDENTS if task in METHODS[name].tasks]
+    return [pytest.param(name, marks=[pytest.mark.soak] * (name not in IN_TEST[task])) for name in chosen]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names("regression", soak=AS_CLASSIFIERS))
+@pytest.mark.parametrize("name", names("regression"))
 def test_a_regressor_of_every_method_fits_and_predicts(name: str) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(60, 3))
@@ -79,7 +79,7 @@ def test_a_regressor_of_every_method_fits_and_predicts(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names("classification", soak=AS_REGRESSORS))
+@pytest.mark.parametrize("name", names("classification"))
 def test_a_classifier_of_every_method_fits_and_predicts(name: str) -> None:
     random = np.random.default_rng(0)
     labels = np.arange(60) % 2

@@ -244,7 +244,10 @@ def test_an_estimator_whose_fit_fails_stays_as_it_was() -> None:
     assert not hasattr(new, "n_features_in_")
 
 
-@pytest.mark.parametrize(("method", "override"), [("vbll", {}), ("bnn", {"draws": 3, "validation_draws": 2})])
+@pytest.mark.parametrize(
+    ("method", "override"),
+    [("vbll", {}), pytest.param("bnn", {"draws": 3, "validation_draws": 2}, marks=pytest.mark.soak)],
+)
 def test_torchs_settings_of_the_users_code_do_not_reach_a_fit(method: str, override: dict[str, int]) -> None:
     def made() -> np.ndarray:
         return BayesianRegressor(method, override=override, pace=0.01).fit(NUMBERS, TARGETS).predict(NUMBERS)

@@ -125,6 +125,7 @@ def test_the_card_has_the_scores_of_the_run_fitted_to_the_exported_coreset(
     assert line.endswith("| 1 |")
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_plain_torch_learns_from_the_folder_alone(project: Path, tmp_path: Path) -> None:
     """It learns from 30 images and is tested on 200 other rows; with the labels of other images it does not learn."""

@@ -66,6 +66,7 @@ def small_methods(methods: dict[str, Any], members: int) -> None:
         section["weights"] |= {"members": members} if name == "ensemble_u" else {}
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_runs_of_an_overlay_are_made_and_scored(

@@ -119,6 +119,7 @@ def shown(path: Path) -> dict[tuple[str, str], dict[str, str]]:
         return {(row["method"], row["metric"]): row for row in csv.DictReader(file)}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", FILES)
 def test_every_image_table_is_filled_and_no_stage_runs_twice(
     name: str, project: Path, capsys: pytest.CaptureFixture[str]

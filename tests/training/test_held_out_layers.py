@@ -64,6 +64,7 @@ def fitted(method: Method, noise: Literal["learned", "validation"], seed: int) -
     return method.stages["student"].fit_one(noisy(), {}, config, rng=Seed(seed), report=Silent())
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("method", [VBLL, MAP_BLR], ids=lambda method: method.name)
 def test_validation_noise_covers_new_rows_and_learned_noise_does_not(method: Method) -> None:
     """The share of 500 new targets in 90 % intervals, a median of three seeds, with validation or learned noise."""
