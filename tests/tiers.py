@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,6 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Slow tests begin first: they wait as much as they compute, and at the end no slow test is left to wait for.
     """
     marks = read_list(_LIST.read_text())
+    if not any("::" in argument for argument in config.args) and (lost := unknown(marks, [i.nodeid for i in items])):
+        raise pytest.UsageError(f"{_LIST.name}: must name tests that exist, got {', '.join(lost)}")
     for item in items:
         name, *case = item.nodeid.partition("[")
         for mark in {*marks.get(name, ()), *(marks.get(item.nodeid, ()) if case[0] else ())}:
@@ -109,6 +111,13 @@ def read_list(text: str) -> dict[str, set[str]]:
             mark, test = line.split(" ", 1)
             marks.setdefault(test, set()).add(mark)
     return marks
+
+
+def unknown(marks: Iterable[str], tests: Sequence[str]) -> list[str]:
+    """Return the listed tests and cases that are not among all tests of their files: they were renamed or removed."""
+    known = {*tests, *(test.partition("[")[0] for test in tests)}
+    files = {test.partition("::")[0] for test in tests}
+    return [test for test in marks if test.partition("::")[0] in files and test not in known]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
