@@ -72,6 +72,7 @@ def test_at_least_eight_tutorials_exist() -> None:
     assert len(scripts()) >= 8
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(1800)

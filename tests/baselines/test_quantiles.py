@@ -131,6 +131,7 @@ def skewed(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, x[:, 0] + np.exp(0.7 * x[:, 1]) * (random.exponential(size=count) - 1)
 
 
+@pytest.mark.soak
 def test_boosted_quantiles_beat_gaussian_noise_on_skewed_data_and_are_read_back() -> None:
     data = table(*skewed(1_500, 5))
     posterior = fitted(data, noise="quantiles")

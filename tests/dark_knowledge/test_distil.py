@@ -75,6 +75,7 @@ def converged(task: str, inputs: dict[str, list[State]]) -> tuple[torch.Tensor, 
     return data.tensors("train")[0][:2], NetworkDraws.from_state(state)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_student_of_classes_reaches_the_mixture():
     """One draw per step, rate to zero: within .03 of E p, where averaged logits are further off than .05."""

@@ -206,6 +206,7 @@ def test_drawn_outputs_of_a_linear_layer_have_the_moments_of_drawn_weights() -> 
         assert (abs(correlation) < 0.1) if local else (correlation > 0.9)
 
 
+@pytest.mark.soak
 def test_a_mean_over_places_shrinks_the_variance_of_drawn_outputs() -> None:
     """With a filter of one weight and a mean over 9 equal places: a ninth of the variance of drawn weights."""
     network = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())

@@ -34,7 +34,9 @@ class Case:
         return answer if isinstance(answer, Tensor) else answer.logits
 
 
-@pytest.fixture(scope="module", params=["resnet", "vit", "text"])
+@pytest.fixture(
+    scope="module", params=["resnet", *(pytest.param(name, marks=pytest.mark.soak) for name in ("vit", "text"))]
+)
 def case(request: pytest.FixtureRequest) -> Case:
     torch.manual_seed(0)
     made: dict[str, tuple[type[nn.Module], Any, Any]] = {

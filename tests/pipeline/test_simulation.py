@@ -117,6 +117,7 @@ def _spans(every: float, cluster: Cluster, count: int = 250) -> tuple[float, flo
     return statistics.fmean(spans), statistics.stdev(spans) / math.sqrt(count)
 
 
+@pytest.mark.soak
 def test_the_time_of_preempted_tasks_matches_the_renewal_argument() -> None:
     """A step of τ with a checkpoint at its end takes (1/λ + n)(exp(λτ) − 1) in the mean, with n to notice a loss.
 

@@ -149,6 +149,7 @@ def test_sgld_with_minibatches_of_epochs_has_its_exact_variance() -> None:
     assert float(torch.stack(lost).var()) > 1.5 * exact
 
 
+@pytest.mark.soak
 def test_sgnht_removes_gradient_noise_of_unknown_variance() -> None:
     """Gradients with noise of one variance: SGNHT's law is p within 5 %, SGHMC's at its settings is 25 % too wide."""
     density_at, start = noisy(500.0, Seed(5)), torch.zeros(20_000, 2, dtype=torch.float64)
@@ -188,10 +189,10 @@ def moments(points: Tensor) -> Tensor:
 FINE = {"sgld": (0.02, 1500), "psgld": (0.02, 1500), "sghmc": (0.06, 1200), "sgnht": (0.06, 1200), "hmc": (0.2, 150)}
 
 
-# make test: both targets, and each kernel once but SGLD, which is pSGLD with a constant metric
+# make test: the banana with two kernels; the exact laws on a Gaussian hold each kernel
 TARGETS = [
     pytest.param(name, target, id=f"{target.__name__}-{name}", marks=() if quick else pytest.mark.soak)
-    for target, chosen in ((banana, {"sghmc", "sgnht", "hmc"}), (two_modes, {"psgld"}))
+    for target, chosen in ((banana, {"sghmc", "hmc"}), (two_modes, set()))
     for name, quick in ((name, name in chosen) for name in ALL)
 ]
 

@@ -90,6 +90,7 @@ def test_the_noise_variance_of_several_draws_is_the_best_of_a_grid() -> None:
     assert best < float((draws.mean(0) - targets).square().mean())  # the draws' disagreement is not counted twice
 
 
+@pytest.mark.soak
 def test_memorised_rows_shrink_learned_noise_and_not_validation_noise() -> None:
     """60 rows of noise of variance 1, 30 columns: the learned variance is below .8, the validation variance above."""
     data = noisy()
@@ -214,6 +215,7 @@ def posterior(config: BnnConfig, data: FitData) -> FitResult:
     return result
 
 
+@pytest.mark.soak
 def test_the_noise_of_training_rows_is_the_best_for_the_predictive() -> None:
     config, data = underfitted()
     found = posterior(config, data)
