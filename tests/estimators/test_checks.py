@@ -36,12 +36,14 @@ def test_a_linear_estimator_passes_a_check_of_scikit_learn(estimator: Any, check
 
 
 def some(checks: pytest.MarkDecorator) -> pytest.MarkDecorator:
-    """Mark the cases that fit the largest rows again, from read-only memory or as float32, and run them in soak."""
+    """Run in soak what the linear estimators' checks hold for networks, too: here are fits and bits of a network."""
 
     def marked(case: Any) -> ParameterSet:
         values, marks = (case.values, case.marks) if isinstance(case, ParameterSet) else (case, ())
-        again = re.match("check_(classifiers|regressors)_train", named(values[1])) and "readonly" in named(values[1])
-        return pytest.param(*values, marks=[*marks, *[pytest.mark.soak] * bool(again)])
+        own = re.fullmatch(
+            r"check_((classifiers|regressors)_train|fit_idempotent|methods_sample_order_invariance)", named(values[1])
+        )
+        return pytest.param(*values, marks=[*marks, *[pytest.mark.soak] * (own is None)])
 
     def named(check: Any) -> str:
         return str(checks.kwargs["ids"](check))
