@@ -1,20 +1,19 @@
-"""Plans whose stages are only names, and the work of their processes, in functions that a forked process can import."""
+"""Plans whose stages are only names, and commands that run them; ``pool_work`` is the work of their processes."""
 
 import contextlib
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bdl_pipe.errors import UserError
+from pool_work import work
+
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import Plan, Stage
 from pipeline.run import children, pool
-from pipeline.run.children import SAME, Child
+from pipeline.run.children import Child
 from pipeline.tracking import Tracker
 
 NO_PARAMS: Final[Any] = None
@@ -24,27 +23,6 @@ UNTRACKED: Final = Tracker(Settings(tracking=False), NO_PARAMS, "test", {})
 def plan_of(needs: Mapping[str, Collection[str]]) -> Plan:
     """Make a plan from a mapping of each stage to its needs, which lists a stage after its needs."""
     return {name: Stage(name, "", frozenset(above), (), (), {}, {}) for name, above in needs.items()}
-
-
-def work(name: str, folder: Path, act: str) -> int:
-    """Write the name to ``order``, and then do what ``act`` says."""
-    with open(folder / "order", "a") as file:
-        file.write(f"{name}\n")
-    print(f"{name} speaks")
-    if act == "same":
-        return SAME
-    if act == "refuse":
-        raise UserError("no such file")
-    if act == "break":
-        raise ValueError("a bug")
-    if act.startswith("SIG"):
-        os.kill(os.getpid(), signal.Signals[act])
-    if act == "hang":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        (folder / f"{name}.pids").write_text(f"{os.getpid()} {child.pid}")
-        while True:  # The process ends by a signal alone.
-            signal.pause()
-    return 0
 
 
 def starter(folder: Path, acts: Mapping[str, str]) -> "pool.Callable[[str], Child]":
@@ -63,7 +41,7 @@ def waiting(folder: Path, *names: str) -> Iterator[list[int]]:
 def main(folder: str, act: str, jobs: int) -> None:
     """A command that runs two stages; it is started with SIGINT ignored, as in the background of a script."""
     os.chdir(folder)
-    children.PRELOAD = ("pool_cases",)
+    children.PRELOAD = ("pool_work",)
     stages: dict[str, list[str]] = {"a": [], "b": []}
     pool.schedule(plan_of(stages), stages, starter(Path(folder), dict.fromkeys(stages, act)), UNTRACKED, jobs=jobs)
 
