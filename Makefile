@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help install data repro comparison check test soak lint quick pytest weather ui docs tutorials bench clean distclean
 help:
 	@echo "make install   .venv with the versions of constraints.txt"
-	@echo "make repro     the default run, 5 min: what is out of date, JOBS=$(JOBS) stages at once, then the report and a small search"
+	@echo "make repro     the default run, about 5 min: what is out of date, JOBS=$(JOBS) stages at once, then the report and a small search"
 	@echo "make comparison the whole comparison, 23 min: all methods on all 60,000 images"
 	@echo "make check     after each edit, minutes: lint, types, import contracts, the tests that need no process and no Ray"
 	@echo "make test      before a commit, 9 min: the same and the whole product at small size"

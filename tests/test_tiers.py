@@ -91,7 +91,7 @@ def test_a_test_that_leaves_a_thread_fails(tmp_path: Path, wait: str, code: int)
 
 
 def test_a_listed_test_that_does_not_exist_is_named() -> None:
-    """Of files that were collected; the others may be left out."""
+    """Only files that were collected count: a run may leave out the others."""
     tests = ["a.py::one", "a.py::two[x]", "a.py::two[y]"]
     listed = ["a.py::one", "a.py::two", "a.py::two[x]", "a.py::two[z]", "a.py::three", "b.py::four"]
     assert unknown(listed, tests) == ["a.py::two[z]", "a.py::three"]

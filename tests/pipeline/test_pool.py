@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(autouse=True)
 def _no_preload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setattr(children, "PRELOAD", ("pool_work",))  # what these children import
+    monkeypatch.setattr(children, "PRELOAD", ("pool_work",))  # a stage here needs nothing else
     monkeypatch.chdir(tmp_path)
     yield
 
