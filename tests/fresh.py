@@ -30,7 +30,7 @@ for text, out in json.load(sys.stdin):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # freeing all imported modules one by one would take longer than most texts
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)  # a fork would print what is not flushed
 """
 
 

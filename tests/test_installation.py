@@ -28,6 +28,27 @@ assert len(list(bdl_pipe.METHODS.values())) == len(bdl_pipe.METHODS) > 40
 for name in bdl_pipe.__all__:
     getattr(bdl_pipe, name)
 """
+ESTIMATORS = """
+import numpy as np
+from bdl_pipe import BayesianClassifier, BayesianRegressor, compare
+x = np.random.default_rng(0).normal(size=(60, 2))
+print(BayesianRegressor("vbll", pace=0.02).fit(x, x[:, 0]).predict_interval(x[:2]))
+print(BayesianClassifier("linear").fit(x, x[:, 0] > 0).predict_proba(x[:2]))
+found = compare(x, x[:, 0] + x[:, 1] ** 2, ["linear", "constant"], cv=2)
+print(found.verdict)
+found.table
+"""
+COMPILER = """
+import sys, numpy as np
+from bdl_pipe import BayesianRegressor
+x = np.random.default_rng(0).normal(size=(60, 2))
+for method in ("vbll", "swag", "map_blr"):
+    BayesianRegressor(method, pace=0.02).fit(x, x[:, 0]).predict(x)
+print("torch._dynamo" in sys.modules)
+import torch
+torch.optim.Adam([torch.zeros(1)])
+print("torch._dynamo" in sys.modules)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +60,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ran(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
     """Text -> exit code, stdout and stderr; each runs in a fork of a process that has imported declared packages."""
-    texts = [EVERY, EXTRA, *(block for page in PAGES for block in blocks(page))]
+    texts = [EVERY, EXTRA, ESTIMATORS, COMPILER, *(block for page in PAGES for block in blocks(page))]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     imports = "pyarrow.parquet, scipy.stats, sklearn.base, torch"
     folder = tmp_path_factory.mktemp("texts")
@@ -104,17 +125,13 @@ def test_documented_examples_run(ran: dict[str, tuple[int, str, str]], page: str
         assert re.search(r"tensor|Size|\d", out)
 
 
-def test_the_estimators_run_and_a_table_without_pandas_names_its_extra(python: Path) -> None:
-    text = """
-import numpy as np
-from bdl_pipe import BayesianClassifier, BayesianRegressor, compare
-x = np.random.default_rng(0).normal(size=(60, 2))
-print(BayesianRegressor("vbll", pace=0.02).fit(x, x[:, 0]).predict_interval(x[:2]))
-print(BayesianClassifier("linear").fit(x, x[:, 0] > 0).predict_proba(x[:2]))
-found = compare(x, x[:, 0] + x[:, 1] ** 2, ["linear", "constant"], cv=2)
-print(found.verdict)
-found.table
-"""
-    done = run(python, "-c", text)
-    assert "has the lowest NLL." in done.stdout
-    assert "ImportError: tables of a comparison need pandas: pip install 'bdl-pipe[figures]'" in done.stderr
+def test_the_estimators_run_and_a_table_without_pandas_names_its_extra(ran: dict[str, tuple[int, str, str]]) -> None:
+    _, out, error = ran[ESTIMATORS]
+    assert "has the lowest NLL." in out
+    assert "ImportError: tables of a comparison need pandas: pip install 'bdl-pipe[figures]'" in error
+
+
+def test_a_fit_does_not_import_torchs_compiler(ran: dict[str, tuple[int, str, str]]) -> None:
+    """Its import takes longer than a small fit; torch's own optimisers do import it."""
+    code, out, error = ran[COMPILER]
+    assert (code, out.split()) == (0, ["False", "True"]), error

@@ -10,16 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bdl_pipe.predictive import Categorical
+from tests import typecheck
 from tests.typecheck import quick
 
 if TYPE_CHECKING:
     from nowhere import Unknown
 
 THREE, FOUR = torch.zeros(3), torch.zeros(4)
-
-
-def plain(count: int, share: float = 0.5) -> str:
-    return str(count) if count else None  # type: ignore[return-value]
 
 
 def summed(a: Float[Tensor, " n"], b: Float[Tensor, " n"] | None = None) -> Float[Tensor, ""]:
@@ -51,10 +48,19 @@ class Pair:
 inner = quick(halved)
 
 
+def test_the_first_calls_in_a_test_are_checked_and_later_calls_return_the_same() -> None:
+    checked = quick(halved)
+    for _ in range(typecheck._CHECKED):
+        assert len(checked(THREE)) == 3
+    assert len(checked(FOUR)) == 2  # unchecked: its result has another length than its argument
+    typecheck.calls.clear()
+    with pytest.raises(TypeError):
+        checked(FOUR)
+
+
 @pytest.mark.parametrize(
     ("function", "right", "wrong"),
     [
-        (plain, [(1,), (1, 2)], [("1",), (1, "2"), (0,)]),
         (summed, [(THREE,), (THREE, THREE)], [(THREE, FOUR), (THREE.int(),), (THREE[None],), (3.0,)]),
         (halved, [(THREE,)], [(FOUR,), (None,)]),
         (nested, [(torch.zeros(2),)], [(THREE,), ("n",)]),  # the inner call has its own n

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests import typecheck
+
 _STARTS: Final = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.system")
 _HEAVY: Final = re.compile(r"^(import|from) (ray|mlflow|dvc|moto|boto3)\b", re.MULTILINE)
 _OF_THE_FILE: Final = re.compile(r"^pytestmark = .*", re.MULTILINE)
@@ -153,6 +155,7 @@ def _left() -> list[threading.Thread]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    typecheck.calls.clear()
     try:
         yield from _without_processes(item)
     finally:  # threads of fixtures, such as a server for a whole module, end with their fixture

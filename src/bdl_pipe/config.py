@@ -96,8 +96,13 @@ def _plain(value: Any) -> Any:
 
 
 def nearest(key: object, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown key: the most similar known key, or all known keys."""
+    """Return the end of an error about an unknown key: the most similar known key, or all known keys.
+
+    It is empty for a known key, of which callers make no error; the search takes longer than a check of the key.
+    """
     names = list(known)
+    if key in names:
+        return ""
     close = difflib.get_close_matches(str(key), names, n=1)
     return f" (did you mean {close[0]}?)" if close else f" (known: {', '.join(names) or 'none'})"
 

@@ -4,9 +4,11 @@ The digests are in params_files.json beside this file. After a change on purpose
 ``python -m tests.pipeline.test_params_files``; git then shows which files mean something else.
 """
 
+import functools
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -22,8 +24,17 @@ from pipeline.core.model import Params
 
 ROOT: Final = Path(__file__).parents[2]
 DIGESTS: Final = Path(__file__).with_name("params_files.json")
-FILES: Final = ["params.yaml", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "params").rglob("*.yaml"))]
+TUNED: Final = ROOT / "params/tuned"  # what searches wrote on this machine; make repro writes one
+FILES: Final = [
+    "params.yaml",
+    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "params").rglob("*.yaml") if p.parent != TUNED),
+]
 PRINTED: Final = sorted(path.name for path in papers.HERE.glob("*.csv"))
+
+
+@functools.cache
+def whole() -> Mapping[str, Any]:
+    return config.merge(*(loading.read_yaml(ROOT / name) for name in ("params.yaml", "params/comparison.yaml")))
 
 
 def load(name: str) -> Params:
@@ -31,10 +42,7 @@ def load(name: str) -> Params:
     raw = loading.read_yaml(ROOT / name)
     if name.startswith("params/") and not name.startswith("params/paper/"):
         overlay = raw["overlay"] if name.startswith("params/study/") else raw
-        whole = config.merge(
-            loading.read_yaml(ROOT / "params.yaml"), loading.read_yaml(ROOT / "params/comparison.yaml")
-        )
-        raw = config.merge(whole, overlay)
+        raw = config.merge(whole(), overlay)
     return loading.typed(raw)
 
 

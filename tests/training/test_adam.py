@@ -1,7 +1,5 @@
-"""Adam against torch's own classes, bit for bit; a fit does not import torch's compiler."""
+"""Adam against torch's own classes, bit for bit."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -55,22 +53,3 @@ def test_weights_and_optimiser_state_match_torch_bit_for_bit(decoupled: bool, fu
             kept = mine.state[our][name]
             assert torch.equal(kept, value) and kept.stride() == value.stride() and kept.dtype == value.dtype
     assert not torch.equal(ours[0], others[0])
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_a_fit_imports_no_compiler() -> None:
-    """In a process of its own: the processes that tests fork have imported the compiler."""
-    text = """
-import sys, numpy as np
-from bdl_pipe import BayesianRegressor
-x = np.random.default_rng(0).normal(size=(60, 2))
-for method in ("vbll", "swag", "map_blr", "gp"):
-    BayesianRegressor(method, pace=0.02).fit(x, x[:, 0]).predict(x)
-print("torch._dynamo" in sys.modules)
-import torch
-torch.optim.Adam([torch.zeros(1)])
-print("torch._dynamo" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.split() == ["False", "True"]
