@@ -14,7 +14,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install data repro comparison check test soak lint quick pytest weather ui docs tutorials bench clean distclean
+.PHONY: help install data repro comparison check test soak lint compiled quick pytest weather ui docs tutorials bench clean distclean
 help:
 	@echo "make install   .venv with the versions of constraints.txt"
 	@echo "make repro     the default run, about 5 min: what is out of date, JOBS=$(JOBS) stages at once, then the report and a small search"
@@ -93,9 +93,14 @@ check: install
 quick: install
 	@$(PYTEST) -n $(CORES) $(PARALLEL) -m "not slow and not ray and not process and not soak"
 
+# All modules are compiled once, beside lint: not by each worker, and not in each copy of the project that the tests make.
 test: install data
-	@python -m compileall -q -j 0 src pipeline stages  # compiled once here, not in each copy that the tests make
-	@$(MAKE) --no-print-directory -j 2 lint pytest
+	@$(MAKE) --no-print-directory -j 2 lint compiled
+	@$(MAKE) --no-print-directory pytest
+
+compiled: install
+	@python -m compileall -q src pipeline stages
+	@$(PYTEST) --collect-only -qq -m "not soak" >/dev/null 2>&1 || true  # make pytest shows what cannot be collected
 
 pytest: install data
 	@$(PYTEST) -n $(WORKERS) $(PARALLEL) -m "not soak"
