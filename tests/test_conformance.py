@@ -34,6 +34,7 @@ from tests.cases import CASES, CONFIGS, STUDENTS, Case, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.resuming import Killed, Watched, same_bits
 
+pytestmark = pytest.mark.slow  # every method is fitted several times
 ROOT = 7
 # Methods whose posteriors become programs of torch.export; the others draw when they predict, or branch on values.
 PROGRAMS = {

@@ -20,6 +20,7 @@ from bdl_pipe.seeds import Seed
 from pipeline import cli
 from tests.pipeline import walk
 
+pytestmark = pytest.mark.slow  # a coreset is distilled first
 ROOT = Path(__file__).parents[2]
 KEY = "digits-vbpc"
 ROW = {"dataset": "digits", "method": "vbpc", "seeds": 2}

@@ -20,6 +20,7 @@ from bdl_pipe.report import columns, page, questions, tables
 from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity, Score
 from tests.report.report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
+pytestmark = pytest.mark.slow  # the report of all tables is built first, in three seconds
 PAGES = {f"{name}.html" for name in ("index", "trust", "intervals", "refuse", "unseen", "explore")}
 FILES = PAGES | {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}
 

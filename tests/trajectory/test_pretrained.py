@@ -24,6 +24,7 @@ from tests.cases import CONFIGS, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.networks.test_python_file import TEXT
 
+pytestmark = pytest.mark.slow  # two networks are trained first
 RESNET: dict[str, Any] = {"name": "python", "path": "nets.py", "object": "ResNet", "options": {"classes": 3}}
 MLP: dict[str, Any] = {"name": "python", "path": "nets.py", "object": "perceptron", "options": {"width": 16}}
 
