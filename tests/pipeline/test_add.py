@@ -418,7 +418,7 @@ def test_the_docs_show_the_output_of_add(
 
 def compared() -> pd.DataFrame:
     """Run the project without the data sets of the default params, and return the test scores of the first split."""
-    for name in ("fashion_mnist", "boston"):
+    for name in ("fashion_small", "boston"):
         assert cli.main(["remove", name]) == 0
     walk.walk()
     scores = pd.read_csv("report/comparison.csv")
