@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import re
@@ -34,7 +35,7 @@ from pipeline.plan import sources
 from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
-from pipeline.stages import prepare
+from pipeline.stages import prepare, report
 from pipeline.work.executor import Done, Inline, Task
 from tests.pipeline.fake_work import REGISTRY
 from tests.pipeline.test_params import several
@@ -341,3 +342,12 @@ def test_a_diverged_group_is_repeated_at_a_lower_rate_and_the_warning_names_it()
     (text,) = fit_stage._slowed({"0-0": whole, "0-1": slowed})
     assert text == "rates: 1 of 2 fits diverged and had to be repeated at 0.09 of the learning rates; lower them"
     assert fit_stage._slowed({"0-0": whole}) == []
+
+
+def test_the_report_names_the_hash_of_the_rows_that_fits_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    manifest = places.artifact("prepare", "rows") / artifacts.MANIFEST
+    manifest.parent.mkdir(parents=True)
+    manifest.write_bytes(b"the rows")
+    assert report._data_hash("rows") == hashlib.sha256(b"the rows").hexdigest()[:16]
+    assert report._data_hash("absent") == "—"
