@@ -79,12 +79,14 @@ methods:
   waits: {steps: 10, gate: GATE}  # one trajectory of two fits that wait for this file
   sgd: {network: {name: mlp, hidden: [32]}, epochs: 30, snapshots: 1, batch: 32,
         optimiser: {name: adamw, lr: 3.0e-3, weight_decay: 1.0e-4}}
+  deterministic: {}
 trajectories:
   digits-waits: {dataset: digits, method: waits, seeds: 2, input: prepare/digits}
   digits-sgd: {dataset: digits, method: sgd, seeds: 2, input: prepare/digits}
 teachers: {}
 coresets: {}
-runs: {}
+runs:
+  digits-deterministic: {dataset: digits, method: deterministic, setting: small, seeds: 2, input: trajectory/digits-sgd}
 evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 0}
 report: {figures_dpi: 110}
 """
@@ -227,7 +229,9 @@ def test_the_error_names_a_lost_head_and_two_commands_continue_the_fits(
 def test_a_search_on_a_cluster_has_the_result_of_one_machine(
     verb: str, project: Project, cluster: Cluster, prepared: Project, tmp_path: Path
 ) -> None:
-    project.pipeline(*SEARCHES[verb], env={"RAY_ADDRESS": cluster.address})
+    everywhere = {"BDL_SEARCHES": str(tmp_path / "searches")}  # a folder that all nodes see
+    (tmp_path / "searches").mkdir()
+    project.pipeline(*SEARCHES[verb], env={"RAY_ADDRESS": cluster.address, **everywhere})
     alone = copied(prepared, tmp_path / "alone")
     alone.pipeline(*SEARCHES[verb])
     assert searched(verb, project.folder) == searched(verb, alone.folder)

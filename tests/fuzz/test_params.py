@@ -32,10 +32,11 @@ ODD: Final[list[Any]] = [
 
 
 def whole() -> list[dict[str, Any]]:
-    """params.yaml alone and with each overlay, and the complete params files of the papers."""
-    base = read_yaml(ROOT / "params.yaml")
+    """params.yaml, the whole comparison with each overlay, and the complete params files of the papers."""
+    alone = read_yaml(ROOT / "params.yaml")
+    base = config.merge(alone, read_yaml(ROOT / "params/comparison.yaml"))
     read = [read_yaml(path) for part in ("*.yaml", "paper/*.yaml") for path in (ROOT / "params").glob(part)]
-    return [dict(base), *(dict(raw) if {*SECTIONS} <= raw.keys() else config.merge(base, raw) for raw in read)]
+    return [dict(alone), *(dict(raw) if {*SECTIONS} <= raw.keys() else config.merge(base, raw) for raw in read)]
 
 
 def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
