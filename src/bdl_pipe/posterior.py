@@ -143,7 +143,7 @@ class NetworkSpec:
         likelihood: ``categorical``: softmax of the outputs; ``gaussian``: the outputs are means, with the fixed
             ``noise_variance``; ``gaussian_head``: the network has twice as many outputs, means and then one output for
             each variance (see ``variance_floor``).
-        noise_variance: the variance of ``gaussian``, in standardised units.
+        noise_variance: the variance of ``gaussian``, in standardised units: one, or one for each target column.
         variance_floor: the least variance of ``gaussian_head``, in standardised units. The variance is floor + log(1 +
             exp(output)), bounded below and growing linearly (Lakshminarayanan et al. 2017, section 2.2.1). With null
             the variance is exp(output).
@@ -153,7 +153,7 @@ class NetworkSpec:
     input_shape: tuple[int, ...]
     outputs: int
     likelihood: Likelihood
-    noise_variance: float = 1.0
+    noise_variance: float | tuple[float, ...] = 1.0
     variance_floor: float | None = field(default=None, metadata=LATER)
 
     def build(self, rng: Seed) -> networks.Network:
@@ -161,12 +161,16 @@ class NetworkSpec:
         width = 2 * self.outputs if self.likelihood == "gaussian_head" else self.outputs
         return networks.build(self.network, self.input_shape, width, rng=rng)
 
+    def noise_of(self, means: Tensor) -> Tensor:
+        """Return the variance of ``gaussian`` for each of ``means`` [..., output]."""
+        return torch.as_tensor(self.noise_variance, dtype=torch.float64).to(means).expand_as(means).contiguous()
+
     def predictive(self, outputs: Tensor) -> Predictive:
         """Return the predictive of network outputs [draw, batch, output]."""
         if self.likelihood == "categorical":
             return Categorical(F.log_softmax(outputs, dim=-1))
         if self.likelihood == "gaussian":
-            return Gaussian(outputs, torch.full_like(outputs, self.noise_variance))
+            return Gaussian(outputs, self.noise_of(outputs))
         mean, free = outputs.chunk(2, dim=-1)
         if self.variance_floor is None:
             return Gaussian(mean, free.exp())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import UserError, require
-from ..networks.base import WEIGHTED
+from ..networks.base import WEIGHTED, has_bias
 from ..seeds import Seed
 from .config import Kind, WeightConfig
 from .layers import Inducing, Weights, inducing_posterior
@@ -61,7 +61,7 @@ def bayesianize(
         key = key_of(name)
         own = rng.fold("start", name).generator()
         layers[key] = _distribution(layer, name, config, own, joint=shared is not None)
-        places[key] = Place(name, tuple(layer.weight.shape), layer.bias is not None)  # type: ignore[arg-type]
+        places[key] = Place(name, tuple(layer.weight.shape), has_bias(layer))  # type: ignore[arg-type]
         network = _emptied(network, layer, local=isinstance(layers[key], FactorisedWeights))
     return Bayesian(network, layers, places, _shared(layers, chosen, shared, rng), rng)
 
@@ -167,9 +167,9 @@ def _shared(
 
 
 def _matrix(layer: nn.Module) -> Tensor:
-    """Return the weights as [out, in], with a bias as the last column."""
+    """Return the weights as [out, in], with a bias that is a weight as the last column."""
     weight = layer.weight.detach().flatten(1)  # type: ignore[operator]
-    return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], 1)  # type: ignore[operator]
+    return torch.cat([weight, layer.bias.detach()[:, None]], 1) if has_bias(layer) else weight  # type: ignore[operator]
 
 
 def _emptied(network: nn.Module, layer: nn.Module, *, local: bool) -> nn.Module:

@@ -116,7 +116,8 @@ class LocalLayer(nn.Module):
             return mean
         lent = {"weight": cast(Tensor, self.variance)}
         if self.layer.bias is not None:
-            lent["bias"] = cast(Tensor, self.bias_variance)
+            drawn = cast(Tensor, self.bias_variance)
+            lent["bias"] = drawn if drawn.numel() else torch.zeros_like(cast(Tensor, self.layer.bias))  # a constant
         variance = functional_call(self.layer, lent, (inputs.square(),))
         least = torch.finfo(variance.dtype).tiny  # for zero inputs, since √ has no derivative at 0
         return mean + variance.clamp_min(least).sqrt() * noise.to(mean.dtype)

@@ -114,4 +114,4 @@ def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, 
     """
     generator = rng.generator()
     trunk, width = NETWORKS[config.name].trunk(config, input_shape, generator)
-    return Network(trunk, width, outputs, generator)
+    return Network(trunk, width, outputs, generator, head_bias=getattr(config, "head_bias", True))

@@ -27,10 +27,21 @@ class Network(nn.Module):
         width: the number of features.
     """
 
-    def __init__(self, trunk: nn.Module, width: int, outputs: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, trunk: nn.Module, width: int, outputs: int, generator: torch.Generator, *, head_bias: bool = True
+    ) -> None:
+        """Create the network.
+
+        Args:
+            head_bias: whether the head's bias is a weight. Otherwise it is a constant: no method trains or draws it.
+        """
         super().__init__()
         self.trunk, self.width, self.outputs = trunk, width, outputs
         self.head: nn.Module = lecun_normal(nn.Linear(width, outputs), generator) if outputs else nn.Identity()
+        if outputs and not head_bias:
+            bias = self.head._parameters.pop("bias")
+            assert bias is not None
+            self.head.register_buffer("bias", bias.detach())
         self._pass: TrunkPass = plain
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -102,6 +113,11 @@ def _filters_in_order(stacked: Tensor, order: torch.memory_format) -> Tensor:
     if order is torch.channels_last:
         return stacked.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     return stacked.contiguous()
+
+
+def has_bias(layer: nn.Module) -> bool:
+    """Return whether a layer has a bias that is a weight: not none, not a constant, not computed from others."""
+    return layer._parameters.get("bias") is not None
 
 
 def lecun_normal(layer: Layer, generator: torch.Generator) -> Layer:

@@ -161,6 +161,8 @@ class _Fit:
             return self._sampled(first, chains)
         if self._setting.epochs is not None and self._method.name not in methods.TRAINED:
             first = self._further(first)
+        if self._setting.epochs is None:  # nothing is trained, so nothing can train log-variances
+            first = start.with_fixed_noise(first, self._model, self._data)
         setting = self._setting
         if self._method.name in INDUCING:
             setting = replace(setting, points=self._points())

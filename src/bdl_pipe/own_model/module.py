@@ -18,14 +18,15 @@ import inspect
 import json
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..config import to_mapping
+from ..config import LATER, to_mapping
 from ..errors import UserError, brief, require
 from ..networks import NETWORKS, overruns_channels_last, register_network
 from ..networks.linear_end import close, is_last
@@ -45,11 +46,14 @@ class ModuleConfig:
     Attributes:
         digest: the module's digest.
         dropout: whether training has the module's dropout; chains have none.
+        head_bias: whether the module's head has a bias. Without one the head's bias is a constant, which is zero, or
+            the shift of the targets: no method trains or draws it.
     """
 
     name: Literal["module"]
     digest: str
     dropout: bool = True
+    head_bias: bool = field(default=True, metadata=LATER)
 
 
 @final
@@ -148,7 +152,7 @@ def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Regi
         register_network(ModuleConfig, module_trunk)
     digest = _digest(trunk, head)
     _known[digest] = [*_alive(digest), weakref.ref(trunk)]
-    return Registered(ModuleConfig("module", digest), trunk, head)
+    return Registered(ModuleConfig("module", digest, head_bias=head.bias is not None), trunk, head)
 
 
 def _alive(digest: str) -> list[weakref.ref[ModuleTrunk]]:
@@ -242,8 +246,10 @@ def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tenso
             trunk.module.set_submodule(trunk.head, nn.Identity())
 
     features = trunk(probe)
-    fits = list(features.shape) == [len(probe), head.in_features]
-    return fits and close(head(features), outputs) and is_last(head, features, outputs_with)
+    if list(features.shape) != [len(probe), head.in_features]:
+        return False
+    plain = F.linear(features, head.weight, head.bias)  # without hooks, and without the forward pass of a subclass
+    return close(plain, outputs) and is_last(head, features, outputs_with)
 
 
 def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:

@@ -75,6 +75,22 @@ def trajectory(model: Registered, data: FitData) -> State:
     return begun(spec.build(Seed(0)), spec, model.weights(), data, "own", "model")
 
 
+def with_fixed_noise(first: State, model: Registered, data: FitData) -> State:
+    """Return a trajectory without the log-variances that the model lacks; its noise is that of the model's errors.
+
+    The noise of each target is the mean square of its errors on the training rows. A model that has log-variances, or
+    that predicts classes, is returned unchanged.
+    """
+    columns = data.outputs
+    if data.task == "classification" or model.head.out_features != columns:
+        return first
+    variances = first.tensors["head.bias"][-1, columns:].double().exp()
+    noise = tuple(float(value) for value in variances)
+    spec = NetworkSpec(model.config, data.input_shape, columns, "gaussian", noise)
+    means = {name: first.tensors[name][:, :columns].contiguous() for name in ("head.weight", "head.bias")}
+    return State({**first.tensors, **means}, {**first.config, "spec": to_mapping(spec)})
+
+
 def chain_start(start: State, model: Registered, data: FitData) -> tuple[State, float | None]:
     """Return the start of chains, without dropout, and the precision of the targets' noise, None for classes.
 

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..networks.base import has_bias
 from ..posterior import NetworkSpec
 from .kronecker import Factors
 
@@ -43,15 +44,16 @@ def layers_with_factors(module: nn.Module, inputs: Float[Tensor, "row ..."]) -> 
     """Return the layers that have Kronecker factors, by their names in ``module``.
 
     These are linear and convolutional layers that own their weight (no weight norm or spectral norm), that each pass
-    calls once, and that the outputs depend on. Hooks do not record the inputs and output gradients of a layer whose
-    weights are used without a call, such as the last layer of ``nn.MultiheadAttention``. The curvature of a layer that
-    is called twice in a pass is not a Kronecker product.
+    calls once, and that the outputs depend on. A bias that is a constant has no curvature. Hooks do not record the
+    inputs and output gradients of a layer whose weights are used without a call, such as the last layer of
+    ``nn.MultiheadAttention``. The curvature of a layer that is called twice in a pass, or of a convolution with groups,
+    is not a Kronecker product.
 
     Args:
         inputs: a few rows.
     """
     calls, layers = Counter[str](), layers_of(module)
-    own = {name: m for name, m in layers.items() if "weight" in m._parameters and m._parameters.get("bias") is m.bias}
+    own = {name: m for name, m in layers.items() if _owns(m) and getattr(m, "groups", 1) == 1}
     hooks = [m.register_forward_hook(lambda *_, name=name: calls.update([name])) for name, m in own.items()]
     try:
         outputs = module(inputs)
@@ -94,6 +96,10 @@ def kronecker_factors(
     return {name: Factors(a[name], g[name]) for name in chosen}
 
 
+def _owns(layer: nn.Module) -> bool:
+    return "weight" in layer._parameters and "bias" in {**layer._parameters, **layer._buffers}
+
+
 @contextmanager
 def _watched(layers: Layers) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
     """Inside the block, each call of a layer records its inputs and outputs under the layer's name."""
@@ -112,10 +118,10 @@ def _watched(layers: Layers) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
 
 
 def _input_rows(layer: nn.Linear | nn.Conv2d, inputs: Tensor) -> Float[Tensor, "place fan_in"]:
-    """Return the input of each use of the weights, with a last entry 1 for a bias."""
+    """Return the input of each use of the weights, with a last entry 1 for a bias that is a weight."""
     if isinstance(layer, nn.Conv2d):
         inputs = _patches(layer, inputs)
-    if layer.bias is None:
+    if not has_bias(layer):
         return inputs.flatten(0, -2)
     made = inputs.new_empty(*inputs.shape[:-1], inputs.shape[-1] + 1)
     made[..., :-1], made[..., -1] = inputs, 1
@@ -123,12 +129,10 @@ def _input_rows(layer: nn.Linear | nn.Conv2d, inputs: Tensor) -> Float[Tensor, "
 
 
 def _patches(layer: nn.Conv2d, inputs: Tensor) -> Float[Tensor, "row place fan_in"]:
-    """Return the inputs at each location; grouped channels are averaged over groups."""
+    """Return the inputs at each location."""
     sides = layer._reversed_padding_repeated_twice
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = F.pad(inputs, sides, mode=mode) if any(sides) else inputs
-    if layer.groups > 1:
-        padded = padded.unflatten(1, (layer.groups, -1)).mean(1)
     return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
 
 
@@ -152,7 +156,7 @@ def _roots(outputs: Float[Tensor, "row output"], spec: NetworkSpec) -> Float[Ten
         return p.sqrt().diag_embed() - p[:, :, None] * p.sqrt()[:, None]
     two = torch.full_like(outputs, math.sqrt(2))  # by division, which keeps the bits of stored results
     if spec.likelihood == "gaussian":
-        return (two / math.sqrt(2 * spec.noise_variance)).diag_embed()
+        return (two / (2 * spec.noise_of(outputs).double()).sqrt()).to(two).diag_embed()
     (mean_two, free_two), (_, free) = two.chunk(2, dim=-1), outputs.chunk(2, dim=-1)
     variance, slope = _variance(free, spec.variance_floor)
     return torch.cat([mean_two / (2 * variance).sqrt(), free_two / 2 * slope], dim=-1).diag_embed()

@@ -30,6 +30,7 @@ from ..data.fitdata import FitData
 from ..errors import ConfigError, require
 from ..method import Default, Inputs, Method, StageSpec, Summary
 from ..networks import Network
+from ..networks.base import has_bias
 from ..networks.convnet import BatchStatistics
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
@@ -201,17 +202,17 @@ def _require_factors(layers: Mapping[str, nn.Module], config: KfacLaplaceConfig)
 
 
 def _matrix(layer: nn.Module) -> Tensor:
-    """Return a layer's weights [out, in] with the bias as the last column."""
+    """Return a layer's weights [out, in], with a bias that is a weight as the last column."""
     assert isinstance(layer, nn.Linear | nn.Conv2d)
     weight = layer.weight.detach().flatten(1)
-    return weight if layer.bias is None else torch.cat([weight, layer.bias.detach()[:, None]], dim=1)
+    return torch.cat([weight, layer.bias.detach()[:, None]], dim=1) if has_bias(layer) else weight
 
 
 def _named(layer: str, matrices: Float[Tensor, "draw fan_out fan_in"], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights as the layer's entries of the ``state_dict``, with the shapes in ``like``, stacked [draw, ...]."""
     weight, bias = f"{layer}.weight", f"{layer}.bias"
     shape = (len(matrices), *like[weight].shape)
-    if bias not in like:
+    if matrices.shape[-1] == like[weight][0].numel():
         return {weight: matrices.reshape(shape)}
     return {weight: matrices[..., :-1].reshape(shape), bias: matrices[..., -1]}
 

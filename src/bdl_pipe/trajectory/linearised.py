@@ -113,7 +113,10 @@ class LinearisedLaplace:
         """Create the posterior from draws, which predict single rows, and the Gaussian of each layer by its name."""
         self.draws, self.layers, self.spec = draws, dict(layers), draws.spec
         self._center = {name: value[0] for name, value in draws.weights.items()}
-        self._networks = Replicas(self.spec.build(Seed(0)).eval().to(next(iter(self._center.values())).device))
+        network = self.spec.build(Seed(0)).eval().to(next(iter(self._center.values())).device)
+        parameters = [name for name, _ in network.named_parameters()]  # a constant bias is none
+        self._drawn = [name for name in parameters if name.rpartition(".")[0] in self.layers]
+        self._networks = Replicas(network)
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Return the predictive of the draws; ``rng`` is not used."""
@@ -125,7 +128,7 @@ class LinearisedLaplace:
 
         Jacobians have the weights' type, and their products are in float64.
         """
-        at = {name: value for name, value in self._center.items() if name.rpartition(".")[0] in self.layers}
+        at = {name: self._center[name] for name in self._drawn}
 
         def outputs(weights: dict[str, Tensor], row: Tensor) -> tuple[Tensor, Tensor]:
             found = self._networks.call(self._center | weights, row[None])[0]

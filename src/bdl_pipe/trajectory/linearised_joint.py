@@ -77,7 +77,7 @@ class LinearisedFunctions:
         shape = self.mean.shape[1:]
         blocks = self.covariance.unflatten(2, shape).unflatten(1, shape)  # [group, row, output, row, output]
         if self.spec.likelihood == "gaussian":
-            mean, variance = self.mean[None], torch.full_like(self.mean[None], self.spec.noise_variance)
+            mean, variance = self.mean[None], self.spec.noise_of(self.mean[None])
         else:
             mean, variance, blocks = self._given_variances(blocks, normal.chunk(2, dim=-1)[0])
         if places is not None:
