@@ -161,6 +161,12 @@ class NetworkSpec:
         width = 2 * self.outputs if self.likelihood == "gaussian_head" else self.outputs
         return networks.build(self.network, self.input_shape, width, rng=rng)
 
+    @property
+    def one_noise(self) -> float:
+        """Return the one variance of ``gaussian`` for all target columns, as chains have it."""
+        assert not isinstance(self.noise_variance, tuple)
+        return self.noise_variance
+
     def noise_of(self, means: Tensor) -> Tensor:
         """Return the variance of ``gaussian`` for each of ``means`` [..., output]."""
         return torch.as_tensor(self.noise_variance, dtype=torch.float64).to(means).expand_as(means).contiguous()

@@ -68,7 +68,7 @@ class NetworkChains:
     def __init__(self, target: NetworkTarget, sampler: SamplerConfig, rngs: Sequence[Seed], burn_in: int) -> None:
         assert isinstance(sampler.kernel, Kernel)
         self.target, self._sampler, self._burn_in = target, sampler, burn_in
-        self._setting = sampler.setting(target.rows, 1 / target.spec.noise_variance)
+        self._setting = sampler.setting(target.rows, 1 / target.spec.one_noise)
         self.schedule = self._setting.schedule(self._setting.value)
         self._kernel, self._chains, self._rngs = sampler.kernel, Chains(rngs), list(rngs)
         rows, device = target.rows, target.device

@@ -145,7 +145,7 @@ def row_log_likelihood(
     """Return log p(y | x, θ) of each row, without the constant of the Gaussian."""
     if spec.likelihood == "categorical":
         return -F.cross_entropy(outputs, targets, reduction="none")
-    return -(targets - outputs).square().sum(-1) / (2 * spec.noise_variance)
+    return -(targets - outputs).square().sum(-1) / (2 * spec.one_noise)
 
 
 def factorises(network: nn.Module) -> bool:

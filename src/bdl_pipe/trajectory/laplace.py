@@ -205,7 +205,8 @@ def _matrix(layer: nn.Module) -> Tensor:
     """Return a layer's weights [out, in], with a bias that is a weight as the last column."""
     assert isinstance(layer, nn.Linear | nn.Conv2d)
     weight = layer.weight.detach().flatten(1)
-    return torch.cat([weight, layer.bias.detach()[:, None]], dim=1) if has_bias(layer) else weight
+    bias = layer.bias if has_bias(layer) else None
+    return weight if bias is None else torch.cat([weight, bias.detach()[:, None]], dim=1)
 
 
 def _named(layer: str, matrices: Float[Tensor, "draw fan_out fan_in"], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
