@@ -65,9 +65,13 @@ class Joint(ABC):
         return self.chain_log_prob(targets)[:, -1]
 
     @final
-    def chain_log_prob(self, targets: Tensor) -> Float[Tensor, "group row"]:
-        """Return log p(y_1 … y_i | x_1 … x_i, D) for i = 1 … n. It raises the errors of ``log_prob``."""
-        return mixture(self._chain_terms(self._checked(targets)))
+    def chain_log_prob(self, targets: Tensor, *, at_once: int | None = None) -> Float[Tensor, "group row"]:
+        """Return log p(y_1 … y_i | x_1 … x_i, D) for i = 1 … n. It raises the errors of ``log_prob``.
+
+        Args:
+            at_once: as in :func:`mean_mixture`.
+        """
+        return mean_mixture(self._chain_terms(self._checked(targets)), at_once)
 
     @final
     def draw_log_prob(self, targets: Tensor) -> Float[Tensor, "draw group row"]:
@@ -75,9 +79,9 @@ class Joint(ABC):
         return self._row_terms(self._checked(targets))
 
     @final
-    def row_log_prob(self, targets: Tensor) -> Float[Tensor, "group row"]:
-        """Return the marginals log p(y_i | x_i, D). It raises the errors of ``log_prob``."""
-        return mixture(self._row_terms(self._checked(targets)))
+    def row_log_prob(self, targets: Tensor, *, at_once: int | None = None) -> Float[Tensor, "group row"]:
+        """Return the marginals log p(y_i | x_i, D), as :meth:`chain_log_prob`."""
+        return mean_mixture(self._row_terms(self._checked(targets)), at_once)
 
     @final
     def marginal_log_prob(self, targets: Tensor) -> Float[Tensor, " group"]:
@@ -300,6 +304,19 @@ class GaussianFunctions:
             covariance = torch.take_along_dim(covariance, places[None, :, None, :, None], 3)
             covariance = torch.take_along_dim(covariance, places[None, :, None, None, :], 4)
         return JointGaussian(mean, self.noise[:, None, None].expand_as(mean), covariance)
+
+
+def mean_mixture(log_terms: Float[Tensor, "draw ..."], at_once: int | None) -> Tensor:
+    """Return the log of the mean over draws or, with ``at_once``, the mean of such logs over blocks of draws.
+
+    The log of a mean over S draws is too low on average, by an amount that depends on S. Blocks of ``at_once`` draws
+    have the error of ``at_once`` draws, however many draws there are. Draws that fill no block are not used. Fewer
+    draws are one block.
+    """
+    if at_once is None or len(log_terms) < 2 * at_once:
+        return mixture(log_terms if at_once is None else log_terms[:at_once])
+    whole = log_terms[: len(log_terms) // at_once * at_once].unflatten(0, (-1, at_once))
+    return mixture(whole.transpose(0, 1)).mean(0)
 
 
 def normal_log_prob(covariance: Float[Tensor, "*many n n"], error: Float[Tensor, "*many n"]) -> Tensor:

@@ -68,7 +68,7 @@ def test_every_metric_has_a_direction_a_label_and_its_place_in_the_order() -> No
     names = """rmse nll_recalibrated nll_before crps_before coverage_90_before coverage_conformal size_conformal
     width_conformal accuracy nll brier entropy mutual_information batch_nll log_likelihood coverage_90 width_90 crps
     out_of_reach ece ece_recalibrated joint_nll joint_gap joint_nll_2 joint_gap_2 joint_nll_5 joint_gap_5 joint_nll_20
-    joint_gap_20 log_likelihood_normalised reference_kl reference_tv reference_sd_ratio noise_ratio"""
+    joint_gap_20 joint_draws log_likelihood_normalised reference_kl reference_tv reference_sd_ratio noise_ratio"""
     assert list(better) == names.split()
     assert all(metric.label and metric.about for metric in metrics.registered())
 

@@ -4,13 +4,10 @@ Random pairs depend little on each other, so that their joint is nearly the prod
 (Osband et al. 2022, "Evaluating high-order predictive distributions in deep learning") draws two random test rows, the
 anchors of a group. Each observation of the group belongs to one of the two anchors, at random.
 
-Classes: an observation is the anchor itself, with the anchor's label. A group of 20 observations has two images, each
-about ten times. An image has one label, so all observations of an image agree.
-
-Regression: if a group contained a row twice, it would contain the row's noise twice. Two observations would agree to
-the last digit, which no noise model allows, and a posterior with the wrong noise would be rewarded. So an observation
-is the row nearest to its anchor that is not yet in the group, with the row's own target. The first such row is the
-anchor.
+An observation is the row nearest to its anchor that is not yet in the group, with the row's own target. The first such
+row is the anchor. Osband et al. repeat the anchor itself and draw each of its labels afresh. A test row has one label:
+if a group contained it twice, the observations would agree whatever the noise is. The score would then be no proper
+one, and a posterior that believes in too little noise, or is too wide, would be rewarded.
 
 Groups, anchors and pairs depend only on the root seed and on the test rows: they are the same for all posteriors.
 """
@@ -29,7 +26,7 @@ from ..data.examples import Examples
 from ..errors import DataError, require
 from ..joint_predictive import DRAWS, Joint, JointCategorical
 from ..metrics import GroupLogProbs
-from ..metrics.joint import SIZES, names
+from ..metrics.joint import AT_ONCE, JOINT_DRAWS, SIZES, names
 from ..posterior import GaussianPosterior, JointPosterior, Posterior, Predictor, joint
 from ..seeds import Seed
 from .config import EvaluateConfig
@@ -110,16 +107,15 @@ def joint_scores(
 ) -> Scores:
     """Return the joint NLL and the gap of groups around two anchors and, for classes, of random pairs of rows.
 
-    A posterior with its own joint (:func:`keeps_functions`) predicts the anchors again, or in regression the groups,
-    and its random pairs are the pairs of anchors. In regression, groups of more observations than there are rows have
-    no scores.
+    A posterior with its own joint (:func:`keeps_functions`) predicts the groups again, and its random pairs are the
+    pairs of anchors. Groups of more observations than there are rows have no scores.
 
     Args:
         terms: the log probability of each row's own target under each draw of the predictive; None for a posterior with
             its own joint.
     """
     rows, classes = len(examples), examples.targets.ndim == 1
-    sizes = [size for size in SIZES if classes or size <= rows]
+    sizes = [size for size in SIZES if size <= rows]
     if not config.joint_pairs or rows < 2 or not sizes:
         return {}
     pairs = random_pairs(rows, config.joint_pairs, rng)
@@ -128,21 +124,22 @@ def joint_scores(
     scored: dict[int | None, GroupLogProbs] = {}
     if terms is not None and classes:
         scored[None] = GroupLogProbs.of_terms(terms, pairs)
+    used = 0 if terms is None else min(len(terms), AT_ONCE)
     if len(anchors):
         found = _Groups(fitted, examples, rng, device)
-        groups = anchors.gather(1, places) if classes else found.neighbours(anchors, places)
+        groups = found.neighbours(anchors, places)
         if terms is not None:
             scored |= dict.fromkeys(sizes, GroupLogProbs.of_terms(terms, groups))
-        elif classes:
-            scored[None], around = found.classes(anchors, places)
-            scored |= dict.fromkeys(sizes, around)
         else:
-            scored |= dict.fromkeys(sizes, found.regression(groups))
+            around, used = found.scored(groups)
+            scored |= dict.fromkeys(sizes, around)
+            if classes:
+                scored[None], _ = found.scored(anchors)
     scores: Scores = {}
     for size, of_groups in scored.items():
         for name, mean in zip(names(size), of_groups.scores(size or 2), strict=True):
             scores[name] = (mean.value, mean.count)
-    return scores
+    return scores | ({JOINT_DRAWS.name: (float(used), 1)} if scores else {})
 
 
 def nearest_pairs(
@@ -208,34 +205,25 @@ class _Groups:
         """Return :func:`neighbours` among the transformed test rows."""
         return neighbours(self.fitted.transform.inputs(self.examples.inputs, self.device).cpu(), anchors, places)
 
-    def classes(self, anchors: Tensor, places: Tensor) -> tuple[GroupLogProbs, GroupLogProbs]:
-        """Return the log probabilities of each pair of anchors, and of the observations of both anchors."""
-        labels = torch.from_numpy(self.examples.targets[anchors.numpy()])
-        observed = torch.cat([torch.arange(2).expand(len(anchors), 2), places], 1)
-        pairs, around = [], []
-        for part in self._parts(anchors):
-            joint = self._joint(anchors[part], part.start, observed[part])
-            assert isinstance(joint, JointCategorical)
-            targets = labels[part].gather(1, observed[part]).to(self.device)
-            numbers = torch.arange(targets.shape[1], device=self.device).expand_as(targets)
-            pairs.append(GroupLogProbs.of_joint(joint.at(numbers[:, :2]), targets[:, :2]))
-            around.append(GroupLogProbs.of_joint(joint.at(numbers[:, 2:]), targets[:, 2:]))
-        return GroupLogProbs.cat(pairs), GroupLogProbs.cat(around)
-
-    def regression(self, groups: Tensor) -> GroupLogProbs:
-        """Return the log probabilities of the rows' own targets, in original units.
+    def scored(self, groups: Tensor) -> tuple[GroupLogProbs, int]:
+        """Return the log probabilities of the rows' own targets, in original units, and the draws of each of them.
 
         A posterior without a Gaussian draws its weights. Given a draw, rows are independent, so each row is predicted
         once for all groups.
         """
         if not isinstance(self.fitted.posterior, GaussianPosterior):
-            rows = torch.arange(len(self.examples))[None]
-            terms = [self._joint(part, 0).draw_log_prob(self._targets(part))[:, 0] for part in rows.split(_ROWS, 1)]
-            return GroupLogProbs.of_terms(torch.cat(terms, 1).cpu(), groups)
-        found = []
+            rows, places = groups.unique(return_inverse=True)
+            terms = [
+                self._joint(part, 0).draw_log_prob(self._targets(part))[:, 0] for part in rows[None].split(_ROWS, 1)
+            ]
+            together = torch.cat(terms, 1).cpu()
+            return GroupLogProbs.of_terms(together, places), min(len(together), AT_ONCE)
+        found, used = [], 0
         for part in self._parts(groups):
-            found.append(GroupLogProbs.of_joint(self._joint(groups[part], part.start), self._targets(groups[part])))
-        return GroupLogProbs.cat(found)
+            joint = self._joint(groups[part], part.start)
+            found.append(GroupLogProbs.of_joint(joint, self._targets(groups[part])))
+            used = 0 if joint.draws == 1 else min(joint.draws, AT_ONCE)
+        return GroupLogProbs.cat(found), used
 
     def _targets(self, groups: Tensor) -> Tensor:
         return torch.from_numpy(self.examples.targets[groups.numpy()]).to(self.device)
@@ -244,11 +232,10 @@ class _Groups:
         count = max(1, _ROWS // groups.shape[1])
         return (slice(start, start + count) for start in range(0, len(groups), count))
 
-    def _joint(self, groups: Tensor, number: int, places: Tensor | None = None) -> Joint:
+    def _joint(self, groups: Tensor, number: int) -> Joint:
         """Return the joint of some groups of rows. ``number`` is part of the address of the draws."""
-        places = None if places is None else places.to(self.device)
         raw, rng = self.examples.inputs[groups.numpy()], self.rng.fold("groups", number)
-        return self.fitted.joint(raw, rng=rng, device=self.device, places=places)
+        return self.fitted.joint(raw, rng=rng, device=self.device)
 
 
 def same_class_along(

@@ -4,6 +4,10 @@ The joint NLL is −log p(y_1 … y_n | x_1 … x_n, D), and the gap is log join
 per group. If the gap is above 0, the targets confirm the dependence between rows that the posterior predicts. For
 random pairs the gap is nearly 0 for every posterior, since random rows depend little on each other. Groups around two
 anchors show the dependence (Osband et al. 2022). :mod:`bdl_pipe.evaluation.joint` draws the pairs and the groups.
+
+A posterior that is approximated by S draws is scored by blocks of 20 of them: the log of a mean over S draws is too low
+on average, and the more so, the fewer draws there are. Fewer than 20 draws (an ensemble) are scored as they are, and a
+joint in closed form needs no draws; ``joint_draws`` says which.
 """
 
 from collections.abc import Sequence
@@ -14,11 +18,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..joint_predictive import Joint
-from ..predictive import mixture
+from ..joint_predictive import Joint, mean_mixture
 from .metric import Mean, Metric
 
 SIZES: Final = (2, 5, 20)  # numbers of rows of a group around two anchors
+AT_ONCE: Final = 20  # draws of each score: the log of a mean over S draws depends on S
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,14 @@ class GroupLogProbs:
             groups: the numbers of the rows of each group.
         """
         terms = terms.double()
-        return cls(mixture(terms[:, groups].cumsum(-1)), mixture(terms)[groups].cumsum(-1))
+        product = mean_mixture(terms, AT_ONCE)[groups].cumsum(-1)
+        return cls(mean_mixture(terms[:, groups].cumsum(-1), AT_ONCE), product)
 
     @classmethod
     def of_joint(cls, joint: Joint, targets: Tensor) -> "GroupLogProbs":
         """Compute the log probabilities of targets under a joint."""
-        return cls(joint.chain_log_prob(targets), joint.row_log_prob(targets).cumsum(-1))
+        product = joint.row_log_prob(targets, at_once=AT_ONCE).cumsum(-1)
+        return cls(joint.chain_log_prob(targets, at_once=AT_ONCE), product)
 
     @classmethod
     def cat(cls, parts: "Sequence[GroupLogProbs]") -> "GroupLogProbs":
@@ -69,6 +75,13 @@ def names(rows: int | None) -> tuple[str, str]:
 JOINT_NLL = Metric("joint_nll", "Joint NLL", "mean negative log joint probability of the labels of two rows", better=-1)
 JOINT_GAP = Metric(
     "joint_gap", "Joint gap", "log of the joint over the product of the marginals of two rows", better=+1
+)
+JOINT_DRAWS = Metric(
+    "joint_draws",
+    "Draws",
+    "draws of one joint score, at most 20; 0: a closed form. Compare joint scores of equal draws",
+    better=0,
+    unit="count",
 )
 DYADIC: Final = tuple(
     metric

@@ -60,6 +60,7 @@ METRICS: Final[Registered[Metric]] = Registered(
             joint.JOINT_NLL,
             joint.JOINT_GAP,
             *joint.DYADIC,
+            joint.JOINT_DRAWS,
             regression.LOG_LIKELIHOOD_NORMALISED,
             regression.REFERENCE_KL,
             regression.REFERENCE_TV,

@@ -18,7 +18,7 @@ from .. import figures
 from ..coresets.shared.pictures import of_artifact
 from ..figures import Curve, Priced, Segment
 from ..metrics import standings as which
-from ..metrics.joint import DYADIC, JOINT_GAP
+from ..metrics.joint import DYADIC, JOINT_DRAWS, JOINT_GAP
 from ..metrics.table import metric_of
 from ..scores import Estimate, Quantity, average, estimate
 from . import columns, cross, explore, questions, students
@@ -120,7 +120,7 @@ def cost(table: Table) -> Data:
 
 def together(table: Table) -> Data:
     """Return the joint scores of groups of test rows around two anchors, the gap of random pairs, and the lines."""
-    shown = [Column(metric.label, Quantity(metric.name)) for metric in (*DYADIC, JOINT_GAP)]
+    shown = [Column(metric.label, Quantity(metric.name)) for metric in (*DYADIC, JOINT_GAP, JOINT_DRAWS)]
     known = {metric.name for metric in DYADIC} & {of.metric for of in table.quantities()}
     known_lines = table.drawn["same_class"]
     lines = [
