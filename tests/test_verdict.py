@@ -156,21 +156,24 @@ def test_a_bayesian_network_is_worth_it_where_it_beats_every_rival() -> None:
     better, tied = run("boosting", off(1.01 * edge)), run("linear", off(0.99 * edge))
     worse = run("constant", off(-1.01 * edge))
     assert worth([*bayes, better], "nll") == (
-        "Yes: vbll, the best of 2, is better than boosting (NLL −0.0197 ± 0.0056)."
+        "Yes: vbll, the best of 2 with a posterior over weights, is better than boosting (NLL −0.0197 ± 0.0056)."
     )
     assert worth([*bayes, better, tied], "nll") == (
-        "Not shown: vbll, the best of 2, cannot be told apart from linear (NLL −0.0193 ± 0.0056)"
+        "Not shown: vbll, the best of 2 with a posterior over weights, cannot be told apart from"
+        " linear (NLL −0.0193 ± 0.0056)"
         " and is better than boosting (NLL −0.0197 ± 0.0056)."
     )
     assert worth([*bayes, tied, worse], "nll") == (
-        "No: vbll, the best of 2, is worse than constant (NLL +0.0197 ± 0.0056)"
+        "No: vbll, the best of 2 with a posterior over weights, is worse than constant (NLL +0.0197 ± 0.0056)"
         " and cannot be told apart from linear (NLL −0.0193 ± 0.0056)."
     )
     assert worth([bayes[0], tied], "nll").startswith("Yes: vbll is better than linear"), "one network is no choice"
     assert worth([*bayes, run("linear", [2.0] * 3)], "nll") == (
-        "Not shown: vbll, the best of 2, cannot be told apart from linear (not comparable)."
+        "Not shown: vbll, the best of 2 with a posterior over weights, cannot be told apart from"
+        " linear (not comparable)."
     )
-    plain = [network("deterministic", off(0)), network("swa", off(0)), run("gp", off(0)), tied]
+    others = ("deterministic", "swa", "ensemble", "tabm", "coreset_nn")
+    plain = [*(network(name, off(0)) for name in others), run("gp", off(0)), tied]
     assert worth(plain, "nll") == "No Bayesian network has a finite score."
     assert worth([*bayes, run("linear", [math.nan] * 5)], "nll") == "There is no run to compare vbll with."
 
@@ -202,7 +205,11 @@ def test_the_choice_of_the_best_network_does_not_raise_false_alarms() -> None:
             alarms[count] += gap.mean() < -half
         if _ < 50:
             said = worth(
-                [*(network(f"n{k}", v.tolist()) for k, v in enumerate(nets)), run("linear", rival.tolist())], "nll"
+                [
+                    *(network(f"n{k}", v.tolist(), method="swag") for k, v in enumerate(nets)),
+                    run("linear", rival.tolist()),
+                ],
+                "nll",
             )
             assert said.startswith("Yes") == (gap.mean() < -half)
     limit = 0.05 + 5 * math.sqrt(0.05 * 0.95 / 2_000)

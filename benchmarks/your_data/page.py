@@ -17,12 +17,12 @@ import pandas as pd
 
 from bdl_pipe.files import write_bytes
 from bdl_pipe.metrics.comparison import mean_ranks
+from bdl_pipe.registry import METHODS
 
 from .tables import BY_NAME
 
 RIVALS: Final = ("constant", "linear", "boosting")
 PROCESSES: Final = ("gp", "svgp")
-NOT_BAYESIAN: Final = ("deterministic", "swa", "ensemble", "tabm")  # networks without a posterior
 PROTOCOL: Final = {  # ScoringBench's scores of regression beside coverage
     "crps": "CRPS",
     "crps_left": "CRPS, left tail",
@@ -159,8 +159,13 @@ def _by_table(pairs: Sequence[tuple[str, str, float]]) -> list[str]:
 
 
 def networks(methods: Sequence[str]) -> list[str]:
-    """Return the networks with a posterior among methods."""
-    return [name for name in methods if name not in (*RIVALS, *PROCESSES, *NOT_BAYESIAN)]
+    """Return the networks with a posterior over weights among methods."""
+    return [name for name in methods if METHODS[name].bayesian]
+
+
+def without_posterior(methods: Sequence[str]) -> list[str]:
+    """Return the networks without a posterior over weights among methods."""
+    return [name for name in methods if name not in (*RIVALS, *PROCESSES) and not METHODS[name].bayesian]
 
 
 def best(nll: pd.DataFrame) -> pd.Series:
@@ -189,7 +194,8 @@ def _by_kind(frame: pd.DataFrame) -> list[str]:
     """Return how often networks are at or below boosting, by the kind of a table."""
     nll = means(frame, "nll")
     bayesian = networks(list(nll.columns))
-    every = [*bayesian, *(name for name in NOT_BAYESIAN if name in nll.columns)]
+    others = without_posterior(list(nll.columns))
+    every = [*bayesian, *others]
     rows = []
     for kind, names in {"all": list(nll.index), **kinds()}.items():
         mine = nll.loc[[name for name in names if name in nll.index]]
@@ -202,7 +208,7 @@ def _by_kind(frame: pd.DataFrame) -> list[str]:
     told = (
         "The number of tables with an NLL at or below the NLL of `boosting`: of the best Bayesian network of each "
         "table, of the best network of all "
-        f"({', '.join(f'`{name}`' for name in NOT_BAYESIAN)} have no posterior); and the share of tables of each "
+        f"({', '.join(f'`{name}`' for name in others)} have no posterior); and the share of tables of each "
         "Bayesian network, in the mean. The best network is found on the test rows, so that the first two "
         "columns are optimistic; the third is not."
     )

@@ -186,6 +186,9 @@ class Method:
             among all methods.
         imitates: whether a run imitates a posterior: the run that it takes as input, the run with the same teacher or
             coreset, or its own posterior that is not stored. The report then shows the loss against this posterior.
+        bayesian: whether it predicts by a posterior over the weights of a network, or of its last layer: by draws, in
+            closed form, or distilled. One value of the weights (``swa``) and networks without a prior and a likelihood
+            (``ensemble``, ``tabm``) are none.
     """
 
     name: str
@@ -196,3 +199,4 @@ class Method:
     default: Default | None = None
     upstream: Mapping[str, Upstream] = field(default_factory=dict)
     imitates: bool = False
+    bayesian: bool = False

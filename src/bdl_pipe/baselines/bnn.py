@@ -128,6 +128,7 @@ def default(size: Size) -> Section:
 
 BNN = Method(
     name="bnn",
+    bayesian=True,
     config=BnnConfig,
     tasks=("classification", "regression"),
     stages={"student": BnnPosterior.stage()},

@@ -151,6 +151,7 @@ def default(size: Size) -> Section:
 
 DROPOUT = Method(
     name="dropout",
+    bayesian=True,
     config=DropoutConfig,
     tasks=("classification", "regression"),
     stages={"student": DropoutPosterior.stage()},

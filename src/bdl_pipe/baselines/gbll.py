@@ -179,6 +179,7 @@ _SEARCH = {
 
 GBLL = Method(
     name="gbll",
+    bayesian=True,
     config=GbllConfig,
     tasks=("regression",),
     stages={"student": StageSpec(fit_many=fit)},
@@ -186,6 +187,7 @@ GBLL = Method(
 )
 LDGBLL = Method(
     name="ldgbll",
+    bayesian=True,
     config=LdgbllConfig,
     tasks=("regression",),
     stages={"student": StageSpec(fit_many=fit)},

@@ -117,6 +117,7 @@ def default(size: Size) -> Section:
 
 MAP_BLR = Method(
     name="map_blr",
+    bayesian=True,
     config=MapBlrConfig,
     tasks=("regression",),
     stages={"student": StageSpec(fit_many=fit)},

@@ -243,6 +243,7 @@ def default(size: Size) -> Section:
 
 SNGP = Method(
     name="sngp",
+    bayesian=True,
     config=SngpConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit_many=SngpPosterior.fit, data_parallel=True)},

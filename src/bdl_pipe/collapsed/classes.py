@@ -245,6 +245,7 @@ def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report
 
 CIBER = Method(
     name="ciber",
+    bayesian=True,
     config=CiberConfig,
     tasks=("classification",),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},

@@ -170,6 +170,7 @@ def fit_last(data: FitData, inputs: Inputs, config: CiberLastConfig, *, rng: See
 DEFAULT: Final = Default(0.5, "iterates", lambda size: {"tail": 0.2}, suits=lambda size: size.rows <= 100_000)
 CIBER_LAST = Method(
     name="ciber_last",
+    bayesian=True,
     config=CiberLastConfig,
     tasks=("regression",),
     stages={"student": StageSpec(fit_last, needs={"trajectory": "one_to_one"}, in_driver=True)},

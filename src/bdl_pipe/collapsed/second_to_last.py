@@ -227,6 +227,7 @@ def fit_second(data: FitData, inputs: Inputs, config: CiberSecondConfig, *, rng:
 
 CIBER_SECOND = Method(
     name="ciber_second",
+    bayesian=True,
     config=CiberSecondConfig,
     tasks=("regression",),
     stages={"student": StageSpec(fit_second, needs={"trajectory": "one_to_one"}, in_driver=True)},

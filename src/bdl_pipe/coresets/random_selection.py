@@ -57,6 +57,7 @@ def select(data: FitData, inputs: Inputs, config: RandomCoresetConfig, *, rng: S
 
 RANDOM_CORESET = Method(
     name="random_coreset",
+    bayesian=True,
     config=RandomCoresetConfig,
     tasks=("classification",),
     stages={

@@ -11,12 +11,12 @@ from ..metrics.comparison import Difference
 from ..metrics.standings import BASELINE, Candidate, difference
 from ..metrics.table import metric_of
 from ..metrics.written import seconds
+from ..registry import METHODS
 from ..scores import Quantity, average
 from .choice import LEVEL, Choice, choose, coverage, finite, fit_seconds, half_width, loss, split_seconds
 
 RIVALS: Final = ("boosting", "linear", "constant")
 OPTIMAL: Final = ("linear", "constant")  # methods with fits that end at an optimum
-POINTS: Final = (BASELINE, "swa", "coreset_nn")  # networks with one value of the weights, and no posterior
 _PREDICT: Final = Quantity("seconds_per_1000", "cost")
 _MOST_SPLITS: Final = 20
 
@@ -94,9 +94,13 @@ def cheapest(choice: Choice) -> str:
 
 
 def worth(candidates: Sequence[Candidate], metric: str) -> str:
-    """Write whether the best Bayesian network is better than each rival or, without rivals, than its plain network."""
+    """Write whether the best Bayesian network is better than each rival or, without rivals, than its plain network.
+
+    A network is Bayesian if its method says so (``Method.bayesian``): it has a posterior over weights. An ensemble of
+    networks that are trained apart has none.
+    """
     known = finite(candidates, metric)
-    networks = [one for one in known if one.network and one.method not in POINTS]
+    networks = [one for one in known if one.network and one.method in METHODS and METHODS[one.method].bayesian]
     if not networks:
         return "No Bayesian network has a finite score."
     best = min(networks, key=lambda one: loss(one, metric))
@@ -112,7 +116,7 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
     parts = [f"{verb} {', '.join(names)}" for verb, names in zip(verbs, (worse, tied, better), strict=True) if names]
     answer = "No" if worse else "Not shown" if tied else "Yes"
     answer += ", against a plain network" if without else ""
-    of = f"{best.name}, the best of {len(networks)}," if len(networks) > 1 else best.name
+    of = f"{best.name}, the best of {len(networks)} with a posterior over weights," if len(networks) > 1 else best.name
     said = f"{answer}: {of} {' and '.join(parts)}." if parts else f"There is no run to compare {best.name} with."
     return f"{said} There is no run of {', '.join(RIVALS[:-1])} or {RIVALS[-1]}." if without else said
 

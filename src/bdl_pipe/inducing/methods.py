@@ -143,7 +143,9 @@ def _method(kind: Kind, cost: float = 0.0, own: Section | None = None) -> Method
         validate_sources=partial(validate_sources, kind),
     )
     default = Default(cost, override=lambda size: _default(size, {"kind": kind, **own})) if own else None
-    return Method(kind, RandomConfig, ("classification", "regression"), {"student": stage}, search, default)
+    return Method(
+        kind, RandomConfig, ("classification", "regression"), {"student": stage}, search, default, bayesian=True
+    )
 
 
 def _default(size: Size, weights: Section) -> Section:

@@ -201,6 +201,7 @@ def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default |
     stages = {"student": LastLayerPosterior.stage()}
     return Method(
         name=name,
+        bayesian=True,
         config=config,
         tasks=tasks,
         stages=stages,  # type: ignore[arg-type]

@@ -324,6 +324,7 @@ def default_chains(size: Size) -> Section:
 
 SGMCMC = Method(
     name="sgmcmc",
+    bayesian=True,
     config=SgmcmcConfig,
     tasks=("classification", "regression"),
     stages={

@@ -220,6 +220,7 @@ def _named(layer: str, matrices: Float[Tensor, "draw fan_out fan_in"], like: Map
 
 KFAC_LAPLACE = Method(
     name="kfac_laplace",
+    bayesian=True,
     config=KfacLaplaceConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, summarise=summarise)},

@@ -140,6 +140,7 @@ def fit(data: FitData, inputs: Inputs, config: PcaEssConfig, *, rng: Seed, repor
 
 PCA_ESS = Method(
     name="pca_ess",
+    bayesian=True,
     config=PcaEssConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},

@@ -131,6 +131,7 @@ def fit(data: FitData, inputs: Inputs, config: PcaViConfig, *, rng: Seed, report
 
 PCA_VI = Method(
     name="pca_vi",
+    bayesian=True,
     config=PcaViConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},

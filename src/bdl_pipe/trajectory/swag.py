@@ -161,6 +161,7 @@ def _default(draws: int, size: Size) -> Section:
 
 SWAG = Method(
     name="swag",
+    bayesian=True,
     config=SwagConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},

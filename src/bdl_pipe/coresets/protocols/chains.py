@@ -173,6 +173,7 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
 
 CORESET_SGMCMC = Method(
     name="coreset_sgmcmc",
+    bayesian=True,
     config=ChainsConfig,
     tasks=("classification",),
     stages={"student": StageSpec(fit_chains, needs={"coreset": "cyclic"}, summarise=summarise)},

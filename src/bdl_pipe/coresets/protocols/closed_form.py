@@ -156,6 +156,7 @@ def _predictive(parts: Sequence[VbpcPosterior], inputs: Tensor) -> Callable[[flo
 
 CORESET_BMA = Method(
     name="coreset_bma",
+    bayesian=True,
     config=MixtureConfig,
     tasks=("classification",),
     stages={"student": StageSpec(fit_mixture, needs={"coreset": "cyclic"})},
@@ -164,6 +165,7 @@ CORESET_BMA = Method(
 
 CORESET_VI = Method(
     name="coreset_vi",
+    bayesian=True,
     config=ClosedFormConfig,
     tasks=("classification",),
     stages={"student": StageSpec(fit_one, needs={"coreset": "cyclic"})},

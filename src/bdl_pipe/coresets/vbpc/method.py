@@ -67,6 +67,7 @@ def default(size: Size) -> Section:
 
 VBPC = Method(
     name="vbpc",
+    bayesian=True,
     config=VbpcConfig,
     tasks=("classification",),
     stages={
