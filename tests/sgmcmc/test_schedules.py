@@ -21,8 +21,9 @@ from bdl_pipe.sgmcmc import (
     Sgnht,
     sample,
 )
+from bdl_pipe.sgmcmc.method import _of_exploration
 from bdl_pipe.sgmcmc.sampling import density_of, kept_steps, run
-from bdl_pipe.sgmcmc.schedules import ScaledSteps, Schedule, Thinning
+from bdl_pipe.sgmcmc.schedules import ScaledSteps, Schedule, StepSizes, Thinning
 
 
 def test_schedules_have_their_step_sizes_and_kept_steps() -> None:
@@ -109,3 +110,38 @@ def test_a_divergence_error_names_the_largest_halved_step_size_that_lasts(
     chains = Chains.of(Seed(0), 3)
     *_, (_, _) = run(Sgld(), density_at, {"position": start}, ConstantStep(0.4), chains, first=0, steps=300)
     assert asked == [*range(300)]  # no step is repeated where no chain diverges
+
+
+def test_draws_spread_less_the_longer_a_cycle_explores() -> None:
+    """The variance of the kept draws over the true one, on Gaussians of precisions 1, .3 and .1; 400 chains."""
+    precisions = torch.tensor([1.0, 0.3, 0.1], dtype=torch.float64)
+
+    def spread(exploration: float) -> list[float]:
+        draws = sample(
+            lambda at: -0.5 * (at.square() * precisions).sum(1),
+            torch.zeros(400, 3, dtype=torch.float64),
+            Sghmc(friction=0.1),
+            CyclicalSteps(0.2, cycle=500, exploration=exploration),
+            steps=1000,
+            burn_in=500,
+            rng=Seed(1),
+        )
+        return (draws.square().mean((0, 1)) * precisions).tolist()
+
+    assert spread(0.0) == pytest.approx([1, 1, 1], abs=0.06)
+    assert spread(0.5) == pytest.approx([0.94, 0.83, 0.49], abs=0.06)
+    assert spread(0.8) == pytest.approx([0.06, 0.02, 0.01], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warned"),
+    [
+        (CyclicalSteps(0.1, 10, 0.8), True),
+        (CyclicalSteps(0.1, 10, 0.0), False),
+        (ScaledSteps(0.1, cycle=2.0, exploration=0.5), True),
+        (ScaledSteps(0.1, exploration=0.5), False),
+        (ConstantStep(0.1), False),
+    ],
+)
+def test_a_long_exploration_is_warned_of(steps: StepSizes, warned: bool) -> None:
+    assert any("step_size.exploration" in line for line in _of_exploration(steps)) == warned

@@ -30,7 +30,7 @@ from . import diagnostics
 from .kernel import Positions
 from .sampler import NetworkChains, SamplerConfig
 from .sampling import acceptance, kept_steps
-from .schedules import Thinning
+from .schedules import LONG_EXPLORATION, CyclicalSteps, ScaledSteps, StepSizes, Thinning
 from .target import NetworkTarget, factorises
 
 _LINEAR_ROWS: Final = 1_000_000  # the most rows for the linear model
@@ -303,7 +303,15 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
         found = diagnostics.of_split([NetworkDraws.from_state(s) for s in chains], rows, config.diagnostics)
         noise = {name: max(float(state.config[name]) for state in chains) for name in ("noise_mean", "noise_worst")}
         splits.append(replace(found, metrics={**found.metrics, **noise}))
-    return diagnostics.over_splits(splits, config.diagnostics)
+    found = diagnostics.over_splits(splits, config.diagnostics)
+    return replace(found, warnings=[*found.warnings, *_of_exploration(config.sampler.step_size)])
+
+
+def _of_exploration(steps: StepSizes) -> list[str]:
+    share = steps.exploration if isinstance(steps, CyclicalSteps | ScaledSteps) else 0.0
+    cycles = not (isinstance(steps, ScaledSteps) and steps.cycle is None)
+    rule = "all draws of a cycle begin at one point and spread by its smallest steps, so that they vary too little"
+    return [f"sgmcmc: step_size.exploration is {share:g}: {rule}; take 0"] * (cycles and share > LONG_EXPLORATION)
 
 
 def default_chains(size: Size) -> Section:

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from ..errors import require
 from .kernel import Kernel
@@ -74,7 +74,10 @@ class PolynomialDecay(Schedule):
 class CyclicalSteps(Schedule):
     """The step size value/2 (1 + cos(π u)), u the finished share of its cycle (Zhang et al. 2020, eq. 1).
 
-    The first part of each cycle explores: the kernel runs without noise, and nothing is kept.
+    The first part of each cycle explores: the kernel runs without noise, and nothing is kept. So all draws of a cycle
+    begin at one point, with the smallest steps of the cycle: the longer the exploration, the less they spread. On a
+    Gaussian of precisions 1, .3 and .1, with cycles of 500 steps from .2 on, SGHMC's draws have .99 or more of the true
+    variances without exploration, .94, .83 and .49 of them with .5, and .06, .02 and .01 with the .8 of the paper.
 
     Attributes:
         value: the step size at the start of each cycle.
@@ -128,6 +131,9 @@ class ScaledSteps:
         if self.cycle is None:
             return ConstantStep(value)
         return CyclicalSteps(value, max(2, round(self.cycle * per_epoch)), self.exploration)
+
+
+LONG_EXPLORATION: Final = 0.4  # of a cycle: draws then have clearly less than the target's variance
 
 
 StepSizes = ConstantStep | PolynomialDecay | CyclicalSteps | ScaledSteps
