@@ -19,6 +19,7 @@ from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.prepare import check_splits
 from bdl_pipe.data.raw import Task
 from bdl_pipe.data.size import Size
+from bdl_pipe.data.sources.table import Decimal, Thousands
 from bdl_pipe.errors import DataError, UserError, short
 from bdl_pipe.method import Method
 from bdl_pipe.metrics import written
@@ -48,6 +49,8 @@ class Request:
     log: bool | None = None
     name: str | None = None
     calibration: float | None = None
+    decimal: Decimal | None = None
+    thousands: Thousands | None = None
 
     @property
     def command(self) -> str:
@@ -117,7 +120,7 @@ def _inspect(request: Request) -> Profile:
     """
     path, images = request.path, is_images(request.path)
     rule = f"is for tables; leave it out, since the classes of {path} are its folders, or its y"
-    for option in ("target", "leave_out", "log", "task") if images else ("size", "skip_broken"):
+    for option in ("target", "leave_out", "log", "task", "decimal", "thousands") if images else ("size", "skip_broken"):
         if getattr(request, option):
             why = rule if images else f"is for folders of images; leave it out for {path}"
             raise UserError(f"--{option.replace('_', '-')}: {why}")
@@ -125,7 +128,8 @@ def _inspect(request: Request) -> Profile:
         return inspect_images(path, request.size, request.skip_broken)
     if not request.target:
         raise UserError(f"--target: is missing; name the column of {path} to predict")
-    return inspect_table(path, request.target, request.task, request.leave_out)
+    form = {"decimal": request.decimal, "thousands": request.thousands}
+    return inspect_table(path, request.target, request.task, request.leave_out, **form)  # type: ignore[arg-type]
 
 
 def _chosen(names: Sequence[str], size: Size, known: Collection[str]) -> list[Method]:

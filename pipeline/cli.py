@@ -139,6 +139,10 @@ def status(all_stages: bool) -> None:
     "--methods", multiple=True, metavar="METHOD...", help="Compare only these. Default: all that fit the data."
 )
 @click.option("--leave-out", multiple=True, metavar="COLUMN...", help="Columns that are not features.")
+@click.option(
+    "--decimal", type=click.Choice((".", ",")), help="Decimal point of a CSV file. Default: decided by its cells."
+)
+@click.option("--thousands", type=click.Choice((",", ".", "'", " ")), help="Separator of thousands of a CSV file.")
 @click.option("--size", type=COUNT, metavar="PIXELS", help="Resize a folder's images to this side length.")
 @click.option("--skip-broken", is_flag=True, help="Leave out files that are not readable images.")
 @click.option("--splits", type=COUNT, metavar="N", help="Default: decided by the number of rows.")

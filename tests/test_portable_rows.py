@@ -65,7 +65,7 @@ def test_a_cell_has_the_code_that_the_pipeline_gives_it_or_is_refused(name: str,
 
 
 def test_a_file_is_read_with_its_separator_its_mark_and_its_decimal_comma(tmp_path: Path) -> None:
-    schema = {"features": ["b", "a"], "gaps": [*GAPS]}
+    schema = {"features": ["b", "a"], "gaps": [*GAPS], "numbers": {"decimal": ",", "thousands": ""}}
     path = tmp_path / "rows.csv"
     path.write_bytes("\ufeff a ;other;b\r\n1,5;x;2\r\n;y;-0,5\r\n".encode())
     assert np.array_equal(portable_rows.read(str(path), schema), [[2, 1.5], [-0.5, math.nan]], equal_nan=True)

@@ -26,8 +26,8 @@ _LARGEST = 1e150
 def read(path: str, schema: Mapping[str, Any]) -> np.ndarray:
     """Read the fitted columns of a CSV file by name, float64 [n, column].
 
-    The file is UTF-8. Its cells are separated by commas, semicolons, tabs or bars; except between commas, numbers may
-    have a decimal comma.
+    The file is UTF-8. Its cells are separated by commas, semicolons, tabs or bars. Numbers are written as in the fitted
+    file; if it had decimal commas, a file between commas has decimal points.
     """
     with open(path, encoding="utf-8-sig", newline="") as file:
         header = file.readline()
@@ -42,12 +42,16 @@ def read(path: str, schema: Mapping[str, Any]) -> np.ndarray:
         if column["name"] not in names:
             sys.exit(f"{path}: must have the column {column['name']!r}, got {', '.join(names)}")
     places = [names.index(column["name"]) for column in columns]
+    numbers = schema.get("numbers") or {}
+    decimal, thousands = numbers.get("decimal", "."), numbers.get("thousands", "")
+    if separator == "," == decimal:
+        decimal, thousands = ".", ""
     rows = []
     for number, line in enumerate(lines[1:], 1):
         if len(line) < len(names):
             sys.exit(f"{path}: must have {len(names)} cells in each row, got {len(line)} in row {number}")
         cells = [_clean(line[place]) for place in places]
-        coded = [code(c, x, schema["gaps"], separator != ",") for c, x in zip(columns, cells, strict=True)]
+        coded = [code(c, x, schema["gaps"], decimal, thousands) for c, x in zip(columns, cells, strict=True)]
         for column, cell, value in zip(columns, cells, coded, strict=True):
             if isinstance(value, str):
                 sys.exit(f"{path}: column {column['name']!r} {value}, got {cell!r} in row {number}")
@@ -55,12 +59,13 @@ def read(path: str, schema: Mapping[str, Any]) -> np.ndarray:
     return np.array(rows, np.float64)
 
 
-def code(column: Mapping[str, Any], cell: str, gaps: list[str], comma: bool = False) -> float | str:
+def code(column: Mapping[str, Any], cell: str, gaps: list[str], decimal: str = ".", thousands: str = "") -> float | str:
     """Return the number of a cell, -1 for a new category, NaN for a gap; a rule as text if the cell breaks it.
 
     Args:
         gaps: words that are gaps among numbers, truths and dates, in lower case.
-        comma: whether a number may have a decimal comma.
+        decimal: the decimal point of numbers.
+        thousands: their separator of thousands; empty: they have none.
     """
     kind, values = column["kind"], column.get("values") or []
     truths = bool(values) and {*values} <= {*_TRUTHS.values()}
@@ -73,9 +78,20 @@ def code(column: Mapping[str, Any], cell: str, gaps: list[str], comma: bool = Fa
         return _days(cell, column.get("zoned"))
     if kind == "category":
         return _place(cell, values, truths)
-    text = cell.replace(",", ".") if comma and "." not in cell else cell
-    number = float(text) if _NUMBER.fullmatch(text) else math.inf
+    number = _amount(cell, decimal, thousands)
     return number if abs(number) <= _LARGEST else "must be numbers up to 1e150"
+
+
+def _amount(text: str, decimal: str, thousands: str) -> float:
+    """Return the number that a text is, inf if it is none."""
+    if thousands and thousands in text:
+        between, point = re.escape(thousands), re.escape(decimal)
+        if not re.fullmatch(rf"[+-]?[0-9]{{1,3}}({between}[0-9]{{3}})+({point}[0-9]*)?", text):
+            return math.inf
+        text = text.replace(thousands, "")
+    if decimal == ",":
+        text = "" if "." in text else text.replace(",", ".")
+    return float(text) if _NUMBER.fullmatch(text) else math.inf
 
 
 def _place(cell: str, values: list[str], truths: bool) -> float | str:

@@ -336,10 +336,16 @@ def test_a_target_of_numbers_in_an_unread_form_gets_a_remark_or_an_error(
     assert re.search(said, found)
 
 
-def test_commas_that_may_separate_thousands_get_a_remark(tmp_path: Path) -> None:
+def test_commas_that_may_separate_thousands_are_refused_or_get_a_remark(tmp_path: Path) -> None:
+    """A number of another column that has a decimal comma leaves little doubt."""
     whole = "x;f;y\n" + "".join(f"{3 * i % 47};{1000 + 1234 * i:,};{7 * i % 53}\n" for i in range(60))
     (tmp_path / "t.csv").write_text(whole)
+    with pytest.raises(
+        DataError, match=r"'?f'?: 1,000 may be 1\.000 or 1000; say which with --decimal , or --thousands ,$"
+    ):
+        added(tmp_path / "t.csv")
     said = "f: '1,000' is read as 1.000, with a decimal comma; if commas separate thousands, write numbers without them"
+    (tmp_path / "t.csv").write_text(whole.replace("\n3;", "\n3,5;"))
     assert said in added(tmp_path / "t.csv")[0].remarks
     (tmp_path / "t.csv").write_text(whole.replace("1,000", "1,25"))
     assert added(tmp_path / "t.csv")[0].remarks == []

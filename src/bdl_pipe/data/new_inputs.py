@@ -17,7 +17,7 @@ from .sources import columns as table_columns
 from .sources.folders import SUFFIXES, class_folders, image_files, is_hidden
 from .sources.forms import clean
 from .sources.images import image_array, open_npz, read_images
-from .sources.table import open_table, sniffed
+from .sources.table import like_fitted, open_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +136,8 @@ def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
         if len(bad):
             raise DataError(f"{path}: column {features[bad[0][1]]!r} must be finite, but is not in row {bad[0][0] + 1}")
         return values.astype(np.float64)
-    return _rows(open_table(path, sniffed(path)), schema, str(path))
+    form = like_fitted(path, **(schema.get("numbers") or {"decimal": ".", "thousands": ""}))
+    return _rows(open_table(path, form), schema, str(path))
 
 
 def _rows(table: pa.Table, schema: Mapping[str, Any], origin: str) -> np.ndarray:

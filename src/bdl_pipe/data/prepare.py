@@ -40,6 +40,7 @@ from .ood import noise, test_rows, to_shape, without_classes
 from .prepared import CALIBRATION_FILE, SCHEMA_FILE, Job
 from .raw import Raw, Source
 from .sources.images import ImageFolder
+from .sources.table import Table
 from .target_scale import logarithms_fit_better
 from .transfer import shared_rows
 from .transform import Transform
@@ -375,6 +376,7 @@ def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
         "targets": list(raw.targets),
         **({"columns": [column.mapping() for column in raw.columns]} if raw.columns else {}),
         **_resize(config.source),
+        **_numbers(config.source),
         "fit_rows": config.fit_rows,
     }
 
@@ -384,6 +386,13 @@ def _resize(source: Source) -> dict[str, Any]:
     if not isinstance(source, ImageFolder) or source.size is None:
         return {}
     return {"resize": source.size}
+
+
+def _numbers(source: Source) -> dict[str, Any]:
+    """Return how numbers are written in a CSV file, if not with a decimal point alone: new rows are read like it."""
+    if not isinstance(source, Table) or (source.csv.decimal, source.csv.thousands) == (".", ""):
+        return {}
+    return {"numbers": {"decimal": source.csv.decimal, "thousands": source.csv.thousands}}
 
 
 def _take(rows: Examples, index: np.ndarray) -> Examples:

@@ -5,7 +5,7 @@ All rows are read. A fit uses only these results: the counts of rows, columns an
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,14 +13,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import DataError, brief, short
+from ...errors import ConfigError, DataError, brief, short
 from ..encoding import ColumnKind
 from ..raw import Task, checked, encode_labels
 from ..sources.cells import Cells, is_index
 from ..sources.columns import codes_of, describe, labels_of
-from ..sources.forms import is_number
+from ..sources.forms import WHOLE, are_all, is_number
 from ..sources.names import require_column
-from ..sources.table import Table, open_table, sniffed, table_rows, with_targets
+from ..sources.table import (
+    CsvForm,
+    Decimal,
+    Table,
+    Thousands,
+    is_parquet,
+    open_table,
+    sniffed,
+    table_rows,
+    with_targets,
+)
 from . import leaks
 from .cells import MOST, amounts, mixed_dates, names_rows, number_share, refusal
 from .cells import remarks as cell_remarks
@@ -36,7 +46,13 @@ _INDEX: Final = "it is the index of a table; give it a name of its own to use it
 
 
 def inspect_table(
-    path: Path, targets: Sequence[str], task: Task | None = None, leave_out: Sequence[str] = ()
+    path: Path,
+    targets: Sequence[str],
+    task: Task | None = None,
+    leave_out: Sequence[str] = (),
+    *,
+    decimal: Decimal | None = None,
+    thousands: Thousands | None = None,
 ) -> Profile:
     """Inspect a CSV or Parquet file.
 
@@ -44,17 +60,21 @@ def inspect_table(
         targets: the columns to predict.
         task: the task. None: it follows from the targets.
         leave_out: columns that must not be features.
+        decimal: the decimal point of a CSV file. None: it follows from the cells, if they leave no doubt.
+        thousands: the separator of thousands of a CSV file. None: its numbers have none.
 
     Raises:
         DataError: the table cannot be used; the message names the cure.
     """
     before = _stamp(path)
-    form = sniffed(path)
+    form = _form(path, decimal, thousands)
     table = open_table(path, form)
     if _stamp(path) != before:
         raise DataError(f"{path}: changed while it was read; wait until it is whole")
     targets = [require_column(table, name, str(path)) for name in targets]
     leave_out = [require_column(table, name, str(path)) for name in leave_out]
+    if decimal is None and thousands is None:
+        _require_clear_numbers(table, form, path)
     all_rows = table.num_rows
     table = with_targets(table, targets, str(path))
     if table.num_rows < FEWEST:
@@ -108,6 +128,50 @@ def inspect_table(
         left_out=left_out,
         without_target=all_rows - table.num_rows,
     )
+
+
+def _form(path: Path, decimal: Decimal | None, thousands: Thousands | None) -> CsvForm:
+    """Return the format of a CSV file, with the user's decimal point and separator of thousands."""
+    found = sniffed(path)
+    if decimal is None and thousands is None:
+        return found
+    if is_parquet(path):
+        raise DataError(f"{path}: is a Parquet file, whose numbers have a type; leave out --decimal and --thousands")
+    other: Decimal = "," if thousands == "." else "." if thousands == "," else found.decimal
+    try:
+        return replace(found, decimal=decimal or other, thousands=thousands or "")
+    except ConfigError as error:
+        raise DataError(f"--{error.path}: {error.rule}, got {error.value!r}") from None
+
+
+def _require_clear_numbers(table: pa.Table, form: CsvForm, path: Path) -> None:
+    """Raise DataError if a column may be wrong by a factor of 1,000 and no column tells what its points mean.
+
+    In a file between semicolons, ``4,923`` may be 4.923 or 4923. It is the first if another number of the file has
+    a different number of decimals, or a whole number of the same column has four digits without a separator.
+    """
+    if form.separator == "," or is_parquet(path):
+        return
+    point, doubtful = form.decimal, None
+    for name in table.column_names:
+        cells = Cells.of(table, name, str(path))
+        if not cells.is_text or cells.kind != "number":
+            continue
+        pointed = pc.match_substring(cells.filled, point)
+        shared, rest = cells.filled.filter(pointed), cells.filled.filter(pc.invert(pointed))
+        if not len(shared):
+            continue
+        if not are_all(shared, rf"^[+-]?[1-9][0-9]{{0,2}}{re.escape(point)}[0-9]{{3}}$"):
+            return
+        whole = rest.filter(pc.match_substring_regex(rest, WHOLE))
+        small = are_all(whole, r"^[+-]?[0-9]{1,3}$") if len(whole) else point == ","  # programs write three decimals
+        if small and doubtful is None:
+            doubtful = name, str(shared[0].as_py())
+    if doubtful:
+        name, text = doubtful
+        rule = f"{text} may be {text.replace(point, '.')} or {text.replace(point, '')}"
+        cure = f"say which with --decimal {point} or --thousands {point}"
+        raise DataError(f"{path}: column {short(name)}: {rule}; {cure}")
 
 
 def _swallowed(table: pa.Table, separator: str) -> list[str]:

@@ -25,6 +25,7 @@ from .names import require_column
 
 CellKind = Literal["number", "truth", "date", "text", "empty", "other"]
 DECIMAL: Final = b"decimal"  # key, in a table's schema metadata, of the decimal point in texts
+THOUSANDS: Final = b"thousands"  # and of the separator of thousands, empty if there is none
 _DAY: Final = 86_400_000_000  # microseconds per day
 
 
@@ -36,12 +37,14 @@ class Cells:
         origin: the file's name in errors.
         values: typed values, or texts without surrounding blanks; null for empty cells.
         decimal: the decimal point of numbers in texts.
+        thousands: their separator of thousands; empty: they have none.
     """
 
     origin: str
     name: str
     values: pa.ChunkedArray
     decimal: str = "."
+    thousands: str = ""
 
     @classmethod
     def of(cls, table: pa.Table, name: str, origin: str) -> "Cells":
@@ -51,7 +54,8 @@ class Cells:
             DataError: there is no such column.
         """
         name = require_column(table, name, origin)
-        decimal = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
+        about = table.schema.metadata or {}
+        decimal, thousands = about.get(DECIMAL, b".").decode(), about.get(THOUSANDS, b"").decode()
         try:
             values = forms.plain(table.column(name))
         except pa.ArrowInvalid as error:
@@ -61,7 +65,7 @@ class Cells:
         except UnicodeDecodeError:
             rule = "must be texts in UTF-8, which some are not; write them as UTF-8, or leave the column out"
             raise DataError(f"{origin}: column {short(name)} {rule}") from None
-        return cls(origin, name, values, decimal)
+        return cls(origin, name, values, decimal, thousands)
 
     @property
     def is_text(self) -> bool:
@@ -212,7 +216,8 @@ class Cells:
     @cached_property
     def _numeric(self) -> pa.ChunkedArray | None:
         """Return texts as float64; None if a text is not a number, or all are words for gaps."""
-        if self.decimal == "." and (found := forms.cast(self.values, pa.float64())) is not None:
+        plain = self.decimal == "." and self.thousands != "."
+        if plain and (found := forms.cast(self.values, pa.float64())) is not None:
             return found
         texts = self._words
         if texts.null_count == len(texts):
@@ -220,6 +225,11 @@ class Cells:
         if pc.any(pc.match_substring_regex(texts, f"[{''.join(forms.SIGNS)}]")).as_py():
             for sign, other in forms.SIGNS.items():
                 texts = pc.replace_substring(texts, sign, other)
+        if self.thousands:
+            apart = texts.filter(pc.match_substring(texts, self.thousands))
+            if len(apart) and not forms.are_all(apart, forms.grouped(self.thousands, self.decimal)):
+                return None
+            texts = pc.replace_substring(texts, self.thousands, "")
         if self.decimal == ",":
             if pc.any(pc.match_substring(texts, ".")).as_py():  # a separator of thousands, or another decimal point
                 return None

@@ -54,6 +54,12 @@ HEX: Final = r"^0[xX][0-9a-fA-F]+$"
 GROUPED: Final = r"^[+-]?[1-9][0-9]{0,2}\.[0-9]{3}$"  # a whole number with a point for thousands, or three decimals
 
 
+def grouped(thousands: str, decimal: str) -> str:
+    """Return the form of a number of 1,000 or more whose thousands are separated, with or without decimals."""
+    between, point = re.escape(thousands), re.escape(decimal)
+    return rf"^[+-]?[0-9]{{1,3}}({between}[0-9]{{3}})+({point}[0-9]*)?$"
+
+
 def clean(text: str) -> str:
     """Return a text in Unicode's composed form (NFC), without surrounding blanks or invisible characters.
 

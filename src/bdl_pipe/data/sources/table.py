@@ -21,7 +21,7 @@ from .. import scratch
 from ..encoding import Column, ColumnKind
 from ..examples import Examples
 from ..raw import Kind, Raw, Task, encode_labels
-from .cells import DECIMAL, Cells, is_index
+from .cells import DECIMAL, THOUSANDS, Cells, is_index
 from .columns import described_matrix, feature_matrix, labels_of
 from .formats import require_table
 from .forms import GROUPED, clean, is_number
@@ -30,6 +30,8 @@ from .names import names_of, require_column
 _PIECE: Final = 2**25  # bytes of a large CSV file that are read together
 _SNIFFED: Final = 65_536  # bytes of a file that determine its separator
 SEPARATORS: Final = (",", ";", "\t", "|")
+Decimal = Literal[".", ","]
+Thousands = Literal["", ",", ".", "'", " "]
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,18 @@ class CsvForm:
         separator: the separator of cells.
         decimal: the decimal point of numbers.
         encoding: the encoding of characters.
+        thousands: the separator of thousands in numbers; empty: they have none.
     """
 
     separator: str = ","
-    decimal: Literal[".", ","] = "."
+    decimal: Decimal = "."
     encoding: str = "utf-8"
+    thousands: Thousands = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(len(self.separator) == 1, "separator", "must be one character", self.separator)
         require(self.separator != self.decimal, "decimal", "must not be the separator", self.decimal)
+        require(self.thousands != self.decimal, "thousands", "must not be the decimal point", self.thousands)
         try:
             "".encode(self.encoding)
         except LookupError:
@@ -178,6 +183,17 @@ def sniffed(path: Path) -> CsvForm:
     return CsvForm(separator, "," if commas > points else ".", encoding)
 
 
+def like_fitted(path: Path, decimal: Decimal, thousands: Thousands) -> CsvForm:
+    """Determine the format of a file of new rows, whose numbers are read like those of the fitted file.
+
+    A file between commas has decimal points, and no separators of thousands if the fitted file had decimal commas.
+    """
+    found = sniffed(path)
+    if found.separator == "," == decimal:
+        decimal, thousands = ".", ""
+    return CsvForm(found.separator, decimal, found.encoding, thousands)
+
+
 def _width(lines: Sequence[str], separator: str) -> int:
     """Return the number of cells of a line if all lines have equally many and more than one; else 0."""
     rows = [row for row in csv.reader(lines, delimiter=separator) if row]
@@ -266,4 +282,4 @@ def _parse(path: Path, form: CsvForm) -> pa.Table:
             table = scratch.table(reader.schema, reader)
     else:
         table = pyarrow.csv.read_csv(path, read_options=options, parse_options=parse, convert_options=convert)
-    return table.replace_schema_metadata({DECIMAL: form.decimal})
+    return table.replace_schema_metadata({DECIMAL: form.decimal, THOUSANDS: form.thousands})

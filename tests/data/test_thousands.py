@@ -1,0 +1,148 @@
+"""Separators of thousands: what may be wrong by a factor of 1,000 is refused; new rows are read like fitted rows."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bdl_pipe import portable_rows
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.inspect.table import inspect_table
+from bdl_pipe.data.new_inputs import new_inputs
+from bdl_pipe.data.prepare import schema
+from bdl_pipe.data.sources.forms import GAPS
+from bdl_pipe.errors import DataError
+
+RANDOM = np.random.default_rng(0)
+POPULATION, AREA = RANDOM.integers(1000, 9999, 60), RANDOM.integers(1, 999, 60)
+
+
+def written(path: Path, form: str, separator: str = ";", beside: Any = AREA) -> Path:
+    """Write a file with numbers of 1,000 to 9,999 in a form such as ``{:,}``, and a target."""
+    marks = str.maketrans({",": form[2], ".": "," if form[2] == "." else "."})
+    lines = [f"people{separator}area{separator}y"]
+    for number, (people, area) in enumerate(zip(POPULATION, beside, strict=True)):
+        text = f"{people:,}".translate(marks)
+        quoted = f'"{text}"' if separator in text else text
+        lines.append(separator.join([quoted, str(area), f"{(7 * number + 3) % 41}"]))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def column(path: Path, **said: Any) -> np.ndarray:
+    return inspect_table(path, ["y"], "regression", **said).raw.train.inputs[:, 0]
+
+
+@pytest.mark.parametrize("point", [",", "."])
+def test_numbers_that_may_be_wrong_by_a_thousand_are_refused_with_both_cures(tmp_path: Path, point: str) -> None:
+    path = written(tmp_path / "a.csv", "{:" + point + "}")
+    header, first, *rest = path.read_text().splitlines()
+    # points alone are three decimals, as programs write them; smaller whole numbers without a point raise the doubt
+    path.write_text("\n".join([header, "812" + first[5:], *rest]) + "\n")
+    with pytest.raises(DataError) as caught:
+        column(path)
+    found = re.search(r"column 'people': (.{5}) may be (.{5}) or (.{4}); say which with (.*)", str(caught.value))
+    assert found is not None
+    text, small, large, cures = found.groups()
+    assert text[1] == point and float(small) * 1000 == float(large) == float(text.replace(point, ""))
+    assert cures == f"--decimal {point} or --thousands {point}"
+    other = "," if point == "." else "."
+    for said, scale in ({"decimal": point}, 1e-3), ({"thousands": point}, 1):
+        right = pd.read_csv(path, sep=";", decimal=said.get("decimal", other), thousands=said.get("thousands"))[
+            "people"
+        ]
+        np.testing.assert_array_equal(column(path, **said), right)
+        assert np.median(right) == pytest.approx(scale * np.median(POPULATION), rel=0.05)
+
+
+@pytest.mark.parametrize("beside", ["0,5", "12,25", "1234,5", ",5"])
+def test_other_decimal_commas_of_the_file_leave_no_doubt(tmp_path: Path, beside: str) -> None:
+    path = written(tmp_path / "a.csv", "{:,}", beside=[beside, "1,5"] * 30)
+    np.testing.assert_allclose(column(path), POPULATION / 1000)
+
+
+@pytest.mark.parametrize(
+    ("form", "separator"), [("{:,}", ","), ("{:,}", ";"), ("{:.}", ";"), ("{:'}", ","), ("{: }", "\t")]
+)
+def test_separators_of_thousands_are_read_as_pandas_reads_them(tmp_path: Path, form: str, separator: str) -> None:
+    path = written(tmp_path / "a.csv", form, separator)
+    said = {"thousands": form[2]}
+    decimal = "," if form[2] == "." else "."
+    right = pd.read_csv(path, sep=separator, thousands=form[2], decimal=decimal)["people"].to_numpy(float)
+    np.testing.assert_array_equal(column(path, **said), right)
+    np.testing.assert_array_equal(right, POPULATION)
+
+
+def test_an_odd_place_of_a_separator_makes_a_column_no_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "{:,}")
+    path.write_text(path.read_text().replace("people;area;y\n", "people;area;y\n12,34;5;6\n"))
+    profile = inspect_table(path, ["y"], "regression", thousands=",")
+    assert "people" not in (profile.source.columns or {})  # pandas reads 1234
+
+
+def test_a_separator_of_thousands_is_not_the_decimal_point_and_parquet_has_neither(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "{:,}")
+    with pytest.raises(DataError, match=r"--thousands: must not be the decimal point, got ','"):
+        column(path, decimal=",", thousands=",")
+    frame = tmp_path / "a.parquet"
+    pd.read_csv(path, sep=";").to_parquet(frame)
+    with pytest.raises(DataError, match="is a Parquet file"):
+        column(frame, thousands=",")
+
+
+FORMS = {  # of the fitted file: its form, separator and what the user says
+    "points": ("{:.0f}", ";", {}),
+    "commas": ("{:,}", ";", {"decimal": ","}),
+    "thousands by commas": ("{:,}", ";", {"thousands": ","}),
+    "thousands by points": ("{:.}", ";", {"thousands": "."}),
+}
+NEW = [  # a file of new rows
+    *("people;area\n1,234;5\n4321;6\n", "people;area\n1.234;5\n4321;6\n", "people;area\n1,5;5\n2,5;6\n"),
+    *('people,area\n"1,234",5\n4321,6\n', "people,area\n1.234,5\n4321,6\n", "people,area\n1234.5,5\n7,6\n"),
+    *("people;area\n12,34;5\n7;6\n", "people;area\n1.234,5;5\n7;6\n", "people;area\n1,234.5;5\n7;6\n"),
+]
+
+
+@pytest.mark.parametrize("fitted", FORMS)
+def test_new_rows_are_read_like_the_fitted_file_by_predict_and_by_an_exported_program(
+    tmp_path: Path, fitted: str
+) -> None:
+    form, separator, said = FORMS[fitted]
+    path = tmp_path / "fitted.csv"
+    if fitted == "points":
+        path.write_text(
+            "people;area;y\n"
+            + "".join(f"{p};{a};{n % 7}.5\n" for n, (p, a) in enumerate(zip(POPULATION, AREA, strict=True)))
+        )
+    else:
+        written(path, form, separator)
+    profile = inspect_table(path, ["y"], "regression", **said)
+    dataset = DatasetConfig(profile.source, "train", False, 0.2, "train", 1, (), 0, "made")
+    about = {**schema(profile.raw, dataset), "gaps": [*GAPS]}
+    assert ("numbers" in about) == (fitted != "points")
+    answers = []
+    for text in NEW:
+        new = tmp_path / "new.csv"
+        new.write_text(text)
+        try:
+            ours = new_inputs(new, about)
+        except DataError:
+            ours = None
+        try:
+            theirs = portable_rows.read(str(new), about)
+        except SystemExit:
+            theirs = None
+        assert (ours is None) == (theirs is None), text
+        if ours is not None:
+            np.testing.assert_array_equal(ours, theirs)
+        answers.append(None if ours is None else ours[0, 0])
+    expected = {
+        "points": [None, 1.234, None, None, 1.234, 1234.5, None, None, None],
+        "commas": [1.234, None, 1.5, None, 1.234, 1234.5, 12.34, None, None],
+        "thousands by commas": [1234, 1.234, None, 1234, 1.234, 1234.5, None, None, 1234.5],
+        "thousands by points": [1.234, 1234, 1.5, None, 1.234, 1234.5, 12.34, 1234.5, None],
+    }
+    assert answers == expected[fitted]
