@@ -74,7 +74,9 @@ def add(request: Request, dry_run: bool) -> str:
     """
     params = load()
     name = request.name or re.sub(r"[^A-Za-z0-9_]+", "_", request.path.stem).strip("_").lower() or "data"
-    _require_free(name, params.datasets)
+    overlays.require_free(name, params.datasets)
+    if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
+        raise UserError(f"--name: must have only letters, digits, _ and -, got {short(name)}")
     if not request.path.exists():
         raise DataError(f"{request.path}: is missing")
     profile = _inspect(request)
@@ -93,23 +95,11 @@ def add(request: Request, dry_run: bool) -> str:
         print("nothing was written (--dry-run)")
         return name
     path = FOLDER / f"{name}.yaml"
-    overlays.write(path, overlay, [f"{name}: {profile.rows:,} rows of {request.path}", f"made by: {request.command}"])
-    try:
-        overlays.apply(path)
-    except UserError:
-        path.unlink()
-        raise
+    comments = [f"{name}: {profile.rows:,} rows of {request.path}", f"made by: {request.command}"]
+    overlays.add(name, path, overlay, comments)
     print(f"written to {path} and merged into params.yaml; now: make repro")
     print(f"undone by: python -m pipeline remove {name}")
     return name
-
-
-def _require_free(name: str, taken: Mapping[str, Any]) -> None:
-    if name in taken:
-        cure = f"choose another with --name, or first: python -m pipeline remove {name}"
-        raise UserError(f"--name: params.yaml has a data set {short(name)} already; {cure}")
-    if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
-        raise UserError(f"--name: must have only letters, digits, _ and -, got {short(name)}")
 
 
 def _inspect(request: Request) -> Profile:

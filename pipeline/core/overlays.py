@@ -1,14 +1,17 @@
 """Changes of params.yaml: merging an overlay, or removing a data set. Comments and order are kept.
 
-An overlay contains only the keys that it changes. A change is written only if the whole result is valid.
+An overlay contains only the keys that it changes. A change is written only if the whole result is valid. Commands that
+change the same file at once wait for each other.
 """
 
 import io
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from filelock import FileLock, Timeout
 
 from bdl_pipe.config import same_variant
 from bdl_pipe.errors import DataError, UserError, short
@@ -19,6 +22,7 @@ from .load import load
 from .model import SECTIONS
 
 PARAMS: Final = Path("params.yaml")
+_LONGEST: Final = 60.0  # seconds that a command waits for another one; a change takes less than one
 _SHOWN: Final = 4  # the largest number of new entries of a section that a message names
 
 
@@ -29,12 +33,31 @@ def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
         DataError: a file is missing or is not YAML.
         ConfigError: the merged file would break a rule; ``target`` is not changed.
     """
-    changes = read_yaml(overlay)
-    lines: list[str] = []
-    new: dict[str, list[str]] = {}
-    with _edited(target) as document:
-        _merge(document, changes, "", lines, new)
-    return lines + [_brief(section, names) for section, names in new.items()]
+    with _alone(target):
+        return _apply(overlay, target)
+
+
+def add(name: str, path: Path, overlay: Mapping[str, Any], comments: list[str], target: Path = PARAMS) -> None:
+    """Write a new data set's overlay to the file ``path``, and merge it into ``target``.
+
+    Raises:
+        UserError: ``target`` has the data set by now, or the merged file would break a rule; nothing is left.
+    """
+    with _alone(target):
+        require_free(name, read_yaml(target).get("datasets") or {})
+        write(path, overlay, comments)
+        try:
+            _apply(path, target)
+        except UserError:
+            path.unlink()
+            raise
+
+
+def require_free(name: str, taken: Collection[str]) -> None:
+    """Raise UserError if params.yaml has a data set with the name of a new one."""
+    if name in taken:
+        cure = f"choose another with --name, or first: python -m pipeline remove {name}"
+        raise UserError(f"--name: params.yaml has a data set {short(name)} already; {cure}")
 
 
 def remove(name: str, target: Path = PARAMS) -> dict[str, int]:
@@ -44,7 +67,7 @@ def remove(name: str, target: Path = PARAMS) -> dict[str, int]:
         UserError: there is no such data set, or the rest would break a rule; ``target`` is not changed.
     """
     counts = {"datasets": 1}
-    with _edited(target) as document:
+    with _alone(target), _edited(target) as document:
         if name not in document["datasets"]:
             raise UserError(f"{target}: has no data set {short(name)} (it has {', '.join(document['datasets'])})")
         _delete(document, "datasets", [name])
@@ -60,6 +83,38 @@ def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
     head = "".join(f"# {part}\n" for line in comments for part in line.splitlines())
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, (head + write_yaml(overlay)).encode())
+
+
+def _apply(overlay: Path, target: Path) -> list[str]:
+    changes = read_yaml(overlay)
+    lines: list[str] = []
+    new: dict[str, list[str]] = {}
+    with _edited(target) as document:
+        _merge(document, changes, "", lines, new)
+    return lines + [_brief(section, names) for section, names in new.items()]
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Hold the lock of the target's writers; a crash releases it.
+
+    Raises:
+        DataError: the lock's file cannot be made, or another command has held it for a minute.
+    """
+    path = target.parent / ".state" / f"{target.name}.lock"
+    lock = FileLock(path, timeout=_LONGEST)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        rule = f"another command has been changing it for {_LONGEST:.0f} s"
+        raise DataError(f"{target}: {rule} and holds {path}; wait for it, or stop it") from None
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written ({error.strerror}: {path})") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

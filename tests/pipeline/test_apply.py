@@ -1,5 +1,9 @@
 """Overlays: numbers change, comments and everything else stay, and a bad overlay changes nothing."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
 import pytest
 import tune_cases
 
@@ -69,4 +73,42 @@ def test_a_bad_overlay_changes_nothing(target, text, said):
     with pytest.raises(UserError, match=said):
         overlays.apply(overlay(target, text), target)
     assert target.read_bytes() == before
-    assert sorted(p.name for p in target.parent.iterdir()) == ["overlay.yaml", "params.yaml"]
+    assert sorted(p.name for p in target.parent.iterdir()) == [".state", "overlay.yaml", "params.yaml"]  # with the lock
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["", "a wrong variant without the lock"])
+def test_of_changes_at_once_none_is_lost(target, monkeypatch, alone):
+    own = overlays._check
+
+    def slowly(text, path):  # every other change begins before this one is written, if it does not wait
+        time.sleep(0.05)
+        own(text, path)
+
+    monkeypatch.setattr(overlays, "_check", slowly)
+    if not alone:
+        monkeypatch.setattr(overlays, "_alone", lambda path: nullcontext())
+    paths = []
+    for number in range(4):
+        paths.append(target.with_name(f"{number}.yaml"))
+        paths[-1].write_text(
+            f"runs: {{toy-{number}: {{dataset: toy, method: shift, setting: s, seeds: 1, input: teacher/toy-level}}}}\n"
+        )
+    with ThreadPoolExecutor(4) as pool:
+        changes = [pool.submit(overlays.apply, path, target) for path in paths]
+    failed = [change.exception() for change in changes if change.exception()]
+    assert not (alone and failed)  # without the lock, threads of one process take each other's temporary file, too
+    kept = [number for number in range(4) if f"toy-{number}:" in target.read_text()]
+    assert (kept == [0, 1, 2, 3]) == alone
+
+
+def test_a_new_data_set_that_another_command_has_added_meanwhile_is_refused(target):
+    path = target.with_name("toy.yaml")
+    with pytest.raises(UserError, match=r"--name: params.yaml has a data set 'toy' already"):
+        overlays.add("toy", path, {}, [], target)
+    assert not path.exists()
+
+
+def test_a_change_that_waits_too_long_names_the_lock(target, monkeypatch):
+    monkeypatch.setattr(overlays, "_LONGEST", 0.1)
+    with overlays._alone(target), pytest.raises(UserError, match=r"another command has been changing it.*lock"):
+        overlays.apply(overlay(target, "seed: 9\n"), target)
