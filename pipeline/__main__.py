@@ -5,10 +5,11 @@ import os
 import sys
 
 from .cli import main
-from .core import signals
+from .core import signals, terminal
 
 if __name__ == "__main__":
     signals.interruptible()
+    terminal.replace_what_it_lacks()
     gc.set_threshold(10_000)  # With 700, garbage collection during imports takes a quarter of a small command.
     code = 1
     try:

@@ -22,13 +22,14 @@ def main() -> int:
         return 1
     threads.limit()
     from bdl_pipe.errors import UserError
-    from pipeline.core import signals
+    from pipeline.core import signals, terminal
     from pipeline.core.load import load
     from pipeline.core.settings import Settings
     from pipeline.plan import plan, sources
     from pipeline.run import body
 
     signals.interruptible()
+    terminal.replace_what_it_lacks()
     if "DVC_STAGE" in os.environ:  # DVC has started this process, and a DVC that is killed cannot end it.
         signals.end_with_parent()
     try:

@@ -33,7 +33,7 @@ class Curve:
     def __init__(self, kind: str, key: str) -> None:
         self._place = places.curve(kind, key)
         self._place.parent.mkdir(parents=True, exist_ok=True)
-        self._place.write_text(_line({"started": time.time(), "commit": provenance.commit()}))
+        self._place.write_text(_line({"started": time.time(), "commit": provenance.commit()}), encoding="utf-8")
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Append the values of a step."""

@@ -129,7 +129,7 @@ def _edited(target: Path) -> Iterator[Any]:
     read_yaml(target)
     yaml = YAML()  # The round trip keeps comments, order and flow style.
     yaml.preserve_quotes, yaml.width = True, 4096
-    document: Any = yaml.load(target.read_text())
+    document: Any = yaml.load(target.read_text(encoding="utf-8"))
     yield document
     text = io.StringIO()
     yaml.dump(document, text)
@@ -141,7 +141,7 @@ def _check(text: str, target: Path) -> None:
     """Check ``text`` as a params file before it replaces ``target``."""
     trial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        trial.write_text(text)
+        trial.write_text(text, encoding="utf-8")
         load(trial)
     except OSError as error:
         raise DataError(f"{target}: cannot be written ({error.strerror})") from None

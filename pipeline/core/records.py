@@ -66,7 +66,7 @@ def read(kind: str, key: str) -> dict[str, Any]:
     """
     place = places.record(kind, key)
     try:
-        record = json.loads(place.read_text())
+        record = json.loads(place.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -116,7 +116,7 @@ def device_name(device: str) -> str:
     if device == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "cpu")
     except OSError:
         return "cpu"

@@ -66,12 +66,12 @@ def export(key: str, target: Path, split: int = 0, seed: int = 0) -> None:
         raise UserError(f"{run.key}: is a coreset of table rows; only coresets of images can be exported")
     with whole(target) as folder:
         write(folder, state, data.transform, data.classes)
-        transform = json.loads((folder / "transform.json").read_text())
+        transform = json.loads((folder / "transform.json").read_text(encoding="utf-8"))
         _, channels, height, width = state.tensors["images"].shape
         shape = {"channels": channels, "height": height, "width": width, "outputs": data.outputs}
         script = _TEMPLATES.get_template("train.py.jinja").render(**shape, whitened=transform["whitening"])
-        (folder / "train.py").write_text(script)
-        (folder / "README.md").write_text(card(params, run, artifact, split, seed, transform))
+        (folder / "train.py").write_text(script, encoding="utf-8")
+        (folder / "README.md").write_text(card(params, run, artifact, split, seed, transform), encoding="utf-8")
     print(f"{target}: {len(state.tensors['images'])} images of {run.key}; see {target / 'README.md'} for their use")
 
 

@@ -91,7 +91,7 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | N
             python_model=str(_SCRIPT),
             artifacts={"student": str(student.absolute())},
             model_config={"split": split, "seed": seed},
-            signature=_signature(json.loads((student / "schema.json").read_text())),
+            signature=_signature(json.loads((student / "schema.json").read_text(encoding="utf-8"))),
             pip_requirements=[f"{name}=={metadata.version(name)}" for name in _NEEDS],
         )
     print(f"{target}: a model of {run}; mlflow models serve -m {target} --env-manager local")

@@ -25,7 +25,7 @@ class FittedPosterior(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         student, config = Path(context.artifacts["student"]), context.model_config
         fit = student, config.get("split", 0), config.get("seed", 0)
-        self.schema = json.loads((student / "schema.json").read_text())
+        self.schema = json.loads((student / "schema.json").read_text(encoding="utf-8"))
         self.fitted, self.rng = load_predictor(*fit), stored_address(*fit)
 
     def predict(self, context: PythonModelContext, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:

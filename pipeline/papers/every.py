@@ -43,7 +43,7 @@ def _scored(key: str) -> Ours:
 def _facts(comparison: Comparison) -> dict[str, Any]:
     """Collect the provenance of a page of the comparison from its records."""
     keys = list(dict.fromkeys(line.run for line in comparison.lines if line.ran and line.run))
-    of = {key: json.loads(places.identity("evaluate", key).read_text())["params"] for key in keys}
+    of = {key: json.loads(places.identity("evaluate", key).read_text(encoding="utf-8"))["params"] for key in keys}
     return {
         "command": "python -m pipeline paper all",
         "runs": ", ".join(keys),

@@ -134,7 +134,7 @@ def reason(stage: Stage) -> str | None:
     """Return why a stage is out of date with respect to its present inputs; None if it is up to date."""
     place = places.identity(stage.kind, stage.key)
     try:
-        known = json.loads(place.read_text())
+        known = json.loads(place.read_text(encoding="utf-8"))
         made, since = known.pop("made"), place.stat().st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return "it has no result yet"
@@ -192,7 +192,7 @@ def _altered(path: Path, since: int) -> str | None:
     """
     if not path.is_dir():
         return None
-    for name, facts in json.loads((path / MANIFEST).read_text())["files"].items():
+    for name, facts in json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"].items():
         file = path / name
         if not file.is_file():
             return f"{file} is missing"

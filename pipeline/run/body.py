@@ -58,11 +58,11 @@ def alone(stage: Stage) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        process = holder.read_text() if holder.is_file() else "unknown"
+        process = holder.read_text(encoding="utf-8") if holder.is_file() else "unknown"
         print(f"{stage.name}: waiting for process {process}, which runs this stage", flush=True)
         lock.acquire()
     try:
-        holder.write_text(str(os.getpid()))
+        holder.write_text(str(os.getpid()), encoding="utf-8")
         yield
     finally:
         lock.release()

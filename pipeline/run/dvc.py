@@ -97,7 +97,7 @@ def require_remote() -> None:
         (Path(folder) / ".dvc").mkdir()
         for config in Path(".dvc").glob("config*"):
             shutil.copy(config, Path(folder) / ".dvc")
-        (Path(folder) / "probe").write_text("bdl-pipe")
+        (Path(folder) / "probe").write_text("bdl-pipe", encoding="utf-8")
         _dvc("config", "--local", "core.no_scm", "true", folder=folder)
         problem = _dvc("add", "--to-remote", "probe", folder=folder)
     if problem is not None:
@@ -120,14 +120,14 @@ def _targets(names: Sequence[str], fresh: Collection[str], stages: Plan) -> list
 def _only_ours() -> bool:
     """Return True if DVC's graph has no stages that the user has added."""
     try:
-        return set(yaml.safe_load(_GRAPH.read_text())["stages"]) <= {_SOURCES, *BODIES}
+        return set(yaml.safe_load(_GRAPH.read_text(encoding="utf-8"))["stages"]) <= {_SOURCES, *BODIES}
     except (OSError, yaml.YAMLError, KeyError, TypeError):  # DVC reports the error
         return False
 
 
 def _recorded() -> dict[str, Any]:
     try:
-        return dict(json.loads(_RECORDED.read_text()))
+        return dict(json.loads(_RECORDED.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
 

@@ -192,7 +192,7 @@ def _ended(child: Child, stages: Plan, waiting: set[str], outcome: Outcome, trac
 def _seconds() -> dict[str, float]:
     """Read the seconds that each stage took last time."""
     try:
-        return dict(json.loads(_HISTORY.read_text()))
+        return dict(json.loads(_HISTORY.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
 
@@ -243,4 +243,4 @@ class _Lines:
         try:
             print(text, flush=True)
         except BrokenPipeError:  # the reader of our output has ended; continue without output
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

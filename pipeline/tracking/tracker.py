@@ -75,7 +75,7 @@ class StageRun:
         """Write the results, or the last lines of a failed stage, and end the run."""
         self.follow(client)
         if status == "FINISHED":
-            record = json.loads(self.record.read_text()) if self.stage.kind != "evaluate" else {}
+            record = json.loads(self.record.read_text(encoding="utf-8")) if self.stage.kind != "evaluate" else {}
             metrics = ((name, value, ended, 0) for name, value in self._metrics(record))
             store.log(client, self.run_id, metrics, tags=self._results(record))
         elif lines:

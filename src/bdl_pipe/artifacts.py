@@ -131,7 +131,7 @@ class Artifact:
 
     def json(self, name: str) -> Any:
         """Read the JSON file ``name``."""
-        return json.loads((self.path / name).read_text())
+        return json.loads((self.path / name).read_text(encoding="utf-8"))
 
 
 def write_state(stem: Path, state: State) -> None:
@@ -145,7 +145,7 @@ def read_state(stem: Path) -> State:
     """Read what :func:`write_state` wrote; raise ArtifactError if a file is missing or does not parse."""
     tensors, config = stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
     try:
-        return State(safetensors.torch.load_file(tensors), json.loads(config.read_text()))
+        return State(safetensors.torch.load_file(tensors), json.loads(config.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise ArtifactError(f"{error.filename or tensors}: is missing") from None
     except (safetensors.SafetensorError, ValueError, OSError) as error:
@@ -154,7 +154,7 @@ def read_state(stem: Path) -> State:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
     except FileNotFoundError:
         raise ArtifactError(f"{path}: is missing") from None
@@ -233,7 +233,7 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
     """
     place = path / MANIFEST
     try:
-        manifest = json.loads(place.read_text())
+        manifest = json.loads(place.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArtifactError(f"{path}: there is no {kind} artifact here (no {MANIFEST})") from None
     except (OSError, ValueError, RecursionError) as error:

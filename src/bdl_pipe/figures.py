@@ -3,7 +3,7 @@
     bins = scores.merged_bins(Path("work/evaluate/houses-gp/calibration.parquet"))
     drawing = reliability(bins, "gp")
     drawing.figure.savefig("reliability.pdf")
-    Path("part.html").write_text(drawing.svg("gp"))
+    Path("part.html").write_text(drawing.svg("gp"), encoding="utf-8")
 
 Each figure has an alternative text. SVG files store text as text, and equal input gives equal bytes.
 """

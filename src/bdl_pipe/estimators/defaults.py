@@ -19,7 +19,7 @@ FILE: Final = Path(__file__).with_name("defaults.json")
 
 @cache
 def _read() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(FILE.read_text())
+    found: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
 

@@ -90,7 +90,7 @@ def peak_bytes(device: torch.device | str = "cpu") -> Iterator[Peak]:
 
 def _restart() -> bool:
     try:
-        (_PROC / "clear_refs").write_text("5")  # proc(5): sets the peak to the present size
+        (_PROC / "clear_refs").write_text("5", encoding="utf-8")  # proc(5): sets the peak to the present size
     except OSError:
         return False
     return True
@@ -98,7 +98,7 @@ def _restart() -> bool:
 
 def _resident(restarted: bool) -> int:
     if restarted:
-        for line in (_PROC / "status").read_text().splitlines():
+        for line in (_PROC / "status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

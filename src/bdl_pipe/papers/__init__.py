@@ -204,7 +204,7 @@ def _names(paper: str, folder: Path) -> Names:
 
 @cache
 def _rows(paper: str, folder: Path) -> list[dict[str, str]]:
-    with open(folder / f"{paper}.csv", newline="") as file:
+    with open(folder / f"{paper}.csv", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 

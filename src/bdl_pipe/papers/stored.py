@@ -15,7 +15,7 @@ def stored(results: Path) -> Iterator[tuple[Path, Comparison]]:
     for table, dataset, kind in _possible():
         path = results / table.folder / f"{stem(table, dataset, kind)}.csv"
         if path.is_file():
-            yield path, read(load(str(table)), path.read_text())
+            yield path, read(load(str(table)), path.read_text(encoding="utf-8"))
 
 
 def write(path: Path, comparison: Comparison, facts: Mapping[str, Any]) -> list[Path]:
@@ -34,7 +34,7 @@ def poorer(path: Path, comparison: Comparison) -> bool:
     """Return True if the stored CSV at ``path`` has more of our cells, from runs that this folder lacks."""
     if not path.is_file():
         return False
-    before, now = counted(read(load(str(comparison.table)), path.read_text())), counted(comparison)
+    before, now = counted(read(load(str(comparison.table)), path.read_text(encoding="utf-8"))), counted(comparison)
     return now.made + now.stand_in < before.made + before.stand_in
 
 
@@ -42,7 +42,7 @@ def rewrite(results: Path) -> Iterator[Path]:
     """Write the Markdown of every page again from its CSV, and keep the page's facts."""
     for path, comparison in stored(results):
         page = path.with_suffix(".md")
-        write_bytes(page, markdown(comparison, facts_of(page.read_text())).encode())
+        write_bytes(page, markdown(comparison, facts_of(page.read_text(encoding="utf-8"))).encode())
         yield page
 
 

@@ -88,7 +88,7 @@ def _source(path: Path, command: str, only: str = "") -> Source:
     runs = read_yaml(path).get("runs") or {}
     whole = {key: run for key, run in runs.items() if "method" in run}  # an overlay may have only a run's changes
     ours = [Ours(key, run["dataset"], run["method"], run["setting"]) for key, run in whole.items()]
-    says = _SAYS.search(path.read_text())
+    says = _SAYS.search(path.read_text(encoding="utf-8"))
     return Source(path, command, ours, only, says[1] if says else "")
 
 

@@ -51,10 +51,12 @@ def build(
     with artifacts.replacing(out) as folder:
         tables.write_comparison(table, folder)
         cross.write_csv(table, folder / "coresets.csv")
-        (folder / "comparison.md").write_text(page.markdown(headlines(table)) + _elsewhere(table))
-        (folder / "metrics.json").write_text(json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n")
+        (folder / "comparison.md").write_text(page.markdown(headlines(table)) + _elsewhere(table), encoding="utf-8")
+        (folder / "metrics.json").write_text(
+            json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )
         for name, html in page.render(table, provenance, dpi).items():
-            (folder / name).write_text(html)
+            (folder / name).write_text(html, encoding="utf-8")
 
 
 def headlines(table: tables.Table) -> list[Grid]:

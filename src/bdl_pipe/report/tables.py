@@ -240,14 +240,14 @@ def write_comparison(table: Table, folder: Path) -> None:
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a table as CSV: floats in their shortest form that reads back equal, None as an empty field."""
-    with open(path, "w", newline="") as file:
+    with open(path, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([head, *rows])
 
 
 @cache
 def paper_figures() -> dict[tuple[str, ...], tuple[str, str]]:
     """Read the papers' figures: (dataset, method, setting, metric) -> the figure as printed there, and its source."""
-    with open(Path(__file__).with_name("paper.csv"), newline="") as file:
+    with open(Path(__file__).with_name("paper.csv"), encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     keys = ("dataset", "method", "setting", "metric")
     texts = ((f"{row['value']} ± {row['error']}", f"{row['paper']}, {row['table']}") for row in rows)

