@@ -151,6 +151,25 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         {},
         r"labels must be \[row\], got the shape \[6, 3\]; pass y.argmax\(1\)",
     ),
+    "several labels of a row": (
+        net(),
+        [(X, (torch.eye(3)[Y] + torch.eye(3)[0]).clamp(max=1))],
+        {},
+        r"targets must not be several labels of a row.*task='regression'.*fit a posterior for each label, to y\[:, k\]",
+    ),
+    "no label of a row": (net(), [(X, torch.eye(3)[Y] * (Y[:, None] > 0))], {}, "must not be several labels of a row"),
+    "several whole labels of a row": (
+        net(),
+        [(X, (torch.eye(3)[Y] + torch.eye(3)[0]).clamp(max=1).long())],
+        {},
+        r"labels must be \[row\], got the shape \[6, 3\]; for several labels of a row fit a posterior for each",
+    ),
+    "probabilities of classes": (
+        net(),
+        [(X, 0.8 * torch.eye(3)[Y] + 0.2 / 3)],
+        {},
+        r"targets must not be probabilities of classes.*task='regression'.*pass a label of each row",
+    ),
     "one column of labels": (net(), [(X, Y[:, None])], {}, r"got the shape \[6, 1\]; pass y\[:, 0\]"),
     "complex targets": (net(1), [(X, X[:, 0] + 0j)], {}, "targets must be real numbers, got torch.complex64"),
     "sparse inputs": (

@@ -96,7 +96,7 @@ def _targets(targets: Tensor, where: str, task: Task | None) -> tuple[np.ndarray
     found: Task = task or ("regression" if numbers else "classification")
     if targets.ndim > 2 or (found == "classification" and targets.ndim > 1):
         rule = "labels must be [row]" if found == "classification" else "targets must be [row] or [row, output]"
-        cure = "" if targets.ndim != 2 else "; pass y[:, 0]" if targets.shape[1] == 1 else "; pass y.argmax(1)"
+        cure = _cure(targets) if targets.ndim == 2 else ""
         raise DataError(f"{where}: {rule}, got the shape {list(targets.shape)}{cure}")
     if found == "classification":
         if numbers:
@@ -110,6 +110,14 @@ def _targets(targets: Tensor, where: str, task: Task | None) -> tuple[np.ndarray
         row = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0, 0])
         raise DataError(f"{where}: targets must be finite, got {short(values[row].tolist())} in row {row}")
     return values.reshape(len(values), -1).numpy(), found
+
+
+def _cure(labels: Tensor) -> str:
+    """Return how to pass labels [row, column] as [row]."""
+    if labels.shape[1] == 1:
+        return "; pass y[:, 0]"
+    one = bool((labels != 0).sum(1).eq(1).all())
+    return "; pass y.argmax(1)" if one else "; for several labels of a row fit a posterior for each, to y[:, k]"
 
 
 @contextlib.contextmanager
