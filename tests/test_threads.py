@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bdl_pipe import BayesianRegressor, bayesianise
-from bdl_pipe.estimators.fitting import own_settings
 from bdl_pipe.portable import trace
 from bdl_pipe.seeds import Seed
+from bdl_pipe.torch_settings import own_settings
 from pipeline.export.serving import FittedPosterior
 
 X = np.random.default_rng(0).normal(size=(120, 2)).astype(np.float32)

@@ -26,6 +26,7 @@ from ..joint_predictive import DRAWS, Joint
 from ..posterior import Predictor
 from ..predictive import Predictive
 from ..seeds import Seed
+from ..torch_settings import own_settings
 from . import fitting, given
 from .fitted import Fitted
 from .given import Targets
@@ -129,7 +130,7 @@ class BayesianEstimator(BaseEstimator):
         entry = offers.dataset(profile.dataset(), size, splits=1)
         typed = config.read(DatasetConfig, entry, "data")
         made = {} if made is None else made
-        with fitting.own_settings(self.threads):
+        with own_settings(self.threads):
             parts, self.fit_seconds_ = fit_parts(
                 profile.raw, typed, runs, seed, cross=self.conformal == "cross", device=self.device, made=made
             )
@@ -240,7 +241,7 @@ class BayesianEstimator(BaseEstimator):
     def _batches(self, x: Any) -> Iterator[tuple[slice, Predictive]]:
         """Yield the predictive of each batch of new rows, in the targets' own units."""
         rows = self._rows(x)
-        with fitting.own_settings(self.threads), torch.no_grad():
+        with own_settings(self.threads), torch.no_grad():
             for at, predictive in self.fitted_.batches(rows):
                 yield at, self.fitted_.predictor().final(predictive)
 
@@ -252,7 +253,7 @@ class BayesianEstimator(BaseEstimator):
             ValueError: the rows differ in form from the rows of ``fit``.
         """
         rows = self._rows(X)
-        with fitting.own_settings(self.threads), torch.no_grad():
+        with own_settings(self.threads), torch.no_grad():
             fitted, address = self.fitted_.predictor(), self.fitted_.address().fold("predict")
             return fitted.predict(rows, rng=address, device=self.device)
 
@@ -275,7 +276,7 @@ class BayesianEstimator(BaseEstimator):
         many = len(raw) if rows is None else rows
         require(many > 0 and len(raw) % many == 0, "rows", f"must divide the {len(raw)} rows of X", many)
         grouped = raw.reshape(len(raw) // many, many, *raw.shape[1:])
-        with fitting.own_settings(self.threads), torch.no_grad():
+        with own_settings(self.threads), torch.no_grad():
             return self.fitted_.predictor().joint(grouped, rng=self.fitted_.address(), device=self.device, draws=draws)
 
     def save(self, path: str | Path) -> None:
@@ -337,7 +338,7 @@ class BayesianEstimator(BaseEstimator):
         """Yield batches of raw rows with each part's predictive, in transformed units."""
         of_row = sum(len(self._recalibration(i).scores) for i in numbers)
         batch = max(1, min(1000, _MOST // max(1, of_row)))
-        with fitting.own_settings(self.threads), torch.no_grad():
+        with own_settings(self.threads), torch.no_grad():
             for many in zip(*(self.fitted_.batches(rows, i, batch) for i in numbers), strict=True):
                 yield many[0][0], [predictive for _, predictive in many]
 

@@ -17,6 +17,7 @@ from ..metrics import of_predictions, stored
 from ..predictive import Categorical, Continuous
 from ..scores import Quantity, RunScores, Score
 from ..seeds import Seed
+from ..torch_settings import own_settings
 from . import defaults, fitting, given
 from .base import BayesianEstimator
 from .classifier import BayesianClassifier
@@ -135,7 +136,7 @@ def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tup
     targets = (
         model._places(y, len(rows)) if isinstance(model, BayesianClassifier) else given.targets_of(y, len(rows))[0]
     )
-    with fitting.own_settings(model.threads):
+    with own_settings(model.threads):
         examples, rng = Examples(rows, targets), fitted.address()
         found, clean = evaluation.score_all(
             fitted.predictor(), examples, defaults.evaluate(), rng, model.device, ood={}, transfer={}

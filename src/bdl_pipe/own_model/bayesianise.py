@@ -26,6 +26,7 @@ from ..method import Inputs, Method, StageSpec
 from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed
+from ..torch_settings import own_settings
 from ..training.loop import run_steps
 from ..training.retry import RATE_SHARE, retried
 from ..training.snapshots import snapshot
@@ -41,6 +42,7 @@ _PROBED: Final = 2  # rows in the call that checks the model
 _SHOWN: Final = 3
 
 
+@own_settings()
 def bayesianise(
     model: nn.Module,
     method: str = "kfac_laplace",
@@ -96,7 +98,7 @@ def bayesianise(
     rows = read_rows(train_loader, "train_loader", rng=rng.fold("loader"), task=task, layout=layout)
     methods.check_task(found, rows.task)
     probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
-    with own_randomness(rng.fold("model")), torch.enable_grad():
+    with own_randomness(rng.fold("model")):
         known = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
         _check_labels(rows, task, known.head.out_features)
         _check_batches(rows, epochs, known.trunk)

@@ -27,6 +27,7 @@ from ..predictive import Predictive
 from ..recalibration import Recalibration
 from ..registry import posterior_of
 from ..seeds import Seed
+from ..torch_settings import own_settings
 from . import rows as loaders
 from .layout import Layout, ModelInputs
 from .module import known, register_again
@@ -98,6 +99,7 @@ class ModulePosterior:
         """Return notes for the user, one line each."""
         return self.about.notes
 
+    @own_settings()
     @torch.no_grad()
     def predict(self, inputs: ModelInputs, *, rng: Seed = Seed(0)) -> Predictive:
         """Return the predictive for the model's inputs, with targets in their own units.
@@ -114,6 +116,7 @@ class ModulePosterior:
         """Call :meth:`predict`; this is its name in the estimators."""
         return self.predict(inputs, rng=rng)
 
+    @own_settings()
     @torch.no_grad()
     def joint(
         self,
@@ -144,6 +147,7 @@ class ModulePosterior:
             return found
         return JointInOwnUnits(found, self.transform.shift, self.transform.scale, self.transform.log)
 
+    @own_settings()
     def recalibrated(self, loader: Any, *, rng: Seed = Seed(0)) -> "ModulePosterior":
         """Return the posterior with the temperature (classes) or widths (regression) that fit a loader's rows best.
 
@@ -194,6 +198,7 @@ class ModulePosterior:
             artifacts.write_state(folder / _STEM, self.state())
 
     @classmethod
+    @own_settings()
     def load(cls, path: Path | str, model: nn.Module) -> "ModulePosterior":
         """Read a folder that :meth:`save` wrote, on the device of the model.
 

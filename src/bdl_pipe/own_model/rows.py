@@ -15,6 +15,7 @@ from ..errors import DataError, short
 from ..seeds import Seed, global_generator
 from .layout import Layout, require_plain
 
+_ROUNDED: Final = 1e-3  # of the range of a value
 LABELS: Final = "labels"  # the key of a dictionary's targets
 
 
@@ -54,13 +55,14 @@ def read(loader: Any, where: str, *, rng: Seed, task: Task | None = None, layout
     """
     if not isinstance(loader, Iterable) or isinstance(loader, Tensor | Mapping | str):
         raise DataError(f"{where} must be a loader of batches (inputs, targets), got {short(loader)}")
-    rows, targets = list[Tensor](), list[Tensor]()
+    rows, targets, rounding = list[Tensor](), list[Tensor](), _Rounding()
     with own_randomness(rng):
         for number, batch in enumerate(loader):
             place = f"{where}, batch {number}"
             inputs, labels = _split(batch, place)
             layout = layout or Layout.of(inputs, place)
             packed = layout.pack(inputs, place).cpu()
+            rounding.add(inputs)
             if not isinstance(labels, Tensor) or (not labels.is_nested and labels.ndim == 0):
                 raise DataError(f"{place}: targets must be a tensor [row] or [row, output], got {short(labels)}")
             require_plain(labels, f"{place}: targets")
@@ -70,12 +72,39 @@ def read(loader: Any, where: str, *, rng: Seed, task: Task | None = None, layout
             targets.append(labels.detach().cpu())
     if layout is None or sum(map(len, rows)) == 0:
         raise DataError(f"{where} must have rows, got none")
+    rounding.require_small(where)
     kinds = {(tuple(labels.shape[1:]), labels.is_floating_point()) for labels in targets}
     if len(kinds) > 1:
         shapes = sorted({str(list(shape)) for shape, _ in kinds})
         raise DataError(f"{where}: targets must be of one shape and type in all batches, got {', '.join(shapes)}")
     values, found = _targets(torch.cat(targets), where, task)
     return LoadedRows(layout, Examples(torch.cat(rows).numpy(), values), found, max(map(len, rows)))
+
+
+class _Rounding:
+    """The largest error of rounding inputs of float64 to float32, beside the range of each value over all rows."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # name -> least, largest, error; each [...]
+
+    def add(self, inputs: Tensor | Mapping[str, Tensor]) -> None:
+        for name, values in (inputs if isinstance(inputs, Mapping) else {"": inputs}).items():
+            if values.dtype != torch.float64 or len(values) == 0:
+                continue
+            values = values.detach().cpu()
+            new = values.amin(0), values.amax(0), (values - values.float().double()).abs().amax(0)
+            least, largest, error = self._of.get(name, new)
+            self._of[name] = torch.minimum(least, new[0]), torch.maximum(largest, new[1]), torch.maximum(error, new[2])
+
+    def require_small(self, where: str) -> None:
+        """Raise DataError if rounding moves a value by more than a thousandth of its range."""
+        for name, (least, largest, error) in self._of.items():
+            wrong = (error > _ROUNDED * (largest - least)) & (largest > least)
+            if wrong.any():
+                place = tuple(wrong.nonzero()[0].tolist())
+                span = f"values from {least[place]:.10g} to {largest[place]:.10g}"
+                rule = f"must keep {span} apart in float32, which rounds them by up to {error[place]:.3g}"
+                raise DataError(f"{where}: {name or 'inputs'} {rule}; subtract a constant, such as their mean, before")
 
 
 def _split(batch: Any, place: str) -> tuple[Any, Any]:

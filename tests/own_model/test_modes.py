@@ -1,0 +1,92 @@
+"""torch's settings of the user's code, and numbers of float64, around :func:`bdl_pipe.bayesianise`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bdl_pipe import bayesianise
+from bdl_pipe.errors import DataError
+from bdl_pipe.own_model.posterior import ModulePosterior
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(60, 4, generator=GENERATOR)
+Y = (X[:, 0] > 0).long() + (X[:, 1] > 1).long()
+
+
+@contextmanager
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "float64 as the default": double,
+}
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 16, dtype=torch.float32), nn.ReLU(), nn.Linear(16, 3, dtype=torch.float32))
+
+
+def answers(posterior: ModulePosterior) -> Tensor:
+    return posterior.recalibrated([(X, Y)]).predict(X[:20]).draw_log_probs  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Tensor]:
+    return {
+        "kfac_laplace": answers(bayesianise(model(), "kfac_laplace", [(X, Y)])),
+        "d_vbll": answers(bayesianise(model(), "d_vbll", [(X, Y)], epochs=1)),
+        "sgmcmc": answers(bayesianise(model(), "sgmcmc", [(X, Y)], epochs=2)),
+    }
+
+
+@pytest.mark.parametrize("method", ["kfac_laplace", "d_vbll", "sgmcmc"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_of_the_users_code_changes_no_bit(mode: str, method: str, plain: dict[str, Tensor]) -> None:
+    epochs = {"kfac_laplace": None, "d_vbll": 1, "sgmcmc": 2}[method]
+    with MODES[mode]():
+        dtype = torch.get_default_dtype()
+        found = answers(bayesianise(model(), method, [(X.clone(), Y.clone())], epochs=epochs))
+        assert torch.get_default_dtype() == dtype
+        assert torch.is_inference_mode_enabled() == (mode == "inference")
+        assert torch.is_grad_enabled() == (mode not in ("no gradients", "inference"))
+        assert torch.is_autocast_enabled("cpu") == (mode == "autocast")
+    assert torch.equal(found, plain[method])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "spoilt"),
+    [
+        (1.7e9 + 60 * X.double(), True),  # float32 has a number each 128
+        (1.7e9 + 6e5 * X.double(), False),
+        (X.double(), False),
+        (1.7e9 + 0 * X.double() + 1, False),  # a constant that moves tells nothing
+    ],
+)
+def test_inputs_that_float32_would_not_keep_apart_are_refused(inputs: Tensor, spoilt: bool) -> None:
+    shifted = nn.Sequential(Shift(), *model())
+    if not spoilt:
+        bayesianise(shifted, "kfac_laplace", [(inputs, Y)])
+        return
+    rule = r"train_loader: inputs must keep values from .* apart in float32, which rounds them by up to .*; subtract"
+    with pytest.raises(DataError, match=rule):
+        bayesianise(shifted, "kfac_laplace", [(inputs[:30], Y[:30]), (inputs[30:], Y[30:])])
+
+
+class Shift(nn.Module):
+    """Subtracts the time of a clock, as a user's first layer does."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs - 1.7e9) / 1e6
