@@ -24,11 +24,15 @@ FITTED: dict[str, list[str]] = {
     "numbers of rooms": ["1", "2.5", "3"],
     "numbers with gaps": ["1", "2.5", ""],
     "codes": ["00501", "10001"],
+    "answers": ["yes", "no"],
+    "answers with gaps": ["Y", "N", ""],
+    "one answer and more": ["yes", "no", "maybe"],
     "days": ["2026-01-31", "2026-02-01"],
     "moments": ["2026-01-31T12:00:00Z", "2026-02-01T00:30:00+02:00"],
 }
 CELLS = (
     *("TRUE", "true", " False ", "1", "0", "yes", "Bern", " Bern ", "bern", "Ko\u0308ln", "Paris", "", " ", "NA", "?"),
+    *("Yes", "NO", "n", "on", "off", "0.0", "1.0", "maybe"),
     *("2.50", "+3", "1e0", "1e200", "inf", "1_0", "three", "501", "00501", "20260131", "2026-W05-1"),
     *("2026-01-31", "2026-01-31 06:00", "2026-01-31T12:00:00Z", "2026-02-01T00:30:00+02:00"),
 )

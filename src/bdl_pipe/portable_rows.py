@@ -20,6 +20,8 @@ _DATE = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}(:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)?(Z|[-+][0-9]{2}:?[0-9]{2})?)?"
 )
 _TRUTHS = {"true": "True", "1": "True", "false": "False", "0": "False"}
+_WORDS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True)
+_WORDS |= dict.fromkeys(("false", "f", "no", "n", "off", "0"), False)
 _LARGEST = 1e150
 
 
@@ -96,6 +98,10 @@ def _amount(text: str, decimal: str, thousands: str) -> float:
 
 def _place(cell: str, values: list[str], truths: bool) -> float | str:
     """Return the place of an equal truth or number in the values of a category, or -1."""
+    meant = {_WORDS.get(value.lower()): place for place, value in enumerate(values)}
+    word = f"{float(cell):g}" if _is_amount(cell) else cell.lower()
+    if {*meant} == {True, False} and len(values) == 2 and word in _WORDS:
+        return float(meant[_WORDS[word]])
     if truths:
         known = _TRUTHS.get(f"{float(cell):g}" if _is_amount(cell) else cell.lower())
         return float(values.index(known)) if known in values else "must be true or false"

@@ -42,7 +42,7 @@ def images(root: Path, rows: int = 30) -> Path:
 
 def litter(classes: Path) -> None:
     """Write the files that notebooks, macOS, Windows and a file server leave."""
-    for name in (".ipynb_checkpoints", "__MACOSX", "@eaDir"):
+    for name in (".ipynb_checkpoints", "__MACOSX", "@eaDir", "lost+found", "$RECYCLE.BIN", "System Volume Information"):
         (classes / name).mkdir()
         Image.new("L", (9, 9)).save(classes / name / "00-checkpoint.png")
     (classes / ".empty").mkdir()

@@ -296,15 +296,18 @@ class Cells:
 def is_index(table: pa.Table, name: str) -> bool:
     """Return True for the index of a pandas table, which is not a feature.
 
-    This is a column ``__index_level_0__`` of a Parquet file, or a column of whole numbers >= 0 that is first and
-    unnamed, or that pandas has named ``Unnamed: 0``.
+    This is a column ``__index_level_0__`` of a Parquet file; a column of whole numbers >= 0 that is first and unnamed, or
+    that pandas has named ``Unnamed: 0``; or one that is first, that ``reset_index`` has named ``index`` or ``level_0``,
+    and that has a different number in each row.
     """
     if re.fullmatch(r"__index_level_\d+__", name):
         return True
-    if not (name == "" == table.column_names[0] or re.fullmatch(r"Unnamed: 0(\.\d+)?", name)):
+    named = name in ("index", "level_0") and name == table.column_names[0]
+    if not (named or name == "" == table.column_names[0] or re.fullmatch(r"Unnamed: 0(\.\d+)?", name)):
         return False
     cells = Cells.of(table, name, "")
     if cells.kind != "number":
         return False
     values = cells._floats
-    return bool(((values >= 0) & (values == np.floor(values))).all())
+    different = not named or len(np.unique(values)) == len(values)
+    return different and bool(((values >= 0) & (values == np.floor(values))).all())

@@ -15,7 +15,7 @@ from .. import scratch
 from ..encoding import UNSEEN, Column, ColumnKind
 from ..raw import check_finite
 from .cells import Cells
-from .forms import TRUTHS, canonical, clean, is_gap_word, is_number
+from .forms import TRUTHS, canonical, clean, is_gap_word, is_number, truth
 from .names import require_column
 
 _FAR: Final = 10.0  # a value is far if it is outside the file's range by more than this many ranges
@@ -111,12 +111,19 @@ def _places(cells: Cells, column: Column) -> np.ndarray:
 
 
 def _place(value: str, cells: Cells, column: Column) -> float:
-    """Return the index of the value that equals a text as a number or truth; ``UNSEEN`` if there is none."""
+    """Return the index of the value that equals a text as a number or truth; ``UNSEEN`` if there is none.
+
+    One system writes a truth as ``yes``, another as true: the two words of a column that mean true and false stand for
+    all words with these meanings.
+    """
     written = {canonical(known): place for place, known in enumerate(column.values)}
     is_truth, text = {*written} <= {*TRUTHS}, canonical(value)
     text = TRUTHS[int(text)] if is_truth and text in ("0", "1") else text
     if text in written:
         return written[text]
+    truths = {truth(known): place for known, place in written.items()}
+    if {*truths} == {True, False} and len(written) == 2 and (found := truth(text)) is not None:
+        return truths[found]
     if is_gap_word(value) and (is_truth or all(map(is_number, written))):
         return np.nan
     codes = [known for known in column.values if known.startswith("0") and known.lstrip("0") == text]

@@ -9,7 +9,10 @@ from .forms import clean
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _PARTS: Final = ("train", "training", "test", "testing", "val", "valid", "validation")  # names of parts of a set
-_NO_CLASSES: Final = ("__macosx", "thumbs.db", "desktop.ini", "@eadir")  # files and folders that operating systems add
+_NO_CLASSES: Final = (  # files and folders that operating systems, file systems and network drives add
+    *("__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin", "system volume information"),
+    *("#recycle", "@recycle", "#snapshot", "~snapshot", "@tmp", "recycler", "__pycache__"),
+)
 
 
 def is_hidden(path: Path) -> bool:

@@ -14,6 +14,10 @@ GAPS: Final = (
     *("#nv", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"),  # Excel's error values
 )
 TRUTHS: Final = ("False", "True")
+_TRUTHS: Final = {  # words that systems write for each other
+    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
+    **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
+}
 LARGEST: Final = 2.0**53  # float64 rounds larger whole numbers
 FARTHEST: Final = 1e150  # the squares of smaller numbers fit in a float64
 _BLANKS: Final = "".join(c for c in map(chr, range(0x3001)) if c.isspace()) + "\u200b\u200e\u200f\u2060\ufeff"
@@ -76,6 +80,11 @@ def is_number(text: str) -> bool:
 def is_gap_word(text: str) -> bool:
     """Return True if a text is read as a gap among numbers."""
     return text.lower() in GAPS or not any(map(str.isalnum, text))
+
+
+def truth(text: str) -> bool | None:
+    """Return the truth that a word such as ``yes`` or ``False`` means; None for other texts."""
+    return _TRUTHS.get(text.strip().lower())
 
 
 def canonical(text: str) -> str:
