@@ -9,8 +9,9 @@ import torch
 from bdl_pipe.config import read
 from bdl_pipe.decisions import RULES, DecisionConfig, play
 from bdl_pipe.decisions.active import ActiveLearning
-from bdl_pipe.decisions.bandits import RowsBandit
-from bdl_pipe.decisions.optimisation import FUNCTIONS, Optimisation, TableOptimisation
+from bdl_pipe.decisions.agents import Agent
+from bdl_pipe.decisions.bandits import Bandit, RowsBandit
+from bdl_pipe.decisions.optimisation import FUNCTIONS, Optimisation, Search, TableOptimisation
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.seeds import Seed
 
@@ -149,3 +150,52 @@ def test_a_bad_agent_is_refused(name: str) -> None:
 def test_a_bad_task_is_refused(task: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read(DecisionConfig, {"task": task, "agents": {"a": {"rule": "uniform"}}}, "d")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("rule", ["thompson", "expected_improvement"])
+def test_a_search_begins_on_a_plateau_and_leaves_it(rule: str, seed: int) -> None:
+    """180 of 200 rows have one value: without the others there is nothing to fit, and choices are uniform."""
+    random = np.random.default_rng(seed)
+    grid = random.random((200, 2))
+    far = np.argsort(grid[:, 0])[-20:]
+    values = np.zeros(200)
+    values[far] = grid[far, 0]
+    known = {row.tobytes(): value for row, value in zip(grid, values, strict=True)}
+    plateau = grid[np.argsort(grid[:, 0])[:10]]
+
+    def value(x: np.ndarray) -> np.ndarray:
+        return np.array([known[row.tobytes()] for row in np.ascontiguousarray(x)])
+
+    fits = []
+
+    def fit(rows: np.ndarray, targets: np.ndarray, rng: Seed) -> object:
+        fits.append(targets)
+        return Agent(rule, "linear").fit(rows, targets, (), rng)
+
+    problem = Search(value, plateau, 1.0, rounds=60, batch=6, candidates=100, rng=Seed(seed), grid=grid)
+    play(problem, fit, RULES[rule], Seed(seed))
+    assert len(problem.known()[0]) == 70
+    assert 0 < len(fits) < 10 and all(np.ptp(targets) > 0 for targets in fits)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        (np.zeros((60, 3)), "rewards must have a mean that differs between arms, got 0.0"),
+        (np.full((60, 3), 2.5), "rewards must have a mean that differs between arms, got 2.5"),
+        (np.where(np.arange(180).reshape(60, 3) == 100, np.nan, 1.0), r"rewards must be finite, got \[nan\]"),
+    ],
+)
+def test_rewards_that_leave_nothing_to_decide_or_are_missing_are_refused(rewards: np.ndarray, said: str) -> None:
+    contexts = np.random.default_rng(0).normal(size=(60, 2))
+    with pytest.raises(ConfigError, match=said):
+        Bandit(contexts, rewards, rewards, 1, 2.0)
+
+
+def test_rewards_that_are_equal_for_long_are_played_until_they_differ() -> None:
+    contexts = np.random.default_rng(0).normal(size=(60, 2))
+    rewards = np.zeros((60, 3))
+    rewards[40:, 1] = 1.0
+    curves = play(Bandit(contexts, rewards, rewards, 1, 2.0), lambda *_: None, RULES["uniform"], Seed(0))
+    assert np.isfinite([value for _, value in curves["regret"]]).all()

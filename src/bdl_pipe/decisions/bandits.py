@@ -45,6 +45,12 @@ class Bandit:
     def __init__(
         self, contexts: np.ndarray, rewards: np.ndarray, means: np.ndarray, initial: int, growth: float
     ) -> None:
+        for values in (rewards, means):
+            require(
+                bool(np.isfinite(values).all()), "rewards", "must be finite", values[~np.isfinite(values)][:1].tolist()
+            )
+        differ = bool((means != means[:, :1]).any())
+        require(differ, "rewards", "must have a mean that differs between arms", float(means[0, 0]))
         scale = np.abs(means).max()
         self._rows, self._rewards, self._means = contexts, rewards / scale, means / scale
         arms = means.shape[1]

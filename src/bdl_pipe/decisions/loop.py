@@ -7,7 +7,7 @@ import numpy as np
 
 from ..seeds import Seed
 from .questions import Belief, Problem
-from .rules import Rule
+from .rules import Rule, uniform
 
 Fit = Callable[[np.ndarray, np.ndarray, Seed], Belief | None]  # (rows, targets, address) -> the belief
 
@@ -18,21 +18,23 @@ def play(
     """Play a problem to its end, and return its curves: metric -> pairs of a round and a value.
 
     A belief is fitted to all known rows at each of the problem's ``refits``. Between refits it answers all rounds in
-    one call, or one round at a time if it learns row by row.
+    one call, or one round at a time if it learns row by row. While all known numbers are equal, as on a plateau, there
+    is nothing to fit, and choices are uniform until the next refit.
 
     Args:
         fit: is called with the known rows, their targets and the address of the fit.
         width: the number of standard deviations in the rule ``ucb``.
     """
     for start, stop in pairwise([*problem.refits, problem.rounds]):
-        belief = fit(*problem.known(), rng.fold("fit", start))
+        rows, targets = problem.known()
+        flat = targets.dtype.kind == "f" and np.ptp(targets) == 0
+        belief = None if flat else fit(rows, targets, rng.fold("fit", start))
+        choose = uniform if flat and rule.needs_posterior else rule.choose
         problem.fitted(belief, rng.fold("fitted", start))
         learns = belief is not None and belief.learns
         step = 1 if learns else max(1, stop - start)
         for at in range(start, stop, step):
-            chosen = rule.choose(
-                belief, question := problem.question(min(step, stop - at)), width, rng.fold("round", at)
-            )
+            chosen = choose(belief, question := problem.question(min(step, stop - at)), width, rng.fold("round", at))
             _check(chosen, question.candidates.shape, question.count)
             rows, targets = problem.answer(chosen)
             if learns and belief is not None:

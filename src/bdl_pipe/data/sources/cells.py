@@ -296,9 +296,9 @@ class Cells:
 def is_index(table: pa.Table, name: str) -> bool:
     """Return True for the index of a pandas table, which is not a feature.
 
-    This is a column ``__index_level_0__`` of a Parquet file; a column of whole numbers >= 0 that is first and unnamed, or
-    that pandas has named ``Unnamed: 0``; or one that is first, that ``reset_index`` has named ``index`` or ``level_0``,
-    and that has a different number in each row.
+    This is a column ``__index_level_0__`` of a Parquet file; a column of whole numbers >= 0 that is first and unnamed,
+    or that pandas has named ``Unnamed: 0``; or such a column that is first, that ``reset_index`` has named ``index`` or
+    ``level_0``, and that has a different number in each row.
     """
     if re.fullmatch(r"__index_level_\d+__", name):
         return True
