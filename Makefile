@@ -107,7 +107,8 @@ pytest: install data
 
 soak: install data
 	@$(PYTEST) -m soak
-	@for file in $(SOAKS); do echo "== $$file"; OMP_NUM_THREADS=1 python -m benchmarks.$$file || exit 1; done
+	@OMP_NUM_THREADS=1 python -m benchmarks.kill_soak --kills 40
+	@OMP_NUM_THREADS=1 python -m benchmarks.cluster_faults
 
 weather: install data
 	@sh benchmarks/test_weather.sh
