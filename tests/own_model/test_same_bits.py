@@ -74,6 +74,11 @@ def of_the_pipeline(task: str, method: str, epochs: int | None, used: Mapping[st
         config = read_config(METHODS["sgd"].config, trajectory_section(setting), "sgd")
         stage = METHODS["sgd"].stages["trajectory"]
         first = stage.fit_one(data, {"trajectory": [first]}, config, rng=ADDRESS.fold("trajectory"), report=Silent())
+    if not classes and epochs is None:  # a model of means alone gets no log-variances, and a noise from its errors
+        noise = tuple(first.tensors["head.bias"][-1, data.outputs :].double().exp().tolist())
+        spec = NetworkSpec(network, (WIDTH,), data.outputs, "gaussian", noise)
+        means = {name: first.tensors[name][:, : data.outputs].contiguous() for name in ("head.weight", "head.bias")}
+        first = State({**first.tensors, **means}, {**first.config, "spec": to_mapping(spec)})
     section = {key: NETWORK if key == "network" else value for key, value in used.items()}
     student = METHODS[method].stages["student"]
     inputs: dict[Any, list[State]] = {"trajectory": [first]} if "trajectory" in student.needs else {}
