@@ -1,4 +1,4 @@
-"""What the terminal can show."""
+"""Output to terminals whose encoding lacks some characters."""
 
 import contextlib
 import io

@@ -93,7 +93,7 @@ def test_a_separator_of_thousands_is_not_the_decimal_point_and_parquet_has_neith
         column(frame, thousands=",")
 
 
-FORMS = {  # of the fitted file: its form, separator and what the user says
+FORMS = {  # the fitted file: the form of its numbers, its separator, and the options of add
     "points": ("{:.0f}", ";", {}),
     "commas": ("{:,}", ";", {"decimal": ","}),
     "thousands by commas": ("{:,}", ";", {"thousands": ","}),

@@ -24,7 +24,7 @@ from pipeline.core.model import Params
 
 ROOT: Final = Path(__file__).parents[2]
 DIGESTS: Final = Path(__file__).with_name("params_files.json")
-TUNED: Final = ROOT / "params/tuned"  # what searches wrote on this machine; make repro writes one
+TUNED: Final = ROOT / "params/tuned"  # results of searches, which are not shipped
 FILES: Final = [
     "params.yaml",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "params").rglob("*.yaml") if p.parent != TUNED),

@@ -15,7 +15,7 @@ from ..errors import DataError, short
 from ..seeds import Seed, global_generator
 from .layout import Layout, require_plain
 
-_ROUNDED: Final = 1e-3  # of the range of a value
+_ROUNDED: Final = 1e-3  # the largest error of rounding, as a share of the range of an input
 LABELS: Final = "labels"  # the key of a dictionary's targets
 
 

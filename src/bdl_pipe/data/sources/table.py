@@ -184,7 +184,7 @@ def sniffed(path: Path) -> CsvForm:
 
 
 def like_fitted(path: Path, decimal: Decimal, thousands: Thousands) -> CsvForm:
-    """Determine the format of a file of new rows, whose numbers are read like those of the fitted file.
+    """Determine the format of a file of new rows; its numbers are written as in the fitted file.
 
     A file between commas has decimal points, and no separators of thousands if the fitted file had decimal commas.
     """
