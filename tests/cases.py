@@ -190,7 +190,7 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("ensemble", "classification"): {},
     ("ensemble", "regression"): {},
     ("bnn", "classification"): {**BNN, "network": CONVNET, "stochastic": "head"},
-    ("bnn", "regression"): BNN,
+    ("bnn", "regression"): {**BNN, "noise": "each input"},
     ("dropout", "classification"): {**DROPOUT, "network": CONVNET},
     ("dropout", "regression"): DROPOUT,
     ("tabm", "classification"): {**TABM, "training": WHOLE},

@@ -53,10 +53,10 @@ PROGRAMS = {
     ),
     "dark_knowledge",
 }
-# Networks with a head of log-variances; all other methods have one noise variance.
+# Networks with a head of log-variances, of ``bnn`` by its smallest config; all other methods have one noise variance.
 NOISE_OF_EACH_INPUT = {
     *("deterministic", "ensemble", "tabm", "swa", "swag", "multi_swag", "pca_ess", "pca_vi", "kfac_laplace"),
-    *("ciber_last", "ciber_second", "dark_knowledge"),
+    *("ciber_last", "ciber_second", "dark_knowledge", "bnn"),
 }
 
 

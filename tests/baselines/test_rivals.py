@@ -123,13 +123,13 @@ def test_modelled_noise_is_chosen_only_if_the_noise_varies() -> None:
     """Noise by trees scores better than a constant at deviations .3 exp(x); at equal deviations the constant stays."""
     x, y = rows(3_000)
     varying = table(x, y)
-    best, constant = fitted(varying), fitted(varying, noise="constant")
+    best, constant = fitted(varying), fitted(varying, noise="one")
     assert nll(best, varying) < nll(constant, varying) - 0.1
     rng = np.random.default_rng(1)
     still = table(x[:500], x[:500, 0] + rng.normal(size=500))
     assert torch.equal(
         fitted(still).predict(still.tensors("validation")[0]).variance,
-        fitted(still, noise="constant").predict(still.tensors("validation")[0]).variance,
+        fitted(still, noise="one").predict(still.tensors("validation")[0]).variance,
     )
 
 
@@ -137,7 +137,7 @@ def test_the_noise_is_estimated_from_rows_left_out_of_the_trees() -> None:
     """Pure noise: left-out residuals have its variance; residuals of the fit itself (the wrong variant) have less."""
     rng = np.random.default_rng(2)
     data = table(rng.normal(size=(400, 5)), rng.normal(size=400))
-    variance = float(fitted(data, noise="constant").predict(data.tensors("validation")[0]).variance[0, 0])
+    variance = float(fitted(data, noise="one").predict(data.tensors("validation")[0]).variance[0, 0])
     assert 0.85 < variance < 1.3  # transformed targets have variance 1; of 400 squares ± 7 %
     inputs, targets = (values.numpy() for values in data.tensors("train"))
     own = HistGradientBoostingRegressor(max_iter=100).fit(inputs, targets[:, 0])

@@ -16,13 +16,13 @@ State: the learner's ``state_dict``; config ``spec`` (a :class:`BnnSpec`), ``epo
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from .. import networks
+from ..config import LATER
 from ..data.size import Section, Size
 from ..errors import require
 from ..method import Default, Method
@@ -30,9 +30,9 @@ from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..seeds import Seed
 from ..training.learner import TrainingConfig
-from ..training.likelihood import HomoscedasticLikelihood, MixtureLearner
+from ..training.likelihood import MixtureLearner, NoiseOf, learned
 from ..training.posterior import LearnerPosterior, LearnerSpec
-from ..training.warm_start import Weights, begin
+from ..training.warm_start import Weights
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class BnnConfig:
         prior_scale: c in the prior variance c/√n_in (``all``).
         head_prior_variance: the prior variance of every weight and bias (``head``).
         noise_variance: the initial σ², in the units of the transformed targets (regression).
+        noise: ``one`` variance σ² of regression, or one for ``each input``, which the network has as an output.
     """
 
     network: NetworkConfig
@@ -62,6 +63,7 @@ class BnnConfig:
     prior_scale: float = 4.0
     head_prior_variance: float = 0.01
     noise_variance: float = 1.0
+    noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("initial_sd", "draws", "validation_draws", "prior_scale", "head_prior_variance", "noise_variance"):
@@ -85,14 +87,14 @@ class Bnn(MixtureLearner):
         super().__init__()
         self.spec = spec
         config = spec.config
-        network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng), start)
+        network, likelihood = learned(spec, rng, start)
         if config.stochastic == "all":
             self.fixed: nn.Module = nn.Identity()
             self.random = MeanField(network, config.initial_sd, config.prior_scale)
         else:
             scale = config.head_prior_variance * math.sqrt(network.width)  # MeanField divides it by √n_in
             self.fixed, self.random = network.trunk, MeanField(network.head, config.initial_sd, scale)
-        self.likelihood = HomoscedasticLikelihood(spec.task, config.noise_variance)
+        self.likelihood = likelihood
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         outputs = self.random(self.fixed(inputs), noise)  # [batch, output]

@@ -4,8 +4,8 @@ The trees are scikit-learn's histogram gradient boosting (Ke et al. 2017), with 
 class. The number of rounds is the mean of the best numbers of the folds of a cross-validation; the model is then fitted
 to all rows. The noise of regression is estimated from the residuals of left-out rows:
 
-- ``constant``: N(f(x), s²), s² the mean of the squared residuals;
-- ``modelled``: N(f(x), s²(x)), where s²(x) is boosted on the squared residuals with the deviance of a gamma
+- ``one``: N(f(x), s²), s² the mean of the squared residuals;
+- ``each input``: N(f(x), s²(x)), where s²(x) is boosted on the squared residuals with the deviance of a gamma
   distribution, on the same folds (Nelder & Lee 1998 model mean and dispersion in this way);
 - ``best``: the one of these two with the larger log-likelihood of the left-out rows;
 - ``quantiles``: a distribution from quantiles at five levels (:mod:`.quantiles`), each boosted with its pinball loss
@@ -50,14 +50,14 @@ class BoostingConfig:
         learning_rate: the factor that scales each tree.
         leaves: the largest number of leaves of a tree.
         folds: K, the number of folds of the cross-validation.
-        noise: the distribution of a regression: ``constant``, ``modelled``, ``best`` or ``quantiles``.
+        noise: the distribution of a regression: ``one``, ``each input``, ``best`` or ``quantiles``.
     """
 
     rounds: int
     learning_rate: float
     leaves: int
     folds: int
-    noise: Literal["constant", "modelled", "best", "quantiles"]
+    noise: Literal["one", "each input", "best", "quantiles"]
 
     def __post_init__(self) -> None:
         require(self.rounds > 0, "rounds", "must be > 0", self.rounds)
@@ -107,7 +107,7 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     if len(classes) == 1:  # a single class has probability 1 and needs no trees
         report(1, 1)
         return State(_named("sums.0", Trees.constant([0.0])), about)
-    parts = 1 if classes else data.outputs * {"constant": 1, "quantiles": len(SCORES)}.get(config.noise, 2)
+    parts = 1 if classes else data.outputs * {"one": 1, "quantiles": len(SCORES)}.get(config.noise, 2)
     folded = _Folds(rows.reshape(len(rows), -1), folds, config, report, parts)
     if classes:
         return State(_named("sums.0", folded.solve("classes", "classes", targets)[0]), about)
@@ -190,7 +190,7 @@ def _noise(folded: _Folds, output: int, residuals: np.ndarray, variance: float) 
     """Return the log variance as trees, from left-out residuals, for the config's ``noise``."""
     squared = np.maximum(residuals**2, _SMALLEST * max(variance, _SMALLEST))
     constant = math.log(float(squared.mean()))
-    if folded.config.noise == "constant":
+    if folded.config.noise == "one":
         return Trees.constant([constant])
     trees, left_out = folded.solve(f"noise.{output}", "gamma", squared)
     worse = _nll(squared, left_out) >= _nll(squared, np.full(len(squared), constant))

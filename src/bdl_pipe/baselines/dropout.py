@@ -14,13 +14,14 @@ and the joint predictive of several rows exists; the predictive of a single row 
 State: the learner's ``state_dict``; config ``spec`` (a :class:`DropoutSpec`), ``epochs`` and ``loss``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from .. import distributed, networks
+from .. import distributed
+from ..config import LATER
 from ..data.size import Section, Size
 from ..errors import require
 from ..method import Default, Method
@@ -28,9 +29,9 @@ from ..networks import NetworkConfig
 from ..networks.normalisation import evaluation
 from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig
-from ..training.likelihood import HomoscedasticLikelihood, MixtureLearner
+from ..training.likelihood import MixtureLearner, NoiseOf, learned
 from ..training.posterior import LearnerPosterior, LearnerSpec
-from ..training.warm_start import Weights, begin
+from ..training.warm_start import Weights
 
 _ACTIVATIONS = nn.ReLU.__module__  # the torch module that defines the activations
 
@@ -46,6 +47,7 @@ class DropoutConfig:
         draws: the number of masks of the predictive.
         validation_draws: the number of masks of a validation score.
         noise_variance: the initial σ², in the units of the transformed targets (regression).
+        noise: ``one`` variance σ² of regression, or one for ``each input``, which the network has as an output.
     """
 
     network: NetworkConfig
@@ -54,6 +56,7 @@ class DropoutConfig:
     draws: int
     validation_draws: int
     noise_variance: float = 1.0
+    noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(0 < self.rate < 1, "rate", "must be in (0, 1)", self.rate)
@@ -80,9 +83,8 @@ class Dropout(MixtureLearner, NoisyLearner):
         """
         super().__init__()
         self.spec = spec
-        config = spec.config
-        self.network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng), start)
-        self.likelihood = HomoscedasticLikelihood(spec.task, config.noise_variance)
+        self.network, likelihood = learned(spec, rng, start)
+        self.likelihood = likelihood
         self._units = _units(self.network.trunk, spec.input_shape)
 
     def outputs(self, inputs: Tensor, masks: dict[str, Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.learner import TrainingConfig
-from ..training.likelihood import HomoscedasticLikelihood, least_noise
+from ..training.likelihood import OutputLikelihood, least_noise
 from . import linear
 from .evidence import fit_hyperparameters
 from .exact_layer import ExactLayerLearner, features, fit_exact_layers
@@ -58,7 +58,7 @@ class PointNetwork(ExactLayerLearner):
     def __init__(self, config: MapBlrConfig, data: FitData, rng: Seed) -> None:
         super().__init__()
         self.network = networks.build(config.network, data.input_shape, data.outputs, rng=rng)
-        self.likelihood = HomoscedasticLikelihood("regression", config.noise_variance)
+        self.likelihood = OutputLikelihood("regression", config.noise_variance)
         self._held_out = config.training.noise == "validation" and config.training.early_stopping is not None
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:

@@ -24,15 +24,15 @@ from typing import Any, Final, Literal, final
 import torch
 from torch import Tensor
 
-from .. import distributed, networks
+from .. import distributed
 from ..config import LATER
 from ..errors import require
 from ..networks import NetworkConfig
 from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig
-from ..training.likelihood import HomoscedasticLikelihood, MixtureLearner
+from ..training.likelihood import MixtureLearner, NoiseOf, learned
 from ..training.posterior import LearnerSpec
-from ..training.warm_start import Weights, begin
+from ..training.warm_start import Weights
 from .config import WeightConfig
 from .convert import bayesianize
 from .draws import outputs
@@ -82,7 +82,8 @@ class RandomConfig:
             convolution has a row for each place of each image, which equation 43 omits (dense algebra: the rank of its
             patches).
         noise_variance: the initial σ² of regression.
-        learn_noise: whether σ² is learned.
+        noise: ``one`` variance σ² of regression, or one for ``each input``, which the network has as an output.
+        learn_noise: whether the noise is learned; must be true if each input has its own.
         prune: the share of Z's entries (_u) or of the weights (_w) to remove from a fitted posterior with the same
             settings (``input: student/<run>``); the fit then trains it further. With null, the fit starts without a
             posterior.
@@ -106,12 +107,15 @@ class RandomConfig:
     prune: float | None = None
     training_draws: Drawn = field(default="outputs", metadata=LATER)
     prediction_draws: Drawn = field(default="weights", metadata=LATER)
+    noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.prune is None or 0 < self.prune < 1, "prune", "must be > 0 and < 1, or null", self.prune)
         prunable = self.prune is None or self.weights.kind != "fcg_w"
         require(prunable, "prune", "must be null: a full covariance over weights is not pruned", self.prune)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
+        free = self.noise == "one" or self.learn_noise
+        require(free, "learn_noise", "must be true if the noise is of each input", self.learn_noise)
         require(self.noise_variance > 0, "noise_variance", "must be > 0", self.noise_variance)
         require(self.shared is None or min(self.shared) > 0, "shared", "must be > 0 or null", self.shared)
         for name in ("draws", "validation_draws"):
@@ -159,12 +163,12 @@ class RandomWeights(MixtureLearner, NoisyLearner):
         """Build the network from new weights, or from ``start``; kinds of U use only its point estimates."""
         super().__init__()
         self.spec, config = spec, spec.config
-        network = begin(networks.build(config.network, spec.input_shape, spec.outputs, rng=rng.fold("network")), start)
+        network, likelihood = learned(spec, rng.fold("network"), start)
         self.net = bayesianize(network, config.kinds(), shared=config.shared, rng=rng.fold("weights"))
         if spec.kept is not None:
             shrink(self.net, spec.kept)
         self._positions = self.net.positions(torch.zeros(1, *spec.input_shape)) if config.function_space else None
-        self.likelihood = HomoscedasticLikelihood(spec.task, config.noise_variance)
+        self.likelihood = likelihood
         self.likelihood.requires_grad_(config.learn_noise)
 
     @classmethod

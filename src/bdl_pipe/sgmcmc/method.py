@@ -7,7 +7,7 @@ of all chains (Korattikara et al. 2015, eq. 2), thinned evenly to at most ``stud
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..artifacts import State, under
-from ..config import read
+from ..config import LATER, read
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import ConfigError, require
@@ -25,6 +25,7 @@ from ..networks.flat import FlatNetwork
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
+from ..training.likelihood import NoiseOf
 from ..training.snapshots import snapshot
 from . import diagnostics
 from .kernel import Positions
@@ -51,11 +52,14 @@ class TargetConfig:
             residual variance of the training targets, at most 100. The residuals come from a linear model
             (scikit-learn's ``BayesianRidge``) or, if these are smaller, from boosted trees on rows left out of their
             fit (``HistGradientBoostingRegressor``, three folds of at most 20,000 rows).
+        noise: of regression: ``one`` variance 1/λ_n, or one for ``each input``, which the network has as an output;
+            λ_n then sets the unit of the step sizes alone.
     """
 
     network: NetworkConfig
     prior_precision: float
     noise_precision: float | None
+    noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.prior_precision > 0, "prior_precision", "must be > 0", self.prior_precision)
@@ -66,9 +70,12 @@ class TargetConfig:
         """Return the network whose weights are sampled.
 
         Raises:
-            ConfigError: the network's norm makes a row's likelihood depend on its batch, or the network has dropout.
+            ConfigError: the network's norm makes a row's likelihood depend on its batch, the network has dropout, or
+                each input has its own noise and the rows are of classes.
         """
-        likelihood: Likelihood = "categorical" if data.task == "classification" else "gaussian"
+        classes, each_input = data.task == "classification", self.noise == "each input"
+        require(not (classes and each_input), "target.noise", "must be one: classes have no noise", self.noise)
+        likelihood: Likelihood = "categorical" if classes else "gaussian_head" if each_input else "gaussian"
         spec = NetworkSpec(self.network, data.input_shape, data.outputs, likelihood, 1 / self.precision(data))
         network = spec.build(Seed(0))
         dropout = max((module.p for module in network.modules() if isinstance(module, nn.Dropout)), default=0.0)
@@ -264,6 +271,8 @@ def _starts(inputs: Sequence[Inputs], target: NetworkTarget) -> Positions | None
             f"must be a trajectory of {spec.likelihood} outputs",
             other.likelihood,
         )
+        floor = other.variance_floor
+        require(floor is None, "input", "must be a trajectory without variance_floor, which chains do not have", floor)
         starts.append(target.network.flat(snapshot(trajectory, -1)))
     return torch.stack(starts).to(target.device)
 

@@ -2,7 +2,8 @@
 
     log p(θ, D) = −(λ/2) ‖θ‖² + Σ_i log p(y_i | x_i, θ) + const
     log p(y | x, θ) = log softmax(f_θ(x))_y            for classes
-                    = −(λ_n/2) ‖y − f_θ(x)‖² + const   for regression
+                    = −(λ_n/2) ‖y − f_θ(x)‖² + const   for regression with one noise
+                   = log N(y; f_θ(x), exp g_θ(x))     for regression with a noise of each input, an output g (ours)
 
 (Korattikara et al. 2015, eqs. 1, 6 and 9.) The sum over a minibatch is multiplied by N/M. With control variates (Baker
 et al. 2019, eq. 3) the minibatch estimates only the difference from the gradient of all rows at an anchor θ̂, which is
@@ -44,7 +45,6 @@ class NetworkTarget:
 
         Labels are [row] and targets [row, output]. All chains must have equally many rows.
         """
-        assert spec.likelihood != "gaussian_head", "a teacher's noise is λ_n"
         self.spec, self.prior_precision, self._rows = spec, prior_precision, list(rows)
         self.rows, self.device = len(rows[0]), rows[0].device
         self.network = FlatNetwork(spec.build(Seed(0)).to(self.device))
@@ -143,6 +143,10 @@ def row_log_likelihood(
     spec: NetworkSpec, outputs: Float[Tensor, "batch output"], targets: Shaped[Tensor, "batch ..."]
 ) -> Float[Tensor, " batch"]:
     """Return log p(y | x, θ) of each row, without the constant of the Gaussian."""
+    if spec.likelihood == "gaussian_head":
+        means, free = outputs.chunk(2, dim=-1)
+        assert spec.variance_floor is None, "chains have variances without a floor"
+        return -0.5 * ((targets - means).square() * (-free).exp() + free).sum(-1)
     if spec.likelihood == "categorical":
         return -F.cross_entropy(outputs, targets, reduction="none")
     return -(targets - outputs).square().sum(-1) / (2 * spec.one_noise)

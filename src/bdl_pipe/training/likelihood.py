@@ -1,9 +1,9 @@
-"""A likelihood with one learned noise variance for regression, and learners that average draws under it."""
+"""The likelihood of a network's outputs with a learned noise, and learners that average draws under it."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -11,35 +11,62 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from .. import networks
+from ..errors import require
 from ..method import Task
+from ..networks import Network
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from .learner import Learner
+from .warm_start import Weights, begin
 
+NoiseOf = Literal["one", "each input"]
+_LOG_VARIANCE, _SLOPE = "likelihood.log_variance", "likelihood.slope"
 _LEAST, _MOST = 1e-8, 1e4  # bounds of an estimated variance, or of its part above the floor
 
 
 @final
-class HomoscedasticLikelihood(nn.Module):
-    """The likelihood of a network's outputs, with the same noise for all outputs and inputs.
+class OutputLikelihood(nn.Module):
+    """The likelihood of a network's outputs: a softmax for classes, Gaussians with a learned noise for regression.
 
-    For classes it is a softmax; for regression the outputs are means with one noise variance σ².
+    With one noise the outputs are means, and σ² is the same for all outputs and inputs. With a noise of each input the
+    network has twice as many outputs, means and then g(x), and log σ²(x) = a + b g(x) (Nix & Weigend 1994). b is 1 in
+    training; an estimate on held-out rows reduces it where they do not show the noise to vary (:func:`least_head_nll`).
 
     Attributes:
-        log_variance: log σ² [1], in the units of the transformed targets; regression only.
+        log_variance: log σ², or a [1], in the units of the transformed targets; regression only.
+        slope: b [1]; only with a noise of each input.
+        each_input: whether each input has its own noise.
     """
 
-    def __init__(self, task: Task, initial_variance: float) -> None:
+    slope: Tensor
+
+    def __init__(self, task: Task, initial_variance: float, noise: NoiseOf = "one") -> None:
+        """Create the likelihood with the variance ``initial_variance``, if g is 0.
+
+        Raises:
+            ConfigError: ``noise`` is not ``one`` for classes.
+        """
         super().__init__()
-        self._task = task
+        self._task, self.each_input = task, noise == "each input"
+        require(task == "regression" or not self.each_input, "noise", "must be one: classes have no noise", noise)
         if task == "regression":
             self.log_variance = nn.Parameter(torch.full((1,), math.log(initial_variance)))
+        if self.each_input:
+            self.register_buffer("slope", torch.ones(1))
+
+    def width(self, outputs: int) -> int:
+        """Return the number of outputs of a network for ``outputs`` classes or target columns."""
+        return 2 * outputs if self.each_input else outputs
 
     def forward(self, outputs: Float[Tensor, "draw batch output"]) -> Predictive:
         """Return the predictive of network outputs; each draw is one network."""
         if self._task == "classification":
             return Categorical(F.log_softmax(outputs, dim=-1))
-        return Gaussian(outputs, self.log_variance.exp().expand_as(outputs))
+        if not self.each_input:
+            return Gaussian(outputs, self.log_variance.exp().expand_as(outputs))
+        means, free = outputs.chunk(2, dim=-1)
+        return Gaussian(means, (self.log_variance + self.slope * free).exp())
 
 
 class MixtureLearner(Learner):
@@ -51,7 +78,7 @@ class MixtureLearner(Learner):
     """
 
     spec: Any
-    likelihood: HomoscedasticLikelihood
+    likelihood: OutputLikelihood
 
     @abstractmethod
     def drawn_outputs(self, inputs: Tensor, draws: int, rng: Seed) -> Float[Tensor, "draw batch output"]:
@@ -72,20 +99,48 @@ class MixtureLearner(Learner):
 
     @final
     def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score and, if the noise variance is learned, its maximum-likelihood estimate on these rows.
+        """Return the score and, if the noise is learned, its maximum-likelihood estimate on these rows.
 
-        The variance of the training residuals is too small if the network overfits. The likelihood is of the mixture of
-        all draws, so that the estimate excludes the draws' disagreement.
+        The estimate is one variance, or the line of :func:`least_head_nll` for variances of each input. The variance of
+        the training residuals is too small if the network overfits. The likelihood is of the mixture of all draws, so
+        that the estimate excludes the draws' disagreement.
         """
         variance = getattr(self.likelihood, "log_variance", None)
         if variance is None or not variance.requires_grad:
             return super().estimated(predicted)
+        if self.likelihood.each_input:
+            return least_head(predicted, None)
         score, best = least_variance(predicted)
-        return score, {"likelihood.log_variance": torch.full_like(variance.detach(), best)}
+        return score, {_LOG_VARIANCE: torch.full_like(variance.detach(), best)}
+
+    @final
+    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if "slope" not in found:
+            return {**weights, **found}
+        a, b = weights[_LOG_VARIANCE], weights[_SLOPE]
+        shift, slope = found["shift"].to(a), found["slope"].to(a)
+        return {**weights, _LOG_VARIANCE: shift + slope * a, _SLOPE: slope * b}
 
     def undecayed(self) -> set[str]:
         """Return the names of the likelihood's parameters."""
         return {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}
+
+
+def learned(spec: Any, rng: Seed, start: Weights | None) -> tuple[Network, OutputLikelihood]:
+    """Return the network of a learner, with new weights or with the weights ``start``, and its likelihood.
+
+    Args:
+        spec: a ``LearnerSpec``, whose ``config`` has the fields ``network``, ``noise_variance`` and ``noise``.
+
+    Raises:
+        ConfigError: each input has its own noise, and the task is classification or ``start`` is given.
+    """
+    config = spec.config
+    likelihood = OutputLikelihood(spec.task, config.noise_variance, config.noise)
+    one = start is None or not likelihood.each_input
+    require(one, "noise", "must be one with a trajectory as input, of which the means are used", config.noise)
+    width = likelihood.width(spec.outputs)
+    return begin(networks.build(config.network, spec.input_shape, width, rng=rng), start), likelihood
 
 
 def least_nll(
