@@ -13,8 +13,9 @@ import pytest
 from scipy import stats
 
 from bdl_pipe import scores
-from bdl_pipe.evaluation.choice import LONGER, Choice, choose, coverage, ended, half_width, split_seconds
+from bdl_pipe.evaluation.choice import LONGER, Choice, choose, coverage, ended, half_width, off_by_width, split_seconds
 from bdl_pipe.evaluation.verdict import calibration, cheapest, hour, taking, verdict, worth
+from bdl_pipe.metrics.of_predictions import THIRDS
 from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import Quantity, RunScores, Score
 from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, judge
@@ -132,6 +133,38 @@ def test_coverage_over_splits_is_stated_with_its_error_and_judged(mean: float, s
     assert calibration(one) == (
         f" Its 90 % intervals contain {90 + 100 * mean:.1f} ± {100 * spread * ERROR:.1f} % of the test targets: {said}."
     )
+
+
+def by_width(shares: Sequence[float], rows: int, splits: int = 1, noise: float = 1.0) -> Candidate:
+    """A run with these coverages of the thirds, of ``rows`` rows of each of its splits, by two seeds."""
+    named = {**dict(zip(THIRDS, shares, strict=True)), "noise_ratio": noise}
+    figures = [
+        Score(split, seed, Quantity(name), value, rows)
+        for split in range(splits)
+        for seed in range(2)
+        for name, value in named.items()
+    ]
+    return replace(run("a"), scores=RunScores(scores.table("d", "a", "", figures)))
+
+
+def test_a_third_with_too_few_or_too_many_targets_inside_is_a_warning() -> None:
+    said = "90 % intervals hold 99 % of the targets in the third of the narrowest intervals and 75 % of the targets in "
+    cure = ": its noise is one for all inputs; take noise: each input, where the method has it"
+    assert off_by_width(by_width([0.99, 0.9, 0.75], 600)) == f"{said}the third of the widest intervals{cure}"
+    assert off_by_width(by_width([0.99, 0.9, 0.75], 600, noise=3.0)) == f"{said}the third of the widest intervals"
+    assert off_by_width(by_width([0.81, 0.9, 0.97], 10_000)) == "" == off_by_width(run("a", [2.0]))
+
+
+def test_a_third_of_few_rows_is_seldom_a_warning_by_chance() -> None:
+    """If a third of 17 rows is right, the warning's exact probability is below 3 %.
+
+    The bounds alone, the wrong variant, are crossed with a probability of 25 %.
+    """
+    assert off_by_width(by_width([0.9, 0.9, 13 / 17], 51)) == "" != off_by_width(by_width([0.9, 0.9, 13 / 17], 51, 5))
+    chances = {k / 17: stats.binom(17, 0.9).pmf(k) for k in range(18)}
+    said = sum(chance for share, chance in chances.items() if off_by_width(by_width([0.9, 0.9, share], 51)))
+    bounds = sum(chance for share, chance in chances.items() if not 0.8 <= share <= 0.97)
+    assert 0 < said < 0.03 and bounds > 0.2
 
 
 def test_coverage_of_one_split_has_a_binomial_error_and_classes_have_an_ece() -> None:

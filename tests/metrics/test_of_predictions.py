@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,7 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.evaluation.gathered import Gathered
 from bdl_pipe.metrics import METRICS, StoredMetric, calibration_tests, halves, register_metric, stored
 from bdl_pipe.metrics.calibration import MEASURES
-from bdl_pipe.metrics.of_predictions import LIBRARY, scores, stored_metrics
+from bdl_pipe.metrics.of_predictions import LIBRARY, THIRDS, scores, stored_metrics
 from bdl_pipe.metrics.stored import QUANTILES, StoredClasses, StoredValues, of_table, read
 from bdl_pipe.metrics.table import OF_TEST_ROWS, metric_of
 from bdl_pipe.plugins import PluginError
@@ -137,6 +138,18 @@ def test_widths_of_a_gaussian_match_intervals_calibrated_on_halves() -> None:
     assert scores(fit)["width_at_90"][0] == pytest.approx(expected.width, rel=1e-9)
     moved = halves.moved(mean - z * sd, mean + z * sd, fit.targets[:, 0], 0.9, fit.rng)
     assert scores(fit)["width_cqr_90"][0] == pytest.approx(moved.width, rel=1e-9)
+
+
+def test_coverage_by_thirds_of_the_width_matches_pandas() -> None:
+    predictive, targets = values(draws=1, rows=300)
+    fit = of_table(table_of(predictive, targets))
+    mean, sd = predictive.mean[:, 0].numpy(), predictive.variance[:, 0].sqrt().numpy()
+    inside = abs(targets[:, 0].numpy() - mean) <= scipy.stats.norm.ppf(0.95) * sd
+    expected = pd.Series(inside).groupby(pd.qcut(sd, 3, labels=False)).mean()
+    assert [scores(fit)[name] for name in THIRDS] == [(share, 300) for share in expected]
+    assert expected.nunique() == 3
+    equal = of_table(table_of(Gaussian(predictive.draw_mean, torch.ones_like(predictive.draw_mean)), targets))
+    assert THIRDS.keys() & scores(equal).keys() == set(), "intervals of one width have no thirds"
 
 
 def test_one_row_and_one_class_have_only_the_scores_that_are_defined() -> None:

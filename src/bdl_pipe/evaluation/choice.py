@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+import pyarrow.compute as pc
 
 from .. import artifacts
 from ..metrics import comparison
 from ..metrics.comparison import Difference
+from ..metrics.of_predictions import THIRDS
 from ..metrics.standings import TEST_OVER_TRAIN, Candidate, difference
 from ..metrics.table import metric_of
+from ..metrics.written import writer
 from ..scores import Quantity, average
 
 LONGER: Final = "run them longer"  # the warning about chains that are too short ends with these words
 LEVEL: Final = 0.9  # the level of the intervals with a stored coverage
+_HELD: Final = (0.80, 0.97)  # bounds of a third's coverage without a warning
 _FIT: Final = Quantity("fit_seconds", "cost")
 
 
@@ -87,6 +91,29 @@ def coverage(one: Candidate) -> Difference | None:
     rows = table.filter(np.array(table["metric"].to_pylist()) == "nll")["n"][0].as_py()
     error = math.sqrt(LEVEL * (1 - LEVEL) / rows)
     return Difference(average(found.tolist()) - LEVEL, comparison.quantile(1, math.inf) * error, error)
+
+
+def off_by_width(one: Candidate) -> str:
+    """Return a warning if 90 % intervals hold less than 80 % or more than 97 % in a third of the rows by their width.
+
+    One noise for all inputs holds too few targets where the noise is large, and too many where it is small, although
+    the share of all rows agrees with 90 %. The warning is empty if no third is outside these bounds, or if the third's
+    distance from 90 % is below two binomial errors; seeds are averaged, since they share rows.
+    """
+    said = []
+    for name, third in THIRDS.items():
+        groups = one.scores.groups(Quantity(name))
+        if not groups:
+            return ""
+        share, table = average([average(group) for group in groups]), one.scores.stored
+        rows = sum(table.filter(pc.and_(pc.equal(table["metric"], name), pc.equal(table["seed"], 0)))["n"].to_pylist())
+        error = math.sqrt(LEVEL * (1 - LEVEL) * len(THIRDS) / max(rows, 1))
+        if not _HELD[0] <= share <= _HELD[1] and abs(share - LEVEL) > 2 * error:
+            said.append(f"{100 * share:.0f} % of the targets in the third of the {third} intervals")
+    noise = one.scores.values(Quantity("noise_ratio"))
+    same = bool(noise) and writer(metric_of("noise_ratio"))(average(noise)) == "one"
+    cure = ": its noise is one for all inputs; take noise: each input, where the method has it" if same else ""
+    return f"90 % intervals hold {' and '.join(said)}{cure}" if said else ""
 
 
 def half_width(splits: int) -> float:

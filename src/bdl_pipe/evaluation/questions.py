@@ -15,7 +15,7 @@ from ..metrics.standings import Candidate, difference
 from ..metrics.table import metric_of
 from ..metrics.written import writer
 from ..scores import Quantity, average
-from .choice import coverage, finite, loss
+from .choice import coverage, finite, loss, off_by_width
 
 FALSE_ALARMS: Final = 0.05
 
@@ -56,6 +56,7 @@ def intervals(candidates: Sequence[Candidate]) -> list[str]:
     return [
         f"Distributions: {_shown(known, right, 'an F(y) that is not uniform')}",
         f"90 % intervals: {'; '.join([*held, whole])}.",
+        *(f"{one.name}: {said}." for one in candidates if (said := off_by_width(one))),
         f"Narrowest at equal coverage: {first(candidates, 'width_at_90')}",
     ]
 

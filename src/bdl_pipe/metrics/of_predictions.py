@@ -24,6 +24,8 @@ from .selective import contributions, gain, gain_contributions, oracle, risk_cov
 from .stored import Stored, StoredClasses, StoredValues
 
 LEVEL: Final = 0.9
+THIRDS: Final = {"coverage_narrow": "narrowest", "coverage_middle": "middle", "coverage_wide": "widest"}
+_EQUAL: Final = 1e-4  # widths whose relative difference is smaller are equal, up to the rounding of quantiles
 _STEP: Final = 0.02  # step of the level that measures how fast sets grow with it
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "classification": (StoredClasses,),
@@ -152,6 +154,25 @@ def _width(way: Literal["widened", "moved"]) -> Callable[[StoredValues], float |
     return of
 
 
+def _third(number: int) -> Callable[[StoredValues], float | None]:
+    """Return the share of targets inside the central intervals of a third of the rows: 0 has the narrowest intervals.
+
+    Rows with equally wide intervals stay in their order. If all are equally wide, thirds have no meaning.
+    """
+
+    def of(fit: StoredValues) -> float | None:
+        if fit.interval is None or len(fit) < len(THIRDS):
+            return None
+        (low, _, high), targets = fit.interval, fit.targets[:, 0]
+        width = high - low
+        if not np.isfinite(width).all() or np.ptp(width) <= _EQUAL * width.max():
+            return None
+        rows = np.array_split(np.argsort(width, kind="stable"), len(THIRDS))[number]
+        return float(((low <= targets) & (targets <= high))[rows].mean())
+
+    return of
+
+
 def _quantiles(value: str) -> Callable[[StoredValues], float | None]:
     return lambda fit: None if fit.pit is None else float(getattr(quantile_error(fit.pit), value))
 
@@ -210,6 +231,19 @@ LIBRARY: Final = {
             _quantiles("p_value"),
             task="regression",
             question="intervals",
+        ),
+        *(
+            _metric(
+                name,
+                f"Coverage, {third} %",
+                f"share of targets inside 90 % intervals, in the third of the rows with the {third} intervals",
+                0,
+                _third(number),
+                percent=True,
+                task="regression",
+                question="intervals",
+            )
+            for number, (name, third) in enumerate(THIRDS.items())
         ),
         _metric(
             "width_at_90",

@@ -14,6 +14,7 @@ import pyarrow.parquet
 
 from .. import artifacts, scores
 from ..data.increment import IncrementConfig
+from ..evaluation.choice import off_by_width
 from ..figures import COLOURS, Mark
 from ..metrics import ood
 from ..metrics.standings import Candidate
@@ -160,7 +161,8 @@ class Table:
         found: dict[tuple[str, str], list[str]] = {}
         for run in self.runs:
             absent = [] if run.key in self.scores else [("note", ABSENT)]
-            for remark in (*absent, *(("warn", warning) for warning in run.warnings)):
+            off = [self._off_by_width[run.key]] if self._off_by_width.get(run.key) else []
+            for remark in (*absent, *(("warn", warning) for warning in (*run.warnings, *off))):
                 found.setdefault(remark, []).append(run.key)
         return [(kind, f"{text}. Runs: {', '.join(keys)}") for (kind, text), keys in found.items()]
 
@@ -180,6 +182,10 @@ class Table:
         """Return the estimates of a quantity that are finite, by run."""
         known = {run.key: self.estimate(run.key, wanted) for run in self.runs}
         return {key: e for key, e in known.items() if e is not None and math.isfinite(e.mean)}
+
+    @cached_property
+    def _off_by_width(self) -> dict[str, str]:
+        return {one.key: off_by_width(one) for one in self.candidates()}
 
     def candidates(self) -> list[Candidate]:
         """Return the runs with scores, for the verdict and for :func:`bdl_pipe.metrics.standings.standings`."""
