@@ -34,12 +34,13 @@ from . import methods, points, start
 from .methods import CHAINS, INDUCING, Setting
 from .module import Registered, frozen, register
 from .posterior import About, ModulePosterior, device_of
-from .rows import LoadedRows, own_randomness
+from .rows import LoadedRows, own_randomness, require_targets
 from .rows import read as read_rows
 from .trunk import check, plain, tied
 
 _PROBED: Final = 2  # rows in the call that checks the model
 _SHOWN: Final = 3
+SEEN: Final = "intervals may be too narrow: the noise is that of rows which the model has seen; pass calibration_loader"
 
 
 @own_settings()
@@ -58,6 +59,7 @@ def bayesianise(
     chains: int = 2,
     random_state: int = 0,
     report: Report | None = None,
+    calibration_loader: Any = None,
 ) -> ModulePosterior:
     """Return a posterior of ``model``, fitted by a registered method.
 
@@ -81,6 +83,8 @@ def bayesianise(
         chains: the number of chains of ``sgmcmc``.
         random_state: the root seed of all random numbers; the global generators do not change.
         report: receives the progress of each stage of the fit; checkpoints are not kept.
+        calibration_loader: rows that neither the model nor the fit has seen, for :meth:`ModulePosterior.recalibrated`.
+            None leaves the predictive as the method has it; for regression a note then says what this means.
 
     Raises:
         UserError: the model, the loader or a hyperparameter breaks a rule; the message has the rule, in one line.
@@ -97,12 +101,19 @@ def bayesianise(
     layout = None if teacher is None else teacher.about.layout
     rows = read_rows(train_loader, "train_loader", rng=rng.fold("loader"), task=task, layout=layout)
     methods.check_task(found, rows.task)
+    held = None
+    if calibration_loader is not None:
+        at, known_layout = rng.fold("calibration"), rows.layout
+        held = read_rows(calibration_loader, "calibration_loader", rng=at, task=rows.task, layout=known_layout)
     probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
     with own_randomness(rng.fold("model")):
         known = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
         _check_labels(rows, task, known.head.out_features)
         _check_batches(rows, epochs, known.trunk)
         transform = start.transform_of(rows) if teacher is None else teacher.transform
+        if held is not None:
+            columns = known.head.out_features if rows.task == "classification" else rows.examples.targets.shape[1]
+            require_targets(held, "calibration_loader", columns)
         data = start.fit_data(rows, known.head.out_features, transform, device_of(model))
         setting = Setting(known.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
         fit = _Fit(found, known, data, setting, dict(config or {}), dict(trajectory or {}), rng, report or Silent())
@@ -113,10 +124,12 @@ def bayesianise(
         *_head_notes(model, known),
         *_tied_notes(model, known),
         *fit.notes,
+        *[SEEN] * (rows.task == "regression" and held is None),
     ]
     trunk, digest = known.trunk, known.config.digest
     said = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), tuple(notes))
-    return ModulePosterior(inner, transform, said, trunk, data.device)
+    posterior = ModulePosterior(inner, transform, said, trunk, data.device)
+    return posterior if held is None else posterior.recalibrated_on(held, rng.fold("calibration"))
 
 
 @final

@@ -74,7 +74,7 @@ class ModulePosterior:
         about: the method, its hyperparameters, and notes.
         inner: the method's posterior, for packed rows and standardised targets.
         transform: the transform of the targets.
-        recalibration: learnt from rows that the fit left out. None if :meth:`recalibrated` was not called.
+        recalibration: learnt from rows that model and fit have not seen. None if there were no such rows.
         device: the device that predicts.
     """
 
@@ -154,10 +154,17 @@ class ModulePosterior:
         Neither the model nor the fit may have used these rows. An earlier recalibration is replaced.
 
         Raises:
-            DataError: the loader yields inputs or targets in a different form from the fit's loader.
+            DataError: the loader yields inputs or targets in a different form from the fit's loader, or labels of no
+                class.
         """
         where = "the loader of recalibrated"
         found = loaders.read(loader, where, rng=rng, task=self.about.task, layout=self.about.layout)
+        loaders.require_targets(found, where, self._outputs(found, rng))
+        return self.recalibrated_on(found, rng)
+
+    @own_settings()
+    def recalibrated_on(self, found: loaders.LoadedRows, rng: Seed) -> "ModulePosterior":
+        """Return :meth:`recalibrated` for rows that have been read."""
         learnt = recalibration.fit(self._batches(found, rng), found.examples, self.transform)
         return ModulePosterior(self.inner, self.transform, self.about, self.trunk, self.device, learnt)
 
@@ -227,6 +234,12 @@ class ModulePosterior:
 
     def _transformed(self, rows: Tensor, rng: Seed) -> Predictive:
         return self.inner.predict(rows, rng=rng.fold("predict"))
+
+    @torch.no_grad()
+    def _outputs(self, found: loaders.LoadedRows, rng: Seed) -> int:
+        """Return the number of classes or target columns."""
+        one = torch.from_numpy(np.ascontiguousarray(found.examples.inputs[:1]))
+        return self._transformed(one.to(self.device), rng).mean.shape[-1]
 
     @torch.no_grad()
     def _batches(self, found: loaders.LoadedRows, rng: Seed) -> Iterator[tuple[slice, Predictive]]:

@@ -81,6 +81,23 @@ def read(loader: Any, where: str, *, rng: Seed, task: Task | None = None, layout
     return LoadedRows(layout, Examples(torch.cat(rows).numpy(), values), found, max(map(len, rows)))
 
 
+def require_targets(found: LoadedRows, where: str, outputs: int) -> None:
+    """Check that labels are of ``outputs`` classes, or that targets have as many columns.
+
+    Raises:
+        DataError: they are not; the message names the loader, ``where``.
+    """
+    targets = found.examples.targets
+    if found.task == "regression":
+        if targets.shape[1] != outputs:
+            raise DataError(f"{where}: targets must have {outputs} columns, as in the fit, got {targets.shape[1]}")
+        return
+    wrong = (targets < 0) | (targets >= outputs)
+    if wrong.any():
+        value = f"got {int(targets[wrong][0])} in row {int(wrong.nonzero()[0][0])}"
+        raise DataError(f"{where}: labels must be 0 … {outputs - 1}, for {outputs} outputs, {value}")
+
+
 class _Rounding:
     """The largest error of rounding inputs of float64 to float32, beside the range of each value over all rows."""
 

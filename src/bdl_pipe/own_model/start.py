@@ -22,7 +22,7 @@ from ..seeds import Seed
 from ..training.snapshots import snapshot
 from ..trajectory.pretrained import begun
 from .module import Registered
-from .rows import LoadedRows
+from .rows import LoadedRows, require_targets
 
 _ROWS: Final = 1000  # rows of one forward pass
 _MOST_PRECISE: Final = 100.0  # the largest λ_n, since errors on training rows are too small
@@ -51,10 +51,7 @@ def fit_data(rows: LoadedRows, outputs: int, transform: Transform, device: torch
     if rows.task == "classification":
         rule = "must have an output for each class, two or more (for regression pass task='regression')"
         require(outputs > 1, "model", rule, outputs)
-        wrong = (targets < 0) | (targets >= outputs)
-        if wrong.any():
-            value = f"got {int(targets[wrong][0])} in row {int(wrong.nonzero()[0][0])}"
-            raise DataError(f"train_loader: labels must be 0 … {outputs - 1}, for {outputs} outputs, {value}")
+        require_targets(rows, "train_loader", outputs)
     elif outputs not in (targets.shape[1], 2 * targets.shape[1]):
         columns = targets.shape[1]
         rule = f"outputs must be {columns} means, or {columns} means and {columns} log-variances"
