@@ -229,7 +229,12 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     ("map_blr", "regression"): {"network": MLP, "training": LEARN, "noise_variance": 0.1},
     ("vbpc", "classification"): VBPC,
     ("vbll", "regression"): {"network": MLP, "training": LEARN, "layer": GAUSSIAN},
-    ("vbll_bnn", "regression"): {"network": MLP, "training": LEARN, "layer": GAUSSIAN, "features": FEATURES},
+    ("vbll_bnn", "regression"): {
+        "network": MLP,
+        "training": LEARN,
+        "layer": {**GAUSSIAN, "noise": "each input"},
+        "features": FEATURES,
+    },
     ("d_vbll", "classification"): {
         **IMAGES,
         "layer": {**GAUSSIAN, "covariance": "lowrank", "rank": 2, "predictive": "sampled", "draws": 3},

@@ -53,10 +53,10 @@ PROGRAMS = {
     ),
     "dark_knowledge",
 }
-# Networks with a head of log-variances, of ``bnn`` by its smallest config; all other methods have one noise variance.
+# A head of log-variances, of ``bnn`` and ``vbll_bnn`` by their smallest configs; all others have one noise variance.
 NOISE_OF_EACH_INPUT = {
     *("deterministic", "ensemble", "tabm", "swa", "swag", "multi_swag", "pca_ess", "pca_vi", "kfac_laplace"),
-    *("ciber_last", "ciber_second", "dark_knowledge", "bnn"),
+    *("ciber_last", "ciber_second", "dark_knowledge", "bnn", "vbll_bnn"),
 }
 
 

@@ -248,13 +248,13 @@ class GaussianFunctions:
     Attributes:
         mean: the functions' mean.
         covariance: the functions' covariance over the rows of a group, for each output or one for all outputs.
-        noise: the variance of each observation's noise.
+        noise: the variance of each observation's noise: one of each output, or in regression also one of each row.
         classes: whether the functions are logits. Otherwise they are means of targets.
     """
 
     mean: Float[Tensor, "draw group row output"]
     covariance: Float[Tensor, "draw group #output row row"]
-    noise: Float[Tensor, "draw output"]
+    noise: Float[Tensor, "draw output"] | Float[Tensor, "draw group row output"]
     classes: bool
 
     @classmethod
@@ -298,12 +298,15 @@ class GaussianFunctions:
         )  # In place, since the logits are large.
 
     def _gaussian(self, places: Tensor | None) -> JointGaussian:
-        mean, covariance = self.mean, self.covariance
+        mean, covariance, noise = self.mean, self.covariance, self.noise
+        if noise.ndim == 2:
+            noise = noise[:, None, None].expand_as(mean)
         if places is not None:
+            noise = torch.take_along_dim(noise, places[None, :, :, None], 2)
             mean = torch.take_along_dim(mean, places[None, :, :, None], 2)
             covariance = torch.take_along_dim(covariance, places[None, :, None, :, None], 3)
             covariance = torch.take_along_dim(covariance, places[None, :, None, None, :], 4)
-        return JointGaussian(mean, self.noise[:, None, None].expand_as(mean), covariance)
+        return JointGaussian(mean, noise, covariance)
 
 
 def mean_mixture(log_terms: Float[Tensor, "draw ..."], at_once: int | None) -> Tensor:

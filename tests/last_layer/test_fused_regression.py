@@ -23,7 +23,7 @@ def make(outputs: int = OUTPUTS) -> Regression:
 
 
 def values() -> tuple[Tensor, ...]:
-    """Features, W̄, the factor, m, L and ρ, as the operation takes them; L does not depend on ρ here."""
+    """Features, W̄, the factor, m, L, ρ and targets, as the operation takes them; L does not depend on ρ here."""
     layer = make()
     root = layer.noise_factor.tril(-1) + torch.diag(layer.noise_log_root.exp())
     leaves = (
@@ -33,12 +33,13 @@ def values() -> tuple[Tensor, ...]:
         layer.covariance.log_scale,
         root,
         layer.noise_log_root,
+        TARGETS,
     )
     return tuple(leaf.detach().clone().requires_grad_() for leaf in leaves)
 
 
 def loss(*leaves: Tensor) -> Tensor:
-    return dense_loss(*leaves, TARGETS, WEIGHTS)
+    return dense_loss(*leaves, WEIGHTS)
 
 
 def slopes(value: Tensor, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -69,15 +70,15 @@ def test_first_and_second_derivatives_equal_finite_differences(check: Callable[.
 
 def test_the_composed_loss_equals_the_fused_loss() -> None:
     leaves = values()
-    torch.testing.assert_close(loss(*leaves), composed(*leaves, TARGETS, WEIGHTS), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(loss(*leaves), composed(*leaves, WEIGHTS), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("stacked", range(6))
+@pytest.mark.parametrize("stacked", range(7))
 def test_vmap_over_one_argument_equals_a_loop_over_members(stacked: int) -> None:
     """Features or one parameter of three members under ``vmap``; gradients within it, and backward through it."""
     leaves = list(values())
     leaves[stacked] = torch.stack([leaves[stacked] + shift for shift in (0.0, 0.2, -0.1)]).detach().requires_grad_()
-    at = tuple(0 if i == stacked else None for i in range(6))
+    at = tuple(0 if i == stacked else None for i in range(7))
     each = [[*leaves[:stacked], one, *leaves[stacked + 1 :]] for one in leaves[stacked]]
     together = vmap(loss, in_dims=at)(*leaves)
     torch.testing.assert_close(together, torch.stack([loss(*one) for one in each]), rtol=1e-13, atol=1e-13)
@@ -90,11 +91,11 @@ def test_vmap_over_one_argument_equals_a_loop_over_members(stacked: int) -> None
         torch.testing.assert_close(inside, torch.stack([slope[i] for slope in expected]), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("wanted", range(6))
+@pytest.mark.parametrize("wanted", range(7))
 def test_only_the_argument_that_requires_a_gradient_gets_one(wanted: int) -> None:
     leaves = tuple(leaf.requires_grad_(i == wanted) for i, leaf in enumerate(values()))
     loss(*leaves).backward()
-    assert [leaf.grad is not None for leaf in leaves] == [i == wanted for i in range(6)]
+    assert [leaf.grad is not None for leaf in leaves] == [i == wanted for i in range(7)]
     everything = values()
     torch.testing.assert_close(leaves[wanted].grad, slopes(loss(*everything), everything)[wanted], rtol=0, atol=0)
 

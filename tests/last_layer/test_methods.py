@@ -93,7 +93,7 @@ def test_weight_decay_applies_to_a_point_trunk_alone() -> None:
 
 
 def test_the_prediction_is_the_mixture_over_drawn_trunks(tiny_table: FitData) -> None:
-    posterior = LastLayerPosterior.from_state(fitted(VBLL_BNN, tiny_table))
+    posterior = LastLayerPosterior.from_state(fitted(VBLL_BNN, tiny_table, layer=GAUSSIAN))
     inputs, targets = tiny_table.tensors("validation")
     predictive = posterior.predict(inputs, rng=Seed(2))
     parts = []

@@ -99,7 +99,7 @@ def covered(method: str, **more: Any) -> tuple[float, float]:
 
 
 OTHERS = ("bnn", "ffg_u", "ffg_w", "ensemble_u")
-EACH = [("dropout", {}), *[pytest.param(method, {}, marks=pytest.mark.soak) for method in OTHERS]]
+EACH = [("dropout", {}), ("vbll", {}), *[pytest.param(method, {}, marks=pytest.mark.soak) for method in OTHERS]]
 CHAINS = pytest.param("sgmcmc", {"sgmcmc": {"target": {"noise": "each input"}}}, marks=pytest.mark.soak)
 
 
@@ -111,7 +111,8 @@ def test_the_noisy_quarter_is_covered(method: str, upstream: dict[str, Any]) -> 
     ``dropout`` covers .79 to .95 of the noisiest quarter with a noise of each input, .88 in the mean, and .62 to .88
     with one noise, .73 in the mean.
     """
-    override = {} if upstream else {"noise": "each input"}
+    noise = {"noise": "each input"}
+    override = {} if upstream else {"layer": noise} if method == "vbll" else noise
     quiet, noisy = covered(method, override=override, upstream=upstream)
     assert 0.80 < noisy < 0.97 and quiet > 0.85
     if method == "dropout":

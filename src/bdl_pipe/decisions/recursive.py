@@ -79,7 +79,7 @@ def recursive(posterior: Posterior) -> RecursivePosterior | None:
     """Return the posterior of one target with one-row updates, or None if its class does not support them.
 
     The methods ``linear``, ``map_blr``, ``gbll`` and ``ldgbll`` support them, and so does ``vbll`` with point features
-    and either layer.
+    and one noise, with either layer.
     """
     if isinstance(posterior, LinearRegressionPosterior | ExactLayerPosterior):
         factor, noise = posterior.tensors["factor"].double(), posterior.tensors["noise_variance"].double()
@@ -91,7 +91,7 @@ def recursive(posterior: Posterior) -> RecursivePosterior | None:
     if not isinstance(posterior, LastLayerPosterior):
         return None
     learner = posterior.learner
-    if not isinstance(learner.layer, Regression) or learner.spec.features is not None:
+    if not isinstance(learner.layer, Regression) or learner.spec.features is not None or learner.log_noise is not None:
         return None
     noise = learner.layer.noise_covariance.double()[0, 0]
     if learner.exact is not None:

@@ -151,7 +151,10 @@ def has_one_noise(posterior: Posterior, row: Float[Tensor, "1 1 ..."], rng: Seed
     Args:
         row: a transformed input, as a group of one row.
     """
-    return isinstance(posterior, GaussianPosterior) and isinstance(posterior.functions(row, rng=rng), GaussianFunctions)
+    if not isinstance(posterior, GaussianPosterior):
+        return False
+    functions = posterior.functions(row, rng=rng)
+    return isinstance(functions, GaussianFunctions) and functions.noise.ndim == 2
 
 
 def normalised(log_likelihood: tuple[float, int], transform: Transform, targets: np.ndarray) -> Scores:

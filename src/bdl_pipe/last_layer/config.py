@@ -1,9 +1,11 @@
 """The settings of last layers and of variational features: the sections ``layer`` and ``features`` of params.yaml."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from ..config import LATER
 from ..errors import require
+from ..training.likelihood import NoiseOf
 from .softmax import Rule
 
 Covariance = Literal["dense", "diagonal", "lowrank"]
@@ -25,6 +27,7 @@ class GaussianLayer:
         draws: the number of draws in a prediction by the rule "sampled".
         posterior: the posterior of the weights in predictions. With "exact" (regression only), the exact posterior
             given the features of all training rows replaces the variational posterior after training (appendix C.6).
+        noise: of regression: ``one`` covariance Σ, or Σ e^g(x) for ``each input`` (ours); g is linear in the features.
     """
 
     covariance: Covariance
@@ -37,6 +40,7 @@ class GaussianLayer:
     draws: int = 20
     posterior: PosteriorForm = "variational"
     name: Literal["gaussian"] = "gaussian"
+    noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
         _require_ranges(self)

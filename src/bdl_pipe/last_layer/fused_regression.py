@@ -8,6 +8,7 @@ With U the strict part of Pᵀ, R = ΦUᵀ + Φ · e^m, E = Y − ΦW̄ᵀ, A = 
     ∂loss/∂U  = (t/B) triu(RᵀΦ) + λoU/(sT)
     ∂loss/∂m  = (t/B) e^m Σ_b R · Φ + λo(e^d − 1)/T
     ∂loss/∂L  = EᵀA/B + (ΣR²/B + m_w/T) L
+    ∂loss/∂Y  = ALᵀ/B
     ∂loss/∂ρ  = −(1 + c/T)                          ρ = log diag L; c = ν + o + 1; m_w is the Wishart scale
 
 A step of a small network is mostly overhead: for 32 rows of 64 features, loss and gradients take half the time of
@@ -28,7 +29,7 @@ from torch import Tensor
 from .covariance import Dense, gaussian_kl
 from .fused import Weights
 
-_DIFFERENTIABLE: Final = 6  # the first arguments have gradients; targets and constants follow
+_DIFFERENTIABLE: Final = 7  # the first arguments have gradients; the constants follow
 
 
 def dense_loss(
@@ -41,7 +42,7 @@ def dense_loss(
     targets: Float[Tensor, "batch output"],
     weights: Weights,
 ) -> Float[Tensor, ""]:
-    """Return minus the objective of eq. 61 at S = PPᵀ, in nats per training row; ``targets`` get no gradient.
+    """Return minus the objective of eq. 61 at S = PPᵀ, in nats per training row.
 
     Args:
         mean: W̄.
@@ -124,7 +125,7 @@ class _Loss(torch.autograd.Function):
         needed = ctx.needs_input_grad[:_DIFFERENTIABLE]
         slopes = _traced if torch.is_grad_enabled() else _written_out
         with torch.autocast(gradient.device.type, enabled=False):
-            return *slopes(gradient, needed, ctx.saved_tensors, ctx.weights), None, None
+            return *slopes(gradient, needed, ctx.saved_tensors, ctx.weights), None
 
 
 def _share_of_logs(outputs: int, weights: Weights) -> float:
@@ -142,7 +143,7 @@ def _written_out(
     residual = white @ root.mT  # ALᵀ/B
     pushed = projected * (mass * trace)  # tR/B
     kl = gradient * weights.kl
-    to_features = to_mean = to_factor = to_scale = to_root = to_logs = None
+    to_features = to_mean = to_factor = to_scale = to_root = to_logs = to_targets = None
     if needed[0]:
         to_features = torch.addmm(torch.addcmul(pushed @ strict, pushed, scale), residual, mean, alpha=-1)
     if needed[1]:
@@ -156,19 +157,18 @@ def _written_out(
         to_root = torch.addcmul(error.mT @ white, root, shrink)
     if needed[5]:
         to_logs = (-_share_of_logs(outputs, weights) * gradient).expand(noise_log_root.shape)
-    return to_features, to_mean, to_factor, to_scale, to_root, to_logs
+    if needed[6]:
+        to_targets = residual
+    return to_features, to_mean, to_factor, to_scale, to_root, to_logs, to_targets
 
 
 def _traced(
     gradient: Tensor, needed: Sequence[bool], saved: Sequence[Tensor], weights: Weights
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients from :func:`composed`, which can be differentiated again."""
-    inputs, targets = saved[:_DIFFERENTIABLE], saved[_DIFFERENTIABLE]
 
-    def again(
-        features: Tensor, mean: Tensor, factor: Tensor, log_scale: Tensor, root: Tensor, noise_log_root: Tensor
-    ) -> Tensor:
-        return composed(features, mean, factor, log_scale, root, noise_log_root, targets, weights)
+    def again(*inputs: Tensor) -> Tensor:
+        return composed(*inputs, weights)  # type: ignore[call-arg, arg-type]
 
-    pull = torch.func.vjp(again, *inputs)[1]
+    pull = torch.func.vjp(again, *saved[:_DIFFERENTIABLE])[1]
     return tuple(slope if want else None for slope, want in zip(pull(gradient), needed, strict=True))

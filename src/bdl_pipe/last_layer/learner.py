@@ -6,12 +6,16 @@ closed form, and KL(q(θ) ‖ p(θ))/T is added (eq. 64). The prediction average
 after the softmax (eq. 71). Alternatively, as in the paper's image models (G.3), the trunk is a point estimate, and a
 Gaussian linear layer of the same width follows it: all draws share the trunk's output.
 
+Regression with a noise of each input (ours): ε ~ N(0, Σ e^g(x)), where g is a linear function of the features. With s =
+e^(−g/2) the model is ys = W(φs) + ε', ε' ~ N(0, Σ), so that the layer has the features φs and the targets ys, and the
+loss has d·g/2 more for each row of d targets. The prediction is divided by s.
+
 Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", appendix C.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 import torch
@@ -27,7 +31,7 @@ from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from ..training.learner import Learner
-from ..training.likelihood import least_noise
+from ..training.likelihood import least_head, least_noise
 from .config import FeaturesConfig, GaussianLayer, GenerativeLayer, require_variational
 from .conjugate import ConjugateRegression
 from .discriminative import Discriminative
@@ -60,6 +64,13 @@ class LastLayerSpec:
             require_variational("layer.posterior", self.layer, "for a discriminative layer, which is not conjugate")
         if self.features is not None:
             require_variational("layer.posterior", self.layer, "for variational features, which are not fixed")
+        one = self.task == "regression" or not self.noise_of_each_input
+        require(one, "layer.noise", "must be one: classes have no noise of targets", "each input")
+
+    @property
+    def noise_of_each_input(self) -> bool:
+        """Return whether each input has its own noise."""
+        return isinstance(self.layer, GaussianLayer) and self.layer.noise == "each input"
 
     @property
     def refits(self) -> bool:
@@ -97,6 +108,7 @@ class LastLayerLearner(Learner):
     Attributes:
         refit: additional feature densities of predictions; None during training.
         exact: the exact posterior of regression, which predicts instead of the layer; None during training.
+        log_noise: g of a noise of each input; None with one noise.
     """
 
     def __init__(self, spec: LastLayerSpec, trunk: networks.Network, layer: Layer, rng: Seed) -> None:
@@ -113,6 +125,11 @@ class LastLayerLearner(Learner):
             between = lecun_normal(nn.Linear(trunk.width, trunk.width), rng.fold("linear").generator())
             scale = features.prior_variance * math.sqrt(trunk.width)  # MeanField divides it by √fan-in
             self.linear = MeanField(between, features.initial_sd, scale)
+        self.log_noise: nn.Linear | None = None
+        if spec.noise_of_each_input:
+            self.log_noise = nn.Linear(trunk.width, 1)
+            nn.init.zeros_(self.log_noise.weight)
+            nn.init.zeros_(self.log_noise.bias)
 
     @property
     def _random(self) -> MeanField | None:
@@ -121,7 +138,11 @@ class LastLayerLearner(Learner):
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         features = self._features(inputs, noise)
-        loss = self.layer.loss(features, targets, num_train=num_train)
+        if self.log_noise is None:
+            loss = self.layer.loss(features, targets, num_train=num_train)
+        else:
+            g, s = self._noise_of(features)
+            loss = self.layer.loss(features * s, targets * s, num_train=num_train) + targets.shape[1] / 2 * g.mean()
         if self.spec.layer.kl_weight != 1:
             loss = loss + (self.spec.layer.kl_weight - 1) * self.layer.kl() / num_train
         if self.spec.features is not None and self._random is not None:
@@ -156,8 +177,14 @@ class LastLayerLearner(Learner):
         layer = self.layer if self.exact is None else self.exact
         if isinstance(layer, Generative):
             raise UserError("the functions of a generative last layer are not Gaussian: use joint()")
-        drawn = self._drawn_features(inputs.flatten(0, 1), self._draws, rng)
-        return GaussianFunctions.mixed([layer.functions(part.unflatten(0, inputs.shape[:2])) for part in drawn])
+        parts = []
+        for features in self._drawn_features(inputs.flatten(0, 1), self._draws, rng):
+            part = layer.functions(features.unflatten(0, inputs.shape[:2]))
+            if self.log_noise is not None:
+                factor = self._noise_of(features)[0].exp().unflatten(0, inputs.shape[:2])
+                part = replace(part, noise=part.noise[:, None, None] * factor)
+            parts.append(part)
+        return GaussianFunctions.mixed(parts)
 
     def joint(self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed) -> Joint:
         """Return the joint of each group; a generative layer draws its class means, which all inputs share."""
@@ -175,16 +202,51 @@ class LastLayerLearner(Learner):
     def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
         """Return the score and, for regression with point features, the noise scaled by the factor that minimises it.
 
-        The covariance of the training residuals is too small if the trunk overfits.
+        The covariance of the training residuals is too small if the trunk overfits. A noise of each input has the line
+        of :func:`~bdl_pipe.training.likelihood.least_head_nll`, of the predicted variance.
         """
         if not isinstance(self.layer, Regression) or self._random is not None:
             return super().estimated(predicted)
+        if self.log_noise is not None:
+            return least_head(predicted, None)
         score, log_factor = least_noise(predicted, self.layer.noise_covariance.diagonal())
         return score, {f"layer.{name}": tensor for name, tensor in self.layer.scaled_noise(log_factor).items()}
+
+    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Replace the noise; of a line (shift, slope) of log-variances, g gets the slope and Σ the rest.
+
+        log Σ_ii + g becomes shift + slope·(log Σ_ii + g), for several outputs on average over i.
+        """
+        if "slope" not in found:
+            return {**weights, **found}
+        self.load_state_dict(dict(weights))
+        assert isinstance(self.layer, Regression)
+        slope, level = float(found["slope"]), float(self.layer.noise_covariance.detach().diagonal().log().mean())
+        scaled = self.layer.scaled_noise(float(found["shift"]) + (slope - 1) * level)
+        changed = {f"layer.{name}": tensor for name, tensor in scaled.items()}
+        return {
+            **weights,
+            **changed,
+            **{name: slope * weights[name] for name in ("log_noise.weight", "log_noise.bias")},
+        }
 
     def features(self, inputs: Tensor, draw: int, rng: Seed) -> Tensor:
         """Return φ(x) [batch, width] for one draw of the trunk; point features do not depend on the draw."""
         return self._features(inputs, self.draw(rng.fold("trunk", draw), inputs.device))
+
+    def row(self, inputs: Tensor, targets: Tensor, draw: int, rng: Seed) -> tuple[Tensor, Tensor]:
+        """Return the features and targets that the layer has for training rows: φ and y, or φs and ys."""
+        features = self.features(inputs, draw, rng)
+        if self.log_noise is None:
+            return features, targets
+        s = self._noise_of(features)[1]
+        return features * s, targets * s
+
+    def _noise_of(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return g and s = exp(−g/2) of each row [batch, 1]."""
+        assert self.log_noise is not None
+        g = self.log_noise(features)
+        return g, (-g / 2).exp()
 
     def _features(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
         if isinstance(self.trunk, MeanField):
@@ -204,7 +266,11 @@ class LastLayerLearner(Learner):
     def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
         parts, layer = [], self.layer if self.exact is None else self.exact
         for draw, features in enumerate(self._drawn_features(inputs, draws, rng)):
-            part = layer.predict(features, rng=rng.fold("layer", draw))
+            s = None if self.log_noise is None else self._noise_of(features)[1]
+            part = layer.predict(features if s is None else features * s, rng=rng.fold("layer", draw))
+            if s is not None:
+                assert isinstance(part, Gaussian)
+                part = Gaussian(part.draw_mean / s, part.draw_variance / s.square())
             if self.refit is not None:
                 assert isinstance(part, Categorical)
                 part = Categorical(

@@ -183,9 +183,9 @@ def _start(learner: LastLayerLearner, start: Weights) -> None:
 
 @torch.no_grad()
 def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield φ of the training rows and their labels; variational features have one draw for each batch."""
+    """Yield :meth:`LastLayerLearner.row` of the training rows; variational features have one draw for each batch."""
     for batch, (x, y) in enumerate(data.rows("train", data.device).batches(_ROWS)):
-        yield learner.features(x, batch, rng), y
+        yield learner.row(x, y, batch, rng)
 
 
 def _default(size: Size) -> Section:

@@ -82,7 +82,7 @@ class Regression(LastLayer):
     def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
         self._check(features, targets)
         factor = self.covariance.factor
-        if self.covariance.kind != "dense" or factor is None or self.in_features > BLOCK or targets.requires_grad:
+        if self.covariance.kind != "dense" or factor is None or self.in_features > BLOCK:
             return super()._loss(features, targets, num_train, kl_weight)
         weights = Weights(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
         noise = self._noise_root(), self.noise_log_root
