@@ -106,7 +106,7 @@ pytest: install data
 	@$(PYTEST) -n $(WORKERS) $(PARALLEL) -m "not soak"
 
 soak: install data
-	@$(PYTEST) -m soak
+	@$(PYTEST) -n $(CORES) $(PARALLEL) -m soak
 	@OMP_NUM_THREADS=1 python -m benchmarks.kill_soak --kills 40
 	@OMP_NUM_THREADS=1 python -m benchmarks.cluster_faults
 

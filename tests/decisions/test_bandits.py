@@ -111,6 +111,18 @@ def test_thompson_sampling_has_its_exact_bayesian_regret() -> None:
     assert abs(mean - wrong) < 4 * error and abs(mean - right) > 4 * error
 
 
+def test_a_player_may_begin_without_a_known_row() -> None:
+    """And has the posterior from the first round on."""
+    problem, begun = TwoArms(2, Seed(0)), []
+
+    def fit(rows: np.ndarray, *_: object) -> Arms:
+        begun.append(len(rows))
+        return Arms(2, False)
+
+    play(problem, fit, RULES["thompson"], Seed(1))
+    assert begun == [0] and len(problem.regret) == 2
+
+
 def test_the_wheel_has_its_published_shares_rewards_and_noise() -> None:
     """Shares of the disc within 4 standard errors of δ² (false alarm 6e-5)."""
     problem = Wheel(delta=0.8, rounds=4000).problem(Seed(0))

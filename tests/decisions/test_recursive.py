@@ -19,6 +19,7 @@ AGENTS = {
     "gbll": Agent("thompson", "gbll", updates=True),
     "vbll": Agent("thompson", "vbll", updates=True),
     "vbll exact": Agent("thompson", "vbll", updates=True, override=EXACT),
+    "vbll, noise of each input": Agent("thompson", "vbll", updates=True, override={"layer": {"noise": "each input"}}),
 }
 
 
@@ -52,7 +53,9 @@ def test_updates_equal_conditioning_the_fitted_posterior_on_the_new_rows(name: s
     assert torch.allclose(start.covariance[0, 0, 0], covariance, atol=2e-3 * float(covariance.diagonal().max()))
 
     old, new = slice(0, 16), slice(16, 24)
-    noisy = covariance[new, new] + fitted.noise[0, 0].double() * torch.eye(8)
+    each = fitted.noise[0, 0, new, 0].double() if "each" in name else fitted.noise[0, 0].double().expand(8)
+    assert ("each" in name) == (float(each.std()) > 0)
+    noisy = covariance[new, new] + each.diag()
     gain = covariance[old, new] @ torch.linalg.inv(noisy)
     expected = mean[old] + gain @ (after - mean[new])
     left = covariance[old, old] - gain @ covariance[new, old]
@@ -63,6 +66,4 @@ def test_updates_equal_conditioning_the_fitted_posterior_on_the_new_rows(name: s
     assert torch.allclose(found.covariance[0, 0, 0], left, atol=2e-3 * float(covariance.diagonal().max()))
     phi = before.features(inputs[new]).double()
     added = belief._updated.layer.precision - before.layer.precision
-    assert torch.allclose(
-        added, phi.mT @ phi / before.layer.noise_variance, rtol=1e-5, atol=1e-6 * float(added.abs().max())
-    )
+    assert torch.allclose(added, phi.mT @ (phi / each[:, None]), rtol=1e-5, atol=1e-6 * float(added.abs().max()))

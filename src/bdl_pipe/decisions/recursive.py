@@ -9,7 +9,7 @@ recursive update of Brunzema et al. 2024, "Bayesian optimization via continual v
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -58,20 +58,31 @@ class RecursivePosterior:
     Attributes:
         features: transformed inputs [row, ...] -> φ [row, h].
         layer: the Gaussian over the last layer's weights.
+        log_noise: φ [row, h] -> g [row, 1] of a noise of each input, σ² e^g; None with one noise.
     """
 
     features: Callable[[Tensor], Tensor]
     layer: RecursiveLayer
+    log_noise: Callable[[Tensor], Tensor] | None = None
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
-        return self.layer.functions(self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]))
+        phi, shape = self.features(inputs.flatten(0, 1)), inputs.shape[:2]
+        found = self.layer.functions(phi.unflatten(0, shape))
+        if self.log_noise is None:
+            return found
+        factor = self.log_noise(phi).double().exp().unflatten(0, shape)
+        return replace(found, noise=found.noise[:, None, None] * factor)
 
     @torch.no_grad()
     def learn(self, inputs: Float[Tensor, "row ..."], targets: Float[Tensor, "row 1"]) -> None:
-        """Condition the posterior on rows."""
-        self.layer.learn(self.features(inputs), targets[:, 0])
+        """Condition the posterior on rows; y = wᵀφ + ε with the variance σ² e^g is ys = wᵀφs + ε', s = e^(−g/2)."""
+        phi, targets = self.features(inputs), targets.double()
+        if self.log_noise is not None:
+            s = (-self.log_noise(phi).double() / 2).exp()
+            phi, targets = phi * s, targets * s
+        self.layer.learn(phi, targets[:, 0])
 
 
 @torch.no_grad()
@@ -79,7 +90,7 @@ def recursive(posterior: Posterior) -> RecursivePosterior | None:
     """Return the posterior of one target with one-row updates, or None if its class does not support them.
 
     The methods ``linear``, ``map_blr``, ``gbll`` and ``ldgbll`` support them, and so does ``vbll`` with point features
-    and one noise, with either layer.
+    and either layer.
     """
     if isinstance(posterior, LinearRegressionPosterior | ExactLayerPosterior):
         factor, noise = posterior.tensors["factor"].double(), posterior.tensors["noise_variance"].double()
@@ -91,7 +102,7 @@ def recursive(posterior: Posterior) -> RecursivePosterior | None:
     if not isinstance(posterior, LastLayerPosterior):
         return None
     learner = posterior.learner
-    if not isinstance(learner.layer, Regression) or learner.spec.features is not None or learner.log_noise is not None:
+    if not isinstance(learner.layer, Regression) or learner.spec.features is not None:
         return None
     noise = learner.layer.noise_covariance.double()[0, 0]
     if learner.exact is not None:
@@ -100,7 +111,8 @@ def recursive(posterior: Posterior) -> RecursivePosterior | None:
     else:
         precision = torch.linalg.inv(learner.layer.covariance().matrix()[0].double())
         mean = learner.layer.mean.double()[0]
-    return RecursivePosterior(learner.trunk, RecursiveLayer((precision + precision.mT) / 2, precision @ mean, noise))
+    layer = RecursiveLayer((precision + precision.mT) / 2, precision @ mean, noise)
+    return RecursivePosterior(learner.trunk, layer, learner.log_noise)
 
 
 def _with_bias(inputs: Tensor) -> Tensor:

@@ -188,6 +188,10 @@ def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> I
         yield learner.row(x, y, batch, rng)
 
 
+def _regression(size: Size) -> Section:
+    return {**_default(size), "layer": {"wishart_scale": 1.0, **size.noise_of}}
+
+
 def _default(size: Size) -> Section:
     return {"network": size.network, "training": size.training()}
 
@@ -214,7 +218,7 @@ VBLL = _method(
     "vbll",
     VbllConfig,
     ("regression",),
-    Default(1.6, override=lambda size: {**_default(size), "layer": {"wishart_scale": 1.0}}),
+    Default(1.6, override=_regression),
 )
 VBLL_BNN = _method("vbll_bnn", VbllBnnConfig, ("regression",))
 D_VBLL = _method("d_vbll", DiscriminativeConfig, ("classification",), Default(1.6, override=_default))

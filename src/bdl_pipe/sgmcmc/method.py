@@ -333,7 +333,7 @@ def default_chains(size: Size) -> Section:
     burn_in, kept, count = size.steps(2_000), size.steps(2_000), 50
     every = max(1, kept // count)
     return {
-        "target": {"network": size.network, "prior_precision": precision, "noise_precision": None},
+        "target": {"network": size.network, "prior_precision": precision, "noise_precision": None, **size.noise_of},
         "sampler": {"kernel": {"name": "sgld"}, "step_size": {"name": "scaled", "rate": 0.05}, "batch": 3 * size.batch},
         "thinning": {"steps": burn_in + count * every, "burn_in": burn_in, "every": every},
     }
