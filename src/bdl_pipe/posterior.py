@@ -143,10 +143,11 @@ class NetworkSpec:
         likelihood: ``categorical``: softmax of the outputs; ``gaussian``: the outputs are means, with the fixed
             ``noise_variance``; ``gaussian_head``: the network has twice as many outputs, means and then one output for
             each variance (see ``variance_floor``).
-        noise_variance: the variance of ``gaussian``, in standardised units: one, or one for each target column.
+        noise_variance: the variance of ``gaussian``, in standardised units: one, or one for each target column; of
+            ``gaussian_head`` without a floor, the variance where the output is 0.
         variance_floor: the least variance of ``gaussian_head``, in standardised units. The variance is floor + log(1 +
             exp(output)), bounded below and growing linearly (Lakshminarayanan et al. 2017, section 2.2.1). With null
-            the variance is exp(output).
+            the variance is noise_variance·exp(output).
     """
 
     network: networks.NetworkConfig
@@ -179,7 +180,7 @@ class NetworkSpec:
             return Gaussian(outputs, self.noise_of(outputs))
         mean, free = outputs.chunk(2, dim=-1)
         if self.variance_floor is None:
-            return Gaussian(mean, free.exp())
+            return Gaussian(mean, free.exp() if self.noise_variance == 1 else self.one_noise * free.exp())
         return Gaussian(mean, self.variance_floor + F.softplus(free))
 
 

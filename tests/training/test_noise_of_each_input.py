@@ -47,11 +47,12 @@ def test_the_density_is_the_gaussian_with_the_outputs_mean_and_variance() -> Non
 
 
 def test_the_density_of_a_chain_is_the_gaussian_with_the_outputs_mean_and_variance() -> None:
-    spec = NetworkSpec(MlpConfig("mlp", (4,)), (3,), 2, "gaussian_head")
+    spec = NetworkSpec(MlpConfig("mlp", (4,)), (3,), 2, "gaussian_head", noise_variance=0.3)
     outputs, targets = drawn(7, 4), drawn(7, 2)
-    expected = norm(outputs[:, :2], (outputs[:, 2:] / 2).exp()).logpdf(targets).sum(-1)
-    found = row_log_likelihood(spec, outputs, targets)  # without the constant of two outputs
-    np.testing.assert_allclose(found - np.log(2 * np.pi), expected, rtol=1e-12)
+    expected = norm(outputs[:, :2], (0.3 * outputs[:, 2:].exp()).sqrt()).logpdf(targets).sum(-1)
+    found = row_log_likelihood(spec, outputs, targets)  # without the constants of two outputs
+    np.testing.assert_allclose(found - np.log(2 * np.pi * 0.3), expected, rtol=1e-12)
+    np.testing.assert_allclose(spec.predictive(outputs[None]).log_prob(targets), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", LEARNED)

@@ -52,8 +52,8 @@ class TargetConfig:
             residual variance of the training targets, at most 100. The residuals come from a linear model
             (scikit-learn's ``BayesianRidge``) or, if these are smaller, from boosted trees on rows left out of their
             fit (``HistGradientBoostingRegressor``, three folds of at most 20,000 rows).
-        noise: of regression: ``one`` variance 1/λ_n, or one for ``each input``, which the network has as an output;
-            λ_n then sets the unit of the step sizes alone.
+        noise: of regression: ``one`` variance 1/λ_n, or exp(g(x))/λ_n for ``each input``, where g is an output of the
+            network.
     """
 
     network: NetworkConfig

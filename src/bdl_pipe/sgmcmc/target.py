@@ -3,7 +3,7 @@
     log p(θ, D) = −(λ/2) ‖θ‖² + Σ_i log p(y_i | x_i, θ) + const
     log p(y | x, θ) = log softmax(f_θ(x))_y            for classes
                     = −(λ_n/2) ‖y − f_θ(x)‖² + const   for regression with one noise
-                   = log N(y; f_θ(x), exp g_θ(x))     for regression with a noise of each input, an output g (ours)
+                   = log N(y; f_θ(x), exp(g_θ(x))/λ_n) for regression with a noise of each input, an output g (ours)
 
 (Korattikara et al. 2015, eqs. 1, 6 and 9.) The sum over a minibatch is multiplied by N/M. With control variates (Baker
 et al. 2019, eq. 3) the minibatch estimates only the difference from the gradient of all rows at an anchor θ̂, which is
@@ -146,7 +146,7 @@ def row_log_likelihood(
     if spec.likelihood == "gaussian_head":
         means, free = outputs.chunk(2, dim=-1)
         assert spec.variance_floor is None, "chains have variances without a floor"
-        return -0.5 * ((targets - means).square() * (-free).exp() + free).sum(-1)
+        return -0.5 * ((targets - means).square() * (-free).exp() / spec.one_noise + free).sum(-1)
     if spec.likelihood == "categorical":
         return -F.cross_entropy(outputs, targets, reduction="none")
     return -(targets - outputs).square().sum(-1) / (2 * spec.one_noise)
