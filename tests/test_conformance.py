@@ -330,7 +330,8 @@ def test_fan_in_takes_members_by_number_in_turn_or_all() -> None:
     assert [list(fan_in("one_to_one", member, 3)) for member in range(3)] == [[0], [1], [2]]
     assert [list(fan_in("cyclic", member, 3)) for member in range(5)] == [[0], [1], [2], [0], [1]]
     assert [list(fan_in("cyclic", member, 1)) for member in range(3)] == [[0]] * 3
-    assert [list(fan_in("all", member, 3)) for member in range(2)] == [[0, 1, 2]] * 2
+    assert list(fan_in("all", 0, 3)) == [0, 1, 2]
+    assert [list(fan_in("all", member, 6, 2)) for member in range(2)] == [[0, 1, 2], [3, 4, 5]]
     assert [list(fan_in("earlier", member, 2)) for member in range(3)] == [[0], [1], [0]]
 
 

@@ -14,7 +14,7 @@ from scipy import stats
 
 from bdl_pipe import scores
 from bdl_pipe.evaluation.choice import LONGER, Choice, choose, coverage, ended, half_width, off_by_width, split_seconds
-from bdl_pipe.evaluation.verdict import calibration, cheapest, hour, taking, verdict, worth
+from bdl_pipe.evaluation.verdict import ONE_SEED, calibration, cheapest, hour, taking, verdict, worth
 from bdl_pipe.metrics.of_predictions import THIRDS
 from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import Quantity, RunScores, Score
@@ -77,7 +77,7 @@ def test_the_cheaper_of_two_runs_with_equal_scores_is_taken() -> None:
     a, b = run("a", off(0), fit=2), run("b", off(0), fit=1)
     found = chosen(a, b)
     assert found.best is b and found.taken is b and found.near == [b, a] == found.tied
-    unpaired = chosen(run("a", [2.0], fit=2), run("b", [2.0], fit=1))
+    unpaired = chosen(run("constant", [2.0], fit=2), run("b", [2.0], fit=1, method="linear"))
     assert unpaired.taken.name == "b" and unpaired.gaps == {}
 
 
@@ -168,14 +168,38 @@ def test_a_third_of_few_rows_is_seldom_a_warning_by_chance() -> None:
 
 
 def test_coverage_of_one_split_has_a_binomial_error_and_classes_have_an_ece() -> None:
-    found = coverage(run("a", [2.0], coverage_90=[0.8]))
+    found = coverage(run("linear", [2.0], coverage_90=[0.8]))
     assert found is not None and found.mean == pytest.approx(-0.1)
     assert found.error == pytest.approx(stats.binom(50, 0.9).std() / 50) and found.apart
-    assert not coverage(run("a", [2.0], coverage_90=[0.82])).apart  # type: ignore[union-attr]
+    assert not coverage(run("linear", [2.0], coverage_90=[0.82])).apart  # type: ignore[union-attr]
+    once = run("vbll", [2.0], coverage_90=[0.8])
+    assert calibration(once) == f" Its 90 % intervals contain 80.0 ± 4.2 % of the test targets: {ONE_SEED}."
     two = [Score(0, 0, Quantity("nll"), 2.0, 50), Score(0, 0, Quantity("coverage_90"), 0.8, 100)]  # outputs of a row
-    assert coverage(replace(run("a"), scores=RunScores(scores.table("d", "a", "", two)))) == found
+    assert coverage(replace(run("linear"), scores=RunScores(scores.table("d", "a", "", two)))) == found
+    three = [
+        Score(0, seed, Quantity(m), v, 50) for seed, v in enumerate((0.7, 0.8, 0.9)) for m in ("nll", "coverage_90")
+    ]
+    spread = coverage(replace(run("vbll"), scores=RunScores(scores.table("d", "a", "", three))))
+    assert spread is not None and spread.error**2 == pytest.approx(found.error**2 + 0.01 / 3) and not spread.apart
     assert calibration(run("a", [2.0], coverage_90=[math.nan])) == "" == calibration(run("a", [2.0], ece=[math.nan]))
     assert calibration(run("a", [2.0], ece=[0.0123])) == " Its ECE is 1.23 %." and calibration(run("a", [2.0])) == ""
+
+
+def of_seeds(
+    name: str, gain: float, place: Path, seeds: int = 3, *, fit: float = 1, ece: float = 0.1, **more: str
+) -> Candidate:
+    """A run on one split: fits of an NLL that is ``gain`` below 2, by 0.01 apart, with rows and an accuracy of 90 %."""
+    g, folder, figures = np.random.default_rng(0), place / name, []
+    rows, frames = g.normal(size=400), []
+    for seed in range(seeds):
+        log_prob = rows + gain - 2 + 0.01 * seed + 0.1 * g.normal(size=400)
+        frames.append(pd.DataFrame({"seed": seed, "row": range(400), "log_prob": log_prob, "target": 0}))
+        of = {"nll": -log_prob.mean(), "accuracy": 0.9, "ece": ece}
+        figures += [Score(0, seed, Quantity(metric), value, 400) for metric, value in of.items()]
+        figures += [Score(0, seed, Quantity(cost, "cost"), fit, 1) for cost in ("fit_seconds", "seconds_per_1000")]
+    folder.mkdir()
+    pd.concat(frames).assign(p_0=0.9, p_1=0.1).to_parquet(folder / "predictions.parquet")
+    return Candidate(name, name, RunScores(scores.table("d", name, "", figures)), folder, more.get("network", ""), name)
 
 
 def network(name: str, nll: Sequence[float], **more: object) -> Candidate:
@@ -247,6 +271,33 @@ def test_the_choice_of_the_best_network_does_not_raise_false_alarms() -> None:
             assert said.startswith("Yes") == (gap.mean() < -half)
     limit = 0.05 + 5 * math.sqrt(0.05 * 0.95 / 2_000)
     assert alarms[10] / 2_000 < limit < alarms[1] / 2_000
+
+
+def test_on_one_split_a_difference_from_a_run_of_one_seed_is_not_established(tmp_path: Path) -> None:
+    """The same rows, where the gain of 0.5 is 50 times the spread of fits; only the number of seeds differs."""
+    plain, few, some = of_seeds("deterministic", 0.0, tmp_path), tmp_path / "few", tmp_path / "some"
+    few.mkdir()
+    some.mkdir()
+    once, thrice = of_seeds("vbll", 0.5, few, 1, network=""), of_seeds("vbll", 0.5, some)
+    linear = of_seeds("linear", -1, few, 1)
+    for runs in ([once, plain], [once, linear]):
+        said = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(runs))
+        assert said["Probabilities"].startswith(f"{ONE_SEED}: vbll has the lowest NLL, ")
+        assert said["Cost"].startswith(f"{ONE_SEED}: vbll, with the best NLL, fits in 1 s")
+        assert "1 of 2 runs have one seed: give them `seeds: 3` to compare them." in said["Beware"]
+    with_network = [replace(one, network="mlp 8") for one in (once, plain, thrice)]
+    told = worth([with_network[0], linear], "nll")
+    assert told.startswith("Not established (one seed): vbll differs on one seed from linear (NLL −1.")
+    assert worth(with_network[:2], "nll").startswith(
+        "Not established (one seed), against a plain network: vbll differs"
+    )
+    assert worth([with_network[2], linear], "nll").startswith("Yes: vbll is better than linear"), "three seeds"
+    assert "one seed" not in " ".join(verdict([with_network[2], linear, plain]))
+    assert worth([replace(run("vbll", off(-0.5)), network="mlp 8"), run("linear", off(0))], "nll").startswith(
+        "Yes: vbll"
+    )
+    cheap = of_seeds("cheap", 0.49, few, 1, fit=0.1)
+    assert taking(chosen(thrice, cheap)).endswith("1 cheaper run cannot be compared with it in pairs.")
 
 
 @pytest.mark.parametrize(
@@ -330,15 +381,10 @@ def test_the_whole_verdict_has_its_sentences_for_a_table_and_for_classes(tmp_pat
     assert verdict(table)[-1] == limit
     assert [HEAD.split(said)[0] for said in verdict(table[:1])] == heads, "one run is no choice"
     assert "split" not in verdict(table)[-1]
-    g, some = np.random.default_rng(0), []
-    rows = g.normal(size=400)
-    for name, gain, fit in (("vbll", 0.5, 2.0), ("deterministic", 0.0, 1.0)):
-        log_prob = rows + gain + 0.1 * g.normal(size=400)
-        (tmp_path / name).mkdir()
-        frame = pd.DataFrame({"seed": 0, "row": range(400), "log_prob": log_prob, "target": 0, "p_0": 0.9, "p_1": 0.1})
-        frame.to_parquet(tmp_path / name / "predictions.parquet")
-        of = {"accuracy": [0.9], "ece": [0.02], "network": "mlp 8", "folder": tmp_path / name}
-        some.append(run(name, [-log_prob.mean()], fit, **of))  # type: ignore[arg-type]
+    some = [
+        of_seeds("vbll", 0.5, tmp_path, ece=0.02, fit=2, network="mlp 8"),
+        of_seeds("deterministic", 0.0, tmp_path, fit=1, network="mlp 8"),
+    ]
     said = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(some))
     assert list(said) == [
         *heads[:1],

@@ -203,8 +203,10 @@ def _check_sources(
         else:
             right, rule = source.spec.dataset == own, own
         require(right, place, f"must be of the data set {rule}", f"{name}: {source.spec.dataset}")
-        enough = run.stage.needs[kind] != "one_to_one" or run.spec.seeds <= source.spec.seeds
-        require(enough, f"{path}.seeds", f"must be <= {source.spec.seeds}, the seeds of its input", run.spec.seeds)
+        seeds, there = run.spec.seeds, source.spec.seeds
+        rules = {"one_to_one": (seeds <= there, "be <="), "all": (there % seeds == 0, "divide")}
+        enough, must = rules.get(run.stage.needs[kind], (True, ""))
+        require(enough, f"{path}.seeds", f"must {must} {there}, the seeds of its input", seeds)
         configs[kind] = source.config
     if run.stage.validate_sources is not None:
         try:

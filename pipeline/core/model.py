@@ -31,7 +31,8 @@ class RunSpec:
     Attributes:
         dataset: a key of ``datasets``.
         method: a key of ``methods``.
-        seeds: the number of results for each split of the data.
+        seeds: the number of results for each split of the data. If the method takes all seeds of an input, each result
+            takes an equal share of them: nine networks make three ensembles of three.
         input: the run's input: ``prepare/<data set>``, ``<stage kind>/<run>`` of a run above, or ``inputs/<key>``,
             which names several such inputs.
         override: hyperparameters of this run that replace the method's.

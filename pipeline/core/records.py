@@ -103,7 +103,7 @@ def _made_from(run: Run, name: str, above: Above) -> dict[str, float]:
     for kind, key in run.sources.items():
         seconds = above[kind].get("seconds", {})
         count = sum(other.startswith(f"{split}-") for other in seconds)
-        for number in fan_in(run.stage.needs[kind], int(seed), count) if count else ():
+        for number in fan_in(run.stage.needs[kind], int(seed), count, run.spec.seeds) if count else ():
             used = f"{split}-{number}"
             found |= above[kind]["made_from"][used] | {f"{kind}/{key}/{used}": seconds[used]}
     return found

@@ -124,7 +124,9 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Itera
         if student.sources.get("coreset") != run.key:
             continue
         rule = student.stage.needs["coreset"]
-        used = [number for number in range(student.spec.seeds) if seed in fan_in(rule, number, count)]
+        used = [
+            number for number in range(student.spec.seeds) if seed in fan_in(rule, number, count, student.spec.seeds)
+        ]
         if found := scores_of(student.key, split, used, SCORES):
             yield {"run": student.key, "protocol": student.method.name, "figures": found.values(), "fits": len(used)}
 

@@ -157,7 +157,7 @@ def _seeds_needed(branch: Branch, run: Run) -> int:
         if (run.kind, run.key) in other.sources.items():
             needs_all = other.stage.needs[run.kind] == "all"
             of_other = _seeds_needed(branch, other) if other in branch.upstream else 1
-            counts.append(run.spec.seeds if needs_all else min(run.spec.seeds, of_other))
+            counts.append(run.spec.seeds // other.spec.seeds if needs_all else min(run.spec.seeds, of_other))
     return max(counts)
 
 

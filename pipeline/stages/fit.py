@@ -184,7 +184,7 @@ def seed_tasks(run: Run, split: int, states: Mapping[Kind, Mapping[str, State]],
     data, tasks = f"data-{split}", []
     for seed in range(seeds):
         inputs = {
-            kind: tuple(list(named)[number] for number in fan_in(run.stage.needs[kind], seed, len(named)))
+            kind: tuple(list(named)[number] for number in fan_in(run.stage.needs[kind], seed, len(named), seeds))
             for kind, named in states.items()
         }
         payload = SeedTask(run.stage.fit_one, run.config, data, inputs, root.fold(split, seed))

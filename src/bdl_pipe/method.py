@@ -113,14 +113,15 @@ class StageSpec:
         return partial(_one_of_many, self.fit_many)
 
 
-def fan_in(rule: FanIn, number: int, count: int) -> Sequence[int]:
-    """Return the numbers of the states that seed ``number`` takes from an artifact's ``count`` states.
+def fan_in(rule: FanIn, number: int, count: int, seeds: int = 1) -> Sequence[int]:
+    """Return the numbers of the states that seed ``number`` of ``seeds`` takes from an artifact's ``count`` states.
 
     ``one_to_one``: the state of the same number. ``cyclic`` and ``earlier``: ``number`` modulo ``count``. ``all``: all
-    states.
+    states; several seeds get equal shares of them, since seeds with states in common would not be repeats.
     """
     if rule == "all":
-        return range(count)
+        share = count // seeds
+        return range(number * share, (number + 1) * share)
     return [number if rule == "one_to_one" else number % count]
 
 

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from bdl_pipe import scores
+from bdl_pipe.metrics import comparison
 from bdl_pipe.metrics.standings import Candidate, difference, losses, ranks, sentences, standings
 from bdl_pipe.scores import Quantity, RunScores, Score
 
@@ -56,8 +57,8 @@ def test_one_split_is_compared_over_its_rows_and_a_sentence_states_the_limit(tmp
     better = rows + 0.5 + 0.1 * g.normal(size=400)
     found = standings(
         [
-            stored(tmp_path, "deterministic", [-rows.mean()], rows),
-            stored(tmp_path, "vbll", [-better.mean()], better),
+            stored(tmp_path, "constant", [-rows.mean()], rows),  # fits of both methods do not depend on their seeds
+            stored(tmp_path, "linear", [-better.mean()], better),
         ]
     )
     second, text = found[1].to_best, " ".join(sentences(found))
@@ -66,6 +67,48 @@ def test_one_split_is_compared_over_its_rows_and_a_sentence_states_the_limit(tmp
     assert (second.mean - second.half, second.mean + second.half) == pytest.approx((low, high), rel=1e-2)
     assert "over the test rows of one split, the 95 % interval of every difference" in text
     assert "There is one split: other training rows could rank the runs differently." in text
+
+
+def test_a_run_of_one_seed_on_one_split_is_apart_from_no_run(tmp_path: Path) -> None:
+    rows = np.random.default_rng(2).normal(size=400)
+    some = [stored(tmp_path, "linear", [-rows.mean()], rows), stored(tmp_path, "vbll", [5 - rows.mean()], rows - 5)]
+    gap = difference(*some)
+    assert gap is not None and gap.mean == pytest.approx(-5) and gap.error < 1e-9 and not gap.apart
+    text = " ".join(sentences(standings(some)))
+    assert "it cannot be told apart from vbll" in text
+    assert "1 of 2 runs have one seed, so that no difference from them is established." in text
+    assert [one.one_seed for one in some] == [False, True]
+    assert not stored(tmp_path, "gp", [1.0, 2.0]).one_seed
+
+
+def test_the_interval_over_rows_and_seeds_covers_the_spread_of_fits() -> None:
+    """Two methods of equal means and three seeds each, 2,000 times; fits and rows differ by about as much.
+
+    At most 5 % of the differences may be apart: the bound is 5 standard errors above it, a false alarm of the test in
+    3 million. Intervals over test rows alone, the control, are above the bound.
+    """
+    g, alarms, alone = np.random.default_rng(0), 0, 0
+    for _ in range(2_000):
+        fits = 0.1 * g.normal(size=(2, 3))
+        rows = fits[..., None] + g.normal(size=(2, 1, 200)) / np.sqrt(2) + 0.1 * g.normal(size=(2, 3, 200))
+        gaps = rows[0].mean(0) - rows[1].mean(0)
+        alarms += comparison.over_rows(gaps, rows.mean(2).tolist()).apart
+        alone += comparison.over_rows(gaps).apart
+    limit = 0.05 + 5 * np.sqrt(0.05 * 0.95 / 2_000)
+    assert alarms / 2_000 < limit < alone / 2_000
+
+
+def test_equal_seeds_add_no_error_and_equal_errors_add_their_degrees_of_freedom() -> None:
+    """Welch's test of two samples of equal size and variance has 2 (n - 1) degrees of freedom."""
+    gaps = np.array([1.0, 2.0, 4.0, 5.0])
+    same = comparison.over_rows(gaps, [[3.0, 3.0], [2.0, 2.0]])
+    assert same == comparison.over_rows(gaps)
+    none = comparison.Difference(1.0, 0.0, 0.0)
+    a, b = [0.0, 1.0, 2.0], [5.0, 6.0, 7.0]
+    found = comparison.over_seeds(none, [a, b])
+    low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    assert found.half == pytest.approx((high - low) / 2) and found.error == pytest.approx(np.sqrt(2 / 3))
+    assert comparison.over_seeds(none, [a, [1.0]]) == comparison.Difference(1.0, np.inf, 0.0)
 
 
 def test_runs_without_pairs_have_no_interval_and_one_run_has_no_standing(tmp_path: Path) -> None:
@@ -103,14 +146,17 @@ def test_rows_of_one_split_give_differences_of_rmse_and_of_accuracy(tmp_path: Pa
     hits = [-(some[n][1].argmax(2) == labels).mean(0) for n in ("a", "b")]
     found = difference(some["a", "accuracy"], some["b", "accuracy"], metric="accuracy")
     assert found is not None and found.mean == pytest.approx(float(np.mean(hits[0] - hits[1])))
-    assert found.mean / found.error == pytest.approx(stats.ttest_rel(*hits).statistic)
+    over_seeds = sum((some[n][1].argmax(2) == labels).mean(1).var(ddof=1) / 2 for n in ("a", "b"))
+    over_rows = found.mean / stats.ttest_rel(*hits).statistic
+    assert found.error**2 == pytest.approx(over_rows**2 + over_seeds)
     assert losses(some["a", "accuracy"].folder / "predictions.parquet", "accuracy").tolist() == hits[0].tolist()
     squares = [((y - some[n][0]) ** 2).mean(0) for n in ("a", "b")]
     found = difference(some["a", "rmse"], some["b", "rmse"], metric="rmse")
     rmse_a, rmse_b = (np.sqrt(s.mean()) for s in squares)
     assert found is not None and found.mean == pytest.approx(rmse_a - rmse_b)
     by_hand = squares[0] / (rmse_a + rmse_b) - squares[1] / (rmse_a + rmse_b)
-    assert found.error == pytest.approx(by_hand.std(ddof=1) / np.sqrt(300))
+    of_seeds = sum(np.sqrt(((y - some[n][0]) ** 2).mean(1)).var(ddof=1) / 2 for n in ("a", "b"))
+    assert found.error**2 == pytest.approx(by_hand.var(ddof=1) / 300 + of_seeds)
     assert losses(tmp_path / "absent.parquet", "rmse") is None
 
 

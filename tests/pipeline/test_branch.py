@@ -29,7 +29,9 @@ SETTINGS = Settings(executor="inline")
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("branch")
-    (folder / "params.yaml").write_text(yaml.safe_dump(several()))
+    raw = several()
+    raw["runs"]["b-pair"]["seeds"] = 1
+    (folder / "params.yaml").write_text(yaml.safe_dump(raw))
     with chdir(folder):
         prepare.run(one("prepare", "boston", load()), load(), Inline(SETTINGS), SETTINGS)
     return folder
@@ -69,6 +71,9 @@ def test_a_trial_gets_the_upstream_fits_and_its_own_coreset(
     made = found.finish(coreset, data, configs, upstream)
     assert torch.equal(made.tensors["coreset"], coreset.tensors["x"])
     assert torch.equal(made.tensors["trajectories"], torch.stack([t.tensors["x"] for t in trajectories]))
+    shared = typed(several(), REGISTRY)  # two seeds of the run, each of which takes one of the two trajectories
+    upstream = make_upstream(branch_of(shared, "pair", "boston", "b-pair", SETTINGS), data, shared, SETTINGS)
+    assert [len(states) for states in upstream.values()] == [1]
     again = [walk(data, {}, loaded.run("trajectory", "b-walk").config, rng=r, report=Silent()) for r in rngs(loaded)]
     assert all(torch.equal(a.tensors["x"], b.tensors["x"]) for a, b in zip(again, trajectories, strict=True))
 

@@ -143,13 +143,13 @@ def test_a_mistake_in_params_is_one_line_that_names_its_key(tmp_path: Path, name
 
 
 def several(**bundle: Any) -> dict[str, Any]:
-    """GOOD with a coreset of two members, and a run of three members made from the coreset and the trajectory."""
+    """GOOD with a coreset of two members, and a run of two members made from the coreset and the trajectory."""
     raw = copy.deepcopy(GOOD)
     raw["methods"] |= {"pair": {"steps": 1}, "may": {"steps": 1}}
     row = {"dataset": "boston", "method": "pair", "seeds": 2, "input": "trajectory/b-walk"}
     raw["coresets"]["b-pair"] = row
     raw["inputs"] = {"both": {"trajectory": "trajectory/b-walk", "coreset": "coreset/b-pair"} | bundle}
-    raw["runs"]["b-pair"] = {**row, "setting": "small", "seeds": 3, "input": "inputs/both"}
+    raw["runs"]["b-pair"] = {**row, "setting": "small", "seeds": 2, "input": "inputs/both"}
     return raw
 
 
@@ -208,8 +208,12 @@ WRONG_BUNDLES = {
         "runs.b-pair.input must be inputs/<key> with trajectory and coreset",
     ),
     "members of each": (
-        {"runs": {"b-pair": {**several()["runs"]["b-pair"], "method": "may"}}},
+        {"runs": {"b-pair": {**several()["runs"]["b-pair"], "method": "may", "seeds": 3}}},
         "runs.b-pair.seeds must be <= 2, the seeds of its input, got 3",
+    ),
+    "shares of members": (
+        {"runs": {"b-pair": {**several()["runs"]["b-pair"], "seeds": 3}}},
+        "runs.b-pair.seeds must divide 2, the seeds of its input, got 3",
     ),
     "other data": (
         OTHER_DATA,

@@ -19,7 +19,7 @@ from ..training.snapshots import snapshot
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """The section ``methods.ensemble``, which has no keys: the members are the seeds of the trajectory."""
+    """The section ``methods.ensemble``, which has no keys: the members are seeds of the trajectory."""
 
 
 def fit(data: FitData, inputs: Inputs, config: EnsembleConfig, *, rng: Seed, report: Report) -> State:

@@ -73,7 +73,9 @@ def _fit_run(run: Run, data: FitData, above: Mapping[str, list[State]], root: Se
 
 def _inputs(run: Run, above: Mapping[str, list[State]], seed: int) -> Inputs:
     taken = {kind: (above[key], run.stage.needs[kind]) for kind, key in run.sources.items()}
-    return {kind: [states[i] for i in fan_in(rule, seed, len(states))] for kind, (states, rule) in taken.items()}
+    return {
+        kind: [states[i] for i in fan_in(rule, seed, len(states), run.seeds)] for kind, (states, rule) in taken.items()
+    }
 
 
 def _stored(state: State) -> State:

@@ -17,7 +17,7 @@ from .. import artifacts
 from ..metrics import comparison
 from ..metrics.comparison import Difference
 from ..metrics.of_predictions import THIRDS
-from ..metrics.standings import TEST_OVER_TRAIN, Candidate, difference
+from ..metrics.standings import OPTIMAL, TEST_OVER_TRAIN, Candidate, difference
 from ..metrics.table import metric_of
 from ..metrics.written import writer
 from ..scores import Quantity, average
@@ -34,7 +34,8 @@ class Choice:
 
     Attributes:
         ordered: the runs with a finite score, the best first; of runs with equal scores, the faster fit first.
-        gaps: key of another run -> its loss minus the best run's; only differences with a known standard error.
+        gaps: key of another run -> its loss minus the best run's; only differences with a known interval. A difference
+            from a run of one seed has none.
         near: the best run, and the runs within one standard error of it.
         tied: the best run, and the runs with 0 in the 95 % interval of their gap.
     """
@@ -70,7 +71,7 @@ def choose(candidates: Iterable[Candidate], metric: str) -> Choice | None:
         return None
     best, *others = ordered
     found = {one.key: difference(one, best, metric=metric) for one in others}
-    gaps = {key: gap for key, gap in found.items() if gap is not None and math.isfinite(gap.error)}
+    gaps = {key: gap for key, gap in found.items() if gap is not None and math.isfinite(gap.half)}
     near = [one for one in others if one.key in gaps and gaps[one.key].mean <= gaps[one.key].error]
     tied = [one for one in others if one.key in gaps and not gaps[one.key].apart]
     return Choice(metric, ordered, gaps, [best, *near], [best, *tied])
@@ -79,8 +80,8 @@ def choose(candidates: Iterable[Candidate], metric: str) -> Choice | None:
 def coverage(one: Candidate) -> Difference | None:
     """Return the share of test rows in the 90 % intervals minus 90 %, with its 95 % interval; None without scores.
 
-    On one split the error is binomial, with seeds averaged first. The outputs of one row may depend on each other, so
-    that the error is of as many targets as there are rows.
+    On one split the error is binomial, and the seeds' error is added. The outputs of one row may depend on each other,
+    so that the binomial error is of as many targets as there are rows.
     """
     found = np.array(one.scores.values(Quantity("coverage_90")))
     if not len(found) or not np.isfinite(found).all():
@@ -89,8 +90,8 @@ def coverage(one: Candidate) -> Difference | None:
         return comparison.over_splits(found - LEVEL, TEST_OVER_TRAIN)
     table = one.scores.stored
     rows = table.filter(np.array(table["metric"].to_pylist()) == "nll")["n"][0].as_py()
-    error = math.sqrt(LEVEL * (1 - LEVEL) / rows)
-    return Difference(average(found.tolist()) - LEVEL, comparison.quantile(1, math.inf) * error, error)
+    binomial = Difference(average(found.tolist()) - LEVEL, math.nan, math.sqrt(LEVEL * (1 - LEVEL) / rows))
+    return comparison.over_seeds(binomial, [] if one.method in OPTIMAL else [found.tolist()])
 
 
 def off_by_width(one: Candidate) -> str:

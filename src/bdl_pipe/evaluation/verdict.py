@@ -1,6 +1,10 @@
 """The verdict on a data set: which run to take, whether a Bayesian network is better, and the benefit of more time.
 
 Each sentence is a function of stored scores. docs/reading-the-report.md has the rules, :mod:`.choice` the figures.
+
+On one split a difference from a run of one seed is not established: another seed, or another processor with the same
+seed, makes another fit, and one fit does not show by how much fits differ. Splits are repeats of the fit, so that one
+seed for each split is enough.
 """
 
 import math
@@ -8,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..metrics.comparison import Difference
-from ..metrics.standings import BASELINE, Candidate, difference
+from ..metrics.standings import BASELINE, OPTIMAL, Candidate, difference
 from ..metrics.table import metric_of
 from ..metrics.written import seconds
 from ..registry import METHODS
@@ -16,7 +20,7 @@ from ..scores import Quantity, average
 from .choice import LEVEL, Choice, choose, coverage, finite, fit_seconds, half_width, loss, split_seconds
 
 RIVALS: Final = ("boosting", "linear", "constant")
-OPTIMAL: Final = ("linear", "constant")  # methods with fits that end at an optimum
+ONE_SEED: Final = "not established (one seed)"
 _PREDICT: Final = Quantity("seconds_per_1000", "cost")
 _MOST_SPLITS: Final = 20
 
@@ -38,6 +42,8 @@ def verdict(candidates: Sequence[Candidate]) -> list[str]:
         limits.append(f"the best of {len(nll.ordered)} runs is chosen by its test score, so this score is optimistic.")
     if nll.best.scores.splits == 1:
         limits.append("There is one split: other training rows could rank the runs differently.")
+    if few := sum(one.one_seed for one in nll.ordered):
+        limits.append(f"{few} of {len(nll.ordered)} runs have one seed: give them `seeds: 3` to compare them.")
     return [*said, *([f"Beware: {' '.join(limits)}"] if limits else [])]
 
 
@@ -54,6 +60,8 @@ def taking(choice: Choice) -> str:
         )
         return f"take {taken.name}: of the {of}, it is the cheapest to fit ({seconds(fit_seconds(taken))}). {beside}."
     end = "highest" if metric_of(choice.metric).better > 0 else "lowest"
+    if best.one_seed:
+        return f"{ONE_SEED}: {best.name} has the {end} {label}, {value}."
     said, faster = f"take {best.name}: its {label}, {value}, is the {end}", choice.faster(best)
     if not math.isfinite(fit_seconds(best)):
         return f"{said}; the time of its fit is not recorded."
@@ -69,6 +77,7 @@ def calibration(one: Candidate) -> str:
     off, ece = coverage(one), one.scores.values(Quantity("ece"))
     if off is not None:
         how = "this agrees with 90 %" if not off.apart else "too few" if off.mean < 0 else "too many"
+        how = ONE_SEED if one.one_seed else how
         share = f"{100 * (LEVEL + off.mean):.1f} ± {100 * off.error:.1f} %"
         return f" Its 90 % intervals contain {share} of the test targets: {how}."
     return f" Its ECE is {100 * average(ece):.2f} %." if ece and math.isfinite(average(ece)) else ""
@@ -80,7 +89,8 @@ def cheapest(choice: Choice) -> str:
     if not math.isfinite(fit_seconds(taken)):
         return "the times of the fits are not recorded."
     predicts = taken.scores.estimate(_PREDICT)
-    said = f"{taken.name} fits in {seconds(fit_seconds(taken))}"
+    named = f"{ONE_SEED}: {taken.name}, with the best {label}," if taken.one_seed else taken.name
+    said = f"{named} fits in {seconds(fit_seconds(taken))}"
     said += f" and predicts 1,000 rows in {seconds(predicts.mean)}" if predicts and math.isfinite(predicts.mean) else ""
     if taken is not choice.best:
         said += f"; {over} its {label} cannot be told apart from the best ({_of(choice, taken)})"
@@ -107,14 +117,16 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
     without = not any(one.method in RIVALS for one in candidates)
     plain = [one for one in known if one.method == BASELINE and one.network == best.network]
     rivals = plain if without else [one for one in known if one.method in RIVALS]
-    worse, tied, better = list[str](), list[str](), list[str]()
+    worse, tied, better, single = list[str](), list[str](), list[str](), list[str]()
     for rival in rivals:
         gap = difference(best, rival, len(networks), metric)  # the interval allows for the choice of the best network
         how = tied if gap is None or not gap.apart else better if gap.mean < 0 else worse
+        how = single if best.one_seed or rival.one_seed else how
         how.append(f"{rival.name} ({_gap(gap, metric)})")
-    verbs = ("is worse than", "cannot be told apart from", "is better than")
-    parts = [f"{verb} {', '.join(names)}" for verb, names in zip(verbs, (worse, tied, better), strict=True) if names]
-    answer = "No" if worse else "Not shown" if tied else "Yes"
+    verbs = {"is worse than": worse, "cannot be told apart from": tied, "is better than": better}
+    verbs["differs on one seed from"] = single
+    parts = [f"{verb} {', '.join(names)}" for verb, names in verbs.items() if names]
+    answer = "No" if worse else "Not shown" if tied else ONE_SEED.capitalize() if single else "Yes"
     answer += ", against a plain network" if without else ""
     of = f"{best.name}, the best of {len(networks)} with a posterior over weights," if len(networks) > 1 else best.name
     said = f"{answer}: {of} {' and '.join(parts)}." if parts else f"There is no run to compare {best.name} with."

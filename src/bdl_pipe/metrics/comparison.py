@@ -1,17 +1,17 @@
 """Compare methods: intervals for the difference between two methods, and mean ranks of several methods.
 
 Scores of two methods are compared in pairs: on the same test rows, or on the same splits. Test rows are independent
-given the training rows, so that an interval over test rows holds for these training rows only. Splits share rows, so
-that the standard error of J differences is Nadeau & Bengio's (2003), √((1/J + n_test/n_train) s²), with Student's t on
-J − 1 degrees of freedom. Intervals of several comparisons hold together: each is at
-1 − 0.05/(number of comparisons) (Bonferroni).
+given the fits, so that an interval over test rows also needs the spread of the fits: other seeds, and other processors
+with the same seed, make other fits. It holds for these training rows only. Splits share rows, so that the standard
+error of J differences is Nadeau & Bengio's (2003), √((1/J + n_test/n_train) s²), with Student's t on J − 1 degrees of
+freedom. Intervals of several comparisons hold together: each is at 1 − 0.05/(number of comparisons) (Bonferroni).
 
 Over several data sets, methods are compared by their mean ranks: Friedman's test, then Nemenyi's critical difference
 (Demšar 2006).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,8 +28,10 @@ class Difference:
     """The mean of one method's scores minus another's.
 
     Attributes:
-        mean, half: the mean and the half-width of its interval, which is infinite if the error is unknown.
-        error: the standard error of the mean; infinite if it is unknown.
+        mean, half: the mean and the half-width of its interval, which is infinite if the error, or the part of it that
+            comes from the spread of fits, is unknown.
+        error: the standard error of the mean; infinite if it is unknown. If the spread of fits is unknown, it is the
+            error over test rows alone.
     """
 
     mean: float
@@ -42,13 +44,40 @@ class Difference:
         return abs(self.mean) > self.half
 
 
-def over_rows(differences: Float[np.ndarray, " row"], *, comparisons: int = 1) -> Difference:
-    """Return the mean of differences over independent rows, with its normal interval.
+def over_rows(
+    differences: Float[np.ndarray, " row"], seeds: Iterable[Sequence[float]] = (), *, comparisons: int = 1
+) -> Difference:
+    """Return the mean of differences over independent rows, with its interval over rows and seeds.
 
     Args:
+        differences: means over seeds.
+        seeds: as in :func:`over_seeds`.
         comparisons: the number of intervals that hold together.
     """
-    return _with_interval(differences, 1 / len(differences), comparisons, math.inf)
+    rows = _with_interval(differences, 1 / len(differences), comparisons, math.inf)
+    return over_seeds(rows, seeds, comparisons=comparisons)
+
+
+def over_seeds(rows: Difference, seeds: Iterable[Sequence[float]], *, comparisons: int = 1) -> Difference:
+    """Add the spread of fits to the error of a mean over test rows.
+
+    Squared errors add up. The interval is Student's t with Satterthwaite's (1946) degrees of freedom, where the error
+    over rows counts as known.
+
+    Args:
+        rows: the mean over rows and seeds, with its error over rows; its half-width is not used.
+        seeds: for each method with fits that depend on their seeds, the mean of each seed. The result has no finite
+            half-width if a method has one seed.
+        comparisons: the number of intervals that hold together.
+    """
+    known = [np.asarray(of) for of in seeds]
+    if any(len(of) < 2 for of in known) or not math.isfinite(rows.error):
+        return Difference(rows.mean, math.inf, rows.error)
+    added = [float(of.var(ddof=1)) / len(of) for of in known]
+    square = rows.error**2 + sum(added)
+    spread = sum(each**2 / (len(of) - 1) for each, of in zip(added, known, strict=True))
+    error, freedom = math.sqrt(square), square**2 / spread if spread else math.inf
+    return Difference(rows.mean, quantile(comparisons, freedom) * error, error)
 
 
 def over_splits(

@@ -27,6 +27,7 @@ from .stored import read
 from .table import metric_of
 
 BASELINE: Final = "deterministic"
+OPTIMAL: Final = ("linear", "constant")  # methods with fits that end at an optimum, whatever their seed
 METRIC: Final = Quantity("nll")
 COST: Final = Quantity("seconds_per_1000", "cost")
 _BY_ROW: Final = ("nll", "rmse", "accuracy")
@@ -55,6 +56,15 @@ class Candidate:
     network: str = ""
     method: str = ""
     ended: Sequence[str] = ()
+
+    @property
+    def one_seed(self) -> bool:
+        """Return whether the spread of the run's fits is unknown: one split, one seed, and a fit that depends on it.
+
+        Several splits are repeats: each has a fit with other random numbers and other training rows, so that the
+        interval over splits includes the spread of fits. The test rows of one fit tell nothing of another fit.
+        """
+        return self.scores.splits == 1 and self.scores.count == 1 and self.method not in OPTIMAL
 
     @property
     def nll(self) -> float:
@@ -125,6 +135,9 @@ def difference(
             difference of mean squared errors over the sum of the two RMSEs; the error of that sum is left out. Metrics
             that :func:`losses` does not read get no error on one split.
         test_over_train: as in :func:`standings`.
+
+    Returns:
+        On one split, an interval over test rows and seeds; no two runs are apart if one of them is ``one_seed``.
     """
     if one.scores.splits != other.scores.splits:
         return None
@@ -136,7 +149,8 @@ def difference(
     if one.scores.splits > 1 or rows is None or others_rows is None or len(rows) != len(others_rows):
         return Difference(float(np.mean(own) - np.mean(others)), math.inf)
     scale = float(np.sqrt(rows.mean()) + np.sqrt(others_rows.mean())) or 1.0 if metric == "rmse" else 1.0
-    return comparison.over_rows((rows - others_rows) / scale, comparisons=comparisons)
+    seeds = [losses for each, losses in ((one, own), (other, others)) if each.method not in OPTIMAL]
+    return comparison.over_rows((rows - others_rows) / scale, seeds, comparisons=comparisons)
 
 
 def losses(path: Path, metric: str) -> np.ndarray | None:
@@ -185,6 +199,8 @@ def sentences(standings: Sequence[Standing]) -> list[str]:
         said.append(f"{over.capitalize()} it cannot be told apart from {', '.join(tied)}; {worse}.")
     if splits == 1:
         said.append("There is one split: other training rows could rank the runs differently.")
+    if few := sum(one.candidate.one_seed for one in standings):
+        said.append(f"{few} of {len(standings)} runs have one seed, so that no difference from them is established.")
     networks = {one.candidate.network for one in standings if one.candidate.network}
     if len(networks) > 1:
         said.append(f"The runs use {len(networks)} networks: a difference can come from the network, not the method.")
