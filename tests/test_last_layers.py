@@ -71,6 +71,14 @@ def test_logits_are_affine_in_the_features_and_zero_at_the_origin(key: str, tiny
         torch.testing.assert_close(there, torch.zeros_like(there), rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("key", ["ciber", "vbpc", "last_layer", "bnn", "dropout", "sngp"])
+def test_react_is_stored_where_one_trunk_has_a_linear_last_layer(key: str, tiny_images: FitData) -> None:
+    """A last layer of variational means has weights that are parameters, which NumPy refuses."""
+    fitted, held = made(key, tiny_images), sets(tiny_images)
+    table = evaluation.stored_rows(fitted, tiny_images.train, held.test, held.others, SETTINGS, Seed(0))
+    assert table is not None and ("score_react" in table.column_names) == (key != "ciber"), "snapshots share no trunk"
+
+
 def network(draws: int, *, shared: bool) -> NetworkDraws:
     section = {"network": CONVNET, "input_shape": [1, 8, 8], "outputs": 3, "likelihood": "categorical"}
     spec = read(NetworkSpec, section, "spec")

@@ -114,9 +114,9 @@ def _react(train: list[LastLayer], layers: list[LastLayer]) -> dict[str, np.ndar
     """Return ReAct as a column, or no column if the rows do not have it."""
     if not layers or layers[0].weight is None:
         return {}
-    bias = None if layers[0].bias is None else layers[0].bias.cpu().numpy()
+    bias = None if layers[0].bias is None else layers[0].bias.numpy(force=True)
     known, rows = (torch.cat([layer.features for layer in part]).cpu().numpy() for part in (train, layers))
-    score = react(known, rows, layers[0].weight.cpu().numpy(), bias)
+    score = react(known, rows, layers[0].weight.numpy(force=True), bias)
     return {} if score is None else {f"{OWN}{REACT}": score.astype(np.float32)}
 
 
