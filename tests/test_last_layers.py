@@ -64,9 +64,19 @@ def test_logits_are_affine_in_the_features_and_zero_at_the_origin(key: str, tiny
     design = torch.cat([found.features, torch.ones(len(inputs), 1)], 1).double()
     solved = torch.linalg.lstsq(design, found.logits.double(), driver="gelsd").solution
     torch.testing.assert_close(design @ solved, found.logits.double(), rtol=1e-4, atol=1e-4)
+    assert found.weight is not None
+    torch.testing.assert_close(torch.nn.functional.linear(found.features, found.weight, found.bias), found.logits)
     if torch.linalg.matrix_rank(design) == design.shape[1]:
         there = torch.cat([found.origin, torch.ones(1)]).double() @ solved
         torch.testing.assert_close(there, torch.zeros_like(there), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("key", ["ciber", "vbpc", "last_layer", "bnn", "dropout", "sngp"])
+def test_react_is_stored_where_one_trunk_has_a_linear_last_layer(key: str, tiny_images: FitData) -> None:
+    """A last layer of variational means has weights that are parameters, which NumPy refuses."""
+    fitted, held = made(key, tiny_images), sets(tiny_images)
+    table = evaluation.stored_rows(fitted, tiny_images.train, held.test, held.others, SETTINGS, Seed(0))
+    assert table is not None and ("score_react" in table.column_names) == (key != "ciber"), "snapshots share no trunk"
 
 
 def network(draws: int, *, shared: bool) -> NetworkDraws:
@@ -94,6 +104,7 @@ def test_features_and_logits_are_the_means_over_draws(shared: bool) -> None:
     )
     torch.testing.assert_close(found.features, features.mean(0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.logits, logits.mean(0), rtol=1e-5, atol=1e-6)
+    assert (found.weight is not None) == shared, "no weight of a layer on features that differ from draw to draw"
     one = network(1, shared=True)
     predicted = one.predict(inputs)
     assert isinstance(predicted, Categorical)
@@ -144,6 +155,12 @@ def test_stored_rows_hold_the_predictions_and_features_of_the_posterior(
     )
     layer = last_layer(fitted.posterior, fitted.transform.inputs(held.test.inputs[rows]), rng=Seed(0))
     features = layer.features
+    of_train = fitted.transform.inputs(tiny_images.train.inputs[table["row"].to_numpy()[:50]])
+    known = last_layer(fitted.posterior, of_train, rng=Seed(0)).features.numpy()
+    assert layer.weight is not None and layer.bias is not None
+    clipped = ood.react(known, features.numpy(), layer.weight.numpy(), layer.bias.numpy())
+    np.testing.assert_allclose(stored.test.own["react"], clipped, rtol=1e-5, err_msg="of all features, not of some")
+    assert (ood.scores_of(stored)["react"]["test"] == stored.test.own["react"]).all()
     assert layer.logits is not None and stored.test.features is not None and stored.train.origin is not None
     assert stored.test.logits is not None
     if width < features.shape[1]:
@@ -167,6 +184,7 @@ def test_rows_are_stored_only_with_unfamiliar_sets_and_change_no_score(tiny_imag
     assert {q: v for q, v in before.items() if q not in timed} == {q: v for q, v in after.items() if q not in timed}
     assert plain.unfamiliar is None and "unfamiliar" not in plain.tables
     stored = ood.of_table(clean.tables["unfamiliar"])
+    assert stored.test.features is not None and "react" not in stored.test.own, "the two trunks differ"
     found = ood.scores_of(stored)  # all rows fit under the caps, so that the common score is the report's
     auroc = metrics.detection(found["max_softmax"]["test"], found["max_softmax"]["noise"])["auroc"]
     (known_as,) = (v for q, v in after.items() if (q.metric, q.score, q.set) == ("auroc", "max_prob", "ood"))

@@ -20,12 +20,13 @@ and the median 68.
 Split conformal prediction (Vovk, Gammerman & Shafer 2005; Lei et al. 2018): with scores r_1 … r_n of the calibration
 rows and q the ⌈(n + 1)·level⌉-th smallest, the set {y: r(x, y) ≤ q} holds a new target with a probability between level
 and level + 1/(n + 1), on average over calibration and test rows, for any posterior. Scores are 1 − p(y | x) for classes
-(Sadinle, Lei & Wasserman 2019), and for regression the largest |z − μ(x)|/sd(x) over outputs.
+(Sadinle, Lei & Wasserman 2019), and for regression the largest |z − μ(x)|/sd(x) over outputs. If the scores of each
+group of rows are kept apart, the probability holds within each group (:meth:`Recalibration.of_group`).
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Final, final
@@ -58,11 +59,13 @@ class Recalibration:
         factors: (T,) for classes, the widths s_k for regression; above 1 if the posterior is over-confident.
         shares: w_k, which sum to 1; (1.0,) for classes.
         scores: the conformal scores of the calibration rows, ascending [n].
+        groups: the group of each of these rows, a number [n]; None if the rows have no groups.
     """
 
     factors: tuple[float, ...]
     shares: tuple[float, ...]
     scores: Float[Tensor, " n"]
+    groups: Float[Tensor, " n"] | None = None
 
     @property
     def factor(self) -> float:
@@ -82,6 +85,16 @@ class Recalibration:
         assert isinstance(predictive, Continuous)
         most = torch.ones(1, dtype=torch.float64) if logs else None
         return Mixture([_stretched(predictive, factor, most) for factor in self.factors], self.shares)
+
+    def of_group(self, group: float) -> "Recalibration":
+        """Return the recalibration with the scores of one group's rows; NaN is a group, too.
+
+        A set by these scores holds a new target of the group with the level's probability (Mondrian conformal
+        prediction: Vovk, Gammerman & Shafer 2005, section 4.5).
+        """
+        assert self.groups is not None
+        own = self.groups.isnan() if math.isnan(group) else self.groups == group
+        return replace(self, scores=self.scores[own], groups=None)
 
     def threshold(self, level: float) -> float:
         """Return the largest score inside a conformal set.
@@ -111,32 +124,42 @@ class Recalibration:
 
     def state(self) -> State:
         """Return the state, for :meth:`from_state`."""
-        return State({"scores": self.scores}, {"factors": list(self.factors), "shares": list(self.shares)})
+        tensors = {"scores": self.scores, **({} if self.groups is None else {"groups": self.groups})}
+        return State(tensors, {"factors": list(self.factors), "shares": list(self.shares)})
 
     @classmethod
     def from_state(cls, state: State) -> "Recalibration":
         """Rebuild the recalibration from its :meth:`state`."""
-        return cls(tuple(state.config["factors"]), tuple(state.config["shares"]), state.tensors["scores"])
+        factors, shares = tuple(state.config["factors"]), tuple(state.config["shares"])
+        return cls(factors, shares, state.tensors["scores"], state.tensors.get("groups"))
 
 
-def fit(batches: Iterator[tuple[slice, Predictive]], rows: Examples, transform: Transform) -> Recalibration:
+def fit(
+    batches: Iterator[tuple[slice, Predictive]],
+    rows: Examples,
+    transform: Transform,
+    groups: np.ndarray | None = None,
+) -> Recalibration:
     """Fit the recalibration to calibration rows.
 
     Args:
         batches: the posterior's predictives of the rows, in transformed units, in order.
         rows: the calibration rows, with targets in their own units.
+        groups: the group of each row, a number [n].
     """
     parts = [(predictive, transform.targets(rows.targets[at])) for at, predictive in batches]
-    scores = torch.cat([_scores(predictive, targets) for predictive, targets in parts]).sort().values
+    scores, order = torch.cat([_scores(predictive, targets) for predictive, targets in parts]).sort()
+    sorted_groups = None if groups is None else torch.tensor(groups, dtype=torch.float64)[order]
     if isinstance(parts[0][0], Categorical):
-        return Recalibration((_temperature(parts),), (1.0,), scores)
+        return Recalibration((_temperature(parts),), (1.0,), scores, sorted_groups)
     octaves = _octaves(torch.cat([_standardised(*part).flatten() for part in parts]))
     widths = [2 ** (k / 2) for k in range(_EXPONENTS.start, _EXPONENTS.stop + 2 * octaves)]
     most = 1 / transform.scale.double() if transform.log and transform.scale is not None else None
     densities = torch.cat([_densities(*part, widths, most) for part in parts], 1).numpy()
     shares = _shares(densities, np.array(widths) / 2**octaves).tolist()
     some = [(width, share) for width, share in zip(widths, shares, strict=True) if share]
-    return Recalibration(tuple(width for width, _ in some), tuple(share for _, share in some), scores)
+    factors, kept = tuple(width for width, _ in some), tuple(share for _, share in some)
+    return Recalibration(factors, kept, scores, sorted_groups)
 
 
 def _temperature(parts: Sequence[tuple[Predictive, Tensor]]) -> float:

@@ -87,6 +87,13 @@ def test_a_fit_refuses_invalid_rows_and_targets(model: Any, x: Any, y: Any, said
         ),
         ({"conformal": True}, "conformal must be split, cross or None, got True"),
         ({"conformal": "split"}, "calibration must be 0 or at least 20 rows, got 12"),
+        ({"groups": "x0"}, "groups must be None, or conformal split or cross, got 'x0'"),
+        (
+            {"groups": "class", "conformal": "split"},
+            r"groups must be a column of X that the fit uses \(x0, x1, x2\), or class with B.*, got 'class'",
+        ),
+        ({"groups": 3, "conformal": "split"}, r"groups must be a column of X .*, got 3"),
+        ({"groups": True, "conformal": "split"}, r"groups must be a column of X .*, got True"),
         ({"pace": 0}, "pace must be > 0, got 0"),
         ({"minutes": -1}, "minutes must be > 0 or None, got -1"),
         ({"threads": 0}, "threads must be > 0 or None, got 0"),

@@ -37,6 +37,10 @@ class Cells:
         return logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
     @property
+    def layer(self) -> list[tuple[np.ndarray, float]]:
+        return list(zip(self.weight, self.bias.tolist(), strict=True))
+
+    @property
     def origin(self) -> np.ndarray:
         return -np.linalg.pinv(self.weight) @ self.bias
 
@@ -84,6 +88,17 @@ def vim(one: Cells) -> np.ndarray:
     return energies - alpha * np.linalg.norm(rows @ rest, axis=1)
 
 
+def react(one: Cells) -> np.ndarray:
+    """Entry by entry: one threshold for all features, by sorting the training rows' activations."""
+    ordered = sorted(float(value) for row in one.train for value in row)
+    place = 0.9 * (len(ordered) - 1)
+    below = ordered[int(place)]
+    limit = below + (place - int(place)) * (ordered[int(place) + 1] - below)
+    clipped = [[min(float(value), limit) for value in row] for row in one.features]
+    each = [[sum(w * h for w, h in zip(ws, row, strict=True)) + b for ws, b in one.layer] for row in clipped]
+    return np.array([np.log(sum(np.exp(z) for z in logits)) for logits in each])
+
+
 DENSE: dict[str, tuple[Callable[[Cells], Any], Callable[[Cells], np.ndarray]]] = {
     "max_softmax": (
         lambda c: ood.max_softmax(c.log_probs(c.features)),
@@ -108,6 +123,7 @@ DENSE: dict[str, tuple[Callable[[Cells], Any], Callable[[Cells], np.ndarray]]] =
     "mahalanobis": (lambda c: ood.mahalanobis(c.train, c.labels, c.features), mahalanobis),
     "relative_mahalanobis": (lambda c: ood.relative_mahalanobis(c.train, c.labels, c.features), relative),
     "nearest": (lambda c: ood.nearest(c.train, c.features, 3), third_nearest),
+    "react": (lambda c: ood.react(c.train, c.features, c.weight, c.bias), react),
     "vim": (lambda c: ood.vim(c.train, c.logits(c.train), c.features, c.logits(c.features), c.origin), vim),
 }
 
@@ -119,7 +135,10 @@ def test_a_score_equals_its_formula(name: str) -> None:
 
 
 def test_wrong_variants_differ_from_the_formulas() -> None:
-    """The controls of the comparison: features as they are, an origin at 0, one class, no relative distance."""
+    """The controls of the comparison: features as they are, an origin at 0, one class, no relative distance.
+
+    And of ReAct: a threshold of each feature, no threshold, and activations above it set to 0, as in other methods.
+    """
     one = cells()
     centred = Cells(one.train, np.zeros_like(one.labels), one.features, one.weight, one.bias)
     wrong: dict[str, Any] = {
@@ -128,6 +147,15 @@ def test_wrong_variants_differ_from_the_formulas() -> None:
         "mahalanobis": ood.mahalanobis(centred.train, centred.labels, one.features),
         "relative_mahalanobis": ood.mahalanobis(one.train, one.labels, one.features),
     }
+    each = np.percentile(one.train, 90, axis=0)
+    limit = np.percentile(one.train, 90)
+    clipped = {
+        "of each feature": np.minimum(one.features, each),
+        "none": one.features,
+        "set to 0": np.where(one.features > limit, 0, one.features),
+    }
+    for said, features in clipped.items():
+        assert not np.allclose(ood.energy(one.logits(features)), react(one), rtol=1e-2), said
     for name, values in wrong.items():
         assert not np.allclose(values, DENSE[name][1](one), rtol=1e-2), name
 
@@ -161,6 +189,13 @@ def test_vim_is_none_where_every_training_row_lies_in_the_principal_space() -> N
     one = cells()
     flat = one.train[:, :2] @ Seed(2).numpy().normal(size=(2, WIDTH))
     assert ood.vim(flat, one.logits(flat), one.features, one.logits(one.features), np.zeros(WIDTH)) is None
+
+
+def test_react_is_none_where_its_threshold_would_leave_nothing_of_a_relus_features() -> None:
+    one = cells()
+    sparse = np.where(np.arange(one.train.size).reshape(one.train.shape) % 20 == 0, abs(one.train), 0.0)
+    assert ood.react(sparse, one.features, one.weight, one.bias) is None
+    assert ood.react(sparse, one.features, one.weight, one.bias, percentile=99) is not None
 
 
 def test_the_principal_dimension_follows_the_paper() -> None:
@@ -201,6 +236,11 @@ def test_a_score_matches_pytorch_ood(name: str) -> None:
         ),
         "nearest": lambda: torch.as_tensor(
             detector.KNN(None, k=3).fit_features(train, labels).predict_features(features)
+        ),
+        "react": lambda: (
+            detector.ReAct(lambda x: x, lambda h: torch.nn.functional.linear(h, fitted_last["w"], fitted_last["b"]))
+            .fit_feature_maps(train, labels)
+            .predict_feature_maps(features)
         ),
         "vim": lambda: detector.ViM(None, **fitted_last).fit_features(train, labels).predict_features(features),
     }

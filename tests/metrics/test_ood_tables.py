@@ -85,18 +85,20 @@ def several(seed: int, *, features: bool = True, gap: float = 3.0, shared: int =
             return Rows(logs, target, own=own)
         return Rows(logs, target, seen, logits, np.zeros(6), own)
 
-    return StoredFit(part(60, 0, True), part(50, 0, True), {"mnist": part(40, gap, False), "noise": part(30, 9, False)})
+    return StoredFit(
+        part(60, 0, True), part(50, 0, True), {"held_out": part(40, gap, False), "noise": part(30, 9, False)}
+    )
 
 
 def test_figures_are_means_over_the_sets_of_a_group_and_over_fits() -> None:
     fits = {(0, 0): several(0), (0, 1): several(1)}
-    groups = {"mnist": "far"}
+    groups = {"held_out": "far"}
     one = ood.result("a", "fashion_mnist", fits, groups)  # type: ignore[arg-type]
-    assert one.sets == {"far": ("mnist", "noise")}
+    assert one.sets == {"far": ("held_out", "noise")}
     expected = []
     for fit in fits.values():
         found = ood.scores_of(fit)["nearest"]
-        for name in ("mnist", "noise"):
+        for name in ("held_out", "noise"):
             truth = [1] * 50 + [0] * len(found[name])
             expected.append(sklearn.metrics.roc_auc_score(truth, np.concatenate([found["test"], found[name]])))
     figure = one.figures["far"]["nearest"]
@@ -122,7 +124,7 @@ def test_stored_figures_are_read_back_to_the_last_bit(tmp_path: Path, seeds: int
     assert all(vars(read.figures[g][s]) == vars(one) for g, of in made.figures.items() for s, one in of.items())
     errors = made.figures["near"]["nearest"].errors
     fit = ood.scores_of(several(0))
-    areas = {name: ood.area(fit[name]["test"], [fit[name]["mnist"]]) for name in ("nearest", "energy")}
+    areas = {name: ood.area(fit[name]["test"], [fit[name]["held_out"]]) for name in ("nearest", "energy")}
     expected = {"nearest": areas["nearest"].error, "energy": areas["nearest"].minus(areas["energy"]).error}
     assert {name: errors.get(name) for name in expected} == (expected if seeds == 1 else dict.fromkeys(expected))
 
@@ -149,7 +151,7 @@ def test_the_table_marks_the_best_score_and_has_dashes_without_features() -> Non
     text = ood.markdown(header, lines).splitlines()
     assert text[1] == "| --- " + "| ---: " * (len(header) - 1) + "|" and len(text) == 4
     said = ood.sentence([whole, whole], "near")
-    assert "On near sets (mnist)" in said and stored.label_of(whole.ordered("near")[0]) in said
+    assert "On near sets (held_out)" in said and stored.label_of(whole.ordered("near")[0]) in said
     assert ood.sentence([whole], "far").startswith("On far sets (noise)")
     assert ood.sentence([], "near") == "No run has a near set."
 
@@ -157,7 +159,7 @@ def test_the_table_marks_the_best_score_and_has_dashes_without_features() -> Non
 def test_identical_scores_are_tied() -> None:
     fit = several(0)
     twin = {"twin": ood.scores_of(fit)["nearest"]}
-    own = {name: {"twin": twin["twin"][name]} for name in ("test", "mnist", "noise")}
+    own = {name: {"twin": twin["twin"][name]} for name in ("test", "held_out", "noise")}
     changed = StoredFit(
         fit.train,
         Rows(fit.test.log_probs, fit.test.labels, fit.test.features, fit.test.logits, None, own["test"]),
@@ -182,15 +184,16 @@ def test_scores_of_test_rows_do_not_depend_on_the_unfamiliar_rows() -> None:
 @pytest.mark.parametrize(
     ("dataset", "name", "group"),
     [
-        ("fashion_mnist", "mnist5k", "near"),
+        ("fashion_mnist", "mnist5k", "far"),
         ("fashion_mnist", "held_out", "near"),
+        ("mnist5k", "fashion_mnist", "far"),
         ("fashion_mnist", "digits", "far"),
         ("cifar10", "cifar100", "near"),
         ("cifar10", "svhn", "far"),
         ("pets", "mnist", "far"),
     ],
 )
-def test_near_and_far_sets_follow_openood(dataset: str, name: str, group: str) -> None:
+def test_held_out_classes_are_near_and_another_data_set_is_far(dataset: str, name: str, group: str) -> None:
     assert ood.group_of(dataset, name) == group
 
 

@@ -17,8 +17,10 @@ from typing import Any, Final
 import pytest
 
 from bdl_pipe import config, papers
+from bdl_pipe.seeds import Seed
 from bdl_pipe.training.loop import learning_rate
 from bdl_pipe.training.snapshots import SnapshotPolicy
+from benchmarks.pages import unfamiliar
 from pipeline.core import load as loading
 from pipeline.core.model import Params
 
@@ -164,6 +166,15 @@ def test_the_pseudo_coresets_have_the_step_size_of_lee() -> None:
         for run in found.of("student"):
             if run.method.name == "vbpc":
                 assert run.config == found.run("coreset", run.sources["coreset"]).config
+
+
+def test_the_held_out_classes_of_near_ood_are_the_seeded_folds() -> None:
+    """No score has chosen them; the page joins the folds, and no other data set, to one table."""
+    found = load("params/near-ood.yaml")
+    drawn = Seed(0).fold("held out classes", "fashion_mnist").numpy().permutation(10)[:9].reshape(3, 3).tolist()
+    folds = {key: number for key, (title, number) in unfamiliar.folds_of(found).items() if title == "fashion_near"}
+    assert [list(found.datasets[key].held_out) for key in folds] == drawn and [*folds.values()] == [0, 1, 2]
+    assert unfamiliar.folds_of(found)["boston"] == ("boston", 0)
 
 
 if __name__ == "__main__":

@@ -209,7 +209,7 @@ def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: 
     with places.rooted(tmp_path):
         for name, seeds in fits.items():
             figures = [
-                Score(0, 0, Quantity("auroc", "ood", set_, score="max_prob"), 0.5, 50) for set_ in ("mnist", "noise")
+                Score(0, 0, Quantity("auroc", "ood", set_, score="max_prob"), 0.5, 50) for set_ in ("held_out", "noise")
             ]
             with artifacts.publish(places.artifact("evaluate", name), "evaluate") as folder:
                 pq.write_table(scores.table("fashion_mnist", name, "s", figures), folder / "scores.parquet")
@@ -221,18 +221,18 @@ def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: 
             runs.append(RunInfo(name, "fashion_mnist", name, "s", both[0], scores=both[1]))
     said, grids = unseen.answer(tables.gather(runs))
 
-    for sentence, group, sets in zip(said, ("near", "far"), ("mnist", "noise"), strict=True):
+    for sentence, group, sets in zip(said, ("near", "far"), ("held_out", "noise"), strict=True):
         assert sentence.startswith(f"{group.capitalize()} sets ({sets}): ")
         assert sentence.lower().count(f"{group} sets") == 1 and " on " not in sentence.lower()
         assert " has the largest mean AUROC, " in sentence and " of 2 runs it wins" in sentence
     near, far, *rates = grids[:4]
     assert [grid.title.split(" by each score, on ") for grid in (near, far, *rates)] == [
-        [metric, sets] for metric in ("AUROC %", "FPR95 %") for sets in ("near sets (mnist)", "far sets (noise)")
+        [metric, sets] for metric in ("AUROC %", "FPR95 %") for sets in ("near sets (held_out)", "far sets (noise)")
     ]
-    assert [grid.title for grid in grids[4:]] == ["against mnist", "against noise"]
+    assert [grid.title for grid in grids[4:]] == ["against held_out", "against noise"]
     assert [[row[0].text for row in grid.rows] for grid in grids] == [["whole", "bare"]] * 4 + [[*fits]] * 2
 
-    for grid, other in ((near, "mnist"), (far, "noise")):
+    for grid, other in ((near, "held_out"), (far, "noise")):
         whole, bare = (dict(zip(grid.head, row, strict=True)) for row in grid.rows)
         areas = {name: [100 * auroc(fit.test, fit.others[other]) for fit in seeds] for name, seeds in fits.items()}
         assert whole["Entropy"].value == pytest.approx(areas["whole"][0], rel=1e-9)

@@ -3,8 +3,9 @@
 import copy
 import json
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,7 +28,7 @@ from ..posterior import Predictor
 from ..predictive import Predictive
 from ..seeds import Seed
 from ..torch_settings import own_settings
-from . import fitting, given
+from . import fitting, given, groups
 from .fitted import Fitted
 from .given import Targets
 from .parts import fit_parts
@@ -52,6 +53,9 @@ class BayesianEstimator(BaseEstimator):
         columns: name of a column of a frame -> ``number``, ``category`` or ``date``, to correct the inspection.
         conformal: ``split`` calibrates intervals or sets on a fifth of the rows, which are left out of the fit.
             ``cross`` calibrates them on all rows, with five further fits. None calibrates nothing.
+        groups: a column of ``X``, by its name or its number: its values are groups of rows, each of which is calibrated
+            by its own rows, so that calibrated intervals and sets contain the targets of each group with the level's
+            probability. ``class`` does so for the classes. None means one group.
         pace: the factor that scales the number of steps of every fit.
         minutes: a limit of the fit's time on this machine: the result then depends on the machine. None sets no limit.
         random_state: the root seed of all random numbers. None means 0. A NumPy generator draws the root seed.
@@ -69,6 +73,7 @@ class BayesianEstimator(BaseEstimator):
         upstream: Any = None,
         columns: Any = None,
         conformal: Any = None,
+        groups: Any = None,
         pace: Any = 1.0,
         minutes: Any = None,
         random_state: Any = None,
@@ -82,6 +87,7 @@ class BayesianEstimator(BaseEstimator):
         self.upstream = upstream
         self.columns = columns
         self.conformal = conformal
+        self.groups = groups
         self.pace = pace
         self.minutes = minutes
         self.random_state = random_state
@@ -121,6 +127,8 @@ class BayesianEstimator(BaseEstimator):
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         self._check_parameters()
         profile, names = self._profile(x, y)
+        classes = profile.raw.task == "classification"
+        self._grouped_by = place = groups.place_of(self.groups, profile.raw.columns, names, classes=classes)
         seed = root_of(self.random_state)
         share = _SPLIT_SHARE if self.conformal == "split" else 0.0
         size = given.size_of(profile, share, float(self.pace))
@@ -132,7 +140,14 @@ class BayesianEstimator(BaseEstimator):
         made = {} if made is None else made
         with own_settings(self.threads):
             parts, self.fit_seconds_ = fit_parts(
-                profile.raw, typed, runs, seed, cross=self.conformal == "cross", device=self.device, made=made
+                profile.raw,
+                typed,
+                runs,
+                seed,
+                cross=self.conformal == "cross",
+                groups=None if place is None else partial(groups.of_rows, place),
+                device=self.device,
+                made=made,
             )
         self.made_from_ = {
             run.key.removeprefix(f"{DATASET}-"): made[0][fitting.address(run, seed)][0] for run in runs[:-1]
@@ -160,6 +175,8 @@ class BayesianEstimator(BaseEstimator):
             raise ValueError(f"device: must be a device of torch, such as cpu or cuda, got {self.device!r}") from None
         rule = "must be split, cross or None"
         require(self.conformal in (None, "split", "cross"), "conformal", rule, self.conformal)
+        rule = "must be None, or conformal split or cross"
+        require(self.groups is None or self.conformal is not None, "groups", rule, self.groups)
         for name in ("pace", "minutes", "threads"):
             value, kind = getattr(self, name), numbers.Integral if name == "threads" else numbers.Real
             good = float(value) > 0 if isinstance(value, kind) else value is None and name != "pace"
@@ -311,12 +328,14 @@ class BayesianEstimator(BaseEstimator):
         return {
             "n_features_in_": int(self.n_features_in_),
             "feature_names_in_": None if names is None else [str(name) for name in names],
+            "grouped_by": self._grouped_by,
             "left_out_": self.left_out_,
             "remarks_": self.remarks_,
         }
 
     def _set_facts(self, facts: Mapping[str, Any]) -> None:
         self.n_features_in_ = facts["n_features_in_"]
+        self._grouped_by = facts.get("grouped_by")
         self.left_out_, self.remarks_ = facts["left_out_"], facts["remarks_"]
         if facts["feature_names_in_"] is not None:
             self.feature_names_in_ = np.array(facts["feature_names_in_"], dtype=object)
@@ -341,6 +360,14 @@ class BayesianEstimator(BaseEstimator):
         with own_settings(self.threads), torch.no_grad():
             for many in zip(*(self.fitted_.batches(rows, i, batch) for i in numbers), strict=True):
                 yield many[0][0], [predictive for _, predictive in many]
+
+    def _groups(self, rows: np.ndarray, learnt: Sequence[recalibration.Recalibration], level: float) -> Any:
+        """Return the group of each raw row or class, as :func:`.groups.of_answer`; None if all rows are one group."""
+        if self._grouped_by is None:
+            return None
+        found = groups.of_answer(self._grouped_by, rows, len(self.fitted_.schema["classes"]))
+        groups.warn_of_few(self._grouped_by, found, learnt, level, self.fitted_)
+        return found
 
     def _recalibration(self, number: int) -> recalibration.Recalibration:
         found = self.fitted_.predictor(number).recalibration

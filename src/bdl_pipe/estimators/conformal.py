@@ -12,11 +12,17 @@ their scores are |y − μ|; ours are the largest |y_j − μ_j|/sd_j of the out
 {y: #{i: r_i < 1 − p_k(i)(y | x)} < (n + 1) level} (Romano, Sesia & Candès 2020, section 2.3, with the scores of
 Sadinle, Lei & Wasserman 2019). A new target is inside with a probability of at least 1 − 2(1 − level) − √(2/n), and in
 practice close to the level.
+
+``by_group`` calibrates each group of rows by the scores of its own rows, so that the probability holds within each
+group (Mondrian conformal prediction: Vovk, Gammerman & Shafer 2005, section 4.5). If the groups are the classes, class
+y is in the set by the scores of the rows of class y (label-conditional: Vovk 2012; Sadinle, Lei & Wasserman 2019). A
+group with too few rows for the level has infinite intervals, or its class in every set.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +43,38 @@ def _scores(recalibrations: Sequence[Recalibration], level: float) -> tuple[int,
     place = math.ceil((count + 1) * level - 1e-9)
     require(place <= count, "level", f"must be at most {count / (count + 1):.4g} with {count} rows", level)
     return count, place
+
+
+def fewest_rows(level: float) -> int:
+    """Return the fewest calibration rows for a level: n with ⌈(n + 1)·level⌉ ≤ n."""
+    return math.ceil(level / (1 - level) - 1e-9)
+
+
+def rows_of_group(recalibrations: Sequence[Recalibration], group: float) -> int:
+    """Return the number of calibration rows of a group."""
+    return sum(len(each.of_group(group).scores) for each in recalibrations)
+
+
+def by_group(
+    answer: Callable[[Sequence[Recalibration]], Tensor],
+    recalibrations: Sequence[Recalibration],
+    groups: np.ndarray,
+    everything: Tensor,
+    level: float,
+) -> Tensor:
+    """Return each group's answer by the scores of its own rows, of the answer's shape.
+
+    Args:
+        answer: recalibrations -> intervals or sets of all inputs, by their scores.
+        groups: the group of each entry of the answer, with which it is broadcast.
+        everything: the answer for a group with too few rows.
+    """
+    found = everything
+    for group in np.unique(groups).tolist():
+        if rows_of_group(recalibrations, group) >= fewest_rows(level):
+            own = torch.tensor(np.isnan(groups) if math.isnan(group) else groups == group)
+            found = torch.where(own, answer([each.of_group(group) for each in recalibrations]), found)
+    return found
 
 
 def intervals(

@@ -30,20 +30,24 @@ class LastLayer:
         features: the layer's inputs.
         logits: the layer's outputs for classes; None if the layer is not linear.
         origin: −W⁺b, the shortest features at which the logits are nearest to 0; None if the layer is not linear.
+        weight, bias: W and b, if the layer is linear and its draws share their features; a layer without a bias has
+            none.
     """
 
     features: Float[Tensor, "row width"]
     logits: Float[Tensor, "row class"] | None = None
     origin: Float[Tensor, " width"] | None = None
+    weight: Float[Tensor, "class width"] | None = None
+    bias: Float[Tensor, " class"] | None = None
 
 
 Reader = Callable[[Any, Tensor, Seed], LastLayer | None]
 
 
 def _linear(features: Tensor, weight: Float[Tensor, "class width"], bias: Float[Tensor, " class"] | None) -> LastLayer:
-    """Return the last layer of one trunk, or of several trunks if their logits are linear in the mean features."""
+    """Return the last layer of one trunk."""
     logits = nn.functional.linear(features, weight, bias)
-    return LastLayer(features, logits, _origin(weight, bias))
+    return LastLayer(features, logits, _origin(weight, bias), weight, bias)
 
 
 def _origin(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -101,7 +105,8 @@ def _variational(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer:
         features = torch.stack([learner.features(inputs, draw, rng) for draw in range(draws)]).mean(0)
         if learner.spec.layer.name != "gaussian":
             return LastLayer(features)
-        return _linear(features, learner.layer.mean, None)
+        found = _linear(features, learner.layer.mean, None)
+        return found if draws == 1 else LastLayer(features, found.logits, found.origin)
 
 
 def _fixed_trunk(posterior: Any, inputs: Tensor, rng: Seed) -> LastLayer | None:

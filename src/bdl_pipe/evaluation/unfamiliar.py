@@ -3,8 +3,8 @@
 For each fit, the probabilities, logits, features and evaluation's own scores of 1,500 training rows, 1,000 test rows
 and 500 rows of each unfamiliar set are stored; the rows are drawn once for all runs on a data set. Features are in
 float16, or in float32 if float16 cannot hold them. Features of a trunk wider than 128 are projected on 128 random
-orthogonal directions, which nearly keep distances and angles (Johnson & Lindenstrauss 1984). The training rows are the
-training rows of a final fit.
+orthogonal directions, which nearly keep distances and angles (Johnson & Lindenstrauss 1984). ReAct clips each feature,
+so that it is computed here, from all of them. The training rows are the training rows of a final fit.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..data.examples import Examples
 from ..errors import DataError
-from ..metrics.ood.rows import ORIGIN, OWN, TEST, TRAIN
+from ..metrics.ood.fitted import react
+from ..metrics.ood.rows import ORIGIN, OWN, REACT, TEST, TRAIN
 from ..posterior import Predictor
 from ..predictive import Categorical
 from ..seeds import Seed
@@ -57,8 +58,9 @@ def stored_rows(
     """Return the stored rows of a posterior of classes, or None for other posteriors.
 
     The columns are set, row, target (−1 on unfamiliar sets), log_probs, features and logits where the posterior has
-    them, and ``score_…`` for each score of :func:`.ood.ood_scores`. A row of the set ``origin`` holds the features at
-    which the logits are nearest to 0.
+    them, and ``score_…`` for each score of :func:`.ood.ood_scores` and, where the draws share their features and have a
+    linear last layer, for :func:`..metrics.ood.react`. A row of the set ``origin`` holds the features at which the
+    logits are nearest to 0.
 
     Args:
         train: all training rows, or :func:`training_rows` of them.
@@ -71,12 +73,15 @@ def stored_rows(
     taken = {TRAIN, TEST, ORIGIN} & others.keys()
     if taken:
         raise DataError(f"an unfamiliar set must not have the name {taken.pop()}, which stored rows have")
-    tables = []
+    tables, of_train = list[dict[str, np.ndarray]](), list[LastLayer]()
     for name, examples in {TRAIN: train, TEST: test, **others}.items():
         rows, chosen = kept(examples, name)
-        part = _outputs(fitted, chosen, config, rng, device)
-        if part is None:
+        outputs = _outputs(fitted, chosen, config, rng, device)
+        if outputs is None:
             return None
+        part, layers = outputs
+        of_train = layers if name == TRAIN else of_train
+        part |= _react(of_train, layers)
         known = name in (TRAIN, TEST)
         target = chosen.targets if known else np.full(len(rows), -1)
         tables.append({"set": np.full(len(rows), name), "row": rows, "target": target.astype(np.int32), **part})
@@ -85,8 +90,9 @@ def stored_rows(
 
 def _outputs(
     fitted: Predictor, examples: Examples, config: EvaluateConfig, rng: Seed, device: torch.device | str
-) -> dict[str, np.ndarray] | None:
-    parts: dict[str, list[np.ndarray]] = {}
+) -> tuple[dict[str, np.ndarray], list[LastLayer]] | None:
+    """Return the columns of some rows, and the last layer at each batch of them; None for regression."""
+    parts, layers = dict[str, list[np.ndarray]](), list[LastLayer]()
     for rows, predictive in fitted.batches(examples.inputs, config.batch, rng=rng, device=device):
         if not isinstance(predictive, Categorical):
             return None
@@ -94,12 +100,24 @@ def _outputs(
         columns |= {f"{OWN}{name}": values.astype(np.float32) for name, values in ood_scores(predictive).items()}
         inputs = fitted.transform.inputs(examples.inputs[rows], device)
         layer = find_last_layer(fitted.posterior, inputs, rng=rng.fold("predict"))
-        columns |= {} if layer is None else _stored(layer)
+        if layer is not None:
+            columns |= _stored(layer)
+            layers.append(layer)
         for name, values in columns.items():
             parts.setdefault(name, []).append(values)
     origin = parts.pop(ORIGIN, [])
     whole = {name: np.concatenate(values) for name, values in parts.items()}
-    return whole | ({ORIGIN: origin[0]} if origin else {})
+    return whole | ({ORIGIN: origin[0]} if origin else {}), layers
+
+
+def _react(train: list[LastLayer], layers: list[LastLayer]) -> dict[str, np.ndarray]:
+    """Return ReAct as a column, or no column if the rows do not have it."""
+    if not layers or layers[0].weight is None:
+        return {}
+    bias = None if layers[0].bias is None else layers[0].bias.numpy(force=True)
+    known, rows = (torch.cat([layer.features for layer in part]).cpu().numpy() for part in (train, layers))
+    score = react(known, rows, layers[0].weight.numpy(force=True), bias)
+    return {} if score is None else {f"{OWN}{REACT}": score.astype(np.float32)}
 
 
 def _stored(layer: LastLayer) -> dict[str, np.ndarray]:

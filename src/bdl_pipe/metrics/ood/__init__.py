@@ -5,7 +5,7 @@ evaluation stores, :mod:`.areas` has areas with their errors, and :mod:`.table` 
 """
 
 from .areas import Area, area
-from .fitted import kl_matching, mahalanobis, nearest, relative_mahalanobis, vim
+from .fitted import kl_matching, mahalanobis, nearest, react, relative_mahalanobis, vim
 from .outputs import energy, entropy, gen, max_logit, max_softmax, mutual_information
 from .rows import SCORES, Rows, StoredFit, of_table, read, register_stored_score, scores_of
 from .sets import group_of
@@ -32,6 +32,7 @@ __all__ = [
     "mutual_information",
     "nearest",
     "of_table",
+    "react",
     "read",
     "register_stored_score",
     "relative_mahalanobis",

@@ -124,6 +124,34 @@ def vim(
     return energy(logits) - virtual
 
 
+def react(
+    train: Train,
+    features: Features,
+    weight: Float[np.ndarray, "class width"],
+    bias: Float[np.ndarray, " class"] | None = None,
+    percentile: float = 90.0,
+) -> Values | None:
+    """Return log Σ_k exp(w_kᵀ min(h, c) + b_k), c the percentile of all activations of training rows.
+
+    Source: Sun, Guo & Li 2021, section 3, with the energy of Liu et al. 2020 and the paper's 90th percentile. One c
+    clips all features. The features of the paper are at least 0, as a ReLU leaves them. Features of both signs are
+    clipped from above only, as the formula says.
+
+    Args:
+        weight, bias: the last layer; without a bias b is 0.
+
+    Returns:
+        None if c is not above 0: features after a ReLU would all become 0, and all rows equal.
+    """
+    from .outputs import energy
+
+    limit = float(np.percentile(np.asarray(train, np.float64), percentile))
+    if limit <= 0:
+        return None
+    logits = np.minimum(np.asarray(features, np.float64), limit) @ np.asarray(weight, np.float64).T
+    return energy(logits if bias is None else logits + np.asarray(bias, np.float64))
+
+
 def _precision(centred: np.ndarray) -> np.ndarray:
     """Return the pseudo-inverse of the covariance of centred rows."""
     inverse: np.ndarray = pinvh(centred.T @ centred / len(centred))

@@ -21,6 +21,7 @@ from ...plugins import PluginError, Registered
 from . import fitted, outputs
 
 TRAIN, TEST, ORIGIN = "train", "test", "origin"
+REACT: Final = "react"  # computed by evaluation, which has the features of all directions and the last layer's weights
 OWN: Final = "score_"  # prefix of the columns of scores that evaluation computed
 _ALWAYS: Final = ("split", "seed", "set", "row", "target", "log_probs")
 
@@ -35,7 +36,7 @@ class Rows:
         features: the inputs of the last layer; None if the posterior has no such layer.
         logits: the outputs of the last layer; None if the posterior has no such layer.
         origin: the features at which the logits are nearest to 0; None if the last layer is not linear.
-        own: scores that evaluation computed: the registered scores, and the method's own.
+        own: scores that evaluation computed: the registered scores, the method's own, and ReAct.
     """
 
     log_probs: Float[np.ndarray, "row class"]
@@ -115,6 +116,7 @@ SCORES: Final[Registered[StoredScore]] = Registered(
         "max_logit": StoredScore("Max logit", _of_logits(outputs.max_logit)),
         "entropy": StoredScore("Entropy", lambda train, rows: outputs.entropy(rows.log_probs)),
         "energy": StoredScore("Energy", _of_logits(outputs.energy)),
+        REACT: StoredScore("ReAct", lambda train, rows: rows.own.get(REACT)),
         "gen": StoredScore("GEN", lambda train, rows: outputs.gen(rows.log_probs)),
         "kl_matching": StoredScore("KL", lambda train, rows: fitted.kl_matching(train.log_probs, rows.log_probs)),
         "mahalanobis": StoredScore("Mahalanobis", _mahalanobis),

@@ -1,11 +1,11 @@
 """Classify unfamiliar sets as near a data set or far from it.
 
 OpenOOD (Yang et al. 2022; version 1.5, Zhang et al. 2023) calls a set near if its rows look similar but have another
-meaning, and far if the kind of picture differs, too. For MNIST, Fashion-MNIST and NotMNIST are near, and Textures,
-CIFAR-10, Tiny ImageNet and Places365 are far; for CIFAR-10, CIFAR-100 and Tiny ImageNet are near, and for CIFAR-100
-likewise. OpenOOD has no benchmark for Fashion-MNIST: MNIST is near to it, since Fashion-MNIST is near to MNIST. Classes
-that are held out of the data set itself are always near. All other sets are far: noise, and the 8 x 8 digits, which are
-blurred because they are enlarged.
+meaning, and far if the kind of picture differs, too. Classes that are held out of the data set itself are near, as in
+open-set recognition (Neal et al. 2018). For CIFAR-10, CIFAR-100 and Tiny ImageNet are near, and for CIFAR-100 likewise.
+All other sets are far. Deviation: OpenOOD calls Fashion-MNIST near to MNIST. Digits are another kind of picture than
+clothes, and scores of features separate them at an AUROC of 98 to 99 % (results/ood), so that each is far from the
+other here.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,7 @@ from typing import Final, Literal
 
 Group = Literal["near", "far"]
 GROUPS: Final[tuple[Group, Group]] = ("near", "far")
-_CIFAR: Final = ("cifar10", "cifar100", "tiny_imagenet")
-_GREY: Final = ("mnist", "mnist5k", "fashion_mnist", "notmnist")
-_FAMILIES: Final = (_GREY, _CIFAR)
+_NEAR_EACH_OTHER: Final = ("cifar10", "cifar100", "tiny_imagenet")
 
 
 def group_of(dataset: str, unfamiliar: str, groups: Mapping[str, Group] | None = None) -> Group:
@@ -26,5 +24,5 @@ def group_of(dataset: str, unfamiliar: str, groups: Mapping[str, Group] | None =
     """
     if groups is not None and unfamiliar in groups:
         return groups[unfamiliar]
-    pair = any(dataset in family and unfamiliar in family for family in _FAMILIES)
+    pair = dataset in _NEAR_EACH_OTHER and unfamiliar in _NEAR_EACH_OTHER
     return "near" if pair or unfamiliar == "held_out" else "far"
