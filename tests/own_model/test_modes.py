@@ -25,18 +25,30 @@ def double() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
+@contextmanager
+def fast_products() -> Iterator[None]:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no gradients": torch.no_grad,
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "float64 as the default": double,
+    "another default device": lambda: torch.device("meta"),
+    "fast products": fast_products,
 }
 
 
 def model() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(4, 16, dtype=torch.float32), nn.ReLU(), nn.Linear(16, 3, dtype=torch.float32))
+        of = {"dtype": torch.float32, "device": "cpu"}
+        return nn.Sequential(nn.Linear(4, 16, **of), nn.ReLU(), nn.Linear(16, 3, **of))
 
 
 def answers(posterior: ModulePosterior) -> Tensor:
@@ -57,9 +69,9 @@ def plain() -> dict[str, Tensor]:
 def test_a_mode_of_the_users_code_changes_no_bit(mode: str, method: str, plain: dict[str, Tensor]) -> None:
     epochs = {"kfac_laplace": None, "d_vbll": 1, "sgmcmc": 2}[method]
     with MODES[mode]():
-        dtype = torch.get_default_dtype()
+        before = torch.get_default_dtype(), torch.get_default_device(), torch.get_float32_matmul_precision()
         found = answers(bayesianise(model(), method, [(X.clone(), Y.clone())], epochs=epochs))
-        assert torch.get_default_dtype() == dtype
+        assert before == (torch.get_default_dtype(), torch.get_default_device(), torch.get_float32_matmul_precision())
         assert torch.is_inference_mode_enabled() == (mode == "inference")
         assert torch.is_grad_enabled() == (mode not in ("no gradients", "inference"))
         assert torch.is_autocast_enabled("cpu") == (mode == "autocast")
