@@ -35,9 +35,9 @@ from .trunk import ModuleTrunk, PlainOrder, called, check, logits
 
 _TRIED: Final = 4  # linear layers, from the last call backwards, that are tried as the head
 _PLAIN: Final = (bool, int, float, str)  # types of a module's settings that enter the digest
-_COPIED: Final = (  # their hooks of the old kind leave a weight that is computed from others
-    "can be copied (torch.nn.utils.parametrizations.weight_norm or .spectral_norm, not torch.nn.utils.weight_norm or "
-    ".spectral_norm; after pruning prune.remove)"
+_COPIED: Final = (
+    "can be copied (first call it once under torch.no_grad(), if it keeps tensors of a training step, as the hooks of "
+    "torch.nn.utils.weight_norm, spectral_norm and prune do)"
 )
 _STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")  # not hashed: a posterior has its own
 
