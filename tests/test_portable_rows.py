@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pyarrow as pa
 import pytest
 
 from bdl_pipe import portable_rows
-from bdl_pipe.data.inspect.table import inspect_features
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.inspect.table import inspect_features, inspect_table
+from bdl_pipe.data.new_inputs import new_inputs
+from bdl_pipe.data.prepare import schema
 from bdl_pipe.data.sources.cells import Cells
 from bdl_pipe.data.sources.columns import codes_of, describe
 from bdl_pipe.data.sources.forms import GAPS
@@ -60,7 +64,7 @@ def test_a_cell_has_the_code_that_the_pipeline_gives_it_or_is_refused(name: str,
     column = describe(Cells.of(table, "c", "fitted"), kinds["c"], 20)
     stored = json.loads(json.dumps(column.mapping()))
     for cell in CELLS:
-        got = portable_rows.code(stored, portable_rows._clean(cell), [*GAPS])
+        got = portable_rows.code(stored, portable_rows.clean(cell), [*GAPS])
         right = meant(tmp_path, column, [*FITTED[name], cell])
         if right is None:
             assert isinstance(got, str), (cell, got)
@@ -91,3 +95,68 @@ def test_a_file_that_does_not_fit_ends_the_script_with_one_line(text: str, rule:
     path.write_text(text)
     with pytest.raises(SystemExit, match=rule):
         portable_rows.read(str(path), {"features": ["b", "a"], "gaps": [*GAPS]})
+
+
+H, ROW = "n,c,d,t,g\n", "1.5,red,2026-01-05,yes,3\n"
+FILES: dict[str, bytes | str] = {
+    "plain": H + ROW,
+    "a mark": "\ufeff" + H + ROW,
+    "UTF-16": (H + ROW).encode("utf-16"),
+    "Windows-1252": (H + ROW.replace("red", "Köln")).encode("cp1252"),
+    "no text of either": b"n,c,d,t,g\n1.5,\x81,2026-01-05,yes,3\n",
+    "a zero byte": H + ROW.replace("red", "red\0"),
+    "CR alone": (H + ROW).replace("\n", "\r"),
+    "CR LF": (H + ROW).replace("\n", "\r\n"),
+    "blank lines": H + "\n" + ROW + "\n\n" + ROW,
+    "a line of commas": H + ROW + ",,,,\n",
+    "a comma at each end": H[:-1] + ",\n" + ROW[:-1] + ",\n",
+    "a comma at the end of a row": H + ROW[:-1] + ",\n",
+    "a cell too many": H + ROW[:-1] + ",9\n",
+    "a cell too few": H + "1.5,red\n",
+    "a doubled column": "n," + H + "7," + ROW,
+    "another doubled column": "z,z," + H + "7,8," + ROW,
+    "two columns without a name": ",," + H + "7,8," + ROW,
+    "two empty columns without a name": ",," + H + ",," + ROW,
+    "a line sep=": "sep=,\n" + H + ROW,
+    "a comment": "# made by a program\n" + H + ROW,
+    "a quote inside": H + ROW.replace("red", 're"d'),
+    "doubled quotes": H + ROW.replace("red", '"re""d"'),
+    "an open quote": H + ROW.replace("red", '"red') + ROW,
+    "commas in a name, between semicolons": "n;c;d;t;g;a,b,c,d,e,f\n1.5;red;2026-01-05;yes;3;1\n",
+    "bars": (H + ROW).replace(",", "|"),
+    "truths of a number": H + ROW.replace("1.5", "TRUE") + ROW.replace("1.5", "0"),
+    "a truth among numbers": H + ROW.replace("1.5", "TRUE") + ROW,
+    **{f"number {cell!a}": H + ROW.replace("1.5", cell) for cell in (
+        *("１２", "٣", "−5", "\u20285", "5\u200b", "1_000", "0x10", "1e400", "5-", "(5)", "1\u202f234", "\\N"),
+        *("#N/A N/A", "½", "1.#IND", "inf", "+5", ".5", "5.", "0005", "９．５", "1d3"),
+    )},
+    **{f"gap {cell!a}": H + ROW.replace("3\n", cell + "\n") for cell in (
+        *("\\N", "(null)", "#N/A N/A", "−", "TRUE"),
+    )},
+}  # fmt: skip
+
+
+def test_predict_and_a_program_read_a_file_equally_or_both_refuse_it(tmp_path: Path) -> None:
+    random, colours = np.random.default_rng(0), ["red", "green", "blue", "Köln"]
+    lines = [
+        f"{random.normal():.3f},{colours[i % 4]},2026-01-{1 + i % 28:02},{['yes', 'no'][i % 2]},"
+        f"{i if i % 7 else ''},{random.normal():.4f}\n"
+        for i in range(60)
+    ]
+    (tmp_path / "fitted.csv").write_text("n,c,d,t,g,y\n" + "".join(lines))
+    profile = inspect_table(tmp_path / "fitted.csv", ["y"], "regression")
+    dataset = DatasetConfig(profile.source, "train", False, 0.2, "train", 1, (), 0, "made")
+    about = json.loads(json.dumps({**schema(profile.raw, dataset), "gaps": [*GAPS]}))
+    path, different, answered = tmp_path / "new.csv", list[str](), 0
+    for name, content in FILES.items():
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        ours = theirs = None
+        with suppress(DataError):
+            ours = new_inputs(path, about)
+        with suppress(SystemExit):
+            theirs = portable_rows.read(str(path), about)
+        answered += ours is not None
+        if (ours is None) != (theirs is None) or not np.array_equal(ours, theirs, equal_nan=ours is not None):
+            different.append(f"{name}: {ours} by predict, {theirs} by a program")
+    assert not different, "\n".join(different)
+    assert 25 < answered < len(FILES) - 20

@@ -6,6 +6,7 @@ change the same file at once wait for each other.
 
 import io
 import os
+import stat
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,7 +135,10 @@ def _edited(target: Path) -> Iterator[Any]:
     text = io.StringIO()
     yaml.dump(document, text)
     _check(text.getvalue(), target)
-    write_bytes(target, text.getvalue().encode())
+    path = target.resolve()  # a link stays a link, and a file keeps its permissions
+    mode = stat.S_IMODE(path.stat().st_mode)
+    write_bytes(path, text.getvalue().encode())
+    path.chmod(mode)
 
 
 def _check(text: str, target: Path) -> None:

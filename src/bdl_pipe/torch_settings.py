@@ -8,15 +8,17 @@ from typing import Final
 import torch
 
 _SETTINGS: Final = threading.Lock()
-_inside, _outside = 0, (torch.float32, 1)  # the number of blocks of own_settings, and the settings around them
+# the number of blocks of own_settings, and the settings around them: default type, threads, precision of products
+_inside, _outside = 0, (torch.float32, 1, "highest")
 
 
 @contextmanager
 def own_settings(threads: int | None = None) -> Iterator[None]:
     """Run the block with torch's usual settings, whatever the user's code has set, and restore them at its end.
 
-    The settings are autocast, inference mode, gradients, the number of threads and the default type. The default type
-    belongs to the whole process: if several threads are in such a block, the one that leaves last restores it.
+    The settings are autocast, inference mode, gradients, the default device, the number of threads, the default type
+    and the precision of products of float32. The last two belong to the whole process: if several threads are in such a
+    block, the one that leaves last restores them.
 
     Args:
         threads: torch's number of threads inside the block. None keeps the present number.
@@ -24,7 +26,9 @@ def own_settings(threads: int | None = None) -> Iterator[None]:
     global _inside, _outside
     with _SETTINGS:
         if _inside == 0:
-            _outside = torch.get_default_dtype(), torch.get_num_threads()
+            _outside = torch.get_default_dtype(), torch.get_num_threads(), _precision()
+            if _outside[2]:
+                torch.set_float32_matmul_precision("highest")
         _inside += 1
         torch.set_default_dtype(torch.float32)
         if threads is not None:
@@ -34,6 +38,8 @@ def own_settings(threads: int | None = None) -> Iterator[None]:
         with ExitStack() as stack:
             for device in devices:
                 stack.enter_context(torch.autocast(device, enabled=False))
+            if torch.get_default_device().type != "cpu":  # a context of a device slows every call of torch
+                stack.enter_context(torch.device("cpu"))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             yield
@@ -43,3 +49,13 @@ def own_settings(threads: int | None = None) -> Iterator[None]:
             torch.set_num_threads(_outside[1])  # OpenMP keeps the number for each thread
             if _inside == 0:
                 torch.set_default_dtype(_outside[0])
+                if _outside[2]:
+                    torch.set_float32_matmul_precision(_outside[2])
+
+
+def _precision() -> str:
+    """Return the precision of products of float32; empty if it was set for single backends, and is left as it is."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return ""

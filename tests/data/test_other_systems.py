@@ -5,13 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pandas._libs.parsers import STR_NA_VALUES
 
 from bdl_pipe import BayesianRegressor
 from bdl_pipe.data.inspect.table import inspect_features, inspect_table
 from bdl_pipe.data.new_inputs import frame_inputs
 from bdl_pipe.data.sources.cells import Cells
 from bdl_pipe.data.sources.columns import codes_of, describe
+from bdl_pipe.data.sources.folders import is_hidden
 from bdl_pipe.data.sources.table import CsvForm, open_table
 
 RANDOM = np.random.default_rng(0)
@@ -25,9 +28,8 @@ def test_the_index_that_reset_index_has_made_a_column_is_left_out_and_said(tmp_p
         path = tmp_path / f"t.{suffix}"
         frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
         found = inspect_table(path, ["y"])
-        left = {"index", "level_0"} & {*frame.columns}
-        assert {*(found.source.columns or {})} == {"a", "b"} | (left - {frame.columns[0]})
-        assert frame.columns[0] in found.left_out
+        assert {*(found.source.columns or {})} == {"a", "b"}
+        assert {*found.left_out} == {"index", "level_0"} & {*frame.columns}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,44 @@ def test_an_estimator_predicts_the_same_with_and_without_the_index_of_a_frame() 
     model = BayesianRegressor("linear").fit(mixed[["index", "a", "b"]], mixed["y"])
     other = BayesianRegressor("linear").fit(mixed[["a", "b"]], mixed["y"])
     np.testing.assert_array_equal(model.predict(mixed[["index", "a", "b"]]), other.predict(mixed[["a", "b"]]))
+
+
+def test_the_index_that_dask_writes_is_left_out(tmp_path: Path) -> None:
+    FRAME.set_index(pd.Index(RANDOM.permutation(80), name="__null_dask_index__")).to_parquet(tmp_path / "t.parquet")
+    assert {*(inspect_table(tmp_path / "t.parquet", ["y"]).source.columns or {})} == {"a", "b"}
+
+
+def test_files_and_folders_that_file_servers_add_are_hidden() -> None:
+    """The folders of Netatalk and Samba, and those of QNAP's and Synology's drives."""
+    names = ["Network Trash Folder", "Temporary Items", "TheVolumeSettingsFolder", "TheFindByContentFolder", "Icon\r"]
+    names += ["@Recently-Snapshot", "@sharebin", "@SynoResource", "@__thumb", "#recycle", "@eaDir", "ehthumbs.db"]
+    assert [name for name in names if not is_hidden(Path(name))] == []
+    assert not any(is_hidden(Path(name)) for name in ("Icon", "temporary", "@home", "#1", "snapshot", "network"))
+
+
+def test_words_that_other_programs_write_for_a_gap_among_numbers_are_gaps() -> None:
+    """pandas' own list is the oracle; beside it are the words of databases and of Excel in five languages."""
+    others = [
+        "\\N",
+        "(null)",
+        "[NULL]",
+        "<null>",
+        "(blank)",
+        "#SPILL!",
+        "#BEZUG!",
+        "#WERT!",
+        "#ZAHL!",
+        "#NV",
+        "#VALEUR!",
+    ]
+    others += ["#NOMBRE!", "#NOM?", "#NUL!", "#N/D", "#RIF!", "#VALORE!", "#¡VALOR!", "#¿NOMBRE?", "#VALOR!", "#NÚM!"]
+    wrong = [word for word in (*STR_NA_VALUES, *others) if column_of(["1.5", word]).kind != "number"]
+    assert wrong == []
+    assert column_of(["1.5", "#5"]).kind == column_of(["1.5", "(5)"]).kind == "text"
+
+
+def column_of(words: list[str]) -> Cells:
+    return Cells.of(pa.table({"c": words}), "c", "t.csv")
 
 
 SPELT = [("yes", "no"), ("Y", "N"), ("t", "f"), ("On", "Off"), ("True", "False"), ("TRUE", "FALSE"), ("1", "0")]

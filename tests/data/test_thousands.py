@@ -76,6 +76,18 @@ def test_separators_of_thousands_are_read_as_pandas_reads_them(tmp_path: Path, f
     np.testing.assert_array_equal(right, POPULATION)
 
 
+@pytest.mark.parametrize(("said", "printed"), [(" ", "\u00a0"), (" ", "\u202f"), (" ", "\u2009"), ("'", "\u2019")])
+def test_a_printed_separator_of_thousands_is_the_one_that_was_said(tmp_path: Path, said: str, printed: str) -> None:
+    """French programs write a no-break blank, Swiss ones a typographic apostrophe."""
+    path, right = written(tmp_path / "a.csv", "{:" + printed + "}"), POPULATION.astype(float)
+    np.testing.assert_array_equal(column(path, thousands=said), right)
+    profile = inspect_table(path, ["y"], "regression", thousands=said)  # type: ignore[arg-type]
+    dataset = DatasetConfig(profile.source, "train", False, 0.2, "train", 1, (), 0, "made")
+    about = {**schema(profile.raw, dataset), "gaps": [*GAPS]}
+    np.testing.assert_array_equal(new_inputs(path, about)[:, 0], right)
+    np.testing.assert_array_equal(portable_rows.read(str(path), about)[:, 0], right)
+
+
 def test_an_odd_place_of_a_separator_makes_a_column_no_numbers(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "{:,}")
     path.write_text(path.read_text().replace("people;area;y\n", "people;area;y\n12,34;5;6\n"))

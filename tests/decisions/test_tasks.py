@@ -12,7 +12,7 @@ from bdl_pipe.decisions.active import ActiveLearning
 from bdl_pipe.decisions.agents import Agent
 from bdl_pipe.decisions.bandits import Bandit, RowsBandit
 from bdl_pipe.decisions.optimisation import FUNCTIONS, Optimisation, Search, TableOptimisation
-from bdl_pipe.errors import ConfigError
+from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
 
 MINIMA = {
@@ -191,6 +191,32 @@ def test_rewards_that_leave_nothing_to_decide_or_are_missing_are_refused(rewards
     contexts = np.random.default_rng(0).normal(size=(60, 2))
     with pytest.raises(ConfigError, match=said):
         Bandit(contexts, rewards, rewards, 1, 2.0)
+
+
+def test_contexts_that_are_missing_are_refused() -> None:
+    contexts = np.random.default_rng(0).normal(size=(60, 2))
+    contexts[40, 1] = np.nan
+    with pytest.raises(ConfigError, match=r"contexts must be finite, got \[nan\]"):
+        Bandit(contexts, np.eye(3)[np.arange(60) % 3], np.eye(3)[np.arange(60) % 3], 1, 2.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_failed_evaluation_is_refused_in_its_own_round(bad: float, first: bool) -> None:
+    """NaN is numpy's largest value, so that it would be the best; the fit's message named a column of its own."""
+    calls = []
+
+    def value(x: np.ndarray) -> np.ndarray:
+        calls.append(len(x))
+        found = -np.square(x).sum(1)
+        found[0] = bad if first == (len(calls) == 1) else found[0]
+        return found
+
+    start = np.random.default_rng(0).random((10, 2))
+    problem = Search(value, start, 0.0, rounds=8, batch=4, candidates=20, rng=Seed(0))
+    with pytest.raises(DataError, match=rf"problem: its values must be finite, got {bad} in round 0; give a failed"):
+        play(problem, lambda *_: None, RULES["uniform"], Seed(0))
+    assert len(calls) == (1 if first else 2)
 
 
 def test_rewards_that_are_equal_for_long_are_played_until_they_differ() -> None:

@@ -329,3 +329,15 @@ def test_targets_of_arrow_give_the_same_predictions() -> None:
         np.testing.assert_array_equal(BayesianRegressor("linear").fit(NUMBERS, y).predict(NUMBERS), expected)
     with pytest.raises(ValueError, match="y: must be finite in every row, got nan in row 1"):
         BayesianRegressor("linear").fit(NUMBERS, pa.array([None, *TARGETS[1:]]))
+
+
+@pytest.mark.parametrize("form", ["gradient", "half", "integers"])
+def test_tensors_are_rows_like_arrays(form: str) -> None:
+    """A tensor that needs a gradient, or of bfloat16, is no array for NumPy."""
+    values = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    rows = {"gradient": values.requires_grad_(), "half": values.bfloat16(), "integers": (9 * values).long()}[form]
+    arrays = rows.detach().double().numpy()
+    found = BayesianRegressor("linear").fit(rows, rows[:, 0])
+    np.testing.assert_array_equal(
+        found.predict(rows[:5]), BayesianRegressor("linear").fit(arrays, arrays[:, 0]).predict(arrays[:5])
+    )

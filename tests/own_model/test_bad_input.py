@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
-from bdl_pipe import ModulePosterior, UserError, bayesianise
+from bdl_pipe import METHODS, ModulePosterior, UserError, bayesianise
 
 X, Y = torch.ones(6, 4).cumsum(0), torch.tensor([0, 1, 2, 0, 1, 2])
 
@@ -86,6 +87,14 @@ def nan() -> nn.Sequential:
     return made
 
 
+def hooked(change: Callable[[nn.Module], Any]) -> nn.Sequential:
+    """A network after a training step whose last layer's weight is computed from others by a hook."""
+    made = net()
+    change(made[2])
+    made(X).sum().backward()
+    return made.eval()
+
+
 CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
     "no model": (3, [(X, Y)], {}, "model must be a torch.nn.Module, got 3"),  # type: ignore[dict-item]
     "no linear layer": (
@@ -121,6 +130,30 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
     ),
     "weights of NaN": (nan(), [(X, Y)], {}, "model must give finite outputs, got nan"),
     "weights without values": (net().to("meta"), [(X, Y)], {}, "model must have values in its weights .*0.weight"),
+    "a lazy layer": (
+        nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3)),
+        [(X, Y)],
+        {},
+        r"model must have shapes of its weights \(call it once on a batch first\), got '0.weight'",
+    ),
+    "a lazy norm": (
+        nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 3)),
+        [(X, Y)],
+        {},
+        "call it once on a batch first",
+    ),
+    "a norm of the spectrum by hooks": (
+        hooked(nn.utils.spectral_norm),
+        [(X, Y)],
+        {},
+        r"can be copied \(first call it once under torch.no_grad\(\), if it keeps tensors of a training step",
+    ),
+    "pruned and trained": (
+        hooked(lambda layer: prune.l1_unstructured(layer, "weight", 0.5)),
+        [(X, Y)],
+        {},
+        "can be copied .* spectral_norm and prune do",
+    ),
     "TorchScript": (
         quietly(lambda: torch.jit.trace(net(), X)),
         [(X, Y)],
@@ -351,6 +384,105 @@ def test_a_teacher_of_other_inputs_or_for_another_method_is_refused() -> None:
         bayesianise(net(), "swa", [(X, Y)], epochs=1, teacher=teacher)
     with pytest.raises(UserError, match="inputs must be one tensor, got x"):
         bayesianise(net(), "dark_knowledge", [{"x": X, "labels": Y}], epochs=1, teacher=teacher)
+
+
+@pytest.mark.parametrize("change", [nn.utils.spectral_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)])
+def test_a_hooked_layer_is_copied_after_the_cure(change: Callable[[nn.Module], Any]) -> None:
+    model = hooked(change)
+    with torch.no_grad():
+        right = model(X).argmax(1)
+    assert torch.equal(bayesianise(model, "deterministic", [(X, Y)]).predict(X).mean.argmax(1), right)
+
+
+class Steps(torch.autograd.Function):
+    """Rounds, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.round()
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        return slopes[0]
+
+
+class Counts(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+class Changes(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.change(x)
+
+
+class Words(nn.Module):
+    """Scales each vector of an embedding to a norm of at most 1, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4, max_norm=1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words(x[:, :2].abs().long().clamp(max=8)).mean(1)
+
+
+UNLINEAR: dict[str, nn.Module] = {
+    "a function of its own": Changes(Steps.apply),
+    "NumPy": Changes(lambda x: torch.from_numpy(x.detach().numpy())),
+    "a buffer changed in place": Counts(),
+    "an embedding of a largest norm": Words(),
+}
+
+
+@pytest.mark.parametrize("name", UNLINEAR)
+def test_a_model_that_cannot_be_linearised_is_refused_before_its_fit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Laplace over all layers linearises it at each prediction; over the last layer it need not."""
+    model = nn.Sequential(nn.Linear(4, 4), UNLINEAR[name], nn.Linear(4, 3))
+    kfac = METHODS["kfac_laplace"]
+    assert bayesianise(model, "kfac_laplace", [(X, Y)]).predict(X).mean.isfinite().all()
+    monkeypatch.setattr(type(kfac.stages["student"]), "fit_one", lambda *_, **__: pytest.fail("the fit has begun"))
+    with pytest.raises(UserError, match=r"model must be one that torch.func.jvp can linearise, .*\{'layers': 'last'\}"):
+        bayesianise(model, "kfac_laplace", [(X, Y)], config={"layers": "all"})
+
+
+def test_a_weight_without_dimensions_is_a_weight_like_others() -> None:
+    """For example the scale of logits of a cosine head, as in CLIP."""
+    found = []
+    for shape in ((), (1,)):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), Scaled(shape), nn.Linear(8, 3, bias=False))
+        model.load_state_dict({**net_of_eight().state_dict(), "2.scale": torch.full(shape, 3.0)})
+        found += [bayesianise(model, "kfac_laplace", [(X, Y)]), bayesianise(model, "swag", [(X, Y)], epochs=2)]
+    for plain, other in zip(found[2:], found[:2], strict=True):
+        assert torch.equal(plain.predict(X).mean, other.predict(X).mean)
+
+
+class Scaled(nn.Module):
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x
+
+
+def net_of_eight() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Identity(), nn.Linear(8, 3, bias=False))
 
 
 def test_a_compiled_module_has_the_predictions_of_the_module() -> None:

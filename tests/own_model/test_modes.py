@@ -25,18 +25,29 @@ def double() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
+@contextmanager
+def fast_products() -> Iterator[None]:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no gradients": torch.no_grad,
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "float64 as the default": double,
+    "another default device": lambda: torch.device("meta"),
 }
 
 
 def model() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(4, 16, dtype=torch.float32), nn.ReLU(), nn.Linear(16, 3, dtype=torch.float32))
+        of = {"dtype": torch.float32, "device": "cpu"}
+        return nn.Sequential(nn.Linear(4, 16, **of), nn.ReLU(), nn.Linear(16, 3, **of))
 
 
 def answers(posterior: ModulePosterior) -> Tensor:
@@ -57,13 +68,27 @@ def plain() -> dict[str, Tensor]:
 def test_a_mode_of_the_users_code_changes_no_bit(mode: str, method: str, plain: dict[str, Tensor]) -> None:
     epochs = {"kfac_laplace": None, "d_vbll": 1, "sgmcmc": 2}[method]
     with MODES[mode]():
-        dtype = torch.get_default_dtype()
+        before = torch.get_default_dtype(), torch.get_default_device()
         found = answers(bayesianise(model(), method, [(X.clone(), Y.clone())], epochs=epochs))
-        assert torch.get_default_dtype() == dtype
+        assert before == (torch.get_default_dtype(), torch.get_default_device())
         assert torch.is_inference_mode_enabled() == (mode == "inference")
         assert torch.is_grad_enabled() == (mode not in ("no gradients", "inference"))
         assert torch.is_autocast_enabled("cpu") == (mode == "autocast")
     assert torch.equal(found, plain[method])
+
+
+def test_products_of_float32_are_exact_inside_a_fit_and_as_the_user_has_set_them_after_it() -> None:
+    """Small products have the same bits at each precision, so that the bits of small fits tell nothing."""
+    seen = set[str]()
+
+    class Looks(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            seen.add(torch.get_float32_matmul_precision())
+            return inputs
+
+    with fast_products():
+        bayesianise(nn.Sequential(Looks(), *model()), "d_vbll", [(X, Y)], epochs=1).predict(X)
+        assert seen == {"highest"} and torch.get_float32_matmul_precision() == "medium"
 
 
 @pytest.mark.parametrize(

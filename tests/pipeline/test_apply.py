@@ -112,3 +112,13 @@ def test_a_change_that_waits_too_long_names_the_lock(target, monkeypatch):
     monkeypatch.setattr(overlays, "_LONGEST", 0.1)
     with overlays._alone(target), pytest.raises(UserError, match=r"another command has been changing it.*lock"):
         overlays.apply(overlay(target, "seed: 9\n"), target)
+
+
+def test_a_params_file_stays_a_link_and_keeps_its_permissions(target):
+    shared = target.with_name("shared.yaml")
+    target.rename(shared)
+    target.symlink_to(shared.name)
+    shared.chmod(0o664)
+    overlays.apply(overlay(target, "seed: 9\n"), target)
+    assert target.is_symlink() and load(target).seed == 9 == load(shared).seed
+    assert oct(shared.stat().st_mode & 0o777) == oct(0o664)

@@ -2,6 +2,7 @@
 
 import io
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,3 +34,19 @@ def test_texts_are_read_and_written_as_utf_8_on_every_system() -> None:
     without = re.compile(r"\.read_text\(\)|\.write_text\((?![^\n]*encoding=)(?!\n)|open\([^)\n]*\"[rw]\"\)")
     found = [f"{path.relative_to(ROOT)}: {m[0]}" for path in files for m in without.finditer(path.read_text("utf-8"))]
     assert not found, found
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        ("> /dev/full", 1, "--help: the output cannot be written: the disk is full\n"),
+        (">&-", 0, ""),
+        ("| :", 0, ""),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_no_traceback(output: str, code: int, said: str) -> None:
+    """The output goes to a file on a full disk, has been closed by the caller, or has lost its reader."""
+    command = f"set -o pipefail; {sys.executable} -m pipeline --help {output}"
+    found = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.stderr == said
+    assert found.returncode == code or output == "| :"

@@ -45,10 +45,9 @@ class Bandit:
     def __init__(
         self, contexts: np.ndarray, rewards: np.ndarray, means: np.ndarray, initial: int, growth: float
     ) -> None:
-        for values in (rewards, means):
-            require(
-                bool(np.isfinite(values).all()), "rewards", "must be finite", values[~np.isfinite(values)][:1].tolist()
-            )
+        for name, values in (("rewards", rewards), ("rewards", means), ("contexts", contexts)):
+            wrong = values[~np.isfinite(values)]
+            require(not len(wrong), name, "must be finite", wrong[:1].tolist())
         differ = bool((means != means[:, :1]).any())
         require(differ, "rewards", "must have a mean that differs between arms", float(means[0, 0]))
         scale = np.abs(means).max()

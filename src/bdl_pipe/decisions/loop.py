@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..errors import DataError
 from ..seeds import Seed
 from .questions import Belief, Problem
 from .rules import Rule, uniform
@@ -24,9 +25,13 @@ def play(
     Args:
         fit: is called with the known rows, their targets and the address of the fit.
         width: the number of standard deviations in the rule ``ucb``.
+
+    Raises:
+        DataError: the problem's rows or targets are not finite.
     """
     for start, stop in pairwise([*problem.refits, problem.rounds]):
         rows, targets = problem.known()
+        _require_finite(rows, targets, start)
         flat = targets.dtype.kind == "f" and len(targets) > 0 and np.ptp(targets) == 0
         belief = None if flat else fit(rows, targets, rng.fold("fit", start))
         choose = uniform if flat and rule.needs_posterior else rule.choose
@@ -37,6 +42,7 @@ def play(
             chosen = choose(belief, question := problem.question(min(step, stop - at)), width, rng.fold("round", at))
             _check(chosen, question.candidates.shape, question.count)
             rows, targets = problem.answer(chosen)
+            _require_finite(rows, targets, at)
             if learns and belief is not None:
                 belief.learn(rows, targets)
     return problem.curves()
@@ -48,6 +54,15 @@ def refits(rounds: int, first: int, growth: float) -> tuple[int, ...]:
     while (at := max(round((first + found[-1]) * growth) - first, found[-1] + 1)) < rounds:
         found.append(at)
     return tuple(found)
+
+
+def _require_finite(rows: np.ndarray, targets: np.ndarray, at: int) -> None:
+    """Raise DataError if an observation is missing or infinite, which no method fits."""
+    for name, values in (("rows", rows), ("values", targets)):
+        wrong = values[~np.isfinite(values)]
+        if len(wrong):
+            rule = f"must be finite, got {wrong[0]} in round {at}"
+            raise DataError(f"problem: its {name} {rule}; give a failed evaluation the worst value that you know")
 
 
 def _check(chosen: np.ndarray, shape: tuple[int, ...], count: int) -> None:

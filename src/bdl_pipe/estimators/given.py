@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from ..data.encoding import Column, ColumnKind
 from ..data.examples import Examples, Task, native
@@ -77,7 +78,10 @@ def as_table(given: Any) -> Any:
 
 
 def without_masks(given: Any) -> Any:
-    """Return a masked array of NumPy as an array with gaps, and anything else unchanged."""
+    """Return a masked array of NumPy as an array with gaps, a tensor as an array, and anything else unchanged."""
+    if isinstance(given, torch.Tensor):  # NumPy takes none that needs a gradient, and none of bfloat16
+        given = given.detach().cpu()
+        return (given.double() if given.is_floating_point() else given).numpy()
     if not isinstance(given, np.ma.MaskedArray):
         return given
     if not np.ma.getmaskarray(given).any():

@@ -172,6 +172,9 @@ class _Fit:
         first = start.trajectory(self._model, self._data)
         if "doubt" in first.config and self._setting.epochs is None:
             self.notes.append(f"{first.config['doubt']} of the inputs, or train the model first (epochs)")
+        linearised = self._config.get("predictive", "linearised") == "linearised"
+        if self._method.name == "kfac_laplace" and self._config.get("layers") == "all" and linearised:
+            start.require_linearisable(first, self._data)
         if self._method.name == CHAINS:
             return self._sampled(first, chains)
         if self._setting.epochs is not None and self._method.name not in methods.TRAINED:

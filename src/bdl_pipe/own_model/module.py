@@ -35,6 +35,10 @@ from .trunk import ModuleTrunk, PlainOrder, called, check, logits
 
 _TRIED: Final = 4  # linear layers, from the last call backwards, that are tried as the head
 _PLAIN: Final = (bool, int, float, str)  # types of a module's settings that enter the digest
+_COPIED: Final = (
+    "can be copied (first call it once under torch.no_grad(), if it keeps tensors of a training step, as the hooks of "
+    "torch.nn.utils.weight_norm, spectral_norm and prune do)"
+)
 _STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")  # not hashed: a posterior has its own
 
 
@@ -140,7 +144,7 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
 def _copied(model: Any, *, may_be_tied: bool) -> nn.Module:
     """Return a copy on the CPU in float32, in evaluation mode."""
     check(model, may_be_tied=may_be_tied)
-    own = _asked("can be copied (parametrizations.weight_norm, not utils.weight_norm)", lambda: copy.deepcopy(model))
+    own = asked(_COPIED, lambda: copy.deepcopy(model))
     copied: nn.Module = own.cpu().float().eval()
     return copied
 
@@ -200,18 +204,18 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
     shown = {part.name or "inputs": list(part.shape) for part in layout.parts}
     takes = f"takes rows of {', '.join(f'{name} {shape}' for name, shape in shown.items())}"
     try:
-        before = logits(_asked(takes, lambda: called(model, inputs)))
+        before = logits(asked(takes, lambda: called(model, inputs)))
     finally:
         for hook in hooks:
             hook.remove()
-    again = logits(_asked(takes, lambda: called(model, inputs)))
+    again = logits(asked(takes, lambda: called(model, inputs)))
     odd = before[~torch.isfinite(before)]
     require(not odd.numel(), "model", "must give finite outputs", float(odd[0]) if odd.numel() else None)
     require(close(before, again), "model", "must give equal rows the same outputs in evaluation")
     fits = before.ndim in (1, 2) and len(before) == len(probe)
     require(fits, "model", f"must give outputs [row, output] of {len(probe)} rows", list(before.shape))
     before = before.reshape(len(probe), -1)
-    alone = logits(_asked("takes one row alone", lambda: called(model, layout.unpack(probe[:1])))).reshape(1, -1)
+    alone = logits(asked("takes one row alone", lambda: called(model, layout.unpack(probe[:1])))).reshape(1, -1)
     rule = "must give a row the same outputs alone as among others in evaluation: use no statistics of a batch, and "
     require(close(alone, before[:1]), "model", f"{rule}set batch_first=True in attention and recurrent layers")
     found = ", ".join(list(layers)[-_TRIED:]) or "none"
@@ -291,7 +295,8 @@ def _digest(trunk: ModuleTrunk, head: nn.Linear) -> str:
     for name, values in trunk.module.named_buffers():
         whole.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
         if name.rpartition(".")[2] not in _STATISTICS:
-            whole.update(values.detach().contiguous().view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+            flat = values.detach().contiguous().reshape(-1)  # a scale has no dimension
+            whole.update(flat.view(torch.uint8).numpy().tobytes() if values.numel() else b"")
     for name, layer in trunk.module.named_modules():
         settings = {k: v for k, v in vars(layer).items() if isinstance(v, _PLAIN) and k != "training"}
         whole.update(f"{name} {type(layer).__qualname__} {sorted(settings.items())}".encode())
@@ -308,7 +313,7 @@ def _source(kind: type) -> str:
         return ""
 
 
-def _asked(rule: str, of: Callable[[], Any]) -> Any:
+def asked(rule: str, of: Callable[[], Any]) -> Any:
     """Return the result of the user's code; raise its exceptions as an error of one line."""
     try:
         return of()

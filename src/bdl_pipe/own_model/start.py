@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..artifacts import State
-from ..config import to_mapping
+from ..config import read, to_mapping
 from ..data.examples import Examples
 from ..data.fitdata import FitData
 from ..data.normalise import target_constants
@@ -20,10 +20,16 @@ from ..posterior import NetworkSpec
 from ..predictive import Gaussian
 from ..seeds import Seed
 from ..training.snapshots import snapshot
+from ..trajectory.curvature import layers_with_factors
+from ..trajectory.linearised import LinearisedDraws
 from ..trajectory.pretrained import begun
-from .module import Registered
+from .module import Registered, asked
 from .rows import LoadedRows, require_targets
 
+_LINEARISED: Final = (
+    "torch.func.jvp can linearise, for all layers: without NumPy, without changes of weights or buffers in place, and "
+    "with setup_context in functions of its own; or pass config={'layers': 'last'}"
+)
 _ROWS: Final = 1000  # rows of one forward pass
 _MOST_PRECISE: Final = 100.0  # the largest λ_n, since errors on training rows are too small
 
@@ -86,6 +92,20 @@ def with_fixed_noise(first: State, model: Registered, data: FitData) -> State:
     spec = NetworkSpec(model.config, data.input_shape, columns, "gaussian", noise)
     means = {name: first.tensors[name][:, :columns].contiguous() for name in ("head.weight", "head.bias")}
     return State({**first.tensors, **means}, {**first.config, "spec": to_mapping(spec)})
+
+
+def require_linearisable(first: State, data: FitData) -> None:
+    """Raise UserError if torch cannot linearise the model by the layers that ``kfac_laplace`` draws.
+
+    The predictions linearise it; the error comes before the fit and not after it.
+    """
+    spec, weights = read(NetworkSpec, first.config["spec"], "spec"), snapshot(first, -1)
+    network, rows = spec.build(Seed(0)).eval(), torch.from_numpy(data.train.inputs[:2])
+    network.load_state_dict(weights)
+    drawn = layers_with_factors(network, rows)
+    moved = {name: value + (name.rpartition(".")[0] in drawn) for name, value in weights.items()}
+    draws = LinearisedDraws(spec, {name: torch.stack([value, moved[name]]) for name, value in weights.items()})
+    asked(_LINEARISED, lambda: draws.predict(rows))
 
 
 def chain_start(start: State, model: Registered, data: FitData) -> tuple[State, float | None]:

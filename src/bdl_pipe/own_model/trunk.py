@@ -6,6 +6,7 @@ from typing import Any, Final, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..errors import UserError, require, short
 from .layout import Layout
@@ -82,6 +83,8 @@ def check(model: object, *, may_be_tied: bool) -> None:
         raise UserError(f"model must be the module as it was written in Python, got TorchScript; {cure}")
     nowhere = next((name for name, weight in model.named_parameters() if weight.device.type == "meta"), None)
     require(nowhere is None, "model", "must have values in its weights (load them first)", f"{nowhere} on device meta")
+    lazy = next((name for name, weight in [*model.named_parameters(), *model.named_buffers()] if is_lazy(weight)), None)
+    require(lazy is None, "model", "must have shapes of its weights (call it once on a batch first)", lazy)
     pairs = [] if may_be_tied else tied(model)
     rule = f"must have one name for each weight, except with {_TAKES_TIES}"
     require(not pairs, "model", rule, " and ".join(pairs[0]) + ", which are the same weight" if pairs else None)

@@ -74,7 +74,7 @@ class Snapshots:
         self.network = self.spec.build(Seed(0)).to(self._device)
         stored, kept = snapshots.trained(trajectory), snapshots.moments(trajectory)
         self._names = [name for name, _ in self.network.named_parameters()]
-        self.flat = torch.cat([stored[name].flatten(1) for name in self._names], dim=1)
+        self.flat = torch.cat([stored[name].reshape(len(stored[name]), -1) for name in self._names], dim=1)
         self.last = {name: past[-1] for name, past in stored.items()}
         self.moments = None if kept is None else (self._point(kept[0]), self._point(kept[1]))
         refresh = refresh and has_batch_norm(self.network)
@@ -86,7 +86,7 @@ class Snapshots:
         like = [self.last[name] for name in self._names]
         parts = point.split([stored.numel() for stored in like], -1)
         lead = point.shape[:-1]
-        return {n: p.reshape(*lead, *s.shape).to(s.dtype) for n, p, s in zip(self._names, parts, like, strict=True)}
+        return {n: p.reshape((*lead, *s.shape)).to(s.dtype) for n, p, s in zip(self._names, parts, like, strict=True)}
 
     def state_at(self, point: Float[Tensor, " weight"]) -> dict[str, Tensor]:
         """Return the ``state_dict`` at a point, on the CPU, with recomputed running statistics."""

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import DataError, brief, short
+from ...portable_rows import SAME, SIGNS
 from . import forms
 from .names import require_column
 
@@ -222,9 +223,11 @@ class Cells:
         texts = self._words
         if texts.null_count == len(texts):
             return None
-        if pc.any(pc.match_substring_regex(texts, f"[{''.join(forms.SIGNS)}]")).as_py():
-            for sign, other in forms.SIGNS.items():
+        if pc.any(pc.match_substring_regex(texts, f"[{''.join(SIGNS)}]")).as_py():
+            for sign, other in SIGNS.items():
                 texts = pc.replace_substring(texts, sign, other)
+        for other in SAME.get(self.thousands, ""):
+            texts = pc.replace_substring(texts, other, self.thousands)
         if self.thousands:
             apart = texts.filter(pc.match_substring(texts, self.thousands))
             if len(apart) and not forms.are_all(apart, forms.grouped(self.thousands, self.decimal)):
@@ -296,13 +299,15 @@ class Cells:
 def is_index(table: pa.Table, name: str) -> bool:
     """Return True for the index of a pandas table, which is not a feature.
 
-    This is a column ``__index_level_0__`` of a Parquet file; a column of whole numbers >= 0 that is first and unnamed,
-    or that pandas has named ``Unnamed: 0``; or such a column that is first, that ``reset_index`` has named ``index`` or
-    ``level_0``, and that has a different number in each row.
+    This is a column ``__index_level_0__`` or Dask's ``__null_dask_index__`` of a Parquet file; a column of whole
+    numbers >= 0 that is first and unnamed, or that pandas has named ``Unnamed: 0``; or such a column that is first,
+    that ``reset_index`` has named ``index`` or ``level_0``, and that has a different number in each row. A second
+    ``reset_index`` puts ``level_0`` before ``index``.
     """
-    if re.fullmatch(r"__index_level_\d+__", name):
+    if re.fullmatch(r"__index_level_\d+__|__null_dask_index__", name):
         return True
-    named = name in ("index", "level_0") and name == table.column_names[0]
+    first = table.column_names[: 2 if table.column_names[0] == "level_0" else 1]
+    named = name in ("index", "level_0") and name in first
     if not (named or name == "" == table.column_names[0] or re.fullmatch(r"Unnamed: 0(\.\d+)?", name)):
         return False
     cells = Cells.of(table, name, "")

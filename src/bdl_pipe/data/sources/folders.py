@@ -11,7 +11,9 @@ SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".t
 _PARTS: Final = ("train", "training", "test", "testing", "val", "valid", "validation")  # names of parts of a set
 _NO_CLASSES: Final = (  # files and folders that operating systems, file systems and network drives add
     *("__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin", "system volume information"),
-    *("#recycle", "@recycle", "#snapshot", "~snapshot", "@tmp", "recycler", "__pycache__"),
+    *("#recycle", "@recycle", "#snapshot", "~snapshot", "@tmp", "recycler", "__pycache__", "ehthumbs.db", "icon\r"),
+    *("@recently-snapshot", "@sharebin", "@synoresource", "@__thumb", "@sharesnap", "@database"),
+    *("network trash folder", "temporary items", "thevolumesettingsfolder", "thefindbycontentfolder"),
 )
 
 

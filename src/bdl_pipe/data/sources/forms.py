@@ -1,17 +1,21 @@
 """The formats of cells: texts that are numbers, truths, dates or words for gaps, and their canonical texts."""
 
 import re
-import unicodedata
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...portable_rows import clean as clean
+
 GAPS: Final = (
-    *("na", "n/a", "#n/a", "#na", "<na>", "n.a.", "nan", "null", "none", "nil"),
-    *("nat", "missing", "unknown", "nd", "n.d.", "-nan", "-1.#ind", "1.#qnan"),
-    *("#nv", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"),  # Excel's error values
+    *("na", "n/a", "#n/a", "#na", "<na>", "n.a.", "nan", "null", "none", "nil", "#n/a n/a"),
+    *("nat", "missing", "unknown", "nd", "n.d.", "-nan", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
+    *("\\n", "(null)", "[null]", "<null>", "(blank)"),  # MySQL, SQL Server, DBeaver, pivot tables
+    *("#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!", "#spill!", "#calc!", "#getting_data"),  # Excel
+    *("#nv", "#bezug!", "#wert!", "#zahl!", "#n/d", "#valeur!", "#nombre!", "#nom?", "#nul!", "#rif!", "#valore!"),
+    *("#¡div/0!", "#¡ref!", "#¡valor!", "#¡num!", "#¡nulo!", "#¿nombre?", "#valor!", "#nome?", "#núm!"),
 )
 TRUTHS: Final = ("False", "True")
 _TRUTHS: Final = {  # words that systems write for each other
@@ -20,10 +24,6 @@ _TRUTHS: Final = {  # words that systems write for each other
 }
 LARGEST: Final = 2.0**53  # float64 rounds larger whole numbers
 FARTHEST: Final = 1e150  # the squares of smaller numbers fit in a float64
-_BLANKS: Final = "".join(c for c in map(chr, range(0x3001)) if c.isspace()) + "\u200b\u200e\u200f\u2060\ufeff"
-SIGNS: Final = dict(  # full width, a printed minus, Arabic and Persian digits
-    zip("０１２３４５６７８９．－＋−٠١٢٣٤٥٦٧٨٩٫۰۱۲۳۴۵۶۷۸۹", "0123456789.-+-0123456789.0123456789", strict=True)
-)
 WHOLE: Final = r"^[+-]?[0-9]+$"
 CODE: Final = r"^0[0-9]+$"
 _WORDLESS: Final = r"^[^\p{L}\p{N}]+$"
@@ -62,14 +62,6 @@ def grouped(thousands: str, decimal: str) -> str:
     """Return the form of a number of 1,000 or more whose thousands are separated, with or without decimals."""
     between, point = re.escape(thousands), re.escape(decimal)
     return rf"^[+-]?[0-9]{{1,3}}({between}[0-9]{{3}})+({point}[0-9]*)?$"
-
-
-def clean(text: str) -> str:
-    """Return a text in Unicode's composed form (NFC), without surrounding blanks or invisible characters.
-
-    Its lines end with a line feed.
-    """
-    return unicodedata.normalize("NFC", text).replace("\r\n", "\n").replace("\r", "\n").strip(_BLANKS)
 
 
 def is_number(text: str) -> bool:

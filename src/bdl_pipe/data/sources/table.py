@@ -4,7 +4,6 @@ Without ``columns`` every feature is a number, and no cell is empty. With ``colu
 category or a date, and :mod:`bdl_pipe.data.encoding` fits its network inputs to the training rows.
 """
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import ClassVar, Final, Literal
 
 import pyarrow as pa
 
+from ... import portable_rows
 from ...config import LATER
 from ...errors import ConfigError, DataError, brief, require, short
 from ...files import require_file, require_utf8
@@ -28,8 +28,6 @@ from .forms import GROUPED, clean, is_number
 from .names import names_of, require_column
 
 _PIECE: Final = 2**25  # bytes of a large CSV file that are read together
-_SNIFFED: Final = 65_536  # bytes of a file that determine its separator
-SEPARATORS: Final = (",", ";", "\t", "|")
 Decimal = Literal[".", ","]
 Thousands = Literal["", ",", ".", "'", " "]
 
@@ -161,7 +159,7 @@ def sniffed(path: Path) -> CsvForm:
     if is_parquet(path) or not path.is_file():
         return CsvForm()
     with path.open("rb") as file:
-        start = file.read(_SNIFFED)
+        start = file.read(portable_rows.SNIFFED)
     encoding = "utf-8"
     try:
         text = start.decode("utf-8")
@@ -169,14 +167,7 @@ def sniffed(path: Path) -> CsvForm:
         cut_off = error.start >= len(start) - 3  # the beginning ends in the middle of a character
         encoding, text = ("utf-8", start[: error.start].decode()) if cut_off else ("cp1252", start.decode("latin-1"))
     lines = text.splitlines()
-    header = lines[0] if lines else ""
-    try:
-        separator = csv.Sniffer().sniff("\n".join(lines[:50]), "".join(SEPARATORS)).delimiter
-    except csv.Error:
-        separator = max(SEPARATORS, key=header.count)
-    if header.count(separator) == 0:
-        separator = max(SEPARATORS, key=header.count)
-    separator = max(SEPARATORS, key=lambda one: (_width(lines[:50], one), one == separator))
+    separator = portable_rows.separator(text)
     cells = [cell.strip() for line in lines[1:] for cell in line.split(separator)] if separator != "," else []
     commas = sum(_is_decimal(cell, ",") for cell in cells)
     points = sum(_is_decimal(cell, ".") and not re.match(GROUPED, cell) for cell in cells)
@@ -192,13 +183,6 @@ def like_fitted(path: Path, decimal: Decimal, thousands: Thousands) -> CsvForm:
     if found.separator == "," == decimal:
         decimal, thousands = ".", ""
     return CsvForm(found.separator, decimal, found.encoding, thousands)
-
-
-def _width(lines: Sequence[str], separator: str) -> int:
-    """Return the number of cells of a line if all lines have equally many and more than one; else 0."""
-    rows = [row for row in csv.reader(lines, delimiter=separator) if row]
-    widths = {len(row) for row in rows[:-1] or rows}  # a quoted text may go on after the last line
-    return max(widths) if len(widths) == 1 and widths != {1} else 0
 
 
 def _is_decimal(cell: str, point: str) -> bool:
