@@ -29,7 +29,7 @@ def main() -> int:
 
 def pages() -> dict[Path, str]:
     """Return the up-to-date text of every page with a generated part."""
-    modules = (parameters, command_line, method_pages, readme, house)
+    modules = (parameters, command_line, method_pages, readme, house, stored)
     parts = {name: text for module in modules for name, text in module.blocks().items()}
     found = {ROOT / path: text for path, text in {**api.pages(), **badges.pages()}.items()}
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Final
 
+from .blocks import table
+
 RESULTS: Final = Path(__file__).parents[2] / "results"
 DEFAULT_RUN: Final = RESULTS / "comparison/comparison.md"
 _CONSTANT: Final = "constant"  # the method without features
@@ -38,6 +40,13 @@ class Run:
         if not re.fullmatch(r"-?[\d.]+", text):
             return text
         return str(Decimal(text).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+
+def blocks() -> dict[str, str]:
+    """Return the table of coverages without errors and times."""
+    shown = ["method", "all", "quiet", "noisy"]
+    rows = [[row[name] for name in shown] for row in tables((RESULTS / "coverage.md").read_text())]
+    return {"coverage": table(shown, rows, (1, 2, 3))}
 
 
 @cache
