@@ -1,6 +1,8 @@
 """Answers to several threads at once equal the answers alone, by each way to ask: conformance has every posterior."""
 
 import sys
+import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +13,12 @@ import pandas as pd
 import pytest
 import torch
 from mlflow.pyfunc.model import PythonModelContext
+from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bdl_pipe import BayesianRegressor, bayesianise
+from bdl_pipe.errors import without_warnings
 from bdl_pipe.portable import trace
 from bdl_pipe.seeds import Seed
 from bdl_pipe.torch_settings import own_settings
@@ -87,3 +91,46 @@ def test_the_default_type_is_restored_after_the_last_of_overlapping_blocks() -> 
         assert torch.get_default_dtype() == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_the_number_of_threads_is_restored_for_each_thread_and_for_new_threads() -> None:
+    """OpenMP keeps a number for each thread; torch gives a new thread the number that any thread has set last."""
+    number, seen = torch.get_num_threads(), dict[str, int]()
+    own = torch.get_num_threads
+    try:
+        with ThreadPoolExecutor(1) as other, ThreadPoolExecutor(1) as new, ThreadPoolExecutor(1) as later:
+            other.submit(torch.set_num_threads, 2).result()
+            assert other.submit(own).result() == 2  # a thread that has asked keeps its number
+            torch.set_num_threads(3)
+            first, second, third = (own_settings(1) for _ in range(3))
+            first.__enter__(), other.submit(second.__enter__).result(), new.submit(third.__enter__).result()
+            seen |= {"inside": own(), "other inside": other.submit(own).result()}
+            with own_settings(1):
+                pass
+            seen |= {"after a block in a block": own()}
+            first.__exit__(None, None, None)
+            new.submit(third.__exit__, None, None, None).result()
+            seen |= {"after": own(), "new after": new.submit(own).result()}
+            seen |= {"other still inside": other.submit(own).result()}
+            other.submit(second.__exit__, None, None, None).result()
+            seen |= {"other after": other.submit(own).result(), "later": later.submit(own).result()}
+    finally:
+        torch.set_num_threads(number)
+    inside = dict.fromkeys(["inside", "other inside", "other still inside", "after a block in a block"], 1)
+    assert seen == {**inside, "after": 3, "new after": 3, "other after": 2, "later": 3}
+
+
+def test_one_thread_at_a_time_ignores_warnings_and_the_filters_are_restored() -> None:
+    """Blocks of two threads that overlap would leave a filter: each restores the list that it found."""
+    before, entered = list(warnings.filters), threading.Event()
+
+    def other() -> None:
+        with without_warnings(ConvergenceWarning):
+            entered.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        with without_warnings(ConvergenceWarning):
+            waits = threads.submit(other)
+            assert not entered.wait(0.1), "two threads are inside"
+        waits.result(timeout=60)
+    assert entered.is_set() and warnings.filters == before
