@@ -1,10 +1,8 @@
 """Every registered method, in every stage, on every task, through the protocol on tiny data."""
 
 import functools
-import sys
 import warnings
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -34,6 +32,7 @@ from tests.baselines.cases import table
 from tests.cases import CASES, CONFIGS, STUDENTS, Case, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.resuming import Killed, Watched, same_bits
+from tests.threads import at_once
 
 pytestmark = pytest.mark.slow  # every method is fitted several times
 ROOT = 7
@@ -289,14 +288,7 @@ def test_answers_to_eight_threads_equal_the_answers_alone(case: Case) -> None:
         return [*draws(posterior.predict(inputs[rows], rng=Seed(1))), several.log_prob(targets[None, rows])]
 
     alone = [answer(number) for number in range(4)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(answer, range(16)))
-    finally:
-        sys.setswitchinterval(interval)
-    for number, answers in enumerate(found):
+    for number, answers in enumerate(at_once(answer, range(16))):
         assert all(map(torch.equal, answers, alone[number % 4])), f"answer {number} differs"
 
 
