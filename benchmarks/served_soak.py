@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,12 +33,14 @@ import numpy as np
 import pandas as pd
 import psutil
 
+from pipeline.core.provenance import commit
+from pipeline.core.records import device_name
+
 METHODS: Final[Mapping[str, str]] = {  # method -> the target's column
     "swag": "y",
     "tabm": "y",
     "ciber_last": "y",
     "sgmcmc": "y",
-    "gp": "y",
     "ensemble": "label",
 }
 ROWS: Final = 300
@@ -243,28 +246,23 @@ def main() -> int:
     heads = ["method", "answers that differ", "requests/s, one client", f"{args.clients} clients", "ratio"]
     lines = [f"| {' | '.join([*heads, 'memory at the start', 'at the end'])} |", "| --- " + "| ---: " * 6 + "|"]
     print("\n".join(lines), flush=True)
-    found, began = list[Soak](), time.monotonic()
+    found, began, at = list[Soak](), time.monotonic(), commit()
     for method in args.methods:
         with tempfile.TemporaryDirectory(prefix="bdl-served-") as folder:
             found.append(soak(method, Path(folder), args.requests, args.clients))
         lines.append(found[-1].line())
         print(lines[-1], flush=True)
     if args.to:
-        args.to.write_text(page(lines, args.requests, args.clients, time.monotonic() - began), encoding="utf-8")
+        args.to.write_text(page(lines, at, args.requests, args.clients, time.monotonic() - began), encoding="utf-8")
     return 0 if all(each.right for each in found) else 1
 
 
-def page(lines: Sequence[str], requests: int, clients: int, seconds: float) -> str:
+def page(lines: Sequence[str], at: str, requests: int, clients: int, seconds: float) -> str:
     """Return the page of the figures."""
-    from importlib import metadata
-
-    from pipeline.core.provenance import commit
-    from pipeline.core.records import device_name
-
     data = hashlib.sha256(table(ROWS, 0).to_csv(index=False).encode()).hexdigest()
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("mlflow", "torch"))
     facts: Sequence[Any] = [
-        f"Commit {commit()}; {device_name('cpu')}, {os.cpu_count()} cores, one thread of torch; {versions}.",
+        f"Commit {at}; {device_name('cpu')}, {os.cpu_count()} cores, one thread of torch; {versions}.",
         f"{requests:,} requests of {clients} clients a method; `pace={PACE}`; {seconds:.0f} s in all; "
         f"{os.getloadavg()[0]:.1f} processes were running at the end, and a busy machine lowers the throughput.",
         f"Data: the script's table of {ROWS} rows, as CSV sha256 {data}.",
