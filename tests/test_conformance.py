@@ -1,9 +1,8 @@
 """Every registered method, in every stage, on every task, through the protocol on tiny data."""
 
 import functools
-import sys
+import warnings
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from tests.baselines.cases import table
 from tests.cases import CASES, CONFIGS, STUDENTS, Case, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.resuming import Killed, Watched, same_bits
+from tests.threads import at_once
 
 pytestmark = pytest.mark.slow  # every method is fitted several times
 ROOT = 7
@@ -91,11 +91,28 @@ def inputs_of(case: Case) -> dict[str, list[State]]:
     }
 
 
+def process() -> dict[str, object]:
+    """Return the state of the process that others read; Python's generator is left out: the checks of types draw."""
+    return {
+        "torch's generator": torch.get_rng_state().numpy().tobytes(),
+        "NumPy's generator": str(np.random.get_state()),  # noqa: NPY002
+        "the default type": torch.get_default_dtype(),
+        "the number of threads": torch.get_num_threads(),
+        "gradients": torch.is_grad_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "warnings": list(map(str, warnings.filters)),
+    }
+
+
+def changed_since(before: dict[str, object]) -> list[str]:
+    return [name for name, value in process().items() if value != before[name]]
+
+
 @functools.cache
-def undisturbed(case: Case, member: int) -> tuple[State, Watched]:
-    """Return a fit that is not killed, and its report."""
-    recorder = Watched()
-    return make(case, Seed(ROOT).fold("member", member), recorder), recorder
+def undisturbed(case: Case, member: int) -> tuple[State, Watched, list[str]]:
+    """Return a fit that is not killed, its report, and what it has changed in the process."""
+    recorder, before = Watched(), process()
+    return make(case, Seed(ROOT).fold("member", member), recorder), recorder, changed_since(before)
 
 
 def made(case: Case, member: int = 0) -> State:
@@ -133,6 +150,16 @@ def test_a_fit_that_draws_nothing_does_not_depend_on_the_seed(case: Case) -> Non
 @all_cases
 def test_a_fit_reports_its_steps(case: Case) -> None:
     assert undisturbed(case, 0)[1].seen
+
+
+@all_cases
+def test_a_fit_and_a_prediction_change_nothing_in_the_process(case: Case) -> None:
+    """Other threads read it: layers that torch initialised drew from the generator of the user's code and of masks."""
+    assert undisturbed(case, 0)[2] == []
+    if case.kind == "student":
+        before = process()
+        posterior_of(made(case)).predict(data_of(case.task).tensors("validation")[0], rng=Seed(1))
+        assert changed_since(before) == []
 
 
 @all_cases
@@ -261,14 +288,7 @@ def test_answers_to_eight_threads_equal_the_answers_alone(case: Case) -> None:
         return [*draws(posterior.predict(inputs[rows], rng=Seed(1))), several.log_prob(targets[None, rows])]
 
     alone = [answer(number) for number in range(4)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(answer, range(16)))
-    finally:
-        sys.setswitchinterval(interval)
-    for number, answers in enumerate(found):
+    for number, answers in enumerate(at_once(answer, range(16))):
         assert all(map(torch.equal, answers, alone[number % 4])), f"answer {number} differs"
 
 

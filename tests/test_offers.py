@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from bdl_pipe import offers
 from bdl_pipe.data import prepare
@@ -90,7 +91,9 @@ def test_the_estimated_seconds_equal_the_sum_by_hand_over_the_chosen_methods(mon
     assert offers.timing([vbll], LARGE).seconds == pytest.approx(1.9 * vbll.default.cost * 4 + 2 * 1.5)
     assert offers.timing([bnn], LARGE).seconds == pytest.approx(bnn.default.cost * 4 + 2 * 1.5)
     monkeypatch.undo()
+    drawn, threads = torch.get_rng_state(), torch.get_num_threads()
     assert 0 < offers.step_seconds(SMALL) < 10
+    assert torch.equal(torch.get_rng_state(), drawn) and torch.get_num_threads() == threads
 
 
 def test_only_methods_that_need_more_than_their_share_are_slowed(monkeypatch: pytest.MonkeyPatch) -> None:

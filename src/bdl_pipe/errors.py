@@ -1,11 +1,16 @@
-"""Errors that a user can act on: one line with the file or key, the rule and the value."""
+"""Errors that a user can act on: one line with the file or key, the rule and the value; warnings that tell nothing."""
 
 import reprlib
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _REPR: Final = reprlib.Repr()  # writes only the beginning, so that nested YAML aliases are not expanded
 _REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict = 3, 12, 12, 6
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 100
+_FILTERS: Final = threading.RLock()
 _LONGEST: Final = 200  # characters of a value, a key's path or another library's message
 
 
@@ -63,3 +68,15 @@ def require(condition: bool, path: str, rule: str, value: object = ...) -> None:
     """Raise :class:`ConfigError` unless ``condition`` holds; for ``__post_init__`` of configs."""
     if not condition:
         raise ConfigError(path, rule, value)
+
+
+@contextmanager
+def without_warnings(category: type[Warning] = Warning) -> Iterator[None]:
+    """Ignore other packages' warnings inside the block; one thread at a time is inside.
+
+    The filters belong to the whole process, and a block restores the filters that it found. If two threads were inside
+    and left in the order in which they came, the first one's filters would stay.
+    """
+    with _FILTERS, warnings.catch_warnings():
+        warnings.simplefilter("ignore", category)
+        yield

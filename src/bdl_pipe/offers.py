@@ -19,6 +19,7 @@ from .errors import require
 from .method import Default, Method, StageSpec, Upstream
 from .registry import METHODS
 from .seeds import Seed
+from .torch_settings import own_settings
 from .training.adam import Adam
 
 _BLOCKS, _TIMED = 8, 5  # timed blocks of steps, and the steps of each
@@ -163,10 +164,8 @@ def step_seconds(size: Size) -> float:
     kinds = {name: entry.config for name, entry in networks.NETWORKS.items()}
     network = networks.build(variant(kinds, size.network, "network"), shape, 2, rng=Seed(0))
     optimiser = Adam([{"params": list(network.parameters())}], lr=1e-3, weight_decay=1e-2, decoupled=True, fused=True)
-    rows = torch.randn(size.batch, *shape)
-    threads, blocks = torch.get_num_threads(), list[float]()
-    torch.set_num_threads(1)
-    try:
+    rows, blocks = torch.randn(size.batch, *shape, generator=Seed(0).generator()), list[float]()
+    with own_settings(1):
         for _ in range(_BLOCKS):
             start = time.perf_counter()
             for _ in range(_TIMED):
@@ -174,6 +173,4 @@ def step_seconds(size: Size) -> float:
                 network(rows).square().mean().backward()
                 optimiser.step()
             blocks.append(time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(threads)
     return min(blocks) / _TIMED

@@ -9,7 +9,6 @@ layers in closed form, a coreset's posterior, a distilled student. Distil other 
 """
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .errors import UserError, brief
+from .errors import UserError, brief, without_warnings
 from .posterior import Predictor
 from .predictive import Categorical
 from .seeds import Seed
@@ -207,11 +206,10 @@ def _lacking(error: Exception) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the output of torch.export and torch.onnx: advice, and the graph that they could not trace."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            warnings.simplefilter("ignore")
+    with without_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        level = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
             yield
-    finally:
-        logging.disable(level)
+        finally:
+            logging.disable(level)

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import Final, final
 
 import torch
 
@@ -12,24 +12,39 @@ _SETTINGS: Final = threading.Lock()
 _inside, _outside = 0, (torch.float32, 1, "highest")
 
 
+@final
+class _Mine(threading.local):
+    """The number of blocks of own_settings around this thread."""
+
+    blocks = 0
+
+
+_mine: Final = _Mine()
+
+
 @contextmanager
 def own_settings(threads: int | None = None) -> Iterator[None]:
     """Run the block with torch's usual settings, whatever the user's code has set, and restore them at its end.
 
     The settings are autocast, inference mode, gradients, the default device, the number of threads, the default type
     and the precision of products of float32. The last two belong to the whole process: if several threads are in such a
-    block, the one that leaves last restores them.
+    block, the one that leaves last restores them. Each thread has its own number of torch's threads, and a new thread
+    begins with the number that any thread has set last.
 
     Args:
         threads: torch's number of threads inside the block. None keeps the present number.
     """
     global _inside, _outside
     with _SETTINGS:
+        number = torch.get_num_threads()
         if _inside == 0:
-            _outside = torch.get_default_dtype(), torch.get_num_threads(), _precision()
+            _outside = torch.get_default_dtype(), number, _precision()
             if _outside[2]:
                 torch.set_float32_matmul_precision("highest")
+        elif _mine.blocks == 0 and number == threads:  # a new thread, which began with the number of another's block
+            number = _outside[1]
         _inside += 1
+        _mine.blocks += 1
         torch.set_default_dtype(torch.float32)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -46,11 +61,14 @@ def own_settings(threads: int | None = None) -> Iterator[None]:
     finally:
         with _SETTINGS:
             _inside -= 1
-            torch.set_num_threads(_outside[1])  # OpenMP keeps the number for each thread
+            _mine.blocks -= 1
+            torch.set_num_threads(number)
             if _inside == 0:
                 torch.set_default_dtype(_outside[0])
                 if _outside[2]:
                     torch.set_float32_matmul_precision(_outside[2])
+                if number != _outside[1]:
+                    _set_for_new_threads(_outside[1])
 
 
 def _precision() -> str:
@@ -59,3 +77,10 @@ def _precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         return ""
+
+
+def _set_for_new_threads(number: int) -> None:
+    """Set the number of torch's threads with which new threads begin, and keep this thread's number."""
+    setting = threading.Thread(target=torch.set_num_threads, args=(number,))
+    setting.start()
+    setting.join()

@@ -1,13 +1,20 @@
-"""Every method of the registry that has a posterior fits and predicts behind an estimator, on a table or on images."""
+"""Every method of the registry that has a posterior fits and predicts behind an estimator, on a table or on images.
 
+To several threads at once it gives the answers of one thread, and so does a copy by pickle.
+"""
+
+import pickle
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
 import pytest
+import torch
 from _pytest.mark import ParameterSet
 
 from bdl_pipe import METHODS, BayesianClassifier, BayesianRegressor
 from bdl_pipe.data.size import Size
+from tests.threads import at_once
 
 PACE: Final = 0.01
 LAYER: Final = {"covariance": "dense", "rank": None, "prior_variance": 1.0, "wishart_dof": 1.0, "wishart_scale": 1.0}
@@ -57,20 +64,26 @@ IN_TEST: Final = {
     "regression": {*BOTH, "gp", "svgp", "ciber_last", "map_blr"},
     "classification": {*BOTH, "ensemble", "g_vbll", "sgmcmc", "ciber", "vbpc", "coreset_vi", "coreset_krr"},
 }
+IN_THREADS: Final = {"swag", "gp", "boosting", "linear"}  # in make test; all methods in make soak
 
 
-def names(task: str) -> list[ParameterSet]:
+def names(task: str, quick: Collection[str]) -> list[ParameterSet]:
     chosen = [name for name in STUDENTS if task in METHODS[name].tasks]
-    return [pytest.param(name, marks=[pytest.mark.soak] * (name not in IN_TEST[task])) for name in chosen]
+    return [pytest.param(name, marks=[pytest.mark.soak] * (name not in quick)) for name in chosen]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names("regression"))
-def test_a_regressor_of_every_method_fits_and_predicts(name: str) -> None:
+def regressor(name: str) -> tuple[BayesianRegressor, np.ndarray, np.ndarray]:
+    """Return a fitted model, its rows and its targets."""
     random = np.random.default_rng(0)
     x = random.normal(size=(60, 3))
     y = 20 + x[:, 0] + 0.3 * random.normal(size=60)
-    model = BayesianRegressor(name, override=override(name), pace=PACE).fit(x, y)
+    return BayesianRegressor(name, override=override(name), pace=PACE).fit(x, y), x, y
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names("regression", IN_TEST["regression"]))
+def test_a_regressor_of_every_method_fits_and_predicts(name: str) -> None:
+    model, x, y = regressor(name)
     x, y = x[:5], y[:5]
     means, (low, high) = model.predict(x), model.predict_interval(x)
     assert means.shape == low.shape == high.shape == (5,)
@@ -78,9 +91,8 @@ def test_a_regressor_of_every_method_fits_and_predicts(name: str) -> None:
     assert np.isfinite(model.sample(x, 2)).all() and np.abs(means - 20).max() < 15
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names("classification"))
-def test_a_classifier_of_every_method_fits_and_predicts(name: str) -> None:
+def classifier(name: str) -> tuple[BayesianClassifier, np.ndarray, np.ndarray]:
+    """Return a fitted model, its rows or images, and its labels."""
     random = np.random.default_rng(0)
     labels = np.arange(60) % 2
     x: np.ndarray = random.normal(size=(60, 3)) + labels[:, None]
@@ -90,9 +102,50 @@ def test_a_classifier_of_every_method_fits_and_predicts(name: str) -> None:
         x = (random.integers(0, 100, (60, 8, 8)) + 100 * labels[:, None, None] * (np.arange(8) % 2)).astype(np.uint8)
     coreset = "vbpc" if name.startswith("coreset") else name
     upstream = {coreset: CORESETS[coreset]} if coreset in CORESETS else None
-    model = BayesianClassifier(name, override=override(name), upstream=upstream, pace=PACE).fit(x, labels)
+    return BayesianClassifier(name, override=override(name), upstream=upstream, pace=PACE).fit(x, labels), x, labels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names("classification", IN_TEST["classification"]))
+def test_a_classifier_of_every_method_fits_and_predicts(name: str) -> None:
+    model, x, labels = classifier(name)
     probabilities = model.predict_proba(x)
     assert probabilities.shape == (60, 2) and np.isfinite(probabilities).all()
     assert probabilities.sum(1) == pytest.approx(1, abs=1e-5) and model.predict_set(x).any(1).all()
     of_labels = np.log(probabilities[np.arange(60), labels])
     assert model.log_prob(x, labels) == pytest.approx(of_labels, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names("regression", IN_THREADS))
+def test_a_regressor_gives_eight_threads_and_a_copy_the_answers_of_one_thread(name: str) -> None:
+    model, x, _ = regressor(name)
+
+    def ask(model: BayesianRegressor, x: np.ndarray) -> list[Any]:
+        predictive, joint = model.predict_dist(x), model.joint(x, draws=4)
+        values = predictive.mean, predictive.variance, joint.log_prob(torch.full((1, len(x), 1), 20.0))
+        return [model.predict(x), *model.predict_interval(x), model.sample(x, 2), *values]
+
+    assert_same_wherever(model, ask, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names("classification", IN_THREADS))
+def test_a_classifier_gives_eight_threads_and_a_copy_the_answers_of_one_thread(name: str) -> None:
+    model, x, _ = classifier(name)
+
+    def ask(model: BayesianClassifier, x: np.ndarray) -> list[Any]:
+        predictive, joint = model.predict_dist(x), model.joint(x, draws=4)
+        values = predictive.mean, joint.log_prob(torch.zeros(1, len(x), dtype=torch.int64))
+        return [model.predict_proba(x), model.predict(x), model.predict_set(x), model.sample(x, 2), *values]
+
+    assert_same_wherever(model, ask, x)
+
+
+def assert_same_wherever(model: Any, ask: Any, x: np.ndarray) -> None:
+    parts = [x[start : start + 3] for start in range(4)]
+    alone, copied = [ask(model, part) for part in parts], pickle.loads(pickle.dumps(model))
+    answers = [*at_once(lambda part: ask(model, part), parts * 2), *(ask(copied, part) for part in parts[:1])]
+    for number, found in enumerate(answers):
+        for value, meant in zip(found, alone[number % 4], strict=True):
+            np.testing.assert_array_equal(value, meant, err_msg=f"answer {number}")

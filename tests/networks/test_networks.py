@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -150,6 +151,19 @@ def test_dropout_masks_depend_on_their_seed_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     kept = (outputs(3) > 0)[active].double().mean()
     assert kept.item() == pytest.approx(0.6, abs=5 * (0.24 / int(active.sum())) ** 0.5)
+
+
+@pytest.mark.parametrize("config", [MlpConfig("mlp", (4,)), ConvNetConfig("convnet", 4)])
+def test_masks_are_the_same_while_another_thread_builds_a_network(config: NetworkConfig) -> None:
+    """torch's own initial weights would be drawn from the masks' generator; a build that waits would not end."""
+    network = build(MlpConfig("mlp", (40,), dropout=0.4), (3,), 0, rng=Seed(0)).train()
+    inputs = torch.rand(10, 3, generator=Seed(1).generator())
+    shape = (3,) if config.name == "mlp" else (1, 16, 16)
+    with dropout_masks(network, Seed(3)):
+        alone = network(inputs)
+    with dropout_masks(network, Seed(3)), ThreadPoolExecutor(1) as other:
+        other.submit(build, config, shape, 2, rng=Seed(0)).result(timeout=60)
+        assert torch.equal(network(inputs), alone)
 
 
 def test_blocks_that_leave_no_pixel_are_refused() -> None:

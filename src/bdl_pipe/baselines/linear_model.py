@@ -9,7 +9,6 @@ The state: ``mean``, ``factor`` and ``noise_variance`` of a ``LinearPosterior``;
 ``bias`` [class].
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from ..artifacts import State
 from ..data.fitdata import FitData
-from ..errors import DataError
+from ..errors import DataError, without_warnings
 from ..joint_predictive import GaussianFunctions
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Categorical, Gaussian
@@ -120,8 +119,7 @@ def _logistic(data: FitData, strength: float) -> "LogisticRegression":
     from sklearn.linear_model import LogisticRegression
 
     rows, labels = (values.numpy() for values in data.tensors("train"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # separable rows with a weak prior; the score decides
+    with without_warnings(ConvergenceWarning):  # separable rows with a weak prior; the score decides
         return LogisticRegression(C=strength, max_iter=_STEPS).fit(rows.reshape(len(rows), -1).astype(float), labels)
 
 

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from .. import networks
 from ..artifacts import State
@@ -118,7 +119,7 @@ class Tabm(Learner):
         with torch.no_grad():
             first.r.copy_(2 * torch.randint(2, first.r.shape, generator=generator) - 1)
         width = 2 * outputs if spec.likelihood == "gaussian_head" else outputs
-        heads = [lecun_normal(nn.Linear(network.width, width), generator) for _ in range(members)]
+        heads = [lecun_normal(skip_init(nn.Linear, network.width, width), generator) for _ in range(members)]
         self.head_weight = nn.Parameter(torch.stack([head.weight.detach() for head in heads]))
         self.head_bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))
 

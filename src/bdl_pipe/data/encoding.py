@@ -28,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..artifacts import State
+from ..errors import without_warnings
 
 ColumnKind = Literal["number", "category", "date"]
 KINDS: Final = get_args(ColumnKind)
@@ -170,8 +171,6 @@ class Encoding:
 
 def _places(column: Column, codes: np.ndarray) -> np.ndarray:
     """Return the slot of each value of the column and of unseen values, given the training rows' categories."""
-    import warnings
-
     from sklearn.preprocessing import OneHotEncoder
 
     count = len(column.values)
@@ -179,8 +178,7 @@ def _places(column: Column, codes: np.ndarray) -> np.ndarray:
         return np.full(count + 1, -1, np.int64)
     encoder = OneHotEncoder(max_categories=column.slots, handle_unknown="infrequent_if_exist", dtype=np.int64)
     encoder.fit(codes[:, None])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Found unknown categories")
+    with without_warnings(UserWarning):  # the code of unseen values is no category
         slots = encoder.transform(np.append(np.arange(count), count).astype(float)[:, None]).toarray()
     return np.where(slots.any(1), slots.argmax(1), -1)
 

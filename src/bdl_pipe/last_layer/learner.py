@@ -21,6 +21,7 @@ from typing import Any, Literal, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from .. import networks
 from ..errors import UserError, require
@@ -122,7 +123,7 @@ class LastLayerLearner(Learner):
         if features is not None and features.prior_variance is None:
             self.trunk = MeanField(trunk, features.initial_sd)
         elif features is not None and features.prior_variance is not None:
-            between = lecun_normal(nn.Linear(trunk.width, trunk.width), rng.fold("linear").generator())
+            between = lecun_normal(skip_init(nn.Linear, trunk.width, trunk.width), rng.fold("linear").generator())
             scale = features.prior_variance * math.sqrt(trunk.width)  # MeanField divides it by √fan-in
             self.linear = MeanField(between, features.initial_sd, scale)
         self.log_noise: nn.Linear | None = None

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import torch
 from torch import nn
+from torch.nn.utils import skip_init
 
 from .base import lecun_normal, padding_of_first
 from .pooling import MaxPool
@@ -46,7 +47,7 @@ def alexnet_trunk(
     channels = input_shape[0]
     for after, side, pooled in _LAYERS:
         around = side // 2 if layers else padding
-        layers += [lecun_normal(nn.Conv2d(channels, after, side, padding=around), generator)]
+        layers += [lecun_normal(skip_init(nn.Conv2d, channels, after, side, padding=around), generator)]
         # ReLU after the max pool gives the same bits with a quarter of the work
         layers += [MaxPool(), nn.ReLU()] if pooled else [nn.ReLU()]
         channels = after

@@ -8,6 +8,7 @@ from typing import Final, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from ..errors import require
 from ..seeds import Seed, global_generator
@@ -37,7 +38,9 @@ class Network(nn.Module):
         """
         super().__init__()
         self.trunk, self.width, self.outputs = trunk, width, outputs
-        self.head: nn.Module = lecun_normal(nn.Linear(width, outputs), generator) if outputs else nn.Identity()
+        self.head: nn.Module = (
+            lecun_normal(skip_init(nn.Linear, width, outputs), generator) if outputs else nn.Identity()
+        )
         if outputs and not head_bias:
             bias = self.head._parameters.pop("bias")
             assert bias is not None
@@ -132,7 +135,7 @@ def he_normal(layer: Layer, generator: torch.Generator) -> Layer:
 
 def conv(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
     """Return a convolution of residual networks: without bias, padded so that stride 1 keeps the image's size."""
-    layer = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
+    layer = skip_init(nn.Conv2d, before, after, side, stride, padding=side // 2, bias=False)
     return he_normal(layer, generator)
 
 

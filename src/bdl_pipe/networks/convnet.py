@@ -9,6 +9,7 @@ from typing import Literal, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from ..errors import require
 from .base import lecun_normal
@@ -64,7 +65,10 @@ def convnet_trunk(
     layers: list[nn.Module] = []
     for block in range(config.blocks):
         filters = config.width * 2**block
-        layers += [lecun_normal(nn.Conv2d(channels, filters, 3, padding=1), generator), _norm(config.norm, filters)]
+        layers += [
+            lecun_normal(skip_init(nn.Conv2d, channels, filters, 3, padding=1), generator),
+            _norm(config.norm, filters),
+        ]
         # ReLU after the max pool gives the same bits with a quarter of the work
         relu = nn.ReLU(inplace=config.norm != "none")  # a norm's gradient does not need its output
         layers += [relu, AveragePool()] if config.pool == "average" else [MaxPool(), relu]

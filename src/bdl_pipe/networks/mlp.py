@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 import torch
 from torch import nn
+from torch.nn.utils import skip_init
 
 from ..config import LATER
 from ..errors import require
@@ -61,7 +62,7 @@ def mlp_trunk(config: MlpConfig, input_shape: tuple[int, ...], generator: torch.
         layers.append(Periodic(config.frequencies, config.encoded))
         width += 2 * len(config.frequencies) * (len(config.encoded) or width)
     for hidden in config.hidden:
-        layers += [he_normal(nn.Linear(width, hidden), generator)]
+        layers += [he_normal(skip_init(nn.Linear, width, hidden), generator)]
         layers.append(_activation(config))
         layers += [nn.Dropout(config.dropout)] if config.dropout > 0 else []
         width = hidden

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import torch
 from torch import nn
+from torch.nn.utils import skip_init
 
 from ..errors import require
 from .base import he_normal
@@ -54,7 +55,7 @@ def vgg_trunk(config: VggConfig, input_shape: tuple[int, ...], generator: torch.
     layers: list[nn.Module] = []
     for group in _GROUPS:
         for after in group:
-            layers += [he_normal(nn.Conv2d(channels, after, 3, padding=1), generator)]
+            layers += [he_normal(skip_init(nn.Conv2d, channels, after, 3, padding=1), generator)]
             layers += [nn.BatchNorm2d(after)] if config.norm == "batch" else []
             layers += [nn.ReLU()]
             channels = after
@@ -63,6 +64,6 @@ def vgg_trunk(config: VggConfig, input_shape: tuple[int, ...], generator: torch.
     features = channels * (height // _SHRINKS) * (width // _SHRINKS)
     for hidden in _HIDDEN:
         layers += [nn.Dropout(config.dropout)] if config.dropout > 0 else []
-        layers += [he_normal(nn.Linear(features, hidden), generator), nn.ReLU()]
+        layers += [he_normal(skip_init(nn.Linear, features, hidden), generator), nn.ReLU()]
         features = hidden
     return nn.Sequential(*layers), features

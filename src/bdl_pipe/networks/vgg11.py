@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import torch
 from torch import nn
+from torch.nn.utils import skip_init
 
 from ..errors import require
 from .base import lecun_normal, padding_of_first
@@ -53,7 +54,9 @@ def vgg11_trunk(config: Vgg11Config, input_shape: tuple[int, ...], generator: to
     for group in _GROUPS:
         for published in group:
             after = config.width or published
-            layers += [lecun_normal(nn.Conv2d(channels, after, 3, padding=1 if layers else padding), generator)]
+            layers += [
+                lecun_normal(skip_init(nn.Conv2d, channels, after, 3, padding=1 if layers else padding), generator)
+            ]
             layers += [nn.GroupNorm(_NORM_GROUPS, after)] if config.norm == "group" else []
             layers += [nn.ReLU()]
             channels = after

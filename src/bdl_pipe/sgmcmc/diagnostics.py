@@ -6,7 +6,6 @@ the predictive, one number for each draw: the log-likelihood of a few rows, and 
 """
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..data.fitdata import FitData
-from ..errors import require
+from ..errors import require, without_warnings
 from ..method import Summary
 from ..posterior import NetworkDraws
 from ..predictive import Categorical, Gaussian
@@ -143,8 +142,7 @@ def _worst(choose: Callable[[Sequence[float]], float], values: Sequence[float]) 
 
 def _arviz() -> ModuleType | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces a refactoring
+        with without_warnings(FutureWarning):  # ArviZ announces a refactoring
             import arviz
     except ImportError:
         return None

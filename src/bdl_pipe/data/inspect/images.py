@@ -1,14 +1,13 @@
 """Inspection of a user's images: their shape and classes, and problems that would spoil a fit."""
 
 import hashlib
-import warnings
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from PIL import Image
 
-from ...errors import DataError, brief
+from ...errors import DataError, brief, without_warnings
 from ..examples import Examples
 from ..raw import Raw
 from ..sources.folders import beside_images, class_files, hidden_images, parts
@@ -102,7 +101,7 @@ def _layers(files: list[Path], root: Path) -> list[str]:
     """Return remarks on images with transparent pixels, and on animations, of which one frame is read."""
     transparent, films = list[Path](), list[Path]()
     for file in files:
-        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
+        with without_warnings(), Image.open(file) as image:
             if _frames(image) > 1:
                 films.append(file)
             if image.has_transparency_data and np.asarray(image.convert("RGBA"))[:, :, 3].min() < 255:
