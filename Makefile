@@ -70,7 +70,7 @@ PYTEST := OMP_NUM_THREADS=1 python -m pytest
 # A worker that died is not replaced: tests/tiers.py ends the session, as its group of tests would run nowhere.
 PARALLEL := --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 SEARCH := params/tuned/vbll-boston.yaml
-SOAKS := kill_soak cluster_faults
+SOAKS := kill_soak cluster_faults served_soak
 
 repro: install data
 	@python -m pipeline repro -j $(JOBS)
@@ -109,6 +109,7 @@ soak: install data
 	@$(PYTEST) -n $(CORES) $(PARALLEL) -m soak
 	@OMP_NUM_THREADS=1 python -m benchmarks.kill_soak --kills 40
 	@OMP_NUM_THREADS=1 python -m benchmarks.cluster_faults
+	@OMP_NUM_THREADS=1 python -m benchmarks.served_soak --methods swag ensemble --requests 1000
 
 weather: install data
 	@sh benchmarks/test_weather.sh
