@@ -32,7 +32,7 @@ def test_each_draw_gives_the_predictions_of_its_network(likelihood: str) -> None
         return
     assert isinstance(predictive, Gaussian)
     torch.testing.assert_close(predictive.draw_mean, outputs[..., :2])
-    expected = outputs[..., 2:].exp() if likelihood == "gaussian_head" else torch.full((3, 7, 2), 0.3)
+    expected = 0.3 * outputs[..., 2:].exp() if likelihood == "gaussian_head" else torch.full((3, 7, 2), 0.3)
     torch.testing.assert_close(predictive.draw_variance, expected)
 
 

@@ -46,13 +46,13 @@ class Stage:
         self.key = key
 
 
-def classes(sharp: float, noise: float) -> pa.Table:
-    """Predictions of the same rows: right, too sharp, or with noise."""
+def classes(sharp: float, noise: float, seed: int = 0) -> pa.Table:
+    """Predictions of the same rows: right, too sharp, or with noise, which depends on the fit's seed."""
     random = Seed(0).numpy()
     logits = 1.5 * random.normal(size=(ROWS, CLASSES))
     probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     labels = (probs.cumsum(1)[:, :-1] <= random.random((ROWS, 1))).sum(1)
-    stated = np.exp(sharp * (logits + noise * random.normal(size=logits.shape)))
+    stated = np.exp(sharp * (logits + noise * Seed(1).fold(seed).numpy().normal(size=logits.shape)))
     stated /= stated.sum(1, keepdims=True)
     own = stated[np.arange(ROWS), labels]
     columns = {f"p_{k}": stated[:, k] for k in range(CLASSES)}
@@ -73,20 +73,20 @@ def values(width: float, split: int) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
-    """Evaluations and their scores: three runs of classes on one split, two runs of regression on three splits."""
+    """Evaluations and their scores: runs of classes with three seeds on one split, of regression on three splits."""
     root = tmp_path_factory.mktemp("questions")
-    fits = {f"c-{name}": {0: classes(*how)} for name, how in CASES.items()}
-    fits |= {f"v-{name}": {split: values(width, split) for split in range(3)} for name, width in WIDTHS.items()}
+    fits = {f"c-{name}": {(0, seed): classes(*how, seed) for seed in range(3)} for name, how in CASES.items()}
+    fits |= {f"v-{name}": {(split, 0): values(width, split) for split in range(3)} for name, width in WIDTHS.items()}
     about = {key: Run("images" if key[0] == "c" else "rows", key[2:]) for key in fits}
     found = []
     with places.rooted(root):
-        for key, by_split in fits.items():
+        for key, by_fit in fits.items():
             of = about[key]
             metric = "accuracy" if of.dataset == "images" else "coverage_90"
-            figures = [Score(split, 0, Quantity(metric), 0.9, 60) for split in by_split]
+            figures = [Score(*fit, Quantity(metric), 0.9, 60) for fit in by_fit]
             with artifacts.publish(places.artifact("evaluate", key), "evaluate") as folder:
                 pq.write_table(scores.table(of.dataset, of.name, "s", figures), folder / "scores.parquet")
-                tables_ = [scores.of_fit(table, split, 0) for split, table in by_split.items()]
+                tables_ = [scores.of_fit(table, *fit) for fit, table in by_fit.items()]
                 pq.write_table(pa.concat_tables(tables_), folder / "predictions.parquet")
             stage.run(Stage(key), Params(about), None, None)  # type: ignore[arg-type]
             both = [places.artifact(kind, key) for kind in ("evaluate", "scores")]
@@ -102,19 +102,20 @@ def test_the_scores_equal_a_direct_computation_from_the_stored_predictions(runs:
     """The expected AUGRC is from accuracy and scikit-learn's AUROC of wrong answers (Traub et al. 2024, eq. 7)."""
     table = tables.gather(runs)
     for run in runs[:3]:
-        stored = pq.read_table(run.evaluate / "predictions.parquet").to_pandas()
-        probs = stored[[f"p_{k}" for k in range(CLASSES)]].to_numpy()
-        wrong = probs.argmax(1) != stored["target"]
-        accuracy, auroc = 1 - wrong.mean(), sklearn.metrics.roc_auc_score(wrong, -probs.max(1))
-        found = {name: table.estimate(run.key, Quantity(name)) for name in ("augrc", "coverage_at_5", "risk_at_80")}
-        expected = (1 - auroc) * accuracy * (1 - accuracy) + (1 - accuracy) ** 2 / 2
-        assert found["augrc"] is not None and found["augrc"].mean == pytest.approx(expected, rel=1e-9)
-        ordered = wrong.to_numpy()[np.argsort(-probs.max(1))].cumsum() / np.arange(1, ROWS + 1)
-        assert found["risk_at_80"] is not None and found["risk_at_80"].mean == pytest.approx(ordered[319])
-        held = np.flatnonzero(ordered <= 0.05 + 1e-12)
-        covered = (held[-1] + 1) / ROWS if len(held) else 0
-        assert found["coverage_at_5"] is not None and found["coverage_at_5"].mean == pytest.approx(covered)
-        assert table.drawn["risk"][run.key][0.8] == pytest.approx(ordered[319])
+        expected: dict[str, list[float]] = {"augrc": [], "coverage_at_5": [], "risk_at_80": []}
+        for _, stored in pq.read_table(run.evaluate / "predictions.parquet").to_pandas().groupby("seed"):
+            probs = stored[[f"p_{k}" for k in range(CLASSES)]].to_numpy()
+            wrong = probs.argmax(1) != stored["target"]
+            accuracy, auroc = 1 - wrong.mean(), sklearn.metrics.roc_auc_score(wrong, -probs.max(1))
+            expected["augrc"].append((1 - auroc) * accuracy * (1 - accuracy) + (1 - accuracy) ** 2 / 2)
+            ordered = wrong.to_numpy()[np.argsort(-probs.max(1))].cumsum() / np.arange(1, ROWS + 1)
+            expected["risk_at_80"].append(ordered[319])
+            held = np.flatnonzero(ordered <= 0.05 + 1e-12)
+            expected["coverage_at_5"].append((held[-1] + 1) / ROWS if len(held) else 0)
+        for name, values_ in expected.items():
+            found = table.estimate(run.key, Quantity(name))
+            assert found is not None and found.mean == pytest.approx(np.mean(values_), rel=1e-9), name
+        assert table.drawn["risk"][run.key][0.8] == pytest.approx(np.mean(expected["risk_at_80"]))
     counts = table.drawn["pit"]["v-right"]
     assert counts.sum() == 180 and len(counts) == 10
 

@@ -128,7 +128,7 @@ class LastLayerLearner(Learner):
             self.linear = MeanField(between, features.initial_sd, scale)
         self.log_noise: nn.Linear | None = None
         if spec.noise_of_each_input:
-            self.log_noise = nn.Linear(trunk.width, 1)
+            self.log_noise = skip_init(nn.Linear, trunk.width, 1)
             nn.init.zeros_(self.log_noise.weight)
             nn.init.zeros_(self.log_noise.bias)
 
