@@ -284,7 +284,7 @@ def test_on_one_split_a_difference_from_a_run_of_one_seed_is_not_established(tmp
         said = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(runs))
         assert said["Probabilities"].startswith(f"{ONE_SEED}: vbll has the lowest NLL, ")
         assert said["Cost"].startswith(f"{ONE_SEED}: vbll, with the best NLL, fits in 1 s")
-        assert "1 of 2 runs have one seed: give them `seeds: 3` to compare them." in said["Beware"]
+        assert "1 of 2 runs have one seed: give them three (seeds: 3) to compare them." in said["Beware"]
     with_network = [replace(one, network="mlp 8") for one in (once, plain, thrice)]
     told = worth([with_network[0], linear], "nll")
     assert told.startswith("Not established (one seed): vbll differs on one seed from linear (NLL −1.")

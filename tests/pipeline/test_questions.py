@@ -150,6 +150,7 @@ def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first
     assert held.startswith("90 % intervals: ") and "agrees with 90 %" in held
     assert thirds.startswith("narrow: 90 % intervals hold ") and thirds.endswith(" third of the widest intervals.")
     assert [remark for remark in table.remarks() if remark == ("warn", f"{thirds[8:-1]}. Runs: v-narrow")]
+    assert table.warned == 1
     assert narrowest.startswith("Narrowest at equal coverage: ") and "cannot be told apart from" in narrowest
     assert len(intervals["rows"]["figures"]) == 2 and intervals["images"]["figures"] == []
     assert "0 outside of the band of chance" in intervals["rows"]["figures"][0]["inline"]

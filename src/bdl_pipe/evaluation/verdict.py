@@ -43,7 +43,7 @@ def verdict(candidates: Sequence[Candidate]) -> list[str]:
     if nll.best.scores.splits == 1:
         limits.append("There is one split: other training rows could rank the runs differently.")
     if few := sum(one.one_seed for one in nll.ordered):
-        limits.append(f"{few} of {len(nll.ordered)} runs have one seed: give them `seeds: 3` to compare them.")
+        limits.append(f"{few} of {len(nll.ordered)} runs have one seed: give them three (seeds: 3) to compare them.")
     return [*said, *([f"Beware: {' '.join(limits)}"] if limits else [])]
 
 

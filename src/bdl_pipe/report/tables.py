@@ -156,13 +156,21 @@ class Table:
         """Return the names of the runs from :func:`labels`, with spaces between words."""
         return labels(self.runs, " ")
 
+    def warnings(self, run: RunInfo) -> list[str]:
+        """List the warnings of a run's fits, and the one of its intervals, if any."""
+        return [*run.warnings, *filter(None, [self._off_by_width.get(run.key)])]
+
+    @property
+    def warned(self) -> int:
+        """Return the number of runs with a warning."""
+        return sum(bool(self.warnings(run)) for run in self.runs)
+
     def remarks(self) -> list[tuple[str, str]]:
         """List notes on runs, as (kind, text): missing scores, and warnings. Each is listed once, with its runs."""
         found: dict[tuple[str, str], list[str]] = {}
         for run in self.runs:
             absent = [] if run.key in self.scores else [("note", ABSENT)]
-            off = [self._off_by_width[run.key]] if self._off_by_width.get(run.key) else []
-            for remark in (*absent, *(("warn", warning) for warning in (*run.warnings, *off))):
+            for remark in (*absent, *(("warn", warning) for warning in self.warnings(run))):
                 found.setdefault(remark, []).append(run.key)
         return [(kind, f"{text}. Runs: {', '.join(keys)}") for (kind, text), keys in found.items()]
 
