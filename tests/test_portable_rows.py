@@ -136,6 +136,7 @@ FILES: dict[str, bytes | str] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_predict_and_a_program_read_a_file_equally_or_both_refuse_it(tmp_path: Path) -> None:
     random, colours = np.random.default_rng(0), ["red", "green", "blue", "Köln"]
     lines = [

@@ -62,6 +62,7 @@ def asked(by: str, fitted: BayesianRegressor, posterior: Any, folder: Path) -> C
     return lambda rows: np.asarray(getattr(fitted, by)(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "by", ["predict", "predict_interval", "sample", "joint", "served", "program", "bayesianise", "bayesianise, joint"]
 )

@@ -126,6 +126,7 @@ def held(kind: str, predictive: Predictive, learnt: Recalibration, targets: np.n
     return [one.numpy()[np.arange(len(groups)), targets] for one in both]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["values", "classes"])
 def test_each_group_has_the_coverage_of_the_level_by_its_own_scores(kind: str) -> None:
     """60 times 19 calibration and 25 new rows of each of three groups, at 90 %.

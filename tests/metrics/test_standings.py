@@ -81,6 +81,7 @@ def test_a_run_of_one_seed_on_one_split_is_apart_from_no_run(tmp_path: Path) -> 
     assert not stored(tmp_path, "gp", [1.0, 2.0]).one_seed
 
 
+@pytest.mark.slow
 def test_the_interval_over_rows_and_seeds_covers_the_spread_of_fits() -> None:
     """Two methods of equal means and three seeds each, 2,000 times; fits and rows differ by about as much.
 

@@ -32,6 +32,7 @@ def share(low: Tensor, high: Tensor) -> float:
     return float(((low <= Y[NEW]) & (Y[NEW] <= high)).float().mean())
 
 
+@pytest.mark.slow
 def test_intervals_hold_new_targets_after_a_fit_with_rows_for_calibration(model: nn.Module) -> None:
     """The wrong variant, calibrated on the rows of the fit, holds less than two thirds of the targets.
 

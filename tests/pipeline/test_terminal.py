@@ -36,6 +36,7 @@ def test_texts_are_read_and_written_as_utf_8_on_every_system() -> None:
     assert not found, found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("output", "code", "said"),
     [

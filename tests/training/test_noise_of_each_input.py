@@ -55,6 +55,7 @@ def test_the_density_of_a_chain_is_the_gaussian_with_the_outputs_mean_and_varian
     np.testing.assert_allclose(spec.predictive(outputs[None]).log_prob(targets), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", LEARNED)
 def test_an_estimate_moves_the_log_variances_along_its_line_and_no_mean(method: str, tiny_table: FitData) -> None:
     learner = posterior_of(fit(method, "student", tiny_table, noise="each input")).learner
@@ -104,6 +105,7 @@ EACH = [("dropout", {}), ("vbll", {}), *[pytest.param(method, {}, marks=pytest.m
 CHAINS = pytest.param("sgmcmc", {"sgmcmc": {"target": {"noise": "each input"}}}, marks=pytest.mark.soak)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "upstream"), [*EACH, CHAINS])
 def test_the_noisy_quarter_is_covered(method: str, upstream: dict[str, Any]) -> None:
     """One noise holds all of the quietest quarter and three quarters of the noisiest: the wrong variant.
