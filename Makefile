@@ -18,8 +18,8 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make install   .venv with the versions of constraints.txt"
 	@echo "make repro     the default run, 4 to 5 min: what is out of date, JOBS=$(JOBS) stages at once, then the report and a small search"
-	@echo "make comparison the whole comparison, 32 min: all methods on all 60,000 images"
-	@echo "make check     after each edit, 70 s: lint, types, import contracts, the tests that need no process and no Ray"
+	@echo "make comparison the whole comparison, about half an hour: all methods on all 60,000 images"
+	@echo "make check     after each edit, 80 s: lint, types, import contracts, the tests that need no process and no Ray"
 	@echo "make test      before a commit, 8 min: the same and the whole product at small size"
 	@echo "make soak      before a release, long: slow cases, tutorials, clusters, kills, S3; prints the seconds of each file"
 	@echo "make weather   make test's tests on a busy machine, in the background, twice, in reverse"

@@ -30,7 +30,7 @@ from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..seeds import Seed
 from ..training.learner import TrainingConfig
-from ..training.likelihood import MixtureLearner, NoiseOf, learned
+from ..training.likelihood import MixtureLearner, NoiseOf, with_likelihood
 from ..training.posterior import LearnerPosterior, LearnerSpec
 from ..training.warm_start import Weights
 
@@ -87,7 +87,7 @@ class Bnn(MixtureLearner):
         super().__init__()
         self.spec = spec
         config = spec.config
-        network, likelihood = learned(spec, rng, start)
+        network, likelihood = with_likelihood(spec, rng, start)
         if config.stochastic == "all":
             self.fixed: nn.Module = nn.Identity()
             self.random = MeanField(network, config.initial_sd, config.prior_scale)

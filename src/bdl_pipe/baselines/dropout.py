@@ -29,7 +29,7 @@ from ..networks import NetworkConfig
 from ..networks.normalisation import evaluation
 from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig
-from ..training.likelihood import MixtureLearner, NoiseOf, learned
+from ..training.likelihood import MixtureLearner, NoiseOf, with_likelihood
 from ..training.posterior import LearnerPosterior, LearnerSpec
 from ..training.warm_start import Weights
 
@@ -83,8 +83,7 @@ class Dropout(MixtureLearner, NoisyLearner):
         """
         super().__init__()
         self.spec = spec
-        self.network, likelihood = learned(spec, rng, start)
-        self.likelihood = likelihood
+        self.network, self.likelihood = with_likelihood(spec, rng, start)
         self._units = _units(self.network.trunk, spec.input_shape)
 
     def outputs(self, inputs: Tensor, masks: dict[str, Tensor]) -> Tensor:

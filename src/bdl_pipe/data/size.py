@@ -146,8 +146,8 @@ class Size:
         """Return the key for a noise of each input in regression; empty for classes, or for few rows.
 
         On left-out rows of seven seen tables of 116 to 4,406 rows (three folds each), it had a lower NLL than one noise
-        in 27 of 34 pairs of a table and one of ``bnn``, ``dropout``, ``ffg_u``, ``ffg_w``, ``ensemble_u``: by up to
-        .195, at most .046 higher. ``vbll`` fitted to 77 rows was .149 ± .073 worse.
+        in 26 of 33 pairs of a table and one of ``bnn``, ``dropout``, ``ffg_u``, ``ffg_w``, ``ensemble_u``: by up to
+        .195, at most .059 higher. ``vbll`` fitted to 77 rows was .149 ± .073 worse.
         """
         each = self.task == "regression" and self.train >= _FEWEST_NOISY
         return {"noise": "each input"} if each else {}

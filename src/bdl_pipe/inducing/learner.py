@@ -30,7 +30,7 @@ from ..errors import require
 from ..networks import NetworkConfig
 from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig
-from ..training.likelihood import MixtureLearner, NoiseOf, learned
+from ..training.likelihood import MixtureLearner, NoiseOf, with_likelihood
 from ..training.posterior import LearnerSpec
 from ..training.warm_start import Weights
 from .config import WeightConfig
@@ -163,7 +163,7 @@ class RandomWeights(MixtureLearner, NoisyLearner):
         """Build the network from new weights, or from ``start``; kinds of U use only its point estimates."""
         super().__init__()
         self.spec, config = spec, spec.config
-        network, likelihood = learned(spec, rng.fold("network"), start)
+        network, likelihood = with_likelihood(spec, rng.fold("network"), start)
         self.net = bayesianize(network, config.kinds(), shared=config.shared, rng=rng.fold("weights"))
         if spec.kept is not None:
             shrink(self.net, spec.kept)

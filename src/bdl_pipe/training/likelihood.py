@@ -126,7 +126,7 @@ class MixtureLearner(Learner):
         return {name for name, _ in self.named_parameters() if name.startswith("likelihood.")}
 
 
-def learned(spec: Any, rng: Seed, start: Weights | None) -> tuple[Network, OutputLikelihood]:
+def with_likelihood(spec: Any, rng: Seed, start: Weights | None) -> tuple[Network, OutputLikelihood]:
     """Return the network of a learner, with new weights or with the weights ``start``, and its likelihood.
 
     Args:
