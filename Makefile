@@ -119,7 +119,7 @@ ui: install
 
 docs: install
 	@python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	@python -m benchmarks.site
+	@python -m website
 	@NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 	@echo "site: $(CURDIR)/.state/site/index.html"
 

@@ -175,7 +175,7 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
     """Print the report's comparison or, if the report is out of date, the runs with scores and why others have none."""
     from rich.console import Console
 
-    from bdl_pipe.report import gather, headlines, show, show_runs
+    from bdl_report import gather, headlines, show, show_runs
 
     from .stages.report import infos, run_info
 

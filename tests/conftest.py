@@ -2,7 +2,7 @@
 
 import tests.typecheck
 
-tests.typecheck.install("bdl_pipe")
+tests.typecheck.install(["bdl_pipe", "bdl_report", "bdl_decisions"])
 
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402

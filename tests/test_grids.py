@@ -7,10 +7,10 @@ from typing import Any
 import matplotlib
 import pytest
 
-from bdl_pipe import grids
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.grids import GridConfig, Panel, Point, Result, keys_of, mean_of, results_of, rows, values_of, written
+from bdl_report import grids
+from bdl_report.grids import GridConfig, Panel, Point, Result, keys_of, mean_of, results_of, rows, values_of, written
 
 BASE = {"inner.shift+more": -3.0, "log": ""}
 GRID = {

@@ -16,8 +16,13 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "results").rglob("*.md")),
 ]
-SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "params").rglob("*.yaml")]
-FOLDERS = "benchmarks|cluster|docs|params|pipeline|results|src|stages|tests"
+SOURCES = [
+    *(ROOT / "src").rglob("*.py"),
+    *(ROOT / "benchmarks").rglob("*.py"),
+    *(ROOT / "website").rglob("*.py"),
+    *(ROOT / "params").rglob("*.yaml"),
+]
+FOLDERS = "benchmarks|cluster|docs|params|pipeline|results|src|stages|tests|website"
 NAMED = re.compile(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]*\w\.(?:py|yaml|md|csv|json|svg|png|sh|safetensors))\b")
 MODULE = re.compile(r"(?:-m |`)(benchmarks(?:\.\w+)+)\b")
 MADE_BY_COMMANDS = (

@@ -2,11 +2,12 @@
 
 import pytest
 
-from bdl_pipe import papers, scores
-from bdl_pipe.papers import Pair, Printed
-from bdl_pipe.papers.comparison import Comparison, Line, Ours, compare
-from bdl_pipe.papers.pages import markdown
+from bdl_pipe import scores
 from bdl_pipe.scores import Estimate, Quantity, RunScores, Score
+from bdl_report import papers
+from bdl_report.papers import Pair, Printed
+from bdl_report.papers.comparison import Comparison, Line, Ours, compare
+from bdl_report.papers.pages import markdown
 
 
 def cell(ours: Estimate | None, value: str, error: str = "") -> Pair:

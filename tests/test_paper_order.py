@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from bdl_pipe.papers import Pair, Printed
-from bdl_pipe.papers.order import CLEAR, compared
 from bdl_pipe.scores import Estimate
+from bdl_report.papers import Pair, Printed
+from bdl_report.papers.order import CLEAR, compared
 
 
 def cell(ours: float, paper: str, error: float | None = None, paper_error: str = "") -> Pair:

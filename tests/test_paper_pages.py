@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bdl_pipe import papers, scores
-from bdl_pipe.papers import Pair, PaperTable, Printed, stored
-from bdl_pipe.papers.comparison import Comparison, Line, Ours, compare, read
-from bdl_pipe.papers.pages import Cells, counted, facts_of, markdown, orders, stem
+from bdl_pipe import scores
 from bdl_pipe.scores import Estimate, Quantity, RunScores, Score
+from bdl_report import papers
+from bdl_report.papers import Pair, PaperTable, Printed, stored
+from bdl_report.papers.comparison import Comparison, Line, Ours, compare, read
+from bdl_report.papers.pages import Cells, counted, facts_of, markdown, orders, stem
 
 TITLES = ("## What limits the comparison", "## What agrees", "## What does not", "## Where the figures come from")
 

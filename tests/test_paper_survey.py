@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bdl_pipe import papers
-from bdl_pipe.papers import stored, survey
-from bdl_pipe.papers.comparison import Ours, compare
+from bdl_report import papers
+from bdl_report.papers import stored, survey
+from bdl_report.papers.comparison import Ours, compare
 from tests.test_paper_pages import RUNS, images
 
 ROOT = Path(__file__).parents[1]

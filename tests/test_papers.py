@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bdl_pipe import papers, scores
+from bdl_pipe import scores
 from bdl_pipe.data import corrupt
 from bdl_pipe.errors import ConfigError, UserError
-from bdl_pipe.papers import Pair, Printed
 from bdl_pipe.scores import Estimate, Quantity, RunScores, Score
+from bdl_report import papers
+from bdl_report.papers import Pair, Printed
 
 NEVER_NEGATIVE = ("nll", "rmse", "accuracy", "error", "ece", "brier", "auroc", "aupr", "aupr_in", "aupr_out")
 

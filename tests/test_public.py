@@ -51,8 +51,7 @@ def test_a_star_import_brings_every_name_and_a_plain_import_brings_no_torch(tmp_
 def test_the_package_is_typed_and_has_the_version_of_its_distribution() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert (ROOT / "src/bdl_pipe/py.typed").is_file()
-    data = ["py.typed", "papers/*.csv", "papers/*.yaml", "estimators/*.json", "evaluation/references/*.safetensors"]
-    data += ["report/*.csv", "report/templates/*"]
+    data = ["py.typed", "estimators/*.json", "evaluation/references/*.safetensors"]
     assert sorted(project["tool"]["setuptools"]["package-data"]["bdl_pipe"]) == sorted(data)
     from importlib import metadata
 

@@ -3,7 +3,7 @@
 A part is a paragraph, an item of a list or a row of a table. A figure is a number with a decimal point, or one of per
 cent. These are none: other whole numbers (counts, sizes, years), the usual levels (90 %), versions, numbers of a
 paper's sections and tables, and whatever is in code, in a quotation, in a picture's caption, or in a block that
-``python -m benchmarks.site`` writes. So write a setting as code: `` `lr: 0.001` ``.
+``python -m website`` writes. So write a setting as code: `` `lr: 0.001` ``.
 
 A part with a figure links to its sources: files below ``results/``, or the code that states the figure. A part without
 such a link has those of the parts above it under the same heading. The source has a number that, rounded to the

@@ -13,9 +13,9 @@ import yaml
 from bdl_pipe.errors import UserError
 from bdl_pipe.public import PLACES
 from bdl_pipe.registry import METHODS
-from benchmarks.site import __main__ as site
-from benchmarks.site import api, badges, blocks, keys, method_pages, parameters, pictures, stored
 from tests.end_to_end import forked
+from website import __main__ as site
+from website import api, badges, blocks, keys, method_pages, parameters, pictures, stored
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -26,10 +26,10 @@ OWN = {name: METHODS[name] for name in METHODS if METHODS[name].config.__module_
 
 @pytest.mark.process
 def test_every_generated_page_equals_the_output_of_its_command() -> None:
-    """``python -m benchmarks.site`` would change nothing; in its own process, where no test has added a network."""
+    """``python -m website`` would change nothing; in its own process, where no test has added a network."""
     assert len(site.pages()) > 40
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    code, out, error = forked.run(ROOT, environment, ["-m", "benchmarks.site", "--check"])
+    code, out, error = forked.run(ROOT, environment, ["-m", "website", "--check"])
     assert (out, code) == ("", 0), error
 
 
@@ -92,7 +92,9 @@ def test_every_public_name_is_in_the_reference_once() -> None:
 
 def test_every_environment_variable_is_in_the_table() -> None:
     sources = [
-        path for top in ("src", "pipeline", "stages", "cluster", "benchmarks") for path in (ROOT / top).rglob("*")
+        path
+        for top in ("src", "pipeline", "stages", "cluster", "benchmarks", "website")
+        for path in (ROOT / top).rglob("*")
     ]
     text = "\n".join(path.read_text() for path in sources if path.suffix in (".py", ".yaml", ".sh"))
     used = set(re.findall(r"\bBDL_[A-Z_]+\b", text + (ROOT / "Makefile").read_text() + (ROOT / "dvc.yaml").read_text()))

@@ -13,12 +13,12 @@ import pytest
 from scipy import stats
 
 from bdl_pipe import scores
-from bdl_pipe.evaluation.choice import LONGER, Choice, choose, coverage, ended, half_width, off_by_width, split_seconds
-from bdl_pipe.evaluation.verdict import ONE_SEED, calibration, cheapest, hour, taking, verdict, worth
 from bdl_pipe.metrics.of_predictions import THIRDS
 from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import Quantity, RunScores, Score
 from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, judge
+from bdl_report.choice import LONGER, Choice, choose, coverage, ended, half_width, off_by_width, split_seconds
+from bdl_report.verdict import ONE_SEED, calibration, cheapest, hour, taking, verdict, worth
 
 BASE = np.array([2.0, 2.2, 1.9, 2.1, 2.3])
 UNIT = np.array([-1.0, 1.0, 0.0, -1.0, 1.0])  # of mean 0 and variance 1

@@ -28,10 +28,10 @@ _whole: Final = jaxtyping.jaxtyped
 _numbers: Final = itertools.count()
 
 
-def install(package: str) -> None:
-    """Check everything of ``package`` that is imported from now on."""
+def install(packages: list[str]) -> None:
+    """Check everything of ``packages`` that is imported from now on."""
     jaxtyping.jaxtyped = lambda *, typechecker: quick  # what the hook's decorators call
-    jaxtyping.install_import_hook(package, f"{__name__}.checked")
+    jaxtyping.install_import_hook(packages, f"{__name__}.checked")
 
 
 def quick(decorated: Any) -> Any:

@@ -14,8 +14,8 @@ from typing import Final
 
 from bdl_pipe.metrics.imitation import beside
 from bdl_pipe.metrics.joint import names
-from bdl_pipe.report import columns, students, tables
 from bdl_pipe.scores import Quantity
+from bdl_report import columns, students, tables
 from benchmarks.pages.coresets import uncommitted
 from pipeline.core.load import load
 from pipeline.core.settings import Settings

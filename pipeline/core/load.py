@@ -73,7 +73,7 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
 def _decisions(raw: Mapping[str, Any]) -> dict[str, Any]:
     if not raw.get("decisions"):
         return {}
-    from bdl_pipe.decisions import DecisionConfig  # imports torch, which most commands do not need
+    from bdl_decisions import DecisionConfig  # imports torch, which most commands do not need
 
     return {k: config.read(DecisionConfig, v, f"decisions.{k}") for k, v in _section(raw, "decisions").items()}
 

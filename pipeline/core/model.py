@@ -94,7 +94,7 @@ class Params:
     Attributes:
         inputs: name -> artifacts that form an input together: stage kind -> ``<stage kind>/<run>``.
         raw: the content of the file.
-        decisions: key -> a checked ``bdl_pipe.decisions.DecisionConfig``.
+        decisions: key -> a checked ``bdl_decisions.DecisionConfig``.
     """
 
     seed: int

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+PACKAGES: Final = ("src/bdl_pipe", "src/bdl_report", "src/bdl_decisions", "pipeline")  # below the project's root
 WORK: Final = Path("work")
 STATE: Final = Path(".state")
 REPORT: Final = Path("report")

@@ -21,8 +21,8 @@ from bdl_pipe.data.catalog import licence_of
 from bdl_pipe.data.prepared import load_fit
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.method import fan_in
-from bdl_pipe.report.columns import Column, figure
 from bdl_pipe.scores import Quantity, RunScores
+from bdl_report.columns import Column, figure
 
 from ..core import places, records
 from ..core.load import load

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from bdl_pipe import artifacts, papers, summary
+from bdl_pipe import artifacts, summary
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
 from bdl_pipe.registry import load_predictor, stored_address
+from bdl_report import papers
 
 from .. import tracking
 from ..core import places

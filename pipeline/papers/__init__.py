@@ -3,7 +3,7 @@
 ``params/paper/<paper>-<table>.yaml`` is a complete params file, and its artifacts are in
 ``work/paper/<paper>-<table>``. Tables that use the same fits share both. DVC is not used. Stages that are up to date
 are not run again (see :mod:`pipeline.plan.plan`), so an interrupted run continues where it stopped. Benchmarks and
-studies make the tables of costs and settings (``commands.yaml``). :mod:`bdl_pipe.papers.comparison` compares.
+studies make the tables of costs and settings (``commands.yaml``). :mod:`bdl_report.papers.comparison` compares.
 ``python -m pipeline paper all`` runs no stage: see :mod:`pipeline.papers.every`.
 """
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
-from bdl_pipe import config, papers, scores
+from bdl_pipe import config, scores
 from bdl_pipe.errors import ConfigError, UserError
-from bdl_pipe.papers import PaperTable, choice, stored
-from bdl_pipe.papers.comparison import Comparison, Ours, compare, runs_of
-from bdl_pipe.papers.pages import stem
-from bdl_pipe.report import Grid, show
-from bdl_pipe.report.columns import Cell
 from bdl_pipe.scores import RunScores
 from bdl_pipe.yaml_files import read_yaml
+from bdl_report import Grid, papers, show
+from bdl_report.columns import Cell
+from bdl_report.papers import PaperTable, choice, stored
+from bdl_report.papers.comparison import Comparison, Ours, compare, runs_of
+from bdl_report.papers.pages import stem
 
 from .. import tracking
 from ..core import places, provenance

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bdl_pipe import scores
-from bdl_pipe.papers import stored, survey
-from bdl_pipe.papers.comparison import Comparison, Ours
 from bdl_pipe.scores import RunScores
+from bdl_report.papers import stored, survey
+from bdl_report.papers.comparison import Comparison, Ours
 
 from ..core import places, provenance, records
 from .facts import RESULTS, made

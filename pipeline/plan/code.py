@@ -19,13 +19,15 @@ from typing import Final
 from bdl_pipe import plugins
 from bdl_pipe.public import PLACES
 
+from ..core.places import PACKAGES
+
 PROJECT: Final = Path(__file__).resolve().parents[2]
-_TOPS: Final = {"bdl_pipe": PROJECT / "src", "pipeline": PROJECT}
+_TOPS: Final = {path.name: path.parent for path in (PROJECT / package for package in PACKAGES)}
 _EXPORTS: Final = {f"bdl_pipe.{name}": f"bdl_pipe.{place.partition(':')[0]}" for name, place in PLACES.items()}
 PUBLIC: Final = "bdl_pipe.public"
 REGISTRY: Final = "bdl_pipe.registry"
 SIZES: Final = "bdl_pipe.data.size"
-REPORT: Final = "bdl_pipe.report"
+REPORT: Final = "bdl_report"
 RESULTS: Final = (  # the modules of the pipeline that write artifacts
     "pipeline.stages.prepare",
     "pipeline.stages.inputs",

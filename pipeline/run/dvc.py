@@ -31,7 +31,7 @@ _GRAPH: Final = Path("dvc.yaml")
 _RECORDED: Final = places.STATE / "recorded.json"  # hashes by stage and file when this clone last recorded
 _BROKEN: Final = places.STATE / "dvc.lock.broken"
 _SOURCES: Final = "sources"
-_SOURCES_DEPS: Final = ("src/bdl_pipe", "pipeline", "data", "plugins", "params.yaml")
+_SOURCES_DEPS: Final = (*places.PACKAGES, "data", "plugins", "params.yaml")
 _FEW: Final = 8  # the most targets to name, since DVC reads its graph again for each
 
 

@@ -1,6 +1,6 @@
 """``python -m pipeline study params/study/FAMILY-NAME.yaml``: metrics against hyperparameters, by Ray Tune.
 
-The file has a grid of the method's hyperparameters, as :mod:`bdl_pipe.grids` describes it.
+The file has a grid of the method's hyperparameters, as :mod:`bdl_report.grids` describes it.
 
 Each seed of each point is fitted on the training rows of split 0 and scored on its validation rows; test rows are not
 used. The results are ``results/<family>/<name>.csv`` (every fit), ``.svg`` (the figure) and ``.md`` (the table, and its
@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import matplotlib
 
-from bdl_pipe import config, grids
+from bdl_pipe import config
 from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
-from bdl_pipe.grids import SEED, GridConfig, results_of, values_of, written
 from bdl_pipe.yaml_files import read_yaml
+from bdl_report import grids
+from bdl_report.grids import SEED, GridConfig, results_of, values_of, written
 
 from ..core import places, provenance, records
 from ..core.load import load, typed
@@ -38,7 +39,7 @@ _TOP: Final = "study"  # prefix of the paths of the file's keys
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig(GridConfig):
-    """A file of ``params/study``, checked; it also has the keys of a :class:`bdl_pipe.grids.GridConfig`.
+    """A file of ``params/study``, checked; it also has the keys of a :class:`bdl_report.grids.GridConfig`.
 
     Attributes:
         method: the method of params.yaml; the hyperparameters and seeds of its first run vary.

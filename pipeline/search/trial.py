@@ -19,7 +19,6 @@ from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, Diverged, require
 from bdl_pipe.evaluation import EvaluateConfig
-from bdl_pipe.grids import SEED, Result
 from bdl_pipe.memory import keep_freed_memory
 from bdl_pipe.method import Method, fan_in
 from bdl_pipe.metrics.table import metric_of
@@ -28,6 +27,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.repeatable import repeat_bits
 from bdl_pipe.search import DIVERGED, Sampled, rounded
 from bdl_pipe.seeds import Seed
+from bdl_report.grids import SEED, Result
 
 from ..core.model import Run
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from bdl_pipe.report import columns, tables
-from bdl_pipe.report.columns import Column
-from bdl_pipe.report.tables import RunInfo, Table
+from bdl_report import columns, tables
+from bdl_report.columns import Column
+from bdl_report.tables import RunInfo, Table
 
 from .. import tracking
 from ..core import records

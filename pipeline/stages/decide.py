@@ -5,9 +5,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from bdl_decisions import DecisionConfig, decide, table
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
-from bdl_pipe.decisions import DecisionConfig, decide, table
 from bdl_pipe.progress import Report
 
 from ..core import places

@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bdl_pipe import artifacts, config, report
+import bdl_report
+from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import DatasetConfig
-from bdl_pipe.evaluation.choice import LONGER, ends
 from bdl_pipe.networks.described import described
 from bdl_pipe.scores import average
+from bdl_report.choice import LONGER, ends
 
 from ..core import places, provenance, records
 from ..core.model import Params, Run
@@ -19,7 +20,7 @@ from ..work.executor import Executor
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
     """Make ``report/`` from the stored tables of all runs and decisions."""
-    report.build(
+    bdl_report.build(
         infos(params),
         places.REPORT,
         provenance=facts(params, settings),
@@ -28,12 +29,12 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     )
 
 
-def infos(params: Params) -> list[report.RunInfo]:
+def infos(params: Params) -> list[bdl_report.RunInfo]:
     """Return a description of each entry of ``runs``, with the folders of its results."""
     return [run_info(run, params) for run in params.of("student")]
 
 
-def run_info(run: Run, params: Params) -> report.RunInfo:
+def run_info(run: Run, params: Params) -> bdl_report.RunInfo:
     """Return a description of an entry of ``runs``, with the folders of its results.
 
     Raises:
@@ -46,7 +47,7 @@ def run_info(run: Run, params: Params) -> report.RunInfo:
         record = records.read(kind, key)
         warnings = [*warnings, *(f"{key}: {warning}" for warning in record.get("warnings", []))]
         chains |= _chains(key, record, splits)
-    return report.RunInfo(
+    return bdl_report.RunInfo(
         key=run.key,
         dataset=run.spec.dataset,
         method=run.method.name,
@@ -88,10 +89,12 @@ def _imitated(run: Run, params: Params) -> str | None:
     return next((other.key for other in others if other.sources == run.sources), "")
 
 
-def _chains(key: str, record: Mapping[str, Any], splits: int) -> dict[str, report.ChainsInfo]:
+def _chains(key: str, record: Mapping[str, Any], splits: int) -> dict[str, bdl_report.ChainsInfo]:
     """Return the diagnostics of the chains that an entry made, if it made any."""
     metrics = record.get("metrics", {})
-    return {key: report.ChainsInfo(metrics, record.get("traces", {}), splits)} if "rhat_prediction" in metrics else {}
+    return (
+        {key: bdl_report.ChainsInfo(metrics, record.get("traces", {}), splits)} if "rhat_prediction" in metrics else {}
+    )
 
 
 def _network(run: Run, params: Params) -> str:
@@ -104,21 +107,21 @@ def _network(run: Run, params: Params) -> str:
     return ""
 
 
-def _step(dataset: DatasetConfig) -> report.Step | None:
+def _step(dataset: DatasetConfig) -> bdl_report.Step | None:
     """Return the incremental step of a data set; steps of one group differ only in their order and number."""
     if dataset.increment is None:
         return None
     numbers = config.to_mapping(dataset)
     shared = {name: numbers[name] for name in dataset.fitted() if name in numbers and name != "increment"}
     group = json.dumps([shared, dataset.increment.classes], sort_keys=True)
-    return report.Step(dataset.source.name, group, dataset.increment)
+    return bdl_report.Step(dataset.source.name, group, dataset.increment)
 
 
-def _coreset(run: Run) -> report.CoresetInfo:
+def _coreset(run: Run) -> bdl_report.CoresetInfo:
     recorded = list(records.read("coreset", run.key).get("total_seconds", {}).values())
     ipc, seconds = getattr(run.config, "ipc", None), average(recorded) if recorded else None
     place = places.artifact("coreset", run.key)
-    return report.CoresetInfo(run.key, run.spec.dataset, run.method.name, place, ipc, seconds)
+    return bdl_report.CoresetInfo(run.key, run.spec.dataset, run.method.name, place, ipc, seconds)
 
 
 def facts(params: Params, settings: Settings) -> dict[str, Any]:

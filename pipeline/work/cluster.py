@@ -21,6 +21,7 @@ from bdl_pipe.checkpoints import HandedOver
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import FileBytes
 
+from ..core.places import PACKAGES
 from ..core.settings import Settings
 from ..core.storage import hide
 from . import nodes, train
@@ -220,7 +221,7 @@ def head(settings: Settings) -> Iterator[str]:
 
 def named(address: str, ships: Sequence[Path] = ()) -> dict[str, Any]:
     """Return the options of ``ray.init`` for a cluster, which send our code and ``ships`` to its nodes."""
-    modules = [*(_ROOT / name for name in ("pipeline", "src/bdl_pipe")), *ships]
+    modules = [*(_ROOT / name for name in PACKAGES), *ships]
     return {"address": address, "runtime_env": {"py_modules": list(map(str, modules)), "excludes": ["__pycache__"]}}
 
 

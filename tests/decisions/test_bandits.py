@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from bdl_pipe.decisions import RULES, play
-from bdl_pipe.decisions.bandits import Bandit, Wheel, in_blocks
-from bdl_pipe.decisions.loop import refits
-from bdl_pipe.decisions.questions import Question
-from bdl_pipe.decisions.recursive import RecursiveLayer
+from bdl_decisions import RULES, play
+from bdl_decisions.bandits import Bandit, Wheel, in_blocks
+from bdl_decisions.loop import refits
+from bdl_decisions.question import Question
+from bdl_decisions.recursive import RecursiveLayer
 from bdl_pipe.joint_predictive import GaussianFunctions
 from bdl_pipe.seeds import Seed
 

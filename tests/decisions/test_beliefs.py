@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from bdl_decisions import Agent, DecisionConfig, decide, register_task, table
 from bdl_pipe.config import read
-from bdl_pipe.decisions import Agent, DecisionConfig, decide, register_task, table
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.seeds import Seed
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from bdl_decisions import Agent
+from bdl_decisions.recursive import RecursiveLayer, recursive
 from bdl_pipe.baselines import linear
-from bdl_pipe.decisions import Agent
-from bdl_pipe.decisions.recursive import RecursiveLayer, recursive
 from bdl_pipe.seeds import Seed
 
 RANDOM = np.random.default_rng(3)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from bdl_decisions import RULES, DecisionConfig, play
+from bdl_decisions.active import ActiveLearning
+from bdl_decisions.agents import Agent
+from bdl_decisions.bandits import Bandit, RowsBandit
+from bdl_decisions.optimisation import FUNCTIONS, Optimisation, Search, TableOptimisation
 from bdl_pipe.config import read
-from bdl_pipe.decisions import RULES, DecisionConfig, play
-from bdl_pipe.decisions.active import ActiveLearning
-from bdl_pipe.decisions.agents import Agent
-from bdl_pipe.decisions.bandits import Bandit, RowsBandit
-from bdl_pipe.decisions.optimisation import FUNCTIONS, Optimisation, Search, TableOptimisation
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
 

@@ -16,8 +16,8 @@ from bdl_pipe import artifacts
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor
-from bdl_pipe.report import tables
 from bdl_pipe.seeds import Seed
+from bdl_report import tables
 from tests.data import test_user_data
 from tests.data.test_user_data import TABLE
 from tests.pipeline import fitted_cases

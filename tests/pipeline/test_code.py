@@ -187,7 +187,7 @@ def test_a_new_method_changes_no_digest_of_another_method(copy: Path, digests: D
 
 
 @pytest.mark.process
-def test_a_stored_reference_changes_only_the_digests_of_evaluations_and_the_report(
+def test_a_stored_reference_changes_only_the_digests_of_evaluations(
     copy: Path, digests: Digests, before: dict[str, str]
 ) -> None:
     new = copy / "src/bdl_pipe/evaluation/references/new.safetensors"
@@ -196,7 +196,7 @@ def test_a_stored_reference_changes_only_the_digests_of_evaluations_and_the_repo
         after = digests()
     finally:
         new.unlink()
-    assert {key.split()[0] for key in before if before[key] != after[key]} == {"evaluate", "report"}
+    assert {key.split()[0] for key in before if before[key] != after[key]} == {"evaluate"}
     assert all(before[key] != after[key] for key in before if key.startswith("evaluate "))
 
 
@@ -205,7 +205,7 @@ def test_a_stored_reference_changes_only_the_digests_of_evaluations_and_the_repo
 def test_a_file_of_the_report_changes_only_the_digest_of_the_report(
     copy: Path, digests: Digests, before: dict[str, str], file: str
 ) -> None:
-    place = copy / "src/bdl_pipe/report" / file
+    place = copy / "src/bdl_report" / file
     text = place.read_text()
     place.write_text(text + COMMENT)
     try:

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from bdl_decisions import decide, table
 from bdl_pipe import plugins
-from bdl_pipe.decisions import decide, table
 from bdl_pipe.errors import ConfigError, UserError
 from pipeline.core.load import typed
 from pipeline.core.model import Params

@@ -258,8 +258,8 @@ def test_a_dead_address_is_refused_before_ray_is_imported(monkeypatch: pytest.Mo
 def test_our_code_and_plugins_are_sent_to_every_named_cluster(tmp_path: Path) -> None:
     for other in ("127.0.0.1:6379", "localhost:6379", f"{socket.gethostname()}:6379", "10.0.0.1:6379"):
         modules = [Path(path) for path in named(other, [tmp_path])["runtime_env"]["py_modules"]]
-        assert [path.name for path in modules] == ["pipeline", "bdl_pipe", tmp_path.name]
-        assert all((path / "__init__.py").is_file() for path in modules[:2])
+        assert [path.name for path in modules] == ["bdl_pipe", "bdl_report", "bdl_decisions", "pipeline", tmp_path.name]
+        assert all((path / "__init__.py").is_file() for path in modules[:4])
 
 
 def test_metrics_reach_the_sink_with_their_task_and_step() -> None:

@@ -21,9 +21,9 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import UserError
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import POSTERIORS
-from bdl_pipe.report import page, tables
 from bdl_pipe.scores import Estimate, Quantity
 from bdl_pipe.seeds import Seed
+from bdl_report import page, tables
 from pipeline import cli
 from pipeline.core import overlays
 from pipeline.core.load import load, typed

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from bdl_pipe import papers
 from bdl_pipe.errors import UserError
+from bdl_report import papers
 from pipeline import cli
 from pipeline.papers import COMMANDS, read
 from pipeline.run import pool

@@ -8,9 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from bdl_pipe import papers, scores
-from bdl_pipe.papers.pages import facts_of
+from bdl_pipe import scores
 from bdl_pipe.scores import Quantity, Score
+from bdl_report import papers
+from bdl_report.papers.pages import facts_of
 from pipeline import cli
 from pipeline.run import pool
 

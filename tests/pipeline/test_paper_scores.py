@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bdl_pipe import config, evaluation, papers
+from bdl_pipe import config, evaluation
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import Examples
 from bdl_pipe.data.transform import Transform
@@ -18,6 +18,7 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 from bdl_pipe.yaml_files import read_yaml
+from bdl_report import papers
 
 
 class Answering:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bdl_pipe import papers
-from bdl_pipe.papers.comparison import runs_of
+from bdl_report import papers
+from bdl_report.papers.comparison import runs_of
 from pipeline.core.load import load
 from pipeline.core.model import Params
 from pipeline.papers import compared, ours

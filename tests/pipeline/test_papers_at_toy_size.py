@@ -13,13 +13,14 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from bdl_pipe import papers, scores
+from bdl_pipe import scores
 from bdl_pipe.data import corrupt, prepared
 from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.scores import Quantity
 from bdl_pipe.yaml_files import read_yaml
+from bdl_report import papers
 from pipeline import cli
 from pipeline.run import pool
 from tests.data import archives as made

@@ -16,10 +16,11 @@ from typing import Any, Final
 
 import pytest
 
-from bdl_pipe import config, papers
+from bdl_pipe import config
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.loop import learning_rate
 from bdl_pipe.training.snapshots import SnapshotPolicy
+from bdl_report import papers
 from benchmarks.pages import unfamiliar
 from pipeline.core import load as loading
 from pipeline.core.model import Params

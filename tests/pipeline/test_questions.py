@@ -8,11 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
 
-from bdl_pipe import artifacts, report, scores
+import bdl_report
+from bdl_pipe import artifacts, scores
 from bdl_pipe.metrics.ood.rows import Rows, StoredFit
-from bdl_pipe.report import RunInfo, columns, questions, tables, unseen
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
+from bdl_report import RunInfo, columns, question_pages, tables, unseen
 from pipeline.core import places
 from pipeline.stages import scores as stage
 from tests.metrics.test_ood_tables import several
@@ -134,7 +135,7 @@ def test_equal_predictions_of_two_runs_get_equal_scores(runs: list[RunInfo]) -> 
 
 def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first(runs: list[RunInfo]) -> None:
     table = tables.gather(runs)
-    trust = questions.answers(table, "trust")["parts"]
+    trust = question_pages.answers(table, "trust")["parts"]
     assert list(trust) == ["images"]
     shown, smallest = trust["images"]["sentences"]
     assert shown.startswith("Probabilities: 2 of 3 runs are shown to be wrong") and shown.endswith("be wrong: right.")
@@ -144,7 +145,7 @@ def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first
     assert grid.rows[0][0].text == "right" and grid.rows[0][1].best
     assert [row[1].value for row in grid.rows] == sorted(row[1].value for row in grid.rows)
 
-    intervals = questions.answers(table, "intervals")["parts"]
+    intervals = question_pages.answers(table, "intervals")["parts"]
     distributions, held, thirds, narrowest = intervals["rows"]["sentences"]
     assert distributions.startswith("Distributions: 1 of 2 runs are shown to be wrong")
     assert held.startswith("90 % intervals: ") and "agrees with 90 %" in held
@@ -155,16 +156,16 @@ def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first
     assert len(intervals["rows"]["figures"]) == 2 and intervals["images"]["figures"] == []
     assert "0 outside of the band of chance" in intervals["rows"]["figures"][0]["inline"]
 
-    refuse = questions.answers(table, "refuse")["parts"]
+    refuse = question_pages.answers(table, "refuse")["parts"]
     least, answered, _ = refuse["images"]["sentences"]
     assert least.startswith("Lowest cost of refusal: ") and "noisy" not in least
     assert answered.startswith("Answered: ") and " % of the rows with at most 1 % wrong and " in answered
     assert [len(refuse[name]["figures"]) for name in ("images", "rows")] == [1, 1]
-    assert questions.answers(table, "unseen") == {"parts": {}}
+    assert question_pages.answers(table, "unseen") == {"parts": {}}
 
 
 def test_pages_are_well_formed_and_link_to_each_other(runs: list[RunInfo], tmp_path: Path) -> None:
-    report.build(runs, tmp_path / "out", provenance={}, dpi=80)
+    bdl_report.build(runs, tmp_path / "out", provenance={}, dpi=80)
     names = {path.name for path in (tmp_path / "out").glob("*.html")}
     for name in names:
         page = Page((tmp_path / "out" / name).read_text())
@@ -184,7 +185,7 @@ def test_scores_of_an_earlier_evaluation_are_left_out(runs: list[RunInfo], tmp_p
     again = RunInfo(run.key, "images", "right", "s", tmp_path / "new", scores=run.scores)
     table = tables.gather([again])
     assert Quantity("accuracy") in table.quantities() and Quantity("augrc") not in table.quantities()
-    assert questions.answers(table, "refuse") == {"parts": {}}
+    assert question_pages.answers(table, "refuse") == {"parts": {}}
 
 
 def stored_rows(fits: list[StoredFit]) -> pa.Table:

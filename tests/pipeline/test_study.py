@@ -14,7 +14,7 @@ import yaml
 
 from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError, UserError
-from bdl_pipe.grids import values_of
+from bdl_report.grids import values_of
 from pipeline import cli
 from pipeline.core import overlays, places
 from pipeline.core.settings import Settings

@@ -9,8 +9,8 @@ import torch
 
 from bdl_pipe import artifacts, scores
 from bdl_pipe.artifacts import State
-from bdl_pipe.report import ChainsInfo, CoresetInfo, RunInfo
 from bdl_pipe.scores import Quantity, Score
+from bdl_report import ChainsInfo, CoresetInfo, RunInfo
 
 NOISES = "gaussian_noise shot_noise impulse_noise speckle_noise gaussian_blur defocus_blur glass_blur motion_blur"
 REST = "snow frost fog spatter brightness contrast saturate elastic_transform pixelate jpeg_compression"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bdl_pipe import report
-from bdl_pipe.report import CoresetInfo, RunInfo, cross, tables
+import bdl_report
 from bdl_pipe.scores import Quantity, Score
+from bdl_report import CoresetInfo, RunInfo, cross, tables
 from tests.report.report_cases import write_run
 
 # coreset -> method, images a class, seconds, {protocol: (accuracies, NLLs) of the seeds}
@@ -46,8 +46,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
     return runs(tmp_path_factory.mktemp("cross"))
 
 
-def table_of(made: list[RunInfo]) -> report.Grid:
-    (found,) = [h for h in report.headlines(report.gather(made)) if "coresets" in h.title]
+def table_of(made: list[RunInfo]) -> bdl_report.Grid:
+    (found,) = [h for h in bdl_report.headlines(bdl_report.gather(made)) if "coresets" in h.title]
     return found
 
 
@@ -105,7 +105,7 @@ def test_a_table_needs_two_coresets_or_two_protocols(made: list[RunInfo]) -> Non
         ([made[0], made[2]], True),  # two coresets under one protocol
         ([replace(run, coreset=None) for run in made], False),
     ):
-        assert any("coresets" in h.title for h in report.headlines(report.gather(some))) is there
+        assert any("coresets" in h.title for h in bdl_report.headlines(bdl_report.gather(some))) is there
 
 
 def test_a_second_network_has_a_row_below_and_its_own_random_images_as_floor(
@@ -157,7 +157,7 @@ def test_every_cell_is_in_the_csv_with_its_floor(tmp_path: Path, made: list[RunI
 
 
 def test_the_page_has_the_table_and_its_notes(tmp_path: Path, made: list[RunInfo]) -> None:
-    report.build(made, tmp_path / "out", provenance={}, dpi=110)
+    bdl_report.build(made, tmp_path / "out", provenance={}, dpi=110)
     page = (tmp_path / "out/index.html").read_text()
     assert page.count("<h3>Coresets under each protocol</h3>") == 1
     assert '<p class="note">† bpc is no better than random images of its size: nn acc. %</p>' in page

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from bdl_pipe import artifacts, report
+import bdl_report
+from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
-from bdl_pipe.report import explore
-from bdl_pipe.report.explore import Played
+from bdl_report import explore
+from bdl_report.explore import Played
 
 PROBLEMS = 8
 AGENTS: dict[str, dict[str, Any]] = {
@@ -157,12 +158,12 @@ def write(place: Path) -> None:
 def test_the_report_has_a_page_of_the_played_decisions(tmp_path: Path) -> None:
     write(tmp_path / "d")
     places = {"d": tmp_path / "d", "later": tmp_path / "later"}
-    report.build([], tmp_path / "report", provenance={}, dpi=110, decisions=places)
+    bdl_report.build([], tmp_path / "report", provenance={}, dpi=110, decisions=places)
     page = (tmp_path / "report" / "explore.html").read_text()
     assert '<section id="d">' in page and "later" not in page
     assert "all others are worse" in page and 'aria-label="d: regret by rounds' in page
     assert 'href="explore.html"' in (tmp_path / "report" / "index.html").read_text()
-    report.build([], tmp_path / "none", provenance={}, dpi=110)
+    bdl_report.build([], tmp_path / "none", provenance={}, dpi=110)
     assert "No decision has been played" in (tmp_path / "none" / "explore.html").read_text()
 
 

@@ -13,11 +13,11 @@ import pandas as pd
 import pyarrow.parquet
 import pytest
 
-from bdl_pipe import report
+import bdl_report
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation.joint import LINES, PAIRED
-from bdl_pipe.report import columns, page, questions, tables
 from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity, Score
+from bdl_report import columns, page, question_pages, tables
 from tests.report.report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
 
 pytestmark = pytest.mark.slow  # the report of all tables is built first, in three seconds
@@ -29,7 +29,7 @@ FILES = PAGES | {"comparison.csv", "coresets.csv", "comparison.parquet", "compar
 def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("report")
     runs = everything(root)
-    report.build(runs, root / "report", provenance={"commit": "<abc>", "device": "cpu"}, dpi=110)
+    bdl_report.build(runs, root / "report", provenance={"commit": "<abc>", "device": "cpu"}, dpi=110)
     return root, runs
 
 
@@ -111,7 +111,7 @@ def test_the_papers_figure_stands_beside_the_runs_figure(built):
 
 
 def test_a_column_counts_splits_if_a_data_set_has_several_and_seeds_otherwise(built):
-    heads = {one.title: one.head[2] for one in report.headlines(tables.gather(built[1]))}
+    heads = {one.title: one.head[2] for one in bdl_report.headlines(tables.gather(built[1]))}
     assert heads["boston"] == "Splits" and heads["fashion_mnist"] == "Seeds"
 
 
@@ -218,7 +218,7 @@ def test_a_warning_of_several_runs_is_one_line_that_names_the_runs(tmp_path):
         write_run(tmp_path, "b", method, "s", [Score(0, 0, Quantity("nll"), 1.0, 9)], warnings=warnings)
         for method, warnings in (("sgmcmc", (said,)), ("dark_knowledge", (own, said)))
     )
-    report.build([chains, student], tmp_path / "out", provenance={}, dpi=80)
+    bdl_report.build([chains, student], tmp_path / "out", provenance={}, dpi=80)
     lines = [f"{said}. Runs: b-sgmcmc-s, b-dark_knowledge-s", f"{own}. Runs: b-dark_knowledge-s"]
     written = (tmp_path / "out/comparison.md").read_text().splitlines()
     assert [line for line in written if "Runs:" in line] == [f"- {line}" for line in lines]
@@ -256,7 +256,7 @@ def test_joint_scores_have_a_section_if_a_run_has_them(built, tmp_path):
     gaps = {"joint_nll_20": 3.2, "joint_gap_20": 1.25, "joint_gap": 0.001}
     scores = [Score(0, 0, Quantity(name), value, 250) for name, value in gaps.items()]
     run = write_run(tmp_path, "d", "d_vbll", "s", [*scores, Score(0, 0, Quantity("nll"), 0.3, 10)])
-    report.build([run], tmp_path / "out", provenance={}, dpi=80)
+    bdl_report.build([run], tmp_path / "out", provenance={}, dpi=80)
     parsed = Page((tmp_path / "out/index.html").read_text())
     assert parsed.open == [] and "Several inputs together" in parsed.text
     grid, drawn = page.together(tables.gather([run])).values()
@@ -274,7 +274,7 @@ def test_the_lines_between_two_inputs_are_one_figure_per_data_set(tmp_path):
         runs.append(write_run(tmp_path, "d", method, "s", scores, same_class=line))
     (drawn,) = page.together(tables.gather(runs))["figures"]
     assert "by the product: d vbll 0.400 and 0.300, ensemble 0.400 and 0.325" in drawn["inline"]
-    report.build(runs, tmp_path / "out", provenance={}, dpi=80)
+    bdl_report.build(runs, tmp_path / "out", provenance={}, dpi=80)
     parsed = Page((tmp_path / "out/index.html").read_text())
     assert parsed.open == [] and "second input moves on the line" in parsed.text
     rule = f"among the first {PAIRED} test rows, the {LINES} pairs of rows of different classes that are nearest"
@@ -288,7 +288,7 @@ def test_the_lines_between_two_inputs_are_one_figure_per_data_set(tmp_path):
 def test_equal_inputs_give_equal_files_and_another_commit_changes_the_index_alone(tmp_path, built):
     _, runs = built
     for name, commit in [("a", "1"), ("b", "1"), ("c", "2")]:
-        report.build(runs[7:9], tmp_path / name, provenance={"commit": commit}, dpi=110)
+        bdl_report.build(runs[7:9], tmp_path / name, provenance={"commit": commit}, dpi=110)
     a, b, c = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in "abc")
     assert a == b
     assert {name for name in FILES if a[name] != c[name]} == {"index.html"}
@@ -300,7 +300,7 @@ def test_a_run_without_results_is_a_row_of_dashes_and_a_note(tmp_path):
     gone = replace(plain, key="fashion_mnist-gone", method="gone", evaluate=tmp_path / "no")
     nothing = replace(gone, key="empty-gone", dataset="empty")
     absent = replace(write_coreset(tmp_path, "fashion_mnist-vbpc-ipc1", 1), path=tmp_path / "no")
-    report.build([replace(plain, coreset=absent), gone, nothing], tmp_path / "out", provenance={}, dpi=80)
+    bdl_report.build([replace(plain, coreset=absent), gone, nothing], tmp_path / "out", provenance={}, dpi=80)
     text = (tmp_path / "out/index.html").read_text()
     assert Page(text).open == []
     assert "Score against severity" not in text and "Coreset images" not in text
@@ -311,12 +311,12 @@ def test_a_run_without_results_is_a_row_of_dashes_and_a_note(tmp_path):
 
 
 def test_a_report_of_no_runs_or_of_scores_that_are_not_finite_is_written(tmp_path):
-    report.build([], tmp_path / "none", provenance={}, dpi=80)
+    bdl_report.build([], tmp_path / "none", provenance={}, dpi=80)
     assert (tmp_path / "none/comparison.csv").read_text() == ",".join(COLUMNS) + "\n"
     case = ROWS[0]
     odd = {"nll": math.inf, "rmse": math.nan}
     rows = [s._replace(value=odd.get(s.of.metric, s.value)) for s in row_scores(case, np.random.default_rng(0))]
-    report.build([write_run(tmp_path, "boston", "a", "small", rows)], tmp_path / "out", provenance={}, dpi=80)
+    bdl_report.build([write_run(tmp_path, "boston", "a", "small", rows)], tmp_path / "out", provenance={}, dpi=80)
     assert "∞" in (tmp_path / "out/comparison.md").read_text() and "NaN" in (tmp_path / "out/index.html").read_text()
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == {"boston-a-small": {"nll": None, "rmse": None}}
 
@@ -324,11 +324,11 @@ def test_a_report_of_no_runs_or_of_scores_that_are_not_finite_is_written(tmp_pat
 def test_a_failed_build_leaves_the_old_report_unchanged(tmp_path, monkeypatch):
     """A report is replaced in the same way as artifacts, which test_artifacts.py tests; here a page fails to render."""
     runs, out = [scored(tmp_path, [0.5])], tmp_path / "out"
-    report.build(runs, out, provenance={"commit": "old"}, dpi=80)
+    bdl_report.build(runs, out, provenance={"commit": "old"}, dpi=80)
     before = {f.name: f.read_bytes() for f in out.iterdir()}
     monkeypatch.setattr(page, "render", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        report.build(runs, out, provenance={"commit": "new"}, dpi=80)
+        bdl_report.build(runs, out, provenance={"commit": "new"}, dpi=80)
     assert {f.name: f.read_bytes() for f in out.iterdir()} == before
     assert not list(tmp_path.glob(".*"))
 
@@ -345,7 +345,7 @@ def test_every_ood_score_has_columns_and_a_plugins_score_has_its_own_name(tmp_pa
     of = [Quantity(metric, "ood", "other", score=score) for metric, score in by]
     run = write_run(tmp_path, "d", "m", "s", [Score(0, 0, quantity, 0.75, 9) for quantity in of])
     table = tables.gather([run])
-    (grid,) = questions.answers(table, "unseen")["parts"]["d"]["grids"]
+    (grid,) = question_pages.answers(table, "unseen")["parts"]["d"]["grids"]
     assert grid.groups == [("score: max prob", 1), ("score: feature density", 1), ("score: top margin", 2)]
     assert grid.head[1:] == ["AUROC", "AUROC", "AUROC", "FPR95"] and grid.title == "against other"
     assert [cell.text for cell in grid.rows[0]] == ["m", *["0.750"] * 4]
@@ -355,12 +355,12 @@ def test_the_comparison_refers_to_unseen_html_only_if_a_run_has_further_ood_scor
     def built(method, *by):
         of = [Quantity("auroc", "ood", "far", score=score) for score in by]
         run = write_run(tmp_path, "d", method, "s", [Score(0, 0, quantity, 0.5, 9) for quantity in of])
-        report.build([run], tmp_path / f"of_{method}", provenance={}, dpi=80)
+        bdl_report.build([run], tmp_path / f"of_{method}", provenance={}, dpi=80)
         return (tmp_path / f"of_{method}/comparison.md").read_text().splitlines(), tables.gather([run])
 
     lines, table = built("several", "max_prob", "my_density")
     assert lines[-2:] == ["", "AUROC here is by max_prob; unseen.html has it by every score, set by set."]
-    (grid,) = questions.answers(table, "unseen")["parts"]["d"]["grids"]
+    (grid,) = question_pages.answers(table, "unseen")["parts"]["d"]["grids"]
     assert grid.groups == [("score: max prob", 1), ("score: my density", 1)]
     assert not any("unseen" in line for line in built("one", "max_prob")[0])
 
@@ -449,7 +449,7 @@ def test_a_plugins_metric_is_a_column(tmp_path, monkeypatch):
     assert [c.title for c in columns.columns(table)] == ["Accuracy %", "Worst %"]
     assert columns.headline(table).rows[0][4].text == "25.00"
     assert columns.metrics(table) == {"d-m-s": {"accuracy": 0.25, "worst": 0.25}}
-    (grid,) = questions.answers(table, "refuse")["parts"]["d"]["grids"]
+    (grid,) = question_pages.answers(table, "refuse")["parts"]["d"]["grids"]
     assert grid.head[1:] == ["Asked"] and grid.rows[0][1].text == "0.250"
 
 

@@ -45,7 +45,7 @@ class Candidate:
         folder: the folder of ``predictions.parquet``, if the candidate's predictions are stored.
         network: the architecture that predicts. It is empty if the architecture has no name.
         method: the method that was fitted.
-        ended: the recorded reason why each fit ended, see :func:`bdl_pipe.evaluation.choice.ended`; ``chains`` if its
+        ended: the recorded reason why each fit ended, see :func:`bdl_report.choice.ended`; ``chains`` if its
             Markov chains are too short.
     """
 

@@ -1,0 +1,193 @@
+"""Fitted posteriors as beliefs: the answers of each posterior class, or an error of one line."""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bdl_pipe.errors import UserError
+from bdl_pipe.joint_predictive import GaussianFunctions, JointCategorical
+from bdl_pipe.posterior import GaussianPosterior, Posterior, Predictor
+from bdl_pipe.predictive import Categorical, Gaussian
+from bdl_pipe.seeds import Seed
+from bdl_pipe.trajectory.linearised_joint import LinearisedFunctions
+
+from .recursive import RecursivePosterior, recursive
+
+_AT_ONCE: Final = 2_000_000  # the most numbers in a batch of candidates, to limit memory in long blocks of rounds
+
+
+@final
+class PosteriorBelief:
+    """The belief of a fitted posterior; :class:`.questions.Belief` documents its answers.
+
+    Attributes:
+        learns: whether the belief uses one-row updates.
+
+    Args:
+        method: names the posterior in errors.
+        updates: whether to use one-row updates.
+        columns: the places of the posterior's columns among all columns of the rows. None means all columns.
+
+    Raises:
+        UserError: ``updates`` is set, and the posterior does not support it.
+    """
+
+    def __init__(
+        self, predictor: Predictor, method: str, *, updates: bool = False, columns: Sequence[int] | None = None
+    ) -> None:
+        self._predictor, self._method, self._columns = predictor, method, columns
+        self._updated: RecursivePosterior | None = recursive(predictor.posterior) if updates else None
+        if updates and self._updated is None:
+            raise UserError(f"{method}: has no one-row updates: its posterior must be refitted (updates: false)")
+
+    @property
+    def learns(self) -> bool:
+        return self._updated is not None
+
+    @torch.no_grad()
+    def values(self, candidates: np.ndarray, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:
+        """Draw functions; groups have different functions.
+
+        Raises:
+            UserError: the posterior has one draw and no Gaussian over functions.
+        """
+        parts = []
+        for number, part in enumerate(self._in_parts(candidates)):
+            address = rng.fold("part", number)
+            functions = self._functions(part, address)
+            if functions is None:
+                means = self._draws(part, address)
+                which = torch.randint(len(means), (draws, len(part)), generator=address.fold("which").generator())
+                drawn = means[which, torch.arange(len(part))]
+            else:
+                drawn = _sample(functions, draws, address)
+            parts.append(self._own_units(drawn))
+        return torch.cat(parts, 1)
+
+    @torch.no_grad()
+    def parts(self, candidates: np.ndarray, rng: Seed) -> tuple[Tensor, Tensor]:
+        """Return means and standard deviations of the marginals.
+
+        Raises:
+            UserError: see :meth:`values`.
+        """
+        means, deviations = [], []
+        for number, part in enumerate(self._in_parts(candidates)):
+            functions = self._functions(part, rng.fold("part", number))
+            if functions is None:
+                mean = self._draws(part, rng.fold("part", number))
+                sd = torch.zeros_like(mean)
+            else:
+                mean, variance = functions.mean[..., 0], functions.covariance[:, :, 0].diagonal(dim1=-2, dim2=-1)
+                sd = variance.clamp_min(0).sqrt()
+            means.append(self._own_units(mean))
+            deviations.append(sd.double() * self._scale)
+        return torch.cat(means, 1), torch.cat(deviations, 1)
+
+    @torch.no_grad()
+    def means(self, candidates: np.ndarray, rng: Seed) -> Float[Tensor, "group candidate"]:
+        """Return the mean of the predictive, which every posterior of regression has."""
+        if self._updated is not None:
+            return self.parts(candidates, rng)[0].mean(0)
+        found = []
+        for number, part in enumerate(self._in_parts(candidates)):
+            flat = part.reshape(-1, *part.shape[2:])
+            predictive = self._predictor.transformed(flat, rng=rng.fold("part", number))
+            found.append(self._own_units(predictive.mean[:, 0].unflatten(0, part.shape[:2])))
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def log_probs(self, rows: np.ndarray, rng: Seed) -> Float[Tensor, "row class"]:
+        predictive = self._predictor.transformed(self._fitted(rows), rng=rng)
+        assert isinstance(predictive, Categorical)
+        return predictive.log_probs.double()
+
+    @torch.no_grad()
+    def class_draws(self, rows: np.ndarray, draws: int, rng: Seed) -> Float[Tensor, "draw row class"]:
+        """Return log class probabilities under the posterior's own draws, or under ``draws`` from its Gaussian.
+
+        Raises:
+            UserError: the joint of several rows is the product of its marginals, or has no draws.
+        """
+        found = self._predictor.joint(self._fitted(rows)[None], rng=rng, draws=draws)
+        if not isinstance(found, JointCategorical) or found.is_product:
+            raise self._refusal("draws of class probabilities")
+        return found.draw_log_probs[:, 0].double()
+
+    @torch.no_grad()
+    def learn(self, rows: np.ndarray, targets: np.ndarray) -> None:
+        """Update the belief by observed rows.
+
+        Raises:
+            UserError: the belief does not learn row by row.
+        """
+        if self._updated is None:
+            raise UserError(f"{self._method}: has no one-row updates: its posterior must be refitted (updates: false)")
+        transform = self._predictor.transform
+        self._updated.learn(transform.inputs(self._fitted(rows)), transform.targets(targets.reshape(-1, 1)))
+
+    @property
+    def _posterior(self) -> Posterior | RecursivePosterior:
+        return self._predictor.posterior if self._updated is None else self._updated
+
+    def _functions(self, candidates: np.ndarray, rng: Seed) -> GaussianFunctions | None:
+        """Return the Gaussian over functions at each group; None if the posterior holds none."""
+        posterior = self._posterior
+        if not isinstance(posterior, GaussianPosterior | RecursivePosterior):
+            return None
+        found = posterior.functions(self._inputs(candidates), rng=rng)
+        if isinstance(found, LinearisedFunctions):  # a network that predicts a variance has a second output
+            outputs = found.mean.shape[-1]
+            covariance = found.covariance[:, ::outputs, ::outputs]
+            return GaussianFunctions(found.mean[None, ..., :1], covariance[None, :, None], torch.zeros(1, 1), False)
+        if not isinstance(found, GaussianFunctions):
+            raise self._refusal("draws of functions")
+        return found
+
+    def _draws(self, candidates: np.ndarray, rng: Seed) -> Float[Tensor, "draw group candidate"]:
+        inputs = self._inputs(candidates)
+        predictive = self._predictor.posterior.predict(inputs.flatten(0, 1), rng=rng)
+        if not isinstance(predictive, Gaussian) or len(predictive.draw_mean) == 1:
+            raise self._refusal("draws of functions")
+        return predictive.draw_mean[..., 0].unflatten(1, inputs.shape[:2])
+
+    def _inputs(self, candidates: np.ndarray) -> Tensor:
+        flat = candidates.reshape(-1, *candidates.shape[2:])
+        return self._predictor.transform.inputs(flat).unflatten(0, candidates.shape[:2])
+
+    def _own_units(self, values: Tensor) -> Tensor:
+        return self._predictor.transform.own_units(values[..., None])[..., 0]
+
+    @property
+    def _scale(self) -> Tensor:
+        scale = self._predictor.transform.scale
+        assert scale is not None
+        return scale[0].double()
+
+    def _fitted(self, rows: np.ndarray) -> np.ndarray:
+        return rows if self._columns is None else rows[..., self._columns]
+
+    def _in_parts(self, candidates: np.ndarray) -> list[np.ndarray]:
+        candidates = self._fitted(candidates)
+        count = max(1, -(-candidates.size // _AT_ONCE))
+        return np.array_split(candidates, min(len(candidates), count))
+
+    def _refusal(self, what: str) -> UserError:
+        return UserError(
+            f"{self._method}: must give {what}, but its posterior has one draw or no Gaussian over functions"
+        )
+
+
+def _sample(functions: GaussianFunctions, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:
+    """Draw functions; each group draws its own parts of the mixture."""
+    drawn = functions.sample(draws * len(functions.mean), rng)[..., 0]  # part by part within each repetition
+    count = len(functions.mean)
+    if count == 1:
+        return drawn
+    which = torch.randint(count, (draws, drawn.shape[1]), generator=rng.fold("which").generator())
+    rows = torch.arange(draws)[:, None] * count + which
+    return drawn[rows, torch.arange(drawn.shape[1])]

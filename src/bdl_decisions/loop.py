@@ -1,0 +1,80 @@
+"""The loop that all decisions share: fit, ask, choose, observe."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from bdl_pipe.errors import DataError
+from bdl_pipe.seeds import Seed
+
+from .question import Belief, Problem
+from .rules import Rule, uniform
+
+Fit = Callable[[np.ndarray, np.ndarray, Seed], Belief | None]  # (rows, targets, address) -> the belief
+
+
+def play(
+    problem: Problem, fit: Fit, rule: Rule, rng: Seed, *, width: float = 1.0
+) -> dict[str, list[tuple[int, float]]]:
+    """Play a problem to its end, and return its curves: metric -> pairs of a round and a value.
+
+    A belief is fitted to all known rows at each of the problem's ``refits``. Between refits it answers all rounds in
+    one call, or one round at a time if it learns row by row. While all known numbers are equal, as on a plateau, there
+    is nothing to fit, and choices are uniform until the next refit.
+
+    Args:
+        fit: is called with the known rows, their targets and the address of the fit.
+        width: the number of standard deviations in the rule ``ucb``.
+
+    Raises:
+        DataError: the problem's rows or targets are not finite.
+    """
+    for start, stop in pairwise([*problem.refits, problem.rounds]):
+        rows, targets = problem.known()
+        _require_finite(rows, targets, start)
+        flat = targets.dtype.kind == "f" and len(targets) > 0 and np.ptp(targets) == 0
+        belief = None if flat else fit(rows, targets, rng.fold("fit", start))
+        choose = uniform if flat and rule.needs_posterior else rule.choose
+        problem.fitted(belief, rng.fold("fitted", start))
+        learns = belief is not None and belief.learns
+        step = 1 if learns else max(1, stop - start)
+        for at in range(start, stop, step):
+            chosen = choose(belief, question := problem.question(min(step, stop - at)), width, rng.fold("round", at))
+            _check(chosen, question.candidates.shape, question.count)
+            rows, targets = problem.answer(chosen)
+            _require_finite(rows, targets, at)
+            if learns and belief is not None:
+                belief.learn(rows, targets)
+    return problem.curves()
+
+
+def refits(rounds: int, first: int, growth: float) -> tuple[int, ...]:
+    """Return the rounds of the refits: 0, and each time the known rows, ``first`` at the start, grew by ``growth``."""
+    found = [0]
+    while (at := max(round((first + found[-1]) * growth) - first, found[-1] + 1)) < rounds:
+        found.append(at)
+    return tuple(found)
+
+
+def _require_finite(rows: np.ndarray, targets: np.ndarray, at: int) -> None:
+    """Raise DataError if an observation is missing or infinite, which no method fits."""
+    for name, values in (("rows", rows), ("values", targets)):
+        wrong = values[~np.isfinite(values)]
+        if len(wrong):
+            rule = f"must be finite, got {wrong[0]} in round {at}"
+            raise DataError(f"problem: its {name} {rule}; give a failed evaluation the worst value that you know")
+
+
+def _check(chosen: np.ndarray, shape: tuple[int, ...], count: int) -> None:
+    """Check the choices of a rule, which may come from a plugin."""
+    good = (
+        chosen.shape == (shape[0], count)
+        and chosen.dtype.kind == "i"
+        and bool(((chosen >= 0) & (chosen < shape[1])).all())
+    )
+    if not good or any(len({*row}) < count for row in chosen.tolist()):
+        got = f"{chosen.dtype} {list(chosen.shape)}"
+        raise ValueError(
+            f"a rule must choose {count} different of {shape[1]} candidates in {shape[0]} groups, got {got}"
+        )

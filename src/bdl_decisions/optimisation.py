@@ -1,0 +1,225 @@
+"""Bayesian optimisation of costly functions: two test functions from the literature, and any table of evaluations.
+
+An agent maximises; to minimise a function, its sign is changed. Inputs lie in the unit cube. Each step chooses a
+batch from candidates: half of them uniform, half around the best input so far, or all remaining rows of a table.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, final
+
+import numpy as np
+
+from bdl_pipe.data import catalog
+from bdl_pipe.errors import require
+from bdl_pipe.seeds import Seed
+
+from .question import Belief, Question
+from .tables import inputs_of, raw_of
+
+_NEAR: Final = 0.1  # standard deviation of candidates around the best input, in the unit cube
+
+
+def branin(x: np.ndarray) -> np.ndarray:
+    """Return Branin's function [row] of rows of the unit square; its minimum is 0.397887."""
+    u, v = 15 * x[..., 0] - 5, 15 * x[..., 1]
+    b, c, t = 5.1 / (4 * np.pi**2), 5 / np.pi, 1 / (8 * np.pi)
+    found: np.ndarray = (v - b * u**2 + c * u - 6) ** 2 + 10 * (1 - t) * np.cos(u) + 10
+    return found
+
+
+_ALPHA: Final = np.array([1.0, 1.2, 3.0, 3.2])
+_A: Final = np.array(
+    [[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]]
+)
+_P: Final = 1e-4 * np.array(
+    [
+        [1312, 1696, 5569, 124, 8283, 5886],
+        [2329, 4135, 8307, 3736, 1004, 9991],
+        [2348, 1451, 3522, 2883, 3047, 6650],
+        [4047, 8828, 8732, 5743, 1091, 381],
+    ]
+)
+
+
+def hartmann6(x: np.ndarray) -> np.ndarray:
+    """Return Hartmann's function of six inputs [row]; its minimum is −3.32237."""
+    inner = (_A * (x[..., None, :] - _P) ** 2).sum(-1)
+    found: np.ndarray = -(_ALPHA * np.exp(-inner)).sum(-1)
+    return found
+
+
+FUNCTIONS: Final[Mapping[str, tuple[Callable[[np.ndarray], np.ndarray], int, float]]] = {  # with inputs and minimum
+    "branin": (branin, 2, 0.39788735772973816),
+    "hartmann6": (hartmann6, 6, -3.322368011415515),
+}
+
+
+@final
+class Search:
+    """One seed's search for the largest value; a round is an evaluation.
+
+    Args:
+        value: inputs [row, column] -> the value of each.
+        start: the first inputs.
+        optimum: the largest possible value.
+        batch: the number of evaluations in each step.
+        candidates: the number of candidates in each step.
+        grid: all possible inputs. None means the unit cube.
+    """
+
+    classes: tuple[str, ...] = ()
+    standardised = True
+
+    def __init__(
+        self,
+        value: Callable[[np.ndarray], np.ndarray],
+        start: np.ndarray,
+        optimum: float,
+        *,
+        rounds: int,
+        batch: int,
+        candidates: int,
+        rng: Seed,
+        grid: np.ndarray | None = None,
+    ) -> None:
+        self._value, self._optimum, self._count, self._rng, self._grid = value, optimum, candidates, rng, grid
+        self._rows, self._values, self._before = start, value(start), len(start)
+        self.rounds, self.refits = rounds, tuple(range(0, rounds, batch))
+
+    def known(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._rows, self._values
+
+    def question(self, rounds: int) -> Question:
+        random, best = self._rng.fold("candidates", len(self._rows)).numpy(), self._rows[self._values.argmax()]
+        if self._grid is None:
+            half = (self._count // 2, self._rows.shape[1])
+            near = np.clip(best + _NEAR * random.standard_normal(half), 0, 1)
+            self._asked = np.concatenate([random.random((self._count - half[0], half[1])), near])
+        else:
+            seen = {row.tobytes() for row in self._rows}
+            left = np.array([row for row in self._grid if row.tobytes() not in seen])
+            self._asked = left[random.permutation(len(left))[: self._count]]
+        return Question(self._asked[None], rounds, best=float(self._values.max()))
+
+    def answer(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = self._asked[chosen[0]]
+        values = self._value(rows)
+        self._rows, self._values = np.concatenate([self._rows, rows]), np.concatenate([self._values, values])
+        return rows, values
+
+    def fitted(self, belief: Belief | None, rng: Seed) -> None:
+        """Do nothing: regret depends only on the evaluations."""
+
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """Return ``regret``, the optimum minus the best value so far, and ``mean_regret``, its mean over the rounds."""
+        reached = self._optimum - np.maximum.accumulate(self._values)[self._before - 1 :]
+        curve = [(number, float(value)) for number, value in enumerate(reached)]
+        return {"regret": curve, "mean_regret": [(self.rounds, float(reached[1:].mean()))]}
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """The section ``task`` for a function from the literature.
+
+    Attributes:
+        function: a key of ``FUNCTIONS``.
+        start: the number of random evaluations before the first fit.
+        evaluations: the number of evaluations after the first fit.
+        batch: the number of evaluations between refits. A belief that learns row by row chooses them one by one, any
+            other belief chooses them together.
+        candidates: the number of candidates in each step.
+    """
+
+    function: Literal["branin", "hartmann6"]
+    start: int = 10
+    evaluations: int = 40
+    batch: int = 4
+    candidates: int = 1000
+    name: Literal["optimisation"] = "optimisation"
+
+    def __post_init__(self) -> None:
+        _check_lengths(self)
+
+    @property
+    def task(self) -> str:
+        return "regression"
+
+    def problem(self, rng: Seed) -> Search:
+        """Draw the first evaluations."""
+        function, columns, minimum = FUNCTIONS[self.function]
+        start = rng.numpy().random((self.start, columns))
+        return Search(lambda x: -function(x), start, -minimum, **_sizes(self), rng=rng)
+
+    def files(self) -> tuple[Any, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class TableOptimisation:
+    """The section ``task`` for a table of evaluations: its columns are inputs, its target is the value.
+
+    Attributes:
+        source: the source of a regression data set with one target and no repeated inputs.
+        goal: whether to search for the smallest or the largest value.
+        start: the number of random evaluations before the first fit.
+        evaluations: the number of evaluations after the first fit.
+        batch: the number of evaluations between refits, see :class:`Optimisation`.
+        candidates: the number of candidates in each step.
+    """
+
+    source: Any = field(metadata={"read": catalog.read})
+    goal: Literal["minimise", "maximise"] = "minimise"
+    start: int = 10
+    evaluations: int = 40
+    batch: int = 4
+    candidates: int = 1000
+    name: Literal["table_optimisation"] = "table_optimisation"
+
+    def __post_init__(self) -> None:
+        require(self.source.task == "regression", "source", "must be a data set of numbers", self.source.name)
+        _check_lengths(self)
+
+    @property
+    def task(self) -> str:
+        return "regression"
+
+    def problem(self, rng: Seed) -> Search:
+        """Draw the first evaluations; columns are scaled to the unit cube.
+
+        Raises:
+            ConfigError: the table has several targets, repeated inputs, or fewer rows than ``start`` + ``evaluations``.
+            DataError: the table cannot be read.
+        """
+        rows, values = inputs_of(self.source).astype(np.float64), raw_of(self.source).train.targets
+        require(values.shape[1] == 1, "source", "must have one target", f"{values.shape[1]} targets")
+        needed = self.start + self.evaluations
+        require(len(rows) >= needed, "evaluations", f"must leave {len(rows)} rows with start", needed)
+        low, high = rows.min(0), rows.max(0)
+        grid = (rows - low) / np.where(high > low, high - low, 1.0)
+        sign = -1.0 if self.goal == "minimise" else 1.0
+        known = {row.tobytes(): sign * float(value) for row, value in zip(grid, values[:, 0], strict=True)}
+        require(len(known) == len(grid), "source", "must not have equal inputs twice", f"{len(known)} of {len(grid)}")
+
+        def value(x: np.ndarray) -> np.ndarray:
+            return np.array([known[row.tobytes()] for row in np.ascontiguousarray(x)])
+
+        start = grid[rng.numpy().permutation(len(grid))[: self.start]]
+        return Search(value, start, max(known.values()), **_sizes(self), rng=rng, grid=grid)
+
+    def files(self) -> tuple[Any, ...]:
+        """List the user's files that the evaluations come from."""
+        return tuple(self.source.files())
+
+
+def _sizes(task: Optimisation | TableOptimisation) -> dict[str, Any]:
+    return {"rounds": task.evaluations, "batch": task.batch, "candidates": task.candidates}
+
+
+def _check_lengths(task: Optimisation | TableOptimisation) -> None:
+    for name in ("start", "evaluations", "batch"):
+        require(getattr(task, name) > 0, name, "must be > 0", getattr(task, name))
+    require(task.candidates > task.batch, "candidates", f"must be > batch, {task.batch}", task.candidates)
+
+
+Configs: Final[Mapping[str, type]] = {"optimisation": Optimisation, "table_optimisation": TableOptimisation}

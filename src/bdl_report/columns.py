@@ -1,0 +1,244 @@
+"""The report's metrics, columns and tables: the figures of each run, their format, and which end is better."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Final
+
+from bdl_pipe.metrics import COSTS, METRICS, Metric
+from bdl_pipe.metrics.metric import Question
+from bdl_pipe.metrics.of_predictions import LIBRARY, stored_metrics
+from bdl_pipe.metrics.table import OF_TEST_ROWS, metric_of
+from bdl_pipe.metrics.written import writer
+from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity
+
+from .tables import ChainsInfo, RunInfo, Table, paper_figures
+from .verdict import verdict
+
+NOTHING: Final = "—"
+HEADLINE: Final = (  # The table of all runs has a column for each.
+    *("accuracy", "rmse", "nll", "brier", "ece"),
+    *("reference_kl", "reference_sd_ratio", "noise_ratio"),
+)
+SHIFTED: Final = ("accuracy", "nll")  # The table also has these metrics on corrupted rows and on other data sets.
+NOT_BELOW_0: Final = ("brier_reliability",)  # Unbiased estimates: a value below 0 is noise, and counts as 0.
+DIAGNOSTICS: Final = {  # a metric of chains -> its title and explanation
+    "rhat_prediction": ("R-hat", "rank-normalised split R-hat of predictions; the worst row"),
+    "rhat_log_likelihood": ("R-hat of log-likelihood", "rank-normalised split R-hat of the rows' log-likelihood"),
+    "ess_prediction": ("Bulk ESS", "effective draws of predictions in the bulk; the worst row"),
+    "ess_tail_prediction": ("Tail ESS", "effective draws of predictions in the tails; the worst row"),
+    "noise_mean": ("Noise", "variance of the minibatches' noise over that of the kernel's own, mean over directions"),
+    "noise_worst": ("Noise, stiffest", "the same in the direction where it is largest"),
+}
+_SHORT: Final = {"accuracy": "acc. %", "batch_nll": "batch NLL"}  # names after another word, such as a protocol's
+
+
+def short(name: str) -> str:
+    """Return a metric's short title, for use after another word."""
+    return _SHORT.get(name, metric_of(name).label)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of one quantity."""
+
+    title: str
+    of: Quantity
+
+    @property
+    def metric(self) -> Metric:
+        """Return the column's metric, with its description and the direction that is better."""
+        return metric_of(self.of.metric)
+
+    def write(self, value: float) -> str:
+        """Write a figure of the column."""
+        return writer(self.metric)(value)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: the figure or the name.
+        small: the text that follows in small letters: an error, an interval, a setting.
+        value: sorts the column; None sorts last.
+        best: whether the figure is the best of its column.
+        paper: the paper's figure for this cell, as printed.
+        colour: the CSS colour of a dot beside a name.
+        hint: the text shown while the pointer is over the cell.
+    """
+
+    text: str
+    small: str = ""
+    value: float | None = None
+    best: bool = False
+    paper: str = ""
+    colour: str = ""
+    hint: str = ""
+
+    @property
+    def figure(self) -> str:
+        """Return the figure with its error."""
+        return f"{self.text} {self.small}" if self.small else self.text
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table for a page, for Markdown or for a terminal.
+
+    Attributes:
+        head: the columns' titles.
+        rows: the cells of each row, as many as titles.
+        title: names the table if it stands alone.
+        hints: title -> the text shown while the pointer is over it.
+        groups: titles over several columns, from the second column on, each with its number of columns.
+        sources: the papers and tables with the papers' figures among the cells.
+        remarks: notes and warnings, each with its runs.
+        verdict: the conclusions, as sentences.
+    """
+
+    head: list[str]
+    rows: list[list[Cell]]
+    title: str = ""
+    hints: Mapping[str, str] = field(default_factory=dict)
+    groups: list[tuple[str, int]] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    verdict: list[str] = field(default_factory=list)
+
+
+def headline_metrics() -> list[str]:
+    """List the metrics of test rows in the table of all runs: some library metrics, and metrics that plugins add."""
+    return [*HEADLINE, *(name for name in METRICS if METRICS.module_of(name) and not METRICS[name].question)]
+
+
+def columns(table: Table) -> list[Column]:
+    """List the columns of the table of all runs for which at least one run has a figure."""
+    shown = [Column(metric_of(name).label, Quantity(name)) for name in headline_metrics()]
+    shown += [Column(f"Corrupted {short(name)}", Quantity(name, "corrupted")) for name in SHIFTED]
+    for other in table.sets("transfer"):
+        for name in SHIFTED:
+            title = f"{short(name)} {other}"
+            shown.append(Column(title[0].upper() + title[1:], Quantity(name, "transfer", other)))
+    for other in table.sets("ood"):
+        shown.append(Column(f"AUROC {other}", Quantity("auroc", "ood", other, score=DEFAULT_SCORE)))
+    shown += [Column(cost.label, Quantity(cost.name, "cost")) for cost in COSTS]
+    return with_figures(table, shown)
+
+
+def with_figures(table: Table, shown: Iterable[Column]) -> list[Column]:
+    """List the columns for which at least one run has a figure."""
+    return [column for column in shown if any(table.estimate(run.key, column.of) for run in table.runs)]
+
+
+def rows(table: Table, shown: Sequence[Column], *, with_paper: bool = False) -> list[list[Cell]]:
+    """Return a row of cells for each run; ``with_paper`` adds the papers' figures."""
+    made = [cells(table, column, with_paper=with_paper) for column in shown]
+    return [[column[i] for column in made] for i in range(len(table.runs))]
+
+
+def cells(table: Table, column: Column, *, with_paper: bool = False) -> list[Cell]:
+    """Return a cell for each run. All cells with the best value are marked, but none if all values are equal."""
+    estimates, better = [table.estimate(run.key, column.of) for run in table.runs], column.metric.better
+    least = 0.0 if column.of.metric in NOT_BELOW_0 else -math.inf
+    values = [better * max(e.mean, least) if e and math.isfinite(e.mean) else math.nan for e in estimates]
+    known = {value for value in values if not math.isnan(value)}
+    best, made = max(known) if len(known) > 1 else math.nan, []
+    papers = paper_figures() if with_paper and column.of.set == "test" else {}
+    for run, estimate, value in zip(table.runs, estimates, values, strict=True):
+        printed, _ = papers.get((run.dataset, run.method, run.setting, column.of.metric), ("", ""))
+        made.append(replace(figure(estimate, column), best=value == best, paper=printed))
+    return made
+
+
+def figure(estimate: Estimate | None, column: Column) -> Cell:
+    """Write an estimate, with its error if it has no unit; None is a dash, NaN and infinity are written as such."""
+    if estimate is None:
+        return Cell(NOTHING)
+    if not math.isfinite(estimate.mean):
+        return Cell("NaN" if math.isnan(estimate.mean) else "∞" if estimate.mean > 0 else "−∞")
+    error = estimate.error if column.metric.unit in ("", "digits") else None
+    return Cell(column.write(estimate.mean), "" if error is None else f"± {column.write(error)}", estimate.mean)
+
+
+def headline(table: Table) -> Grid:
+    """Return a data set's table: method, setting, count of independent values, a column for each quantity, network."""
+    shown, made = columns(table), []
+    for run, figures in zip(table.runs, rows(table, shown, with_paper=True), strict=True):
+        n = table.scores[run.key].count if run.key in table.scores else None
+        count = Cell(NOTHING if n is None else str(n), value=n)
+        made.append([Cell(run.method), Cell(run.setting), count, *figures, Cell(run.network or NOTHING)])
+    keys = {(run.dataset, run.method, run.setting) for run in table.runs}
+    independent = "Splits" if any(table.scores[run.key].splits > 1 for run in table.done.runs) else "Seeds"
+    return Grid(
+        ["Method", "Setting", independent, *(column.title for column in shown), "Network"],
+        made,
+        table.dataset,
+        {column.title: column.metric.about for column in shown} | {"Network": "the architecture that predicts"},
+        sources=sorted({source for key, (_, source) in paper_figures().items() if key[:3] in keys}),
+        remarks=[text for _, text in table.remarks()],
+        verdict=verdict(table.candidates()),
+    )
+
+
+def by_run(table: Table, head: Sequence[str], rows: Sequence[list[Cell]], **more: Any) -> Grid:
+    """Return a table with a row for each run, which begins with the run's name."""
+    cells = [[named(table, run), *row] for run, row in zip(table.runs, rows, strict=True)]
+    return Grid(["Method, setting", *head], cells, **more)
+
+
+def by_score(table: Table, shown: Sequence[Column], **more: Any) -> Grid:
+    """Return the table of runs, with the columns for which a run has a figure."""
+    known = with_figures(table, shown)
+    hints = {column.title: column.metric.about for column in known}
+    return by_run(table, [column.title for column in known], rows(table, known), hints=hints, **more)
+
+
+def named(table: Table, run: RunInfo) -> Cell:
+    """Return the cell that names a run, with its colour in the figures."""
+    colour = f"var(--m{table.marks[run.key].colour})"
+    return Cell(run.method.replace("_", " "), run.setting, colour=colour, hint=run.key)
+
+
+def asked(table: Table, question: Question) -> list[Grid]:
+    """Return the table of a question's metrics, each followed by its ``beside`` metric, with the best run first."""
+    wanted = [one for one in {**LIBRARY, **OF_TEST_ROWS}.values() if one.question == question]
+    names = [name for one in wanted for name in (one.name, one.beside) if name]
+    shown = with_figures(table, [Column(metric_of(name).label, Quantity(name)) for name in names])
+    if not shown:
+        return []
+    first = next((column for column in shown if column.metric.better), shown[0])
+    known = table.finite(first.of)
+    ordered = sorted(known, key=lambda run: -first.metric.better * known[run].mean)
+    by_key = {run.key: run for run in table.runs}
+    return [by_score(table.only(by_key[key] for key in ordered), shown)]
+
+
+def of_predictions(table: Table) -> list[Column]:
+    """List the columns of all other metrics of stored predictions, for which at least one run has a figure."""
+    names = (name for name in stored_metrics() if name not in headline_metrics())
+    return with_figures(table, [Column(metric_of(name).label, Quantity(name)) for name in names])
+
+
+def diagnostics(chains: Mapping[str, ChainsInfo]) -> Grid:
+    """Return the table of the chains' diagnostics; its heading states over how many splits each is the worst."""
+    rows = [[Cell(key), *(_diagnostic(name, one.metrics) for name in DIAGNOSTICS)] for key, one in chains.items()]
+    hints, splits = dict(DIAGNOSTICS.values()), max((one.splits for one in chains.values()), default=1)
+    return Grid([f"Chains, worst of {splits} splits" if splits > 1 else "Chains", *hints], rows, hints=hints)
+
+
+def _diagnostic(name: str, metrics: Mapping[str, float]) -> Cell:
+    digits = ".2f" if name.startswith("rhat") else ".3g"
+    return Cell(f"{metrics[name]:{digits}}", value=metrics[name]) if name in metrics else Cell(NOTHING)
+
+
+def metrics(table: Table) -> dict[str, dict[str, float | None]]:
+    """Return each run's figures for ``dvc metrics``; None for figures that are not finite."""
+    wanted = [name for name in headline_metrics() if name != "brier"]
+    figures: dict[str, dict[str, float | None]] = {run.key: {} for run in table.runs}
+    for run, name in product(table.runs, wanted):
+        if estimate := table.estimate(run.key, Quantity(name)):
+            figures[run.key][name] = estimate.mean if math.isfinite(estimate.mean) else None
+    return figures

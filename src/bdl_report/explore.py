@@ -1,0 +1,221 @@
+"""The page of decisions: the scores of each agent by round, and the agents that differ by more than chance.
+
+All agents play the same problems, so two agents are compared in pairs: the mean difference over J problems has the
+standard error s/√J and Student's interval on J − 1 degrees of freedom. The intervals of one sentence and of one column
+hold together at 95 % (Bonferroni).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from bdl_pipe import artifacts, figures
+from bdl_pipe.figures import COLOURS, Mark, Progress
+from bdl_pipe.metrics import comparison
+from bdl_pipe.metrics.comparison import Difference
+from bdl_pipe.metrics.metric import Metric
+from bdl_pipe.metrics.table import metric_of
+from bdl_pipe.metrics.written import writer
+from bdl_pipe.scores import estimate
+
+from .columns import NOTHING, Cell, Grid
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CURVES: Final = "curves.parquet"
+ORACLE, UNIFORM, JOINT, MARGINAL = "oracle", "uniform", "thompson", "marginal_thompson"  # rules of agents
+APART: Final = "not told apart"
+_LABELS: Final = "active_learning"  # the task whose rounds are labels
+_OPTIMUM: Final = "optimisation"  # tasks that approach an optimum end with this word
+
+
+@dataclass(frozen=True)
+class Played:
+    """A decision that has been played.
+
+    Attributes:
+        task: the entry's task, as in params.yaml.
+        agents: name -> the agent, as in params.yaml.
+        curves: a row for each agent, seed, metric and round, as :func:`bdl_decisions.table` makes them.
+    """
+
+    task: Mapping[str, Any]
+    agents: Mapping[str, Mapping[str, Any]]
+    curves: "pd.DataFrame"
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """List the metrics by name. Agents are compared by the first metric."""
+        return sorted(set(self.curves["metric"]))
+
+    @cached_property
+    def ends(self) -> Mapping[str, "pd.DataFrame"]:
+        """Return metric -> values at the last round, seeds × agents."""
+        last = self.curves.sort_values("round", kind="stable").groupby(["metric", "agent", "seed"]).tail(1)
+        return {m: last[last["metric"] == m].pivot(index="seed", columns="agent", values="value") for m in self.metrics}
+
+    @property
+    def marks(self) -> dict[str, Mark]:
+        """Return agent -> its mark, the same in all figures of the decision."""
+        return {a: Mark(i % len(COLOURS), i // len(COLOURS)) for i, a in enumerate(self.agents)}
+
+    def difference(self, one: str, other: str, comparisons: int = 1) -> Difference | None:
+        """Return one agent's score minus another's, by the first metric; None for a single problem."""
+        values = self.ends[self.metrics[0]]
+        gaps = (values[one] - values[other]).to_numpy(np.float64)
+        return comparison.over_splits(gaps, 0.0, comparisons=comparisons) if len(gaps) > 1 else None
+
+    def ranked(self) -> list[str]:
+        """List the agents by the mean of the first metric, the best first."""
+        metric = self.metrics[0]
+        means = self.ends[metric].mean() * -better(metric)
+        return [str(agent) for agent in means.sort_values(kind="stable").index]
+
+    def ruled(self, rule: str) -> list[str]:
+        """List the agents that use ``rule``."""
+        return [name for name, agent in self.agents.items() if agent["rule"] == rule]
+
+    def chance(self, agent: str) -> str | None:
+        """Return the agent with uniform choices to compare ``agent`` with, of the same method if there is one."""
+        if agent in (uniform := self.ruled(UNIFORM)):
+            return None
+        own = self.agents[agent].get("method", "")
+        methods = {self.agents[name].get("method", ""): name for name in reversed(uniform)}
+        return methods.get(own, methods.get(""))
+
+
+def read(place: Path) -> Played | None:
+    """Read a ``decide`` artifact; None if there is none.
+
+    Raises:
+        ArtifactError: the artifact is altered, truncated or of an older version.
+    """
+    if not (place / artifacts.MANIFEST).is_file():
+        return None
+    stored = artifacts.load(place, "decide")
+    entry = stored.manifest["about"]["decision"]
+    return Played(entry["task"], entry["agents"], pq.read_table(stored.path / CURVES).to_pandas())
+
+
+def known(name: str) -> Metric:
+    """Return the registered metric of this name; an unregistered metric counts as a loss."""
+    try:
+        return metric_of(name)
+    except KeyError:
+        return Metric(name, name.replace("_", " ").capitalize(), "", better=-1, unit="digits")
+
+
+def better(metric: str) -> int:
+    """Return +1 if a higher score is better, otherwise −1."""
+    return known(metric).better or -1
+
+
+def sentences(played: Played) -> list[str]:
+    """Return sentences on the best agent, on agents against uniform choices, and on joint against marginal draws."""
+    ranked, metric = [name for name in played.ranked() if name not in played.ruled(ORACLE)], played.metrics[0]
+    if not ranked:
+        return []
+    best, rivals, score = ranked[0], ranked[1:], known(metric)
+    label, unit = score.label.lower().removesuffix(" %"), " %" if score.percent else ""
+    mean = f"{writer(score)(float(played.ends[metric][best].mean()))}{unit}"
+    worse = [name for name in rivals if verdict(played.difference(name, best, len(rivals)), metric) == "worse"]
+    near = [name for name in rivals if name not in worse]
+    if len(near) <= len(worse):
+        others = f"not told apart from it: {', '.join(near)}" if near else "all others are worse"
+    else:
+        others = f"shown to be worse: {', '.join(worse)}" if worse else "no other is shown to be worse"
+    said = [f"Best: {best} with {label} {mean}; {others}."]
+    chance, groups = _to_chance(played, ranked), dict[str, list[str]]()
+    for name, gap in chance.items():
+        groups.setdefault(verdict(gap, metric), []).append(name)
+    if groups:
+        parts = [f"{word} {', '.join(groups[word])}" for word in ("better", "worse", APART) if word in groups]
+        said.append(f"Against uniform choices: {'; '.join(parts) if {*groups} != {APART} else f'all {APART}'}.")
+    pairs = [(a, b) for a in played.ruled(JOINT) for b in played.ruled(MARGINAL) if _alike(played, a, b)]
+    for one, other in pairs:
+        gap = played.difference(one, other, len(pairs))
+        how = f" ({' '.join(_written(gap, metric))}{unit})" if gap else ""
+        agents = f"{one}, with draws of the joint, against {other}, with marginals"
+        said.append(f"Joint draws: {agents}: {verdict(gap, metric)}{how}.")
+    return said
+
+
+def _to_chance(played: Played, names: Sequence[str]) -> dict[str, Difference | None]:
+    """Return each agent's difference from uniform choices, for agents that have such a reference."""
+    chance = {name: other for name in names if (other := played.chance(name))}
+    return {name: played.difference(name, other, len(chance)) for name, other in chance.items()}
+
+
+def verdict(gap: Difference | None, metric: str) -> str:
+    """Return which of two agents is better, by the interval of their difference."""
+    if gap is None or not gap.apart:
+        return APART
+    return "better" if gap.mean * better(metric) > 0 else "worse"
+
+
+def grid(played: Played) -> Grid:
+    """Return the table of agents at the last round, the best first."""
+    ranked, first = played.ranked(), played.metrics[0]
+    rivals = [name for name in ranked if name not in played.ruled(ORACLE)]
+    chance, rows = _to_chance(played, rivals), list[list[Cell]]()
+    for name in ranked:
+        agent, mark = played.agents[name], played.marks[name]
+        how = " ".join(filter(None, (agent["rule"].replace("_", " "), agent.get("method", ""))))
+        to_best = played.difference(name, rivals[0], len(rivals) - 1) if name in rivals[1:] else None
+        cells = [_mean(played.ends[metric][name].tolist(), metric) for metric in played.metrics]
+        gaps = [_gap(gap, first) for gap in (to_best, chance.get(name))]
+        rows.append([Cell(name, how, colour=f"var(--m{mark.colour})"), *cells, *gaps])
+    title = f"At the end: means over {len(played.ends[first])} problems"
+    head = ["Agent, rule", *(known(metric).label for metric in played.metrics), "to the best", "to uniform choices"]
+    return Grid(head, rows, title)
+
+
+def drawn(played: Played, name: str) -> list[figures.Drawing]:
+    """Draw each metric that has several rounds, a line for each agent."""
+    made = []
+    for metric in played.metrics:
+        part = played.curves[played.curves["metric"] == metric]
+        if part["round"].nunique() < 2:
+            continue
+        grouped = part.groupby(["agent", "round"])["value"]
+        points = grouped.agg(mean="mean", error="sem")
+        lines = [Progress(agent, played.marks[agent], points.loc[agent]) for agent in played.agents]
+        log = str(played.task["name"]).endswith(_OPTIMUM) and bool((points["mean"] > 0).all())
+        title = f"{name}: {known(metric).label.lower()}"
+        made.append(figures.progress(lines, title, _unit(played), higher=better(metric) > 0, log=log))
+    return made
+
+
+def _alike(played: Played, one: str, other: str) -> bool:
+    """Return whether two agents differ only in their rule."""
+    mine, its = ({k: v for k, v in played.agents[name].items() if k != "rule"} for name in (one, other))
+    return mine == its
+
+
+def _unit(played: Played) -> str:
+    return "labels" if played.task["name"] == _LABELS else "rounds"
+
+
+def _mean(values: Sequence[float], metric: str) -> Cell:
+    found, write = estimate(values), writer(known(metric))
+    if found is None:
+        return Cell(NOTHING)
+    return Cell(write(found.mean), "" if found.error is None else f"± {write(found.error)}", found.mean)
+
+
+def _gap(gap: Difference | None, metric: str) -> Cell:
+    if gap is None:
+        return Cell(NOTHING)
+    return Cell(*_written(gap, metric), gap.mean, best=verdict(gap, metric) == "better")
+
+
+def _written(gap: Difference, metric: str) -> tuple[str, str]:
+    """Return the mean of a difference and half of its interval; a metric of shares in per cent."""
+    mean, half = ((100 if known(metric).percent else 1) * value for value in (gap.mean, gap.half))
+    return f"{mean:+.3g}", f"± {half:.2g}"

@@ -1,0 +1,267 @@
+"""The report's pages: self-contained files that the templates beside this module render from stored tables.
+
+A page, and a section of it, is a template and a function that returns the template's data; :data:`PAGES`,
+:data:`SECTIONS` and :data:`CLOSING` list them in the order in which they are shown. A function that returns None leaves
+its section out.
+"""
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+
+from bdl_pipe import figures
+from bdl_pipe.coresets.shared.pictures import of_artifact
+from bdl_pipe.figures import Curve, Priced, Segment
+from bdl_pipe.metrics import standings as which
+from bdl_pipe.metrics.joint import DYADIC, JOINT_DRAWS, JOINT_GAP
+from bdl_pipe.metrics.table import metric_of
+from bdl_pipe.scores import Estimate, Quantity, average, estimate
+
+from . import columns, cross, explore, question_pages, students
+from .columns import SHIFTED, Cell, Column, Grid
+from .question_pages import inline
+from .tables import RunInfo, Table
+
+CONFORMAL: Final = ("coverage_conformal", "size_conformal", "width_conformal")
+IMAGES: Final = 10  # A row of a coreset's picture shows at most this many images of a class.
+DRAWN_COSTS: Final = ("bytes", "fit_seconds", "seconds_per_1000")  # There is a figure of NLL against each of these.
+Data = Mapping[str, Any] | None
+_TEMPLATES: Final = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=jinja2.select_autoescape(),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)
+
+
+def headline(table: Table) -> Data:
+    """Return the table of all runs."""
+    whole = columns.headline(table)
+    grid = columns.by_run(table, whole.head[2:], [row[2:] for row in whole.rows], hints=whole.hints)
+    return {"grid": grid, "sources": whole.sources, "verdict": whole.verdict}
+
+
+def which_one(table: Table) -> Data:
+    """Return the differences of all runs from the best and from the deterministic network, and the conclusions."""
+    standings = which.standings(table.candidates())
+    names = {run.key: columns.named(table, run) for run in table.runs}
+    return {"standings": standings, "sentences": which.sentences(standings), "names": names} if standings else None
+
+
+def chains(table: Table) -> Data:
+    """Return the diagnostics of Markov chains, and the traces of their predictions."""
+    known = table.chains()
+    drawn = [inline(figures.traces(one.traces, key), f"traces-{key}") for key, one in known.items() if one.traces]
+    return {"grid": columns.diagnostics(known), "figures": drawn} if known else None
+
+
+def imitation(table: Table) -> Data:
+    """Return the table of students beside the posteriors that they imitate."""
+    some, bare = students.of(table), students.grid(table)
+    return {"grid": columns.by_run(some, bare.head, bare.rows, groups=bare.groups)} if some.runs else None
+
+
+def recalibration(table: Table) -> Data:
+    """Return scores before and after recalibration, and the coverage of conformal sets."""
+    classes = Quantity("size_conformal") in table.quantities()
+    names = ("nll", "ece") if classes else ("nll", "crps", "coverage_90")
+    suffixes = {"before": "", "after": "_recalibrated"} if classes else {"before": "_before", "after": ""}
+    pairs = [(name, when, suffix) for name in names for when, suffix in suffixes.items()]
+    shown = [Column(f"{metric_of(name).label} {when}", Quantity(name + suffix)) for name, when, suffix in pairs]
+    shown += [Column(f"{metric_of(name).label}, conformal", Quantity(name)) for name in CONFORMAL]
+    some = table.only(run for run in table.runs if table.estimate(run.key, Quantity("coverage_conformal")))
+    return {"grid": columns.by_score(some, shown)} if some.runs else None
+
+
+def coresets_by_protocol(table: Table) -> Data:
+    """Return the table of coresets × protocols."""
+    rows = cross.of(table)
+    return {"grid": cross.headline(table, rows), "mark": cross.MARK} if rows else None
+
+
+def severity(table: Table) -> Data:
+    """Return the figures of mean scores over corruptions against severity, from 0 (clean) to 5."""
+    levels = sorted({of.severity for of in table.quantities() if of.severity is not None})
+    drawn = list[Mapping[str, Any]]()
+    for metric in SHIFTED if levels else ():
+        at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
+        curves = []
+        for run in table.done.runs:
+            points = [(level, e) for level, of in at.items() if (e := table.estimate(run.key, of))]
+            curves.append(Curve(table.names[run.key], table.marks[run.key], points))
+        alt = f"{metric} at severity {levels[-1]} of corruption"
+        drawing = figures.curves(curves, metric, "severity (0: clean test set)", alt)
+        drawn.append(inline(drawing, f"sev-{table.dataset}-{metric}"))
+    return {"figures": drawn} if drawn else None
+
+
+def corruptions(table: Table) -> Data:
+    """Return the tables of methods × corruptions, for accuracy and for NLL: means over severities."""
+    names = table.sets("corrupted")
+    shown = ([Column(n.replace("_", " "), Quantity(metric, "corrupted", n)) for n in names] for metric in SHIFTED)
+    return {"grids": [columns.by_score(table.done, some) for some in shown]} if names else None
+
+
+def cost(table: Table) -> Data:
+    """Return the figure of NLL against each cost."""
+    priced = []
+    for key, nll in table.finite(Quantity("nll")).items():
+        known = {name: table.estimate(key, Quantity(name, "cost")) for name in DRAWN_COSTS}
+        paid = {name: estimate.mean for name, estimate in known.items() if estimate}
+        priced.append(Priced(table.names[key], table.marks[key], nll, paid))
+    drawing = figures.against_costs(priced, DRAWN_COSTS)
+    return {"figures": [inline(drawing, f"cost-{table.dataset}")]} if drawing else None
+
+
+def together(table: Table) -> Data:
+    """Return the joint scores of groups of test rows around two anchors, the gap of random pairs, and the lines."""
+    shown = [Column(metric.label, Quantity(metric.name)) for metric in (*DYADIC, JOINT_GAP, JOINT_DRAWS)]
+    known = {metric.name for metric in DYADIC} & {of.metric for of in table.quantities()}
+    known_lines = table.drawn["same_class"]
+    lines = [
+        Segment(table.names[run.key], table.marks[run.key], known_lines[run.key])
+        for run in table.runs
+        if run.key in known_lines
+    ]
+    drawn = [inline(figures.same_class(lines), f"same-{table.dataset}")] if lines else []
+    return {"grid": columns.by_score(table.done, shown), "figures": drawn} if known else None
+
+
+def coreset_images(table: Table) -> Data:
+    """Return a picture of each coreset of the data set, as a data URI."""
+    drawn = {key: of_artifact(coreset.path, IMAGES) for key, coreset in table.coresets().items()}
+    shown = {key: f"data:image/png;base64,{b64encode(image).decode()}" for key, image in drawn.items() if image}
+    return {"pictures": shown} if shown else None
+
+
+def steps(table: Table) -> Data:
+    """Return the tables and figures of class-incremental learning, for each experiment with its steps and orders."""
+    groups: dict[str, dict[tuple[str, str], list[RunInfo]]] = {}
+    for run in table.runs:
+        if run.step is not None:
+            groups.setdefault(run.step.group, {}).setdefault((run.method, run.setting), []).append(run)
+    made = []
+    for number, lines in enumerate(groups.values()):
+        drawn, grids, first = list[Mapping[str, Any]](), list[Grid](), table.only(runs[0] for runs in lines.values())
+        for metric in SHIFTED:
+            scores = {runs[0].key: over_orders(table, runs, metric) for runs in lines.values()}
+            counts, rows = sorted({count for points in scores.values() for count, _ in points}), []
+            for runs in lines.values():
+                orders, known = len({run.step.increment.order for run in runs if run.step}), dict(scores[runs[0].key])
+                cells = [columns.figure(known.get(count), Column("", Quantity(metric))) for count in counts]
+                rows.append([Cell(first.names[runs[0].key]), Cell(str(orders)), *cells])
+            head = ["Method", "Orders", *(f"{count} classes" for count in counts)]
+            grids.append(Grid(head, rows, metric_of(metric).label))
+            curves = [Curve(first.names[key], first.marks[key], points) for key, points in scores.items()]
+            drawing = figures.curves(curves, metric, "classes so far", f"{metric} after the last step")
+            drawn.append(inline(drawing, f"increments-{number}-{metric}"))
+        made.append({"step": first.runs[0].step, "figures": drawn, "grids": grids})
+    return {"groups": made} if made else None
+
+
+def over_orders(table: Table, runs: Sequence[RunInfo], metric: str) -> list[tuple[int, Estimate]]:
+    """Return (classes so far, the mean over orders) for each step of ``runs``; seeds and splits are averaged first."""
+    means: dict[int, dict[int, list[float]]] = {}
+    for run in runs:
+        if run.step and (known := table.estimate(run.key, Quantity(metric))):
+            at = run.step.increment
+            means.setdefault((at.step + 1) * at.classes, {}).setdefault(at.order, []).append(known.mean)
+    found = {count: estimate([average(values) for values in orders.values()]) for count, orders in means.items()}
+    return [(count, mean) for count, mean in sorted(found.items()) if mean is not None]
+
+
+def ranks(table: Table) -> Data:
+    """Return the methods' mean ranks over data sets."""
+    nll = [part.finite(Quantity("nll")) for part in table.by_dataset().values()]
+    found = which.ranks([(run.method, of[run.key].mean) for run in table.runs if run.key in of] for of in nll)
+    if found is None:
+        return None
+    grid = Grid(["Method", "Mean rank"], [[Cell(m), Cell(f"{r:.2f}", value=r)] for m, r in found.means.items()])
+    return {"ranks": found, "grid": grid}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A page or a section of one: its template's name, its title, and the function that returns the template's data."""
+
+    name: str
+    title: str
+    data: Callable[[Table], Data]
+
+
+SECTIONS: Final = (  # Each data set has these sections.
+    Section("headline", "", headline),
+    Section("which", "Which one?", which_one),
+    Section("chains", "Markov chains", chains),
+    Section("students", "Students", imitation),
+    Section("recalibration", "Recalibration", recalibration),
+    Section("coresets", "Coresets under each protocol", coresets_by_protocol),
+    Section("severity", "Score against severity", severity),
+    Section("corruptions", "Accuracy % by corruption", corruptions),
+    Section("cost", "NLL against cost", cost),
+    Section("joint", "Several inputs together", together),
+    Section("images", "Coreset images", coreset_images),
+)
+CLOSING: Final = (  # These sections follow; each is about all data sets together.
+    Section("steps", "Class by class", steps),
+    Section("ranks", "Over all data sets", ranks),
+)
+
+
+def index(table: Table) -> Data:
+    """Return the page of all results."""
+    parts = {dataset: _rendered(SECTIONS, part) for dataset, part in table.by_dataset().items()}
+    return {"parts": parts, "closing": _rendered(CLOSING, table)}
+
+
+def decisions(table: Table) -> Data:
+    """Return the sentences, curves and table of each decision that has been played."""
+    parts = dict[str, Mapping[str, Any]]()
+    for key, place in table.decisions.items():
+        if (played := explore.read(place)) is not None:
+            drawn = [inline(one, f"{key}-{number}") for number, one in enumerate(explore.drawn(played, key))]
+            parts[key] = {"sentences": explore.sentences(played), "figures": drawn, "grids": [explore.grid(played)]}
+    return {"parts": parts}
+
+
+PAGES: Final = (
+    Section("index", "Bayesian deep learning methods, side by side", index),
+    *(
+        Section(name, one.title, partial(question_pages.answers, question=name))
+        for name, one in question_pages.PAGES.items()
+    ),
+    Section("explore", "Does it explore well?", decisions),
+)
+
+
+def render(table: Table, provenance: Mapping[str, Any], dpi: int) -> dict[str, str]:
+    """Return the HTML of each page, by the name of its file.
+
+    Args:
+        provenance: facts for the page's head, in order; only these and the run records differ between equal runs.
+        dpi: CSS pixels per inch of a figure.
+    """
+    common = {"provenance": provenance, "dpi": dpi, "pages": PAGES}
+    return {f"{page.name}.html": html for page, html in _rendered(PAGES, table, **common)}
+
+
+def markdown(grids: Sequence[Grid]) -> str:
+    """Write tables as Markdown, with their titles, verdicts, sources and remarks."""
+    return _TEMPLATES.get_template("tables.md").render(grids=grids)
+
+
+def _rendered(sections: Sequence[Section], table: Table, **more: Any) -> list[tuple[Section, str]]:
+    """Return the HTML of the sections that have data."""
+    made = []
+    for section in sections:
+        data = section.data(table)
+        if data is not None:
+            template = _TEMPLATES.get_template(f"{section.name}.html")
+            made.append((section, template.render(data, section=section, table=table, **more)))
+    return made

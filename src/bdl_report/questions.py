@@ -1,0 +1,131 @@
+"""Write conclusions from stored scores: on probabilities, on intervals and sets, and on answers to refuse.
+
+A difference is more than chance if its 95 % interval excludes 0; the intervals of one sentence hold together
+(:func:`bdl_pipe.metrics.standings.difference`). A run with a p-value of at most 5 % counts as wrong; one in twenty
+right runs has such a p-value. The p-values of several fits share rows; twice their mean is a p-value whatever their
+dependence is (Rüschendorf 1982; Vovk & Wang 2020).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from bdl_pipe.metrics.metric import Question
+from bdl_pipe.metrics.standings import Candidate, difference
+from bdl_pipe.metrics.table import metric_of
+from bdl_pipe.metrics.written import writer
+from bdl_pipe.scores import Quantity, average
+
+from .choice import coverage, finite, loss, off_by_width
+
+FALSE_ALARMS: Final = 0.05
+
+
+def trust(candidates: Sequence[Candidate]) -> list[str]:
+    """Name the runs with probabilities that are not shown to be wrong, and the run with the smallest error."""
+    known = finite(candidates, "ece_adaptive")
+    if not known:
+        return []
+    right = [one for one in known if p_value(one, "ece_adaptive_p") > FALSE_ALARMS]
+    best = min(known, key=lambda one: loss(one, "ece_adaptive"))
+    chance, p = _written(best, "ece_adaptive_expected"), p_value(best, "ece_adaptive_p")
+    said = f"{best.name} has the smallest adaptive ECE, {_written(best, 'ece_adaptive')} %"
+    return [
+        f"Probabilities: {_shown(known, right, 'an adaptive ECE above chance')}",
+        f"Smallest error: {said}; by chance alone it would be {chance} % (p = {p:.2g}).",
+    ]
+
+
+def intervals(candidates: Sequence[Candidate]) -> list[str]:
+    """Name the runs with intervals that are not shown to be wrong, and the narrowest at equal coverage.
+
+    For classes, name only the run with the smallest sets.
+    """
+    sized = finite(candidates, "set_size_lac")
+    if sized:
+        return [f"Smallest sets at 90 % coverage: {first(candidates, 'set_size_lac')}"]
+    known = finite(candidates, "pit_p")
+    if not known:
+        return []
+    right = [one for one in known if p_value(one, "pit_p") > FALSE_ALARMS]
+    off = [(one.name, gap) for one in candidates if (gap := coverage(one)) is not None]
+    few, many = ([name for name, gap in off if gap.apart and gap.mean * sign > 0] for sign in (-1, 1))
+    held = [
+        f"too {what} targets inside for {', '.join(names)}" for what, names in (("few", few), ("many", many)) if names
+    ]
+    whole = f"a share that agrees with 90 % for all {'others' if held else 'runs'}"
+    return [
+        f"Distributions: {_shown(known, right, 'an F(y) that is not uniform')}",
+        f"90 % intervals: {'; '.join([*held, whole])}.",
+        *(f"{one.name}: {said}." for one in candidates if (said := off_by_width(one))),
+        f"Narrowest at equal coverage: {first(candidates, 'width_at_90')}",
+    ]
+
+
+def refuse(candidates: Sequence[Candidate]) -> list[str]:
+    """Name the run with the lowest cost of refusal, and the shares that it answers with at most 1 and 5 % wrong."""
+    known = finite(candidates, "augrc")
+    if not known:
+        return []
+    best = min(known, key=lambda one: loss(one, "augrc"))
+    said = [f"Lowest cost of refusal: {first(candidates, 'augrc')}"]
+    if best.scores.values(Quantity("coverage_at_1")):
+        share = {risk: _written(best, f"coverage_at_{risk}") for risk in (1, 5)}
+        shares = [f"{written} % of the rows with at most {risk} % wrong" for risk, written in share.items()]
+        said.append(f"Answered: {best.name} answers {' and '.join(shares)}.")
+    return [*said, f"Best order of refusal: {first(candidates, 'refusal_gain')}"]
+
+
+SENTENCES: Final[dict[Question, Callable[[Sequence[Candidate]], list[str]]]] = {
+    "trust": trust,
+    "intervals": intervals,
+    "refuse": refuse,
+}
+
+
+def first(candidates: Sequence[Candidate], metric: str) -> str:
+    """Name the best run by a metric, and the runs that do not differ from it by more than chance."""
+    ordered = sorted(finite(candidates, metric), key=lambda one: loss(one, metric))
+    if not ordered:
+        return "no run has such a score."
+    best, *others = ordered
+    of = metric_of(metric)
+    said = f"{best.name} has the {'highest' if of.better > 0 else 'lowest'} {of.label.removesuffix(' %')}, "
+    said += f"{_written(best, metric)}{' %' if of.percent else ''}."
+    gaps = {one.name: difference(one, best, len(others), metric) for one in others}
+    known = {name: gap for name, gap in gaps.items() if gap is not None and math.isfinite(gap.error)}
+    if not others or not known:
+        return (
+            f"{said} The errors of differences are unknown: there is one split, without scores by row."
+            if others
+            else said
+        )
+    tied = [name for name, gap in known.items() if not gap.apart]
+    if len(known) < len(gaps):
+        said += f" {len(gaps) - len(known)} others cannot be compared with it in pairs."
+    if not tied:
+        return f"{said} All others that can be compared are worse by more than chance."
+    worse = f"{len(known) - len(tied)} of {len(known)} others are worse by more than chance"
+    return f"{said} It cannot be told apart from {', '.join(tied)}; {worse}."
+
+
+def p_value(one: Candidate, metric: str) -> float:
+    """Return the joint p-value of all fits of a run, see the module; NaN if no fit has one."""
+    found = [p for group in one.scores.groups(Quantity(metric)) for p in group]
+    return math.nan if not found else found[0] if len(found) == 1 else min(1.0, 2 * average(found))
+
+
+def _shown(known: Sequence[Candidate], right: Sequence[Candidate], how: str) -> str:
+    names = ", ".join(one.name for one in right)
+    wrong = len(known) - len(right)
+    test = f"tested at the 5 % level for {how}"
+    if not right:
+        return f"all {len(known)} runs are shown to be wrong ({test})."
+    if not wrong:
+        return f"none of {len(known)} runs is shown to be wrong ({test})."
+    return f"{wrong} of {len(known)} runs are shown to be wrong ({test}). Not shown to be wrong: {names}."
+
+
+def _written(one: Candidate, metric: str) -> str:
+    of = metric_of(metric)
+    return writer(of)(average(one.scores.values(Quantity(metric))))

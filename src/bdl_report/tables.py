@@ -1,0 +1,275 @@
+"""The stored results of all runs: read, summarised, and written as the report's tables."""
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow
+import pyarrow.parquet
+
+from bdl_pipe import artifacts, scores
+from bdl_pipe.data.increment import IncrementConfig
+from bdl_pipe.figures import COLOURS, Mark
+from bdl_pipe.metrics import ood
+from bdl_pipe.metrics.standings import Candidate
+from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
+
+from .choice import off_by_width
+
+ABSENT: Final = "no result: the evaluation is absent"
+DRAWN: Final[Mapping[str, Callable[[Path], Any]]] = {  # the name of a table beside the scores -> its reader
+    "calibration": scores.merged_bins,
+    "same_class": scores.mean_same_class,
+    "risk": scores.mean_risk,
+    "pit": scores.counted_pit,
+    "ood": ood.load,
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A data set's place in class-incremental learning.
+
+    Attributes:
+        source: the name of the source of the data set's rows.
+        group: a text that all steps of one experiment, in every order of the classes, have in common.
+        increment: the order of the classes, the number of new classes in each step, and the number of the step.
+    """
+
+    source: str
+    group: str
+    increment: IncrementConfig
+
+
+@dataclass(frozen=True)
+class CoresetInfo:
+    """An entry of ``coresets``, with the path of its artifact.
+
+    Attributes:
+        ipc: images per class; None if the method has no such hyperparameter.
+        seconds: the mean time over seeds of distillation with the experts; None if it is not recorded.
+    """
+
+    key: str
+    dataset: str
+    method: str
+    path: Path
+    ipc: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class ChainsInfo:
+    """The diagnostics of Markov chains.
+
+    Attributes:
+        metrics: R-hat, effective sample sizes, minibatch noise over the kernel's own; each from its worst split.
+        traces: functional -> its value at each draw of each chain of the first split [chain][draw].
+        splits: the number of the data set's splits.
+    """
+
+    metrics: Mapping[str, float]
+    traces: Mapping[str, Sequence[Sequence[float]]]
+    splits: int = 1
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """An entry of ``runs``.
+
+    Attributes:
+        evaluate: folder of the ``evaluate`` artifact, which may be absent.
+        scores: folder of the ``scores`` artifact, which may be absent or belong to an earlier evaluation.
+        warnings: the warnings of the run and of the artifacts that it was fitted from.
+        step: the data set's step in class-incremental learning; None if it is not such a step.
+        coreset: the coreset that the run predicts from; None if there is none.
+        network: the short name of the architecture that predicts.
+        chains: the chains that the run predicts from, by the key of the entry that made them.
+        imitates: the run that this run imitates. It is empty if no run has the imitated posterior, and None if the run
+            imitates nothing.
+        ended: the recorded reason why each fit ended, see :class:`bdl_pipe.metrics.standings.Candidate`.
+    """
+
+    key: str
+    dataset: str
+    method: str
+    setting: str
+    evaluate: Path
+    warnings: tuple[str, ...] = ()
+    step: Step | None = None
+    coreset: CoresetInfo | None = None
+    network: str = ""
+    chains: Mapping[str, ChainsInfo] = field(default_factory=dict)
+    imitates: str | None = None
+    ended: tuple[str, ...] = ()
+    scores: Path | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """All stored results of some runs.
+
+    Attributes:
+        runs: the runs to show: all, or the runs on one data set.
+        scores: run -> its scores, for runs that have some.
+        drawn: the name of a table -> run -> what its reader returns, for runs that have it; see :data:`DRAWN`.
+        marks: run -> its mark, the same in all figures.
+        dataset: the data set of all runs; empty if the table is not of one data set.
+        decisions: decision -> the folder of its ``decide`` artifact, which may be absent.
+    """
+
+    runs: tuple[RunInfo, ...]
+    scores: Mapping[str, RunScores]
+    drawn: Mapping[str, Mapping[str, Any]]
+    marks: Mapping[str, Mark]
+    dataset: str = ""
+    decisions: Mapping[str, Path] = field(default_factory=dict)
+
+    def by_dataset(self) -> dict[str, "Table"]:
+        """Return the results of the runs on each data set."""
+        names = dict.fromkeys(run.dataset for run in self.runs)
+        return {n: replace(self.only(run for run in self.runs if run.dataset == n), dataset=n) for n in names}
+
+    def only(self, runs: Iterable[RunInfo]) -> "Table":
+        """Return the results of some of the runs."""
+        return replace(self, runs=tuple(runs))
+
+    @property
+    def done(self) -> "Table":
+        """Return the results of the runs that have scores."""
+        return self.only(run for run in self.runs if run.key in self.scores)
+
+    def coresets(self) -> dict[str, CoresetInfo]:
+        """Return the coresets that the runs predict from, by key."""
+        return {run.coreset.key: run.coreset for run in self.runs if run.coreset is not None}
+
+    def chains(self) -> dict[str, ChainsInfo]:
+        """Return the chains that the runs predict from, by key."""
+        return {key: chains for run in self.runs for key, chains in run.chains.items()}
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Return the names of the runs from :func:`labels`, with spaces between words."""
+        return labels(self.runs, " ")
+
+    def warnings(self, run: RunInfo) -> list[str]:
+        """List the warnings of a run's fits, and the one of its intervals, if any."""
+        return [*run.warnings, *filter(None, [self._off_by_width.get(run.key)])]
+
+    @property
+    def warned(self) -> int:
+        """Return the number of runs with a warning."""
+        return sum(bool(self.warnings(run)) for run in self.runs)
+
+    def remarks(self) -> list[tuple[str, str]]:
+        """List notes on runs, as (kind, text): missing scores, and warnings. Each is listed once, with its runs."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for run in self.runs:
+            absent = [] if run.key in self.scores else [("note", ABSENT)]
+            for remark in (*absent, *(("warn", warning) for warning in self.warnings(run))):
+                found.setdefault(remark, []).append(run.key)
+        return [(kind, f"{text}. Runs: {', '.join(keys)}") for (kind, text), keys in found.items()]
+
+    def quantities(self) -> set[Quantity]:
+        """Return the quantities for which any run has a score."""
+        return {of for run in self.done.runs for of in self.scores[run.key].quantities}
+
+    def sets(self, where: Set) -> list[str]:
+        """List the corruptions, or the other data sets, that any run was scored on; sorted."""
+        return sorted({of.name for of in self.quantities() if of.set == where and of.name is not None})
+
+    def estimate(self, run: str, wanted: Quantity) -> Estimate | None:
+        """Return the mean of a quantity and its error; None if the run has no such score."""
+        return self.scores[run].estimate(wanted) if run in self.scores else None
+
+    def finite(self, wanted: Quantity) -> dict[str, Estimate]:
+        """Return the estimates of a quantity that are finite, by run."""
+        known = {run.key: self.estimate(run.key, wanted) for run in self.runs}
+        return {key: e for key, e in known.items() if e is not None and math.isfinite(e.mean)}
+
+    @cached_property
+    def _off_by_width(self) -> dict[str, str]:
+        return {one.key: off_by_width(one) for one in self.candidates()}
+
+    def candidates(self) -> list[Candidate]:
+        """Return the runs with scores, for the verdict and for :func:`bdl_pipe.metrics.standings.standings`."""
+        known, names = self.scores, labels(self.done.runs)
+        return [
+            Candidate(r.key, names[r.key], known[r.key], r.evaluate, r.network, r.method, r.ended)
+            for r in self.done.runs
+        ]
+
+
+def gather(runs: Sequence[RunInfo]) -> Table:
+    """Read every run's tables.
+
+    Raises:
+        ArtifactError: a table that exists is altered, truncated or of an older version.
+    """
+    known, drawn = dict[str, RunScores](), {name: dict[str, Any]() for name in DRAWN}
+    for run in runs:
+        folders = _folders(run)
+        if folders:
+            stored = [scores.read(folder / "scores.parquet") for folder in folders]
+            known[run.key] = RunScores(pyarrow.concat_tables(stored))
+        for name, folder in product(DRAWN, folders):
+            if (folder / f"{name}.parquet").is_file():
+                drawn[name][run.key] = DRAWN[name](folder / f"{name}.parquet")
+    return Table(tuple(runs), known, drawn, _marks(runs))
+
+
+def _folders(run: RunInfo) -> list[Path]:
+    """Return the folders of a run's evaluation and of the scores of that evaluation, if they exist."""
+    manifest = run.evaluate / artifacts.MANIFEST
+    if not manifest.is_file():
+        return []
+    folders = [artifacts.load(run.evaluate, "evaluate").path]
+    if run.scores is not None and (run.scores / artifacts.MANIFEST).is_file():
+        stored = artifacts.load(run.scores, "scores")
+        folders += [stored.path] if stored.manifest["about"]["evaluate"] == artifacts.sha256(manifest) else []
+    return folders
+
+
+def _marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:
+    """Return each run's mark: a colour by method, a shape by setting; if colours repeat, the shapes differ."""
+    methods, marks = list(dict.fromkeys(run.method for run in runs)), {}
+    for run in runs:
+        more, colour = divmod(methods.index(run.method), len(COLOURS))
+        alike = (r.setting for r in runs if (r.method, r.dataset) == (run.method, run.dataset))
+        marks[run.key] = Mark(colour, list(dict.fromkeys(alike)).index(run.setting) + more)
+    return marks
+
+
+def write_comparison(table: Table, folder: Path) -> None:
+    """Write ``comparison.parquet`` and ``comparison.csv``, a row for each figure, sorted."""
+    whole = pyarrow.concat_tables([SCHEMA.empty_table(), *(known.stored for known in table.scores.values())])
+    rows = whole.sort_by([(column, "ascending") for column in KEYS])
+    pyarrow.parquet.write_table(rows, folder / "comparison.parquet")
+    write_csv(folder / "comparison.csv", COLUMNS, (row.values() for row in rows.to_pylist()))
+
+
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a table as CSV: floats in their shortest form that reads back equal, None as an empty field."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([head, *rows])
+
+
+@cache
+def paper_figures() -> dict[tuple[str, ...], tuple[str, str]]:
+    """Read the papers' figures: (dataset, method, setting, metric) -> the figure as printed there, and its source."""
+    with open(Path(__file__).with_name("paper.csv"), encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    keys = ("dataset", "method", "setting", "metric")
+    texts = ((f"{row['value']} ± {row['error']}", f"{row['paper']}, {row['table']}") for row in rows)
+    return {tuple(row[key] for key in keys): text for row, text in zip(rows, texts, strict=True)}
+
+
+def labels(runs: Sequence[RunInfo], space: str = "_") -> dict[str, str]:
+    """Name each run by its method, the words joined by ``space``, and its setting if the method has several."""
+    several = {run.method for run in runs if len({r.setting for r in runs if r.method == run.method}) > 1}
+    return {r.key: r.method.replace("_", space) + (f" {r.setting}" if r.method in several else "") for r in runs}

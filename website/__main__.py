@@ -1,0 +1,45 @@
+"""Write the generated parts of README.md and docs/: ``python -m website``.
+
+``--check`` writes nothing and fails where a page differs; tests/test_site.py does the same.
+"""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from benchmarks.pages import method_costs
+
+from . import api, badges, command_line, house, method_pages, parameters, readme, stored
+from .blocks import filled, names
+
+ROOT: Final = Path(__file__).parents[1]
+
+
+def main() -> int:
+    """Write every page that differs, and name it."""
+    changed = {path: text for path, text in pages().items() if not path.exists() or path.read_text() != text}
+    for path, text in changed.items():
+        print(path.relative_to(ROOT))
+        if "--check" not in sys.argv:
+            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+    return int(bool(changed) and "--check" in sys.argv)
+
+
+def pages() -> dict[Path, str]:
+    """Return the up-to-date text of every page with a generated part."""
+    modules = (parameters, command_line, method_pages, readme, house, stored)
+    parts = {name: text for module in modules for name, text in module.blocks().items()}
+    found = {ROOT / path: text for path, text in {**api.pages(), **badges.pages()}.items()}
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = path.read_text()
+        if names(text):
+            found[path] = filled(text, parts)
+    methods = ROOT / method_costs.TABLE
+    found[methods] = method_costs.with_costs(methods.read_text(), stored.DEFAULT_RUN.read_text())
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
