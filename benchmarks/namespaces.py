@@ -33,6 +33,7 @@ _ALONE: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _START_SECONDS: Final = 90
 _END_SECONDS: Final = 10.0
 _TRIES: Final = 3
+_IMPORTED: Final = 3  # exit code of a place where our packages can be imported
 _NUMBERS: Final = itertools.count()
 _NOBODY: Final = "02:00:00:00:00:01"  # an Ethernet address that no interface has
 _TASKS: Final = ("ray::_remote", "ray::ImplicitFunc")  # titles of processes that run one of our tasks, or a trial
@@ -179,10 +180,13 @@ class Cluster:
     def _start(self, name: str, place: _Place, options: Callable[[], list[str]]) -> "subprocess.Popen[bytes]":
         """Start a node of one core at a place without our packages; each try calls ``options`` again."""
         lines = [f"mount -t tmpfs none {path}" for path in place.hidden]
-        lines += [f"{sys.executable} -c 'import {name}' 2>&- && exit 3" for name in ("bdl_pipe", "pipeline", "stages")]
+        lines += [
+            f"{sys.executable} -c 'import {name}' 2>&- && exit {_IMPORTED}"
+            for name in ("bdl_pipe", "pipeline", "stages")
+        ]
         lines += [f'exec {BIN}/ray start --num-cpus=1 --block --disable-usage-stats "$@"']
         command = [*place.enter, "sh", "-c", "\n".join(lines), "sh", f"--node-ip-address={place.address}"]
-        for _ in range(_TRIES - 1):  # on a busy machine it may take longer than Ray allows
+        for _ in range(_TRIES - 1):  # another program may take the port, and a busy machine longer than Ray allows
             with suppress(TimeoutError):
                 return self._started(name, [*command, *options()])
         return self._started(name, [*command, *options()])
@@ -198,10 +202,11 @@ class Cluster:
         self._stack.callback(stop, process)
         end = time.monotonic() + _START_SECONDS
         while "Ray runtime started" not in log.read_text():
-            if time.monotonic() > end or "timed out during startup" in log.read_text():
+            code = process.poll()
+            assert code != _IMPORTED, f"{name} can import our packages"
+            if code is not None or time.monotonic() > end or "timed out during startup" in log.read_text():
                 stop(process)
-                raise TimeoutError(f"{name} did not start in time: {log.read_text()}")
-            assert process.poll() is None, f"{name} did not start: {log.read_text()}"
+                raise TimeoutError(f"{name} did not start: {log.read_text()}")
             time.sleep(0.1)
         return process
 
