@@ -27,6 +27,7 @@ from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.fitting import Fits, seeds_of
 from bdl_pipe.method import Task
 from bdl_pipe.metrics.of_predictions import stored_metrics
 from bdl_pipe.seeds import Seed
@@ -132,7 +133,9 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
         }
         shared = {"data-0": data, **{name: state for named in states.values() for name, state in named.items()}}
         root = Seed(params.seed).fold(branch.verb, run.kind, run.key)
-        tasks = fit.seed_tasks(run, 0, states, root, _seeds_needed(branch, run))
+        keys = {kind: list(named) for kind, named in states.items()}
+        seeds = seeds_of(run.stage, "data-0", keys, root, seeds=_seeds_needed(branch, run))
+        tasks = [fit.task_of(Fits(run.stage.fit_one, run.config, (seed,))) for seed in seeds]
         lineage = params.lineage(run)
         about = {
             "for": branch.verb,
@@ -144,8 +147,7 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
         store = Store(places.checkpoints(branch.verb, f"{run.kind}-{run.key}"), identity)
         store.open()
         with Display(f"{run.kind} {run.key}, on training rows alone") as display:
-            whole = [replace(task, data_parallel=False) for task in tasks]
-            done = executor.map(fit.make, whole, shared=shared, display=display, store=store)
+            done = executor.map(fit.make, tasks, shared=shared, display=display, store=store)
         made[run.kind, run.key] = [d.result for d in done]
     return made
 

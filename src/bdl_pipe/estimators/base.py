@@ -23,15 +23,15 @@ from ..data.raw import FEWEST_ROWS
 from ..data.size import Size
 from ..data.sources.forms import clean
 from ..errors import ArtifactError, DataError, require, short
+from ..fitting import FittedRuns, address
 from ..joint_predictive import DRAWS, Joint
 from ..posterior import Predictor
 from ..predictive import Predictive
 from ..seeds import Seed
 from ..torch_settings import own_settings
-from . import fitting, given, groups
-from .fitted import Fitted
+from . import given, groups
+from .fitted import Fitted, fit_parts
 from .given import Targets
-from .parts import fit_parts
 from .plan import DATASET, known, plan, plugins_of, root_of
 
 T = TypeVar("T", bound="BayesianEstimator")
@@ -109,20 +109,20 @@ class BayesianEstimator(BaseEstimator):
         super().set_params(**params)
         return self
 
-    def _fit(self, x: Any, y: Any, made: dict[int, fitting.Made] | None = None) -> None:
+    def _fit(self, x: Any, y: Any, fitted: dict[int, FittedRuns] | None = None) -> None:
         """Fit the method; an estimator whose fit fails stays as it was.
 
         Args:
-            made: split -> runs that were already fitted on the same rows.
+            fitted: split -> runs that were already fitted on the same rows.
         """
         before = dict(vars(self))
         try:
-            self._fit_rows(x, y, made)
+            self._fit_rows(x, y, {} if fitted is None else fitted)
         except BaseException:
             self.__dict__ = before
             raise
 
-    def _fit_rows(self, x: Any, y: Any, made: dict[int, fitting.Made] | None) -> None:
+    def _fit_rows(self, x: Any, y: Any, fitted: dict[int, FittedRuns]) -> None:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         self._check_parameters()
@@ -137,7 +137,6 @@ class BayesianEstimator(BaseEstimator):
         runs = plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
         entry = offers.dataset(profile.dataset(), size, splits=1)
         typed = config.read(DatasetConfig, entry, "data")
-        made = {} if made is None else made
         with own_settings(self.threads):
             parts, self.fit_seconds_ = fit_parts(
                 profile.raw,
@@ -147,11 +146,9 @@ class BayesianEstimator(BaseEstimator):
                 cross=self.conformal == "cross",
                 groups=None if place is None else partial(groups.of_rows, place),
                 device=self.device,
-                made=made,
+                fitted=fitted,
             )
-        self.made_from_ = {
-            run.key.removeprefix(f"{DATASET}-"): made[0][fitting.address(run, seed)][0] for run in runs[:-1]
-        }
+        self.made_from_ = {run.key.removeprefix(f"{DATASET}-"): fitted[0][address(run, seed)][0] for run in runs[:-1]}
         plugins = plugins_of(runs)
         about = {
             "dataset": DATASET,

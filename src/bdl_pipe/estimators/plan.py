@@ -8,7 +8,6 @@ import dataclasses
 import difflib
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -17,6 +16,7 @@ from .. import config
 from ..data.examples import Task
 from ..data.size import Section, Size
 from ..errors import ConfigError, UserError, require
+from ..fitting import Run
 from ..method import Default, Kind, Method, StageSpec
 from ..plugins import loaded
 from ..registry import METHODS
@@ -27,28 +27,6 @@ DATA: Final = "data"  # the value of ``made_from`` for a fit from the data alone
 _USUAL: Final[Mapping[Kind, str]] = {"trajectory": "iterates", "teacher": "sgmcmc", "coreset": "vbpc"}
 _KINDS: Final = get_args(Kind)
 _ROOTS: Final = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Run:
-    """A fit of one or more seeds.
-
-    Attributes:
-        config: the typed hyperparameters.
-        sources: stage kind -> key of the upstream run of this kind, an input besides the data.
-    """
-
-    kind: Kind
-    key: str
-    method: Method
-    config: Any
-    seeds: int
-    sources: Mapping[Kind, str]
-
-    @property
-    def stage(self) -> StageSpec:
-        """Return the method's part in this stage kind."""
-        return self.method.stages[self.kind]
 
 
 def plan(

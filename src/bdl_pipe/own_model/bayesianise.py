@@ -22,13 +22,13 @@ from ..dark_knowledge.teachers import stored
 from ..data.examples import Task
 from ..data.fitdata import FitData
 from ..errors import DataError, UserError, require, short
+from ..fitting import RATE_SHARE, Fits, SeedFit
 from ..method import Inputs, Method, StageSpec
 from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed
 from ..torch_settings import own_settings
 from ..training.loop import run_steps
-from ..training.retry import RATE_SHARE, retried
 from ..training.snapshots import snapshot
 from . import methods, points, start
 from .methods import CHAINS, INDUCING, Setting
@@ -235,10 +235,7 @@ class _Fit:
         return read(self._method.config, section, "config")
 
     def _run(self, stage: StageSpec, inputs: Inputs, config: Any, rng: Seed) -> State:
-        def fit(slower: Any, attempt: Report) -> list[State]:
-            return [stage.fit_one(self._data, inputs, slower, rng=rng, report=attempt)]
-
-        (state,) = retried(fit, config, self._report)
+        (state,) = Fits(stage.fit_one, config, (SeedFit(self._data, inputs, rng),)).states(self._report)
         if RATE_SHARE in state.config:
             share = state.config[RATE_SHARE]
             self.notes.append(f"the fit diverged and had to be repeated at {share:.2g} of the learning rates; lower lr")

@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from bdl_pipe import config
+from bdl_pipe import config, fitting
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
+from bdl_pipe.fitting import retried
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training import retry
-from bdl_pipe.training.retry import retried
 from tests.cases import CONFIGS
 
 
@@ -53,10 +52,10 @@ class Kept(Report):
 def test_a_chain_that_diverges_is_repeated_at_a_smaller_step(tiny: dict[str, FitData]) -> None:
     data = tiny["regression"]
     found = chain(0.01, data, Silent())
-    share = found.config[retry.RATE_SHARE]
+    share = found.config[fitting.RATE_SHARE]
     assert share in (0.3, 0.3**2, 0.3**3)
     direct = chain(0.01 * share, data, Silent())
-    assert retry.RATE_SHARE not in direct.config
+    assert fitting.RATE_SHARE not in direct.config
     for name, tensor in direct.tensors.items():
         assert torch.equal(tensor, found.tensors[name])
     with pytest.raises(Diverged):
@@ -79,7 +78,7 @@ def test_a_killed_retry_continues_with_the_same_bits(tiny: dict[str, FitData]) -
 def test_a_slower_config_has_every_rate_halved_and_nothing_else_changed() -> None:
     for (name, task_name), numbers in CONFIGS.items():
         whole = config.read(METHODS[name].config, numbers, name)
-        first, second = (flat(config.to_mapping(c)) for c in (whole, retry.slower(whole, 0.5)))
+        first, second = (flat(config.to_mapping(c)) for c in (whole, fitting.slower(whole, 0.5)))
         changed = {key for key in first if first[key] != second[key]}
         rates = {k for k in first if k[-1] in ("lr", "label_lr", "step_size") and first[k] is not None}
         rates |= {key for key in first if "step_size" in key[:-1] and key[-1] in ("value", "a", "rate")}
