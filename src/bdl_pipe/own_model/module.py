@@ -22,14 +22,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config import LATER, to_mapping
 from ..errors import UserError, brief, require
 from ..networks import NETWORKS, overruns_channels_last, register_network
-from ..networks.linear_end import close, is_last
+from ..networks.heads import close, cut, is_last, linear_layers
 from .layout import Layout
 from .trunk import ModuleTrunk, PlainOrder, called, check, logits
 
@@ -131,10 +130,10 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
         UserError: the model cannot be copied, or has no such head.
     """
     own = _copied(model, may_be_tied=frozen_trunk)
-    layer = dict(own.named_modules()).get(head)
-    if not isinstance(layer, nn.Linear):
-        raise UserError(f"model must have the linear layer {head}, got {type(layer).__name__}")
-    own.set_submodule(head, nn.Identity())
+    if head not in linear_layers(own):
+        kind = type(dict(own.named_modules()).get(head)).__name__
+        raise UserError(f"model must have the linear layer {head}, got {kind}")
+    layer = cut(own, head)
     trunk = ModuleTrunk(own, layout, layer.in_features, head)
     if plain_order:
         trunk.order = PlainOrder()
@@ -198,7 +197,7 @@ def known(digest: str) -> ModuleTrunk:
 def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> tuple[ModuleTrunk, nn.Linear]:
     """Remove the head of ``model``, in place."""
     inputs = layout.unpack(probe)
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and name}
+    layers = linear_layers(model)
     calls = list[str]()
     hooks = [layer.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, layer in layers.items()]
     shown = {part.name or "inputs": list(part.shape) for part in layout.parts}
@@ -223,13 +222,14 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
     require(bool(layers), "model", "must have a linear layer (nn.Linear) as its last layer", "none")
     require(head is None or head in layers, "head", rule, f"{head} (it has {found})")
     latest = [name for name in dict.fromkeys(reversed(calls)) if layers[name].out_features == before.shape[1]]
-    failed = ""
+    call, failed = lambda: logits(called(model, layout.unpack(probe))), ""
     for name in [head] if head is not None else latest[:_TRIED]:
-        layer = layers[name]
-        model.set_submodule(name, nn.Identity())
+        layer = cut(model, name)
         trunk = ModuleTrunk(model, layout, layer.in_features, name).eval()
         try:
-            if _is_trunk(trunk, layer, probe, before):
+            features = trunk(probe)
+            fits = list(features.shape) == [len(probe), layer.in_features]
+            if fits and is_last(model, name, layer, features, before, call):
                 return trunk, layer
         except Exception as error:  # the user's code may fail without its head
             failed = f"; with another layer in its place the model ended with {type(error).__name__}: {brief(error)}"
@@ -237,23 +237,6 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
     rule = "must be the last layer of the model and linear: nothing may follow it, such as a softmax or a ReLU"
     tried = head or (latest[0] if latest else found)
     raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)}){failed}")
-
-
-def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tensor) -> bool:
-    """Return whether trunk and head together reproduce the model's outputs, whatever the head's weights are."""
-
-    def outputs_with(other: nn.Linear) -> Tensor:
-        trunk.module.set_submodule(trunk.head, other)
-        try:
-            return logits(called(trunk.module, trunk.layout.unpack(probe)))
-        finally:
-            trunk.module.set_submodule(trunk.head, nn.Identity())
-
-    features = trunk(probe)
-    if list(features.shape) != [len(probe), head.in_features]:
-        return False
-    plain = F.linear(features, head.weight, head.bias)  # without hooks, and without the forward pass of a subclass
-    return close(plain, outputs) and is_last(head, features, outputs_with)
 
 
 def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:
