@@ -2,7 +2,6 @@
 
 import copy
 import json
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,11 +15,9 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from .. import config, offers, recalibration
 from ..data.config import DatasetConfig
-from ..data.encoding import KINDS
 from ..data.inspect.profile import Profile
 from ..data.prepare import schema
 from ..data.raw import FEWEST_ROWS
-from ..data.size import Size
 from ..data.sources.forms import clean
 from ..errors import ArtifactError, DataError, require, short
 from ..fitting import FittedRuns, address
@@ -32,7 +29,7 @@ from ..torch_settings import own_settings
 from . import given, groups
 from .fitted import Fitted, fit_parts
 from .given import Targets
-from .plan import DATASET, known, plan, plugins_of, root_of
+from .plan import DATASET, about, check_parameters, known, plan, root_of
 
 T = TypeVar("T", bound="BayesianEstimator")
 _AS_IT_IS: Final[dict[str, Any]] = {"dtype": None, "ensure_all_finite": False, "allow_nd": True}
@@ -125,7 +122,7 @@ class BayesianEstimator(BaseEstimator):
     def _fit_rows(self, x: Any, y: Any, fitted: dict[int, FittedRuns]) -> None:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        self._check_parameters()
+        check_parameters(self)
         profile, names = self._profile(x, y)
         classes = profile.raw.task == "classification"
         self._grouped_by = place = groups.place_of(self.groups, profile.raw.columns, names, classes=classes)
@@ -133,7 +130,8 @@ class BayesianEstimator(BaseEstimator):
         share = _SPLIT_SHARE if self.conformal == "split" else 0.0
         size = given.size_of(profile, share, float(self.pace))
         if self.minutes is not None:
-            size = self._paced(size)
+            timing = offers.timing([known(self.method, size.task)], size, 60 * float(self.minutes), splits=1)
+            size = replace(size, pace=size.pace * min(timing.paces.values(), default=1.0))
         runs = plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
         entry = offers.dataset(profile.dataset(), size, splits=1)
         typed = config.read(DatasetConfig, entry, "data")
@@ -149,67 +147,32 @@ class BayesianEstimator(BaseEstimator):
                 fitted=fitted,
             )
         self.made_from_ = {run.key.removeprefix(f"{DATASET}-"): fitted[0][address(run, seed)][0] for run in runs[:-1]}
-        plugins = plugins_of(runs)
-        about = {
-            "dataset": DATASET,
-            "method": self.method,
-            "run": runs[-1].key,
-            "seed": seed,
-            "seeds": 1,
-            "config": json.loads(json.dumps(config.to_mapping(runs[-1].config))),
-            **({"plugins": plugins} if plugins else {}),
-        }
-        self.fitted_ = Fitted(parts, about, {**schema(profile.raw, typed), "names": names}, self.device)
+        facts = {**schema(profile.raw, typed), "names": names}
+        self.fitted_ = Fitted(parts, about(runs, self.method, seed), facts, self.device)
         self.left_out_ = dict(profile.left_out)
         self.remarks_ = list(profile.remarks)
-
-    def _check_parameters(self) -> None:
-        for name, what in (("method", "a name of bdl_pipe.METHODS"), ("device", "a device of torch")):
-            require(isinstance(getattr(self, name), str), name, f"must be {what}", getattr(self, name))
-        try:
-            torch.device(self.device)
-        except RuntimeError:
-            raise ValueError(f"device: must be a device of torch, such as cpu or cuda, got {self.device!r}") from None
-        rule = "must be split, cross or None"
-        require(self.conformal in (None, "split", "cross"), "conformal", rule, self.conformal)
-        rule = "must be None, or conformal split or cross"
-        require(self.groups is None or self.conformal is not None, "groups", rule, self.groups)
-        for name in ("pace", "minutes", "threads"):
-            value, kind = getattr(self, name), numbers.Integral if name == "threads" else numbers.Real
-            good = float(value) > 0 if isinstance(value, kind) else value is None and name != "pace"
-            require(good, name, "must be > 0" if name == "pace" else "must be > 0 or None", value)
-        for name in ("override", "upstream", "columns"):
-            value = getattr(self, name)
-            require(value is None or isinstance(value, Mapping), name, "must be a mapping or None", value)
-        for name, kind in (self.columns or {}).items():
-            require(kind in KINDS, f"columns.{name}", f"must be one of {', '.join(KINDS)}", kind)
-
-    def _paced(self, size: Size) -> Size:
-        paces = offers.timing([known(self.method, size.task)], size, 60 * float(self.minutes or 0), splits=1).paces
-        return replace(size, pace=size.pace * min(paces.values(), default=1.0))
 
     def _profile(self, x: Any, y: Any) -> tuple[Profile, list[str]]:
         """Return the description of the rows, and the names of all columns of a table."""
         given.warn_of_another_order(x, y, 6)
-        x = given.without_masks(x)
-        if given.is_frame(x):
-            x = given.as_table(x)
-            validate_data(self, x, reset=True, skip_check_array=True)
-            table = given.table_of(x)
-            if table.num_rows < FEWEST_ROWS:
-                raise ValueError(f"X: must have at least {FEWEST_ROWS} samples, got {table.num_rows} sample(s)")
-            targets = self._targets(y, table.num_rows)
-            return given.table_profile(table, targets, self._kinds, numbers=False), table.column_names
-        x = validate_data(self, x, reset=True, ensure_min_samples=FEWEST_ROWS, **_AS_IT_IS)
-        if x.ndim > 2:
+        x, is_frame = self._validated(x, reset=True, ensure_min_samples=FEWEST_ROWS)
+        if not is_frame and x.ndim > 2:
             return given.image_profile(given.images_of(x), self._image_targets(y, len(x))), []
-        table, plain = given.table_of(x), x.dtype.kind in "biuf"
-        targets = self._targets(y, len(x))
-        return given.table_profile(table, targets, self._kinds, numbers=plain), table.column_names
+        table, numbers = given.table_of(x), not is_frame and x.dtype.kind in "biuf"
+        if table.num_rows < FEWEST_ROWS:
+            raise ValueError(f"X: must have at least {FEWEST_ROWS} samples, got {table.num_rows} sample(s)")
+        kinds = None if self.columns is None else {clean(str(name)): kind for name, kind in self.columns.items()}
+        targets = self._targets(y, table.num_rows)
+        return given.table_profile(table, targets, kinds, numbers=numbers), table.column_names
 
-    @property
-    def _kinds(self) -> Any:
-        return None if self.columns is None else {clean(str(name)): kind for name, kind in self.columns.items()}
+    def _validated(self, x: Any, **rules: Any) -> tuple[Any, bool]:
+        """Return ``X`` as a frame or an array, after scikit-learn's checks, and whether it is a frame."""
+        x = given.without_masks(x)
+        if not given.is_frame(x):
+            return validate_data(self, x, **rules, **_AS_IT_IS), False
+        x = given.as_table(x)
+        validate_data(self, x, reset=rules["reset"], skip_check_array=True)
+        return x, True
 
     def _targets(self, y: Any, rows: int) -> Targets:
         raise NotImplementedError
@@ -220,21 +183,18 @@ class BayesianEstimator(BaseEstimator):
     def _rows(self, x: Any) -> np.ndarray:
         """Return new rows in the form of the fit's rows."""
         check_is_fitted(self, "fitted_")
-        x, schema = given.without_masks(x), self.fitted_.schema
+        schema = self.fitted_.schema
         if schema["kind"] == "image":
+            x = given.without_masks(x)
             if given.is_frame(x) or np.ndim(x) < 3:
                 raise ValueError(f"X: must be images, as in fit, got {short(type(x).__name__)} {list(np.shape(x))}")
             return given.images_of(check_array(x, **_AS_IT_IS), schema["input_shape"])
-        if given.is_frame(x):
-            x = given.as_table(x)
-            validate_data(self, x, reset=False, skip_check_array=True)
-            if x.shape[0] == 0:
-                raise ValueError("X: must have at least 1 row, got 0 sample(s)")
-            x = self._in_order(x, schema["names"])
-        else:
-            x = validate_data(self, x, reset=False, **_AS_IT_IS)
-            if x.ndim > 2:
-                raise ValueError(f"X: must be rows of columns, as in fit, got an array {list(x.shape)}")
+        x, is_frame = self._validated(x, reset=False)
+        if is_frame and x.shape[0] == 0:
+            raise ValueError("X: must have at least 1 row, got 0 sample(s)")
+        if not is_frame and x.ndim > 2:
+            raise ValueError(f"X: must be rows of columns, as in fit, got an array {list(x.shape)}")
+        x = self._in_order(x, schema["names"]) if is_frame else x
         return given.rows_of(given.table_of(x, schema["names"]), self.fitted_.columns)
 
     def _in_order(self, x: Any, names: list[str]) -> Any:
