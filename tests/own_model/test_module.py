@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bdl_pipe
 from bdl_pipe import ArtifactError, Gaussian, ModulePosterior, Seed, UserError, bayesianise, posterior_of
 from bdl_pipe.own_model import module as modules
-from bdl_pipe.own_model.layout import Layout
+from bdl_pipe.own_model.trunk import Layout
 
 from .models import ResNet, Text, image_loader, images, text_loader, texts
 

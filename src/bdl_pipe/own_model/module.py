@@ -12,6 +12,7 @@ A module cannot be written into a config. So the module is registered in this pr
 shapes of its weights, its settings, its frozen values and its code; a config names the digest.
 """
 
+import contextlib
 import copy
 import hashlib
 import inspect
@@ -29,8 +30,7 @@ from ..config import LATER, to_mapping
 from ..errors import UserError, brief, require
 from ..networks import NETWORKS, overruns_channels_last, register_network
 from ..networks.heads import close, cut, is_last, linear_layers
-from .layout import Layout
-from .trunk import ModuleTrunk, PlainOrder, called, check, logits
+from .trunk import Layout, ModuleTrunk, PlainOrder, called, check, logits
 
 _TRIED: Final = 4  # linear layers, from the last call backwards, that are tried as the head
 _PLAIN: Final = (bool, int, float, str)  # types of a module's settings that enter the digest
@@ -248,12 +248,6 @@ def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:
                 layer.register_buffer(name, weight.detach(), persistent=False)
 
 
-def frozen(trunk: ModuleTrunk, model: nn.Module) -> list[str]:
-    """Name the weights of ``model`` that the trunk holds as buffers."""
-    buffers = dict(trunk.module.named_buffers())
-    return [name for name, _ in model.named_parameters() if name in buffers]
-
-
 def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
     """Return whether the trunk runs, forward and backward, with its filters in channels-last memory order."""
     if not any(weight.ndim in (4, 5) for weight in trunk.parameters()):
@@ -277,23 +271,17 @@ def _digest(trunk: ModuleTrunk, head: nn.Linear) -> str:
         whole.update(f"{name} {tuple(weight.shape)}".encode())
     for name, values in trunk.module.named_buffers():
         whole.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
-        if name.rpartition(".")[2] not in _STATISTICS:
+        if name.rpartition(".")[2] not in _STATISTICS and values.numel():
             flat = values.detach().contiguous().reshape(-1)  # a scale has no dimension
-            whole.update(flat.view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+            whole.update(flat.view(torch.uint8).numpy().tobytes())
     for name, layer in trunk.module.named_modules():
         settings = {k: v for k, v in vars(layer).items() if isinstance(v, _PLAIN) and k != "training"}
         whole.update(f"{name} {type(layer).__qualname__} {sorted(settings.items())}".encode())
     for kind in sorted({type(layer) for layer in trunk.module.modules()}, key=lambda kind: kind.__qualname__):
         if not kind.__module__.startswith("torch."):
-            whole.update(_source(kind).encode())
+            with contextlib.suppress(OSError, TypeError):  # code typed at a prompt has no source
+                whole.update(inspect.getsource(kind).encode())
     return whole.hexdigest()[:16]
-
-
-def _source(kind: type) -> str:
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):  # code typed at a prompt has no source
-        return ""
 
 
 def asked(rule: str, of: Callable[[], Any]) -> Any:

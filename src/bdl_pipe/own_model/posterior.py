@@ -29,9 +29,8 @@ from ..registry import posterior_of
 from ..seeds import Seed
 from ..torch_settings import own_settings
 from . import rows as loaders
-from .layout import Layout, ModelInputs
 from .module import known, register_again
-from .trunk import check, plain, tied
+from .trunk import Layout, ModelInputs, check, plain, tied
 
 _KIND: Final = "module"
 _STEM: Final = "posterior"
