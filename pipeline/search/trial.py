@@ -120,10 +120,14 @@ class Branch:
         return made
 
     def seed_of(self, run: Run, data: FitData, states: Upstream) -> SeedFit:
-        """Return the arguments of a run's fit; its address is the same in every trial: only hyperparameters differ."""
+        """Return the arguments of a run's fit."""
         inputs = {kind: states[kind, key] for kind, key in run.sources.items()}
         (seed,) = seeds_of(run.stage, data, inputs, Seed(0))
-        return replace(seed, rng=Seed(self.seed).fold(self.verb, run.kind, run.key, 0, self.repeat))
+        return replace(seed, rng=self.rng(run))
+
+    def rng(self, run: Run) -> Seed:
+        """Return a run's seed, which is the same in every trial, so that only hyperparameters differ."""
+        return Seed(self.seed).fold(self.verb, run.kind, run.key, 0, self.repeat)
 
     def _fit(self, run: Run, data: FitData, states: Upstream, run_config: Any, report: Report) -> State:
         """Fit a run once: a fit that diverges is a bad trial, and is not repeated at smaller rates."""
