@@ -68,7 +68,7 @@ class SeedFit:
     """
 
     data: Any
-    inputs: Mapping[Kind, Sequence[Any]]
+    inputs: Mapping[str, Sequence[Any]]
     rng: Seed
     name: str = "0-0"
 
@@ -116,7 +116,9 @@ def seeds_of(
     """
     fits = []
     for seed in range(seeds):
-        taken = {kind: [of[i] for i in fan_in(stage.needs[kind], seed, len(of), seeds)] for kind, of in inputs.items()}
+        taken = dict[str, list[Any]]()
+        for kind, states in inputs.items():
+            taken[kind] = [states[i] for i in fan_in(stage.needs[kind], seed, len(states), seeds)]
         fits.append(SeedFit(data, taken, root.fold(split, seed), f"{split}-{seed}"))
     return fits
 
