@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,9 +63,9 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
         states = artifacts.unpack(made.result) if len(seeds) > 1 else [made.result]
         for seed, state in zip(seeds, states, strict=True):
             named[seed.name] = Done(state, made.seconds / len(seeds), made.peak_bytes)
-    data = {name: value for name, value in shared.items() if isinstance(value, FitData)}
+    data = [rows for rows in shared.values() if isinstance(rows, FitData)]  # one for each split, in order
     _publish(places.artifact(kind, key), run, about, params.seed, named, data)
-    summary = _summarise(run, named, shared)
+    summary = _summarise(run, named, data)
     records.write(run, named, settings, summary, above)
     for text in summary.warnings:
         print(f"warning: {kind} {key}: {text}", file=sys.stderr)
@@ -130,10 +130,11 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
     for split, rows in zip(splits, prepared.load_fits(place, splits, final=True), strict=True):
         data.append(rows.on(settings.device))
         shared[f"data-{split}"] = data[-1]
-        states = {kind: _states(artifact, kind, split) for kind, artifact in above.items()}
-        for named in states.values():
-            shared |= named
-        keys = {kind: list(named) for kind, named in states.items()}
+        keys = dict[Kind, list[str]]()
+        for kind, artifact in above.items():  # the process of a task reads the states' tensors
+            names = [f"{split}-{seed}" for seed in range(artifact.manifest["about"]["seeds"])]
+            keys[kind] = [f"{kind}-{name}" for name in names]
+            shared |= zip(keys[kind], map(artifact.open, names), strict=True)
         seeds += seeds_of(run.stage, f"data-{split}", keys, root, split, run.spec.seeds)
     calls = grouped(run.stage, run.config, seeds, data)
     parallel = run.stage.data_parallel and len(calls) == len(seeds)  # a process shares the batches of single seeds
@@ -166,52 +167,38 @@ def _where(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings:
     return "here" if len(tasks) == 1 else "try"
 
 
-def _states(above: artifacts.Artifact, kind: Kind, split: int) -> dict[str, State]:
-    """Open an input's states for the seeds of one split, in order; the process of the task reads their tensors."""
-    names = [f"{split}-{seed}" for seed in range(above.manifest["about"]["seeds"])]
-    return {f"{kind}-{name}": above.open(name) for name in names}
-
-
 def _publish(
-    place: Path, run: Run, about: Mapping[str, Any], seed: int, done: Mapping[str, Done], data: Mapping[str, FitData]
+    place: Path, run: Run, about: Mapping[str, Any], seed: int, done: Mapping[str, Done], data: Sequence[FitData]
 ) -> None:
+    """Write the artifact; a student's has recalibrations, learnt from calibration rows, one for each fit."""
     places.sweep(place)
     with artifacts.publish(place, run.kind, about={**about, "run": run.key}) as folder:
         for name, made in done.items():
             artifacts.write_state(folder / name, made.result)
         if run.kind == "student":
-            for key, fit_data in data.items():
-                split = key.removeprefix("data-")
-                artifacts.write_state(folder / f"transform-{split}", fit_data.transform.state())
-                for name, recalibrated in _recalibrate(run, seed, int(split), done, fit_data):
-                    artifacts.write_state(folder / name, recalibrated)
-            schema = prepared.load_schema(places.artifact("prepare", run.spec.dataset))
-            write_bytes(folder / "schema.json", json.dumps(schema, sort_keys=True, indent=1).encode())
+            prepare = places.artifact("prepare", run.spec.dataset)
+            for split, rows in enumerate(data):
+                artifacts.write_state(folder / f"transform-{split}", rows.transform.state())
+                calibration = prepared.load_calibration(prepare, split)
+                for number in range(run.spec.seeds if calibration is not None else 0):
+                    name, device = f"{split}-{number}", rows.device
+                    fitted = Predictor(posterior_of(done[name].result, device), rows.transform)
+                    rng = prediction_address(seed, run.key, split, number)
+                    batches = fitted.transformed_batches(calibration.inputs, rng=rng, device=device)
+                    learnt = recalibration.fit(batches, calibration, rows.transform)
+                    artifacts.write_state(folder / f"{RECALIBRATION}-{name}", learnt.state())
+            schema = json.dumps(prepared.load_schema(prepare), sort_keys=True, indent=1)
+            write_bytes(folder / "schema.json", schema.encode())
 
 
-def _recalibrate(
-    run: Run, seed: int, split: int, done: Mapping[str, Done], data: FitData
-) -> Iterator[tuple[str, State]]:
-    """Yield the recalibration of each fit of a split, learnt from calibration rows, with its name in the artifact."""
-    rows = prepared.load_calibration(places.artifact("prepare", run.spec.dataset), split)
-    if rows is None:
-        return
-    for number in range(run.spec.seeds):
-        name = f"{split}-{number}"
-        fitted = Predictor(posterior_of(done[name].result, data.device), data.transform)
-        rng = prediction_address(seed, run.key, split, number)
-        batches = fitted.transformed_batches(rows.inputs, rng=rng, device=data.device)
-        yield f"{RECALIBRATION}-{name}", recalibration.fit(batches, rows, data.transform).state()
-
-
-def _summarise(run: Run, done: Mapping[str, Done], shared: Mapping[str, Any]) -> Summary:
+def _summarise(run: Run, done: Mapping[str, Done], data: Sequence[FitData]) -> Summary:
     """Return the method's summary of all seeds of all splits, with a warning for fits that had diverged."""
     slow = _slowed(done)
     if run.stage.summarise is None:
         return Summary(warnings=slow)
-    data = {key.removeprefix("data-"): rows for key, rows in shared.items() if key.startswith("data-")}
-    states = [[made.result for name, made in done.items() if name.startswith(f"{split}-")] for split in data]
-    summary = run.stage.summarise(states, list(data.values()), run.config)
+    seeds, splits = range(run.spec.seeds), range(len(data))
+    states = [[done[f"{split}-{seed}"].result for seed in seeds] for split in splits]
+    summary = run.stage.summarise(states, data, run.config)
     return dataclasses.replace(summary, warnings=[*summary.warnings, *slow])
 
 

@@ -210,18 +210,14 @@ def slower(config: Any, share: float) -> Any:
     changes = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name in _RATES and value is not None:
-            changes[field.name] = _times(value, share)
+        if field.name in _RATES and isinstance(value, float | int):
+            changes[field.name] = value * share
+        elif field.name in _RATES and value is not None:
+            (name,) = (name for name in _FACTORS if hasattr(value, name))
+            changes[field.name] = dataclasses.replace(value, **{name: getattr(value, name) * share})
         elif (smaller := slower(value, share)) != value:
             changes[field.name] = smaller
     return dataclasses.replace(config, **changes) if changes else config
-
-
-def _times(rate: Any, share: float) -> Any:
-    if isinstance(rate, float | int):
-        return rate * share
-    (name,) = (name for name in _FACTORS if hasattr(rate, name))
-    return dataclasses.replace(rate, **{name: getattr(rate, name) * share})
 
 
 class _Attempt(Report):

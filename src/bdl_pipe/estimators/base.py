@@ -20,12 +20,12 @@ from ..fitting import FittedRuns, address
 from ..joint_predictive import DRAWS, Joint
 from ..posterior import Predictor
 from ..predictive import Predictive
-from ..seeds import Seed
 from ..torch_settings import own_settings
 from . import given, groups
 from .fitted import Fitted, fit_parts
 from .inputs import TakesRows
 from .plan import DATASET, about, check_parameters, known, plan, root_of
+from .sampling import sample
 
 T = TypeVar("T", bound="BayesianEstimator")
 _SPLIT_SHARE: Final = 0.2  # share of the rows that split conformal leaves out
@@ -266,10 +266,12 @@ class BayesianEstimator(TakesRows):
         assert found is not None
         return found
 
-    def _sampling(self) -> Seed:
-        """Return the seed address for draws of targets."""
+    def _samples(self, x: Any, draws: int) -> np.ndarray:
+        """Draw the targets of each row independently, as :func:`.sampling.sample`."""
+        require(draws > 0, "draws", "must be > 0", draws)
         check_is_fitted(self, "fitted_")
-        return self.fitted_.address().fold("sample")
+        rng, batches = self.fitted_.address().fold("sample"), self._batches(x)
+        return np.concatenate([sample(part, draws, rng.fold(at.start)).numpy() for at, part in batches], axis=1)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

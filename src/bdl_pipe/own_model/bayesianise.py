@@ -33,7 +33,7 @@ from . import methods, start
 from .methods import CHAINS, INDUCING, Setting
 from .module import Registered, register
 from .posterior import About, ModulePosterior, device_of
-from .rows import LoadedRows, check_labels, own_randomness, require_targets
+from .rows import check_labels, own_randomness, require_targets
 from .rows import read as read_rows
 from .trunk import check, plain, tied
 
@@ -108,7 +108,10 @@ def bayesianise(
     with own_randomness(rng.fold("model")):
         registered = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
         check_labels(rows, task, registered.head.out_features)
-        _check_batches(rows, epochs, registered.trunk)
+        norms = [layer for layer in registered.trunk.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        fits = epochs is None or not norms or min(rows.batch, len(rows)) > 1
+        rule = "must give batches of two rows or more, as batch norm needs for training"
+        require(fits, "train_loader", rule, rows.batch)
         transform = start.transform_of(rows) if teacher is None else teacher.transform
         if held is not None:
             columns = registered.head.out_features if rows.task == "classification" else rows.examples.targets.shape[1]
@@ -255,14 +258,6 @@ def _notes(model: nn.Module, registered: Registered, last_alone: bool) -> list[s
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _check_batches(rows: LoadedRows, epochs: int | None, trunk: nn.Module) -> None:
-    """Raise UserError if a model with batch norm is to be trained on batches of one row."""
-    norms = [name for name, layer in trunk.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-    fits = epochs is None or not norms or min(rows.batch, len(rows)) > 1
-    rule = "must give batches of two rows or more, as batch norm needs for training"
-    require(fits, "train_loader", rule, rows.batch)
 
 
 def _check(train_loader: Any, lr: float | None, chains: object, random_state: object, method: str) -> None:

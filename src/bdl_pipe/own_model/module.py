@@ -150,7 +150,11 @@ def _copied(model: Any, *, may_be_tied: bool) -> nn.Module:
 
 def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
     head = copy.deepcopy(head)  # the trunk may share the head's weight
-    _freeze(trunk, whole=frozen_trunk)
+    for layer in trunk.module.modules():  # states omit weights that become buffers, and the digest includes them
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            if frozen_trunk or not weight.requires_grad:
+                del layer._parameters[name]
+                layer.register_buffer(name, weight.detach(), persistent=False)
     if "module" not in NETWORKS:
         register_network(ModuleConfig, module_trunk)
     digest = _digest(trunk, head)
@@ -237,15 +241,6 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
     rule = "must be the last layer of the model and linear: nothing may follow it, such as a softmax or a ReLU"
     tried = head or (latest[0] if latest else found)
     raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)}){failed}")
-
-
-def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:
-    """Turn weights that need no gradient, or all weights, into buffers: states omit them, the digest includes them."""
-    for layer in trunk.module.modules():
-        for name, weight in list(layer.named_parameters(recurse=False)):
-            if whole or not weight.requires_grad:
-                del layer._parameters[name]
-                layer.register_buffer(name, weight.detach(), persistent=False)
 
 
 def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
