@@ -10,6 +10,7 @@ from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
 from bdl_pipe.fitting import retried
+from bdl_pipe.method import StageSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
@@ -90,3 +91,41 @@ def flat(mapping: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], An
     if not isinstance(mapping, dict):
         return {prefix: mapping}
     return {k: v for key, value in mapping.items() for k, v in flat(value, (*prefix, key)).items()}
+
+
+def state(number: float) -> State:
+    return State({"x": torch.tensor(number)}, {})
+
+
+def test_each_seed_takes_its_share_of_the_inputs_and_has_its_own_address() -> None:
+    stage = StageSpec(fit=lambda *a, **k: state(0), needs={"teacher": "all", "trajectory": "cyclic"})  # type: ignore[arg-type]
+    fits = fitting.seeds_of(stage, "data", {"teacher": "abcdef", "trajectory": "xy"}, Seed(1), split=2, seeds=3)
+    assert [fit.inputs["teacher"] for fit in fits] == [["a", "b"], ["c", "d"], ["e", "f"]]
+    assert [fit.inputs["trajectory"] for fit in fits] == [["x"], ["y"], ["x"]]
+    assert [fit.rng for fit in fits] == [Seed(1).fold(2, seed) for seed in range(3)]
+    assert [fit.name for fit in fits] == ["2-0", "2-1", "2-2"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "shape", "kind", "sizes"),
+    [
+        (12, (4,), "trajectory", [10, 2]),
+        (11, (4,), "trajectory", [10, 1]),
+        (2, (1, 8, 8), "trajectory", [1, 1]),  # images
+        (2, (4,), "student", [1, 1]),  # posteriors may have different shapes
+    ],
+)
+def test_the_seeds_of_tables_are_fitted_together(
+    seeds: int, shape: tuple[int, ...], kind: str, sizes: list[int]
+) -> None:
+    class Rows:
+        input_shape = shape
+
+    def many(data: Any, inputs: Any, config: Any, *, rngs: Any, report: Any) -> list[State]:
+        return [state(config * len(rngs)) for _ in rngs]
+
+    one = fitting.SeedFit("data", {kind: []}, Seed(0))
+    calls = fitting.grouped(StageSpec(fit_many=many), 0.5, [one] * seeds, [Rows()] * seeds)  # type: ignore[arg-type,list-item]
+    assert [len(call.seeds) for call in calls] == sizes
+    values = [float(made.tensors["x"]) for call in calls for made in call.states(Silent())]
+    assert values == [0.5 * size for size in sizes for _ in range(size)]
