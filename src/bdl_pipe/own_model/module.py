@@ -16,6 +16,7 @@ import contextlib
 import copy
 import hashlib
 import inspect
+import itertools
 import json
 import weakref
 from collections.abc import Callable
@@ -92,7 +93,9 @@ class Registered:
         return {name: value.detach().clone() for name, value in named.items()}
 
 
-_known: Final[dict[str, list[weakref.ref[ModuleTrunk]]]] = {}  # digest -> models, the latest last
+# (digest, number) -> a model that is in use, the latest last
+_known: Final[weakref.WeakValueDictionary[tuple[str, int], ModuleTrunk]] = weakref.WeakValueDictionary()
+_numbers: Final = itertools.count()
 
 
 def register(
@@ -158,17 +161,8 @@ def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Regi
     if "module" not in NETWORKS:
         register_network(ModuleConfig, module_trunk)
     digest = _digest(trunk, head)
-    _known[digest] = [*_alive(digest), weakref.ref(trunk)]
+    _known[digest, next(_numbers)] = trunk
     return Registered(ModuleConfig("module", digest, head_bias=head.bias is not None), trunk, head)
-
-
-def _alive(digest: str) -> list[weakref.ref[ModuleTrunk]]:
-    """Return the models of a digest that are still in use, and forget unused models of all digests."""
-    for key, references in list(_known.items()):
-        _known[key] = [reference for reference in references if reference() is not None]
-        if not _known[key]:
-            del _known[key]
-    return _known.get(digest, [])
 
 
 def module_trunk(
@@ -189,13 +183,13 @@ def known(digest: str) -> ModuleTrunk:
     Raises:
         UserError: no model of this digest is in use in this process.
     """
-    found = [trunk for reference in _alive(digest) if (trunk := reference()) is not None]
-    if not found:
+    alive = [trunk for (key, _), trunk in _known.items() if key == digest]
+    if not alive:
         raise UserError(
             f"network: the module {digest} is not known in this process: call bdl_pipe.bayesianise with the "
             "model, or ModulePosterior.load(path, model), first"
         )
-    return found[-1]
+    return alive[-1]
 
 
 def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> tuple[ModuleTrunk, nn.Linear]:
