@@ -180,7 +180,9 @@ def _publish(
             for split, rows in enumerate(data):
                 artifacts.write_state(folder / f"transform-{split}", rows.transform.state())
                 calibration = prepared.load_calibration(prepare, split)
-                for number in range(run.spec.seeds if calibration is not None else 0):
+                if calibration is None:
+                    continue
+                for number in range(run.spec.seeds):
                     name, device = f"{split}-{number}", rows.device
                     fitted = Predictor(posterior_of(done[name].result, device), rows.transform)
                     rng = prediction_address(seed, run.key, split, number)
