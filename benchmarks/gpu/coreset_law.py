@@ -33,7 +33,7 @@ from pipeline.core.load import load
 from pipeline.core.model import Run
 from pipeline.core.settings import Settings
 from pipeline.search import branch_of, load_data, make_upstream
-from pipeline.search.trial import Branch, Upstream, inputs_of
+from pipeline.search.trial import Branch, Upstream
 
 FIRST, PUBLISHED_STARTS = 25, 20
 WHOLE = Path("work/experts")  # experts of whole epochs, one file per seed
@@ -125,9 +125,7 @@ def ladder(key: str, epochs: int, seconds: float, most: int, out: Path) -> None:
     while steps <= most and time.perf_counter() + 1.1 * steps * step + rest < end:
         configs = [with_steps(run.config, steps, epochs) for run in found.runs]
         start = time.perf_counter()
-        coreset = first.stage.fit_one(
-            data, inputs_of(first, upstream), configs[0], rng=found.rng(first), report=Silent()
-        )
+        coreset = found.make(data, upstream, configs, Silent())
         distilled = time.perf_counter() - start
         step = distilled / steps
         fitted = found.finish(coreset, data, configs, upstream)

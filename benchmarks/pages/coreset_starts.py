@@ -25,7 +25,7 @@ from bdl_pipe.registry import posterior_of
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.search import branch_of, load_data, make_upstream
-from pipeline.search.trial import Branch, Upstream, inputs_of
+from pipeline.search.trial import Branch, Upstream
 from pipeline.stages import report
 
 from .coresets import uncommitted
@@ -71,7 +71,7 @@ def measured(key: str) -> tuple[str, ...]:
     chain, data, upstream = prepared(key)
     configs, first = [r.config for r in chain.runs], chain.runs[0]
     clock = time.perf_counter()
-    distilled = first.stage.fit_one(data, inputs_of(first, upstream), configs[0], rng=chain.rng(first), report=Silent())
+    distilled = chain.make(data, upstream, configs, Silent())
     seconds = time.perf_counter() - clock
     numbers = first.config
     scale = numbers.coreset.label_scale if hasattr(numbers, "coreset") else 1.0

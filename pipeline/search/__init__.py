@@ -27,6 +27,7 @@ from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.fitting import Fits, seeds_of
 from bdl_pipe.method import Task
 from bdl_pipe.metrics.of_predictions import stored_metrics
 from bdl_pipe.seeds import Seed
@@ -126,13 +127,14 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
     """Fit the upstream runs to the training rows; finished fits are stored and reused by the next call."""
     executor, made = choose(settings), dict[tuple[str, str], list[State]]()
     for run in branch.upstream:
-        states = {
-            kind: {f"{kind}-{number}": state for number, state in enumerate(made[kind, key])}
-            for kind, key in run.sources.items()
-        }
-        shared = {"data-0": data, **{name: state for named in states.values() for name, state in named.items()}}
+        states = {kind: made[kind, key] for kind, key in run.sources.items()}
+        keys = {kind: [f"{kind}-{number}" for number in range(len(above))] for kind, above in states.items()}
+        shared: dict[str, Any] = {"data-0": data}
+        for kind, names in keys.items():
+            shared |= zip(names, states[kind], strict=True)
         root = Seed(params.seed).fold(branch.verb, run.kind, run.key)
-        tasks = fit.seed_tasks(run, 0, states, root, _seeds_needed(branch, run))
+        seeds = seeds_of(run.stage, "data-0", keys, root, seeds=_seeds_needed(branch, run))
+        tasks = [fit.task_of(Fits(run.stage.fit_one, run.config, (seed,))) for seed in seeds]
         lineage = params.lineage(run)
         about = {
             "for": branch.verb,
@@ -144,8 +146,7 @@ def make_upstream(branch: Branch, data: FitData, params: Params, settings: Setti
         store = Store(places.checkpoints(branch.verb, f"{run.kind}-{run.key}"), identity)
         store.open()
         with Display(f"{run.kind} {run.key}, on training rows alone") as display:
-            whole = [replace(task, data_parallel=False) for task in tasks]
-            done = executor.map(fit.make, whole, shared=shared, display=display, store=store)
+            done = executor.map(fit.make, tasks, shared=shared, display=display, store=store)
         made[run.kind, run.key] = [d.result for d in done]
     return made
 
@@ -235,13 +236,15 @@ def opened(
     if settings.jobs:
         rule = f"must be host:port for {verb}; send the whole command: python -m pipeline job -- python -m pipeline"
         raise UserError(f"RAY_ADDRESS={settings.jobs}: {rule} {verb} …")
-    folder = folder_of(verb, name, settings)
-    with locked(places.STATE / verb / f"{name}.lock", folder):
+    folder, lock = folder_of(verb, name, settings), places.STATE / verb / f"{name}.lock"
+    with locked(lock, folder):
         data = load_data(branch, params, settings)
         record = {"identity": provenance.digest([branch.facts(), facts, data_hash(branch)])}
         parent = begin(folder, record["identity"], resume)
         tags = {"method": branch.method.name, "dataset": branch.dataset, "seed": branch.seed}
         with cluster.connected(settings, ships=shipped()):
+            from .tuner import require_shared  # it imports Ray, whose settings the block has made
+
             require_shared(settings)
             with tracking.parent(f"{verb} {name}", {**tags, "stage": verb}, parent) as run_id:
                 try:
@@ -281,20 +284,6 @@ def begin(folder: Folder, identity: str, resume: bool) -> str | None:
         changed = "params, data, grid, code, --samples or --scheduler differ from the stopped search's"
         raise UserError(f"{folder.address}: {changed}; change them back, or remove the folder and start again")
     return record["parent"]
-
-
-def require_shared(settings: Settings) -> None:
-    """Check that a cluster of several machines has shared storage, where trials store checkpoints.
-
-    Raises:
-        UserError: BDL_SEARCHES is not set.
-    """
-    import ray
-
-    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    if settings.address and not settings.searches and len(machines) > 1:
-        need = f"a folder or s3://bucket/path that all {len(machines)} machines of RAY_ADDRESS reach"
-        raise UserError(f"BDL_SEARCHES: must be {need}; it is not set")
 
 
 @contextmanager

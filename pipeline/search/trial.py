@@ -19,8 +19,9 @@ from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, Diverged, require
 from bdl_pipe.evaluation import EvaluateConfig
+from bdl_pipe.fitting import Fits, SeedFit, seeds_of
 from bdl_pipe.memory import keep_freed_memory
-from bdl_pipe.method import Method, fan_in
+from bdl_pipe.method import Method
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.posterior import prediction_address
 from bdl_pipe.progress import Report, Silent
@@ -108,34 +109,35 @@ class Branch:
 
     def make(self, data: FitData, upstream: Upstream, configs: Sequence[Any], report: Report) -> State:
         """Fit the first run to the training rows and to its inputs in ``upstream``."""
-        first = self.runs[0]
-        return first.stage.fit_one(data, inputs_of(first, upstream), configs[0], rng=self.rng(first), report=report)
+        return self._fit(self.runs[0], data, upstream, configs[0], report)
 
     def finish(self, first: State, data: FitData, configs: Sequence[Any], upstream: Upstream) -> State:
         """Fit the other runs, and return the last one's posterior."""
         made, states = first, {**upstream, (self.runs[0].kind, self.runs[0].key): [first]}
         for run, run_config in zip(self.runs[1:], configs[1:], strict=True):
-            made = run.stage.fit_one(data, inputs_of(run, states), run_config, rng=self.rng(run), report=Silent())
+            made = self._fit(run, data, states, run_config, Silent())
             states[run.kind, run.key] = [made]
         return made
+
+    def seed_of(self, run: Run, data: FitData, states: Upstream) -> SeedFit:
+        """Return the arguments of a run's fit."""
+        inputs = {kind: states[kind, key] for kind, key in run.sources.items()}
+        (seed,) = seeds_of(run.stage, data, inputs, Seed(0))
+        return replace(seed, rng=self.rng(run))
 
     def rng(self, run: Run) -> Seed:
         """Return a run's seed, which is the same in every trial, so that only hyperparameters differ."""
         return Seed(self.seed).fold(self.verb, run.kind, run.key, 0, self.repeat)
 
+    def _fit(self, run: Run, data: FitData, states: Upstream, run_config: Any, report: Report) -> State:
+        """Fit a run once: a fit that diverges is a bad trial, and is not repeated at smaller rates."""
+        (state,) = Fits(run.stage.fit_one, run_config, (self.seed_of(run, data, states),)).once(run_config, report)
+        return state
+
     @property
     def predictions(self) -> Seed:
         """Return the seed of the predictions."""
         return prediction_address(self.seed, self.runs[-1].key, 0, self.repeat)
-
-
-def inputs_of(run: Run, made: Upstream) -> dict[str, list[State]]:
-    """Select the inputs of a run's first seed."""
-    inputs = dict[str, list[State]]()
-    for kind, key in run.sources.items():
-        states = made[kind, key]
-        inputs[kind] = [states[number] for number in fan_in(run.stage.needs[kind], 0, len(states))]
-    return inputs
 
 
 class Milestones(Report):
@@ -201,7 +203,8 @@ def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -
     def score_checkpoint(checkpoint: State) -> dict[str, float]:
         if read is None or not is_search:
             return {}
-        return score(read(checkpoint, data, inputs_of(first, upstream), configs[0], rng=branch.rng(first)))
+        seed = branch.seed_of(first, data, upstream)
+        return score(read(checkpoint, data, seed.inputs, configs[0], rng=seed.rng))
 
     report = Silent() if read is None and is_search else Milestones(score_checkpoint)
     try:

@@ -12,10 +12,10 @@ from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.raw import FEWEST_ROWS
 from bdl_pipe.errors import DataError, require
 from bdl_pipe.estimators import given
-from bdl_pipe.estimators.fitted import Fitted
+from bdl_pipe.estimators.fitted import Fitted, fit_parts
 from bdl_pipe.estimators.given import Targets
-from bdl_pipe.estimators.parts import fit_parts
-from bdl_pipe.estimators.plan import Run, known, plan
+from bdl_pipe.estimators.plan import known, plan
+from bdl_pipe.fitting import Run
 from bdl_pipe.seeds import Seed
 
 from .beliefs import PosteriorBelief

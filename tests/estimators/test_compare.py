@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 from sklearn.model_selection import KFold, StratifiedKFold
 
-from bdl_pipe import BayesianClassifier, BayesianRegressor, Comparison, compare
-from bdl_pipe.estimators import fitting
+from bdl_pipe import BayesianClassifier, BayesianRegressor, Comparison, compare, fitting
 from bdl_pipe.figures import Drawing
 
 RANDOM = np.random.default_rng(0)
@@ -77,15 +76,15 @@ def test_a_comparison_of_classes_has_the_scores_of_classification(classes: Compa
 
 @pytest.mark.slow
 def test_a_trajectory_of_two_methods_is_fitted_once_per_fold(monkeypatch: pytest.MonkeyPatch) -> None:
-    fitted, own = [], fitting._fit_run
+    fitted, grouped = [], fitting.grouped
 
-    def counted(run: Any, *rest: Any) -> Any:
-        fitted.append(run.key)
-        return own(run, *rest)
+    def counted(stage: Any, config: Any, *rest: Any) -> Any:
+        fitted.append(type(config).__name__)
+        return grouped(stage, config, *rest)
 
-    monkeypatch.setattr(fitting, "_fit_run", counted)
+    monkeypatch.setattr(fitting, "grouped", counted)
     found = compare(X, Y, ["swa", "swag"], cv=2, pace=0.01)
-    assert sorted(fitted) == ["data-iterates"] * 2 + ["data-swa"] * 2 + ["data-swag"] * 2
+    assert sorted(fitted) == ["SgdConfig"] * 2 + ["SwaConfig"] * 2 + ["SwagConfig"] * 2
     alone = compare(X, Y, {"swag": BayesianRegressor("swag", pace=0.01), "linear": "linear"}, cv=2)
     assert found.table.loc["swag", "nll"] == alone.table.loc["swag", "nll"]  # the same bits
     assert (found.table["fit_seconds"] > 0).all()

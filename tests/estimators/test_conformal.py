@@ -19,7 +19,7 @@ from bdl_pipe import BayesianClassifier, BayesianRegressor, recalibration
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.estimators import conformal, parts
+from bdl_pipe.estimators import conformal, fitted
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.recalibration import Recalibration
 from bdl_pipe.seeds import Seed
@@ -87,7 +87,7 @@ def test_the_likely_classes_are_the_fewest_that_reach_the_level() -> None:
 
 
 def test_the_parts_of_cross_conformal_hold_every_row_once() -> None:
-    drawn = parts.drawn(53, Seed(0))
+    drawn = fitted.drawn(53, Seed(0))
     assert sorted(np.concatenate(drawn).tolist()) == list(range(53)) and {len(part) for part in drawn} == {10, 11}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from bdl_pipe import BayesianClassifier, BayesianRegressor, compare
-from bdl_pipe.estimators import fitting
+from bdl_pipe.fitting import FittedRuns
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 3))
@@ -43,7 +43,7 @@ def test_made_from_is_empty_for_a_method_of_the_data_alone_and_after_loading(tmp
 
 def test_made_from_has_no_runs_of_other_methods_on_the_same_folds() -> None:
     """``compare`` hands one store of runs to all methods; each takes its own runs out of it."""
-    made: dict[int, fitting.Made] = {}
+    made: dict[int, FittedRuns] = {}
     for method, expected in (("deterministic", {"sgd"}), ("swa", {"iterates"}), ("linear", set())):
         model = BayesianRegressor(method, pace=PACE)
         model._fit(X, np.asarray(Y), made)

@@ -13,7 +13,8 @@ from bdl_pipe import BayesianClassifier, BayesianRegressor, offers
 from bdl_pipe.config import merge
 from bdl_pipe.data.size import Size
 from bdl_pipe.errors import UserError
-from bdl_pipe.estimators.plan import Run, plan
+from bdl_pipe.estimators.plan import plan
+from bdl_pipe.fitting import Run
 from bdl_pipe.offers import offered
 from bdl_pipe.registry import METHODS
 from bdl_pipe.yaml_files import read_yaml

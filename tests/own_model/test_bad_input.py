@@ -95,32 +95,122 @@ def hooked(change: Callable[[nn.Module], Any]) -> nn.Sequential:
     return made.eval()
 
 
-CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
-    "no model": (3, [(X, Y)], {}, "model must be a torch.nn.Module, got 3"),  # type: ignore[dict-item]
+MODELS: dict[str, tuple[nn.Module, str]] = {
+    "no model": (3, "model must be a torch.nn.Module, got 3"),
     "no linear layer": (
         nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()),
-        [(X, Y)],
-        {},
         r"model must have a linear layer \(nn.Linear\) as its last layer, got 'none'",
     ),
+    "a head of zeros before a tanh": (zero_head(), "head must be the last layer of the model"),
+    "attention over the rows": (
+        Attends(),
+        "model must give a row the same outputs alone as among others .* set batch_first=True in attention",
+    ),
+    "batch norm without running statistics": (
+        norm(track_running_stats=False),
+        "model must be one that takes one row alone: ValueError: Expected more than 1 value",
+    ),
+    "weights of NaN": (nan(), "model must give finite outputs, got nan"),
+    "weights without values": (net().to("meta"), "model must have values in its weights .*0.weight"),
+    "a lazy layer": (
+        nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3)),
+        r"model must have shapes of its weights \(call it once on a batch first\), got '0.weight'",
+    ),
+    "a lazy norm": (nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 3)), "call it once on a batch first"),
+    "a norm of the spectrum by hooks": (
+        hooked(nn.utils.spectral_norm),
+        r"can be copied \(first call it once under torch.no_grad\(\), if it keeps tensors of a training step",
+    ),
+    "pruned and trained": (
+        hooked(lambda layer: prune.l1_unstructured(layer, "weight", 0.5)),
+        "can be copied .* spectral_norm and prune do",
+    ),
+    "TorchScript": (
+        quietly(lambda: torch.jit.trace(net(), X)),
+        "model must be the module as it was written in Python, got TorchScript; load its weights",
+    ),
+    "softmax after the head": (
+        nn.Sequential(net(), nn.Softmax(-1)),
+        r"head must be the last layer of the model and linear: .*, got 0.2 \(2 rows give \[2, 3\]\)",
+    ),
+    "tied weights": (
+        Tied(),
+        "model must have one name for each weight, except with kfac_laplace .* got 'one.weight and two.weight, which",
+    ),
+    "a tuple as an answer": (Odd(lambda y: (y, y)), "model must give a tensor, or logits .* got tuple"),
+    "outputs of tokens": (
+        Odd(lambda y: y[:, None].expand(-1, 2, -1)),
+        r"model must give outputs \[row, output\] of 2 rows, got \[2, 2, 3\]",
+    ),
+    "random outputs": (Odd(lambda y: y + torch.rand(1)), "model must give equal rows the same outputs"),
+}
+LOADERS: dict[str, tuple[Any, str]] = {
+    "labels as real numbers": (
+        [(X, Y.float())],
+        r"targets must not be labels as real numbers, got 0.0, 1.0, 2.0: .* for classes pass y.long\(\)",
+    ),
+    "a column of real numbers a class": (
+        [(X, torch.eye(3)[Y])],
+        r"targets must not be a column of 0.0 and 1.0 a class: .* for classes pass y.argmax\(1\)",
+    ),
+    "a column of whole numbers a class": (
+        [(X, torch.eye(3)[Y].long())],
+        r"labels must be \[row\], got the shape \[6, 3\]; pass y.argmax\(1\)",
+    ),
+    "several labels of a row": (
+        [(X, (torch.eye(3)[Y] + torch.eye(3)[0]).clamp(max=1))],
+        r"targets must not be several labels of a row.*task='regression'.*fit a posterior for each label, to y\[:, k\]",
+    ),
+    "no label of a row": ([(X, torch.eye(3)[Y] * (Y[:, None] > 0))], "must not be several labels of a row"),
+    "several whole labels of a row": (
+        [(X, (torch.eye(3)[Y] + torch.eye(3)[0]).clamp(max=1).long())],
+        r"labels must be \[row\], got the shape \[6, 3\]; for several labels of a row fit a posterior for each",
+    ),
+    "probabilities of classes": (
+        [(X, 0.8 * torch.eye(3)[Y] + 0.2 / 3)],
+        r"targets must not be probabilities of classes.*task='regression'.*pass a label of each row",
+    ),
+    "one column of labels": ([(X, Y[:, None])], r"got the shape \[6, 1\]; pass y\[:, 0\]"),
+    "sparse inputs": ([(X.to_sparse(), Y)], r"inputs must be a dense tensor, got a sparse one; pass x.to_dense\(\)"),
+    "quantised inputs": (
+        [(quietly(lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)), Y)],
+        "inputs must be a dense tensor, got a quantised one",
+    ),
+    "nested inputs": (
+        [(quietly(lambda: torch.nested.nested_tensor(list(X))), Y)],
+        "got a nested one; pass .*to_padded",
+    ),
+    "arrays of NumPy": ([(X.numpy(), Y.numpy())], r"got ndarray; pass torch.as_tensor\(x\)"),
+    "inputs of another width": ([(X[:, :3], Y)], r"model must be one that takes rows of inputs \[3\]: Runtime"),
+    "no loader": (None, "deterministic needs train_loader: batches"),
+    "a number for a loader": (5, r"train_loader must be a loader of batches \(inputs, targets\), got 5"),
+    "a batch for a loader": (X, r"train_loader must be a loader of batches \(inputs, targets\), got tensor"),
+    "an empty loader": ([], "train_loader must have rows, got none"),
+    "three in a tuple": ([(X, Y, Y)], "train_loader, batch 0: must be .* got a tuple of 3"),
+    "a tensor alone": ([X], "train_loader, batch 0: must be .* got a Tensor"),
+    "no labels": ([{"x": X}], "train_loader, batch 0: a dictionary must have the key labels, got x"),
+    "a text among inputs": ([{"x": "a", "labels": Y}], "batch 0: x must be a tensor, got 'a'"),
+    "other keys": (dictionaries(z=X), "train_loader, batch 1: inputs must be x, got x, z"),
+    "other lengths": (
+        [(X, Y), (X[:, :3], Y)],
+        r"train_loader, batch 1: inputs must have the shape \[4\] in every row \(pad to one length\), got \[3\]",
+    ),
+    "other types": ([(X, Y), (X.long(), Y)], "batch 1: inputs must be of the type float, got int64"),
+    "large numbers": ([(2**24 * X.long(), Y)], r"inputs must be below 2\*\*24, got 100663296"),
+    "NaN inputs": ([(X.log() * float("nan"), Y)], "inputs must be finite, got nan"),
+    "too few labels": ([(X, Y[:5])], r"targets must be as many as the inputs \(6\), got 5"),
+    "labels as a list": ([(X, [0, 1])], r"targets must be a tensor .* got \[0, 1\]"),
+    "labels of two columns": ([(X, Y[:, None])], r"labels must be \[row\], got the shape \[6, 1\]"),
+    "labels outside": ([(X, Y + 1)], "labels must be 0 … 2, for 3 outputs, got 3 in row 2"),
+    "ignored labels": ([(X, Y - 100)], "labels must be 0 … 2, for 3 outputs, got -100 in row 0"),
+    "targets and outputs": ([(X, X[:, :2])], "outputs must be 2 means, or 2 means and 2 log-var.* got 3"),
+}
+CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
     "a ReLU after the head, and positive outputs": (
         positive(),
         [(X, X[:, :1])],
         {},
         "head must be the last layer of the model and linear: .* such as a softmax or a ReLU, got 2",
-    ),
-    "a head of zeros before a tanh": (zero_head(), [(X, Y)], {}, "head must be the last layer of the model"),
-    "attention over the rows": (
-        Attends(),
-        [(X, Y)],
-        {},
-        "model must give a row the same outputs alone as among others .* set batch_first=True in attention",
-    ),
-    "batch norm without running statistics": (
-        norm(track_running_stats=False),
-        [(X, Y)],
-        {},
-        "model must be one that takes one row alone: ValueError: Expected more than 1 value",
     ),
     "batch norm and batches of one row": (
         norm(),
@@ -128,109 +218,14 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         {"epochs": 1},
         "train_loader must give batches of two rows or more, as batch norm needs for training, got 1",
     ),
-    "weights of NaN": (nan(), [(X, Y)], {}, "model must give finite outputs, got nan"),
-    "weights without values": (net().to("meta"), [(X, Y)], {}, "model must have values in its weights .*0.weight"),
-    "a lazy layer": (
-        nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3)),
-        [(X, Y)],
-        {},
-        r"model must have shapes of its weights \(call it once on a batch first\), got '0.weight'",
-    ),
-    "a lazy norm": (
-        nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 3)),
-        [(X, Y)],
-        {},
-        "call it once on a batch first",
-    ),
-    "a norm of the spectrum by hooks": (
-        hooked(nn.utils.spectral_norm),
-        [(X, Y)],
-        {},
-        r"can be copied \(first call it once under torch.no_grad\(\), if it keeps tensors of a training step",
-    ),
-    "pruned and trained": (
-        hooked(lambda layer: prune.l1_unstructured(layer, "weight", 0.5)),
-        [(X, Y)],
-        {},
-        "can be copied .* spectral_norm and prune do",
-    ),
-    "TorchScript": (
-        quietly(lambda: torch.jit.trace(net(), X)),
-        [(X, Y)],
-        {},
-        "model must be the module as it was written in Python, got TorchScript; load its weights",
-    ),
-    "labels as real numbers": (
-        net(),
-        [(X, Y.float())],
-        {},
-        r"targets must not be labels as real numbers, got 0.0, 1.0, 2.0: .* for classes pass y.long\(\)",
-    ),
     "labels as real numbers for one logit": (
         net(1),
         [(X, (Y > 0).float())],
         {},
         "pass task='regression', for classes pass y.long.. with a model of two outputs",
     ),
-    "a column of real numbers a class": (
-        net(),
-        [(X, torch.eye(3)[Y])],
-        {},
-        r"targets must not be a column of 0.0 and 1.0 a class: .* for classes pass y.argmax\(1\)",
-    ),
-    "a column of whole numbers a class": (
-        net(),
-        [(X, torch.eye(3)[Y].long())],
-        {},
-        r"labels must be \[row\], got the shape \[6, 3\]; pass y.argmax\(1\)",
-    ),
-    "several labels of a row": (
-        net(),
-        [(X, (torch.eye(3)[Y] + torch.eye(3)[0]).clamp(max=1))],
-        {},
-        r"targets must not be several labels of a row.*task='regression'.*fit a posterior for each label, to y\[:, k\]",
-    ),
-    "no label of a row": (net(), [(X, torch.eye(3)[Y] * (Y[:, None] > 0))], {}, "must not be several labels of a row"),
-    "several whole labels of a row": (
-        net(),
-        [(X, (torch.eye(3)[Y] + torch.eye(3)[0]).clamp(max=1).long())],
-        {},
-        r"labels must be \[row\], got the shape \[6, 3\]; for several labels of a row fit a posterior for each",
-    ),
-    "probabilities of classes": (
-        net(),
-        [(X, 0.8 * torch.eye(3)[Y] + 0.2 / 3)],
-        {},
-        r"targets must not be probabilities of classes.*task='regression'.*pass a label of each row",
-    ),
-    "one column of labels": (net(), [(X, Y[:, None])], {}, r"got the shape \[6, 1\]; pass y\[:, 0\]"),
     "complex targets": (net(1), [(X, X[:, 0] + 0j)], {}, "targets must be real numbers, got torch.complex64"),
-    "sparse inputs": (
-        net(),
-        [(X.to_sparse(), Y)],
-        {},
-        r"inputs must be a dense tensor, got a sparse one; pass x.to_dense\(\)",
-    ),
     "sparse targets": (net(1), [(X, X[:, :1].to_sparse())], {}, "targets must be a dense tensor, got a sparse one"),
-    "quantised inputs": (
-        net(),
-        [(quietly(lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)), Y)],
-        {},
-        "inputs must be a dense tensor, got a quantised one",
-    ),
-    "nested inputs": (
-        net(),
-        [(quietly(lambda: torch.nested.nested_tensor(list(X))), Y)],
-        {},
-        "got a nested one; pass .*to_padded",
-    ),
-    "arrays of NumPy": (net(), [(X.numpy(), Y.numpy())], {}, r"got ndarray; pass torch.as_tensor\(x\)"),
-    "softmax after the head": (
-        nn.Sequential(net(), nn.Softmax(-1)),
-        [(X, Y)],
-        {},
-        r"head must be the last layer of the model and linear: .*, got 0.2 \(2 rows give \[2, 3\]\)",
-    ),
     "a named head is none": (
         net(),
         [(X, Y)],
@@ -243,55 +238,12 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         {"head": "0"},
         r"head must be the last layer of the model.* got 0 .*; with another layer in its place .* RuntimeError: mat1",
     ),
-    "tied weights": (
-        Tied(),
-        [(X, Y)],
-        {},
-        "model must have one name for each weight, except with kfac_laplace .* got 'one.weight and two.weight, which",
-    ),
-    "a tuple as an answer": (Odd(lambda y: (y, y)), [(X, Y)], {}, "model must give a tensor, or logits .* got tuple"),
-    "outputs of tokens": (
-        Odd(lambda y: y[:, None].expand(-1, 2, -1)),
-        [(X, Y)],
-        {},
-        r"model must give outputs \[row, output\] of 2 rows, got \[2, 2, 3\]",
-    ),
-    "random outputs": (Odd(lambda y: y + torch.rand(1)), [(X, Y)], {}, "model must give equal rows the same outputs"),
-    "inputs of another width": (
-        net(),
-        [(X[:, :3], Y)],
-        {},
-        r"model must be one that takes rows of inputs \[3\]: Runtime",
-    ),
-    "no loader": (net(), None, {}, "deterministic needs train_loader: batches"),
-    "a number for a loader": (net(), 5, {}, r"train_loader must be a loader of batches \(inputs, targets\), got 5"),
-    "a batch for a loader": (net(), X, {}, r"train_loader must be a loader of batches \(inputs, targets\), got tensor"),
-    "an empty loader": (net(), [], {}, "train_loader must have rows, got none"),
-    "three in a tuple": (net(), [(X, Y, Y)], {}, "train_loader, batch 0: must be .* got a tuple of 3"),
-    "a tensor alone": (net(), [X], {}, "train_loader, batch 0: must be .* got a Tensor"),
-    "no labels": (net(), [{"x": X}], {}, "train_loader, batch 0: a dictionary must have the key labels, got x"),
-    "a text among inputs": (net(), [{"x": "a", "labels": Y}], {}, "batch 0: x must be a tensor, got 'a'"),
-    "other keys": (net(), dictionaries(z=X), {}, "train_loader, batch 1: inputs must be x, got x, z"),
-    "other lengths": (
-        net(),
-        [(X, Y), (X[:, :3], Y)],
-        {},
-        r"train_loader, batch 1: inputs must have the shape \[4\] in every row \(pad to one length\), got \[3\]",
-    ),
-    "other types": (net(), [(X, Y), (X.long(), Y)], {}, "batch 1: inputs must be of the type float, got int64"),
-    "large numbers": (net(), [(2**24 * X.long(), Y)], {}, r"inputs must be below 2\*\*24, got 100663296"),
-    "NaN inputs": (net(), [(X.log() * float("nan"), Y)], {}, "inputs must be finite, got nan"),
-    "too few labels": (net(), [(X, Y[:5])], {}, r"targets must be as many as the inputs \(6\), got 5"),
-    "labels as a list": (net(), [(X, [0, 1])], {}, r"targets must be a tensor .* got \[0, 1\]"),
-    "labels of two columns": (net(), [(X, Y[:, None])], {}, r"labels must be \[row\], got the shape \[6, 1\]"),
-    "labels outside": (net(), [(X, Y + 1)], {}, "labels must be 0 … 2, for 3 outputs, got 3 in row 2"),
     "one output": (
         net(1),
         [(X, Y % 2)],
         {},
         "model must have an output for each class, two or more .*pass task='regression'.*got 1",
     ),
-    "ignored labels": (net(), [(X, Y - 100)], {}, "labels must be 0 … 2, for 3 outputs, got -100 in row 0"),
     "NaN targets": (
         net(1),
         [(X, torch.tensor([1.0, 2, 3, float("nan"), 5, 6]))],
@@ -299,7 +251,6 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
         r"train_loader: targets must be finite, got nan in row 3",
     ),
     "constant targets": (net(1), [(X, torch.ones(6))], {}, "train_loader: the target is constant"),
-    "targets and outputs": (net(), [(X, X[:, :2])], {}, "outputs must be 2 means, or 2 means and 2 log-var.* got 3"),
     "real labels": (net(), [(X, Y.double())], {"task": "classification"}, "labels must be whole numbers .*float64"),
     "unknown method": (
         net(),
@@ -353,6 +304,8 @@ CASES: dict[str, tuple[nn.Module, Any, Mapping[str, Any], str]] = {
     ),
     "a seed that is none": (net(), [(X, Y)], {"random_state": "a"}, "random_state must be a whole number, got 'a'"),
 }
+CASES |= {name: (model, [(X, Y)], {}, rule) for name, (model, rule) in MODELS.items()}
+CASES |= {name: (net(), loader, {}, rule) for name, (loader, rule) in LOADERS.items()}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -22,11 +22,11 @@ import yaml
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ArtifactError, Diverged, UserError
+from bdl_pipe.fitting import RATE_SHARE, Fits, SeedFit
 from bdl_pipe.method import StageSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.loop import OptimiserConfig
-from bdl_pipe.training.retry import RATE_SHARE
 from pipeline.core import places, records
 from pipeline.core.load import load as load_params
 from pipeline.core.model import Params
@@ -308,8 +308,7 @@ def test_the_place_of_tasks_follows_from_their_number_size_and_the_cluster(
     class Run:
         stage = StageSpec(fit=lambda *a, **k: None)  # type: ignore[arg-type,return-value]
 
-    one = fit_stage.SeedTask(Run.stage.fit_one, None, "data-0", {}, Seed(0))
-    payload = fit_stage.GroupTask(("0-0",) * seeds, (one,) * seeds, lambda *a, **k: []) if seeds else one
+    payload = Fits(Run.stage.fit_one, None, (SeedFit("data-0", {}, Seed(0)),) * max(1, seeds))
     planned = [Task(f"{n}", payload, ("data-0",), data_parallel=True) for n in range(tasks)]
     settings = dataclasses.replace(SETTINGS, **environment)
     assert fit_stage._where(Run(), planned, {"data-0": Data()}, settings) == where  # type: ignore[arg-type]
@@ -331,8 +330,7 @@ def test_a_diverged_group_is_repeated_at_a_lower_rate_and_the_warning_names_it()
             raise Diverged("too fast")
         return [State({"rate": torch.tensor(config.lr)}, {}) for _ in rngs]
 
-    seed = fit_stage.SeedTask(lambda *a, **k: State({}), config, "data", {}, Seed(0))  # type: ignore[arg-type]
-    group = fit_stage.GroupTask(("0-0", "0-1"), (seed, seed), both)  # type: ignore[arg-type]
+    group = Fits(both, config, (SeedFit("data", {}, Seed(0)),) * 2)  # type: ignore[arg-type]
     states = artifacts.unpack(fit_stage.make(group, {"data": None}, Silent()))
     assert [float(state.tensors["rate"]) for state in states] == pytest.approx([0.09, 0.09])
     whole, slowed = Done(State({}, {}), 1.0, 0), Done(states[0], 1.0, 0)

@@ -8,10 +8,10 @@ import torch
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.fitting import Fits, SeedFit
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from pipeline.core.settings import Settings
-from pipeline.stages.fit import SeedTask
 from pipeline.work import choose
 from pipeline.work.display import Display
 from pipeline.work.executor import Done, Executor, Inline, Task
@@ -25,7 +25,7 @@ def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", 
     store = Store(folder, "a")
     store.open()
     config = read(SgdConfig, SECTION | changes, "methods.sgd")
-    member = SeedTask(SGD.stages["trajectory"].fit_one, config, "data", {}, Seed(0).fold("member", 0))
+    member = Fits(SGD.stages["trajectory"].fit_one, config, (SeedFit("data", {}, Seed(0).fold("member", 0)),))
     task = Task("0-0", member, ("data", "fuse"), data_parallel=True)
     with Display("trajectory") as display:
         shared = {"data": data, "fuse": fuse}

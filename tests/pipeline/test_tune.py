@@ -29,12 +29,11 @@ from pipeline.search import (
     folder_of,
     load_data,
     make_upstream,
-    require_shared,
     trial,
     tune,
 )
 from pipeline.search.trial import Ended
-from pipeline.search.tuner import Halving, _domains
+from pipeline.search.tuner import Halving, _domains, require_shared
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings()

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,36 +10,29 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from .. import config, offers, recalibration
 from ..data.config import DatasetConfig
-from ..data.encoding import KINDS
-from ..data.inspect.profile import Profile
 from ..data.prepare import schema
-from ..data.raw import FEWEST_ROWS
-from ..data.size import Size
-from ..data.sources.forms import clean
-from ..errors import ArtifactError, DataError, require, short
+from ..errors import ArtifactError, require, short
+from ..fitting import FittedRuns, address
 from ..joint_predictive import DRAWS, Joint
 from ..posterior import Predictor
 from ..predictive import Predictive
-from ..seeds import Seed
 from ..torch_settings import own_settings
-from . import fitting, given, groups
-from .fitted import Fitted
-from .given import Targets
-from .parts import fit_parts
-from .plan import DATASET, known, plan, plugins_of, root_of
+from . import given, groups
+from .fitted import Fitted, fit_parts
+from .inputs import TakesRows
+from .plan import DATASET, about, check_parameters, known, plan, root_of
+from .sampling import sample
 
 T = TypeVar("T", bound="BayesianEstimator")
-_AS_IT_IS: Final[dict[str, Any]] = {"dtype": None, "ensure_all_finite": False, "allow_nd": True}
 _SPLIT_SHARE: Final = 0.2  # share of the rows that split conformal leaves out
 _MOST: Final = 10_000_000  # the most values, row × score, that cross-conformal holds in memory
 
 
-class BayesianEstimator(BaseEstimator):
+class BayesianEstimator(TakesRows):
     """A registered method behind ``fit`` and ``predict``.
 
     Args:
@@ -109,23 +101,23 @@ class BayesianEstimator(BaseEstimator):
         super().set_params(**params)
         return self
 
-    def _fit(self, x: Any, y: Any, made: dict[int, fitting.Made] | None = None) -> None:
+    def _fit(self, x: Any, y: Any, fitted: dict[int, FittedRuns] | None = None) -> None:
         """Fit the method; an estimator whose fit fails stays as it was.
 
         Args:
-            made: split -> runs that were already fitted on the same rows.
+            fitted: split -> runs that were already fitted on the same rows.
         """
         before = dict(vars(self))
         try:
-            self._fit_rows(x, y, made)
+            self._fit_rows(x, y, {} if fitted is None else fitted)
         except BaseException:
             self.__dict__ = before
             raise
 
-    def _fit_rows(self, x: Any, y: Any, made: dict[int, fitting.Made] | None) -> None:
+    def _fit_rows(self, x: Any, y: Any, fitted: dict[int, FittedRuns]) -> None:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        self._check_parameters()
+        check_parameters(self)
         profile, names = self._profile(x, y)
         classes = profile.raw.task == "classification"
         self._grouped_by = place = groups.place_of(self.groups, profile.raw.columns, names, classes=classes)
@@ -133,11 +125,11 @@ class BayesianEstimator(BaseEstimator):
         share = _SPLIT_SHARE if self.conformal == "split" else 0.0
         size = given.size_of(profile, share, float(self.pace))
         if self.minutes is not None:
-            size = self._paced(size)
+            timing = offers.timing([known(self.method, size.task)], size, 60 * float(self.minutes), splits=1)
+            size = replace(size, pace=size.pace * min(timing.paces.values(), default=1.0))
         runs = plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
         entry = offers.dataset(profile.dataset(), size, splits=1)
         typed = config.read(DatasetConfig, entry, "data")
-        made = {} if made is None else made
         with own_settings(self.threads):
             parts, self.fit_seconds_ = fit_parts(
                 profile.raw,
@@ -147,113 +139,13 @@ class BayesianEstimator(BaseEstimator):
                 cross=self.conformal == "cross",
                 groups=None if place is None else partial(groups.of_rows, place),
                 device=self.device,
-                made=made,
+                fitted=fitted,
             )
-        self.made_from_ = {
-            run.key.removeprefix(f"{DATASET}-"): made[0][fitting.address(run, seed)][0] for run in runs[:-1]
-        }
-        plugins = plugins_of(runs)
-        about = {
-            "dataset": DATASET,
-            "method": self.method,
-            "run": runs[-1].key,
-            "seed": seed,
-            "seeds": 1,
-            "config": json.loads(json.dumps(config.to_mapping(runs[-1].config))),
-            **({"plugins": plugins} if plugins else {}),
-        }
-        self.fitted_ = Fitted(parts, about, {**schema(profile.raw, typed), "names": names}, self.device)
+        self.made_from_ = {run.key.removeprefix(f"{DATASET}-"): fitted[0][address(run, seed)][0] for run in runs[:-1]}
+        facts = {**schema(profile.raw, typed), "names": names}
+        self.fitted_ = Fitted(parts, about(runs, self.method, seed), facts, self.device)
         self.left_out_ = dict(profile.left_out)
         self.remarks_ = list(profile.remarks)
-
-    def _check_parameters(self) -> None:
-        for name, what in (("method", "a name of bdl_pipe.METHODS"), ("device", "a device of torch")):
-            require(isinstance(getattr(self, name), str), name, f"must be {what}", getattr(self, name))
-        try:
-            torch.device(self.device)
-        except RuntimeError:
-            raise ValueError(f"device: must be a device of torch, such as cpu or cuda, got {self.device!r}") from None
-        rule = "must be split, cross or None"
-        require(self.conformal in (None, "split", "cross"), "conformal", rule, self.conformal)
-        rule = "must be None, or conformal split or cross"
-        require(self.groups is None or self.conformal is not None, "groups", rule, self.groups)
-        for name in ("pace", "minutes", "threads"):
-            value, kind = getattr(self, name), numbers.Integral if name == "threads" else numbers.Real
-            good = float(value) > 0 if isinstance(value, kind) else value is None and name != "pace"
-            require(good, name, "must be > 0" if name == "pace" else "must be > 0 or None", value)
-        for name in ("override", "upstream", "columns"):
-            value = getattr(self, name)
-            require(value is None or isinstance(value, Mapping), name, "must be a mapping or None", value)
-        for name, kind in (self.columns or {}).items():
-            require(kind in KINDS, f"columns.{name}", f"must be one of {', '.join(KINDS)}", kind)
-
-    def _paced(self, size: Size) -> Size:
-        paces = offers.timing([known(self.method, size.task)], size, 60 * float(self.minutes or 0), splits=1).paces
-        return replace(size, pace=size.pace * min(paces.values(), default=1.0))
-
-    def _profile(self, x: Any, y: Any) -> tuple[Profile, list[str]]:
-        """Return the description of the rows, and the names of all columns of a table."""
-        given.warn_of_another_order(x, y, 6)
-        x = given.without_masks(x)
-        if given.is_frame(x):
-            x = given.as_table(x)
-            validate_data(self, x, reset=True, skip_check_array=True)
-            table = given.table_of(x)
-            if table.num_rows < FEWEST_ROWS:
-                raise ValueError(f"X: must have at least {FEWEST_ROWS} samples, got {table.num_rows} sample(s)")
-            targets = self._targets(y, table.num_rows)
-            return given.table_profile(table, targets, self._kinds, numbers=False), table.column_names
-        x = validate_data(self, x, reset=True, ensure_min_samples=FEWEST_ROWS, **_AS_IT_IS)
-        if x.ndim > 2:
-            return given.image_profile(given.images_of(x), self._image_targets(y, len(x))), []
-        table, plain = given.table_of(x), x.dtype.kind in "biuf"
-        targets = self._targets(y, len(x))
-        return given.table_profile(table, targets, self._kinds, numbers=plain), table.column_names
-
-    @property
-    def _kinds(self) -> Any:
-        return None if self.columns is None else {clean(str(name)): kind for name, kind in self.columns.items()}
-
-    def _targets(self, y: Any, rows: int) -> Targets:
-        raise NotImplementedError
-
-    def _image_targets(self, y: Any, rows: int) -> Targets:
-        return self._targets(y, rows)
-
-    def _rows(self, x: Any) -> np.ndarray:
-        """Return new rows in the form of the fit's rows."""
-        check_is_fitted(self, "fitted_")
-        x, schema = given.without_masks(x), self.fitted_.schema
-        if schema["kind"] == "image":
-            if given.is_frame(x) or np.ndim(x) < 3:
-                raise ValueError(f"X: must be images, as in fit, got {short(type(x).__name__)} {list(np.shape(x))}")
-            return given.images_of(check_array(x, **_AS_IT_IS), schema["input_shape"])
-        if given.is_frame(x):
-            x = given.as_table(x)
-            validate_data(self, x, reset=False, skip_check_array=True)
-            if x.shape[0] == 0:
-                raise ValueError("X: must have at least 1 row, got 0 sample(s)")
-            x = self._in_order(x, schema["names"])
-        else:
-            x = validate_data(self, x, reset=False, **_AS_IT_IS)
-            if x.ndim > 2:
-                raise ValueError(f"X: must be rows of columns, as in fit, got an array {list(x.shape)}")
-        return given.rows_of(given.table_of(x, schema["names"]), self.fitted_.columns)
-
-    def _in_order(self, x: Any, names: list[str]) -> Any:
-        """Return a frame with its columns in the fit's order; scikit-learn compares names only if all are texts."""
-        own = [clean(str(name)) for name in (x.columns if hasattr(x, "iloc") else x.column_names)]
-        if own == names:
-            return x
-        if sorted(own) == sorted(names):
-            places = [own.index(name) for name in names]
-            return x.iloc[:, places] if hasattr(x, "iloc") else x.select(places)
-        of_array = names == [f"x{number}" for number in range(len(names))]
-        unnamed = hasattr(x, "iloc") and not any(isinstance(name, str) for name in x.columns)
-        if unnamed and not of_array and not hasattr(self, "feature_names_in_"):
-            found = short(", ".join(own))
-            raise DataError(f"X: must have the columns of fit by name, {short(', '.join(names))}, got {found}")
-        return x
 
     def _batches(self, x: Any) -> Iterator[tuple[slice, Predictive]]:
         """Yield the predictive of each batch of new rows, in the targets' own units."""
@@ -374,10 +266,12 @@ class BayesianEstimator(BaseEstimator):
         assert found is not None
         return found
 
-    def _sampling(self) -> Seed:
-        """Return the seed address for draws of targets."""
+    def _samples(self, x: Any, draws: int) -> np.ndarray:
+        """Draw the targets of each row independently, as :func:`.sampling.sample`."""
+        require(draws > 0, "draws", "must be > 0", draws)
         check_is_fitted(self, "fitted_")
-        return self.fitted_.address().fold("sample")
+        rng, batches = self.fitted_.address().fold("sample"), self._batches(x)
+        return np.concatenate([sample(part, draws, rng.fold(at.start)).numpy() for at, part in batches], axis=1)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -19,7 +19,6 @@ from . import conformal, given
 from .base import BayesianEstimator
 from .given import Targets
 from .groups import OF_CLASSES
-from .sampling import sample
 
 
 @final
@@ -119,10 +118,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or ``draws`` is not above 0.
         """
-        require(draws > 0, "draws", "must be > 0", draws)
-        rng = self._sampling()
-        parts = [sample(p, draws, rng.fold(at.start)).numpy() for at, p in self._batches(X)]
-        return self.classes_[np.concatenate(parts, axis=1)]
+        return self.classes_[self._samples(X, draws)]
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Return log p(y | x) of each row, natural logarithm, float64 [n].

@@ -13,12 +13,13 @@ from ..data.examples import Examples, Task
 from ..data.inspect.table import task_of
 from ..data.sources.cells import Cells
 from ..errors import require, short
+from ..fitting import FittedRuns
 from ..metrics import of_predictions, stored
 from ..predictive import Categorical, Continuous
 from ..scores import Quantity, RunScores, Score
 from ..seeds import Seed
 from ..torch_settings import own_settings
-from . import defaults, fitting, given
+from . import defaults, given
 from .base import BayesianEstimator
 from .classifier import BayesianClassifier
 from .comparison import Comparison, Line
@@ -75,7 +76,7 @@ def compare(
     figures, drawn = {name: list[Score]() for name in made}, Seed(root_of(random_state)).fold("scores")
     said = {name: list[np.ndarray]() for name in made}
     for number, (train, test) in enumerate(folds):
-        shared = dict[str, dict[int, fitting.Made]]()
+        shared = dict[str, dict[int, FittedRuns]]()
         for name, estimator in made.items():
             model = clone(estimator)
             fitted_before = shared.setdefault(_sharing(model), {})

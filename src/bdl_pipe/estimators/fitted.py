@@ -1,29 +1,38 @@
-"""The result of a fit: posterior states with the data's transform, for all rows and for each part of cross-conformal.
+"""A fit of an estimator: posterior states with the data's transform, for all rows and for each part of cross-conformal.
+
+Intervals and sets are calibrated on left-out rows, or by further fits that leave out parts.
 
 A saved fit is a student artifact as in the pipeline: ``bdl_pipe.load_predictor`` also reads it. Nothing is unpickled.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from .. import artifacts
+from .. import artifacts, recalibration
 from ..artifacts import State
+from ..data.config import DatasetConfig
 from ..data.encoding import Column
+from ..data.examples import Examples
+from ..data.prepare import fit_data
+from ..data.raw import FEWEST_ROWS, Raw
 from ..data.transform import Transform
-from ..errors import ArtifactError
+from ..errors import ArtifactError, require
 from ..files import write_bytes
+from ..fitting import FittedRuns, Run, fit_runs
 from ..posterior import Predictor, prediction_address
 from ..predictive import Predictive
 from ..recalibration import Recalibration
 from ..registry import RECALIBRATION, load_plugins_of, posterior_of
 from ..seeds import Seed
+from .plan import DATASET
 
+PARTS: Final = 5  # the folds of cross-conformal
 KIND: Final = "student"
 SCHEMA: Final = "schema.json"
 _OWN: Final = "estimator.json"
@@ -128,3 +137,56 @@ class Fitted:
             for split in splits
         ]
         return cls(parts, about, artifact.json(SCHEMA), device), artifact.json(_OWN)
+
+
+def fit_parts(
+    raw: Raw,
+    dataset: DatasetConfig,
+    runs: Sequence[Run],
+    seed: int,
+    *,
+    cross: bool,
+    groups: Callable[[Examples], np.ndarray] | None = None,
+    device: str,
+    fitted: dict[int, FittedRuns] | None = None,
+) -> tuple[list[Part], float]:
+    """Fit the rows of ``raw``; return the parts, with the part of all rows first, and the seconds of the fits.
+
+    Args:
+        seed: the root seed.
+        cross: whether further fits, each without a part of the rows, calibrate the result (:mod:`.conformal`).
+        groups: calibration rows -> the group of each, a number [n].
+        fitted: split -> runs that were already fitted on these rows and are not fitted again.
+
+    Raises:
+        ConfigError: there are too few rows for ``cross``.
+        DataError: there are too few rows for the calibration of ``dataset``, or a target is constant.
+        Diverged: a fit diverged even at its smallest rates.
+    """
+    fitted = {} if fitted is None else fitted
+    rule = f"must be split or None with fewer than {PARTS * FEWEST_ROWS} rows"
+    require(not cross or len(raw.train) >= PARTS * FEWEST_ROWS, "conformal", rule, "cross")
+    address = Seed(seed).fold("prepare", DATASET)
+
+    def fit(rows: Raw, split: int, held: Examples | None) -> tuple[Part, float]:
+        data, apart = fit_data(rows, dataset, rng=address, split=split)
+        state, seconds = fit_runs(runs, data.on(device), seed, split, fitted.setdefault(split, {}))
+        part, calibration = Part(split, state, data.transform.state()), apart if held is None else held
+        if calibration is not None:
+            alone = Fitted([part], {"seed": seed, "run": runs[-1].key}, {"classes": ()}, device)
+            batches, of_rows = alone.batches(calibration.inputs), None if groups is None else groups(calibration)
+            learnt = recalibration.fit(batches, calibration, alone.predictor().transform, of_rows)
+            part = replace(part, recalibration=learnt.state())
+        return part, seconds
+
+    parts, rows = [fit(raw, 0, None)], raw.train
+    for split, held in enumerate(drawn(len(rows), address.fold("conformal")) if cross else (), 1):
+        rest = np.setdiff1d(np.arange(len(rows)), held)
+        kept, left_out = (Examples(rows.inputs[index], rows.targets[index]) for index in (rest, held))
+        parts.append(fit(replace(raw, train=kept), split, left_out))
+    return [part for part, _ in parts], sum(seconds for _, seconds in parts)
+
+
+def drawn(rows: int, rng: Seed, count: int = PARTS) -> list[np.ndarray]:
+    """Draw the sorted row numbers of each part; the parts' sizes differ by at most one."""
+    return [np.sort(part) for part in np.array_split(rng.numpy().permutation(rows), count)]

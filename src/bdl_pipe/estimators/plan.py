@@ -6,17 +6,20 @@ of addresses, for a data set with the name :data:`DATASET`.
 
 import dataclasses
 import difflib
+import json
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 import numpy as np
+import torch
 
 from .. import config
+from ..data.encoding import KINDS
 from ..data.examples import Task
 from ..data.size import Section, Size
 from ..errors import ConfigError, UserError, require
+from ..fitting import Run
 from ..method import Default, Kind, Method, StageSpec
 from ..plugins import loaded
 from ..registry import METHODS
@@ -27,28 +30,6 @@ DATA: Final = "data"  # the value of ``made_from`` for a fit from the data alone
 _USUAL: Final[Mapping[Kind, str]] = {"trajectory": "iterates", "teacher": "sgmcmc", "coreset": "vbpc"}
 _KINDS: Final = get_args(Kind)
 _ROOTS: Final = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Run:
-    """A fit of one or more seeds.
-
-    Attributes:
-        config: the typed hyperparameters.
-        sources: stage kind -> key of the upstream run of this kind, an input besides the data.
-    """
-
-    kind: Kind
-    key: str
-    method: Method
-    config: Any
-    seeds: int
-    sources: Mapping[Kind, str]
-
-    @property
-    def stage(self) -> StageSpec:
-        """Return the method's part in this stage kind."""
-        return self.method.stages[self.kind]
 
 
 def plan(
@@ -74,7 +55,7 @@ def plan(
     """
     method = known(name, size.task)
     changes = dict(upstream or {})
-    runs = list(_runs(method, "student", size, dict(override or {}), made_from, changes))
+    runs = _runs(method, "student", size, dict(override or {}), made_from, changes)
     require(not changes, "upstream", "must name runs that the method is made from", ", ".join(changes))
     return runs
 
@@ -99,10 +80,19 @@ def known(name: str, task: Task) -> Method:
     return method
 
 
-def plugins_of(runs: Sequence[Run]) -> list[str]:
-    """List the plugins that define the runs' methods, or a part of their configs, such as the network."""
-    modules = dict.fromkeys(module for run in runs for module in _modules(run.config))
-    return [plugin.name for plugin in loaded() if any(plugin.owns(module) for module in modules)]
+def about(runs: Sequence[Run], method: str, seed: int) -> dict[str, Any]:
+    """Return the facts of a fit's manifest, with the plugins that define a part of the runs' configs."""
+    modules = {module for run in runs for module in _modules(run.config)}
+    plugins = [plugin.name for plugin in loaded() if any(plugin.owns(module) for module in modules)]
+    return {
+        "dataset": DATASET,
+        "method": method,
+        "run": runs[-1].key,
+        "seed": seed,
+        "seeds": 1,
+        "config": json.loads(json.dumps(config.to_mapping(runs[-1].config))),
+        **({"plugins": plugins} if plugins else {}),
+    }
 
 
 def _modules(value: Any) -> Iterator[str]:
@@ -110,6 +100,34 @@ def _modules(value: Any) -> Iterator[str]:
         yield type(value).__module__
         for field in dataclasses.fields(value):
             yield from _modules(getattr(value, field.name))
+
+
+def check_parameters(estimator: Any) -> None:
+    """Check the parameters of an estimator that are not checked where they are used.
+
+    Raises:
+        ConfigError: a parameter has a wrong type or value.
+        ValueError: torch has no such device.
+    """
+    params = estimator.get_params(deep=False)
+    for name, what in (("method", "a name of bdl_pipe.METHODS"), ("device", "a device of torch")):
+        require(isinstance(params[name], str), name, f"must be {what}", params[name])
+    try:
+        torch.device(params["device"])
+    except RuntimeError:
+        raise ValueError(f"device: must be a device of torch, such as cpu or cuda, got {params['device']!r}") from None
+    conformal, groups = params["conformal"], params["groups"]
+    require(conformal in (None, "split", "cross"), "conformal", "must be split, cross or None", conformal)
+    require(groups is None or conformal is not None, "groups", "must be None, or conformal split or cross", groups)
+    for name in ("pace", "minutes", "threads"):
+        value, kind = params[name], numbers.Integral if name == "threads" else numbers.Real
+        good = float(value) > 0 if isinstance(value, kind) else value is None and name != "pace"
+        require(good, name, "must be > 0" if name == "pace" else "must be > 0 or None", value)
+    for name in ("override", "upstream", "columns"):
+        value = params[name]
+        require(value is None or isinstance(value, Mapping), name, "must be a mapping or None", value)
+    for name, kind in (params["columns"] or {}).items():
+        require(kind in KINDS, f"columns.{name}", f"must be one of {', '.join(KINDS)}", kind)
 
 
 def root_of(random_state: Any) -> int:
@@ -132,37 +150,28 @@ def root_of(random_state: Any) -> int:
 
 def _runs(
     method: Method, kind: Kind, size: Size, override: Section, made_from: str | None, changes: dict[str, Any]
-) -> Iterator[Run]:
-    """Yield the upstream runs of a run of ``method``, and then the run itself."""
+) -> list[Run]:
+    """List the upstream runs of a run of ``method``, and then the run itself."""
     stage, default = method.stages[kind], method.default
     if made_from is None:
         made_from = default.upstream if default is not None and kind == "student" else ""
         made_from = made_from or next((_USUAL[of] for of in _KINDS if of in stage.required and of in _USUAL), DATA)
     if made_from == DATA:
         require(not stage.required, "made_from", f"must be a {' and a '.join(stage.required)}", made_from)
-    sources: dict[Kind, str] = {}
-    last: Run | None = None
-    if made_from != DATA:
-        for last in _upstream(made_from, stage, size, changes):
-            yield last
-        assert last is not None
-        sources = {last.kind: last.key}
-    own = _own(method, default, size, last)
-    yield _run(
-        kind, method.name, method, config.merge(own, override), 1, sources, {} if last is None else {last.kind: last}
-    )
+    above = [] if made_from == DATA else _upstream(made_from, stage, size, changes)
+    last = above[-1] if above else None
+    return [*above, _run(kind, method.name, method, config.merge(_own(method, default, size, last), override), 1, last)]
 
 
-def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) -> Iterator[Run]:
-    """Yield the run of the upstream key or method ``name``, after the runs that it needs."""
+def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) -> list[Run]:
+    """List the run of the upstream key or method ``name``, after the runs that it needs."""
     override = changes.pop(name, {})
     found = next(((m, m.upstream[name]) for m in METHODS.values() if name in m.upstream), None)
     if found is not None:
         method, above = found[0], found[1].of([stage])
         _require_kind(name, above.kind, stage)
         merged = config.merge(config.merge(section(method.name), above.override(size)), override)
-        yield _run(above.kind, name, method, merged, above.seeds, {}, {})
-        return
+        return [_run(above.kind, name, method, merged, above.seeds, None)]
     if name not in METHODS:
         keys = [key for m in METHODS.values() for key in m.upstream]
         raise ConfigError("made_from", f"must be data, a run ({', '.join(keys)}) or a method", name)
@@ -170,7 +179,7 @@ def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) 
     kind = next((of for of in stage.needs if of in method.stages), None)
     _require_kind(name, kind or next(iter(method.stages)), stage)
     assert kind is not None
-    yield from _runs(method, kind, size, override, None, changes)
+    return _runs(method, kind, size, override, None, changes)
 
 
 def _require_kind(name: str, kind: str, stage: StageSpec) -> None:
@@ -201,17 +210,9 @@ def _own(method: Method, default: Default | None, size: Size, above: Run | None)
 _SHARED: Final = frozenset({"network", "rho", "gamma", "feature_scale"})  # a posterior copies these from its coreset
 
 
-def _run(
-    kind: Kind,
-    key: str,
-    method: Method,
-    merged: Section,
-    seeds: int,
-    sources: Mapping[Kind, str],
-    above: Mapping[Kind, Run],
-) -> Run:
+def _run(kind: Kind, key: str, method: Method, merged: Section, seeds: int, above: Run | None) -> Run:
     typed: Any = config.read(method.config, merged, f"methods.{method.name}")
-    run = Run(kind, f"{DATASET}-{key}", method, typed, seeds, sources)
+    run = Run(kind, f"{DATASET}-{key}", method, typed, seeds, {} if above is None else {above.kind: above.key})
     if run.stage.validate_sources is not None:
-        run.stage.validate_sources(typed, {of: source.config for of, source in above.items()})
+        run.stage.validate_sources(typed, {} if above is None else {above.kind: above.config})
     return run

@@ -20,7 +20,6 @@ from ..recalibration import Recalibration
 from . import conformal, given
 from .base import BayesianEstimator
 from .given import Targets
-from .sampling import sample
 
 
 @final
@@ -106,11 +105,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or ``draws`` is not above 0.
         """
-        require(draws > 0, "draws", "must be > 0", draws)
-        rng = self._sampling()
-        parts = [sample(p, draws, rng.fold(at.start)).double().numpy() for at, p in self._batches(X)]
-        found = np.concatenate(parts, axis=1)
-        return found[:, :, 0] if self._flat else found
+        values = self._samples(X, draws)
+        return values[:, :, 0] if self._flat else values
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return R² of the means, as scikit-learn's regressors do.

@@ -9,6 +9,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,7 +21,7 @@ from .. import plugins
 from ..errors import ConfigError, brief, require
 from ..plugins import PluginError
 from ..seeds import global_generator
-from .linear_end import close, is_last
+from .heads import close, cut, is_last, linear_layers
 
 _checked: Final[set[str]] = set()  # modules that this process has checked
 
@@ -80,16 +81,13 @@ class PythonConfig:
         Raises:
             ConfigError: the module has no such layer, or the layer is not linear.
         """
-        linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
+        linear = [*linear_layers(module)]
         name = self.head if self.head is not None else next(reversed(linear), None)
         rule = "must be a linear layer (nn.Linear) that the network has as an attribute"
-        found = f"{name} (it has {', '.join(linear) or 'none'})"
-        require(name in linear, "object" if self.head is None else "head", rule, found)
+        got = f"{name} (it has {', '.join(linear) or 'none'})"
+        require(name in linear, "object" if self.head is None else "head", rule, got)
         assert name is not None
-        head = module.get_submodule(name)
-        assert isinstance(head, nn.Linear)
-        module.set_submodule(name, nn.Identity())
-        return module, head
+        return module, cut(module, name)
 
     def _made_by(self) -> Any:
         return getattr(plugins.module_of_file(self.path), self.object, None)
@@ -118,35 +116,25 @@ class PythonConfig:
         module.eval()
         probe = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
         shape = f"rows of shape {list(input_shape)}"
-        before = self._asked("object", f"must take {shape}", lambda: module(probe))
-        again = self._asked("object", f"must take {shape}", lambda: module(probe))
+        before, again = (self._asked("object", f"must take {shape}", lambda: module(probe)) for _ in range(2))
         one = isinstance(before, Tensor)
         require(one, "object", "must return a network whose output is one tensor", type(before).__name__)
         rule = "must return a network that gives equal rows the same outputs in evaluation"
         require(close(before, again), "object", rule, self.object)
-        names_of = {id(layer): name for name, layer in module.named_modules()}
+        names_of = {layer: name for name, layer in linear_layers(module).items()}
         trunk, head = self.split(module)
         key, wide = "head" if self.head is not None else "object", head.in_features
         features = self._asked(key, "must be the last layer of the network", lambda: trunk(probe))
-        shapes = [
-            list(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in (before, features)
-        ]
+        shapes = [list(v.shape) if isinstance(v, Tensor) else type(v).__name__ for v in (before, features)]
         require(
             shapes == [[2, head.out_features], [2, wide]],
             key,
             f"must turn [2, {wide}] features of 2 {shape} into [2, {head.out_features}] outputs as the last layer",
             shapes,
         )
-
-        def outputs_with(other: nn.Linear) -> Tensor:
-            module.set_submodule(names_of[id(head)], other)
-            try:
-                return self._asked(key, f"must take {shape}", lambda: module(probe))
-            finally:
-                module.set_submodule(names_of[id(head)], nn.Identity())
-
         rule = "must be the last layer of the network: nothing may follow it, such as a softmax or a ReLU"
-        require(close(head(features), before) and is_last(head, features, outputs_with), key, rule, self.object)
+        call = partial(self._asked, key, f"must take {shape}", lambda: module(probe))
+        require(is_last(module, names_of[head], head, features, before, call), key, rule, self.object)
         if len(input_shape) == 1:  # the seeds of tables are trained as one batched model
             stacked = {name: torch.stack([value, value]) for name, value in trunk.state_dict().items()}
             rule = "must return a network that torch.func.vmap can batch"

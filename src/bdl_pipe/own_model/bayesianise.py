@@ -8,10 +8,9 @@ trajectory of one snapshot (as ``trajectory.pretrained`` makes from a file). The
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,20 +20,20 @@ from ..dark_knowledge.distil import Distillation, PlainStudent
 from ..dark_knowledge.teachers import stored
 from ..data.examples import Task
 from ..data.fitdata import FitData
-from ..errors import DataError, UserError, require, short
+from ..errors import UserError, require, short
+from ..fitting import RATE_SHARE, Fits, SeedFit
 from ..method import Inputs, Method, StageSpec
 from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed
 from ..torch_settings import own_settings
 from ..training.loop import run_steps
-from ..training.retry import RATE_SHARE, retried
 from ..training.snapshots import snapshot
-from . import methods, points, start
+from . import methods, start
 from .methods import CHAINS, INDUCING, Setting
-from .module import Registered, frozen, register
+from .module import Registered, register
 from .posterior import About, ModulePosterior, device_of
-from .rows import LoadedRows, own_randomness, require_targets
+from .rows import check_labels, own_randomness, require_targets
 from .rows import read as read_rows
 from .trunk import check, plain, tied
 
@@ -103,32 +102,31 @@ def bayesianise(
     methods.check_task(found, rows.task)
     held = None
     if calibration_loader is not None:
-        at, known_layout = rng.fold("calibration"), rows.layout
-        held = read_rows(calibration_loader, "calibration_loader", rng=at, task=rows.task, layout=known_layout)
+        at, layout = rng.fold("calibration"), rows.layout
+        held = read_rows(calibration_loader, "calibration_loader", rng=at, task=rows.task, layout=layout)
     probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
     with own_randomness(rng.fold("model")):
-        known = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
-        _check_labels(rows, task, known.head.out_features)
-        _check_batches(rows, epochs, known.trunk)
+        registered = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
+        check_labels(rows, task, registered.head.out_features)
+        norms = [layer for layer in registered.trunk.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        fits = epochs is None or not norms or min(rows.batch, len(rows)) > 1
+        rule = "must give batches of two rows or more, as batch norm needs for training"
+        require(fits, "train_loader", rule, rows.batch)
         transform = start.transform_of(rows) if teacher is None else teacher.transform
         if held is not None:
-            columns = known.head.out_features if rows.task == "classification" else rows.examples.targets.shape[1]
+            columns = registered.head.out_features if rows.task == "classification" else rows.examples.targets.shape[1]
             require_targets(held, "calibration_loader", columns)
-        data = start.fit_data(rows, known.head.out_features, transform, device_of(model))
-        setting = Setting(known.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
-        fit = _Fit(found, known, data, setting, dict(config or {}), dict(trajectory or {}), rng, report or Silent())
+        data = start.fit_data(rows, registered.head.out_features, transform, device_of(model))
+        setting = Setting(registered.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
+        progress = _Progress(report or Silent())
+        fit = _Fit(found, registered, data, setting, dict(config or {}), dict(trajectory or {}), rng, progress)
         state, used = fit.fitted(teacher, chains)
         inner = posterior_of(state, data.device)
-    notes = [
-        *_frozen_notes(model, known, last_alone),
-        *_head_notes(model, known),
-        *_tied_notes(model, known),
-        *fit.notes,
-        *[SEEN] * (rows.task == "regression" and held is None),
-    ]
-    trunk, digest = known.trunk, known.config.digest
-    said = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), tuple(notes))
-    posterior = ModulePosterior(inner, transform, said, trunk, data.device)
+    seen = [SEEN] if rows.task == "regression" and held is None else []
+    notes = (*_notes(model, registered, last_alone), *fit.notes, *seen)
+    trunk, digest = registered.trunk, registered.config.digest
+    about = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), notes)
+    posterior = ModulePosterior(inner, transform, about, trunk, data.device)
     return posterior if held is None else posterior.recalibrated_on(held, rng.fold("calibration"))
 
 
@@ -143,6 +141,7 @@ class _Progress(Report):
         self._report(step, total, metrics)
 
 
+@dataclass(eq=False)
 class _Fit:
     """The stages of a method, on the rows of a loader.
 
@@ -150,20 +149,15 @@ class _Fit:
         notes: notes of the stages on their fits.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        model: Registered,
-        data: FitData,
-        setting: Setting,
-        config: dict[str, Any],
-        trajectory: dict[str, Any],
-        rng: Seed,
-        report: Report,
-    ) -> None:
-        self._method, self._model, self._data, self._setting = method, model, data, setting
-        self._config, self._of_sgd, self._rng, self._report = config, trajectory, rng, _Progress(report)
-        self.notes: list[str] = []
+    _method: Method
+    _model: Registered
+    _data: FitData
+    _setting: Setting
+    _config: dict[str, Any]
+    _of_sgd: dict[str, Any]
+    _rng: Seed
+    _report: Report
+    notes: list[str] = field(default_factory=list)
 
     def fitted(self, teacher: ModulePosterior | None, chains: int) -> tuple[State, Any]:
         """Return the posterior's state and the config of the fit."""
@@ -195,11 +189,11 @@ class _Fit:
     def _points(self) -> dict[str, None]:
         """Return patterns of the layers that keep point weights while others get random weights."""
         kind, probe = self._method.name, torch.from_numpy(self._data.train.inputs[:_PROBED])
-        names = points.points(self._model.trunk, kind, probe)
+        names = start.points(self._model.trunk, kind, probe)
         if names:
             shown = _few([name or "the model itself" for name in names])
             self.notes.append(f"{kind} cannot convert {shown}: these weights stay points")
-        return {points.pattern(name): None for name in names}
+        return {start.pattern(name): None for name in names}
 
     def _further(self, first: State) -> State:
         """Return the trajectory of further epochs of SGD, which begin at the model."""
@@ -235,10 +229,7 @@ class _Fit:
         return read(self._method.config, section, "config")
 
     def _run(self, stage: StageSpec, inputs: Inputs, config: Any, rng: Seed) -> State:
-        def fit(slower: Any, attempt: Report) -> list[State]:
-            return [stage.fit_one(self._data, inputs, slower, rng=rng, report=attempt)]
-
-        (state,) = retried(fit, config, self._report)
+        (state,) = Fits(stage.fit_one, config, (SeedFit(self._data, inputs, rng),)).states(self._report)
         if RATE_SHARE in state.config:
             share = state.config[RATE_SHARE]
             self.notes.append(f"the fit diverged and had to be repeated at {share:.2g} of the learning rates; lower lr")
@@ -249,60 +240,24 @@ class _Fit:
             self.notes += stage.summarise([states], [self._data], config).warnings
 
 
-def _frozen_notes(model: nn.Module, known: Registered, last_alone: bool) -> list[str]:
-    names = [] if last_alone else frozen(known.trunk, model)
-    return [f"the weights {_few(names)} stay as they are: they need no gradient"] if names else []
-
-
-def _head_notes(model: nn.Module, known: Registered) -> list[str]:
-    frozen_head = not any(weight.requires_grad for weight in model.get_submodule(known.trunk.head).parameters())
-    note = f"{known.trunk.head} is fitted although its weights need no gradient: every posterior is over the last layer"
-    return [note] if frozen_head else []
-
-
-def _tied_notes(model: nn.Module, known: Registered) -> list[str]:
-    weight = f"{known.trunk.head}.weight"
-    shared = next((one if two == weight else two for one, two in tied(model) if weight in (one, two)), None)
-    note = f"the posterior is over a copy of {weight}; {shared}, which is the same weight, stays as it is"
-    return [] if shared is None else [note]
+def _notes(model: nn.Module, registered: Registered, last_alone: bool) -> list[str]:
+    """Return notes on weights that stay as they are, and on a head that is fitted without a gradient."""
+    trunk, buffers, notes = registered.trunk, dict(registered.trunk.module.named_buffers()), list[str]()
+    frozen = [] if last_alone else [name for name, _ in model.named_parameters() if name in buffers]
+    if frozen:
+        notes.append(f"the weights {_few(frozen)} stay as they are: they need no gradient")
+    if not any(weight.requires_grad for weight in model.get_submodule(trunk.head).parameters()):
+        rule = "is fitted although its weights need no gradient: every posterior is over the last layer"
+        notes.append(f"{trunk.head} {rule}")
+    weight = f"{trunk.head}.weight"
+    shared = [one if two == weight else two for one, two in tied(model) if weight in (one, two)]
+    if shared:
+        notes.append(f"the posterior is over a copy of {weight}; {shared[0]}, which is the same weight, stays as it is")
+    return notes
 
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _check_labels(rows: LoadedRows, task: Task | None, outputs: int) -> None:
-    """Raise DataError if targets without a stated task are real numbers that are labels of the model's outputs.
-
-    These are a column of 0 and 1 for each class, several labels of a row, probabilities of the classes, or classes.
-    """
-    targets = rows.examples.targets
-    if task is not None or rows.task == "classification":
-        return
-    cure = "for regression pass task='regression', for classes "
-    one_hot = targets.shape[1] == outputs > 1 and bool(((targets == 0) | (targets == 1)).all())
-    if one_hot and bool((targets.sum(1) == 1).all()):
-        raise DataError(f"train_loader: targets must not be a column of 0.0 and 1.0 a class: {cure}pass y.argmax(1)")
-    if targets.shape[1] > 1 and bool(((targets == 0) | (targets == 1)).all()):
-        rule = "targets must not be several labels of a row, which no method has"
-        raise DataError(f"train_loader: {rule}: {cure}fit a posterior for each label, to y[:, k].long()")
-    shares = targets.shape[1] > 1 and bool((targets >= 0).all()) and bool(np.allclose(targets.sum(1), 1, atol=1e-4))
-    if shares:
-        rule = "targets must not be probabilities of classes, which no method fits"
-        raise DataError(f"train_loader: {rule}: {cure}pass a label of each row, such as y.argmax(1) or a draw")
-    labels = bool(((targets == targets.round()) & (targets >= 0) & (targets < max(outputs, 2))).all())
-    if targets.shape[1] == 1 and labels and np.ptp(targets) > 0:
-        shown = ", ".join(f"{value:g}.0" for value in np.unique(targets)[:_SHOWN])
-        more = "y.long() with a model of two outputs or more" if outputs == 1 else "y.long()"
-        raise DataError(f"train_loader: targets must not be labels as real numbers, got {shown}: {cure}pass {more}")
-
-
-def _check_batches(rows: LoadedRows, epochs: int | None, trunk: nn.Module) -> None:
-    """Raise UserError if a model with batch norm is to be trained on batches of one row."""
-    norms = [name for name, layer in trunk.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-    fits = epochs is None or not norms or min(rows.batch, len(rows)) > 1
-    rule = "must give batches of two rows or more, as batch norm needs for training"
-    require(fits, "train_loader", rule, rows.batch)
 
 
 def _check(train_loader: Any, lr: float | None, chains: object, random_state: object, method: str) -> None:

@@ -12,9 +12,11 @@ A module cannot be written into a config. So the module is registered in this pr
 shapes of its weights, its settings, its frozen values and its code; a config names the digest.
 """
 
+import contextlib
 import copy
 import hashlib
 import inspect
+import itertools
 import json
 import weakref
 from collections.abc import Callable
@@ -22,16 +24,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config import LATER, to_mapping
 from ..errors import UserError, brief, require
 from ..networks import NETWORKS, overruns_channels_last, register_network
-from ..networks.linear_end import close, is_last
-from .layout import Layout
-from .trunk import ModuleTrunk, PlainOrder, called, check, logits
+from ..networks.heads import close, cut, is_last, linear_layers
+from .trunk import Layout, ModuleTrunk, PlainOrder, called, check, logits
 
 _TRIED: Final = 4  # linear layers, from the last call backwards, that are tried as the head
 _PLAIN: Final = (bool, int, float, str)  # types of a module's settings that enter the digest
@@ -93,7 +93,9 @@ class Registered:
         return {name: value.detach().clone() for name, value in named.items()}
 
 
-_known: Final[dict[str, list[weakref.ref[ModuleTrunk]]]] = {}  # digest -> models, the latest last
+# (digest, number) -> a model that is in use, the latest last
+_known: Final[weakref.WeakValueDictionary[tuple[str, int], ModuleTrunk]] = weakref.WeakValueDictionary()
+_numbers: Final = itertools.count()
 
 
 def register(
@@ -131,10 +133,10 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
         UserError: the model cannot be copied, or has no such head.
     """
     own = _copied(model, may_be_tied=frozen_trunk)
-    layer = dict(own.named_modules()).get(head)
-    if not isinstance(layer, nn.Linear):
-        raise UserError(f"model must have the linear layer {head}, got {type(layer).__name__}")
-    own.set_submodule(head, nn.Identity())
+    if head not in linear_layers(own):
+        kind = type(dict(own.named_modules()).get(head)).__name__
+        raise UserError(f"model must have the linear layer {head}, got {kind}")
+    layer = cut(own, head)
     trunk = ModuleTrunk(own, layout, layer.in_features, head)
     if plain_order:
         trunk.order = PlainOrder()
@@ -151,21 +153,16 @@ def _copied(model: Any, *, may_be_tied: bool) -> nn.Module:
 
 def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
     head = copy.deepcopy(head)  # the trunk may share the head's weight
-    _freeze(trunk, whole=frozen_trunk)
+    for layer in trunk.module.modules():  # states omit weights that become buffers, and the digest includes them
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            if frozen_trunk or not weight.requires_grad:
+                del layer._parameters[name]
+                layer.register_buffer(name, weight.detach(), persistent=False)
     if "module" not in NETWORKS:
         register_network(ModuleConfig, module_trunk)
     digest = _digest(trunk, head)
-    _known[digest] = [*_alive(digest), weakref.ref(trunk)]
+    _known[digest, next(_numbers)] = trunk
     return Registered(ModuleConfig("module", digest, head_bias=head.bias is not None), trunk, head)
-
-
-def _alive(digest: str) -> list[weakref.ref[ModuleTrunk]]:
-    """Return the models of a digest that are still in use, and forget unused models of all digests."""
-    for key, references in list(_known.items()):
-        _known[key] = [reference for reference in references if reference() is not None]
-        if not _known[key]:
-            del _known[key]
-    return _known.get(digest, [])
 
 
 def module_trunk(
@@ -186,19 +183,19 @@ def known(digest: str) -> ModuleTrunk:
     Raises:
         UserError: no model of this digest is in use in this process.
     """
-    found = [trunk for reference in _alive(digest) if (trunk := reference()) is not None]
-    if not found:
+    alive = [trunk for (key, _), trunk in _known.items() if key == digest]
+    if not alive:
         raise UserError(
             f"network: the module {digest} is not known in this process: call bdl_pipe.bayesianise with the "
             "model, or ModulePosterior.load(path, model), first"
         )
-    return found[-1]
+    return alive[-1]
 
 
 def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> tuple[ModuleTrunk, nn.Linear]:
     """Remove the head of ``model``, in place."""
     inputs = layout.unpack(probe)
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and name}
+    layers = linear_layers(model)
     calls = list[str]()
     hooks = [layer.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, layer in layers.items()]
     shown = {part.name or "inputs": list(part.shape) for part in layout.parts}
@@ -223,13 +220,14 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
     require(bool(layers), "model", "must have a linear layer (nn.Linear) as its last layer", "none")
     require(head is None or head in layers, "head", rule, f"{head} (it has {found})")
     latest = [name for name in dict.fromkeys(reversed(calls)) if layers[name].out_features == before.shape[1]]
-    failed = ""
+    call, failed = lambda: logits(called(model, layout.unpack(probe))), ""
     for name in [head] if head is not None else latest[:_TRIED]:
-        layer = layers[name]
-        model.set_submodule(name, nn.Identity())
+        layer = cut(model, name)
         trunk = ModuleTrunk(model, layout, layer.in_features, name).eval()
         try:
-            if _is_trunk(trunk, layer, probe, before):
+            features = trunk(probe)
+            fits = list(features.shape) == [len(probe), layer.in_features]
+            if fits and is_last(model, name, layer, features, before, call):
                 return trunk, layer
         except Exception as error:  # the user's code may fail without its head
             failed = f"; with another layer in its place the model ended with {type(error).__name__}: {brief(error)}"
@@ -237,38 +235,6 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
     rule = "must be the last layer of the model and linear: nothing may follow it, such as a softmax or a ReLU"
     tried = head or (latest[0] if latest else found)
     raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)}){failed}")
-
-
-def _is_trunk(trunk: ModuleTrunk, head: nn.Linear, probe: Tensor, outputs: Tensor) -> bool:
-    """Return whether trunk and head together reproduce the model's outputs, whatever the head's weights are."""
-
-    def outputs_with(other: nn.Linear) -> Tensor:
-        trunk.module.set_submodule(trunk.head, other)
-        try:
-            return logits(called(trunk.module, trunk.layout.unpack(probe)))
-        finally:
-            trunk.module.set_submodule(trunk.head, nn.Identity())
-
-    features = trunk(probe)
-    if list(features.shape) != [len(probe), head.in_features]:
-        return False
-    plain = F.linear(features, head.weight, head.bias)  # without hooks, and without the forward pass of a subclass
-    return close(plain, outputs) and is_last(head, features, outputs_with)
-
-
-def _freeze(trunk: ModuleTrunk, *, whole: bool) -> None:
-    """Turn weights that need no gradient, or all weights, into buffers: states omit them, the digest includes them."""
-    for layer in trunk.module.modules():
-        for name, weight in list(layer.named_parameters(recurse=False)):
-            if whole or not weight.requires_grad:
-                del layer._parameters[name]
-                layer.register_buffer(name, weight.detach(), persistent=False)
-
-
-def frozen(trunk: ModuleTrunk, model: nn.Module) -> list[str]:
-    """Name the weights of ``model`` that the trunk holds as buffers."""
-    buffers = dict(trunk.module.named_buffers())
-    return [name for name, _ in model.named_parameters() if name in buffers]
 
 
 def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
@@ -294,23 +260,17 @@ def _digest(trunk: ModuleTrunk, head: nn.Linear) -> str:
         whole.update(f"{name} {tuple(weight.shape)}".encode())
     for name, values in trunk.module.named_buffers():
         whole.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
-        if name.rpartition(".")[2] not in _STATISTICS:
+        if name.rpartition(".")[2] not in _STATISTICS and values.numel():
             flat = values.detach().contiguous().reshape(-1)  # a scale has no dimension
-            whole.update(flat.view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+            whole.update(flat.view(torch.uint8).numpy().tobytes())
     for name, layer in trunk.module.named_modules():
         settings = {k: v for k, v in vars(layer).items() if isinstance(v, _PLAIN) and k != "training"}
         whole.update(f"{name} {type(layer).__qualname__} {sorted(settings.items())}".encode())
     for kind in sorted({type(layer) for layer in trunk.module.modules()}, key=lambda kind: kind.__qualname__):
         if not kind.__module__.startswith("torch."):
-            whole.update(_source(kind).encode())
+            with contextlib.suppress(OSError, TypeError):  # code typed at a prompt has no source
+                whole.update(inspect.getsource(kind).encode())
     return whole.hexdigest()[:16]
-
-
-def _source(kind: type) -> str:
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):  # code typed at a prompt has no source
-        return ""
 
 
 def asked(rule: str, of: Callable[[], Any]) -> Any:

@@ -29,9 +29,8 @@ from ..registry import posterior_of
 from ..seeds import Seed
 from ..torch_settings import own_settings
 from . import rows as loaders
-from .layout import Layout, ModelInputs
 from .module import known, register_again
-from .trunk import check, plain, tied
+from .trunk import Layout, ModelInputs, check, plain, tied
 
 _KIND: Final = "module"
 _STEM: Final = "posterior"
@@ -159,7 +158,10 @@ class ModulePosterior:
         """
         where = "the loader of recalibrated"
         found = loaders.read(loader, where, rng=rng, task=self.about.task, layout=self.about.layout)
-        loaders.require_targets(found, where, self._outputs(found, rng))
+        with torch.no_grad():
+            one = torch.from_numpy(np.ascontiguousarray(found.examples.inputs[:1]))
+            outputs = self._transformed(one.to(self.device), rng).mean.shape[-1]  # classes, or target columns
+        loaders.require_targets(found, where, outputs)
         return self.recalibrated_on(found, rng)
 
     @own_settings()
@@ -234,12 +236,6 @@ class ModulePosterior:
 
     def _transformed(self, rows: Tensor, rng: Seed) -> Predictive:
         return self.inner.predict(rows, rng=rng.fold("predict"))
-
-    @torch.no_grad()
-    def _outputs(self, found: loaders.LoadedRows, rng: Seed) -> int:
-        """Return the number of classes or target columns."""
-        one = torch.from_numpy(np.ascontiguousarray(found.examples.inputs[:1]))
-        return self._transformed(one.to(self.device), rng).mean.shape[-1]
 
     @torch.no_grad()
     def _batches(self, found: loaders.LoadedRows, rng: Seed) -> Iterator[tuple[slice, Predictive]]:

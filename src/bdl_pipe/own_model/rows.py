@@ -13,9 +13,10 @@ from torch import Tensor
 from ..data.examples import Examples, Task
 from ..errors import DataError, short
 from ..seeds import Seed, global_generator
-from .layout import Layout, require_plain
+from .trunk import Layout, require_plain
 
 _ROUNDED: Final = 1e-3  # the largest error of rounding, as a share of the range of an input
+_SHOWN: Final = 3
 LABELS: Final = "labels"  # the key of a dictionary's targets
 
 
@@ -96,6 +97,32 @@ def require_targets(found: LoadedRows, where: str, outputs: int) -> None:
     if wrong.any():
         value = f"got {int(targets[wrong][0])} in row {int(wrong.nonzero()[0][0])}"
         raise DataError(f"{where}: labels must be 0 … {outputs - 1}, for {outputs} outputs, {value}")
+
+
+def check_labels(rows: LoadedRows, task: Task | None, outputs: int) -> None:
+    """Raise DataError if targets without a stated task are real numbers that are labels of the model's outputs.
+
+    These are a column of 0 and 1 for each class, several labels of a row, probabilities of the classes, or classes.
+    """
+    targets = rows.examples.targets
+    if task is not None or rows.task == "classification":
+        return
+    cure = "for regression pass task='regression', for classes "
+    one_hot = targets.shape[1] == outputs > 1 and bool(((targets == 0) | (targets == 1)).all())
+    if one_hot and bool((targets.sum(1) == 1).all()):
+        raise DataError(f"train_loader: targets must not be a column of 0.0 and 1.0 a class: {cure}pass y.argmax(1)")
+    if targets.shape[1] > 1 and bool(((targets == 0) | (targets == 1)).all()):
+        rule = "targets must not be several labels of a row, which no method has"
+        raise DataError(f"train_loader: {rule}: {cure}fit a posterior for each label, to y[:, k].long()")
+    shares = targets.shape[1] > 1 and bool((targets >= 0).all()) and bool(np.allclose(targets.sum(1), 1, atol=1e-4))
+    if shares:
+        rule = "targets must not be probabilities of classes, which no method fits"
+        raise DataError(f"train_loader: {rule}: {cure}pass a label of each row, such as y.argmax(1) or a draw")
+    labels = bool(((targets == targets.round()) & (targets >= 0) & (targets < max(outputs, 2))).all())
+    if targets.shape[1] == 1 and labels and np.ptp(targets) > 0:
+        shown = ", ".join(f"{value:g}.0" for value in np.unique(targets)[:_SHOWN])
+        more = "y.long() with a model of two outputs or more" if outputs == 1 else "y.long()"
+        raise DataError(f"train_loader: targets must not be labels as real numbers, got {shown}: {cure}pass {more}")
 
 
 class _Rounding:

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from bdl_pipe import config
+from bdl_pipe import config, fitting
 from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
+from bdl_pipe.fitting import retried
+from bdl_pipe.method import StageSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training import retry
-from bdl_pipe.training.retry import retried
 from tests.cases import CONFIGS
 
 
@@ -53,10 +53,10 @@ class Kept(Report):
 def test_a_chain_that_diverges_is_repeated_at_a_smaller_step(tiny: dict[str, FitData]) -> None:
     data = tiny["regression"]
     found = chain(0.01, data, Silent())
-    share = found.config[retry.RATE_SHARE]
+    share = found.config[fitting.RATE_SHARE]
     assert share in (0.3, 0.3**2, 0.3**3)
     direct = chain(0.01 * share, data, Silent())
-    assert retry.RATE_SHARE not in direct.config
+    assert fitting.RATE_SHARE not in direct.config
     for name, tensor in direct.tensors.items():
         assert torch.equal(tensor, found.tensors[name])
     with pytest.raises(Diverged):
@@ -79,7 +79,7 @@ def test_a_killed_retry_continues_with_the_same_bits(tiny: dict[str, FitData]) -
 def test_a_slower_config_has_every_rate_halved_and_nothing_else_changed() -> None:
     for (name, task_name), numbers in CONFIGS.items():
         whole = config.read(METHODS[name].config, numbers, name)
-        first, second = (flat(config.to_mapping(c)) for c in (whole, retry.slower(whole, 0.5)))
+        first, second = (flat(config.to_mapping(c)) for c in (whole, fitting.slower(whole, 0.5)))
         changed = {key for key in first if first[key] != second[key]}
         rates = {k for k in first if k[-1] in ("lr", "label_lr", "step_size") and first[k] is not None}
         rates |= {key for key in first if "step_size" in key[:-1] and key[-1] in ("value", "a", "rate")}
@@ -91,3 +91,41 @@ def flat(mapping: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], An
     if not isinstance(mapping, dict):
         return {prefix: mapping}
     return {k: v for key, value in mapping.items() for k, v in flat(value, (*prefix, key)).items()}
+
+
+def state(number: float) -> State:
+    return State({"x": torch.tensor(number)}, {})
+
+
+def test_each_seed_takes_its_share_of_the_inputs_and_has_its_own_address() -> None:
+    stage = StageSpec(fit=lambda *a, **k: state(0), needs={"teacher": "all", "trajectory": "cyclic"})  # type: ignore[arg-type]
+    fits = fitting.seeds_of(stage, "data", {"teacher": "abcdef", "trajectory": "xy"}, Seed(1), split=2, seeds=3)
+    assert [fit.inputs["teacher"] for fit in fits] == [["a", "b"], ["c", "d"], ["e", "f"]]
+    assert [fit.inputs["trajectory"] for fit in fits] == [["x"], ["y"], ["x"]]
+    assert [fit.rng for fit in fits] == [Seed(1).fold(2, seed) for seed in range(3)]
+    assert [fit.name for fit in fits] == ["2-0", "2-1", "2-2"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "shape", "kind", "sizes"),
+    [
+        (12, (4,), "trajectory", [10, 2]),
+        (11, (4,), "trajectory", [10, 1]),
+        (2, (1, 8, 8), "trajectory", [1, 1]),  # images
+        (2, (4,), "student", [1, 1]),  # posteriors may have different shapes
+    ],
+)
+def test_the_seeds_of_tables_are_fitted_together(
+    seeds: int, shape: tuple[int, ...], kind: str, sizes: list[int]
+) -> None:
+    class Rows:
+        input_shape = shape
+
+    def many(data: Any, inputs: Any, config: Any, *, rngs: Any, report: Any) -> list[State]:
+        return [state(config * len(rngs)) for _ in rngs]
+
+    one = fitting.SeedFit("data", {kind: []}, Seed(0))
+    calls = fitting.grouped(StageSpec(fit_many=many), 0.5, [one] * seeds, [Rows()] * seeds)  # type: ignore[arg-type,list-item]
+    assert [len(call.seeds) for call in calls] == sizes
+    values = [float(made.tensors["x"]) for call in calls for made in call.states(Silent())]
+    assert values == [0.5 * size for size in sizes for _ in range(size)]
