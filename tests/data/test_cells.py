@@ -16,8 +16,9 @@ from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.new_inputs import frame_inputs, new_inputs, unseen
 from bdl_pipe.data.raw import Raw
-from bdl_pipe.data.sources import forms
 from bdl_pipe.data.sources.table import Table
+from bdl_pipe.data.tables import kinds
+from bdl_pipe.data.tables.forms import are_all
 from bdl_pipe.errors import DataError
 
 ROWS = 60
@@ -376,4 +377,4 @@ def test_the_error_names_a_missing_or_doubled_column_of_a_request(tmp_path: Path
 @pytest.mark.parametrize("text", ["Marker 12-34", "Setup 1-20", "Marker01", "Device12"])
 def test_words_that_begin_like_a_month_are_no_dates(text: str) -> None:
     texts = pa.chunked_array([[text]])
-    assert not forms.are_all(texts, forms.ANY_DATE) and not forms.are_all(texts, forms.PERIOD)
+    assert not are_all(texts, kinds._DATE) and not are_all(texts, kinds.PERIOD)

@@ -9,7 +9,7 @@ import pytest
 
 from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
-from bdl_pipe.data.sources.formats import other_kind
+from bdl_pipe.data.tables.formats import other_kind
 from bdl_pipe.errors import DataError
 
 ROWS = 120

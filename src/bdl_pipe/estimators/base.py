@@ -16,12 +16,12 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from .. import config, offers, recalibration
 from ..data.config import DatasetConfig
-from ..data.encoding import KINDS
 from ..data.inspect.profile import Profile
 from ..data.prepare import schema
 from ..data.raw import FEWEST_ROWS
 from ..data.size import Size
-from ..data.sources.forms import clean
+from ..data.tables.columns import KINDS
+from ..data.tables.forms import clean
 from ..errors import ArtifactError, DataError, require, short
 from ..joint_predictive import DRAWS, Joint
 from ..posterior import Predictor

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import artifacts
 from ..artifacts import State
-from ..data.encoding import Column
+from ..data.tables.columns import Column
 from ..data.transform import Transform
 from ..errors import ArtifactError
 from ..files import write_bytes

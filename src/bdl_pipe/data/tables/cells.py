@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import DataError, brief, short
-from ...portable_rows import SAME, SIGNS
 from . import forms
-from .names import require_column
+from .forms import SAME, SIGNS, require_column
 
 CellKind = Literal["number", "truth", "date", "text", "empty", "other"]
 DECIMAL: Final = b"decimal"  # key, in a table's schema metadata, of the decimal point in texts
 THOUSANDS: Final = b"thousands"  # and of the separator of thousands, empty if there is none
+SEPARATOR: Final = b"separator"  # and of the separator of a CSV file's cells
 _DAY: Final = 86_400_000_000  # microseconds per day
 
 
@@ -39,6 +39,7 @@ class Cells:
         values: typed values, or texts without surrounding blanks; null for empty cells.
         decimal: the decimal point of numbers in texts.
         thousands: their separator of thousands; empty: they have none.
+        separator: the separator of cells in a CSV file; empty in other tables.
     """
 
     origin: str
@@ -46,6 +47,7 @@ class Cells:
     values: pa.ChunkedArray
     decimal: str = "."
     thousands: str = ""
+    separator: str = ""
 
     @classmethod
     def of(cls, table: pa.Table, name: str, origin: str) -> "Cells":
@@ -56,7 +58,7 @@ class Cells:
         """
         name = require_column(table, name, origin)
         about = table.schema.metadata or {}
-        decimal, thousands = about.get(DECIMAL, b".").decode(), about.get(THOUSANDS, b"").decode()
+        form = [about.get(key, usual).decode() for key, usual in ((DECIMAL, b"."), (THOUSANDS, b""), (SEPARATOR, b""))]
         try:
             values = forms.plain(table.column(name))
         except pa.ArrowInvalid as error:
@@ -66,7 +68,7 @@ class Cells:
         except UnicodeDecodeError:
             rule = "must be texts in UTF-8, which some are not; write them as UTF-8, or leave the column out"
             raise DataError(f"{origin}: column {short(name)} {rule}") from None
-        return cls(origin, name, values, decimal, thousands)
+        return cls(origin, name, values, *form)
 
     @property
     def is_text(self) -> bool:
@@ -107,7 +109,7 @@ class Cells:
         """Return True if there are whole numbers that a float64 would round."""
         if pa.types.is_floating(self.values.type) or not (self.is_text or forms.is_numeric(self.values.type)):
             return False
-        large = np.abs(self._floats) > forms.LARGEST
+        large = np.abs(self.floats) > forms.LARGEST
         if not self.is_text or not large.any():
             return bool(large.any())
         return bool(pc.any(pc.match_substring_regex(self.values.filter(pa.array(large)), forms.WHOLE)).as_py())
@@ -139,7 +141,7 @@ class Cells:
         Raises:
             DataError: a cell is not a number, is infinite or beyond ±1e150, or is a whole number that would be rounded.
         """
-        values = self._floats
+        values = self.floats
         if self.is_rounded:
             row = int(np.argmax(np.abs(values) > forms.LARGEST))
             got = f"got {brief(self.values[row].as_py(), 40)} in row {row + 1}"
@@ -183,7 +185,7 @@ class Cells:
             return forms.date_texts(self._moments)
         if self.is_rounded:
             return (self._words if self.is_text else self.values).cast(pa.string())
-        return forms.number_texts(self._floats)
+        return forms.number_texts(self.floats)
 
     def row_of(self, text: str) -> int:
         """Return the first row, counted from 1, that has this text."""
@@ -260,7 +262,7 @@ class Cells:
         return forms.parsed(self._words) if forms.are_all(self._words, forms.ISO) else None
 
     @cached_property
-    def _floats(self) -> np.ndarray:
+    def floats(self) -> np.ndarray:
         """Return the cells as float64 [n], with large whole numbers rounded; NaN for gaps.
 
         Raises:
@@ -294,25 +296,3 @@ class Cells:
 
     def _error(self, rule: str) -> DataError:
         return DataError(f"{self.origin}: column {short(self.name)} {rule}")
-
-
-def is_index(table: pa.Table, name: str) -> bool:
-    """Return True for the index of a pandas table, which is not a feature.
-
-    This is a column ``__index_level_0__`` or Dask's ``__null_dask_index__`` of a Parquet file; a column of whole
-    numbers >= 0 that is first and unnamed, or that pandas has named ``Unnamed: 0``; or such a column that is first,
-    that ``reset_index`` has named ``index`` or ``level_0``, and that has a different number in each row. A second
-    ``reset_index`` puts ``level_0`` before ``index``.
-    """
-    if re.fullmatch(r"__index_level_\d+__|__null_dask_index__", name):
-        return True
-    first = table.column_names[: 2 if table.column_names[0] == "level_0" else 1]
-    named = name in ("index", "level_0") and name in first
-    if not (named or name == "" == table.column_names[0] or re.fullmatch(r"Unnamed: 0(\.\d+)?", name)):
-        return False
-    cells = Cells.of(table, name, "")
-    if cells.kind != "number":
-        return False
-    values = cells._floats
-    different = not named or len(np.unique(values)) == len(values)
-    return different and bool(((values >= 0) & (values == np.floor(values))).all())
