@@ -322,6 +322,13 @@ def test_a_target_of_dates_is_refused(tmp_path: Path) -> None:
             added(stored(tmp_path, "csv", {"x": X.tolist(), "y": NAIVE}), task=task)
 
 
+def test_a_moment_has_one_category_in_every_spelling(tmp_path: Path) -> None:
+    path = stored(tmp_path, "csv", {"f": cycle("2024-01-02T12:00:00", "2024-01-03 00:00:00", "NA"), "y": Y.tolist()})
+    raw = Table(str(path), ("y",), "regression", columns={"f": "category"}).read()
+    assert raw.columns[0].values == ("2024-01-02 12:00:00", "2024-01-03") and raw.columns[0].missing
+    np.testing.assert_array_equal(raw.train.inputs[:3, 0], [0.0, 1.0, np.nan])
+
+
 # --- an index, and remarks on new rows -------------------------------------------------------------------------------
 
 

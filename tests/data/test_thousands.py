@@ -1,6 +1,7 @@
 """Separators of thousands: what may be wrong by a factor of 1,000 is refused; new rows are read like fitted rows."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,30 @@ def test_new_rows_are_read_like_the_fitted_file(tmp_path: Path, fitted: str) -> 
         "thousands by points": [1.234, 1234, 1.5, None, 1.234, 1234.5, 12.34, 1234.5, None],
     }
     assert answers == expected[fitted]
+
+
+@pytest.mark.parametrize(
+    ("separator", "texts", "options"),
+    [
+        (";", ("1.299,99", "12,5"), "--thousands . --decimal ,"),
+        (",", ('"1,299.99"', "12.5"), "--thousands , --decimal ."),
+        ("\t", ("1 299,99", "12,5"), "--thousands ' ' --decimal ,"),
+        (",", ('"1.299,99"', '"12,5"'), ""),  # a decimal point is no separator of cells
+        (";", ("1.299,99 €", "12,5"), ""),
+    ],
+)
+def test_a_column_that_only_lacks_options_names_them(
+    tmp_path: Path, separator: str, texts: tuple[str, str], options: str
+) -> None:
+    path, y = tmp_path / "a.csv", [7 * i % 41 for i in range(60)]
+    lines = [separator.join([texts[i % 2], f"{i % 9}", f"{value}"]) for i, value in enumerate(y)]
+    path.write_text("\n".join([separator.join(["f", "x", "y"]), *lines]))
+    reason = inspect_table(path, ["y"], "regression").left_out["f"]
+    assert reason.endswith(f", or say {options}" if options else "with a point")
+    with pytest.raises(DataError) as refused:
+        inspect_table(path, ["f"], "regression")
+    assert str(refused.value).endswith(f", or say {options}") == bool(options)
+    if options:
+        words = shlex.split(options)
+        said = dict(zip(("thousands", "decimal"), words[1::2], strict=True))
+        assert inspect_table(path, ["y"], "regression", **said).raw.train.inputs[:2, 0].tolist() == [1299.99, 12.5]

@@ -13,7 +13,7 @@ from ..raw import Raw
 from ..sources.folders import beside_images, class_files, hidden_images, parts
 from ..sources.images import ImageFolder, Npz, broken, unread_arrays
 from ..tables.forms import listed
-from ..tables.lint import twins
+from ..tables.kinds import twins
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile
 
 _LISTED: Final = 4

@@ -221,7 +221,7 @@ def _targets(answers: Sequence[Cells]) -> np.ndarray:
         values = cells.numbers()
         if np.ptp(values) == 0:
             raise DataError(f"{column} must vary, got {values[0]:g} in every row")
-        if len(values) > 1 and kinds.counts_rows(values, len(values)):
+        if kinds.counts_rows(values, len(values)):
             raise DataError(f"{column} counts the rows; choose another target")
         outputs.append(values)
     return np.stack(outputs, axis=1)

@@ -155,10 +155,14 @@ def codes_of(cells: Cells, column: Column) -> np.ndarray:
 
 def _places(cells: Cells, column: Column) -> np.ndarray:
     """Return the index of each category in the column's values, by equal text or else by equal number or truth."""
+    values = pa.array([clean(value) for value in column.values], pa.string())
     texts = cells.values if cells.is_text else cells.texts()
-    places = pc.index_in(texts, value_set=pa.array([clean(value) for value in column.values], pa.string()))
+    places, gaps = pc.index_in(texts, value_set=values), texts.is_null()
+    if cells.is_text and cells.kind == "date":  # a moment has several texts
+        places = pc.coalesce(places, pc.index_in(cells.texts(), value_set=values))
+        gaps = cells.texts().is_null() if column.missing else gaps
     codes = places.cast(pa.float64()).fill_null(UNSEEN).to_numpy().astype(np.float64)
-    codes[texts.is_null().to_numpy()] = np.nan
+    codes[gaps.to_numpy()] = np.nan
     new = codes == UNSEEN
     if new.any():
         strange = texts.filter(pa.array(new)).combine_chunks().dictionary_encode()

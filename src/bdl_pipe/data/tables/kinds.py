@@ -17,13 +17,14 @@ from .. import scratch
 from ..examples import Task
 from .cells import Cells
 from .columns import Column, ColumnKind, describe, is_index
-from .forms import DRESSED, ISO, NUMBER, are_all, cast, gap_mask, grouped, is_number, listed
+from .forms import DRESSED, ISO, NUMBER, are_all, canonical, cast, gap_mask, grouped, is_number, listed
 
 CATEGORIES: Final = 20  # the most network inputs of a category
 IDENTIFIER: Final = 0.9  # a column with at least this share of different values identifies rows
 MOST: Final = 0.5  # the least share of numbers in a column that is meant as numbers
 _CLASSES: Final = 20  # whole numbers with more different values are quantities
 _FEW: Final = 3  # the most forms of amounts in a column
+_KINDS: Final[dict[str, ColumnKind]] = {"text": "category", "truth": "category", "date": "date"}
 _INDEX: Final = "it is the index of a table; give it a name of its own to use it"
 _ONE_NUMBER: Final = re.compile(r"[0-9]+(?:[.,'’_ \u00a0\u202f][0-9]+)*")
 _BEFORE: Final = r"^([^\p{L}\p{N}]*|\p{L}{0,3}\p{Sc}\s*|Rs\.?\s*|[A-Z]{3}\s*)#"  # a sign or a currency
@@ -115,12 +116,19 @@ def features_of(
         if name in left_out:
             continue
         cells, wanted = Cells.of(table, name, origin), (kinds or {}).get(name)
-        kind, why = (None, _INDEX) if wanted is None and is_index(table, name) else _kind(cells, wanted, rows)
-        if kind is None:
+        if wanted is None and is_index(table, name):
+            left_out[name] = _INDEX
+        elif cells.kind == "empty":
+            left_out[name] = "it is empty"
+        elif wanted is None and (why := refusal(cells)):
             left_out[name] = why
-            continue
-        described[name], codes[name] = describe(cells, kind, CATEGORIES)
-        lines += remarks(cells)
+        else:
+            column, values = describe(cells, wanted or _KINDS.get(cells.kind, "number"), CATEGORIES)
+            if why := _useless(cells, column, values, wanted is not None, rows or len(values)):
+                left_out[name] = why
+                continue
+            described[name], codes[name] = column, values
+            lines += remarks(cells)
     first = dict[bytes, str]()
     for name, values in sorted(codes.items(), key=lambda item: not item[0]):  # a column without a name is last
         original = first.setdefault((values + 0.0).tobytes(), name)  # −0 is 0
@@ -132,39 +140,22 @@ def features_of(
     return Features(columns, codes, left_out, lines)
 
 
-def _kind(cells: Cells, wanted: ColumnKind | None, rows: int | None) -> tuple[ColumnKind | None, str]:
-    """Return a feature's kind, or None and the reason for leaving it out.
-
-    Args:
-        wanted: the user's kind.
-        rows: see :func:`features_of`.
-    """
-    if cells.kind == "empty":
-        return None, "it is empty"
-    if wanted is None and (why := refusal(cells)):
-        return None, why
-    of_cells: dict[str, ColumnKind] = {"text": "category", "truth": "category", "date": "date"}
-    kind = wanted or of_cells.get(cells.kind, "number")
-    if kind == "category":
-        values = cells.texts()
-        filled = values.drop_null()
-    else:
-        values = pa.chunked_array([cells.days() if kind == "date" else cells.numbers()])
-        filled = values.filter(pa.array(~cells.missing()))
-    different = len(filled.unique())
-    if different == 1 and len(filled) == len(values):
-        return None, "it has one value"
-    if wanted is None and kind == "category" and different > max(IDENTIFIER * len(filled), CATEGORIES):
-        return None, _names_rows(cells)
-    whole = wanted is None and kind == "number" and len(filled) == len(values) > 2
-    if whole and counts_rows(filled.to_numpy(), rows or len(values)):
-        return None, "it counts the rows"
-    return kind, ""
+def _useless(cells: Cells, column: Column, values: np.ndarray, is_wanted: bool, rows: int) -> str:
+    """Return why a column that can be read tells nothing; empty if it may tell something."""
+    filled = values[~np.isnan(values)]
+    is_whole, different = len(filled) == len(values), len(column.values) or len(np.unique(filled))
+    if is_whole and different == 1:
+        return "it has one value"
+    if is_wanted:
+        return ""
+    if column.kind == "category" and different > max(IDENTIFIER * len(filled), CATEGORIES):
+        return _names_rows(cells)
+    return "it counts the rows" if column.kind == "number" and is_whole and counts_rows(filled, rows) else ""
 
 
 def counts_rows(values: np.ndarray, rows: int) -> bool:
-    """Return True if whole numbers increase from row to row, and ``rows`` of them would have no gaps."""
-    whole = (values == np.floor(values)).all() and (np.diff(values) > 0).all()
+    """Return True if at least three whole numbers increase from row to row, and ``rows`` of them would have no gaps."""
+    whole = len(values) > 2 and (values == np.floor(values)).all() and (np.diff(values) > 0).all()
     return bool(whole) and bool(values[-1] - values[0] < rows)
 
 
@@ -281,3 +272,13 @@ def no_number(texts: pa.ChunkedArray) -> str:
     """Return the first text that is not a number, or the first text if all are numbers."""
     others = texts.filter(pc.invert(pc.match_substring_regex(texts, NUMBER)))
     return str((others if len(others) else texts)[0].as_py())
+
+
+def twins(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the pairs of names that differ only in case, blanks or a number's form, each paired with the first."""
+    first, pairs = dict[str, str](), []
+    for name in sorted(names):
+        other = first.setdefault(re.sub(r"[\s_]+", " ", canonical(name.strip()).casefold()), name)
+        if other != name:
+            pairs.append((other, name))
+    return pairs

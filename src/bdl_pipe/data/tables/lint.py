@@ -4,7 +4,7 @@ Values are always read as written; a remark is a line for the user. No result of
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,16 +14,15 @@ import pyarrow.compute as pc
 
 from ...errors import DataError, short
 from .cells import Cells
-from .forms import CODE, NUMBER, WHOLE, are_all, canonical, gap_mask, grouped_once
-from .kinds import HEX, MOST, PERIOD, Features, amounts, mixed_dates, no_number, number_share
+from .forms import CODE, NUMBER, WHOLE, are_all, gap_mask, grouped_once
+from .kinds import HEX, MOST, PERIOD, Features, amounts, mixed_dates, no_number, number_share, twins
 
 _DAYS: Final = re.compile(r"dat[eu]|day|time|fecha|jour|(^|[_ ])(dt|tag|when)($|[_ ])", re.IGNORECASE)
 _EXCEL: Final = 25_569  # days from Excel's day 0 to 1970
-_UNITS: Final = (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6))
-_SINCE: Final = (8e8, 2.3e9)  # seconds since 1970, for the years 1995 to 2042
-_SCALES: Final = (1, 1e2, 1e4, 1e6)  # the digits of hours, minutes and seconds after a day
 _NAMES: Final = re.compile(r"(^|[ _.-])(?i:id|nr|no|key|uid)$|[a-z]I[dD]$")  # names of columns that name rows
-_FILL: Final = re.compile(r"-?(9\.)?9{2,}(\.9+|\.0+)?|-?9{0,3}[789]")  # 999 for none; 8 and 9, 98 and 99 of surveys
+_FILL: Final = re.compile(  # 999 for none; 8 and 9, 98 and 99 of surveys; -200 and other round ones; from ±1e20 on
+    r"-?(9\.)?9{2,}(\.9+|\.0+)?|-?9{0,3}[789]|-[0-9]*00|-[0-9.]+e\+[0-9]+|[0-9.]+e\+([2-9][0-9]|[0-9]{3})"
+)
 _FILLS: Final = {-32768, 32767, 65535, -2147483648, 2147483647, 4294967295}
 _NO_DAYS: Final = ("0001-01-01", "1753-01-01", "1899-12-30", "1900-01-01", "1970-01-01", "2999-12-31", "9999-12-31")
 _TOTAL: Final = re.compile(r"(?i:(grand |sub)?totals?|sum|averages?|mean|overall|summe|gesamt|mittelwert|moyenne|suma)")
@@ -55,15 +54,16 @@ def _of_numbers(cells: Cells) -> Iterator[str]:
     values = numbers[~np.isnan(numbers)]
     if not len(values):
         return
-    low, high, is_whole = values.min(), values.max(), bool((values == np.floor(values)).all())
-    yield from _fills(values, _is_fill, lambda value: f"{value:.15g}")
-    whole = [np.floor(values / scale) for scale in _SCALES if is_whole and low < high]
-    days = any(_are_dates(day // 10_000, day // 100 % 100, day % 100) for day in whole)
+    low, high, is_whole, written = values.min(), values.max(), (values == np.floor(values)).all(), "{:.15g}".format
+    yield from _fills(values, lambda value: bool(_FILL.fullmatch(written(value))) or value in _FILLS, written)
+    scales = (1, 1e2, 1e4, 1e6) if is_whole and low < high else ()  # hours, minutes and seconds may follow a day
+    days = any(_are_dates(day // 10_000, day // 100 % 100, day % 100) for day in (values // scale for scale in scales))
     if days or (is_whole and _are_dates(values // 100, values % 100, 1) and len(np.unique(values)) > 2):
         jump = "read as numbers, they jump at a month's end; write 2026-01-31"
         yield f"numbers such as {low:.0f} look like {'days' if days else 'months'} without hyphens: {jump}"
-    for unit, per_second in _UNITS if not days else ():
-        if (is_whole or unit == "seconds") and low >= per_second * _SINCE[0] and high <= per_second * _SINCE[1]:
+    units = (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6))
+    for unit, per_second in units if not days else ():  # the years 1995 to 2042
+        if (is_whole or unit == "seconds") and 8e8 * per_second <= low and high <= 2.3e9 * per_second:
             until = f"{_day(low / per_second / 86_400)} to {_day(high / per_second / 86_400)}"
             cure = "write dates, or use this unit in new rows, too"
             yield f"look like {unit} since 1970 ({until}): they are read as numbers; {cure}"
@@ -84,8 +84,8 @@ def _of_numbers(cells: Cells) -> Iterator[str]:
             cure = f"if {mark}s separate thousands, write numbers without them"
             yield f"{short(text)} is read as {read}, with a decimal {mark}; {cure}"
     if cells.is_text and (codes := cells.filled.filter(pc.match_substring_regex(cells.filled, CODE))):
-        more = len(codes) - 1
-        yield f"{short(codes[0].as_py())} and {more:,} more begin with 0 and are read as numbers; write codes as C0123"
+        rule = f"and {len(codes) - 1:,} more begin with 0 and are read as numbers; write codes as C0123"
+        yield f"{short(codes[0].as_py())} {rule}"
 
 
 def _of_texts(cells: Cells) -> Iterator[str]:
@@ -115,16 +115,6 @@ def _of_texts(cells: Cells) -> Iterator[str]:
         yield f"periods such as {short(filled[0].as_py())} are categories; write 2026-01-31 for dates"
 
 
-def twins(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the pairs of names that differ only in case, blanks or a number's form, each paired with the first."""
-    first, pairs = dict[str, str](), []
-    for name in sorted(names):
-        other = first.setdefault(re.sub(r"[\s_]+", " ", canonical(name.strip()).casefold()), name)
-        if other != name:
-            pairs.append((other, name))
-    return pairs
-
-
 def _fills(values: np.ndarray, is_known: Callable[[float], bool], written: Callable[[float], str]) -> Iterator[str]:
     """Name the usual fill values that are repeated and far from all values that are no fill values."""
     different, counts = np.unique(values, return_counts=True)
@@ -143,12 +133,6 @@ def _fills(values: np.ndarray, is_known: Callable[[float], bool], written: Calla
             if count > 1 and (far or (usual and rest[0] >= 0)):
                 rule = f"in {count:,} rows, far from other values; write a gap as an empty cell"
                 yield f"{written(value)} is a value, {rule}"
-
-
-def _is_fill(value: float) -> bool:
-    """Return True for values like -999, 98 or -200, limits of integers of 16 and 32 bits, and values from ±1e20 on."""
-    is_round = value < 0 and value % 100 == 0
-    return bool(_FILL.fullmatch(f"{value:.15g}")) or value in _FILLS or is_round or abs(value) >= 1e20
 
 
 def _are_dates(years: np.ndarray, months: np.ndarray, days: np.ndarray | int) -> bool:
