@@ -59,7 +59,11 @@ def inspect_table(
         raise DataError(f"{path}: must have at least {FEWEST} rows with a target, got {table.num_rows}")
     answers = [Cells.of(table, name, origin) for name in targets]
     for cells in answers:
-        _require_target(cells)
+        if cells.kind in ("date", "other"):
+            what = "dates" if cells.kind == "date" else brief(cells.values.type)
+            rule = f"must be numbers or classes to be predicted, got {what}"
+            cure = "choose another target, or write it as numbers, such as days since 2000"
+            raise DataError(f"{path}: column {short(cells.name)} {rule}; {cure}")
     task = task or kinds.task_of(answers)
     remarks = [remark for cells in answers for remark in lint.of_cells(cells)]
     if task == "classification":
@@ -148,10 +152,9 @@ def _require_clear_numbers(table: pa.Table, form: CsvForm, path: Path) -> None:
 def _foreign(table: pa.Table) -> str:
     """Return the first name or text that has a character outside ASCII."""
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if not name.isascii():
-            return str(name)
-        if len(texts := column.filter(pc.invert(pc.fill_null(pc.string_is_ascii(column), True)))):
-            return str(texts[0].as_py())
+        texts = pa.chunked_array([[name], *column.chunks], pa.string())
+        if len(foreign := texts.filter(pc.invert(pc.fill_null(pc.string_is_ascii(texts), True)))):
+            return str(foreign[0].as_py())
     return ""
 
 
@@ -161,15 +164,6 @@ def _stamp(path: Path) -> tuple[int, int]:
         return 0, 0
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def _require_target(cells: Cells) -> None:
-    """Raise DataError for a target that is neither numbers nor classes."""
-    if cells.kind in ("date", "other"):
-        what = "dates" if cells.kind == "date" else brief(cells.values.type)
-        rule = "must be numbers or classes to be predicted"
-        cure = "choose another target, or write it as numbers, such as days since 2000"
-        raise DataError(f"{cells.origin}: column {short(cells.name)} {rule}, got {what}; {cure}")
 
 
 def _classes(answers: Sequence[Cells], rows: int) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -80,21 +80,31 @@ class Cells:
         """Return True if no cell has a value."""
         return bool(self.values.null_count == len(self.values))
 
-    @cached_property
+    @property
     def kind(self) -> CellKind:
         """Return the one kind that fits all cells; ``other`` if no kind fits."""
-        kind = self.values.type
+        return self._reading[0]
+
+    @cached_property
+    def _reading(self) -> tuple[CellKind, pa.ChunkedArray]:
+        """Return the kind, and the values; texts as float64, booleans or moments if they are such."""
+        kind, values = self.values.type, self.values
         if self.is_empty:
-            return "empty"
-        if pa.types.is_boolean(kind):
-            return "truth"
-        if pa.types.is_timestamp(kind):
-            return "date"
+            return "empty", values
+        if pa.types.is_boolean(kind) or pa.types.is_timestamp(kind):
+            return "truth" if pa.types.is_boolean(kind) else "date", values
         if not self.is_text:
-            return "number" if forms.is_numeric(kind) else "other"
+            return "number" if forms.is_numeric(kind) else "other", values
         if self._numeric is not None and not self.is_code:
-            return "number"
-        return "truth" if self._truths is not None else "date" if self._moments is not None else "text"
+            return "number", self._numeric
+        lower = pc.utf8_lower(self._words)
+        are_truths = pc.all(pc.is_in(lower, pa.array([None, "true", "false", "1", "0"]))).as_py()
+        if are_truths and pc.any(pc.is_in(lower, pa.array(["true", "false"]))).as_py():
+            return "truth", pc.if_else(lower.is_null(), None, pc.is_in(lower, pa.array(["true", "1"])))
+        moments = forms.parsed(values) if re.match(forms.ISO, self.filled[0].as_py()) else None
+        if moments is None and forms.are_all(self._words, forms.ISO):
+            moments = forms.parsed(self._words)
+        return ("text", values) if moments is None else ("date", moments)
 
     @cached_property
     def is_code(self) -> bool:
@@ -114,26 +124,22 @@ class Cells:
             return bool(large.any())
         return bool(pc.any(pc.match_substring_regex(self.values.filter(pa.array(large)), forms.WHOLE)).as_py())
 
-    @cached_property
+    @property
     def zoned(self) -> bool:
         """Return True for dates with a zone, which are instants."""
-        moments = self._moments
-        return moments is not None and moments.type.tz is not None
+        return self.kind == "date" and self._reading[1].type.tz is not None
 
     @property
     def gap_words(self) -> Counter[str]:
         """Count the words that are read as gaps in a column of numbers, truths or dates."""
-        if not self.is_text or self.kind not in ("number", "truth", "date"):
+        if not self.is_text or self.kind in ("text", "empty"):
             return Counter()
         pairs = self.values.filter(self._gaps).drop_null().value_counts().to_pylist()
         return Counter({pair["values"]: pair["counts"] for pair in pairs})
 
     def missing(self) -> np.ndarray:
         """Return, for each cell, whether it is a gap [n]."""
-        gaps = self.values.is_null()
-        if self.is_text and self.kind in ("number", "truth", "date"):
-            gaps = pc.or_(gaps, self._gaps)
-        return np.asarray(gaps.to_numpy(zero_copy_only=False) if isinstance(gaps, pa.Array) else gaps.to_numpy())
+        return np.asarray(self._reading[1].is_null(nan_is_null=True).to_numpy())
 
     def numbers(self) -> np.ndarray:
         """Return the cells as finite float64 [n], NaN for gaps; truths are 0 and 1.
@@ -160,13 +166,13 @@ class Cells:
         Raises:
             DataError: a cell is not a date.
         """
-        if self._moments is None:
+        if self.kind != "date":
             if self._is_gap_alone:
                 return np.full(len(self.values), np.nan)
             row, value = self._first(forms.ISO)
             way = "write it as 2026-01-31 or 2026-01-31 12:00:00, either all with a zone or none"
             raise self._error(f"must be dates, got {short(value)} in row {row}; {way}")
-        micros = self._moments.cast(pa.int64()).cast(pa.float64(), safe=False)
+        micros = self._reading[1].cast(pa.int64()).cast(pa.float64(), safe=False)
         return micros.to_numpy().astype(np.float64) / _DAY
 
     def texts(self) -> pa.ChunkedArray:
@@ -182,7 +188,7 @@ class Cells:
         if self.kind == "truth":
             return pc.if_else(self.truths(), forms.TRUTHS[1], forms.TRUTHS[0])
         if self.kind == "date":
-            return forms.date_texts(self._moments)
+            return forms.date_texts(self._reading[1])
         if self.is_rounded:
             return (self._words if self.is_text else self.values).cast(pa.string())
         return forms.number_texts(self.floats)
@@ -194,9 +200,7 @@ class Cells:
 
     def truths(self) -> pa.ChunkedArray:
         """Return the cells as booleans, null for gaps; the kind must be ``truth``."""
-        found = self.values if not self.is_text else self._truths
-        assert found is not None
-        return found
+        return self._reading[1]
 
     @cached_property
     def filled(self) -> pa.ChunkedArray:
@@ -242,48 +246,25 @@ class Cells:
         return forms.cast(texts, pa.float64())
 
     @cached_property
-    def _truths(self) -> pa.ChunkedArray | None:
-        """Return texts as booleans: true, false (in any case), 1 and 0; None if there is another text."""
-        lower = pc.utf8_lower(self._words)
-        known = pc.is_in(lower, pa.array([None, "true", "false", "1", "0"]))
-        if not pc.all(known).as_py() or not pc.any(pc.is_in(lower, pa.array(["true", "false"]))).as_py():
-            return None
-        return pc.if_else(lower.is_null(), None, pc.is_in(lower, pa.array(["true", "1"])))
-
-    @cached_property
-    def _moments(self) -> pa.ChunkedArray | None:
-        """Return dates as microseconds; None if a cell is not a date."""
-        if pa.types.is_timestamp(self.values.type):
-            return self.values
-        if not self.is_text or self.is_empty:
-            return None
-        if re.match(forms.ISO, self.filled[0].as_py()) and (found := forms.parsed(self.values)) is not None:
-            return found
-        return forms.parsed(self._words) if forms.are_all(self._words, forms.ISO) else None
-
-    @cached_property
     def floats(self) -> np.ndarray:
         """Return the cells as float64 [n], with large whole numbers rounded; NaN for gaps.
 
         Raises:
             DataError: a cell is not a number.
         """
-        kind = self.values.type
         if self.is_text and self._numeric is not None:
-            found = self._numeric
+            numbers = self._numeric
         elif self._is_gap_alone:
             return np.full(len(self.values), np.nan)
-        elif forms.is_numeric(kind):
-            found = self.values.cast(pa.float64(), safe=False)
-        elif self.kind == "truth":
-            found = self.truths().cast(pa.float64())
+        elif self.kind in ("number", "truth"):
+            numbers = self._reading[1].cast(pa.float64(), safe=False)
         else:
             row, value = self._first()
             way = "say what it is with `columns`, or leave it out with `features`"
             if self.is_text and pc.match_substring_regex(pa.scalar(value), forms.DRESSED).as_py():
                 way = "write numbers without separators of thousands and without units, with a point"
             raise self._error(f"must be numeric, got {short(value)} in row {row}; {way}")
-        return np.asarray(found.to_numpy(), np.float64)
+        return np.asarray(numbers.to_numpy(), np.float64)
 
     def _first(self, form: str = forms.NUMBER) -> tuple[int, str]:
         """Return row and text of the first nonempty cell that lacks this form, else of the first nonempty cell."""

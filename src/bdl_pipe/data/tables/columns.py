@@ -63,16 +63,9 @@ class Column:
 
     def mapping(self) -> dict[str, Any]:
         """Return the column as JSON-able values."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "values": list(self.values),
-            "missing": self.missing,
-            "slots": self.slots,
-            "hours": self.hours,
-            **({"zoned": self.zoned} if self.kind == "date" else {}),
-            **({"ends": list(self.ends)} if self.ends else {}),
-        }
+        absent = {*(() if self.kind == "date" else ("zoned",)), *(() if self.ends else ("ends",))}
+        fields = {key: value for key, value in vars(self).items() if key not in absent}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> "Column":

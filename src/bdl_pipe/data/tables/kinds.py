@@ -149,7 +149,12 @@ def _useless(cells: Cells, column: Column, values: np.ndarray, is_wanted: bool, 
     if is_wanted:
         return ""
     if column.kind == "category" and different > max(IDENTIFIER * len(filled), CATEGORIES):
-        return _names_rows(cells)
+        share, word = number_share(cells), short(no_number(cells.filled))
+        if MOST <= share < 1:
+            rule = f"numbers and the others are texts such as {word}: write gaps as empty cells"
+            return f"{share:.0%} of its cells are {rule}"
+        reason = mixed_dates(cells) or amounts(cells.filled)
+        return reason or f"it identifies rows: nearly every row has a different text, such as {word}"
     return "it counts the rows" if column.kind == "number" and is_whole and counts_rows(filled, rows) else ""
 
 
@@ -191,7 +196,11 @@ def refusal(cells: Cells) -> str:
     if are_all(texts, _CLOCK):
         return f"it holds times of day, such as {short(texts[0].as_py())}: write a number, such as hours"
     if are_all(texts, _DATE):
-        first, other = short(texts[0].as_py()), short(_other_date(texts))
+        words = [pa.chunked_array([[text]], pa.string()) for text in texts.unique().to_pylist()]
+        zones = [zone for zone in (None, "UTC") if cast(words[0], pa.timestamp("ns", zone)) is not None]
+        kind = pa.timestamp("ns", zones[0] if zones else None)  # the first text's, if it is a date
+        others = [word for word in words if cast(word, kind) is None]
+        first, other = (short(str(one[0].as_py())) for one in (words[0], (others or words)[0]))
         got = first if first == other or not are_all(texts[:1], ISO) else f"{first} and {other}"
         return f"its texts are dates, such as {got}, not all in one form: write each as 2026-01-31"
     if are_all(texts, DRESSED):
@@ -209,25 +218,6 @@ def how_to_say(cells: Cells) -> str:
         if pc.any(pc.match_substring_regex(cells.values, grouped(thousands, decimal))).as_py():
             return f", or say --thousands {shlex.quote(thousands)} --decimal {decimal}"
     return ""
-
-
-def _other_date(texts: pa.ChunkedArray) -> str:
-    """Return the first text that is no date like the first one: it has no zone if that has one, or is no date."""
-    words = [pa.chunked_array([[text]], pa.string()) for text in texts.unique().to_pylist()]
-    zones = [zone for zone in (None, "UTC") if cast(words[0], pa.timestamp("ns", zone)) is not None]
-    kind = pa.timestamp("ns", zones[0] if zones else None)
-    return str(next((word for word in words if cast(word, kind) is None), words[0])[0].as_py())
-
-
-def _names_rows(cells: Cells) -> str:
-    """Return why nearly all texts of a column differ: they are numbers with a few words, or free texts."""
-    share = number_share(cells)
-    word = short(no_number(cells.filled))
-    if MOST <= share < 1:
-        rule = f"numbers and the others are texts such as {word}: write gaps as empty cells"
-        return f"{share:.0%} of its cells are {rule}"
-    reason = mixed_dates(cells) or amounts(cells.filled)
-    return reason or f"it identifies rows: nearly every row has a different text, such as {word}"
 
 
 def amounts(texts: pa.ChunkedArray) -> str:
