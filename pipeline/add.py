@@ -19,7 +19,7 @@ from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.prepare import check_splits
 from bdl_pipe.data.raw import Task
 from bdl_pipe.data.size import Size
-from bdl_pipe.data.sources.table import Decimal, Thousands
+from bdl_pipe.data.tables.read import Decimal, Thousands
 from bdl_pipe.errors import DataError, UserError, short
 from bdl_pipe.method import Method
 from bdl_pipe.metrics import written

@@ -1,7 +1,6 @@
 """A fitted posterior as a program: its answers, and that it runs without this package."""
 
 import ast
-import csv
 import json
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -21,7 +22,7 @@ from bdl_pipe import portable, portable_folder
 from bdl_pipe.baselines import trees
 from bdl_pipe.data.encoding import Encoding
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.sources.columns import coded_matrix, described_matrix
+from bdl_pipe.data.tables.columns import Column, coded_matrix, described_matrix
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import UserError
 from bdl_pipe.networks import MlpConfig
@@ -224,31 +225,50 @@ def test_the_scripts_run_on_images_without_this_package(script: str, names: tupl
     assert np.allclose([list(row["first"].values()) for row in found], meant, atol=1e-5)
 
 
-@pytest.mark.process
-@SCRIPTS
-def test_a_script_codes_a_table_as_the_pipeline_does(script: str, names: tuple[str, ...], tmp_path: Path) -> None:
-    """Gaps, known and unknown categories, dates with and without a zone, hours."""
+@pytest.fixture(scope="module")
+def of_a_table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Predictor, list[Column]]:
+    """Return the exported folder of the posterior of a table, the posterior and its columns."""
     table = pa.table({name: pa.array(cells) for name, cells in CELLS.items()})
     columns, matrix = described_matrix(table, KINDS, 20, "the table")  # type: ignore[arg-type]
     encoding = Encoding.fit(columns, matrix)
     width = encoding.width
     transform = Transform("table", torch.zeros(width), torch.full((width,), 1e4), encoding=encoding)
     transform = replace(transform, shift=torch.tensor([2.0]), scale=torch.tensor([0.5]))
-    fitted = Predictor(draws((width,), False), transform)
+    fitted, folder = Predictor(draws((width,), False), transform), tmp_path_factory.mktemp("table")
     about = schema(fitted, matrix, features=list(CELLS), columns=[column.mapping() for column in columns])
-    portable_folder.write(tmp_path, traced(fitted, matrix), about, FACTS)
-    new = {**CELLS, "colour": ["blue", "unheard", None, "green", "red"]}
-    with (tmp_path / "new.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["other", *reversed(new)])
-        writer.writerows(
-            ["x", *("" if cell is None else cell for cell in row)] for row in zip(*reversed(new.values()), strict=True)
-        )
-    coded = coded_matrix(pa.table({name: pa.array(cells) for name, cells in new.items()}), columns, "new")
-    meant = fitted.predict(coded, rng=Seed(0))
-    found = blocked(tmp_path, script, "new.csv", "bdl_pipe", *names)
+    portable_folder.write(folder, traced(fitted, matrix), about, FACTS)
+    return folder, fitted, list(columns)
+
+
+@pytest.mark.process
+@SCRIPTS
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_script_reads_a_table_as_the_pipeline_does(
+    script: str, names: tuple[str, ...], suffix: str, of_a_table: tuple[Path, Predictor, list[Column]]
+) -> None:
+    """Gaps, known and unknown categories, dates with and without a zone, hours."""
+    folder, fitted, columns = of_a_table
+    new = pa.table({**CELLS, "colour": ["blue", "unheard", None, "green", "red"], "other": ["x"] * 5})
+    path = folder / f"new.{suffix}"
+    new = new.select(new.column_names[::-1])
+    pyarrow.parquet.write_table(new, path) if suffix == "parquet" else pyarrow.csv.write_csv(new, path)
+    meant = fitted.predict(coded_matrix(new, columns, "new"), rng=Seed(0))
+    found = blocked(folder, script, path.name, "bdl_pipe", *names)
     assert np.allclose([row["first"]["price"] for row in found], meant.mean[:, 0], rtol=1e-5)
     assert np.allclose([row["second"]["price"] for row in found], meant.variance[:, 0], rtol=1e-5)
+
+
+@pytest.mark.process
+def test_a_script_ends_with_one_line_at_a_cell_of_another_kind(
+    of_a_table: tuple[Path, Predictor, list[Column]],
+) -> None:
+    """The reader takes nothing along that needs torch."""
+    (of_a_table[0] / "bad.csv").write_text("size,colour,day,moment\nmany,red,2024-01-31,2024-01-31T10:00Z\n")
+    hook = "import sys; sys.modules.update(dict.fromkeys(('bdl_pipe', 'torch'))); from rows import read; import json\n"
+    command = [sys.executable, "-c", hook + "read('bad.csv', json.load(open('schema.json')))"]
+    done = subprocess.run(command, cwd=of_a_table[0], capture_output=True, text=True)
+    line = "bad.csv: column 'size' must be numeric, got 'many' in row 1; say what it is with `columns`"
+    assert done.returncode == 1 and done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 
 @pytest.mark.process

@@ -1,6 +1,6 @@
 """The folder of an exported program: the program, the encoding of rows, a script that runs it, and a card.
 
-The script needs torch, or onnxruntime and numpy, but not this package.
+The script needs torch, or onnxruntime and numpy, and pyarrow for tables, but not this package.
 """
 
 import json
@@ -10,14 +10,31 @@ from typing import Any, Final
 
 import torch
 
-from . import portable_rows
-from .data.sources.forms import GAPS
 from .errors import UserError
 from .files import write_bytes
 from .portable import Program, write_onnx
 
-PROGRAM, ONNX, SCHEMA, CARD, ROWS = "program.pt2", "model.onnx", "schema.json", "README.md", "rows.py"
+PROGRAM, ONNX, SCHEMA, CARD, ROWS = "program.pt2", "model.onnx", "schema.json", "README.md", "rows"
+_READER: Final = (  # what `data.tables.read` imports: the reader of tables stands alone, without torch
+    *("config.py", "errors.py", "files.py", "data/scratch.py", "data/tables/read.py", "data/tables/cells.py"),
+    *("data/tables/columns.py", "data/tables/formats.py", "data/tables/forms.py"),
+)
+_READ: Final = '''"""Read new rows as `python -m pipeline predict` does; the other files here are bdl_pipe's."""
 
+import sys
+from pathlib import Path
+
+from .data.tables.read import read_rows
+from .errors import DataError
+
+
+def read(path, schema):
+    """Read the fitted columns of a CSV or Parquet file, float64 [n, column]; end with one line if it is wrong."""
+    try:
+        return read_rows(Path(path), schema)
+    except DataError as error:
+        sys.exit(str(error))
+'''
 _TORCH: Final = """import torch
 
 program = torch.export.load("program.pt2").module()
@@ -40,7 +57,7 @@ _IMAGES: Final = """
 rows = np.load(sys.argv[1])
 """
 _TABLE: Final = """
-# python {script} rows.csv: columns by name, as in the file that was fitted
+# python {script} new.csv (or new.parquet): columns by name, as in the file that was fitted
 rows = read(sys.argv[1], json.load(open("schema.json")))
 """
 _PRINTED: Final = """
@@ -77,8 +94,10 @@ def write(
         if file == "run_torch.py" or ONNX in made:
             write_bytes(folder / file, _script(file, head, schema, names).encode())
     if schema["kind"] != "image":
-        schema = {**schema, "gaps": [*GAPS]}
-        write_bytes(folder / ROWS, Path(portable_rows.__file__).read_bytes())
+        for file in _READER:
+            (folder / ROWS / file).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / ROWS / file, (Path(__file__).parent / file).read_bytes())
+        write_bytes(folder / ROWS / "__init__.py", _READ.encode())
     write_bytes(folder / SCHEMA, (json.dumps(schema, indent=1, sort_keys=True) + "\n").encode())
     write_bytes(folder / CARD, card(program, schema, facts, lines, made, max(program.error, error)).encode())
     return made
@@ -96,15 +115,17 @@ def card(
     if schema["kind"] == "image":
         taken = f"images uint8 [n, {', '.join(map(str, schema['input_shape']))}], as they are: 0 is black, 255 white"
     else:
-        taken = f"float64 [n, {len(schema['features'])}], one number a cell as `{SCHEMA}` codes it; a script takes CSV"
+        taken = f"float64 [n, {len(schema['features'])}], one number a cell as `{SCHEMA}` codes it"
+        taken += "; a script takes CSV or Parquet"
     given = (
         "probabilities [n, class]"
         if len(program.outputs) == 1
         else "mean and variance [n, target], in the targets' units"
     )
     rows = [f"| {key} | {value} |" for key, value in facts.items()]
-    scripts = "`run_torch.py` (needs torch and numpy)" + (
-        ", `run_onnx.py` (onnxruntime and numpy)" if ONNX in made else ""
+    needs = "numpy" if schema["kind"] == "image" else "numpy and pyarrow"
+    scripts = f"`run_torch.py` (needs torch, {needs})" + (
+        f", `run_onnx.py` (onnxruntime, {needs})" if ONNX in made else ""
     )
     fixed = (
         "It is made for rows like its training rows. On other rows its answers are as uncertain as its method makes "

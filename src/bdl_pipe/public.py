@@ -16,8 +16,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py comp
     from .baselines.trees import Trees as Trees
     from .checkpoint_files import CheckpointFiles as CheckpointFiles, CheckpointFolder as CheckpointFolder
     from .checkpoints import Checkpointed as Checkpointed
-    from .data.by_name import load_dataset as load_dataset
-    from .data.catalog import register_source as register_source
+    from .data.catalog import load_dataset as load_dataset, register_source as register_source
     from .data.config import DatasetConfig as DatasetConfig
     from .data.examples import Examples as Examples
     from .data.fitdata import FitData as FitData
@@ -160,7 +159,7 @@ PLACES: Final = {  # name -> its module, and ":name" if it has another name ther
     "inspect_images": "data.inspect.images",
     "inspect_table": "data.inspect.table",
     "joint": "posterior",
-    "load_dataset": "data.by_name",
+    "load_dataset": "data.catalog",
     "load_plugins": "plugins:load",
     "load_predictor": "registry",
     "posterior_of": "registry",

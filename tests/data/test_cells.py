@@ -1,7 +1,6 @@
 """Cells of users' tables: a value has one meaning in every format, at inspection, preparation and prediction."""
 
 import datetime as dt
-import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.new_inputs import frame_inputs, new_inputs, unseen
 from bdl_pipe.data.raw import Raw
-from bdl_pipe.data.sources import forms
 from bdl_pipe.data.sources.table import Table
+from bdl_pipe.data.tables import kinds
+from bdl_pipe.data.tables.forms import are_all
 from bdl_pipe.errors import DataError
 
 ROWS = 60
@@ -192,34 +192,6 @@ def test_rows_whose_target_is_a_word_are_left_out(tmp_path: Path) -> None:
 
 # --- cells that are no numbers ----------------------------------------------------------------------------------------
 
-LEFT_OUT: dict[str, tuple[list[Any], str]] = {
-    "percent": (cycle("70.8%", "3 %", "12%"), "its texts are numbers, such as '70.8%', in a form that cannot be read"),
-    "money": (cycle("$6,321.20", "$5.00"), "its texts are numbers, such as '$6,321.20', in a form that cannot be read"),
-    "euros": (cycle("5 €", "7 €"), "its texts are numbers, such as '5 €'"),
-    "thousands": (cycle("1,234", "12", "999"), "its texts are numbers, such as '1,234'"),
-    "German": (cycle("1.000,5", "1,5"), "its texts are numbers, such as '1.000,5'"),
-    "times of day": (cycle("12:30", "7:05"), "it holds times of day, such as '12:30'"),
-    "dates": (cycle("31.12.2020", "01.02.2021"), "its texts are dates, such as '31.12.2020', not all in one form"),
-    "dates in two forms": (
-        cycle("2020-12-31", "01/02/2021"),
-        "its texts are dates, such as '2020-12-31' and '01/02/2021'",
-    ),
-    "an impossible date": (
-        cycle("2020-12-31", "2020-02-30"),
-        "its texts are dates, such as '2020-12-31' and '2020-02-30'",
-    ),
-    "some with a zone": (cycle("2020-12-31T00:00:00Z", "2021-01-01T00:00:00"), "its texts are dates"),
-    "large whole numbers": ([10**17 + 7 * i for i in range(ROWS)], r"its whole numbers go beyond 2\^53"),
-    "larger ones": ([2**64 - 1 - i * i for i in range(ROWS)], r"its whole numbers go beyond 2\^53"),
-}
-
-
-@pytest.mark.parametrize("case", LEFT_OUT)
-def test_a_column_in_an_unreadable_form_is_left_out_with_the_reason(tmp_path: Path, case: str) -> None:
-    values, why = LEFT_OUT[case]
-    profile, _ = feature(tmp_path, values)
-    assert re.match(why if "\\" in why else re.escape(why), profile.left_out["f"]), profile.left_out
-
 
 @pytest.mark.parametrize(
     "values",
@@ -248,21 +220,6 @@ def test_codes_that_begin_with_0_are_texts(tmp_path: Path) -> None:
     profile, raw = feature(tmp_path, cycle("00501", "90210", "10001"))
     assert profile.columns["f"] == "category" and raw.columns[1].values == ("00501", "10001", "90210")
     assert "f: codes such as '00501' begin with 0: they are texts, not numbers" in profile.remarks
-    schema = schema_of(raw)
-    assert frame_inputs(pd.DataFrame({"x": [0.0], "f": ["00501"]}), schema)[0, 1] == 0
-    with pytest.raises(DataError, match=r"'f' must be texts such as '00501', not numbers, .* got '501' in row 1"):
-        frame_inputs(pd.DataFrame({"x": [0.0], "f": [501]}), schema)
-
-
-def test_a_column_of_numbers_and_words_is_a_category_with_a_remark(tmp_path: Path) -> None:
-    profile, _ = feature(tmp_path, cycle("1", "2", "low"))
-    assert profile.columns["f"] == "category"
-    assert any("f: 67% of its cells are numbers and the others are texts" in remark for remark in profile.remarks)
-
-
-def test_inspection_refuses_infinity(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'f' must be finite, got inf in row 4"):
-        feature(tmp_path, ["inf" if i == 3 else 0.5 * i * i for i in range(ROWS)])
 
 
 # --- dates ------------------------------------------------------------------------------------------------------------
@@ -299,26 +256,11 @@ def test_dates_with_a_zone_are_read_as_instants(tmp_path: Path) -> None:
         frame_inputs(pd.DataFrame({"x": X, "f": NAIVE}), schema_of(zoned))
 
 
-@pytest.mark.parametrize("new", [1_700_000_000, 1.7e12, "01/02/2024", "noon", True])
-def test_a_new_value_that_is_no_date_is_refused(tmp_path: Path, new: Any) -> None:
-    raw = feature(tmp_path, NAIVE)[1]
-    with pytest.raises(DataError, match=f"'f' must be dates, got '{new}' in row 1; write it as 2026-01-31"):
-        frame_inputs(pd.DataFrame({"x": [0.0], "f": pd.Series([new], dtype=object)}), schema_of(raw))
-
-
-@pytest.mark.parametrize("new", [dt.datetime(2024, 1, 1), "12 %", "1,5", "red", [1.0]])
-def test_a_new_value_that_is_no_number_is_refused(tmp_path: Path, new: Any) -> None:
-    raw = feature(tmp_path, [0.5 * i * i for i in range(ROWS)])[1]
-    with pytest.raises(DataError, match=r"'f' must be numeric, got '.*' in row 1"):
-        frame_inputs(pd.DataFrame({"x": [0.0], "f": pd.Series([new], dtype=object)}), schema_of(raw))
-
-
-def test_a_target_of_dates_is_refused(tmp_path: Path) -> None:
-    for task in (None, "classification", "regression"):
-        with pytest.raises(
-            DataError, match="column 'y' must be numbers or classes to be predicted, got dates; choose an"
-        ):
-            added(stored(tmp_path, "csv", {"x": X.tolist(), "y": NAIVE}), task=task)
+def test_a_moment_has_one_category_in_every_spelling(tmp_path: Path) -> None:
+    path = stored(tmp_path, "csv", {"f": cycle("2024-01-02T12:00:00", "2024-01-03 00:00:00", "NA"), "y": Y.tolist()})
+    raw = Table(str(path), ("y",), "regression", columns={"f": "category"}).read()
+    assert raw.columns[0].values == ("2024-01-02 12:00:00", "2024-01-03") and raw.columns[0].missing
+    np.testing.assert_array_equal(raw.train.inputs[:3, 0], [0.0, 1.0, np.nan])
 
 
 # --- an index, and remarks on new rows -------------------------------------------------------------------------------
@@ -376,4 +318,4 @@ def test_the_error_names_a_missing_or_doubled_column_of_a_request(tmp_path: Path
 @pytest.mark.parametrize("text", ["Marker 12-34", "Setup 1-20", "Marker01", "Device12"])
 def test_words_that_begin_like_a_month_are_no_dates(text: str) -> None:
     texts = pa.chunked_array([[text]])
-    assert not forms.are_all(texts, forms.ANY_DATE) and not forms.are_all(texts, forms.PERIOD)
+    assert not are_all(texts, kinds._DATE) and not are_all(texts, kinds.PERIOD)

@@ -1,12 +1,10 @@
 """Inspection of tables and images: columns, classes, remarks and sources, and refusals with a cure."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from PIL import Image
 
@@ -24,10 +22,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     houses().to_csv("houses.csv", index=False)
     return Path("houses.csv")
-
-
-def with_columns(**columns: Any) -> Callable[[], pd.DataFrame]:
-    return lambda: houses().assign(**columns)
 
 
 def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
@@ -97,71 +91,6 @@ def test_a_feature_that_orders_the_rows_as_another_column_gets_a_remark(file: Pa
         "feet orders the rows as area does: one of the two is enough",
         "tax orders the rows as the target price does: is it known when you predict?",
     ]
-
-
-BAD: dict[str, tuple[Callable[[], pd.DataFrame], list[str], Any, str]] = {
-    "a target that is not there": (
-        houses,
-        ["prize"],
-        None,
-        "must have the column 'prize', got .*; did you mean 'price'",
-    ),
-    "few rows": (lambda: houses(40), ["price"], None, "must have at least 50 rows with a target, got 40"),
-    "a target that is a feature": (
-        with_columns(cost=houses()["price"]),
-        ["price"],
-        None,
-        "column 'cost' repeats the target 'price'; leave it out with --leave-out cost",
-    ),
-    "a class under another name": (
-        with_columns(size=(houses()["area"] > 120).astype(int)),
-        ["kind"],
-        None,
-        "column 'size' repeats the target 'kind'",
-    ),
-    "classes of one row": (
-        with_columns(kind=["a", "b", *"cdefgh", *["x"] * 292]),
-        ["kind"],
-        None,
-        "must have at least 5 rows of each class, got 8 with fewer: a, b, c, d, e, f and 2 more; put rare classes",
-    ),
-    "a class a row": (
-        with_columns(kind=[f"k{i}" for i in range(300)]),
-        ["kind"],
-        None,
-        "identifies rows: nearly every row has a different value",
-    ),
-    "one class": (with_columns(kind="all"), ["kind"], None, "must have at least 2 classes, got only all"),
-    "a constant target": (with_columns(price=3.5), ["price"], None, "column 'price' must vary, got 3.5 in every row"),
-    "a target that counts": (
-        with_columns(price=np.arange(300)),
-        ["price"],
-        None,
-        "counts the rows; choose another target",
-    ),
-    "thousands": (
-        with_columns(price="1,234"),
-        ["price"],
-        "regression",
-        "must be numeric, got '1,234' in row 1; say --task classification, or write numbers",
-    ),
-    "two targets of classes": (houses, ["kind", "made_of"], "classification", "must have one target"),
-    "nothing but the target": (
-        lambda: houses()[["price"]].assign(one=1),
-        ["price"],
-        None,
-        "must have a column to predict from, got one",
-    ),
-}
-
-
-@pytest.mark.parametrize(("frame", "targets", "task", "message"), BAD.values(), ids=BAD.keys())
-def test_a_table_that_cannot_be_used_is_refused(
-    file: Path, frame: Callable[[], pd.DataFrame], targets: list[str], task: Any, message: str
-) -> None:
-    frame().to_csv(file, index=False)
-    with pytest.raises(DataError, match=message):
-        inspect_table(file, targets, task)
 
 
 def test_a_file_that_grows_while_it_is_read_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

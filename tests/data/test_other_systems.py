@@ -10,12 +10,13 @@ import pytest
 from pandas._libs.parsers import STR_NA_VALUES
 
 from bdl_pipe import BayesianRegressor
-from bdl_pipe.data.inspect.table import inspect_features, inspect_table
+from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.new_inputs import frame_inputs
-from bdl_pipe.data.sources.cells import Cells
-from bdl_pipe.data.sources.columns import codes_of, describe
 from bdl_pipe.data.sources.folders import is_hidden
-from bdl_pipe.data.sources.table import CsvForm, open_table
+from bdl_pipe.data.tables.cells import Cells
+from bdl_pipe.data.tables.columns import codes_of, describe
+from bdl_pipe.data.tables.kinds import features_of
+from bdl_pipe.data.tables.read import CsvForm, open_table
 
 RANDOM = np.random.default_rng(0)
 FRAME = pd.DataFrame({"a": RANDOM.normal(size=80), "b": RANDOM.normal(size=80), "y": RANDOM.normal(size=80)})
@@ -104,8 +105,8 @@ def test_a_truth_has_one_meaning_in_every_spelling(
 
     asked = {"c": "category"} if fitted == ("1", "0") else {}
     table = open_table(cells(fitted) and tmp_path / "t.csv", CsvForm())
-    kinds = inspect_features(table, ["c", "z"], "t.csv", kinds=asked).columns  # type: ignore[arg-type]
-    column = describe(cells(fitted), kinds["c"], 20)
+    kinds = features_of(table, ["c", "z"], "t.csv", kinds=asked).kinds  # type: ignore[arg-type]
+    column, _ = describe(cells(fitted), kinds["c"], 20)
     np.testing.assert_array_equal(codes_of(cells(new), column), codes_of(cells(fitted), column))
 
 

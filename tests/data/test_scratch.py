@@ -17,9 +17,9 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data import prepared, rows, scratch
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.rows import HeldRows, StreamedRows, rows_of
-from bdl_pipe.data.sources import table as table_source
-from bdl_pipe.data.sources.cells import Cells
-from bdl_pipe.data.sources.table import open_table
+from bdl_pipe.data.tables import read
+from bdl_pipe.data.tables.cells import Cells
+from bdl_pipe.data.tables.read import open_table
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from tests.cases import Case, config_of
@@ -99,7 +99,7 @@ def test_texts_of_several_lines_are_read_whole_across_blocks(
     """
     if pieces:
         monkeypatch.setattr(scratch, "LARGE", 1)
-        monkeypatch.setattr(table_source, "_PIECE", 200)
+        monkeypatch.setattr(read, "_PIECE", 200)
     path, count = tmp_path / "t.csv", 300 if pieces else 40_000
     texts = [f'first{end}{i % 7 * "x"} "second"{(i % 3) * (end + "third, ")}' for i in range(count)]
     with path.open("w", newline="") as file:
@@ -113,7 +113,7 @@ def test_texts_of_several_lines_are_read_whole_across_blocks(
 def test_a_large_csv_file_is_read_in_pieces_with_the_types_of_all_rows(
     large: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_source, "_PIECE", 200)
+    monkeypatch.setattr(read, "_PIECE", 200)
     path = tmp_path / "t.csv"
     frame().to_csv(path, index=False)
     pieces = open_table(path)

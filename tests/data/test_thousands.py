@@ -1,6 +1,7 @@
 """Separators of thousands: what may be wrong by a factor of 1,000 is refused; new rows are read like fitted rows."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bdl_pipe import portable_rows
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.new_inputs import new_inputs
 from bdl_pipe.data.prepare import schema
-from bdl_pipe.data.sources.forms import GAPS
 from bdl_pipe.errors import DataError
 
 RANDOM = np.random.default_rng(0)
@@ -83,9 +82,8 @@ def test_a_printed_separator_of_thousands_is_the_one_that_was_said(tmp_path: Pat
     np.testing.assert_array_equal(column(path, thousands=said), right)
     profile = inspect_table(path, ["y"], "regression", thousands=said)  # type: ignore[arg-type]
     dataset = DatasetConfig(profile.source, "train", False, 0.2, "train", 1, (), 0, "made")
-    about = {**schema(profile.raw, dataset), "gaps": [*GAPS]}
+    about = schema(profile.raw, dataset)
     np.testing.assert_array_equal(new_inputs(path, about)[:, 0], right)
-    np.testing.assert_array_equal(portable_rows.read(str(path), about)[:, 0], right)
 
 
 def test_an_odd_place_of_a_separator_makes_a_column_no_numbers(tmp_path: Path) -> None:
@@ -119,9 +117,7 @@ NEW = [  # a file of new rows
 
 
 @pytest.mark.parametrize("fitted", FORMS)
-def test_new_rows_are_read_like_the_fitted_file_by_predict_and_by_an_exported_program(
-    tmp_path: Path, fitted: str
-) -> None:
+def test_new_rows_are_read_like_the_fitted_file(tmp_path: Path, fitted: str) -> None:
     form, separator, said = FORMS[fitted]
     path = tmp_path / "fitted.csv"
     if fitted == "points":
@@ -133,24 +129,16 @@ def test_new_rows_are_read_like_the_fitted_file_by_predict_and_by_an_exported_pr
         written(path, form, separator)
     profile = inspect_table(path, ["y"], "regression", **said)
     dataset = DatasetConfig(profile.source, "train", False, 0.2, "train", 1, (), 0, "made")
-    about = {**schema(profile.raw, dataset), "gaps": [*GAPS]}
+    about = schema(profile.raw, dataset)
     assert ("numbers" in about) == (fitted != "points")
     answers = []
     for text in NEW:
         new = tmp_path / "new.csv"
         new.write_text(text)
         try:
-            ours = new_inputs(new, about)
+            answers.append(new_inputs(new, about)[0, 0])
         except DataError:
-            ours = None
-        try:
-            theirs = portable_rows.read(str(new), about)
-        except SystemExit:
-            theirs = None
-        assert (ours is None) == (theirs is None), text
-        if ours is not None:
-            np.testing.assert_array_equal(ours, theirs)
-        answers.append(None if ours is None else ours[0, 0])
+            answers.append(None)
     expected = {
         "points": [None, 1.234, None, None, 1.234, 1234.5, None, None, None],
         "commas": [1.234, None, 1.5, None, 1.234, 1234.5, 12.34, None, None],
@@ -158,3 +146,30 @@ def test_new_rows_are_read_like_the_fitted_file_by_predict_and_by_an_exported_pr
         "thousands by points": [1.234, 1234, 1.5, None, 1.234, 1234.5, 12.34, 1234.5, None],
     }
     assert answers == expected[fitted]
+
+
+@pytest.mark.parametrize(
+    ("separator", "texts", "options"),
+    [
+        (";", ("1.299,99", "12,5"), "--thousands . --decimal ,"),
+        (",", ('"1,299.99"', "12.5"), "--thousands , --decimal ."),
+        ("\t", ("1 299,99", "12,5"), "--thousands ' ' --decimal ,"),
+        (",", ('"1.299,99"', '"12,5"'), ""),  # a decimal point is no separator of cells
+        (";", ("1.299,99 €", "12,5"), ""),
+    ],
+)
+def test_a_column_that_only_lacks_options_names_them(
+    tmp_path: Path, separator: str, texts: tuple[str, str], options: str
+) -> None:
+    path, y = tmp_path / "a.csv", [7 * i % 41 for i in range(60)]
+    lines = [separator.join([texts[i % 2], f"{i % 9}", f"{value}"]) for i, value in enumerate(y)]
+    path.write_text("\n".join([separator.join(["f", "x", "y"]), *lines]))
+    reason = inspect_table(path, ["y"], "regression").left_out["f"]
+    assert reason.endswith(f", or say {options}" if options else "with a point")
+    with pytest.raises(DataError) as refused:
+        inspect_table(path, ["f"], "regression")
+    assert str(refused.value).endswith(f", or say {options}") == bool(options)
+    if options:
+        words = shlex.split(options)
+        said = dict(zip(("thousands", "decimal"), words[1::2], strict=True))
+        assert inspect_table(path, ["y"], "regression", **said).raw.train.inputs[:2, 0].tolist() == [1299.99, 12.5]

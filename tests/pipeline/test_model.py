@@ -13,8 +13,8 @@ from mlflow.models.utils import _enforce_schema
 from mlflow.utils.proto_json_utils import dataframe_from_parsed_json
 
 from bdl_pipe import summary
-from bdl_pipe.data.encoding import Column
 from bdl_pipe.data.new_inputs import frame_inputs
+from bdl_pipe.data.tables.columns import Column
 from bdl_pipe.errors import ArtifactError, DataError
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed

@@ -14,7 +14,7 @@ from .. import config
 from ..errors import DataError, require, short
 from ..plugins import PluginError, Registered, plugin_of, variant_name
 from .normalise import Published
-from .raw import Kind, Raw, Source, Task
+from .raw import Kind, Raw, Source, Task, checked
 from .sources.archive import read_archive
 from .sources.cifar import CIFAR10, CIFAR100
 from .sources.files import Archive
@@ -266,6 +266,19 @@ def read(value: Any, path: str) -> Source:
     """
     variants: Mapping[str, type[Source]] = {**dict.fromkeys(CATALOG, Named), **OPTIONS}
     return config.variant(variants, value, path)
+
+
+def load_dataset(name: str) -> Raw:
+    """Read a whole data set by name, in original units: ``.train`` and, if it has its own test rows, ``.test``.
+
+    Args:
+        name: an entry of the catalogue (docs/your-data.md), or of a plugin.
+
+    Raises:
+        ConfigError: there is no such data set.
+        UserError: the data set is not on this machine and cannot be downloaded; the message lists solutions.
+    """
+    return checked(read({"name": name}, "name").read())
 
 
 def published_constants(source: Source) -> Published | None:

@@ -18,9 +18,8 @@ the file, so that it is the same for all splits; the meaning of the columns depe
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -29,65 +28,10 @@ from torch import Tensor
 
 from ..artifacts import State
 from ..errors import without_warnings
+from .tables.columns import Column
 
-ColumnKind = Literal["number", "category", "date"]
-KINDS: Final = get_args(ColumnKind)
-UNSEEN: Final = -1.0
 BOUNDED_SCALE: Final = 0.5  # the scale of 0/1 columns, which are not divided by their standard deviation (Gelman 2008)
 _YEAR, _WEEK, _DAY = 365.2425, 7.0, 1.0
-
-
-@dataclass(frozen=True)
-class Column:
-    """A feature column of a file.
-
-    Attributes:
-        values: for a category, all values of the file, sorted; a cell stores the index of its value.
-        missing: whether any cell of the column is empty in the file.
-        slots: for a category, the largest number of one-hot columns.
-        hours: for a date, whether any row has a time of day.
-        zoned: for a date, whether rows have a time zone and are instants. None: unknown (data prepared earlier).
-        ends: for a number or a date, the smallest and largest value of the file. Empty: unknown (data prepared
-            earlier).
-    """
-
-    name: str
-    kind: ColumnKind
-    values: tuple[str, ...] = ()
-    missing: bool = False
-    slots: int = 20
-    hours: bool = False
-    zoned: bool | None = None
-    ends: tuple[float, ...] = ()
-
-    @property
-    def width(self) -> int:
-        """Return the number of network inputs of the column."""
-        own = {"number": 1, "category": min(len(self.values), self.slots), "date": 7 if self.hours else 5}[self.kind]
-        return own + self.missing
-
-    @property
-    def bounded(self) -> list[bool]:
-        """Return, for each of these inputs, whether it is 0/1, a sine or a cosine."""
-        return [self.kind == "category", *[True] * (self.width - 1)]
-
-    def mapping(self) -> dict[str, Any]:
-        """Return the column as JSON-able values."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "values": list(self.values),
-            "missing": self.missing,
-            "slots": self.slots,
-            "hours": self.hours,
-            **({"zoned": self.zoned} if self.kind == "date" else {}),
-            **({"ends": list(self.ends)} if self.ends else {}),
-        }
-
-    @classmethod
-    def of(cls, mapping: Mapping[str, Any]) -> "Column":
-        """Rebuild a column from its :meth:`mapping`."""
-        return cls(**{**mapping, "values": tuple(mapping["values"]), "ends": tuple(mapping.get("ends", ()))})
 
 
 class Encoding:

@@ -1,6 +1,6 @@
 """New rows to predict: a table, an ``.npz``, an image or a folder of images, checked against the fitted data's schema.
 
-:class:`.sources.cells.Cells` reads the cells of every table, from a file or from a request.
+:class:`.tables.cells.Cells` reads the cells of every table, from a file or from a request.
 """
 
 import logging
@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import DataError, brief, short
-from .encoding import Column
-from .sources import columns as table_columns
 from .sources.folders import SUFFIXES, class_folders, image_files, is_hidden
-from .sources.forms import clean
 from .sources.images import image_array, open_npz, read_images
-from .sources.table import like_fitted, open_table
+from .tables import columns as table_columns
+from .tables.columns import Column, typed_cells
+from .tables.forms import clean
+from .tables.read import read_rows, rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,14 +85,14 @@ def frame_inputs(frame: "pd.DataFrame", schema: Mapping[str, Any]) -> np.ndarray
     Raises:
         DataError: the message names the column, the rule and the value.
     """
-    made = {}
+    columns = {}
     for name in schema["features"]:
         places = [place for place, other in enumerate(frame.columns) if clean(str(other)) == clean(name)]
         if len(places) != 1:
             got = f"got it {len(places)} times" if places else f"got {brief(', '.join(map(str, frame.columns)))}"
             raise DataError(f"the input: must have the column {short(name)} once, {got}")
-        made[name] = typed_cells(frame.iloc[:, places[0]])
-    inputs = _rows(pa.table(made), schema, "the input")
+        columns[name] = typed_cells(frame.iloc[:, places[0]])
+    inputs = rows_of(pa.table(columns), schema, "the input")
     for line in unseen(inputs, schema):
         logging.getLogger(__name__).warning(line)
     return inputs
@@ -136,35 +136,7 @@ def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
         if len(bad):
             raise DataError(f"{path}: column {features[bad[0][1]]!r} must be finite, but is not in row {bad[0][0] + 1}")
         return values.astype(np.float64)
-    form = like_fitted(path, **(schema.get("numbers") or {"decimal": ".", "thousands": ""}))
-    return _rows(open_table(path, form), schema, str(path))
-
-
-def _rows(table: pa.Table, schema: Mapping[str, Any], origin: str) -> np.ndarray:
-    if not table.num_rows:
-        raise DataError(f"{origin}: must have at least one row, got none")
-    if "columns" in schema:
-        return table_columns.coded_matrix(table, tuple(map(Column.of, schema["columns"])), origin)
-    return table_columns.feature_matrix(table, tuple(schema["features"]), origin)
-
-
-def typed_cells(column: "pd.Series[Any]") -> pa.Array | pa.ChunkedArray:
-    """Return a pandas column with one type.
-
-    It has texts, as in CSV, if its values have several types, are intervals or periods, or are moments of which some
-    have a time zone.
-    """
-    labels = getattr(column.dtype, "categories", None)
-    written = str(getattr(labels, "dtype", column.dtype)).startswith(("interval", "period"))
-    if column.dtype == object:
-        zones = {value.tzinfo is None for value in column if hasattr(value, "tzinfo") and value == value}
-        written = len(zones) > 1
-    try:
-        if written:
-            raise TypeError
-        return pa.Table.from_pandas(column.to_frame("cells"), preserve_index=False).column(0)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, OverflowError):
-        return pa.array([None if gap else str(value) for value, gap in zip(column, column.isna(), strict=True)])
+    return read_rows(path, schema)
 
 
 def _of_shape(images: np.ndarray, schema: Mapping[str, Any], origin: str) -> np.ndarray:

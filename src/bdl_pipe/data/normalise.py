@@ -20,7 +20,8 @@ import torch
 
 from ..errors import DataError
 from . import scratch
-from .encoding import BOUNDED_SCALE, Column, Encoding
+from .encoding import BOUNDED_SCALE, Encoding
+from .tables.columns import Column
 from .transform import Transform, Whitening
 
 Scaling = Literal["standardise", "log", "centre", "none"]

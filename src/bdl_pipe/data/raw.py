@@ -7,9 +7,9 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from ..errors import DataError, short
-from .encoding import Column
 from .examples import Examples
 from .examples import Task as Task
+from .tables.columns import Column
 
 FEWEST_ROWS: Final = 10  # with fewer rows, a 90/10 split has no test row
 Kind = Literal["image", "table"]

@@ -10,8 +10,8 @@ from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 
 from .. import evaluation, scores
 from ..data.examples import Examples, Task
-from ..data.inspect.table import task_of
-from ..data.sources.cells import Cells
+from ..data.tables.cells import Cells
+from ..data.tables.kinds import task_of
 from ..errors import require, short
 from ..fitting import FittedRuns
 from ..metrics import of_predictions, stored

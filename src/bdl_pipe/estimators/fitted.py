@@ -17,10 +17,10 @@ import numpy as np
 from .. import artifacts, recalibration
 from ..artifacts import State
 from ..data.config import DatasetConfig
-from ..data.encoding import Column
 from ..data.examples import Examples
 from ..data.prepare import fit_data
 from ..data.raw import FEWEST_ROWS, Raw
+from ..data.tables.columns import Column
 from ..data.transform import Transform
 from ..errors import ArtifactError, require
 from ..files import write_bytes

@@ -1,6 +1,6 @@
 """Convert rows in memory to the library's form: arrays, frames, Arrow tables and images.
 
-``data.sources.cells`` reads cells here and in the files of ``add``, so that categories, dates, gaps and words for gaps
+``data.tables`` reads cells here and in the files of ``add``, so that categories, dates, gaps and words for gaps
 mean the same; the same inspection decides which columns are features.
 """
 
@@ -14,18 +14,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ..data.encoding import Column, ColumnKind
 from ..data.examples import Examples, Task, native
-from ..data.inspect.profile import Profile, listed
-from ..data.inspect.table import CATEGORIES, inspect_features
-from ..data.new_inputs import typed_cells
+from ..data.inspect.profile import Profile
 from ..data.raw import Raw, checked
 from ..data.size import Size
-from ..data.sources.cells import Cells
-from ..data.sources.columns import codes_of, described_matrix, unseen
-from ..data.sources.forms import LARGEST, clean
 from ..data.sources.images import Npz, image_array
 from ..data.sources.table import Table
+from ..data.tables import lint
+from ..data.tables.columns import Column, ColumnKind, coded_matrix, typed_cells, unseen
+from ..data.tables.forms import LARGEST, clean, listed
+from ..data.tables.kinds import features_of
 from ..errors import DataError, short
 
 ORIGIN: Final = "X"
@@ -177,21 +175,17 @@ def table_profile(
         **(dict.fromkeys(table.column_names, "number") if numbers else {}),
         **(columns or {}),
     }
-    features = inspect_features(table, table.column_names, ORIGIN, kinds=kinds)
+    features = features_of(table, table.column_names, ORIGIN, kinds=kinds, remarks=lint.of_cells)
     if features.left_out and not numbers:
-        said = "; ".join(f"column {name or 'without a name'}: {why}" for name, why in features.left_out.items())
-        warnings.warn(f"left out: {said}", stacklevel=4)
-    described, inputs = described_matrix(table, features.columns, CATEGORIES, ORIGIN)
+        reasons = "; ".join(f"column {name or 'without a name'}: {why}" for name, why in features.left_out.items())
+        warnings.warn(f"left out: {reasons}", stacklevel=4)
     outputs = 1 if targets.values.ndim == 1 else targets.values.shape[1]
     names = (_TARGET,) if outputs == 1 else tuple(f"{_TARGET}_{i}" for i in range(outputs))
-    rows = Examples(inputs, targets.values)
-    kept = tuple(features.columns)
-    raw = checked(Raw(ORIGIN, targets.task, "table", rows, None, targets.classes, kept, names, described))
-    target = tuple(_apart(name, kept) for name in names)
-    source = Table(ORIGIN, target, targets.task, columns=dict(features.columns))
-    return Profile(
-        source, raw, len(rows), (features.width,), _counts(targets), features.remarks, left_out=features.left_out
-    )
+    rows, kept = Examples(features.matrix(), targets.values), tuple(features.kinds)
+    raw = checked(Raw(ORIGIN, targets.task, "table", rows, None, targets.classes, kept, names, features.columns))
+    source = Table(ORIGIN, tuple(_apart(name, kept) for name in names), targets.task, columns=features.kinds)
+    counts, width = _counts(targets), (features.width,)
+    return Profile(source, raw, len(rows), width, counts, features.remarks, left_out=features.left_out)
 
 
 def image_profile(images: np.ndarray, targets: Targets) -> Profile:
@@ -223,13 +217,13 @@ def rows_of(table: pa.Table, columns: Sequence[Column]) -> np.ndarray:
     Raises:
         DataError: a cell has another meaning than the column's cells in the fit.
     """
-    coded = np.stack([codes_of(Cells.of(table, column.name, ORIGIN), column) for column in columns], axis=1)
-    said = unseen(coded, tuple(columns))
+    coded = coded_matrix(table, columns, ORIGIN)
+    lines = unseen(coded, columns)
     for column, values in zip(columns, coded.T, strict=True):
         if not column.missing and (gaps := np.isnan(values)).any():
             way = "taken as no category" if column.kind == "category" else "taken as the median of fit"
-            said.append(f"{column.name}: a gap in {int(gaps.sum()):,} rows, but fit had no gaps: {way}")
-    for line in said:
+            lines.append(f"{column.name}: a gap in {int(gaps.sum()):,} rows, but fit had no gaps: {way}")
+    for line in lines:
         warnings.warn(line, stacklevel=4)
     return coded
 

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..data.encoding import UNSEEN, Column
 from ..data.examples import Examples
-from ..data.inspect.profile import listed
-from ..data.sources.forms import clean
+from ..data.tables.columns import UNSEEN, Column
+from ..data.tables.forms import clean, listed
 from ..errors import require
 from ..recalibration import Recalibration
 from . import conformal

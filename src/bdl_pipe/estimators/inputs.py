@@ -8,7 +8,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from ..data.inspect.profile import Profile
 from ..data.raw import FEWEST_ROWS
-from ..data.sources.forms import clean
+from ..data.tables.forms import clean
 from ..errors import DataError, short
 from . import given
 from .fitted import Fitted

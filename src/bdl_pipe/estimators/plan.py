@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from .. import config
-from ..data.encoding import KINDS
 from ..data.examples import Task
 from ..data.size import Section, Size
+from ..data.tables.columns import KINDS
 from ..errors import ConfigError, UserError, require
 from ..fitting import Run
 from ..method import Default, Kind, Method, StageSpec

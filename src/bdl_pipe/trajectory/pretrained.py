@@ -22,7 +22,7 @@ from torch import Tensor
 from ..artifacts import State, under
 from ..config import to_mapping
 from ..data.fitdata import FitData
-from ..data.sources.formats import LONGEST, other_kind
+from ..data.tables.formats import LONGEST, other_kind
 from ..errors import DataError, brief, require
 from ..files import read_error
 from ..method import Inputs, Method, StageSpec, Summary

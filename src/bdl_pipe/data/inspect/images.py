@@ -12,8 +12,9 @@ from ..examples import Examples
 from ..raw import Raw
 from ..sources.folders import beside_images, class_files, hidden_images, parts
 from ..sources.images import ImageFolder, Npz, broken, unread_arrays
-from .doubts import twins
-from .profile import FEWEST, FEWEST_OF_CLASS, Profile, listed
+from ..tables.forms import listed
+from ..tables.kinds import twins
+from .profile import FEWEST, FEWEST_OF_CLASS, Profile
 
 _LISTED: Final = 4
 _JOINED: Final = {

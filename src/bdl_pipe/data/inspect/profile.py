@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
-from ...errors import brief
-from ..encoding import ColumnKind
 from ..raw import Raw
 from ..size import Size
 from ..sources.images import ImageFolder, Npz
 from ..sources.table import Table
+from ..tables.columns import ColumnKind
+from ..tables.forms import listed
 
 FEWEST: Final = 50  # the least number of rows of a data set
 FEWEST_OF_CLASS: Final = 5  # the least number of rows of a class, so that training, validation and test rows have it
@@ -112,9 +112,3 @@ def _changed(config: Any) -> dict[str, Any]:
         key: _changed(value) if dataclasses.is_dataclass(value) else [*value] if isinstance(value, tuple) else value
         for key, value in changed.items()
     }
-
-
-def listed(names: Sequence[str] | Mapping[str, Any], shown: int = 8) -> str:
-    """Return the first names, and the number of others."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return brief(", ".join(list(names)[:shown])) + more

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import DataError, brief, short
-from .forms import clean
+from ..tables.forms import clean
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _PARTS: Final = ("train", "training", "test", "testing", "val", "valid", "validation")  # names of parts of a set

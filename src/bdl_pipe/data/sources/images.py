@@ -14,9 +14,9 @@ from ...errors import DataError, brief, require
 from ...files import require_file
 from ..examples import Examples
 from ..raw import Kind, Raw, Task, encode_labels, relabel
+from ..tables.formats import beginning, other_kind
+from ..tables.forms import clean
 from .folders import class_files, parts
-from .formats import beginning, other_kind
-from .forms import clean
 
 _GREY: Final = ("1", "L")
 _DEEP: Final = ("I", "F")  # prefixes of image modes with more than 8 bits

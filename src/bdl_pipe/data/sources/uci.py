@@ -19,10 +19,11 @@ from ...errors import DataError, UserError, brief, require
 from ...files import read_text
 from ..examples import Examples
 from ..raw import Kind, Raw, Task
+from ..tables.columns import feature_matrix
+from ..tables.read import open_table
 from .archive import manual_folder
-from .columns import feature_matrix
 from .files import FOLDER_VARIABLE
-from .table import Table, check_columns, open_table, table_rows
+from .table import Table, check_columns, table_rows
 
 _CONCRETE: Final = (
     *("cement", "blast_furnace_slag", "fly_ash", "water", "superplasticizer"),

@@ -1,14 +1,22 @@
-"""The formats of cells: texts that are numbers, truths, dates or words for gaps, and their canonical texts."""
+"""The formats of cells and of columns' names: numbers, truths, dates, words for gaps, and their canonical texts."""
 
+import difflib
 import re
+import unicodedata
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...portable_rows import clean as clean
+from ...errors import DataError, brief, short
 
+SIGNS: Final = dict(  # full width, a printed minus, Arabic and Persian digits
+    zip("０１２３４５６７８９．－＋−٠١٢٣٤٥٦٧٨٩٫۰۱۲۳۴۵۶۷۸۹", "0123456789.-+-0123456789.0123456789", strict=True)
+)
+SAME: Final = {" ": "\u00a0\u202f\u2009", "'": "’"}  # a separator of thousands -> characters that are printed for it
+_BLANKS: Final = "".join(c for c in map(chr, range(0x3001)) if c.isspace()) + "\u200b\u200e\u200f\u2060\ufeff"
 GAPS: Final = (
     *("na", "n/a", "#n/a", "#na", "<na>", "n.a.", "nan", "null", "none", "nil", "#n/a n/a"),
     *("nat", "missing", "unknown", "nd", "n.d.", "-nan", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
@@ -28,40 +36,30 @@ WHOLE: Final = r"^[+-]?[0-9]+$"
 CODE: Final = r"^0[0-9]+$"
 _WORDLESS: Final = r"^[^\p{L}\p{N}]+$"
 ISO: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_MONTH: Final = (  # English, German, French, Spanish and Italian names, whole or short
-    r"(?i:(jan(uary?|v|vier)?|ene(ro)?|gen(naio)?|feb(ruary?|rero|braio)?|f[eé]vr?(ier)?|mar(ch|s|z|zo)?|m[äa]e?rz?|mrz"
-    r"|apr(ile?)?|avr(il)?|abr(il)?|ma[yi]|mayo|mag(gio)?|june?|juni|junio|juin|giu(gno)?|july?|juli|julio|juil(let)?"
-    r"|lug(lio)?|aug(ust)?|ao[uû]t|ago(sto)?|sept?(ember|embre|iembre)?|set(tembre)?|o[ck]t(ober|obre|ubre)?|ott(obre)?"
-    r"|nov(ember|embre|iembre)?|de[cz](ember)?|d[eé]c(embre)?|dic(embre|iembre)?)\.?)"
-)
-ANY_DATE: Final = (
-    r"^(([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-]([0-9]{2}|[0-9]{4}))([ T].*)?"
-    r"|[0-9]{8}T[0-9]{4,6}Z?"
-    rf"|(\p{{L}}{{2,10}}\.?,?\s+)?"
-    rf"([0-9]{{1,2}}(st|nd|rd|th|\.)?[-/ ]*{_MONTH}|{_MONTH}[-/ ]*[0-9]{{1,2}}(st|nd|rd|th)?)"
-    r"[-/, ]+([0-9]{4}|[0-9]{2})([ T,].*)?"
-    rf"|[0-9]{{1,2}}{_MONTH}([0-9]{{4}}|[0-9]{{2}})([ :].*)?|[0-9]{{4}}[-/ ]{_MONTH}[-/ ][0-9]{{1,2}}([ T].*)?"
-    r"|[0-9]{4}年[0-9]{1,2}月[0-9]{1,2}日.*)$"
-)
 NUMBER: Final = r"^([-+]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][-+]?[0-9]+)?|(?i:[-+]?(inf|infinity|nan)))$"
-PERIOD: Final = (
-    rf"^([0-9]{{4}}[-/ ]?(0[1-9]|1[0-2]|W[0-5][0-9](-[1-7])?|[Qq][1-4]|{_MONTH})|(0?[1-9]|1[0-2])[-/.][0-9]{{4}}"
-    rf"|[Qq][1-4][-/ ]?[0-9]{{4}}|FY ?([0-9]{{2}}|[0-9]{{4}})|[0-9]{{4}}/[0-9]{{2}}"
-    rf"|{_MONTH}[-/ .]*([0-9]{{2}}|[0-9]{{4}}))$"
-)
-CLOCK: Final = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?(?i:[\s\p{Z}]*[ap]\.?m\.?)?$"
 _GAP: Final = r"[\s\p{Z}]*"  # RE2's \s is ASCII: no-break and narrow blanks are \p{Z}
 DRESSED: Final = (
     rf"^[-+(]?{_GAP}[\p{{Sc}}%]?{_GAP}[-+]?[0-9][0-9.,'’\s\p{{Z}}]*([dD][-+][0-9]+|[-+])?{_GAP}[\p{{Sc}}%‰]?{_GAP}\)?$"
 )
-HEX: Final = r"^0[xX][0-9a-fA-F]+$"
-GROUPED: Final = r"^[+-]?[1-9][0-9]{0,2}\.[0-9]{3}$"  # a whole number with a point for thousands, or three decimals
+
+
+def grouped_once(point: str) -> str:
+    """Return the form of a number such as 12.345: a whole one with a point for thousands, or one of three decimals."""
+    return rf"^[+-]?[1-9][0-9]{{0,2}}{re.escape(point)}[0-9]{{3}}$"
 
 
 def grouped(thousands: str, decimal: str) -> str:
     """Return the form of a number of 1,000 or more whose thousands are separated, with or without decimals."""
     between, point = re.escape(thousands), re.escape(decimal)
     return rf"^[+-]?[0-9]{{1,3}}({between}[0-9]{{3}})+({point}[0-9]*)?$"
+
+
+def clean(text: str) -> str:
+    """Return a text in Unicode's composed form (NFC), without surrounding blanks or invisible characters.
+
+    Its lines end with a line feed.
+    """
+    return unicodedata.normalize("NFC", text).replace("\r\n", "\n").replace("\r", "\n").strip(_BLANKS)
 
 
 def is_number(text: str) -> bool:
@@ -164,14 +162,6 @@ def parsed(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return None
 
 
-def unparsed(texts: pa.ChunkedArray) -> str:
-    """Return the first text that is no date like the first one: it has no zone if that has one, or is no date."""
-    known = [pa.chunked_array([[text]], pa.string()) for text in texts.unique().to_pylist()]
-    zones = [zone for zone in (None, "UTC") if cast(known[0], pa.timestamp("ns", zone)) is not None]
-    kind = pa.timestamp("ns", zones[0] if zones else None)
-    return str(next((one for one in known if cast(one, kind) is None), known[0])[0].as_py())
-
-
 def are_all(texts: pa.ChunkedArray, form: str) -> bool:
     """Return True if there is at least one text, and all texts have this form."""
     found = pc.match_substring_regex(texts, form)
@@ -192,3 +182,38 @@ def date_texts(moments: pa.ChunkedArray) -> pa.ChunkedArray:
     """Write a timestamp as a day if its time is midnight, else with the time."""
     texts = pc.replace_substring(moments.cast(pa.timestamp("us")).cast(pa.string()), ".000000", "")
     return pc.replace_substring(texts, " 00:00:00", "")
+
+
+def require_column(table: pa.Table, name: str, origin: str) -> str:
+    """Return the table's own spelling of a column's name; raise DataError if there is no such column."""
+    if (found := clean(name)) not in table.column_names:
+        near = difflib.get_close_matches(found.lower(), table.column_names, 1, 0.75)
+        near = [other for other in table.column_names if other.lower() == found.lower()] or near
+        hint = f"; did you mean {short(near[0])}?" if near else ""
+        raise DataError(f"{origin}: must have the column {short(name)}, got {names_of(table)}{hint or _cure(table)}")
+    return found
+
+
+def _cure(table: pa.Table) -> str:
+    """Return a cure for a first line that holds no names, or cells that are not apart."""
+    names = table.column_names
+    if any('"' in name for name in names):
+        return "; delete the blanks between separators and quotes"
+    if all(map(is_number, names)):
+        return "; write the names of the columns into the first line"
+    if len(names) == 1 and re.search(r"\w[ :~^\x01]+\w", names[0]):
+        return "; write a comma, a semicolon, a tab or a bar between cells"
+    return ""
+
+
+def names_of(table: pa.Table) -> str:
+    """Return the names of the first eight columns, for an error."""
+    names = brief(", ".join(table.column_names[:8]))
+    return names + (", …" if table.num_columns > 8 else "")
+
+
+def listed(names: Iterable[str], shown: int = 8) -> str:
+    """Return the first names, and the number of others."""
+    names = list(names)
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return brief(", ".join(names[:shown])) + more

@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import DataError, brief, short
-from ...portable_rows import SAME, SIGNS
 from . import forms
-from .names import require_column
+from .forms import SAME, SIGNS, require_column
 
 CellKind = Literal["number", "truth", "date", "text", "empty", "other"]
 DECIMAL: Final = b"decimal"  # key, in a table's schema metadata, of the decimal point in texts
 THOUSANDS: Final = b"thousands"  # and of the separator of thousands, empty if there is none
+SEPARATOR: Final = b"separator"  # and of the separator of a CSV file's cells
 _DAY: Final = 86_400_000_000  # microseconds per day
 
 
@@ -39,6 +39,7 @@ class Cells:
         values: typed values, or texts without surrounding blanks; null for empty cells.
         decimal: the decimal point of numbers in texts.
         thousands: their separator of thousands; empty: they have none.
+        separator: the separator of cells in a CSV file; empty in other tables.
     """
 
     origin: str
@@ -46,6 +47,7 @@ class Cells:
     values: pa.ChunkedArray
     decimal: str = "."
     thousands: str = ""
+    separator: str = ""
 
     @classmethod
     def of(cls, table: pa.Table, name: str, origin: str) -> "Cells":
@@ -56,7 +58,7 @@ class Cells:
         """
         name = require_column(table, name, origin)
         about = table.schema.metadata or {}
-        decimal, thousands = about.get(DECIMAL, b".").decode(), about.get(THOUSANDS, b"").decode()
+        form = [about.get(key, usual).decode() for key, usual in ((DECIMAL, b"."), (THOUSANDS, b""), (SEPARATOR, b""))]
         try:
             values = forms.plain(table.column(name))
         except pa.ArrowInvalid as error:
@@ -66,7 +68,7 @@ class Cells:
         except UnicodeDecodeError:
             rule = "must be texts in UTF-8, which some are not; write them as UTF-8, or leave the column out"
             raise DataError(f"{origin}: column {short(name)} {rule}") from None
-        return cls(origin, name, values, decimal, thousands)
+        return cls(origin, name, values, *form)
 
     @property
     def is_text(self) -> bool:
@@ -78,21 +80,31 @@ class Cells:
         """Return True if no cell has a value."""
         return bool(self.values.null_count == len(self.values))
 
-    @cached_property
+    @property
     def kind(self) -> CellKind:
         """Return the one kind that fits all cells; ``other`` if no kind fits."""
-        kind = self.values.type
+        return self._reading[0]
+
+    @cached_property
+    def _reading(self) -> tuple[CellKind, pa.ChunkedArray]:
+        """Return the kind, and the values; texts as float64, booleans or moments if they are such."""
+        kind, values = self.values.type, self.values
         if self.is_empty:
-            return "empty"
-        if pa.types.is_boolean(kind):
-            return "truth"
-        if pa.types.is_timestamp(kind):
-            return "date"
+            return "empty", values
+        if pa.types.is_boolean(kind) or pa.types.is_timestamp(kind):
+            return "truth" if pa.types.is_boolean(kind) else "date", values
         if not self.is_text:
-            return "number" if forms.is_numeric(kind) else "other"
+            return "number" if forms.is_numeric(kind) else "other", values
         if self._numeric is not None and not self.is_code:
-            return "number"
-        return "truth" if self._truths is not None else "date" if self._moments is not None else "text"
+            return "number", self._numeric
+        lower = pc.utf8_lower(self._words)
+        are_truths = pc.all(pc.is_in(lower, pa.array([None, "true", "false", "1", "0"]))).as_py()
+        if are_truths and pc.any(pc.is_in(lower, pa.array(["true", "false"]))).as_py():
+            return "truth", pc.if_else(lower.is_null(), None, pc.is_in(lower, pa.array(["true", "1"])))
+        moments = forms.parsed(values) if re.match(forms.ISO, self.filled[0].as_py()) else None
+        if moments is None and forms.are_all(self._words, forms.ISO):
+            moments = forms.parsed(self._words)
+        return ("text", values) if moments is None else ("date", moments)
 
     @cached_property
     def is_code(self) -> bool:
@@ -107,31 +119,27 @@ class Cells:
         """Return True if there are whole numbers that a float64 would round."""
         if pa.types.is_floating(self.values.type) or not (self.is_text or forms.is_numeric(self.values.type)):
             return False
-        large = np.abs(self._floats) > forms.LARGEST
+        large = np.abs(self.floats) > forms.LARGEST
         if not self.is_text or not large.any():
             return bool(large.any())
         return bool(pc.any(pc.match_substring_regex(self.values.filter(pa.array(large)), forms.WHOLE)).as_py())
 
-    @cached_property
+    @property
     def zoned(self) -> bool:
         """Return True for dates with a zone, which are instants."""
-        moments = self._moments
-        return moments is not None and moments.type.tz is not None
+        return self.kind == "date" and self._reading[1].type.tz is not None
 
     @property
     def gap_words(self) -> Counter[str]:
         """Count the words that are read as gaps in a column of numbers, truths or dates."""
-        if not self.is_text or self.kind not in ("number", "truth", "date"):
+        if not self.is_text or self.kind in ("text", "empty"):
             return Counter()
         pairs = self.values.filter(self._gaps).drop_null().value_counts().to_pylist()
         return Counter({pair["values"]: pair["counts"] for pair in pairs})
 
     def missing(self) -> np.ndarray:
         """Return, for each cell, whether it is a gap [n]."""
-        gaps = self.values.is_null()
-        if self.is_text and self.kind in ("number", "truth", "date"):
-            gaps = pc.or_(gaps, self._gaps)
-        return np.asarray(gaps.to_numpy(zero_copy_only=False) if isinstance(gaps, pa.Array) else gaps.to_numpy())
+        return np.asarray(self._reading[1].is_null(nan_is_null=True).to_numpy())
 
     def numbers(self) -> np.ndarray:
         """Return the cells as finite float64 [n], NaN for gaps; truths are 0 and 1.
@@ -139,7 +147,7 @@ class Cells:
         Raises:
             DataError: a cell is not a number, is infinite or beyond ±1e150, or is a whole number that would be rounded.
         """
-        values = self._floats
+        values = self.floats
         if self.is_rounded:
             row = int(np.argmax(np.abs(values) > forms.LARGEST))
             got = f"got {brief(self.values[row].as_py(), 40)} in row {row + 1}"
@@ -158,13 +166,13 @@ class Cells:
         Raises:
             DataError: a cell is not a date.
         """
-        if self._moments is None:
+        if self.kind != "date":
             if self._is_gap_alone:
                 return np.full(len(self.values), np.nan)
             row, value = self._first(forms.ISO)
             way = "write it as 2026-01-31 or 2026-01-31 12:00:00, either all with a zone or none"
             raise self._error(f"must be dates, got {short(value)} in row {row}; {way}")
-        micros = self._moments.cast(pa.int64()).cast(pa.float64(), safe=False)
+        micros = self._reading[1].cast(pa.int64()).cast(pa.float64(), safe=False)
         return micros.to_numpy().astype(np.float64) / _DAY
 
     def texts(self) -> pa.ChunkedArray:
@@ -180,10 +188,10 @@ class Cells:
         if self.kind == "truth":
             return pc.if_else(self.truths(), forms.TRUTHS[1], forms.TRUTHS[0])
         if self.kind == "date":
-            return forms.date_texts(self._moments)
+            return forms.date_texts(self._reading[1])
         if self.is_rounded:
             return (self._words if self.is_text else self.values).cast(pa.string())
-        return forms.number_texts(self._floats)
+        return forms.number_texts(self.floats)
 
     def row_of(self, text: str) -> int:
         """Return the first row, counted from 1, that has this text."""
@@ -192,9 +200,7 @@ class Cells:
 
     def truths(self) -> pa.ChunkedArray:
         """Return the cells as booleans, null for gaps; the kind must be ``truth``."""
-        found = self.values if not self.is_text else self._truths
-        assert found is not None
-        return found
+        return self._reading[1]
 
     @cached_property
     def filled(self) -> pa.ChunkedArray:
@@ -240,48 +246,25 @@ class Cells:
         return forms.cast(texts, pa.float64())
 
     @cached_property
-    def _truths(self) -> pa.ChunkedArray | None:
-        """Return texts as booleans: true, false (in any case), 1 and 0; None if there is another text."""
-        lower = pc.utf8_lower(self._words)
-        known = pc.is_in(lower, pa.array([None, "true", "false", "1", "0"]))
-        if not pc.all(known).as_py() or not pc.any(pc.is_in(lower, pa.array(["true", "false"]))).as_py():
-            return None
-        return pc.if_else(lower.is_null(), None, pc.is_in(lower, pa.array(["true", "1"])))
-
-    @cached_property
-    def _moments(self) -> pa.ChunkedArray | None:
-        """Return dates as microseconds; None if a cell is not a date."""
-        if pa.types.is_timestamp(self.values.type):
-            return self.values
-        if not self.is_text or self.is_empty:
-            return None
-        if re.match(forms.ISO, self.filled[0].as_py()) and (found := forms.parsed(self.values)) is not None:
-            return found
-        return forms.parsed(self._words) if forms.are_all(self._words, forms.ISO) else None
-
-    @cached_property
-    def _floats(self) -> np.ndarray:
+    def floats(self) -> np.ndarray:
         """Return the cells as float64 [n], with large whole numbers rounded; NaN for gaps.
 
         Raises:
             DataError: a cell is not a number.
         """
-        kind = self.values.type
         if self.is_text and self._numeric is not None:
-            found = self._numeric
+            numbers = self._numeric
         elif self._is_gap_alone:
             return np.full(len(self.values), np.nan)
-        elif forms.is_numeric(kind):
-            found = self.values.cast(pa.float64(), safe=False)
-        elif self.kind == "truth":
-            found = self.truths().cast(pa.float64())
+        elif self.kind in ("number", "truth"):
+            numbers = self._reading[1].cast(pa.float64(), safe=False)
         else:
             row, value = self._first()
             way = "say what it is with `columns`, or leave it out with `features`"
             if self.is_text and pc.match_substring_regex(pa.scalar(value), forms.DRESSED).as_py():
                 way = "write numbers without separators of thousands and without units, with a point"
             raise self._error(f"must be numeric, got {short(value)} in row {row}; {way}")
-        return np.asarray(found.to_numpy(), np.float64)
+        return np.asarray(numbers.to_numpy(), np.float64)
 
     def _first(self, form: str = forms.NUMBER) -> tuple[int, str]:
         """Return row and text of the first nonempty cell that lacks this form, else of the first nonempty cell."""
@@ -294,25 +277,3 @@ class Cells:
 
     def _error(self, rule: str) -> DataError:
         return DataError(f"{self.origin}: column {short(self.name)} {rule}")
-
-
-def is_index(table: pa.Table, name: str) -> bool:
-    """Return True for the index of a pandas table, which is not a feature.
-
-    This is a column ``__index_level_0__`` or Dask's ``__null_dask_index__`` of a Parquet file; a column of whole
-    numbers >= 0 that is first and unnamed, or that pandas has named ``Unnamed: 0``; or such a column that is first,
-    that ``reset_index`` has named ``index`` or ``level_0``, and that has a different number in each row. A second
-    ``reset_index`` puts ``level_0`` before ``index``.
-    """
-    if re.fullmatch(r"__index_level_\d+__|__null_dask_index__", name):
-        return True
-    first = table.column_names[: 2 if table.column_names[0] == "level_0" else 1]
-    named = name in ("index", "level_0") and name in first
-    if not (named or name == "" == table.column_names[0] or re.fullmatch(r"Unnamed: 0(\.\d+)?", name)):
-        return False
-    cells = Cells.of(table, name, "")
-    if cells.kind != "number":
-        return False
-    values = cells._floats
-    different = not named or len(np.unique(values)) == len(values)
-    return different and bool(((values >= 0) & (values == np.floor(values))).all())
