@@ -25,7 +25,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-import yaml
 
 from bdl_pipe import config
 from bdl_pipe.artifacts import State
@@ -36,6 +35,7 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
+from pipeline.core.params_files import read_params
 
 SETTINGS = Path(__file__).parents[1] / "params/paper/vbpc-table1.yaml"
 CLASSES, IPC, TRAINED, TESTED, EXPERTS = 10, 10, 50_000, 10_000, 10
@@ -72,7 +72,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     device = torch.cuda.get_device_name() if options.device != "cpu" else platform.machine()
     print(json.dumps({"torch": torch.__version__, "device": device, "threads": options.threads}), flush=True)
-    settings = yaml.safe_load(SETTINGS.read_text())
+    settings = read_params(SETTINGS)
     rows = (distilling if options.table == 11 else predicting)(settings, options)
     print("\n" + " | ".join(f"{name:>16}" for name in rows[0]))
     for row in rows:

@@ -21,6 +21,7 @@ from bdl_pipe.yaml_files import read_yaml, write_yaml
 
 from .load import load
 from .model import SECTIONS
+from .params_files import read_params
 
 PARAMS: Final = Path("params.yaml")
 _LONGEST: Final = 60.0  # seconds that a command waits for another one; a change takes less than one
@@ -87,7 +88,7 @@ def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
 
 
 def _apply(overlay: Path, target: Path) -> list[str]:
-    changes = read_yaml(overlay)
+    changes = read_params(overlay)
     lines: list[str] = []
     new: dict[str, list[str]] = {}
     with _edited(target) as document:
