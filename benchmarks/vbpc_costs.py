@@ -7,7 +7,7 @@ Table 12: the seconds of a step of fitting times the setting's steps, and the se
 measured on a part of them; the chains keep 4 x 50 draws. The paper's figures (Lee, Lee & Lee 2025) were measured on an
 RTX 3090; its experts take 5 hours for each method.
 
-    python -m pipeline paper vbpc:table11      # or: python benchmarks/vbpc_costs.py --table 11 --width 32
+    python -m pipeline paper vbpc:table11      # or: python -m benchmarks.vbpc_costs --table 11 --width 32
     python -m pipeline paper vbpc:table12
 
 Prints one JSON line for each method, then a table. Methods run one after another in one process; a step is a median.
