@@ -31,19 +31,28 @@ def write(params: Params) -> None:
 
 def digests(params: Params) -> dict[str, Any]:
     """Return the content of the file: ``code.<stage kind>``, ``code.{fit,evaluate,decide}.<name>``, ``data.<key>``."""
-    methods = code.methods()
+    of = {"fit": code.methods(), "evaluate": code.methods(), "decide": params.decisions}
     return {
         "code": {
-            "prepare": code.digest("prepare"),
-            "inputs": code.digest("inputs"),
-            "fit": {name: fit_digest(name, params) for name in methods},
-            "evaluate": {name: evaluate_digest(name, params) for name in methods},
-            "decide": {key: decide_digest(key, params) for key in params.decisions},
-            "scores": scores_digest(params),
-            "report": report_digest(params),
+            "prepare": digest("code.prepare", params),
+            "inputs": digest("code.inputs", params),
+            **{kind: {name: digest(f"code.{kind}.{name}", params) for name in names} for kind, names in of.items()},
+            "scores": digest("code.scores", params),
+            "report": digest("code.report", params),
         },
-        "data": {key: data_digest(key, params) for key in params.datasets},
+        "data": {key: digest(f"data.{key}", params) for key in params.datasets},
     }
+
+
+def digest(name: str, params: Params) -> str:
+    """Return the value of a dotted key of the file."""
+    top, kind, *rest = name.split(".")
+    if top == "data":
+        return data_digest(kind, params)
+    if rest:
+        return {"fit": fit_digest, "evaluate": evaluate_digest, "decide": decide_digest}[kind](rest[0], params)
+    whole = {"scores": scores_digest, "report": report_digest}
+    return whole[kind](params) if kind in whole else code.digest(kind)
 
 
 def fit_digest(method: str, params: Params) -> str:
