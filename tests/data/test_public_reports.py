@@ -1,4 +1,4 @@
-"""Tables of public reports (docs/internals/cases.md): each is read right, or a message of one line names it.
+"""Tables of public reports: each is read right, or a message of one line names it.
 
 A case names its report, ``repository#number``; the inputs are our own.
 """
