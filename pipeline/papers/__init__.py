@@ -31,7 +31,7 @@ from ..core.load import typed
 from ..core.model import Params
 from ..core.params_files import read_params
 from ..core.settings import Settings
-from ..plan.plan import Plan, matching, plan
+from ..plan.plan import matching, plan
 from ..run import pool
 from .facts import RESULTS, made
 
@@ -152,7 +152,8 @@ def _update(request: Request, settings: Settings) -> None:
     Raises:
         UserError: a stage failed.
     """
-    params, root, stages = request.params, request.root, _stages(request.params, request.runs)
+    params, root = request.params, request.root
+    stages = matching([f"evaluate@{run.key}" for run in request.runs], plan(params))  # with their upstream runs
     todo = pool.stale(stages)
     if not todo:
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
@@ -163,11 +164,6 @@ def _update(request: Request, settings: Settings) -> None:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
     count = len(outcome.done)
     print(f"{count} stages run, {len(stages) - count} up to date", file=sys.stderr, flush=True)
-
-
-def _stages(params: Params, runs: Sequence[Ours]) -> Plan:
-    """Plan the stages of ``runs`` and their upstream runs."""
-    return matching([f"evaluate@{run.key}" for run in runs], plan(params))
 
 
 def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> dict[str, Any]:

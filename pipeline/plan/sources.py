@@ -16,7 +16,7 @@ from bdl_pipe.files import sha256, write_bytes
 from bdl_pipe.yaml_files import write_yaml
 
 from ..core import places, provenance
-from ..core.model import Params, Run
+from ..core.model import Params
 from . import code
 
 
@@ -61,7 +61,8 @@ def fit_digest(method: str, params: Params) -> str:
     A run with another run as its input also depends on the code of that run's method, which defines the posterior. A
     run also depends on the users' files that its config names, such as the file of a network.
     """
-    read = {params.run("student", key).method.name for run in params.of_method(method) if (key := _run_of(run))}
+    keys = [key for run in params.of_method(method) if (key := run.sources.get("student"))]
+    read = {params.run("student", key).method.name for key in keys}
     modules = {module for name in read if (module := code.module_of(name))}
     digest = code.digest("student", method, tuple(sorted({*_plugins(method, params), *modules})))
     named = {str(path) for run in params.of_method(method) for path in params.files_of(run)}
@@ -122,11 +123,6 @@ def decide_digest(key: str, params: Params) -> str:
     return provenance.digest(facts)
 
 
-def _run_of(run: Run) -> str | None:
-    """Return the key of a run's input run; None if it has none."""
-    return run.sources.get("student")
-
-
 def _plugins(method: str, params: Params) -> tuple[str, ...]:
     """Return the modules of plugins that define configs of a method's runs or of their input runs."""
     if not params.plugins:
@@ -142,7 +138,11 @@ def data_digest(key: str, params: Params) -> str:
     named: list[Source | Noise] = [dataset.source]
     named += [ood_source(name, datasets, f"datasets.{key}.ood") for name in dataset.ood]
     named += [transfer_source(name, key, datasets, f"datasets.{key}.transfer") for name in dataset.transfer]
-    facts = [[config.to_mapping(source), _files(source), *_code(source)] for source in named]
+    facts = []
+    for source in named:
+        module = CATALOG.module_of(source.name) or type(source).__module__
+        plugin = [] if plugins.plugin_of(module) is None else [code.digest_of([module])]
+        facts.append([config.to_mapping(source), _files(source), *plugin])
     return provenance.digest(facts)
 
 
@@ -150,9 +150,3 @@ def _files(source: Source | Noise) -> dict[str, str]:
     """Hash the users' files behind a source: path -> SHA-256. ``prepare`` reports missing files."""
     paths = [path for root in source.files() for path in (sorted(root.rglob("*")) if root.is_dir() else [root])]
     return {str(path): sha256(path) for path in paths if path.is_file()}
-
-
-def _code(source: Any) -> list[str]:
-    """Hash the plugin of a source; return nothing for the library's sources."""
-    module = CATALOG.module_of(source.name) or type(source).__module__
-    return [] if plugins.plugin_of(module) is None else [code.digest_of([module])]
