@@ -101,7 +101,8 @@ def read(settings: Mapping[str, Any], kind: str, run: str, width: int, **changes
 def distilling(settings: Mapping[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of table 11."""
     data, few = noise(1024, options.device), noise(256, options.device)
-    needed = max(m["start_epochs"] + m.get("inner", {}).get("ahead", 0) for m in _experts(settings))
+    starts = [settings["methods"][name] for name in PAPER_11 if name != "vbpc"]
+    needed = max(m["start_epochs"] + m.get("inner", {}).get("ahead", 0) for m in starts)
     name, sgd = read(settings, "trajectories", "cifar10-experts", options.width, epochs=needed, snapshots=needed)
     began = time.perf_counter()
     expert = METHODS[name].stages["trajectory"].fit_one(few, {}, sgd, rng=Seed(0), report=Silent())
@@ -122,10 +123,6 @@ def distilling(settings: Mapping[str, Any], options: argparse.Namespace) -> list
         rows.append(row)
         print(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}), flush=True)
     return _over_vbpc(rows, "hours")
-
-
-def _experts(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [settings["methods"][name] for name in PAPER_11 if name != "vbpc"]
 
 
 def predicting(settings: Mapping[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
