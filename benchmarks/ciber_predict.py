@@ -67,13 +67,9 @@ def timed(form: Form, options: argparse.Namespace) -> tuple[float, float, float]
         collapsed = Collapsed(*(torch.stack(parts) for parts in zip(*chosen, strict=True)))
         choosing += time.perf_counter() - before
         log_probs(logits, collapsed, form)
-    _wait(options.device)
-    return time.perf_counter() - start, time.process_time() - processor, choosing
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
+    if options.device.startswith("cuda"):
         torch.cuda.synchronize()
+    return time.perf_counter() - start, time.process_time() - processor, choosing
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Table 12: the seconds of a step of fitting times the setting's steps, and the se
 measured on a part of them; the chains keep 4 x 50 draws. The paper's figures (Lee, Lee & Lee 2025) were measured on an
 RTX 3090; its experts take 5 hours for each method.
 
-    python -m pipeline paper vbpc:table11      # or: python benchmarks/vbpc_costs.py --table 11 --width 32
+    python -m pipeline paper vbpc:table11      # or: python -m benchmarks.vbpc_costs --table 11 --width 32
     python -m pipeline paper vbpc:table12
 
 Prints one JSON line for each method, then a table. Methods run one after another in one process; a step is a median.
@@ -25,7 +25,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-import yaml
 
 from bdl_pipe import config
 from bdl_pipe.artifacts import State
@@ -36,6 +35,7 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
+from pipeline.core.params_files import read_params
 
 SETTINGS = Path(__file__).parents[1] / "params/paper/vbpc-table1.yaml"
 CLASSES, IPC, TRAINED, TESTED, EXPERTS = 10, 10, 50_000, 10_000, 10
@@ -72,7 +72,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     device = torch.cuda.get_device_name() if options.device != "cpu" else platform.machine()
     print(json.dumps({"torch": torch.__version__, "device": device, "threads": options.threads}), flush=True)
-    settings = yaml.safe_load(SETTINGS.read_text())
+    settings = read_params(SETTINGS)
     rows = (distilling if options.table == 11 else predicting)(settings, options)
     print("\n" + " | ".join(f"{name:>16}" for name in rows[0]))
     for row in rows:
@@ -101,7 +101,8 @@ def read(settings: Mapping[str, Any], kind: str, run: str, width: int, **changes
 def distilling(settings: Mapping[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of table 11."""
     data, few = noise(1024, options.device), noise(256, options.device)
-    needed = max(m["start_epochs"] + m.get("inner", {}).get("ahead", 0) for m in _experts(settings))
+    starts = [settings["methods"][name] for name in PAPER_11 if name != "vbpc"]
+    needed = max(m["start_epochs"] + m.get("inner", {}).get("ahead", 0) for m in starts)
     name, sgd = read(settings, "trajectories", "cifar10-experts", options.width, epochs=needed, snapshots=needed)
     began = time.perf_counter()
     expert = METHODS[name].stages["trajectory"].fit_one(few, {}, sgd, rng=Seed(0), report=Silent())
@@ -122,10 +123,6 @@ def distilling(settings: Mapping[str, Any], options: argparse.Namespace) -> list
         rows.append(row)
         print(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}), flush=True)
     return _over_vbpc(rows, "hours")
-
-
-def _experts(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [settings["methods"][name] for name in PAPER_11 if name != "vbpc"]
 
 
 def predicting(settings: Mapping[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -100,16 +100,12 @@ def peak_bytes(loss: Loss, case: tuple[Tensor, Tensor, Tensor, Tensor]) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         gradients(loss, case)
     held = peak = 0
-    for event in sorted(_memory_events(profile), key=lambda e: e[0]):
-        held += event[1]
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    memory = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]  # allocations (+), releases (−)
+    for _, size in sorted(memory, key=lambda event: event[0]):
+        held += size
         peak = max(peak, held)
     return peak
-
-
-def _memory_events(profile: torch.profiler.profile) -> list[tuple[int, int]]:
-    """(time, bytes) of each allocation (+) and release (−)."""
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
-    return [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
 
 
 def gradient_errors(case: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, float]:

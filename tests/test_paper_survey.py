@@ -9,6 +9,7 @@ import pytest
 from bdl_report import papers
 from bdl_report.papers import stored, survey
 from bdl_report.papers.comparison import Ours, compare
+from pipeline.core.params_files import read_params
 from tests.test_paper_pages import RUNS, images
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +26,7 @@ def row(rows: list[survey.Row], table: str, dataset: str) -> survey.Row:
 
 def test_each_printed_cell_is_made_or_can_be_made_or_needs_something() -> None:
     """The printed cells are the lines of the papers' CSV files without their heads."""
-    rows = survey.survey(ROOT / "results", survey.sources(ROOT / "params.yaml", ROOT / "params"))
+    rows = survey.survey(ROOT / "results", survey.sources(ROOT / "params.yaml", ROOT / "params", read_params))
     lines = {path.stem: len(path.read_text().splitlines()) - 1 for path in papers.HERE.glob("*.csv")}
     for paper, count in lines.items():
         assert sum(row.printed for row in rows if row.table.paper == paper) == count
@@ -147,6 +148,6 @@ def test_the_time_is_read_from_the_head_of_a_params_file(tmp_path: Path) -> None
         "# Mine.\n#   python -m pipeline repro   # about 7 minutes on two cores\nruns:\n"
         "  a: {dataset: boston, method: gp, setting: x, seeds: 2}\n  b: {seeds: 3}\n"
     )
-    default, mine = survey.sources(tmp_path / "params.yaml", tmp_path / "params")
+    default, mine = survey.sources(tmp_path / "params.yaml", tmp_path / "params", read_params)
     assert (default.says, mine.says) == ("", "about 7 minutes on two cores")
     assert mine.runs == [Ours("a", "boston", "gp", "x")], "a change of a run that params.yaml has is none"

@@ -9,8 +9,6 @@ A part with a figure links to its sources: files below ``results/``, or the code
 such a link has those of the parts above it under the same heading. The source has a number that, rounded to the
 figure's digits, is the figure; signs do not count. The figures of a row without own links are in one line of the
 source. What is computed from stored figures is not stored: quote these figures, or store the result.
-
-Two pages are records themselves: their figures are of the tests that they name (``RECORDS``).
 """
 
 import re
@@ -24,10 +22,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("results/", "benchmarks/", "params", "src/", "tests/")  # not docs/, which quotes
-RECORDS = ("docs/internals/cases.md", "docs/internals/coreset-oracles.md")
 LEFT_OUT = (r"^<!-- generated: .*?^<!-- end -->", r"^( *)```.*?^ *```", r"^> .*?$", r"!\[[^\]]*\]\([^)]*\)")
 PAGES = [ROOT / "README.md", ROOT / "results/claims.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [page for page in PAGES if str(page.relative_to(ROOT)) not in RECORDS]
 CODE = re.compile(r"``.*?``|`[^`\n]*`", re.S)
 LEVELS = {"1", "5", "50", "90", "95", "99", "100"}  # per cent
 NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:e[-+]?\d+)?(?![\w]|\.\d)")
@@ -152,4 +148,4 @@ def test_most_figures_with_another_last_digit_are_seen() -> None:
             other = figure[:-1] + str((int(figure[-1]) + 5) % 10)
             wrong += 1
             seen += bool(absent(part._replace(figures=(*part.figures[:place], other, *part.figures[place + 1 :]))))
-    assert wrong > 400 and seen / wrong > 0.7
+    assert wrong > 250 and seen / wrong > 0.7

@@ -10,21 +10,9 @@ from typing import Final
 from benchmarks.pages import method_costs
 
 from . import api, badges, command_line, house, method_pages, parameters, readme, stored
-from .blocks import filled, names
+from .blocks import filled, names, write
 
 ROOT: Final = Path(__file__).parents[1]
-
-
-def main() -> int:
-    """Write every page that differs, and name it."""
-    changed = {path: text for path, text in pages().items() if not path.exists() or path.read_text() != text}
-    for path, text in changed.items():
-        print(path.relative_to(ROOT))
-        if "--check" not in sys.argv:
-            path.parent.mkdir(exist_ok=True)
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-    return int(bool(changed) and "--check" in sys.argv)
 
 
 def pages() -> dict[Path, str]:
@@ -42,4 +30,4 @@ def pages() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write(pages()))

@@ -1,7 +1,10 @@
 """Parts of a page that a command writes: the text between two marks, which are comments of Markdown."""
 
+import os
 import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from bdl_pipe.errors import UserError
@@ -27,6 +30,17 @@ def filled(page: str, parts: Mapping[str, str]) -> str:
 def names(page: str) -> list[str]:
     """List the names of a page's blocks."""
     return [name for _, name, _ in BLOCK.findall(page)]
+
+
+def write(pages: Mapping[Path, str]) -> int:
+    """Write every page that differs, and name it; with ``--check``, only name it and return 1 if there is one."""
+    changed = {path: text for path, text in pages.items() if not path.exists() or path.read_text() != text}
+    for path, text in changed.items():
+        print(os.path.relpath(path))
+        if "--check" not in sys.argv:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+    return int(bool(changed) and "--check" in sys.argv)
 
 
 def table(head: list[str], rows: list[list[str]], right: tuple[int, ...] = ()) -> str:

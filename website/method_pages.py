@@ -104,13 +104,12 @@ def _default_run(name: str, dataset: str) -> str:
         return ""
     beside = [run for run in stored.runs() if run.dataset == dataset and run.method in BESIDE and run.method != name]
     columns = [*SHOWN[dataset], *COSTS]
-    rows = [[f"{_in_words(run)}", *(run.cell(column) for column in columns)] for run in [*own, *beside]]
+    rows = [
+        [f"`{run.method}`" + f", {run.setting}" * (run.setting != "small"), *(run.cell(column) for column in columns)]
+        for run in [*own, *beside]
+    ]
     head = f"{SETS[dataset]}, [the comparison](../results.md#the-comparison):"
     return head + "\n\n" + table(["", *columns], rows, right=tuple(range(1, len(columns) + 1)))
-
-
-def _in_words(run: stored.Run) -> str:
-    return f"`{run.method}`" if run.setting == "small" else f"`{run.method}`, {run.setting}"
 
 
 def _coresets(name: str) -> str:

@@ -66,15 +66,12 @@ def sections() -> str:
         variant = get_args(get_type_hints(part).get("name"))
         title = f"`{{name: {variant[0]}}}` · {part.__name__}" if variant else part.__name__
         found.append(f"### {title} {{#{anchor(part)}}}\n")
-        found.append(f"{summary(part)} Used by {_many(used[part])}.\n\n{key_table(part)}\n")
+        names = used[part]
+        more = f" and {len(names) - 4} more methods" if len(names) > 4 else ""
+        found.append(f"{summary(part)} Used by {', '.join(names[:4])}{more}.\n\n{key_table(part)}\n")
     return "\n".join(found)
 
 
 def summary(section: type) -> str:
     """Return the first paragraph of a config's docstring."""
     return plain(inspect.cleandoc(section.__doc__ or "").partition("\n\n")[0])
-
-
-def _many(names: list[str]) -> str:
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more methods"

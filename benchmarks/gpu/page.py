@@ -46,6 +46,11 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.collect:
         collect(*chosen.collect)
+    (OUT / "README.md").write_text(page())
+
+
+def page() -> str:
+    """Return the page of the stored tables."""
     text = (OUT / "head.md").read_text().rstrip() + "\n"
     for title, part in (
         ("Stages", stages()),
@@ -55,7 +60,7 @@ def main() -> None:
         ("Coresets", laws()),
     ):
         text += f"\n## {title}\n\n{part}\n"
-    (OUT / "README.md").write_text(text)
+    return text
 
 
 def collect(device: str, commit: str, folder: str) -> None:

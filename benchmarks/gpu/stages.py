@@ -53,16 +53,13 @@ def main() -> None:
         }
     elif chosen.only:
         wanted = {name for name in stages if any(part in name for part in chosen.only)}
-        stages = {name: s for name, s in stages.items() if name in wanted | plan.ancestors(stages | _data(), wanted)}
+        data = {name: stage for name, stage in plan.plan(load()).items() if stage.kind == "prepare"}
+        stages = {name: s for name, s in stages.items() if name in wanted | plan.ancestors(stages | data, wanted)}
     run(stages, chosen.out, chosen.jobs, time.monotonic() + chosen.seconds)
     with (chosen.out / "scores.jsonl").open("w") as file:
         for stage in stages.values():
             for row in scores(stage.key) if stage.kind == "evaluate" else []:
                 file.write(json.dumps(row) + "\n")
-
-
-def _data() -> dict[str, plan.Stage]:
-    return {name: stage for name, stage in plan.plan(load()).items() if stage.kind == "prepare"}
 
 
 def weights(stages: plan.Plan) -> dict[str, float]:

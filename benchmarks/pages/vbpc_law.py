@@ -62,7 +62,21 @@ class Law:
 
 def main() -> None:
     """Read the studies, fit, and write the page and the figure."""
+    curves, laws = stored()
+    draw(curves, laws)
+    text = page(curves, laws)
+    (OUT / "law.md").write_text(text)
+    print("\n".join(text.splitlines()[-len(laws) :]))
+
+
+def stored() -> tuple[list[Curve], dict[tuple[str, str], Law]]:
+    """Return the curves of the stored studies and the laws that fit them: (curve, metric) -> law."""
     curves = [curve for study, blocks in STUDIES.items() for curve in read(OUT / f"{study}.csv", blocks)]
+    return curves, {(curve.name, name): fit(curve.steps, getattr(curve, name)) for curve in curves for name in METRICS}
+
+
+def page(curves: list[Curve], laws: dict[tuple[str, str], Law]) -> str:
+    """Return the page of the laws."""
     lines = [
         "# VBPC: what more steps would give",
         "",
@@ -73,7 +87,6 @@ def main() -> None:
         "| trunk | metric | steps run | a | b | c | residual | at 500,000 steps | the paper's | s/step | hours here |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    laws = {(curve.name, metric): fit(curve.steps, getattr(curve, metric)) for curve in curves for metric in METRICS}
     for curve in curves:
         step = float(np.median(curve.seconds / curve.steps))
         for metric, title in METRICS.items():
@@ -83,9 +96,7 @@ def main() -> None:
             cells += [f"{b:.3f}", f"{c:.2f} ± {c_error:.2f}", f"{law.residual:.4f}", f"{law(PAPER_STEPS):.3f}"]
             cells += [f"{PAPER[metric]:.3f}", f"{step:.3f}", f"{step * PAPER_STEPS / 3600:.0f}"]
             lines.append(f"| {' | '.join(cells)} |")
-    draw(curves, laws)
-    (OUT / "law.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines[7:]))
+    return "\n".join(lines) + "\n"
 
 
 def read(path: Path, blocks: int) -> list[Curve]:

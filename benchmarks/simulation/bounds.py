@@ -36,7 +36,7 @@ def bounds(stages: Sequence[Stage], cluster: Cluster, driver: Driver) -> dict[st
         "work": sum(sum(stage.tasks) for stage in away) / slots,
         "longest chain": max(tails(stages).values()),
         "hub": max((_hub_seconds(stage, cluster, driver) for stage in away), default=0.0),
-        "wire": sum(_into(stage, cluster) for stage in away) / NETWORK,
+        "wire": sum(_saves(s, cluster) * s.checkpoint + 2 * len(s.tasks) * s.result for s in away) / NETWORK,
     }
     if cluster.data == "wire":
         found["data"] = max((_data_seconds(stage, cluster) for stage in away), default=0.0)
@@ -62,7 +62,3 @@ def _saves(stage: Stage, cluster: Cluster) -> int:
 def _hub_seconds(stage: Stage, cluster: Cluster, driver: Driver) -> float:
     saves = _saves(stage, cluster) * (driver.checkpoint + stage.checkpoint * driver.byte)
     return saves + len(stage.tasks) * stage.result * driver.byte
-
-
-def _into(stage: Stage, cluster: Cluster) -> float:
-    return _saves(stage, cluster) * stage.checkpoint + 2 * len(stage.tasks) * stage.result

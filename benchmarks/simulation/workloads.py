@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.simulation.model import HOUR, Stage
-from pipeline.core.load import read_yaml, typed
+from pipeline.core.load import typed
 from pipeline.core.model import FIT_KINDS
+from pipeline.core.params_files import read_params
 from pipeline.plan.plan import plan
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -61,7 +62,7 @@ def paper_tables() -> list[Stage]:
     """List the stages of the tables of ``params/paper`` that have seconds in ``TABLES``, as the plan has them."""
     stages = []
     for table, costs in TABLES.items():
-        params = typed(read_yaml(ROOT / f"params/paper/{table}.yaml"))
+        params = typed(read_params(ROOT / f"params/paper/{table}.yaml"))
         for name, stage in plan(params).items():
             needs = frozenset(f"{table}/{need}" for need in stage.needs)
             run = params.run(stage.kind, stage.key) if stage.kind in FIT_KINDS else None

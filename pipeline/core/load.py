@@ -43,10 +43,17 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
         ConfigError: see :func:`load`.
         PluginError: see :func:`load`.
     """
-    sections = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
-    _keys(raw, sections, optional=("inputs", "plugins", "decisions"))
+    needed = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
+    known = (*needed, "inputs", "plugins", "decisions")
+    for key in raw:
+        require(key in known, str(key), f"is not a known section{nearest(key, known)}")
+    for key in needed:
+        require(key in raw, key, "is missing")
     plugins.load(raw["plugins"] if raw.get("plugins") is not None else [])
-    registry = _library() if registry is None else registry
+    if registry is None:
+        from bdl_pipe.registry import METHODS
+
+        registry = METHODS
     seed = raw["seed"]
     require(type(seed) is int and seed >= 0, "seed", "must be a whole number >= 0", seed)
     datasets = {k: config.read(DatasetConfig, v, f"datasets.{k}") for k, v in _section(raw, "datasets").items()}
@@ -76,19 +83,6 @@ def _decisions(raw: Mapping[str, Any]) -> dict[str, Any]:
     from bdl_decisions import DecisionConfig  # imports torch, which most commands do not need
 
     return {k: config.read(DecisionConfig, v, f"decisions.{k}") for k, v in _section(raw, "decisions").items()}
-
-
-def _library() -> Mapping[str, Method]:
-    from bdl_pipe.registry import METHODS
-
-    return METHODS
-
-
-def _keys(raw: Mapping[str, Any], known: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
-    for key in raw:
-        require(key in (*known, *optional), str(key), f"is not a known section{nearest(key, (*known, *optional))}")
-    for key in known:
-        require(key in raw, key, "is missing")
 
 
 def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from bdl_pipe.yaml_files import read_yaml, write_yaml
 
 from .load import load
 from .model import SECTIONS
+from .params_files import read_params
 
 PARAMS: Final = Path("params.yaml")
 _LONGEST: Final = 60.0  # seconds that a command waits for another one; a change takes less than one
@@ -87,12 +88,15 @@ def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
 
 
 def _apply(overlay: Path, target: Path) -> list[str]:
-    changes = read_yaml(overlay)
+    changes = read_params(overlay)
     lines: list[str] = []
     new: dict[str, list[str]] = {}
     with _edited(target) as document:
         _merge(document, changes, "", lines, new)
-    return lines + [_brief(section, names) for section, names in new.items()]
+    for section, names in new.items():  # one line a section, since an overlay may have a hundred entries
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        lines.append(f"{section}: {len(names)} new: {', '.join(names[:_SHOWN])}{more}")
+    return lines
 
 
 @contextmanager
@@ -171,12 +175,6 @@ def _merge(
                 new.setdefault(prefix.removesuffix("."), []).append(key)
             else:
                 lines.append(f"{prefix}{key}: {'(new)' if old is None else old} -> {value}")
-
-
-def _brief(section: str, names: list[str]) -> str:
-    """Return one line for the new entries of a section, since an overlay may have a hundred."""
-    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    return f"{section}: {len(names)} new: {shown}"
 
 
 def _delete(document: Any, section: str, keys: list[str]) -> None:

@@ -10,25 +10,24 @@ PACKAGES: Final = ("src/bdl_pipe", "src/bdl_report", "src/bdl_decisions", "pipel
 WORK: Final = Path("work")
 STATE: Final = Path(".state")
 REPORT: Final = Path("report")
-REPORT_FILES: Final = (
-    "index.html",
-    "trust.html",
-    "intervals.html",
-    "refuse.html",
-    "unseen.html",
-    "explore.html",
-    "comparison.parquet",
-    "comparison.csv",
-    "comparison.md",
-    "coresets.csv",
-    "metrics.json",
-)
 _root: Path | None = None  # replaces WORK, see rooted
 
 
 def artifact(kind: str, key: str) -> Path:
     """Return the path of an artifact, ``work/<kind>/<key>``."""
     return (_root or WORK) / kind / key
+
+
+def below_work(name: str) -> Path:
+    """Return the path of a name in dvc.yaml, ``work/<kind>/<key>`` with its suffix, or a path outside of ``work``."""
+    path = Path(name)
+    return (_root or WORK) / path.relative_to(WORK) if path.is_relative_to(WORK) else path
+
+
+def kind_and_key(path: Path) -> tuple[str, str]:
+    """Return the kind and key of the artifact that a path of :func:`below_work` is, or belongs to."""
+    kind, key, *_ = path.relative_to(_root or WORK).parts
+    return kind, key.removesuffix(".run.json")
 
 
 def record(kind: str, key: str) -> Path:

@@ -1,6 +1,6 @@
 """``python -m pipeline paper PAPER:TABLE``: our methods under a paper's protocol, compared with the paper's results.
 
-``params/paper/<paper>-<table>.yaml`` is a complete params file, and its artifacts are in
+``params/paper/<paper>-<table>.yaml``, with its base, is a complete params file, and its artifacts are in
 ``work/paper/<paper>-<table>``. Tables that use the same fits share both. DVC is not used. Stages that are up to date
 are not run again (see :mod:`pipeline.plan.plan`), so an interrupted run continues where it stopped. Benchmarks and
 studies make the tables of costs and settings (``commands.yaml``). :mod:`bdl_report.papers.comparison` compares.
@@ -27,10 +27,11 @@ from bdl_report.papers.pages import stem
 
 from .. import tracking
 from ..core import places, provenance
-from ..core.load import load, typed
+from ..core.load import typed
 from ..core.model import Params
+from ..core.params_files import read_params
 from ..core.settings import Settings
-from ..plan.plan import Plan, matching, plan
+from ..plan.plan import matching, plan
 from ..run import pool
 from .facts import RESULTS, made
 
@@ -133,8 +134,9 @@ def read(table: PaperTable, datasets: str | None, methods: str | None, splits: i
     if not path.is_file():
         others = [str(p) for p in sorted(PARAMS.glob(f"{table.paper}-*.yaml"))]
         raise UserError(f"{table}: needs {path}, which does not exist (available: {', '.join(others) or 'none'})")
+    raw = read_params(path)
     try:
-        params = load(path)
+        params = typed(raw)
     except ConfigError as error:
         raise UserError(f"{path}: {error}") from None
     if splits:
@@ -150,7 +152,8 @@ def _update(request: Request, settings: Settings) -> None:
     Raises:
         UserError: a stage failed.
     """
-    params, root, stages = request.params, request.root, _stages(request.params, request.runs)
+    params, root = request.params, request.root
+    stages = matching([f"evaluate@{run.key}" for run in request.runs], plan(params))  # with their upstream runs
     todo = pool.stale(stages)
     if not todo:
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)
@@ -161,11 +164,6 @@ def _update(request: Request, settings: Settings) -> None:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
     count = len(outcome.done)
     print(f"{count} stages run, {len(stages) - count} up to date", file=sys.stderr, flush=True)
-
-
-def _stages(params: Params, runs: Sequence[Ours]) -> Plan:
-    """Plan the stages of ``runs`` and their upstream runs."""
-    return matching([f"evaluate@{run.key}" for run in runs], plan(params))
 
 
 def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> dict[str, Any]:

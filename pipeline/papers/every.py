@@ -13,13 +13,14 @@ from bdl_report.papers import stored, survey
 from bdl_report.papers.comparison import Comparison, Ours
 
 from ..core import places, provenance, records
+from ..core.params_files import read_params
 from .facts import RESULTS, made
 
 
 def every(missing: bool) -> int:
     """Write all pages with available scores or CSV files, or print the missing cells; return 0."""
     if missing:
-        known = survey.sources(Path("params.yaml"), Path("params"))
+        known = survey.sources(Path("params.yaml"), Path("params"), read_params)
         print(*survey.report(survey.survey(RESULTS, known), _took()), sep="\n")
         return 0
     done = places.identity("evaluate", "any").parent.glob("*.json")  # written last, by finished stages

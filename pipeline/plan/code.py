@@ -138,12 +138,12 @@ def _methods() -> Mapping[str, str]:
 
     if not isinstance(METHODS, Lazy):  # the running program's own table
         return {}
-    return {name: METHODS.module(name) for name in METHODS if _is_known(METHODS.module(name))}
-
-
-def _is_known(module: str) -> bool:
-    """Return whether a method's module belongs to the project or a plugin, and not to the running program."""
-    return module.partition(".")[0] in _TOPS or plugins.plugin_of(module) is not None
+    modules = {name: METHODS.module(name) for name in METHODS}
+    return {  # a method of the running program is in neither
+        name: module
+        for name, module in modules.items()
+        if module.partition(".")[0] in _TOPS or plugins.plugin_of(module) is not None
+    }
 
 
 def _files() -> set[str]:

@@ -1,7 +1,7 @@
 """The plan: all stages of params.yaml, with their inputs, outputs, parameters and digests of code.
 
-``dvc.yaml`` describes the same graph for DVC (tests/pipeline/test_plan.py compares them stage by stage), so that both
-find the same stages out of date.
+The project's ``dvc.yaml`` describes the stage kinds for DVC and for the plan, so that both find the same stages out of
+date. The plan fills in its ``${key}`` and ``${item.…}`` for each entry of params.yaml.
 
 ``work/identity/<kind>/<key>.json`` records the parameters, code and inputs of a result, and the result's hashes. The
 file is written last, so after an interrupt it is missing or belongs to the earlier result. It is one of the stage's
@@ -9,18 +9,25 @@ outputs for DVC, so DVC moves it with the result.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bdl_pipe.artifacts import MANIFEST, sha256
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
+from bdl_pipe.yaml_files import read_yaml
 
 from ..core import places
-from ..core.model import FIT_KINDS, SECTIONS, Params, Run
+from ..core.model import FIT_KINDS, SECTIONS, Params
 from . import code, sources
+
+_GRAPH: Final = code.PROJECT / "dvc.yaml"
+_FIELD: Final = re.compile(r"\$\{(?:item\.)?(\w+)\}")
 
 
 @dataclass(frozen=True)
@@ -55,12 +62,11 @@ Plan = Mapping[str, Stage]  # name -> stage, each after its needs
 
 def plan(params: Params) -> Plan:
     """Return all stages of ``params``, each after its needs."""
-    stages = [_prepare(key, params) for key in params.datasets]
-    stages += [_fit(run, params) for kind in FIT_KINDS for run in params.of(kind)]
-    stages += [_inputs(key, params) for key in params.inputs]
-    stages += [of_run(run, params) for run in params.of("student") for of_run in (_evaluate, _scores)]
-    stages += [_decide(key, params) for key in params.decisions]
-    stages.append(_report(params))
+    of_runs = [(kind, run.key) for run in params.of("student") for kind in ("evaluate", "scores")]
+    keys = [("prepare", key) for key in params.datasets]
+    keys += [(kind, run.key) for kind in FIT_KINDS for run in params.of(kind)]
+    keys += [*(("inputs", key) for key in params.inputs), *of_runs, *(("decide", key) for key in params.decisions)]
+    stages = [one(kind, key, params) for kind, key in [*keys, ("report", "")]]
     named, ordered = {stage.name: stage for stage in stages}, dict[str, Stage]()
 
     def add(name: str) -> None:
@@ -78,18 +84,61 @@ def one(kind: str, key: str, params: Params) -> Stage:
     """Return one stage of the plan.
 
     Raises:
-        ConfigError: params.yaml has no such run or data set.
+        UserError: params.yaml has no such run, data set or entry.
     """
-    if kind == "report":
-        return _report(params)
-    if kind == "prepare":
-        return _prepare(key, params)
-    if kind == "inputs":
-        return _inputs(key, params)
-    if kind == "decide":
-        return _decide(key, params)
-    of_run = {"evaluate": _evaluate, "scores": _scores}
-    return of_run[kind](params.run("student", key), params) if kind in of_run else _fit(params.run(kind, key), params)
+    graph = _kinds()[kind]
+    entries = params.raw.get(graph.section) or {}
+    if graph.section in SECTIONS.values():
+        params.run(kind if kind in FIT_KINDS else "student", key)  # raises for an unknown run
+    elif graph.section and key not in entries:
+        what = "a data set" if graph.section == "datasets" else "an entry"
+        raise UserError(f"{graph.section}.{key} is not {what} (known: {', '.join(entries) or 'none'})")
+    entry = entries.get(key, {})
+
+    def filled(texts: Sequence[str]) -> list[str]:
+        return [_FIELD.sub(lambda field: key if field[1] == "key" else entry[field[1]], text) for text in texts]
+
+    if kind == "inputs":  # dvc.yaml can only name the kinds of artifacts that its stages bundle
+        reads = [places.below_work(f"work/{name}") for name in entry.values()]
+    elif kind == "report":  # dvc.yaml has their folders
+        made = [(kind, run.key) for run in params.of("student") for kind in ("evaluate", "scores")]
+        reads = [places.artifact(*name) for name in [*made, *(("decide", key) for key in params.decisions)]]
+    else:
+        reads = [places.below_work(text) for text in filled(graph.deps)]
+    makers = [places.kind_and_key(path) for path in reads]
+    return Stage(
+        kind=kind,
+        key=key,
+        needs=frozenset(f"{'prepare' if of == 'holdout' else of}@{name}" for of, name in makers),
+        reads=tuple(reads),
+        makes=tuple(places.below_work(text) for text in filled(graph.outs) if not text.startswith("work/identity/")),
+        params={name: reduce(getitem, name.split("."), params.raw) for name in filled(graph.params)},
+        digests={name: sources.digest(name, params) for name in filled(graph.digests)},
+    )
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A stage kind of dvc.yaml: the section of params.yaml whose entries are its stages, and lists as written there."""
+
+    section: str
+    deps: Sequence[str]
+    outs: Sequence[str]
+    params: Sequence[str]
+    digests: Sequence[str]
+
+
+@cache
+def _kinds() -> Mapping[str, _Kind]:
+    stages, kinds = read_yaml(_GRAPH)["stages"], {}
+    for kind in code.BODIES:
+        stage = stages[kind]
+        body = stage.get("do", stage)
+        outs = [next(iter(out)) if isinstance(out, dict) else out for out in (*body["outs"], *body.get("metrics", ()))]
+        (digests,) = (names["work/sources.yaml"] for names in body["params"] if isinstance(names, dict))
+        params = [name for name in body["params"] if isinstance(name, str)]
+        kinds[kind] = _Kind(stage.get("foreach", "").strip("${}"), body.get("deps", ()), outs, params, digests)
+    return kinds
 
 
 def matching(targets: Collection[str], plan: Plan) -> Plan:
@@ -201,116 +250,3 @@ def _altered(path: Path, since: int) -> str | None:
         if not same or (status.st_mtime_ns > since and sha256(file) != facts["sha256"]):
             return f"{file} was changed after the stage wrote it"
     return None
-
-
-def _prepare(key: str, params: Params) -> Stage:
-    if key not in params.datasets:
-        raise UserError(f"datasets.{key} is not a data set (known: {', '.join(params.datasets)})")
-    return Stage(
-        kind="prepare",
-        key=key,
-        needs=frozenset(),
-        reads=(),
-        makes=(places.artifact("prepare", key), places.artifact("holdout", key)),
-        params={"seed": params.seed, f"datasets.{key}": params.raw["datasets"][key]},
-        digests={"code.prepare": code.digest("prepare"), f"data.{key}": sources.data_digest(key, params)},
-    )
-
-
-def _inputs(key: str, params: Params) -> Stage:
-    if key not in params.inputs:
-        raise UserError(f"inputs.{key} is not an entry (known: {', '.join(params.inputs) or 'none'})")
-    names = params.inputs[key].values()
-    return Stage(
-        kind="inputs",
-        key=key,
-        needs=frozenset(name.replace("/", "@", 1) for name in names),
-        reads=tuple(places.artifact(*name.split("/", 1)) for name in names),
-        makes=(places.artifact("inputs", key),),
-        params={f"inputs.{key}": dict(params.raw["inputs"][key])},
-        digests={"code.inputs": code.digest("inputs")},
-    )
-
-
-def _fit(run: Run, params: Params) -> Stage:
-    spec = run.spec
-    kind, _, key = spec.input.partition("/")
-    reads = (places.artifact("prepare", spec.dataset) / MANIFEST, places.artifact(kind, key))
-    needs = {f"prepare@{spec.dataset}", f"{kind}@{key}"}
-    return Stage(
-        kind=run.kind,
-        key=run.key,
-        needs=frozenset(needs),
-        reads=reads,
-        makes=(places.artifact(run.kind, run.key), places.record(run.kind, run.key)),
-        params=_numbers(run, params) | {f"methods.{spec.method}": params.raw["methods"][spec.method]},
-        digests={f"code.fit.{spec.method}": sources.fit_digest(spec.method, params)},
-    )
-
-
-def _evaluate(run: Run, params: Params) -> Stage:
-    spec = run.spec
-    return Stage(
-        kind="evaluate",
-        key=run.key,
-        needs=frozenset({f"prepare@{spec.dataset}", f"student@{run.key}"}),
-        reads=(
-            places.artifact("prepare", spec.dataset) / MANIFEST,
-            places.artifact("holdout", spec.dataset),
-            places.artifact("student", run.key),
-            places.record("student", run.key),
-        ),
-        makes=(places.artifact("evaluate", run.key),),
-        params=_numbers(run, params) | {"evaluate": params.raw["evaluate"]},
-        digests={f"code.evaluate.{spec.method}": sources.evaluate_digest(spec.method, params)},
-    )
-
-
-def _scores(run: Run, params: Params) -> Stage:
-    return Stage(
-        kind="scores",
-        key=run.key,
-        needs=frozenset({f"evaluate@{run.key}"}),
-        reads=(places.artifact("evaluate", run.key),),
-        makes=(places.artifact("scores", run.key),),
-        params={"seed": params.seed},
-        digests={"code.scores": sources.scores_digest(params)},
-    )
-
-
-def _decide(key: str, params: Params) -> Stage:
-    if key not in params.decisions:
-        raise UserError(f"decisions.{key} is not an entry (known: {', '.join(params.decisions) or 'none'})")
-    return Stage(
-        kind="decide",
-        key=key,
-        needs=frozenset(),
-        reads=(),
-        makes=(places.artifact("decide", key),),
-        params={"seed": params.seed, f"decisions.{key}": params.raw["decisions"][key]},
-        digests={f"code.decide.{key}": sources.decide_digest(key, params)},
-    )
-
-
-def _numbers(run: Run, params: Params) -> dict[str, Any]:
-    """Return the values that a run's stage depends on, except its method's section."""
-    section, dataset = SECTIONS[run.kind], run.spec.dataset
-    return {
-        "seed": params.seed,
-        f"datasets.{dataset}.splits": params.raw["datasets"][dataset]["splits"],
-        f"{section}.{run.key}": params.raw[section][run.key],
-    }
-
-
-def _report(params: Params) -> Stage:
-    made = [(kind, run.key) for run in params.of("student") for kind in ("evaluate", "scores")]
-    made += [("decide", key) for key in params.decisions]
-    return Stage(
-        kind="report",
-        key="",
-        needs=frozenset(f"{kind}@{key}" for kind, key in made),
-        reads=tuple(places.artifact(kind, key) for kind, key in made),
-        makes=tuple(places.REPORT / name for name in places.REPORT_FILES),
-        params={"seed": params.seed, **{name: params.raw[name] for name in ("report", "runs", "coresets")}},
-        digests={"code.report": sources.report_digest(params)},
-    )

@@ -16,7 +16,7 @@ from bdl_pipe.files import sha256, write_bytes
 from bdl_pipe.yaml_files import write_yaml
 
 from ..core import places, provenance
-from ..core.model import Params, Run
+from ..core.model import Params
 from . import code
 
 
@@ -31,19 +31,28 @@ def write(params: Params) -> None:
 
 def digests(params: Params) -> dict[str, Any]:
     """Return the content of the file: ``code.<stage kind>``, ``code.{fit,evaluate,decide}.<name>``, ``data.<key>``."""
-    methods = code.methods()
+    of = {"fit": code.methods(), "evaluate": code.methods(), "decide": params.decisions}
     return {
         "code": {
-            "prepare": code.digest("prepare"),
-            "inputs": code.digest("inputs"),
-            "fit": {name: fit_digest(name, params) for name in methods},
-            "evaluate": {name: evaluate_digest(name, params) for name in methods},
-            "decide": {key: decide_digest(key, params) for key in params.decisions},
-            "scores": scores_digest(params),
-            "report": report_digest(params),
+            "prepare": digest("code.prepare", params),
+            "inputs": digest("code.inputs", params),
+            **{kind: {name: digest(f"code.{kind}.{name}", params) for name in names} for kind, names in of.items()},
+            "scores": digest("code.scores", params),
+            "report": digest("code.report", params),
         },
-        "data": {key: data_digest(key, params) for key in params.datasets},
+        "data": {key: digest(f"data.{key}", params) for key in params.datasets},
     }
+
+
+def digest(name: str, params: Params) -> str:
+    """Return the value of a dotted key of the file."""
+    top, kind, *rest = name.split(".")
+    if top == "data":
+        return data_digest(kind, params)
+    if rest:
+        return {"fit": fit_digest, "evaluate": evaluate_digest, "decide": decide_digest}[kind](rest[0], params)
+    whole = {"scores": scores_digest, "report": report_digest}
+    return whole[kind](params) if kind in whole else code.digest(kind)
 
 
 def fit_digest(method: str, params: Params) -> str:
@@ -52,7 +61,8 @@ def fit_digest(method: str, params: Params) -> str:
     A run with another run as its input also depends on the code of that run's method, which defines the posterior. A
     run also depends on the users' files that its config names, such as the file of a network.
     """
-    read = {params.run("student", key).method.name for run in params.of_method(method) if (key := _run_of(run))}
+    keys = [key for run in params.of_method(method) if (key := run.sources.get("student"))]
+    read = {params.run("student", key).method.name for key in keys}
     modules = {module for name in read if (module := code.module_of(name))}
     digest = code.digest("student", method, tuple(sorted({*_plugins(method, params), *modules})))
     named = {str(path) for run in params.of_method(method) for path in params.files_of(run)}
@@ -113,11 +123,6 @@ def decide_digest(key: str, params: Params) -> str:
     return provenance.digest(facts)
 
 
-def _run_of(run: Run) -> str | None:
-    """Return the key of a run's input run; None if it has none."""
-    return run.sources.get("student")
-
-
 def _plugins(method: str, params: Params) -> tuple[str, ...]:
     """Return the modules of plugins that define configs of a method's runs or of their input runs."""
     if not params.plugins:
@@ -133,7 +138,11 @@ def data_digest(key: str, params: Params) -> str:
     named: list[Source | Noise] = [dataset.source]
     named += [ood_source(name, datasets, f"datasets.{key}.ood") for name in dataset.ood]
     named += [transfer_source(name, key, datasets, f"datasets.{key}.transfer") for name in dataset.transfer]
-    facts = [[config.to_mapping(source), _files(source), *_code(source)] for source in named]
+    facts = []
+    for source in named:
+        module = CATALOG.module_of(source.name) or type(source).__module__
+        plugin = [] if plugins.plugin_of(module) is None else [code.digest_of([module])]
+        facts.append([config.to_mapping(source), _files(source), *plugin])
     return provenance.digest(facts)
 
 
@@ -141,9 +150,3 @@ def _files(source: Source | Noise) -> dict[str, str]:
     """Hash the users' files behind a source: path -> SHA-256. ``prepare`` reports missing files."""
     paths = [path for root in source.files() for path in (sorted(root.rglob("*")) if root.is_dir() else [root])]
     return {str(path): sha256(path) for path in paths if path.is_file()}
-
-
-def _code(source: Any) -> list[str]:
-    """Hash the plugin of a source; return nothing for the library's sources."""
-    module = CATALOG.module_of(source.name) or type(source).__module__
-    return [] if plugins.plugin_of(module) is None else [code.digest_of([module])]

@@ -28,6 +28,7 @@ from bdl_report.grids import SEED, GridConfig, results_of, values_of, written
 from ..core import places, provenance, records
 from ..core.load import load, typed
 from ..core.model import Params
+from ..core.params_files import written_out
 from ..core.settings import Settings
 from . import METRICS, branch_of, data_hash, opened, scores_of
 from .trial import Branch, Ended
@@ -106,6 +107,8 @@ def plan(path: Path, settings: Settings) -> Study:
     if not _FILE.fullmatch(path.stem):
         raise UserError(f"{path}: must be named <family>-<name>.yaml, which names the results")
     base, file = load().raw, read_yaml(path)
+    if isinstance(file.get("overlay"), Mapping):
+        file = {**file, "overlay": written_out(file["overlay"], path)}
     try:
         asked = config.read(StudyConfig, file, _TOP)
         params = typed(config.merge(base, asked.overlay))

@@ -1,6 +1,6 @@
 """Images, arrays and requests of public reports: each is read right, or a message of one line names it.
 
-A case names its report, ``repository#number`` (docs/internals/cases.md); the inputs are our own.
+A case names its report, ``repository#number``; the inputs are our own.
 """
 
 import unicodedata

@@ -13,6 +13,7 @@ from bdl_pipe.config import read
 from bdl_pipe.estimators import defaults
 from bdl_pipe.registry import METHODS
 from bdl_pipe.yaml_files import read_yaml
+from pipeline.core.params_files import read_params
 
 ROOT: Final = Path(__file__).parents[2]
 OTHERS: Final = {  # methods without a section in params.yaml -> the file that has one
@@ -26,7 +27,7 @@ UNSET: Final = {"pretrained", "vbll_bnn", "d_vbll_bnn", "g_vbll_bnn", "fcg_w"}  
 
 def expected() -> dict[str, Any]:
     params = read_yaml(ROOT / "params.yaml")
-    others = {name: read_yaml(path)["methods"][name] for name, path in OTHERS.items()}
+    others = {name: read_params(path)["methods"][name] for name, path in OTHERS.items()}
     return {"methods": {**params["methods"], **others}, "evaluate": params["evaluate"]}
 
 
@@ -35,7 +36,7 @@ def written() -> str:
 
 
 def test_the_installed_defaults_equal_params_yaml_and_the_overlays() -> None:
-    assert defaults.FILE.read_text() == written()
+    assert json.loads(defaults.FILE.read_text()) == expected()
 
 
 def test_every_method_has_a_section_or_is_listed_as_unset() -> None:

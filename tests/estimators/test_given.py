@@ -171,7 +171,7 @@ def test_fits_and_predictions_start_no_process(monkeypatch: pytest.MonkeyPatch) 
         BayesianRegressor(method, pace=0.01).fit(numbers, numbers[:, 0]).predict(numbers)
 
 
-# --- equal values in other types and containers (docs/internals/cases.md) ---------------------------------------------
+# --- equal values in other types and containers -----------------------------------------------------------------------
 
 NUMBERS = np.random.default_rng(3).normal(size=(60, 3))
 TARGETS = NUMBERS @ [1.0, 2.0, -1.0] + 0.1 * np.random.default_rng(4).normal(size=60)

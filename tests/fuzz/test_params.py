@@ -16,6 +16,7 @@ from bdl_pipe.yaml_files import read_yaml
 from pipeline.core.load import typed as typed_params
 from pipeline.core.load import unwatched
 from pipeline.core.model import SECTIONS as SECTIONS_params
+from pipeline.core.params_files import read_params
 from tests.end_to_end.conftest import PARAMS
 
 from .judge import Case, cases, judge
@@ -34,8 +35,8 @@ ODD: Final[list[Any]] = [
 def whole() -> list[dict[str, Any]]:
     """params.yaml, the whole comparison with each overlay, and the complete params files of the papers."""
     alone = read_yaml(ROOT / "params.yaml")
-    base = config.merge(alone, read_yaml(ROOT / "params/comparison.yaml"))
-    read = [read_yaml(path) for part in ("*.yaml", "paper/*.yaml") for path in (ROOT / "params").glob(part)]
+    base = config.merge(alone, read_params(ROOT / "params/comparison.yaml"))
+    read = [read_params(path) for part in ("*.yaml", "paper/*.yaml") for path in (ROOT / "params").glob(part)]
     return [dict(alone), *(dict(raw) if {*SECTIONS} <= raw.keys() else config.merge(base, raw) for raw in read)]
 
 

@@ -39,20 +39,6 @@ def test_each_entry_is_a_stage_that_only_the_report_needs() -> None:
         plan.one("decide", "three", params(one=ENTRY))
 
 
-def test_dvc_yaml_and_the_plan_describe_the_same_stage() -> None:
-    """tests/pipeline/test_plan.py compares the stages of params.yaml, which has no decisions."""
-    theirs = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["decide"]
-    stage = plan.one("decide", "key", params(key=ENTRY))
-    numbers = [name for name in theirs["do"]["params"] if isinstance(name, str)]
-    (digests,) = (named["work/sources.yaml"] for named in theirs["do"]["params"] if not isinstance(named, str))
-    assert theirs["foreach"] == "${decisions}" and "deps" not in theirs["do"] and not stage.reads
-    assert {name.replace("${key}", "key") for name in numbers} == {*stage.params}
-    assert {name.replace("${key}", "key") for name in digests} == {*stage.digests}
-    outs = {name.replace("${key}", "key") for name in theirs["do"]["outs"]}
-    assert outs == {*map(str, stage.makes), "work/identity/decide/key.json"}
-    assert sources.digests(params(key=ENTRY))["code"]["decide"] == {"key": stage.digests["code.decide.key"]}
-
-
 def test_a_digest_depends_on_the_methods_and_on_the_files_that_are_read(tmp_path: Path) -> None:
     rows = tmp_path / "t.csv"
     rows.write_text("a,y\n1,2\n2,3\n")

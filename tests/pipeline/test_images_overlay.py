@@ -1,4 +1,7 @@
-"""Overlays for images on top of params.yaml: the merged params are valid, and their runs are scored on few rows."""
+"""The overlay that needs a GPU, params/inducing-fashion_mnist.yaml: its runs are made and scored on few rows.
+
+The other overlays have stored results, and test_params_files checks each file.
+"""
 
 import shutil
 from pathlib import Path
@@ -12,67 +15,33 @@ from bdl_pipe.data import corrupt
 from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from pipeline.core import overlays
-from pipeline.core.load import load
 from tests.data import archives as made
 from tests.pipeline import walk
 
 ROOT = Path(__file__).parents[2]
 CONVNET = {"name": "convnet", "width": 4, "blocks": 2, "norm": "batch"}  # for a ResNet, which has no small form
 KINDS = ("fog", "elastic_transform")  # kinds of corruption, in place of 19
-OVERLAYS = {  # file -> its runs; the runs of the last file are also scored on corrupted and other data
-    "images": (
-        *("d_vbll-random", "g_vbll-random", "g_vbll-exact", "d_vbll_bnn", "g_vbll_bnn"),
-        *("bnn", "dropout", "sngp", "deterministic-wide", "ensemble-wide"),
-    ),
-    "subspace": (
-        "swa",
-        "swag",
-        "pca_ess",
-        "pca_vi",
-        "pca_ess-all",
-        "pca_vi-30",
-    ),  # swa to pca_vi are runs of the comparison
-    "laplace": ("kfac_laplace", "kfac_laplace-all"),
-    "ciber": ("ciber", "ciber-cubic", "ciber-softmax", "ciber-weights3"),
-    "inducing-convnet": ("ffg_u", "fcg_u", "ffg_w", "ensemble_u", "ffg_u-half", "ffg_w-half"),
-    "inducing-fashion_mnist": tuple(
-        f"resnet-{name}" for name in ("deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u")
-    ),
+SMALL = {
+    "batch": 10,
+    "epochs": 1,
+    "draws": 2,
+    "validation_draws": 2,
+    "members": 2,
+    "start": 0.0,
+    "end": 1.0,
+    "seeds": 2,
 }
 
 
-def small_networks(value: Any) -> Any:
+def shrunk(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        return CONVNET if value.get("name") == "resnet" else {k: small_networks(v) for k, v in value.items()}
-    return value
-
-
-def small_methods(methods: dict[str, Any], members: int) -> None:
-    """Change the methods in place: few rows in a batch, few epochs, few draws."""
-    for name in ("sgd", "d_vbll", "g_vbll", "d_vbll_bnn", "g_vbll_bnn", "bnn", "dropout"):
-        section = methods.get(name, {})
-        section.get("training", section)["batch"] = 10
-    methods["sngp"] |= {"features": 16}
-    methods["swag"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
-    for name in ("pca_ess", "pca_vi"):
-        few = {"burn_in": 1, "every": 1} if name == "pca_ess" else {"steps": 2}
-        methods[name] |= few | {"draws": 2, "batch_norm_rows": 20}
-    methods["swa"] |= {"batch_norm_rows": 20, "batch_norm_batch": 10}
-    methods["kfac_laplace"] |= {"draws": 2, "batch_norm_rows": 20, "batch_norm_batch": 10}
-    for name in ("ffg_w", "ffg_u", "ensemble_u"):
-        section = methods.get(name, {"training": {}, "weights": {}})
-        section |= {"draws": members, "validation_draws": members, "annealing": {"start": 0.0, "end": 1.0}}
-        section["training"] |= {"epochs": 1, "batch": 10}
-        section["weights"] |= {"members": members} if name == "ensemble_u" else {}
+        return CONVNET if value.get("name") == "resnet" else {k: shrunk(v, k) for k, v in value.items()}
+    return min(value, SMALL[key]) if key in SMALL else value
 
 
 @pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_runs_of_an_overlay_are_made_and_scored(
-    overlay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shifted = overlay == "inducing-fashion_mnist"
+def test_the_runs_of_the_overlay_are_made_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BDL_TRACKING", "off")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
@@ -80,38 +49,23 @@ def test_the_runs_of_an_overlay_are_made_and_scored(
     monkeypatch.setitem(CATALOG._values, "fashion_mnist", entry)
     monkeypatch.setattr(corrupt, "NAMES", KINDS)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
-    overlays.apply(ROOT / "params/comparison.yaml")
-    overlays.apply(ROOT / f"params/{overlay}.yaml")
-    raw = small_networks(yaml.safe_load(Path("params.yaml").read_text()))
-    runs = {f"fashion_mnist-{name}": raw["runs"][f"fashion_mnist-{name}"] for name in OVERLAYS[overlay]}
-    other = {"corrupted_images": 2 if shifted else 0, "ood": ["digits"] if shifted else []}
-    raw["datasets"]["fashion_mnist"] |= {"validation": 10, **other}
-    small = {
-        **raw,
-        "teachers": {},
-        "coresets": {},
-        "evaluate": {**raw["evaluate"], "joint_pairs": 10, "joint_groups": 5},
-    }
-    used = {run["input"].removeprefix("trajectory/") for run in runs.values()}
-    used |= {raw["trajectories"][k]["input"].removeprefix("trajectory/") for k in used & raw["trajectories"].keys()}
-    members = 2 if shifted else 1
-    small["runs"] = {k: v | {"seeds": min(v["seeds"], members)} for k, v in runs.items()}
-    for run in small["runs"].values():
-        few = {} if run["method"] == "ensemble_u" else {"draws": 2, "steps": 2}  # draws are a multiple of its members
-        run["override"] = {k: few.get(k, v) for k, v in run.get("override", {}).items()}
-    small["trajectories"] = {k: v | {"seeds": members} for k, v in raw["trajectories"].items() if k in used}
-    if shifted:
-        small["trajectories"]["fashion_mnist-resnet"]["override"] |= {"epochs": 1, "batch": 10}
-    small_methods(small["methods"], members=2 if shifted else 5)
-    Path("params.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
-    load()
-    stages = ["prepare fashion_mnist", *(f"trajectory {key}" for key in small["trajectories"])]
-    for stage in stages + [f"{kind} {run}" for run in runs for kind in ("student", "evaluate")]:
-        walk.stage(*stage.split())
-    expected = {("test", None, None), ("cost", None, None)}
-    if shifted:
-        expected |= {("ood", "digits", None), *(("corrupted", kind, s) for kind in KINDS for s in range(1, 6))}
-    for run in runs:
+    for name in ("comparison", "inducing-fashion_mnist"):
+        overlays.apply(ROOT / f"params/{name}.yaml")
+    raw = yaml.safe_load(Path("params.yaml").read_text())
+    own = {"methods": {name: raw["methods"][name] for name in ("ffg_w", "ffg_u", "ensemble_u")}}
+    for section in ("trajectories", "runs"):
+        own[section] = {key: run for key, run in raw[section].items() if "resnet" in key}
+    raw["datasets"]["fashion_mnist"] |= {"validation": 10, "corrupted_images": 2, "ood": ["digits"]}
+    raw |= {"teachers": {}, "coresets": {}, **shrunk(own), "methods": raw["methods"] | shrunk(own["methods"])}
+    Path("params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    walk.stage("prepare", "fashion_mnist")
+    walk.stage("trajectory", "fashion_mnist-resnet")
+    assert len(own["runs"]) == 5
+    expected = {("test", None, None), ("cost", None, None), ("ood", "digits", None)}
+    expected |= {("corrupted", kind, severity) for kind in KINDS for severity in range(1, 6)}
+    for run in own["runs"]:
+        walk.stage("student", run)
+        walk.stage("evaluate", run)
         scores = pq.read_table(f"work/evaluate/{run}/scores.parquet").to_pylist()
         assert expected == {(row["set"], row["name"], row["severity"]) for row in scores}
         assert {"accuracy", "ece"} <= {row["metric"] for row in scores}

@@ -7,8 +7,9 @@ import pytest
 
 from bdl_report import papers
 from bdl_report.papers.comparison import runs_of
-from pipeline.core.load import load
+from pipeline.core.load import typed
 from pipeline.core.model import Params
+from pipeline.core.params_files import read_params
 from pipeline.papers import compared, ours
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ FAMILY = ("BPC-rKL", "BPC-fKL", "FBPC", "BPC-CD")
 @cache
 def params(source: str) -> Params:
     """Read the params file of a table, or of the table whose fits it shows."""
-    return load(ROOT / f"params/paper/{source}.yaml")
+    return typed(read_params(ROOT / f"params/paper/{source}.yaml"))
 
 
 def test_tables_that_share_a_params_file_show_only_their_own_runs() -> None:

@@ -19,9 +19,9 @@ from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.scores import Quantity
-from bdl_pipe.yaml_files import read_yaml
 from bdl_report import papers
 from pipeline import cli
+from pipeline.core.params_files import read_params
 from pipeline.run import pool
 from tests.data import archives as made
 from tests.pipeline import walk
@@ -104,7 +104,7 @@ def write(project: Path, name: str, raw: Any) -> None:
 
 def small_file(project: Path, name: str, small: dict[str, int]) -> Any:
     """Write a shrunk copy of a params file into ``project``, and return its content."""
-    raw = shrunk(read_yaml(ROOT / f"params/paper/{name}.yaml"), small)
+    raw = shrunk(read_params(ROOT / f"params/paper/{name}.yaml"), small)
     write(project, name, raw)
     return raw
 

@@ -17,45 +17,49 @@ from typing import Any, Final
 import pytest
 
 from bdl_pipe import config
+from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.loop import learning_rate
 from bdl_pipe.training.snapshots import SnapshotPolicy
+from bdl_pipe.yaml_files import read_yaml
 from bdl_report import papers
 from benchmarks.pages import unfamiliar
-from pipeline.core import load as loading
+from pipeline.core.load import typed
 from pipeline.core.model import Params
+from pipeline.core.params_files import read_params, written_out
 
 ROOT: Final = Path(__file__).parents[2]
 DIGESTS: Final = Path(__file__).with_name("params_files.json")
-TUNED: Final = ROOT / "params/tuned"  # results of searches, which are not shipped
 FILES: Final = [
     "params.yaml",
-    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "params").rglob("*.yaml") if p.parent != TUNED),
+    *sorted(
+        str(p.relative_to(ROOT)) for p in (ROOT / "params").rglob("*.yaml") if p.parent.name not in ("tuned", "base")
+    ),
 ]
 PRINTED: Final = sorted(path.name for path in papers.HERE.glob("*.csv"))
 
 
 @functools.cache
 def whole() -> Mapping[str, Any]:
-    return config.merge(*(loading.read_yaml(ROOT / name) for name in ("params.yaml", "params/comparison.yaml")))
+    return config.merge(*(read_params(ROOT / name) for name in ("params.yaml", "params/comparison.yaml")))
 
 
+@functools.cache
 def load(name: str) -> Params:
     """Check a file; an overlay, or a study with one, is on top of params.yaml and of the whole comparison."""
-    raw = loading.read_yaml(ROOT / name)
-    if name.startswith("params/") and not name.startswith("params/paper/"):
-        overlay = raw["overlay"] if name.startswith("params/study/") else raw
-        raw = config.merge(whole(), overlay)
-    return loading.typed(raw)
+    path = ROOT / name
+    if name.startswith("params/study/"):
+        return typed(config.merge(whole(), written_out(read_yaml(path)["overlay"], path)))
+    raw = read_params(path)
+    return typed(raw if name.startswith(("params.yaml", "params/paper/")) else config.merge(whole(), raw))
 
 
-def digest(name: str) -> str:
+def digest(params: Params) -> str:
     """Return a digest of every data set and of every run with its inputs and its whole config."""
-    found = load(name)
-    content: dict[str, Any] = {"seed": found.seed, "evaluate": config.to_mapping(found.evaluate)}
-    content |= {f"datasets.{key}": config.to_mapping(dataset) for key, dataset in found.datasets.items()}
-    content |= {f"decisions.{key}": found.raw["decisions"][key] for key in found.decisions}
-    for (kind, key), run in found.runs.items():
+    content: dict[str, Any] = {"seed": params.seed, "evaluate": config.to_mapping(params.evaluate)}
+    content |= {f"datasets.{key}": config.to_mapping(dataset) for key, dataset in params.datasets.items()}
+    content |= {f"decisions.{key}": params.raw["decisions"][key] for key in params.decisions}
+    for (kind, key), run in params.runs.items():
         about = [run.spec.dataset, run.method.name, run.spec.setting, run.spec.seeds, dict(run.sources)]
         content[f"{kind}.{key}"] = [*about, config.to_mapping(run.config)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -68,7 +72,7 @@ def digest_of_figures(name: str) -> str:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_params_file_is_valid_and_has_its_stored_digest(name: str) -> None:
-    assert digest(name) == json.loads(DIGESTS.read_text())[name]
+    assert digest(load(name)) == json.loads(DIGESTS.read_text())[name]
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -76,13 +80,58 @@ def test_the_printed_figures_of_a_paper_have_their_stored_digest(name: str) -> N
     assert digest_of_figures(name) == json.loads(DIGESTS.read_text())[name]
 
 
-def test_a_changed_override_changes_the_digest_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = {**loading.read_yaml(ROOT / "params.yaml")}
-    monkeypatch.setattr(loading, "read_yaml", lambda path: raw)
-    before = digest("params.yaml")
+def test_a_changed_override_changes_the_digest_of_the_file() -> None:
+    raw = load("params.yaml").raw
     key = next(iter(raw["trajectories"]))
-    raw["trajectories"] = raw["trajectories"] | {key: raw["trajectories"][key] | {"override": {"epochs": 77}}}
-    assert digest("params.yaml") != before
+    changed = config.merge(raw, {"trajectories": {key: {"override": {"epochs": 77}}}})
+    assert digest(typed(changed)) != digest(load("params.yaml"))
+
+
+def test_a_file_is_merged_into_its_base_and_its_repeated_entries_are_written_out(tmp_path: Path) -> None:
+    texts = {
+        "lowest.yaml": "seed: 0\nmethods: {a: {steps: 1, network: {name: mlp, hidden: [50]}}}\nruns: {x: {seeds: 1}}\n",
+        "sub/base.yaml": "base: ../lowest.yaml\neach: {set: [p, q]}\n"
+        "runs: {<set>-a: {input: prepare/<set>, seeds: 1}}\n",
+        "top.yaml": "base: sub/base.yaml\neach: {n: [1, 2]}\nmethods: {a: {network: {hidden: [5]}}}\n"
+        "runs: {q-a: {seeds: 3}, <set>-a<n>: {ipc: <n>, setting: [ipc<n>], <other>: 0}}\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    content = read_params(tmp_path / "top.yaml")
+    assert content["methods"] == {"a": {"steps": 1, "network": {"name": "mlp", "hidden": [5]}}}
+    several = {f"{p}-a{n}": {"ipc": n, "setting": [f"ipc{n}"], "<other>": 0} for p in "pq" for n in (1, 2)}
+    known = {"p-a": {"input": "prepare/p", "seeds": 1}, "q-a": {"input": "prepare/q", "seeds": 3}}
+    assert content["runs"] == {"x": {"seeds": 1}} | known | several and list(content) == ["seed", "methods", "runs"]
+    (tmp_path / "each.yaml").write_text("base: top.yaml\neach: {set: [r], n: []}\n")
+    assert [*read_params(tmp_path / "each.yaml")["runs"]] == ["x", "r-a", "q-a"], "a list replaces"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    {
+        "unknown": ("base: absent.yaml", "a.yaml: base must be a file in "),
+        "no text": ("base: [b.yaml]", "a.yaml: base must be a file in "),
+        "circle": ("base: b.yaml", "b.yaml: base must not lead back to the file itself, got 'a.yaml'"),
+        "no list": ("each: {set: p}", "a.yaml: each must be lists (name: [value, ...]), got {'set': 'p'}"),
+        "no such list": (
+            "each: {set: [p]}\nruns: {<sets>-a: {}}",
+            "a.yaml: runs.<sets>-a must name lists of each (did you mean set?), got 'sets'",
+        ),
+        "base of nothing": ("base: c.yaml", "c.yaml:1: is not YAML"),
+    }.values(),
+)
+def test_a_wrong_base_or_list_is_an_error_with_the_file_and_the_key(text: str, message: str, tmp_path: Path) -> None:
+    for name, content in {"a.yaml": text, "b.yaml": "base: a.yaml", "c.yaml": "[1, "}.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises((ConfigError, DataError)) as raised:
+        read_params(tmp_path / "a.yaml")
+    assert message in str(raised.value)
+
+
+def test_params_yaml_has_no_base_since_dvc_reads_it() -> None:
+    with pytest.raises(ConfigError, match=r"base is not a known section"):
+        typed({"base": "params/base/paper.yaml"})
 
 
 def test_the_params_have_the_rates_and_snapshots_of_maddox() -> None:
@@ -179,5 +228,5 @@ def test_the_held_out_classes_of_near_ood_are_the_seeded_folds() -> None:
 
 
 if __name__ == "__main__":
-    found = {name: digest(name) for name in FILES} | {name: digest_of_figures(name) for name in PRINTED}
-    DIGESTS.write_text(json.dumps(found, indent=1) + "\n")
+    digests = {name: digest(load(name)) for name in FILES} | {name: digest_of_figures(name) for name in PRINTED}
+    DIGESTS.write_text(json.dumps(digests, indent=1) + "\n")

@@ -1,19 +1,22 @@
-"""The plan against dvc.yaml: both have the same stages, with the same inputs, outputs and dependencies."""
+"""The plan against DVC's own reading of dvc.yaml: the same stages, with the same inputs, outputs and dependencies."""
 
 import json
 import subprocess
 import sys
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from pipeline.core.load import load
-from pipeline.plan import plan, sources
+from bdl_pipe import config
+from bdl_pipe.errors import UserError
+from bdl_pipe.yaml_files import read_yaml
+from pipeline.core.load import load, typed
+from pipeline.core.params_files import read_params
+from pipeline.plan import code, plan, sources
 
 ROOT = Path(__file__).parents[2]
-STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 READ = """
 import json
 from dvc.repo import Repo
@@ -29,26 +32,14 @@ print(json.dumps(stages))
 """
 
 
-@pytest.fixture(scope="module")
-def theirs() -> dict[str, Any]:
-    """The stages as DVC reads them from dvc.yaml and params.yaml."""
+def test_the_plan_has_the_stages_of_dvc_each_after_its_needs() -> None:
+    ours = plan.plan(load(ROOT / "params.yaml"))
     done = subprocess.run([sys.executable, "-c", READ], cwd=ROOT, capture_output=True, text=True, check=True)
-    return dict(json.loads(done.stdout))
-
-
-@pytest.fixture(scope="module")
-def ours() -> plan.Plan:
-    return plan.plan(load(ROOT / "params.yaml"))
-
-
-def test_the_plan_has_the_stages_of_dvc_each_after_its_needs(theirs: dict[str, Any], ours: plan.Plan) -> None:
+    theirs = json.loads(done.stdout)
     assert {*ours, "sources"} == {*theirs}
     names = list(ours)
-    assert all(names.index(need) < names.index(name) for name, stage in ours.items() for need in stage.needs)
-
-
-def test_each_stage_has_the_same_inputs_outputs_and_needs_as_in_dvc(theirs: dict[str, Any], ours: plan.Plan) -> None:
     for name, stage in ours.items():
+        assert all(names.index(need) < names.index(name) for need in stage.needs)
         there = theirs[name]
         whole = {"work/evaluate", "work/scores", "work/decide"}  # the report depends on folders
         reads = whole if name == "report" else {str(path) for path in stage.reads}
@@ -60,28 +51,31 @@ def test_each_stage_has_the_same_inputs_outputs_and_needs_as_in_dvc(theirs: dict
         assert {*there["above"]} - {"sources"} == {*stage.needs}, name
 
 
-def test_the_plan_and_the_sources_stage_compute_equal_digests(ours: plan.Plan) -> None:
-    written = sources.digests(load(ROOT / "params.yaml"))
-
-    def at(dotted: str) -> Any:
-        value: Any = written
-        for part in dotted.split("."):
-            value = value[part]
-        return value
-
-    assert all(at(key) == value for stage in ours.values() for key, value in stage.digests.items())
-
-
-def test_only_prepare_writes_the_holdout_and_only_evaluate_reads_it() -> None:
-    for kind, stage in STAGES.items():
-        body = stage.get("do", stage)
-        reads = any("holdout" in dep for dep in body.get("deps", ()))
-        writes = any("holdout" in str(out) for out in body["outs"])
-        assert (reads, writes) == (kind == "evaluate", kind == "prepare")
+def test_a_plan_of_every_kind_agrees_with_the_sources_and_keeps_the_holdout_for_the_evaluation() -> None:
+    raw = read_yaml(ROOT / "params.yaml")
+    for name in ("comparison", "increments", "decisions"):
+        raw = config.merge(raw, read_params(ROOT / f"params/{name}.yaml"))
+    params = typed(raw)
+    stages, digests = plan.plan(params), sources.digests(params)
+    assert {stage.kind for stage in stages.values()} == {*code.BODIES}
+    for stage in stages.values():
+        assert {name: reduce(getitem, name.split("."), digests) for name in stage.digests} == stage.digests
+        reads, makes = (any("holdout" in path.parts for path in paths) for paths in (stage.reads, stage.makes))
+        assert (reads, makes) == (stage.kind == "evaluate", stage.kind == "prepare")
+    bundle, earlier = stages["inputs@fashion_mnist-0-1-fbpc"], "work/coreset/fashion_mnist-0-0-fbpc"
+    assert [*map(str, bundle.reads)] == ["work/trajectory/fashion_mnist-0-1-experts", earlier]
+    assert stages["coreset@fashion_mnist-0-1-fbpc"].needs == {bundle.name, "prepare@fashion_mnist-0-1"}
+    for kind, message in {
+        "prepare": r"^datasets.absent is not a data set \(known: fashion_small, boston, ",
+        "decide": r"^decisions.absent is not an entry \(known: wheel, wheel-95, ",
+        "scores": "^runs.absent is not a run",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            plan.one(kind, "absent", params)
 
 
 def test_every_stage_runs_the_stages_package_which_has_at_most_60_lines() -> None:
-    for kind, stage in STAGES.items():
+    for kind, stage in read_yaml(ROOT / "dvc.yaml")["stages"].items():
         assert stage.get("do", stage)["cmd"].split()[:5] == ["exec", "python", "-m", "stages", kind]
     assert sum(len(path.read_text().splitlines()) for path in (ROOT / "stages").glob("*.py")) <= 60
 

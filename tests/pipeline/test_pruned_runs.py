@@ -116,20 +116,6 @@ def test_the_plan_puts_a_run_before_its_pruned_run(tmp_path: Path) -> None:
     assert [row.key for row in found.lineage(found.run("student", "b-half"))] == ["b-whole", "b-half"]
 
 
-@pytest.mark.slow
-def test_dvc_puts_a_run_before_its_pruned_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph is of the project's own dvc.yaml with the two runs of RAW."""
-    dvc = pytest.importorskip("dvc.repo")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
-    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
-    read(tmp_path, RAW)
-    dvc.Repo.init(str(tmp_path), no_scm=True).close()
-    with dvc.Repo(str(tmp_path)) as repo:
-        graph = {s.addressing: {d.addressing for d in repo.index.graph.successors(s)} for s in repo.index.graph.nodes}
-    assert "student@b-whole" in graph["student@b-half"] and "student@b-half" not in graph["student@b-whole"]
-
-
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     """The parameters of a project in which Boston is prepared."""

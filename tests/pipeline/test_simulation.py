@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from bdl_pipe.yaml_files import read_yaml
 from benchmarks.simulation import page, workloads
 from benchmarks.simulation.bounds import bounds
 from benchmarks.simulation.model import HOUR, NETWORK, STORE, Cluster, Driver, Stage
 from benchmarks.simulation.run import simulate
 from pipeline.core.load import typed
+from pipeline.core.params_files import read_params
 from pipeline.plan.plan import plan
 
 FREE = Driver(task=0, message=0, checkpoint=0, byte=0, warm=0, cold=0, stage=0, record=0)
@@ -157,7 +157,7 @@ def test_equal_seeds_give_equal_figures_and_other_seeds_give_other_figures() -> 
 @pytest.mark.slow
 def test_the_workload_has_the_stages_of_the_plans_and_no_bound_exceeds_its_time() -> None:
     tables, driver = workloads.paper_tables(), replace(FREE, message=2e-4, checkpoint=1e-3, byte=1.6e-9, cold=4.0)
-    planned = [plan(typed(read_yaml(workloads.ROOT / f"params/paper/{name}.yaml"))) for name in workloads.TABLES]
+    planned = [plan(typed(read_params(workloads.ROOT / f"params/paper/{name}.yaml"))) for name in workloads.TABLES]
     assert len(tables) == sum(map(len, planned))
     assert sum(len(stage.needs) for stage in tables) == sum(len(s.needs) for p in planned for s in p.values())
     cluster = Cluster(8, every=60.0, at_once=64)

@@ -6,13 +6,12 @@ its data set, or its stand-in, is in ``AT_HAND``, and a params file that needs n
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bdl_pipe.metrics.written import seconds
-from bdl_pipe.yaml_files import read_yaml
 
 from . import PaperTable, load, tables
 from .comparison import Ours
@@ -75,18 +74,23 @@ class Row:
     missing: Missing
 
 
-def sources(params: Path, folder: Path) -> list[Source]:
-    """Read the runs of ``params``, of the overlays in ``folder`` and of the tables' own params files, unchecked."""
-    found = [_source(params, "python -m pipeline repro, then paper all")]
+def sources(params: Path, folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> list[Source]:
+    """Read the runs of ``params``, of the overlays in ``folder`` and of the tables' own params files, unchecked.
+
+    Args:
+        read: reads the content of a params file.
+    """
+    sources = [_source(params, read(params), "python -m pipeline repro, then paper all")]
     for path in sorted(folder.glob("*.yaml")):
-        found.append(_source(path, f"python -m pipeline apply {path}, then repro and paper all"))
+        sources.append(_source(path, read(path), f"python -m pipeline apply {path}, then repro and paper all"))
     for path in sorted((folder / "paper").glob("*.yaml")):
-        found.append(_source(path, "python -m pipeline paper {table} --dataset '{dataset}'", path.stem))
-    return found
+        command = "python -m pipeline paper {table} --dataset '{dataset}'"
+        sources.append(_source(path, read(path), command, path.stem))
+    return sources
 
 
-def _source(path: Path, command: str, only: str = "") -> Source:
-    runs = read_yaml(path).get("runs") or {}
+def _source(path: Path, content: Mapping[str, Any], command: str, only: str = "") -> Source:
+    runs = content.get("runs") or {}
     whole = {key: run for key, run in runs.items() if "method" in run}  # an overlay may have only a run's changes
     ours = [Ours(key, run["dataset"], run["method"], run["setting"]) for key, run in whole.items()]
     says = _SAYS.search(path.read_text(encoding="utf-8"))

@@ -1,0 +1,53 @@
+"""The pages of results/ that follow from stored files: ``python -m website.results`` writes them, and runs nothing.
+
+Other pages have figures of a run itself, and name its command. ``--check`` writes nothing and fails where a page
+differs; tests/test_pages.py does the same.
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+
+from bdl_report.papers import stored
+from bdl_report.papers.pages import facts_of, markdown
+from benchmarks import cluster_throughput
+from benchmarks.decisions import page as decisions
+from benchmarks.gpu import page as gpu
+from benchmarks.pages import vbpc_ablations, vbpc_law
+from benchmarks.simulation import page as simulation
+from benchmarks.your_data import page as your_data
+
+from .blocks import write
+
+RESULTS: Final = Path("results")
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of every page that follows from stored files, for a command in the project's folder."""
+    made = {}
+    for path, comparison in stored.stored(RESULTS):
+        page = path.with_suffix(".md")
+        made[page] = markdown(comparison, facts_of(page.read_text()))
+    scale = {name: json.loads((RESULTS / f"scale/{name}.json").read_text()) for name in ("simulation", "throughput")}
+    tasks = json.loads((RESULTS / "decisions/facts.json").read_text())
+    with (RESULTS / "vbpc/ablations.csv").open() as file:
+        ablations = list(csv.DictReader(file))
+    return made | {
+        RESULTS / "decisions/README.md": decisions.page(pd.read_csv(RESULTS / "decisions/scores.csv"), tasks),
+        RESULTS / "gpu/README.md": gpu.page(),
+        RESULTS / "scale/simulation.md": simulation.page(scale["simulation"]["runs"]),
+        RESULTS / "scale/throughput.md": cluster_throughput.page(scale["throughput"]),
+        RESULTS / "vbpc/ablations-beside-the-paper.md": vbpc_ablations.page(ablations),
+        RESULTS / "vbpc/law.md": vbpc_law.page(*vbpc_law.stored()),
+        RESULTS / "your_data/README.md": your_data.page(
+            your_data.read(RESULTS / "your_data"), your_data.facts(RESULTS / "your_data")
+        ),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(write(pages()))
