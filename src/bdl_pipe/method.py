@@ -182,6 +182,8 @@ class Method:
         stages: stage kind -> the method's stage of this kind.
         search: dotted config key that Ray Tune may vary -> (low, high, scale). Scales: ``log``, ``linear``, ``integer``
             (an integer on a log scale).
+        settings: the hyperparameters that do not follow from a data set's size, for fits without a params file. With
+            ``default`` they and its ``override`` are the whole section; params.yaml has the same values.
         default: the settings of its run in a comparison. Comparisons omit a method with None.
         upstream: key -> a run of this method that makes an input artifact for other methods' runs; keys are unique
             among all methods.
@@ -197,6 +199,7 @@ class Method:
     tasks: tuple[Task, ...]
     stages: Mapping[Kind, StageSpec]
     search: Mapping[str, tuple[float, float, Literal["log", "linear", "integer"]]] = field(default_factory=dict)
+    settings: Section = field(default_factory=dict)
     default: Default | None = None
     upstream: Mapping[str, Upstream] = field(default_factory=dict)
     imitates: bool = False

@@ -139,5 +139,6 @@ BNN = Method(
         "initial_sd": (1e-3, 1e-1, "log"),
         "kl_weight": (1e-2, 1e1, "log"),
     },
+    settings={"noise_variance": 0.1, "validation_draws": 10},
     default=Default(3.0, override=default),
 )

@@ -161,5 +161,6 @@ DROPOUT = Method(
         "training.optimiser.weight_decay": (1e-6, 1e-1, "log"),
         "rate": (5e-3, 5e-1, "log"),
     },
+    settings={"noise_variance": 0.1, "validation_draws": 10},
     default=Default(1.5, override=default),
 )

@@ -144,5 +144,6 @@ GP = Method(
     config=GpConfig,
     tasks=("regression",),
     stages={"student": StageSpec(fit)},
+    settings={"ard": False, "steps": 100, "lr": 0.1},
     default=Default(3.0, suits=lambda size: size.train <= AFFORDABLE),
 )

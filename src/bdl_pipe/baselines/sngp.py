@@ -253,5 +253,6 @@ SNGP = Method(
         "norm_bound": (0.5, 10.0, "log"),
         "ridge": (1e-3, 1.0, "log"),
     },
+    settings={"length_scale": 2.0, "norm_bound": 1.0, "ridge": 0.1},
     default=Default(1.6, override=default),
 )

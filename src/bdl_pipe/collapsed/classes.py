@@ -249,5 +249,6 @@ CIBER = Method(
     config=CiberConfig,
     tasks=("classification",),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    settings={"form": {"name": "exact", "weights": 1}},
     default=Default(0.3, "iterates"),
 )

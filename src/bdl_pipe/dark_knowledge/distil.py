@@ -315,6 +315,12 @@ DARK_KNOWLEDGE = Method(
         "optimiser.lr": (1e-4, 1e-2, "log"),
         "optimiser.weight_decay": (1e-7, 1e-2, "log"),
     },
+    settings={
+        "student": {"name": "plain"},
+        "mode": {"name": "offline", "max_draws": None},
+        "optimiser": {"name": "adamw", "schedule": "cosine"},
+        "start": "draw",
+    },
     default=Default(2.0, "sgmcmc", default),
     imitates=True,
 )

@@ -20,7 +20,6 @@ from ..errors import ConfigError, UserError, require
 from ..method import Default, Kind, Method, StageSpec
 from ..plugins import loaded
 from ..registry import METHODS
-from .defaults import section
 
 DATASET: Final = "data"
 DATA: Final = "data"  # the value of ``made_from`` for a fit from the data alone
@@ -160,7 +159,7 @@ def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) 
     if found is not None:
         method, above = found[0], found[1].of([stage])
         _require_kind(name, above.kind, stage)
-        merged = config.merge(config.merge(section(method.name), above.override(size)), override)
+        merged = config.merge(config.merge(method.settings, above.override(size)), override)
         yield _run(above.kind, name, method, merged, above.seeds, {}, {})
         return
     if name not in METHODS:
@@ -185,7 +184,7 @@ def _own(method: Method, default: Default | None, size: Size, above: Run | None)
     Without a source run it takes the network and training of ``size``, unless its section has a network for rows of
     this kind.
     """
-    base = section(method.name)
+    base = method.settings
     if default is not None:
         return config.merge(base, default.override(size))
     fields = {field.name for field in dataclasses.fields(method.config)}

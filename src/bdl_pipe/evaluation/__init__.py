@@ -19,7 +19,7 @@ from ..predictive import Categorical, Continuous
 from ..scores import Quantity, Set
 from ..seeds import Seed
 from . import references
-from .config import EvaluateConfig
+from .config import USUAL, EvaluateConfig
 from .distance import Distances
 from .draws import DrawnRows
 from .gathered import Gathered, Scores, has_one_noise, normalised
@@ -30,6 +30,7 @@ from .unfamiliar import stored_rows, training_rows
 
 __all__ = [
     "OOD_SCORES",
+    "USUAL",
     "CleanResult",
     "EvaluateConfig",
     "LastLayer",

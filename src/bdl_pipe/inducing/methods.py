@@ -16,8 +16,9 @@ from typing import Any, Final, Literal, final
 from torch import Tensor
 
 from ..artifacts import State
+from ..data.examples import Task
 from ..data.fitdata import FitData
-from ..data.size import Section, Size
+from ..data.size import CONVNET, Section, Size
 from ..errors import require
 from ..method import Default, Inputs, Method, StageSpec
 from ..method import Kind as StageKind
@@ -118,11 +119,12 @@ def _source(inputs: Inputs) -> RandomWeights | None:
     return RandomWeightsPosterior.from_state(state).learner
 
 
-def _method(kind: Kind, cost: float = 0.0, own: Section | None = None) -> Method:
+def _method(kind: Kind, cost: float = 0.0, own: Section | None = None, settings: Section | None = None) -> Method:
     """Return the method of a kind of weights.
 
     Args:
         own: the keys of ``weights`` in the method's default with this ``cost``; None for no default.
+        settings: see :class:`Method`.
     """
     weights = kind.endswith("_w")
     search: dict[str, tuple[float, float, Literal["log"]]] = {
@@ -143,9 +145,9 @@ def _method(kind: Kind, cost: float = 0.0, own: Section | None = None) -> Method
         validate_sources=partial(validate_sources, kind),
     )
     default = Default(cost, override=lambda size: _default(size, {"kind": kind, **own})) if own else None
-    return Method(
-        kind, RandomConfig, ("classification", "regression"), {"student": stage}, search, default, bayesian=True
-    )
+    tasks: tuple[Task, ...] = ("classification", "regression")
+    stages: Mapping[StageKind, StageSpec] = {"student": stage}
+    return Method(kind, RandomConfig, tasks, stages, search, settings or {}, default, bayesian=True)
 
 
 def _default(size: Size, weights: Section) -> Section:
@@ -162,7 +164,21 @@ def _default(size: Size, weights: Section) -> Section:
 
 
 FFG_U = _method("ffg_u", 6.0, {**_INDUCING, **_SD})
-FCG_U = _method("fcg_u")
-ENSEMBLE_U = _method("ensemble_u", 8.0, {**_INDUCING, "members": 5})
-FFG_W = _method("ffg_w", 3.0, _SD)
+FCG_U = _method(
+    "fcg_u",
+    settings={
+        "network": CONVNET,
+        "training": {
+            "epochs": 4,
+            "batch": 64,
+            "optimiser": {"name": "adam", "lr": 1e-2, "schedule": "one_cycle", "warmup": 0.2},
+        },
+        "weights": {"kind": "fcg_u", "rows": 16, "cols": 16, "lambda_max": 0.1},
+        "draws": 5,
+        "validation_draws": 5,
+        "annealing": {"start": 1.0, "end": 2.0},
+    },
+)
+ENSEMBLE_U = _method("ensemble_u", 8.0, {**_INDUCING, "members": 5}, {"noise_variance": 0.1})
+FFG_W = _method("ffg_w", 3.0, _SD, {"noise_variance": 0.1})
 FCG_W = _method("fcg_w")

@@ -9,7 +9,7 @@ exact posterior, given the trained trunk and Σ, replaces it after training (app
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -196,7 +196,10 @@ def _default(size: Size) -> Section:
     return {"network": size.network, "training": size.training()}
 
 
-def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default | None = None) -> Method:
+_LAYER: Final = {"prior_variance": 1.0, "wishart_dof": 1.0, "wishart_scale": 1.0, "kl_weight": 1.0}
+
+
+def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default | None = None, **layer: Any) -> Method:
     search = {
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
         "layer.prior_variance": (1e-2, 1e2, "log"),
@@ -210,18 +213,17 @@ def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default |
         tasks=tasks,
         stages=stages,  # type: ignore[arg-type]
         search=search,  # type: ignore[arg-type]
+        settings={"layer": {**_LAYER, **layer}} if default else {},
         default=default,
     )
 
 
-VBLL = _method(
-    "vbll",
-    VbllConfig,
-    ("regression",),
-    Default(1.6, override=_regression),
-)
+_DENSE: Final = {"covariance": "dense", "rank": None, "wishart_scale": 20.0}
+VBLL = _method("vbll", VbllConfig, ("regression",), Default(1.6, override=_regression), **_DENSE)
 VBLL_BNN = _method("vbll_bnn", VbllBnnConfig, ("regression",))
-D_VBLL = _method("d_vbll", DiscriminativeConfig, ("classification",), Default(1.6, override=_default))
+_DIAGONAL: Final = {"covariance": "diagonal", "rank": None, "predictive": "quadrature"}
+D_VBLL = _method("d_vbll", DiscriminativeConfig, ("classification",), Default(1.6, override=_default), **_DIAGONAL)
 D_VBLL_BNN = _method("d_vbll_bnn", VbllBnnConfig, ("classification",))
-G_VBLL = _method("g_vbll", GenerativeConfig, ("classification",), Default(2.0, override=_default))
+_DENSITIES: Final = {"dirichlet": 1.0, "wishart_dof": 128.0, "refit": True}
+G_VBLL = _method("g_vbll", GenerativeConfig, ("classification",), Default(2.0, override=_default), **_DENSITIES)
 G_VBLL_BNN = _method("g_vbll_bnn", GenerativeBnnConfig, ("classification",))

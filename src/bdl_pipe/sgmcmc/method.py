@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..artifacts import State, under
 from ..config import LATER, read
 from ..data.fitdata import FitData
-from ..data.size import Section, Size
+from ..data.size import CONVNET, Section, Size
 from ..errors import ConfigError, require
 from ..method import Default, Inputs, Method, StageSpec, Summary, Upstream
 from ..networks import NetworkConfig
@@ -353,6 +353,13 @@ SGMCMC = Method(
     search={
         "target.prior_precision": (0.1, 1000.0, "log"),
         "target.noise_precision": (1.0, 30.0, "log"),
+    },
+    settings={
+        "target": {"network": CONVNET, "prior_precision": 1.0, "noise_precision": 10.0},
+        "sampler": {"kernel": {"name": "sghmc"}, "step_size": {"name": "scaled", "rate": 3e-3}, "batch": 128},
+        "thinning": {"steps": 940, "burn_in": 120, "every": 205},
+        "diagnostics": {"rows": 32, "max_rhat": 1.05, "min_ess": 100},
+        "student": {"max_draws": None},
     },
     default=Default(6.0, "sgmcmc", lambda size: {"student": {"max_draws": 100}}),
     upstream={"sgmcmc": Upstream("teacher", 3, 6.0, default_chains)},

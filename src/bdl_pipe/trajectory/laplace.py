@@ -38,7 +38,7 @@ from ..seeds import Seed
 from .curvature import kronecker_factors, layers_with_factors
 from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
 from .linearised import LayerGaussian, LinearisedDraws, LinearisedLaplace
-from .snapshots import FLOATS, BatchNormConfig, FloatName, Snapshots
+from .snapshots import BATCH_NORM, FLOATS, BatchNormConfig, FloatName, Snapshots
 
 _FIXED: Final = "not_drawn"  # a key of a state's config
 _SHOWN: Final = 4  # the most names in a warning
@@ -225,6 +225,16 @@ KFAC_LAPLACE = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, summarise=summarise)},
     search={"temperature": (1e-3, 1.0, "log")},
+    settings={
+        "layers": "last",
+        "prior_precision": None,
+        "temperature": 1.0,
+        "rows": 2000,
+        "predictive": "draws",
+        "max_factor": 2048,
+        "draws": 10,
+        **BATCH_NORM,
+    },
     default=Default(
         0.5,
         "iterates",

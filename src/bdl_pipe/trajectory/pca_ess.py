@@ -22,6 +22,7 @@ from ..errors import Diverged, require
 from ..method import Default, Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
+from .snapshots import BATCH_NORM
 from .subspace import SubspaceConfig, Target, fitted
 
 LogLikelihood = Callable[[Tensor], float]
@@ -145,6 +146,7 @@ PCA_ESS = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"temperature": (0.1, 1e4, "log"), "prior_variance": (0.1, 100.0, "log")},
+    settings={"prior_variance": 1.0, "burn_in": 5, "every": 3, **BATCH_NORM},
     default=Default(
         1.0,
         "iterates",

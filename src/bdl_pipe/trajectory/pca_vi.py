@@ -28,6 +28,7 @@ from ..method import Default, Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
 from ..training.loop import Objective, OptimiserConfig, run_steps
+from .snapshots import BATCH_NORM
 from .subspace import SubspaceConfig, Target, fitted
 
 
@@ -139,6 +140,16 @@ PCA_VI = Method(
         "temperature": (0.1, 1e4, "log"),
         "prior_variance": (0.1, 100.0, "log"),
         "optimiser.lr": (1e-3, 1e-1, "log"),
+    },
+    settings={
+        "prior_variance": 1.0,
+        "rows": None,
+        "initial_sd": 0.1,
+        "steps": 60,
+        "samples": 1,
+        "batch": 250,
+        "optimiser": {"name": "adam", "lr": 3e-2, "schedule": "cosine"},
+        **BATCH_NORM,
     },
     default=Default(
         0.5,

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..artifacts import State, stack, unstack
 from ..config import read
 from ..data.fitdata import FitData
+from ..data.size import Section
 from ..errors import require
 from ..networks.normalisation import has_batch_norm, refresh_batch_norm
 from ..posterior import NetworkDraws, NetworkSpec
@@ -25,6 +26,9 @@ from ..training import snapshots
 FloatName = Literal["float64", "float32"]
 FLOATS: Final[Mapping[FloatName, torch.dtype]] = {"float64": torch.float64, "float32": torch.float32}
 _ELEMENTS: Final = 2**20  # the most weights drawn at once: 8 MiB in float64
+
+
+BATCH_NORM: Final[Section] = {"batch_norm_rows": 2048, "batch_norm_batch": 64}
 
 
 @dataclass(frozen=True)

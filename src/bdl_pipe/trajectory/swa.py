@@ -21,7 +21,7 @@ from ..method import Default, Inputs, Method, StageSpec
 from ..posterior import NetworkDraws
 from ..progress import Report
 from ..seeds import Seed
-from .snapshots import BatchNormConfig, Snapshots
+from .snapshots import BATCH_NORM, BatchNormConfig, Snapshots
 
 
 @dataclass(frozen=True)
@@ -60,5 +60,6 @@ SWA = Method(
     config=SwaConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
+    settings=BATCH_NORM,
     default=Default(0.1, "iterates", suits=lambda size: size.task == "classification"),
 )

@@ -35,7 +35,7 @@ from ..method import Default, Inputs, Method, StageSpec
 from ..progress import Phase, Report
 from ..seeds import Seed
 from .sgd import default_iterates
-from .snapshots import FLOATS, BatchNormConfig, FloatName, Snapshots
+from .snapshots import BATCH_NORM, FLOATS, BatchNormConfig, FloatName, Snapshots
 
 _PHASE: Final = "trajectory-"  # first part of the name of a trajectory's phase
 _EARLIER: Final = "earlier."  # prefix, in a checkpoint, of the draws from the trajectories before
@@ -166,6 +166,7 @@ SWAG = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"scale": (0.05, 5.0, "log")},
+    settings={"scale": 1.0, **BATCH_NORM},
     default=Default(0.2, "iterates", partial(_default, 20)),
 )
 

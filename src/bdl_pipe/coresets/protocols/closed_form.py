@@ -16,6 +16,7 @@ from ... import networks
 from ...artifacts import State, pack, unpack
 from ...config import LATER
 from ...data.fitdata import FitData
+from ...data.size import CONVNET
 from ...errors import require
 from ...joint_predictive import GaussianFunctions
 from ...method import Inputs, Method, StageSpec
@@ -24,7 +25,7 @@ from ...progress import Report
 from ...seeds import Seed
 from ..vbpc.closed_form import class_log_probs
 from ..vbpc.head import HeadConfig
-from ..vbpc.posterior import StudentConfig, VbpcPosterior, fit_student
+from ..vbpc.posterior import SETTINGS, StudentConfig, VbpcPosterior, fit_student
 from .scale import LogitScale, check_scale, noted, resolved
 
 
@@ -161,6 +162,12 @@ CORESET_BMA = Method(
     tasks=("classification",),
     stages={"student": StageSpec(fit_mixture, needs={"coreset": "cyclic"})},
     search={"rho": (0.1, 1000.0, "log"), "gamma": (1.0, 10000.0, "log"), "student.lr": (1e-5, 1e-2, "log")},
+    settings={
+        **SETTINGS,
+        "network": {**CONVNET, "width": 32, "blocks": 2},
+        "trunks": 5,
+        "logit_scale": "validation",
+    },
 )
 
 CORESET_VI = Method(
@@ -170,4 +177,5 @@ CORESET_VI = Method(
     tasks=("classification",),
     stages={"student": StageSpec(fit_one, needs={"coreset": "cyclic"})},
     search={"rho": (0.1, 1000.0, "log"), "gamma": (1.0, 10000.0, "log"), "student.lr": (1e-5, 1e-2, "log")},
+    settings={**SETTINGS, "network": CONVNET, "logit_scale": "validation"},
 )

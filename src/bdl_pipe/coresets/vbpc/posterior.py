@@ -6,7 +6,7 @@ n̂ > h, it has m and the factor of A (h×h).
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from ...progress import Report
 from ...seeds import Seed
 from ...training.loop import OptimiserConfig, run_steps
 from ..shared.init import Coreset
+from ..shared.stage import NOISY
 from ..shared.trunk import TrunkObjective, features
 from .closed_form import HeadPosterior
 
@@ -110,6 +111,14 @@ class VbpcPosterior:
         trunk, head = ({k: v for k, v in tensors.items() if k.startswith(part)} for part in ("trunk.", "head."))
         q = HeadPosterior(head.get("head.features"), head["head.mean"], head["head.factor"], spec.rho, spec.ratio)
         return cls(spec, trunk, q)
+
+
+SETTINGS: Final[Section] = {
+    "rho": 10.0,
+    "gamma": 100.0,
+    "feature_scale": 1.0,
+    "student": {"steps": 50, "lr": 3e-4, "augmentation": NOISY},
+}
 
 
 def default(size: Size) -> Section:
