@@ -172,6 +172,64 @@ class Upstream:
 
 
 @dataclass(frozen=True)
+class ModelFit:
+    """A fit that starts at a user's model (:func:`bdl_pipe.bayesianise`): the facts that its hyperparameters follow.
+
+    Attributes:
+        network: the section ``network``.
+        rows, batch: the number of training rows, and of rows in a step.
+        epochs: the number of additional epochs. None adds no epoch.
+        lr: the learning rate. None takes the method's rate.
+        precision: λ_n of a chain's targets; None for classes.
+        points: for inducing weights, patterns of layers that keep point weights.
+        snapshots: the number of snapshots of the trajectory.
+        config: the hyperparameters that the user gives.
+        draws: the number of networks in a predictive.
+    """
+
+    network: Section
+    task: Task
+    rows: int
+    batch: int
+    epochs: int | None
+    lr: float | None
+    precision: float | None = None
+    points: Mapping[str, None] | None = None
+    snapshots: int = 1
+    config: Mapping[str, Any] = field(default_factory=dict)
+    draws: int = 20
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the number of whole batches in an epoch."""
+        return max(1, self.rows // self.batch)
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps of all epochs."""
+        return (self.epochs or 1) * self.steps_per_epoch
+
+    def training(self, lr: float, **optimiser: Any) -> Section:
+        """Return the section ``training``, with the user's learning rate or else the method's rate ``lr``."""
+        rule = {"name": "adamw", "lr": self.lr or lr, "schedule": "cosine", "weight_decay": 0.01, "grad_clip_norm": 1.0}
+        return {"epochs": self.epochs or 1, "batch": self.batch, "optimiser": {**rule, **optimiser}}
+
+
+@dataclass(frozen=True)
+class FromModel:
+    """The declaration that a method can start at a user's model.
+
+    Attributes:
+        section: returns the hyperparameters; the user's replace them.
+        needs_epochs: whether the fit needs a number of epochs. A method that requires a trajectory gets one of further
+            epochs of SGD; other methods train for these epochs.
+    """
+
+    section: Callable[[ModelFit], Section] = lambda fit: {}
+    needs_epochs: bool = True
+
+
+@dataclass(frozen=True)
 class Method:
     """A method: its name, its config and its stages. The registry lists all methods.
 
@@ -187,6 +245,7 @@ class Method:
         default: the settings of its run in a comparison. Comparisons omit a method with None.
         upstream: key -> a run of this method that makes an input artifact for other methods' runs; keys are unique
             among all methods.
+        from_model: how it starts at a user's model; None if it cannot.
         imitates: whether a run imitates a posterior: the run that it takes as input, the run with the same teacher or
             coreset, or its own posterior that is not stored. The report then shows the loss against this posterior.
         bayesian: whether it predicts by a posterior over the weights of a network, or of its last layer: by draws, in
@@ -202,5 +261,6 @@ class Method:
     settings: Section = field(default_factory=dict)
     default: Default | None = None
     upstream: Mapping[str, Upstream] = field(default_factory=dict)
+    from_model: FromModel | None = None
     imitates: bool = False
     bayesian: bool = False

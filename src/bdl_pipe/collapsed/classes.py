@@ -44,7 +44,7 @@ from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
 from ..joint_predictive import JointCategorical
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..posterior import NetworkSpec
 from ..predictive import Categorical
 from ..progress import Report
@@ -251,4 +251,5 @@ CIBER = Method(
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},
     settings={"form": {"name": "exact", "weights": 1}},
     default=Default(0.3, "iterates"),
+    from_model=FromModel(lambda fit: {"form": {"name": "exact", "weights": 1}}),
 )

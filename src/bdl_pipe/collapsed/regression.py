@@ -30,7 +30,7 @@ from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
 from ..joint_predictive import JointContinuous
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..posterior import NetworkSpec
 from ..predictive import Gaussian
 from ..progress import Report
@@ -177,4 +177,5 @@ CIBER_LAST = Method(
     stages={"student": StageSpec(fit_last, needs={"trajectory": "one_to_one"}, in_driver=True)},
     settings=SETTINGS,
     default=DEFAULT,
+    from_model=FromModel(lambda fit: {**SETTINGS, "tail": 0.01}),
 )

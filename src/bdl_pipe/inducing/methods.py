@@ -16,11 +16,10 @@ from typing import Any, Final, Literal, final
 from torch import Tensor
 
 from ..artifacts import State
-from ..data.examples import Task
 from ..data.fitdata import FitData
 from ..data.size import CONVNET, Section, Size
 from ..errors import require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec
 from ..method import Kind as StageKind
 from ..networks.normalisation import refresh_batch_norm
 from ..progress import Report
@@ -145,9 +144,17 @@ def _method(kind: Kind, cost: float = 0.0, own: Section | None = None, settings:
         validate_sources=partial(validate_sources, kind),
     )
     default = Default(cost, override=lambda size: _default(size, {"kind": kind, **own})) if own else None
-    tasks: tuple[Task, ...] = ("classification", "regression")
-    stages: Mapping[StageKind, StageSpec] = {"student": stage}
-    return Method(kind, RandomConfig, tasks, stages, search, settings or {}, default, bayesian=True)
+    return Method(
+        name=kind,
+        bayesian=True,
+        config=RandomConfig,
+        tasks=("classification", "regression"),
+        stages={"student": stage},
+        search=search,
+        settings=settings or {},
+        default=default,
+        from_model=FromModel(partial(_from_model, kind)),
+    )
 
 
 def _default(size: Size, weights: Section) -> Section:
@@ -160,6 +167,23 @@ def _default(size: Size, weights: Section) -> Section:
         "kl_weight": 0.2,
         "annealing": None,
         **size.noise,
+    }
+
+
+def _from_model(kind: Kind, fit: ModelFit) -> Section:
+    from_u = {"rows": 16, "cols": 16, "lambda_max": 0.3, "lambda_init": 0.1}
+    weights = {"kind": kind, **(from_u if kind.endswith("_u") else {}), **({} if kind == "ensemble_u" else _SD)}
+    noise = {"noise_variance": 0.1} if fit.task == "regression" else {}
+    return {
+        "network": fit.network,
+        "training": fit.training(1e-2 if kind.endswith("_u") else 1e-3, name="adam", weight_decay=0.0),
+        "weights": weights,
+        "draws": fit.draws,
+        "validation_draws": 5,
+        "annealing": {"start": 0.0, "end": max(1.0, (fit.epochs or 1) / 2)},
+        "layers": dict(fit.points or {}),
+        "training_draws": "weights",  # rows of zeros determine the shapes of outputs
+        **noise,
     }
 
 

@@ -9,6 +9,7 @@ exact posterior, given the trained trunk and Σ, replaces it after training (app
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, final
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..joint_predictive import GaussianFunctions, Joint
-from ..method import Default, Method, Task
+from ..method import Default, FromModel, Method, ModelFit, Task
 from ..networks import NetworkConfig
 from ..networks.variational import MeanField
 from ..seeds import Seed
@@ -199,6 +200,10 @@ def _default(size: Size) -> Section:
 _LAYER: Final = {"prior_variance": 1.0, "wishart_dof": 1.0, "wishart_scale": 1.0, "kl_weight": 1.0}
 
 
+def _from_model(layer: Section, fit: ModelFit) -> Section:
+    return {"network": fit.network, "training": fit.training(1e-3), "layer": layer}
+
+
 def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default | None = None, **layer: Any) -> Method:
     search = {
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
@@ -215,6 +220,7 @@ def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default |
         search=search,  # type: ignore[arg-type]
         settings={"layer": {**_LAYER, **layer}} if default else {},
         default=default,
+        from_model=FromModel(partial(_from_model, {**layer, **_LAYER})) if default else None,
     )
 
 

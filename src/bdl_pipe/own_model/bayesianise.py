@@ -22,7 +22,7 @@ from ..dark_knowledge.teachers import stored
 from ..data.examples import Task
 from ..data.fitdata import FitData
 from ..errors import DataError, UserError, require, short
-from ..method import Inputs, Method, StageSpec
+from ..method import Inputs, Method, ModelFit, StageSpec
 from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed
@@ -31,7 +31,7 @@ from ..training.loop import run_steps
 from ..training.retry import RATE_SHARE, retried
 from ..training.snapshots import snapshot
 from . import methods, points, start
-from .methods import CHAINS, INDUCING, Setting
+from .methods import CHAINS, INDUCING
 from .module import Registered, frozen, register
 from .posterior import About, ModulePosterior, device_of
 from .rows import LoadedRows, own_randomness, require_targets
@@ -91,7 +91,7 @@ def bayesianise(
         Diverged: a fit diverged even at the smallest rates.
     """
     found = methods.method_of(method)
-    methods.check_needs(method, epochs, teacher)
+    methods.check_needs(found, epochs, teacher)
     # a posterior over the last layer alone does not draw the trunk: all draws share the model's trunk
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     model = plain(model)
@@ -115,7 +115,7 @@ def bayesianise(
             columns = known.head.out_features if rows.task == "classification" else rows.examples.targets.shape[1]
             require_targets(held, "calibration_loader", columns)
         data = start.fit_data(rows, known.head.out_features, transform, device_of(model))
-        setting = Setting(known.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
+        setting = ModelFit(known.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
         fit = _Fit(found, known, data, setting, dict(config or {}), dict(trajectory or {}), rng, report or Silent())
         state, used = fit.fitted(teacher, chains)
         inner = posterior_of(state, data.device)
@@ -155,7 +155,7 @@ class _Fit:
         method: Method,
         model: Registered,
         data: FitData,
-        setting: Setting,
+        setting: ModelFit,
         config: dict[str, Any],
         trajectory: dict[str, Any],
         rng: Seed,
@@ -177,7 +177,7 @@ class _Fit:
             start.require_linearisable(first, self._data)
         if self._method.name == CHAINS:
             return self._sampled(first, chains)
-        if self._setting.epochs is not None and self._method.name not in methods.TRAINED:
+        if self._setting.epochs is not None and methods.starts_with_sgd(self._method):
             first = self._further(first)
         if self._setting.epochs is None:  # nothing is trained, so nothing can train log-variances
             first = start.with_fixed_noise(first, self._model, self._data)
@@ -229,10 +229,10 @@ class _Fit:
         run_steps(task, config.optimiser, config.steps, self._report)
         return task.posterior().state(), config
 
-    def _read(self, setting: Setting, snapshots: int = 1) -> Any:
-        layers = str(self._config.get("layers", "last"))
-        section = merge(methods.section(self._method.name, setting, snapshots, layers), self._config)
-        return read(self._method.config, section, "config")
+    def _read(self, setting: ModelFit, snapshots: int = 1) -> Any:
+        of_model, fit = self._method.from_model, replace(setting, snapshots=snapshots, config=self._config)
+        section = {} if of_model is None else of_model.section(fit)
+        return read(self._method.config, merge(section, self._config), "config")
 
     def _run(self, stage: StageSpec, inputs: Inputs, config: Any, rng: Seed) -> State:
         def fit(slower: Any, attempt: Report) -> list[State]:

@@ -19,7 +19,7 @@ from ..config import LATER, read
 from ..data.fitdata import FitData
 from ..data.size import CONVNET, Section, Size
 from ..errors import ConfigError, require
-from ..method import Default, Inputs, Method, StageSpec, Summary, Upstream
+from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec, Summary, Upstream
 from ..networks import NetworkConfig
 from ..networks.flat import FlatNetwork
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
@@ -339,6 +339,27 @@ def default_chains(size: Size) -> Section:
     }
 
 
+def _from_model(fit: ModelFit) -> Section:
+    """Return the hyperparameters of chains that start at a user's model, with about 20 draws, each as large as it.
+
+    Two chains of 20 independent draws keep the bounds: the worst R-hat of 33 independent functions was at most 1.32 in
+    60 trials, and the least effective number of draws 7. They break the bounds of long chains, 1.05 and 100.
+    """
+    steps = max(fit.steps, fit.draws)
+    burn_in = steps // 5
+    return {
+        "target": {"network": fit.network, "prior_precision": 1.0, "noise_precision": fit.precision},
+        "sampler": {
+            "kernel": {"name": "sghmc", "friction": 0.1},
+            "step_size": {"name": "scaled", "rate": fit.lr or 0.003},
+            "batch": fit.batch,
+        },
+        "thinning": {"steps": steps, "burn_in": burn_in, "every": max(1, (steps - burn_in) // fit.draws)},
+        "diagnostics": {"rows": 32, "max_rhat": 1.4, "min_ess": 6},
+        "student": {"max_draws": None},
+    }
+
+
 SGMCMC = Method(
     name="sgmcmc",
     bayesian=True,
@@ -362,5 +383,6 @@ SGMCMC = Method(
         "student": {"max_draws": None},
     },
     default=Default(6.0, "sgmcmc", lambda size: {"student": {"max_draws": 100}}),
+    from_model=FromModel(_from_model),
     upstream={"sgmcmc": Upstream("teacher", 3, 6.0, default_chains)},
 )

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..config import LATER
 from ..data.fitdata import FitData
+from ..data.size import Section
 from ..errors import ConfigError, require
-from ..method import Default, Inputs, Method, StageSpec, Summary
+from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec, Summary
 from ..networks import Network
 from ..networks.base import has_bias
 from ..networks.convnet import BatchStatistics
@@ -38,7 +39,7 @@ from ..seeds import Seed
 from .curvature import kronecker_factors, layers_with_factors
 from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
 from .linearised import LayerGaussian, LinearisedDraws, LinearisedLaplace
-from .snapshots import BATCH_NORM, FLOATS, BatchNormConfig, FloatName, Snapshots
+from .snapshots import BATCH_NORM, FLOATS, BatchNormConfig, FloatName, Snapshots, batch_norm
 
 _FIXED: Final = "not_drawn"  # a key of a state's config
 _SHOWN: Final = 4  # the most names in a warning
@@ -218,6 +219,13 @@ def _named(layer: str, matrices: Float[Tensor, "draw fan_out fan_in"], like: Map
     return {weight: matrices[..., :-1].reshape(shape), bias: matrices[..., -1]}
 
 
+def _from_model(fit: ModelFit) -> Section:
+    """Return all rows, and for all layers a linearised predictive: draws of all layers underfit (Immer et al. 2021)."""
+    layers = str(fit.config.get("layers", "last"))
+    more = {"layers": layers, "predictive": "draws" if layers == "last" else "linearised", "draws": fit.draws}
+    return {**KFAC_LAPLACE.settings, "rows": None, "max_factor": 4096, **more, **batch_norm(fit)}
+
+
 KFAC_LAPLACE = Method(
     name="kfac_laplace",
     bayesian=True,
@@ -241,4 +249,5 @@ KFAC_LAPLACE = Method(
         lambda size: {"temperature": 0.1} if size.image else {},
         suits=lambda size: size.task == "classification",
     ),
+    from_model=FromModel(_from_model, needs_epochs=False),
 )

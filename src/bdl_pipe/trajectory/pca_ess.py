@@ -11,6 +11,8 @@ The chain starts at z = 0, the trajectory's mean. Step t draws all its random nu
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -18,12 +20,13 @@ from torch import Tensor
 
 from ..artifacts import State
 from ..data.fitdata import FitData
+from ..data.size import Section
 from ..errors import Diverged, require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
 from .snapshots import BATCH_NORM
-from .subspace import SubspaceConfig, Target, fitted
+from .subspace import SubspaceConfig, Target, fitted, from_model
 
 LogLikelihood = Callable[[Tensor], float]
 
@@ -139,6 +142,7 @@ def fit(data: FitData, inputs: Inputs, config: PcaEssConfig, *, rng: Seed, repor
     return fitted(target, chain, config.steps, config.draws, report)
 
 
+_SETTINGS: Final[Section] = {"prior_variance": 1.0, "burn_in": 5, "every": 3, **BATCH_NORM}
 PCA_ESS = Method(
     name="pca_ess",
     bayesian=True,
@@ -146,11 +150,12 @@ PCA_ESS = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"temperature": (0.1, 1e4, "log"), "prior_variance": (0.1, 100.0, "log")},
-    settings={"prior_variance": 1.0, "burn_in": 5, "every": 3, **BATCH_NORM},
+    settings=_SETTINGS,
     default=Default(
         1.0,
         "iterates",
         lambda size: {"dimension": 3, "rows": 1000, "batch": 500, "temperature": 10.0, "draws": 10},
         suits=lambda size: size.task == "classification",
     ),
+    from_model=FromModel(partial(from_model, {**_SETTINGS, "temperature": 1000.0, "rows": 1000, "batch": 500})),
 )

@@ -17,6 +17,7 @@ from ..config import read
 from ..data.fitdata import FitData
 from ..data.size import Section
 from ..errors import require
+from ..method import ModelFit
 from ..networks.normalisation import has_batch_norm, refresh_batch_norm
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
@@ -29,6 +30,11 @@ _ELEMENTS: Final = 2**20  # the most weights drawn at once: 8 MiB in float64
 
 
 BATCH_NORM: Final[Section] = {"batch_norm_rows": 2048, "batch_norm_batch": 64}
+
+
+def batch_norm(fit: ModelFit) -> Section:
+    """Return the keys of :class:`BatchNormConfig` for a user's model, with the batches of its training."""
+    return {**BATCH_NORM, "batch_norm_batch": max(2, fit.batch)}
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..posterior import NetworkDraws
 from ..progress import Report
 from ..seeds import Seed
-from .snapshots import BATCH_NORM, BatchNormConfig, Snapshots
+from .snapshots import BATCH_NORM, BatchNormConfig, Snapshots, batch_norm
 
 
 @dataclass(frozen=True)
@@ -62,4 +62,5 @@ SWA = Method(
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     settings=BATCH_NORM,
     default=Default(0.1, "iterates", suits=lambda size: size.task == "classification"),
+    from_model=FromModel(batch_norm),
 )

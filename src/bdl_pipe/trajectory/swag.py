@@ -31,11 +31,11 @@ from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec
 from ..progress import Phase, Report
 from ..seeds import Seed
 from .sgd import default_iterates
-from .snapshots import BATCH_NORM, FLOATS, BatchNormConfig, FloatName, Snapshots
+from .snapshots import BATCH_NORM, FLOATS, BatchNormConfig, FloatName, Snapshots, batch_norm
 
 _PHASE: Final = "trajectory-"  # first part of the name of a trajectory's phase
 _EARLIER: Final = "earlier."  # prefix, in a checkpoint, of the draws from the trajectories before
@@ -159,6 +159,11 @@ def _default(draws: int, size: Size) -> Section:
     return {"rank": min(10, default_iterates(size)["snapshots"] - 1), "draws": draws}
 
 
+def _from_model(fit: ModelFit) -> Section:
+    rank = 0 if fit.snapshots < 3 else min(10, fit.snapshots - 1)
+    return {"rank": rank, "scale": 1.0, "draws": fit.draws, **batch_norm(fit)}
+
+
 SWAG = Method(
     name="swag",
     bayesian=True,
@@ -168,11 +173,13 @@ SWAG = Method(
     search={"scale": (0.05, 5.0, "log")},
     settings={"scale": 1.0, **BATCH_NORM},
     default=Default(0.2, "iterates", partial(_default, 20)),
+    from_model=FromModel(_from_model),
 )
 
 MULTI_SWAG = replace(
     SWAG,
     name="multi_swag",
     stages={"student": StageSpec(partial(fit, method="multi_swag"), needs={"trajectory": "all"})},
+    from_model=None,
     default=Default(0.2, "iterates", partial(_default, 7)),  # 21 draws of three trajectories: about as many as swag has
 )
