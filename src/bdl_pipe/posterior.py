@@ -31,6 +31,7 @@ from .joint_predictive import (
     at_places,
     check_places,
 )
+from .networks.last_layer import LastLayer, of_networks
 from .networks.replicas import Replicas
 from .predictive import Categorical, Continuous, Exponential, Gaussian, Mixture, Predictive
 from .recalibration import Recalibration
@@ -55,6 +56,15 @@ class Posterior(Protocol):
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Posterior":
         """Rebuild the posterior from its :meth:`state`, on ``device``."""
+        ...
+
+
+@runtime_checkable
+class FeaturesPosterior(Protocol):
+    """A posterior of networks with a last layer on features, which scores of unfamiliar inputs need."""
+
+    def last_layer(self, inputs: Tensor, *, rng: Seed) -> LastLayer | None:
+        """Return the features and logits of transformed inputs; ``rng`` draws trunks. None if there are no features."""
         ...
 
 
@@ -225,6 +235,10 @@ class NetworkDraws:
             else:
                 outputs = [functional_call(network, draw, (inputs,)) for draw in draws]
         return self.spec.predictive(torch.stack(outputs))
+
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer | None:
+        """Return the mean last layer of the draws at transformed inputs; None if the heads are not linear."""
+        return of_networks(self._networks, self.weights, inputs)
 
     def state(self) -> State:
         stored = {name: value.contiguous() for name, value in self.weights.items()}

@@ -26,6 +26,7 @@ from ..data.size import Section, Size
 from ..errors import require
 from ..method import Default, Method
 from ..networks import NetworkConfig
+from ..networks.last_layer import LastLayer, linear
 from ..networks.normalisation import evaluation
 from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig
@@ -143,6 +144,12 @@ class DropoutPosterior(LearnerPosterior[Dropout]):
     """A fitted :class:`Dropout`."""
 
     key, spec_class, learner_class = "dropout", DropoutSpec, Dropout
+
+    @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed) -> LastLayer:
+        """Return the last layer at transformed inputs, without masks."""
+        with self.lent() as learner:
+            return linear(learner.network.trunk(inputs), **dict(learner.network.head.named_parameters()))
 
 
 def default(size: Size) -> Section:

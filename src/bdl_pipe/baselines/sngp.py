@@ -35,6 +35,7 @@ from ..errors import require
 from ..joint_predictive import GaussianFunctions
 from ..method import Default, Method, StageSpec
 from ..networks import NetworkConfig
+from ..networks.last_layer import LastLayer, linear
 from ..networks.spectral import bound_spectral_norms, remove_bounds
 from ..predictive import Categorical, Gaussian, Predictive, mean_field
 from ..seeds import Seed
@@ -196,6 +197,12 @@ class SngpPosterior(LearnerPosterior[Sngp]):
     """A fitted :class:`Sngp` with the factor of Λ; the bounds are already applied to its weights."""
 
     key, spec_class = "sngp", SngpSpec
+
+    @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed) -> LastLayer:
+        """Return the layer on the random features of transformed inputs; ``rng`` is not used."""
+        with self.lent() as learner:
+            return linear(learner.features(inputs), learner.head.T)
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:

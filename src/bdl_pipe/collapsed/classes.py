@@ -45,6 +45,7 @@ from ..data.fitdata import FitData
 from ..errors import require
 from ..joint_predictive import JointCategorical
 from ..method import Default, FromModel, Inputs, Method, StageSpec
+from ..networks.last_layer import LastLayer, of_draws
 from ..posterior import NetworkSpec
 from ..predictive import Categorical
 from ..progress import Report
@@ -155,6 +156,11 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
             collapsed.append(self._head.collapse(number, features, self._count))
         together = Collapsed(*(torch.stack(parts) for parts in zip(*collapsed, strict=True)))
         return Categorical(log_probs(torch.stack(logits), together, self.config.form))
+
+    @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer:
+        """Return the mean last layer of the snapshots at transformed inputs; ``rng`` is not used."""
+        return of_draws(lambda snapshot: self.features(snapshot, inputs), self.weights)
 
     @torch.no_grad()
     def joint(

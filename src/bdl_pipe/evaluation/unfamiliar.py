@@ -20,11 +20,11 @@ from ..data.examples import Examples
 from ..errors import DataError
 from ..metrics.ood.fitted import react
 from ..metrics.ood.rows import ORIGIN, OWN, REACT, TEST, TRAIN
-from ..posterior import Predictor
+from ..networks.last_layer import LastLayer
+from ..posterior import FeaturesPosterior, Posterior, Predictor
 from ..predictive import Categorical
 from ..seeds import Seed
 from .config import EvaluateConfig
-from .last_layers import LastLayer, find_last_layer
 from .ood import ood_scores
 
 MOST: Final = {TRAIN: 1_500, TEST: 1_000}
@@ -44,6 +44,23 @@ def kept(examples: Examples, name: str) -> tuple[np.ndarray, Examples]:
 def training_rows(examples: Examples) -> Examples:
     """Return the training rows that are stored."""
     return kept(examples, TRAIN)[1]
+
+
+def last_layer(posterior: Posterior, inputs: Tensor, *, rng: Seed) -> LastLayer:
+    """Return the features and logits of transformed inputs.
+
+    Raises:
+        DataError: the posterior has no features.
+    """
+    layer = _last_layer(posterior, inputs, rng)
+    if layer is None:
+        key = getattr(posterior, "key", type(posterior).__name__)
+        raise DataError(f"a posterior {key} has no features: no last layer on a trunk that is known here")
+    return layer
+
+
+def _last_layer(posterior: Posterior, inputs: Tensor, rng: Seed) -> LastLayer | None:
+    return posterior.last_layer(inputs, rng=rng) if isinstance(posterior, FeaturesPosterior) else None
 
 
 def stored_rows(
@@ -99,7 +116,7 @@ def _outputs(
         columns = {"log_probs": predictive.log_probs.cpu().numpy()}
         columns |= {f"{OWN}{name}": values.astype(np.float32) for name, values in ood_scores(predictive).items()}
         inputs = fitted.transform.inputs(examples.inputs[rows], device)
-        layer = find_last_layer(fitted.posterior, inputs, rng=rng.fold("predict"))
+        layer = _last_layer(fitted.posterior, inputs, rng.fold("predict"))
         if layer is not None:
             columns |= _stored(layer)
             layers.append(layer)

@@ -22,6 +22,7 @@ from ..data.size import Section, Size
 from ..joint_predictive import GaussianFunctions, Joint
 from ..method import Default, FromModel, Method, ModelFit, Task
 from ..networks import NetworkConfig
+from ..networks.last_layer import LastLayer, linear
 from ..networks.variational import MeanField
 from ..seeds import Seed
 from ..training.learner import FitResult, TrainingConfig
@@ -106,6 +107,17 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
     """
 
     key, spec_class = "last_layer", LastLayerSpec
+
+    @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed) -> LastLayer:
+        """Return the features' mean over draws, and logits except for a layer of class densities, which has none."""
+        with self.lent() as learner:
+            draws = learner.spec.features.draws if learner.spec.features else 1
+            features = torch.stack([learner.features(inputs, draw, rng) for draw in range(draws)]).mean(0)
+            if learner.spec.layer.name != "gaussian":
+                return LastLayer(features)
+            layer = linear(features, learner.layer.mean)
+            return layer if draws == 1 else LastLayer(features, layer.logits, layer.origin)
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:

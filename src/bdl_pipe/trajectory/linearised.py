@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..artifacts import State, under
 from ..config import read, to_mapping
+from ..networks.last_layer import LastLayer, of_networks
 from ..networks.replicas import Replicas
 from ..posterior import NetworkDraws, NetworkSpec
 from ..predictive import Predictive
@@ -73,6 +74,10 @@ class LinearisedDraws:
             linear.append(found[0] + found[1])
         return self.spec.predictive(torch.stack(linear))
 
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer | None:
+        """Return the last layer of w* at transformed inputs; None if it is not linear."""
+        return of_networks(self._networks, {name: value[:1] for name, value in self.weights.items()}, inputs)
+
     def state(self) -> State:
         return State(dict(self.weights), {"posterior": self.key, "spec": to_mapping(self.spec)})
 
@@ -121,6 +126,10 @@ class LinearisedLaplace:
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Return the predictive of the draws; ``rng`` is not used."""
         return self.draws.predict(inputs, rng=rng)
+
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer | None:
+        """Return the last layer of w* at transformed inputs; None if it is not linear."""
+        return self.draws.last_layer(inputs)
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed = Seed(0)) -> LinearisedFunctions:

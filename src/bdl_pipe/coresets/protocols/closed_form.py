@@ -20,6 +20,7 @@ from ...data.size import CONVNET
 from ...errors import require
 from ...joint_predictive import GaussianFunctions
 from ...method import Inputs, Method, StageSpec
+from ...networks.last_layer import LastLayer
 from ...predictive import Categorical, mixture
 from ...progress import Report
 from ...seeds import Seed
@@ -84,6 +85,12 @@ class TrunkMixture:
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
         """Return class probabilities of transformed inputs; ``rng`` is not used."""
         return Categorical(torch.stack([part.predict(inputs).log_probs for part in self.parts]))
+
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer:
+        """Return the trunks' mean last layer at transformed inputs. No part has a bias: the origin is 0 in each."""
+        parts = [part.last_layer(inputs) for part in self.parts]
+        logits = torch.stack([part.logits for part in parts if part.logits is not None])
+        return LastLayer(torch.stack([part.features for part in parts]).mean(0), logits.mean(0), parts[0].origin)
 
     def functions(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> GaussianFunctions:
         """Return the mixture over trunks of Gaussians over logits, at the rows of each group [group, row, ...]."""

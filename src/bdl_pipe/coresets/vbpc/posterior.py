@@ -20,6 +20,7 @@ from ...data.size import Section, Size
 from ...errors import require
 from ...joint_predictive import GaussianFunctions
 from ...method import Inputs
+from ...networks.last_layer import LastLayer, linear
 from ...networks.replicas import Replicas
 from ...predictive import Categorical
 from ...progress import Report
@@ -92,6 +93,11 @@ class VbpcPosterior:
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
         """Return class probabilities of transformed inputs; ``rng`` is not used."""
         return self.head.predict(self.features(inputs))
+
+    @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer:
+        """Return the layer of q(W)'s mean at transformed inputs; ``rng`` is not used."""
+        return linear(self.features(inputs), self.head.mean.T)
 
     @torch.no_grad()
     def functions(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> GaussianFunctions:
