@@ -1,6 +1,6 @@
 """The generated parts of ``docs/methods/*.md``: a method's inputs and results, its numbers, the keys of its section.
 
-Blocks are called ``facts METHOD``, ``numbers METHOD`` and ``keys METHOD``.
+Blocks are called ``facts METHOD``, ``numbers METHOD`` and ``keys METHOD``; ``programs`` lists the methods that export.
 """
 
 from pathlib import Path
@@ -37,7 +37,8 @@ NEEDS: Final = {
 
 def blocks() -> dict[str, str]:
     """Return the blocks of all methods of the library by name."""
-    found = {}
+    programs = [f"`{method.name}`" for method in METHODS.values() if method.program]
+    found = {"programs": f"Methods with a program: {', '.join(programs[:-1])} and {programs[-1]}."}
     for name in METHODS:
         method = METHODS[name]
         if method.config.__module__.startswith("bdl_pipe."):

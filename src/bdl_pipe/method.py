@@ -78,6 +78,7 @@ class StageSpec:
         input_optional: whether each of ``needs`` may be omitted, because the fit can start from the data alone.
         data_parallel: whether several processes can fit one seed, each with a share of every batch
             (:mod:`bdl_pipe.distributed`). Otherwise one process fits a seed.
+        random: whether the result depends on the seed, given the inputs.
         in_driver: whether a fit takes less time than starting a worker process, so that the driver process runs it.
         from_checkpoint: turns a checkpoint into the result that the fit would have returned if it had stopped there.
             Searches need it to stop bad trials early.
@@ -91,6 +92,7 @@ class StageSpec:
     needs: Mapping[Kind, FanIn] = field(default_factory=dict)
     input_optional: bool = False
     data_parallel: bool = False
+    random: bool = True
     in_driver: bool = False
     from_checkpoint: FromCheckpoint | None = None
     validate_sources: Callable[[Any, Mapping[Kind, Any]], None] | None = None
@@ -251,6 +253,9 @@ class Method:
         bayesian: whether it predicts by a posterior over the weights of a network, or of its last layer: by draws, in
             closed form, or distilled. One value of the weights (``swa``) and networks without a prior and a likelihood
             (``ensemble``, ``tabm``) are none.
+        rival: whether verdicts compare the best Bayesian network with it, since it needs no network.
+        optimal: whether its fit ends at an optimum, whatever the seed and the time.
+        program: whether its posterior becomes a program (:mod:`.portable`): it predicts without drawing.
     """
 
     name: str
@@ -264,3 +269,6 @@ class Method:
     from_model: FromModel | None = None
     imitates: bool = False
     bayesian: bool = False
+    rival: bool = False
+    optimal: bool = False
+    program: bool = False

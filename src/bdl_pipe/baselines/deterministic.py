@@ -30,7 +30,8 @@ DETERMINISTIC = Method(
     name="deterministic",
     config=DeterministicConfig,
     tasks=("classification", "regression"),
-    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, random=False, in_driver=True)},
+    program=True,
     default=Default(0.1, "sgd"),
     from_model=FromModel(needs_epochs=False),
 )

@@ -261,5 +261,6 @@ SNGP = Method(
         "ridge": (1e-3, 1.0, "log"),
     },
     settings={"length_scale": 2.0, "norm_bound": 1.0, "ridge": 0.1},
+    program=True,
     default=Default(1.6, override=default),
 )

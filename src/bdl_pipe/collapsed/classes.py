@@ -254,7 +254,7 @@ CIBER = Method(
     bayesian=True,
     config=CiberConfig,
     tasks=("classification",),
-    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, random=False, in_driver=True)},
     settings={"form": {"name": "exact", "weights": 1}},
     default=Default(0.3, "iterates"),
     from_model=FromModel(lambda fit: {"form": {"name": "exact", "weights": 1}}),

@@ -230,7 +230,7 @@ CIBER_SECOND = Method(
     bayesian=True,
     config=CiberSecondConfig,
     tasks=("regression",),
-    stages={"student": StageSpec(fit_second, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    stages={"student": StageSpec(fit_second, needs={"trajectory": "one_to_one"}, random=False, in_driver=True)},
     settings=SETTINGS,
     default=replace(DEFAULT, suits=lambda size: size.small),  # perceptrons for many rows have another activation
 )

@@ -336,4 +336,5 @@ DARK_KNOWLEDGE = Method(
     default=Default(2.0, "sgmcmc", default),
     from_model=FromModel(_from_model),
     imitates=True,
+    program=True,
 )

@@ -231,6 +231,7 @@ def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default |
         stages=stages,  # type: ignore[arg-type]
         search=search,  # type: ignore[arg-type]
         settings={"layer": {**_LAYER, **layer}} if default else {},
+        program=default is not None,
         default=default,
         from_model=FromModel(partial(_from_model, {**layer, **_LAYER})) if default else None,
     )

@@ -34,8 +34,8 @@ def method_of(name: str) -> Method:
         raise UserError(f"method must be one of {', '.join(able())}, got {name!r}{nearest(name, METHODS)}")
     method = METHODS[name]
     student = method.stages.get("student")
-    plugin = METHODS.module_of(name) is not None and student is not None
-    if method.from_model is None and not (plugin and dict(student.needs) == {"trajectory": "one_to_one"}):
+    one_trajectory = student is not None and dict(student.needs) == {"trajectory": "one_to_one"}
+    if method.from_model is None and not (one_trajectory and METHODS.module_of(name) is not None):
         needs = "it makes no posterior" if student is None else f"it is made from {_sources(method)}"
         raise UserError(f"method must be able to start from a model ({', '.join(able())}), got {name}: {needs}")
     return method

@@ -369,7 +369,7 @@ SGMCMC = Method(
         "teacher": StageSpec(
             fit_many=teacher, needs={"trajectory": "cyclic"}, input_optional=True, summarise=summarise
         ),
-        "student": StageSpec(student, needs={"teacher": "all"}, in_driver=True),
+        "student": StageSpec(student, needs={"teacher": "all"}, random=False, in_driver=True),
     },
     search={
         "target.prior_precision": (0.1, 1000.0, "log"),

@@ -170,6 +170,7 @@ SWAG = Method(
     config=SwagConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
+    program=True,
     search={"scale": (0.05, 5.0, "log")},
     settings={"scale": 1.0, **BATCH_NORM},
     default=Default(0.2, "iterates", partial(_default, 20)),

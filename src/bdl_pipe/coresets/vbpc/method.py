@@ -86,6 +86,7 @@ VBPC = Method(
         "beta_dataset": 1e-8,
         "coreset": {"lr": 0.03, "label_lr": 0.3, **POOLED},
     },
+    program=True,
     default=Default(4.0, "vbpc", default, suits=lambda size: size.image is not None),
     upstream={"vbpc": Upstream("coreset", 1, 4.0, default)},
 )
