@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..artifacts import State, under
-from ..config import LATER, read
+from ..config import LATER, merge, read
 from ..data.fitdata import FitData
 from ..data.size import CONVNET, Section, Size
 from ..errors import ConfigError, require
@@ -347,17 +347,13 @@ def _from_model(fit: ModelFit) -> Section:
     """
     steps = max(fit.steps, fit.draws)
     burn_in = steps // 5
-    return {
-        "target": {"network": fit.network, "prior_precision": 1.0, "noise_precision": fit.precision},
-        "sampler": {
-            "kernel": {"name": "sghmc", "friction": 0.1},
-            "step_size": {"name": "scaled", "rate": fit.lr or 0.003},
-            "batch": fit.batch,
-        },
+    changes: Section = {
+        "target": {"network": fit.network, "noise_precision": fit.precision},
+        "sampler": {"step_size": {"rate": fit.lr or 0.003}, "batch": fit.batch},
         "thinning": {"steps": steps, "burn_in": burn_in, "every": max(1, (steps - burn_in) // fit.draws)},
-        "diagnostics": {"rows": 32, "max_rhat": 1.4, "min_ess": 6},
-        "student": {"max_draws": None},
+        "diagnostics": {"max_rhat": 1.4, "min_ess": 6},
     }
+    return merge(SGMCMC.settings, changes)
 
 
 SGMCMC = Method(
