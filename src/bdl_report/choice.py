@@ -164,7 +164,7 @@ def finite(candidates: Iterable[Candidate], metric: str) -> list[Candidate]:
 
 def loss(one: Candidate, metric: str) -> float:
     """Return a run's mean loss by a metric. It is NaN if there is none."""
-    known = _losses(one, metric)
+    known = one.scores.values(Quantity(metric), -metric_of(metric).better)
     return average(known) if known else math.nan
 
 
@@ -178,7 +178,3 @@ def split_seconds(one: Candidate) -> float:
     """Return the seconds of all fits of a split, one for each seed; infinite if a time is not recorded."""
     found = [value for group in one.scores.groups(_FIT) for value in group]
     return math.fsum(found) / one.scores.splits if found and all(map(math.isfinite, found)) else math.inf
-
-
-def _losses(one: Candidate, metric: str) -> list[float]:
-    return one.scores.values(Quantity(metric), -metric_of(metric).better)

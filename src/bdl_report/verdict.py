@@ -90,7 +90,8 @@ def calibration(one: Candidate) -> str:
 
 def cheapest(choice: Choice) -> str:
     """Write which run is the cheapest to fit among the runs that cannot be told apart from the best run."""
-    taken, label, over = min(choice.tied, key=fit_seconds), _label(choice.metric), _over(choice.best)
+    taken, label, splits = min(choice.tied, key=fit_seconds), _label(choice.metric), choice.best.scores.splits
+    over = f"over {splits} splits" if splits > 1 else "over the test rows"
     if not math.isfinite(fit_seconds(taken)):
         return "the times of the fits are not recorded."
     predicts = taken.scores.estimate(_PREDICT)
@@ -193,10 +194,6 @@ def _value(one: Candidate, metric: str) -> str:
 
 def _label(metric: str) -> str:
     return "accuracy" if metric == "accuracy" else metric_of(metric).label
-
-
-def _over(one: Candidate) -> str:
-    return f"over {one.scores.splits} splits" if one.scores.splits > 1 else "over the test rows"
 
 
 def _many(count: int, what: str) -> str:

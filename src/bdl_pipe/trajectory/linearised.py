@@ -145,7 +145,8 @@ class LinearisedLaplace:
 
         by_row = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))
         weights = sum(value.numel() for value in at.values())
-        size = max(1, _ELEMENTS // (weights * self._width * inputs.shape[1]))
+        width = self.spec.outputs * (2 if self.spec.likelihood == "gaussian_head" else 1)
+        size = max(1, _ELEMENTS // (weights * width * inputs.shape[1]))
         means, covariances = [], []
         for part in inputs.split(size):
             with _attention_by_parts():
@@ -162,10 +163,6 @@ class LinearisedLaplace:
             matrix = torch.cat([matrix, jacobians[f"{name}.bias"][..., None]], dim=-1)
         white = self.layers[name].white(matrix).double().flatten(0, 1).unflatten(0, (groups, -1))
         return white @ white.mT
-
-    @property
-    def _width(self) -> int:
-        return self.spec.outputs * (2 if self.spec.likelihood == "gaussian_head" else 1)
 
     def state(self) -> State:
         stored = self.draws.state()

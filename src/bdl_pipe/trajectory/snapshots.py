@@ -127,7 +127,11 @@ class Snapshots:
         blocks, done = ([drawn], len(next(iter(drawn.values())))) if drawn else ([], 0)
         while done < count:
             numbers = range(done, min(done + at_once, count))
-            blocks.append(self._completed(draw(numbers)))
+            block = draw(numbers)
+            if self._rows is None:
+                blocks.append({name: value.to(self.last[name]) for name, value in block.items()})
+            else:  # with the buffers that are recomputed for each draw
+                blocks.append(stack([self.state_with(one) for one in unstack(block)]))
             done = numbers.stop
             for number in numbers:
                 report(number + 1, count)
@@ -138,12 +142,6 @@ class Snapshots:
         every = {name: (same | weights)[name] for name in self.network.state_dict()}
         at_hand = self.network if self._device.type == "cpu" else None
         return NetworkDraws(self.spec, every, at_hand)
-
-    def _completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return drawn weights in the stored types, with the buffers that are recomputed for each draw."""
-        if self._rows is not None:
-            return stack([self.state_with(one) for one in unstack(weights)])
-        return {name: value.to(self.last[name]) for name, value in weights.items()}
 
     def _point(self, named: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([named[name].flatten() for name in self._names])
