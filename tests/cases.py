@@ -1,7 +1,7 @@
 """The smallest configs that every registered method can be made with, for the conformance test.
 
-A new method adds its config for each of its tasks to ``CONFIGS``. If it is made from another method's artifact, it adds
-that method to ``UPSTREAM``; if one of its stages draws nothing, it adds the stage to ``FIXED``.
+A new method adds its config for each of its tasks to ``CONFIGS``, or for all of them to ``ALIKE``. A variant of a
+listed method, with the same class of configs, adds nothing.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.method import Kind, StageSpec
+from bdl_pipe.method import Kind, Method, StageSpec
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
@@ -169,7 +169,17 @@ MEAN_FIELD = {"kind": "ffg_w", "sd_max": 0.1}
 
 BOOSTING = {"rounds": 30, "learning_rate": 0.1, "leaves": 4, "folds": 2, "noise": "best"}
 
-CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
+ALIKE: Mapping[str, dict[str, Any]] = {  # the config of a method for each of its tasks
+    **{name: {} for name in ("deterministic", "ensemble", "linear", "constant")},
+    "boosting": BOOSTING,
+    "sgmcmc": SGMCMC,
+    "dark_knowledge": DARK_KNOWLEDGE,
+    "swag": SWAG,
+    "pca_ess": PCA_ESS,
+    "pca_vi": PCA_VI,
+}
+CONFIGS: dict[tuple[str, str], dict[str, Any]] = {
+    **{(name, task): section for name, section in ALIKE.items() for task in ("classification", "regression")},
     ("pretrained", "classification"): {
         "network": CONVNET,
         "weights": weights_of(CONVNET, [1, 8, 8], 3, "categorical"),
@@ -185,38 +195,16 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
         "moments": {"count": 3, "every": 1},
         "variance_floor": 1.0e-3,
     },
-    ("deterministic", "classification"): {},
-    ("deterministic", "regression"): {},
-    ("ensemble", "classification"): {},
-    ("ensemble", "regression"): {},
     ("bnn", "classification"): {**BNN, "network": CONVNET, "stochastic": "head"},
     ("bnn", "regression"): {**BNN, "noise": "each input"},
     ("dropout", "classification"): {**DROPOUT, "network": CONVNET},
     ("dropout", "regression"): DROPOUT,
     ("tabm", "classification"): {**TABM, "training": WHOLE},
     ("tabm", "regression"): {**TABM, "training": HELD_OUT, "variance_floor": 1.0e-3},
-    ("sgmcmc", "classification"): SGMCMC,
-    ("sgmcmc", "regression"): SGMCMC,
-    ("dark_knowledge", "classification"): DARK_KNOWLEDGE,
-    ("dark_knowledge", "regression"): DARK_KNOWLEDGE,
-    ("boosting", "classification"): BOOSTING,
-    ("boosting", "regression"): BOOSTING,
-    ("linear", "classification"): {},
-    ("linear", "regression"): {},
-    ("constant", "classification"): {},
-    ("constant", "regression"): {},
     ("gp", "regression"): {"ard": True, "steps": 12, "lr": 0.1},
     ("svgp", "regression"): {"inducing": 12, "ard": True, "training": LEARN},
     ("swa", "classification"): NORMS,
     ("swa", "regression"): {"batch_norm_rows": None, "batch_norm_batch": 32},
-    ("swag", "classification"): SWAG,
-    ("swag", "regression"): SWAG,
-    ("multi_swag", "classification"): SWAG,
-    ("multi_swag", "regression"): SWAG,
-    ("pca_ess", "classification"): PCA_ESS,
-    ("pca_ess", "regression"): PCA_ESS,
-    ("pca_vi", "classification"): PCA_VI,
-    ("pca_vi", "regression"): PCA_VI,
     ("kfac_laplace", "classification"): LAPLACE,
     ("kfac_laplace", "regression"): {**LAPLACE, "predictive": "linearised", "prior_precision": 1.0},
     ("ciber", "classification"): {"form": {"name": "exact", "weights": 2}},
@@ -291,31 +279,35 @@ CONFIGS: Mapping[tuple[str, str], dict[str, Any]] = {
     },
 }
 
+
+def _same_class(name: str, method: Method) -> bool:
+    return METHODS[name].config is method.config
+
+
+for name, method in METHODS.items():  # a variant has the config of the method with the same class of configs
+    for task in method.tasks:
+        if (name, task) not in CONFIGS:
+            alike = [section for (other, of), section in CONFIGS.items() if of == task and _same_class(other, method)]
+            CONFIGS[name, task] = alike[0]
+
 # students that hold several functions
 STUDENTS = {
     "heads": {"student": {"name": "heads", "heads": 3, "draws_per_step": 2}},
     "latent": {"student": {"name": "latent", "dimension": 2, "draws": 4, "probe": 20, "draws_per_step": 2}},
 }
 
-# changes of the smallest config: the trajectory that ``FROM_EXPERTS`` need, and the students of several functions
+# changes of the smallest config: the trajectory of a coreset's experts, and the students of several functions
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "experts": {"keep_start": True, "network": {**CONVNET, "norm": "instance"}},
     **STUDENTS,
 }
-FROM_EXPERTS = ("bpc_fkl", "bpc_rkl", "bpc_w", "bpc_cd", "fbpc")
 
 # stage kind -> the method that makes it for other methods; a method with a stage of this kind uses its own stage
 UPSTREAM: Mapping[str, str] = {"trajectory": "sgd", "teacher": "sgmcmc", "coreset": "random_coreset"}
 
 # a method that may choose its input -> the stage kinds that it is made from here
 CHOSEN: Mapping[str, tuple[Kind, ...]] = {"dark_knowledge": ("teacher",)}
-
-# (method, stage kind) whose result does not depend on the seed, given its inputs
-COLLAPSED = ("ciber", "ciber_last", "ciber_second")
-FIXED = {("linear", "student"), ("constant", "student"), ("pretrained", "trajectory")} | {
-    (name, "student") for name in ("deterministic", "ensemble", "swa", "sgmcmc", "gp", *COLLAPSED)
-}
 
 
 @dataclass(frozen=True)
@@ -342,13 +334,9 @@ class Case:
     def sources(self) -> tuple[Kind, ...]:
         return CHOSEN.get(self.method, tuple(kind for kind in self.stage.needs if kind in self.stage.required))
 
-    @property
-    def random(self) -> bool:
-        return (self.method, self.kind) not in FIXED
-
     def upstream(self, kind: str) -> "Case":
         own = kind in METHODS[self.method].stages
-        variant = "experts" if self.method in FROM_EXPERTS else ""
+        variant = "experts" if self.kind == "coreset" and self.stage.needs.get("trajectory") == "all" else ""
         return Case(self.method if own else UPSTREAM[kind], kind, self.task, variant)
 
 

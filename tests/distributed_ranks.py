@@ -32,20 +32,11 @@ SECTION = {
     "optimiser": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "grad_clip_norm": 0.5, "schedule": "cosine"},
     "augmentation": {"choose": "all", "operations": {"flip": 0.5, "noise": 0.1}},
 }
-SHARED = (
-    "d_vbll",
-    "g_vbll",
-    "d_vbll_bnn",
-    "g_vbll_bnn",
-    "bnn",
-    "dropout",
-    "tabm",
-    "sngp",
-    "ffg_u",
-    "fcg_u",
-    "ensemble_u",
-    "ffg_w",
-)
+SHARED = [  # the posteriors of classes that several processes can fit
+    name
+    for name, method in METHODS.items()
+    if "student" in method.stages and method.stages["student"].data_parallel and "classification" in method.tasks
+]
 LEARN = {
     "epochs": 3,
     "batch": 32,

@@ -36,28 +36,6 @@ from tests.threads import at_once
 
 pytestmark = pytest.mark.slow  # every method is fitted several times
 ROOT = 7
-# Methods whose posteriors become programs of torch.export; the others draw when they predict, or branch on values.
-PROGRAMS = {
-    *(
-        "deterministic",
-        "ensemble",
-        "swa",
-        "swag",
-        "multi_swag",
-        "ciber_last",
-        "vbll",
-        "g_vbll",
-        "sngp",
-        "map_blr",
-        "vbpc",
-    ),
-    "dark_knowledge",
-}
-# A head of log-variances, of ``bnn`` and ``vbll_bnn`` by their smallest configs; all others have one noise variance.
-NOISE_OF_EACH_INPUT = {
-    *("deterministic", "ensemble", "tabm", "swa", "swag", "multi_swag", "pca_ess", "pca_vi", "kfac_laplace"),
-    *("ciber_last", "ciber_second", "dark_knowledge", "bnn", "vbll_bnn"),
-}
 
 
 def parametrize(cases: list[Case], soak: Collection[Case] = ()) -> pytest.MarkDecorator:
@@ -131,7 +109,7 @@ def draws(predictive: Predictive) -> list[torch.Tensor]:
 
 
 # The seeds of both tasks go through the same code: one task of each stage in make test, both in make soak.
-RANDOM = [case for case in CASES if case.random]
+RANDOM = [case for case in CASES if case.stage.random]
 BOTH = [case for n, case in enumerate(RANDOM) if (case.method, case.kind) in {(c.method, c.kind) for c in RANDOM[:n]}]
 
 
@@ -142,7 +120,7 @@ def test_different_seeds_give_different_bits(case: Case) -> None:
     assert any(not torch.equal(v, other.tensors[k]) for k, v in one.tensors.items())
 
 
-@parametrize([case for case in CASES if not case.random])
+@parametrize([case for case in CASES if not case.stage.random])
 def test_a_fit_that_draws_nothing_does_not_depend_on_the_seed(case: Case) -> None:
     assert same_bits(made(case), made(case, 1))
 
@@ -166,7 +144,9 @@ def test_a_fit_and_a_prediction_change_nothing_in_the_process(case: Case) -> Non
 def test_equal_seeds_give_equal_bits_however_often_a_fit_is_killed(case: Case) -> None:
     """A fit that offers checkpoints is killed at the first one, at a randomly drawn one and at the last one."""
     asked, rng = undisturbed(case, 0)[1].asked, Seed(ROOT).fold("member", 0)
-    assert asked > 0 or not case.random or case.stage.in_driver, "a fit that draws and takes time must be resumable"
+    assert asked > 0 or not case.stage.random or case.stage.in_driver, (
+        "a fit that draws and takes time must be resumable"
+    )
     stops = {1, int(np.random.default_rng(0).integers(1, asked + 1)), asked} if asked else set()
     kept, done = None, 0
     for stop in sorted(stops):
@@ -306,13 +286,14 @@ def test_predictions_for_raw_rows_are_in_original_units(case: Case) -> None:
 
 @parametrize([case for case in CASES if case.kind == "student" and case.task == "regression"])
 def test_the_noise_has_one_variance_or_a_variance_for_each_input(case: Case) -> None:
-    """The score ``noise_ratio`` of a posterior agrees with the likelihood of its method."""
+    """The score ``noise_ratio`` of a posterior agrees with the likelihood in its description."""
     data = data_of(case.task)
     fitted = Predictor(posterior_of(made(case)), data.transform)
     rows = Examples(data.validation.inputs[:6], data.validation.targets[:6])
     scores = score_clean(fitted, rows, EvaluateConfig(15, 7, 0), Seed(1)).metrics
     noise = writer(metric_of("noise_ratio"))(scores["noise_ratio"][0])
-    assert noise == ("each input" if case.method in NOISE_OF_EACH_INPUT else "one")
+    about = str(made(case).config)
+    assert noise == ("each input" if "gaussian_head" in about or "each input" in about else "one")
 
 
 @students
@@ -325,6 +306,15 @@ def test_every_posterior_can_be_distilled(case: Case) -> None:
     for student in ({"name": "plain"}, *[STUDENTS["heads"]["student"]] * functions):
         state = fit("dark_knowledge", "student", data, inputs, steps=2, student=student)
         assert posterior_of(state).predict(rows, rng=Seed(1)).mean.isfinite().all()
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)
+def test_the_declarations_of_a_method_agree(method: Method) -> None:
+    """A fit that ends at an optimum does not depend on its seed; what starts at a model or predicts has a posterior."""
+    student = method.stages.get("student")
+    assert not method.optimal or (student is not None and not student.random and not student.needs)
+    assert student is not None or not (method.program or method.rival or method.bayesian or method.from_model)
+    assert not (method.rival and method.bayesian)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)
@@ -360,7 +350,15 @@ def test_the_student_stage_takes_the_coresets_in_turn(method: str) -> None:
     assert METHODS[method].stages["student"].needs == {"coreset": "cyclic"}
 
 
-programs = [c for c in CASES if c.kind == "student" and c.method in PROGRAMS and c.variant not in STUDENTS]
+def draws_logits(case: Case) -> bool:
+    return case.section.get("layer", {}).get("predictive") == "sampled"
+
+
+programs = [
+    case
+    for case in CASES
+    if METHODS[case.method].program and case.kind == "student" and not (case.variant in STUDENTS or draws_logits(case))
+]
 
 
 @pytest.mark.slow

@@ -7,12 +7,19 @@ import pytest
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.prepare import uci_splits
+from bdl_pipe.registry import METHODS
 from tests.cases import fit
 from tests.preparing import table_of
 from tests.resuming import same_bits
 
 FROM_DATA = ["vbll", "vbll_bnn", "gbll", "ldgbll", "map_blr"]
-FROM_TRAJECTORY = ["swa", "swag", "multi_swag", "pca_ess", "pca_vi", "kfac_laplace", "ciber_last", "ciber_second"]
+FROM_TRAJECTORY = [
+    name
+    for name, method in METHODS.items()
+    if "regression" in method.tasks
+    and "student" in method.stages
+    and method.stages["student"].required == {"trajectory"}
+]
 CHOSEN = {  # early stopping also chooses the number of epochs
     "optimiser": {"name": "adam", "lr": 0.01},
     "epochs": 8,

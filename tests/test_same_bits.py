@@ -40,8 +40,9 @@ from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.normalise import fit_transform
 from bdl_pipe.data.prepare import uci_splits
+from bdl_pipe.method import ModelFit
 from bdl_pipe.networks import MlpConfig
-from bdl_pipe.own_model.methods import Setting, trajectory_section
+from bdl_pipe.own_model.methods import trajectory_section
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.trajectory.pretrained import begun
 from bdl_pipe.yaml_files import read_yaml, write_yaml
@@ -183,7 +184,7 @@ def of_the_pipeline(task: str, method: str, epochs: int | None, used: Mapping[st
     module = nn.Sequential(*start.trunk, start.head)
     first = begun(spec.build(Seed(0)), spec, dict(start.state_dict()), data, "own", "the module")
     if epochs is not None and method in ("swa", "swag", "ciber", "ciber_last", "pca_ess"):
-        setting = Setting(NETWORK, data.task, ROWS, 30, epochs, None)
+        setting = ModelFit(NETWORK, data.task, ROWS, 30, epochs, None)
         config = read_config(METHODS["sgd"].config, trajectory_section(setting), "sgd")
         stage = METHODS["sgd"].stages["trajectory"]
         first = stage.fit_one(data, {"trajectory": [first]}, config, rng=ADDRESS.fold("trajectory"), report=Silent())

@@ -18,7 +18,7 @@ from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import Quantity, RunScores, Score
 from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, judge
 from bdl_report.choice import LONGER, Choice, choose, coverage, ended, half_width, off_by_width, split_seconds
-from bdl_report.verdict import ONE_SEED, calibration, cheapest, hour, taking, verdict, worth
+from bdl_report.verdict import ONE_SEED, calibration, cheapest, hour, optimal, taking, verdict, worth
 
 BASE = np.array([2.0, 2.2, 1.9, 2.1, 2.3])
 UNIT = np.array([-1.0, 1.0, 0.0, -1.0, 1.0])  # of mean 0 and variance 1
@@ -42,7 +42,7 @@ def run(
     for s in range(max(1, *map(len, (nll, *others.values())))):
         figures += [Score(s, 0, Quantity(cost, "cost"), value, 1) for cost, value in costs.items()]
     of = RunScores(scores.table("d", name, "", figures))
-    return Candidate(name, name, of, folder, network, method or name, ended)
+    return Candidate(name, name, of, folder, network, method or name, ended, optimal(method or name))
 
 
 def off(mean: float, spread: float = 0.01) -> list[float]:
@@ -199,7 +199,8 @@ def of_seeds(
         figures += [Score(0, seed, Quantity(cost, "cost"), fit, 1) for cost in ("fit_seconds", "seconds_per_1000")]
     folder.mkdir()
     pd.concat(frames).assign(p_0=0.9, p_1=0.1).to_parquet(folder / "predictions.parquet")
-    return Candidate(name, name, RunScores(scores.table("d", name, "", figures)), folder, more.get("network", ""), name)
+    of = RunScores(scores.table("d", name, "", figures))
+    return Candidate(name, name, of, folder, more.get("network", ""), name, optimal=optimal(name))
 
 
 def network(name: str, nll: Sequence[float], **more: object) -> Candidate:

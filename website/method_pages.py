@@ -1,15 +1,15 @@
 """The generated parts of ``docs/methods/*.md``: a method's inputs and results, its numbers, the keys of its section.
 
-Blocks are called ``facts METHOD``, ``numbers METHOD`` and ``keys METHOD``.
+Blocks are called ``facts METHOD``, ``numbers METHOD`` and ``keys METHOD``; ``programs`` lists the methods that export.
 """
 
 from pathlib import Path
 from typing import Final
 
 from bdl_pipe import config
-from bdl_pipe.estimators.defaults import section
 from bdl_pipe.method import Method
 from bdl_pipe.registry import METHODS
+from bdl_pipe.yaml_files import read_yaml
 
 from . import stored
 from .blocks import table
@@ -17,7 +17,8 @@ from .keys import in_yaml, keys
 from .parameters import key_table
 
 SECTIONS: Final = "../reference/params-keys.md"
-PICTURES: Final = Path(__file__).parents[1] / "docs/methods/images"
+ROOT: Final = Path(__file__).parents[1]
+PICTURES: Final = ROOT / "docs/methods/images"
 SETS: Final = {"fashion_mnist": "Fashion-MNIST", "boston": "Boston housing"}
 SHOWN: Final = {
     "fashion_mnist": ("Accuracy %", "NLL", "ECE %", "Corrupted acc. %", "AUROC mnist5k"),
@@ -36,7 +37,8 @@ NEEDS: Final = {
 
 def blocks() -> dict[str, str]:
     """Return the blocks of all methods of the library by name."""
-    found = {}
+    programs = [f"`{method.name}`" for method in METHODS.values() if method.program]
+    found = {"programs": f"Methods with a program: {', '.join(programs[:-1])} and {programs[-1]}."}
     for name in METHODS:
         method = METHODS[name]
         if method.config.__module__.startswith("bdl_pipe."):
@@ -147,7 +149,7 @@ def _shipped(name: str) -> str:
 
 def values(name: str) -> str:
     """Return the values that a method's keys have in ``params.yaml``, without sections within its own."""
-    known = section(name)
+    known = read_yaml(ROOT / "params.yaml")["methods"].get(name, METHODS[name].settings)
     names = [key.name for key in keys(METHODS[name].config)]
     plain = [f"`{key}: {in_yaml(known[key])}`" for key in names if key in known and not isinstance(known[key], dict)]
     assert not dict(known).keys() - set(names), config.nearest(name, names)

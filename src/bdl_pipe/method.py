@@ -78,6 +78,7 @@ class StageSpec:
         input_optional: whether each of ``needs`` may be omitted, because the fit can start from the data alone.
         data_parallel: whether several processes can fit one seed, each with a share of every batch
             (:mod:`bdl_pipe.distributed`). Otherwise one process fits a seed.
+        random: whether the result depends on the seed, given the inputs.
         in_driver: whether a fit takes less time than starting a worker process, so that the driver process runs it.
         from_checkpoint: turns a checkpoint into the result that the fit would have returned if it had stopped there.
             Searches need it to stop bad trials early.
@@ -91,6 +92,7 @@ class StageSpec:
     needs: Mapping[Kind, FanIn] = field(default_factory=dict)
     input_optional: bool = False
     data_parallel: bool = False
+    random: bool = True
     in_driver: bool = False
     from_checkpoint: FromCheckpoint | None = None
     validate_sources: Callable[[Any, Mapping[Kind, Any]], None] | None = None
@@ -172,6 +174,64 @@ class Upstream:
 
 
 @dataclass(frozen=True)
+class ModelFit:
+    """A fit that starts at a user's model (:func:`bdl_pipe.bayesianise`): the facts that its hyperparameters follow.
+
+    Attributes:
+        network: the section ``network``.
+        rows, batch: the number of training rows, and of rows in a step.
+        epochs: the number of additional epochs. None adds no epoch.
+        lr: the learning rate. None takes the method's rate.
+        precision: λ_n of a chain's targets; None for classes.
+        points: for inducing weights, patterns of layers that keep point weights.
+        snapshots: the number of snapshots of the trajectory.
+        config: the hyperparameters that the user gives.
+        draws: the number of networks in a predictive.
+    """
+
+    network: Section
+    task: Task
+    rows: int
+    batch: int
+    epochs: int | None
+    lr: float | None
+    precision: float | None = None
+    points: Mapping[str, None] | None = None
+    snapshots: int = 1
+    config: Mapping[str, Any] = field(default_factory=dict)
+    draws: int = 20
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the number of whole batches in an epoch."""
+        return max(1, self.rows // self.batch)
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps of all epochs."""
+        return (self.epochs or 1) * self.steps_per_epoch
+
+    def training(self, lr: float, **optimiser: Any) -> Section:
+        """Return the section ``training``, with the user's learning rate or else the method's rate ``lr``."""
+        rule = {"name": "adamw", "lr": self.lr or lr, "schedule": "cosine", "weight_decay": 0.01, "grad_clip_norm": 1.0}
+        return {"epochs": self.epochs or 1, "batch": self.batch, "optimiser": {**rule, **optimiser}}
+
+
+@dataclass(frozen=True)
+class FromModel:
+    """The declaration that a method can start at a user's model.
+
+    Attributes:
+        section: returns the hyperparameters; the user's replace them.
+        needs_epochs: whether the fit needs a number of epochs. A method that requires a trajectory gets one of further
+            epochs of SGD; other methods train for these epochs.
+    """
+
+    section: Callable[[ModelFit], Section] = lambda fit: {}
+    needs_epochs: bool = True
+
+
+@dataclass(frozen=True)
 class Method:
     """A method: its name, its config and its stages. The registry lists all methods.
 
@@ -182,14 +242,20 @@ class Method:
         stages: stage kind -> the method's stage of this kind.
         search: dotted config key that Ray Tune may vary -> (low, high, scale). Scales: ``log``, ``linear``, ``integer``
             (an integer on a log scale).
+        settings: the hyperparameters that do not follow from a data set's size, for fits without a params file. With
+            ``default`` they and its ``override`` are the whole section; params.yaml has the same values.
         default: the settings of its run in a comparison. Comparisons omit a method with None.
         upstream: key -> a run of this method that makes an input artifact for other methods' runs; keys are unique
             among all methods.
+        from_model: how it starts at a user's model; None if it cannot.
         imitates: whether a run imitates a posterior: the run that it takes as input, the run with the same teacher or
             coreset, or its own posterior that is not stored. The report then shows the loss against this posterior.
         bayesian: whether it predicts by a posterior over the weights of a network, or of its last layer: by draws, in
             closed form, or distilled. One value of the weights (``swa``) and networks without a prior and a likelihood
             (``ensemble``, ``tabm``) are none.
+        rival: whether verdicts compare the best Bayesian network with it, since it needs no network.
+        optimal: whether its fit ends at an optimum, whatever the seed and the time.
+        program: whether its posterior becomes a program (:mod:`.portable`): it predicts without drawing.
     """
 
     name: str
@@ -197,7 +263,12 @@ class Method:
     tasks: tuple[Task, ...]
     stages: Mapping[Kind, StageSpec]
     search: Mapping[str, tuple[float, float, Literal["log", "linear", "integer"]]] = field(default_factory=dict)
+    settings: Section = field(default_factory=dict)
     default: Default | None = None
     upstream: Mapping[str, Upstream] = field(default_factory=dict)
+    from_model: FromModel | None = None
     imitates: bool = False
     bayesian: bool = False
+    rival: bool = False
+    optimal: bool = False
+    program: bool = False

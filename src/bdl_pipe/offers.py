@@ -45,13 +45,13 @@ def upstream(methods: Iterable[Method], size: Size) -> dict[str, tuple[Method, U
     Raises:
         ConfigError: a default names a key that no method's ``upstream`` has.
     """
-    known = {key: (method, run) for method in METHODS.values() for key, run in method.upstream.items()}
+    runs = {key: (method, run) for method in METHODS.values() for key, run in method.upstream.items()}
     users = defaultdict[str, list[StageSpec]](list)
     for user, default in defaults(methods):
         if key := default.upstream:
-            require(key in known, "default.upstream", f"must be one of {', '.join(known)}", key)
+            require(key in runs, "default.upstream", f"must be one of {', '.join(runs)}", key)
             users[key] += user.stages.values()
-    return {key: (method, run.of(users[key])) for key, (method, run) in known.items() if key in users}
+    return {key: (method, run.of(users[key])) for key, (method, run) in runs.items() if key in users}
 
 
 def dataset(own: Section, size: Size, splits: int | None = None) -> Section:
@@ -98,11 +98,11 @@ def worthwhile(
     """
     kept, out, step = list(methods), list[Method](), step_seconds(size)
     while True:
-        found = timing(kept, size, budget, splits, step)
-        poor = [key for key, pace in found.paces.items() if pace <= LEAST]
+        times = timing(kept, size, budget, splits, step)
+        poor = [key for key, pace in times.paces.items() if pace <= LEAST]
         if not poor:
             return kept, out
-        worst = max(poor, key=found.whole.__getitem__)
+        worst = max(poor, key=times.whole.__getitem__)
         dropped = [method for method, default in defaults(kept) if (default.upstream or method.name) == worst]
         kept, out = [method for method in kept if method not in dropped], [*out, *dropped]
 
@@ -138,11 +138,11 @@ def timing(
         stepped |= {key} if part.override(size) != part.override(slow) else set()
     many = {key: max(1, count[key]) for key in cost}  # methods that share the time of an upstream run
     fixed += sum(cost[key] for key in cost if key not in stepped)
-    left, sharing, paces = budget - fixed, sum(many[key] for key in stepped), dict.fromkeys(cost, 1.0)
+    remaining, sharing, paces = budget - fixed, sum(many[key] for key in stepped), dict.fromkeys(cost, 1.0)
     for key in sorted(stepped, key=lambda key: cost[key] / many[key]):
-        own = left * many[key] / sharing
-        paces[key] = min(1.0, max(LEAST, own / max(cost[key], 1e-9)))
-        left, sharing = left - paces[key] * cost[key], sharing - many[key]
+        seconds = remaining * many[key] / sharing
+        paces[key] = min(1.0, max(LEAST, seconds / max(cost[key], 1e-9)))
+        remaining, sharing = remaining - paces[key] * cost[key], sharing - many[key]
     return Timing(fixed + sum(paces[key] * cost[key] for key in stepped), paces, cost)
 
 

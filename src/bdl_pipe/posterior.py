@@ -1,4 +1,4 @@
-"""The interface of a fitted posterior, and a posterior that is a set of networks.
+"""A posterior that is a set of networks, and a predictor: a posterior with the transform of its data.
 
 A posterior's state is named tensors plus a JSON-able config; it can be loaded on any device, without the training data.
 Regression posteriors predict in *standardised* units; ``Predictor`` converts to the targets' own units.
@@ -7,12 +7,12 @@ Regression posteriors predict in *standardised* units; ``Predictor`` converts to
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final, Literal, Protocol, final, runtime_checkable
+from typing import Any, Final, Literal, final
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.func import functional_call
 
@@ -21,115 +21,20 @@ from .artifacts import State, stack, under, unstack
 from .config import LATER, read, to_mapping
 from .data.transform import Transform
 from .errors import Diverged
-from .joint_predictive import (
-    DRAWS,
-    Joint,
-    JointCategorical,
-    JointContinuous,
-    JointGaussian,
-    JointInOwnUnits,
-    at_places,
-    check_places,
-)
+from .joint_predictive import DRAWS, Joint, JointInOwnUnits
+from .networks.last_layer import LastLayer, of_networks
 from .networks.replicas import Replicas
+from .posterior_protocols import FeaturesPosterior as FeaturesPosterior
+from .posterior_protocols import GaussianPosterior as GaussianPosterior
+from .posterior_protocols import JointPosterior as JointPosterior
+from .posterior_protocols import Posterior as Posterior
+from .posterior_protocols import joint as joint
 from .predictive import Categorical, Continuous, Exponential, Gaussian, Mixture, Predictive
 from .recalibration import Recalibration
 from .seeds import Seed
 
 Likelihood = Literal["categorical", "gaussian", "gaussian_head"]
 _BATCH: Final = 1000  # rows in one forward pass
-
-
-@runtime_checkable
-class Posterior(Protocol):
-    """The interface of the posteriors that methods fit."""
-
-    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Return the predictive of a batch of transformed inputs; ``rng`` is used if the predictive is sampled."""
-        ...
-
-    def state(self) -> State:
-        """Return tensors and config; ``config["posterior"]`` is the class's key in ``registry.POSTERIORS``."""
-        ...
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "Posterior":
-        """Rebuild the posterior from its :meth:`state`, on ``device``."""
-        ...
-
-
-@runtime_checkable
-class Functions(Protocol):
-    """A Gaussian over the values of functions at the rows of each group, such as ``GaussianFunctions``."""
-
-    def joint(self, places: Int[Tensor, "group place"] | None, *, draws: int, rng: Seed) -> Joint:
-        """Return the joint of the observations in ``places``; see :func:`joint` for the arguments."""
-        ...
-
-
-@runtime_checkable
-class GaussianPosterior(Protocol):
-    """A posterior that holds a Gaussian over functions, or an equal mixture of several."""
-
-    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> Functions:
-        """Return the Gaussian over the functions' values at the rows of each group; ``rng`` draws a mixture's parts."""
-        ...
-
-
-@runtime_checkable
-class JointPosterior(Protocol):
-    """A posterior with its own joint of several inputs, not from a Gaussian and not from its predictive's draws."""
-
-    def joint(
-        self,
-        inputs: Float[Tensor, "group row ..."],
-        *,
-        places: Int[Tensor, "group place"] | None,
-        draws: int,
-        rng: Seed,
-    ) -> Joint:
-        """Return the joint of each group of transformed inputs; see :func:`joint` for the arguments."""
-        ...
-
-
-def joint(
-    posterior: Posterior,
-    inputs: Float[Tensor, "group row ..."],
-    *,
-    rng: Seed,
-    draws: int = DRAWS,
-    places: Int[Tensor, "group place"] | None = None,
-) -> Joint:
-    """Return the joint distribution of the targets of each group of transformed inputs, in transformed units.
-
-    A posterior of networks, masks or weights uses its predictive's draws, each of which is one function for all inputs.
-    A posterior with a Gaussian over functions is exact in regression; for classes the softmax is averaged over
-    ``draws`` functions, drawn jointly at the rows of each group. For a posterior of one draw without such a Gaussian
-    the joint is the product of the marginals (``Joint.is_product``), since inputs share no random function.
-
-    Args:
-        draws: the number of functions to draw if the posterior has no draws of its own.
-        places: the observations of each group, see :func:`~bdl_pipe.joint_predictive.at_places`. None means one
-            observation of each input. Several observations of one input cost one prediction if the posterior holds
-            functions.
-
-    Raises:
-        DataError: a place is not the number of a row of its group.
-    """
-    if places is not None:
-        check_places(places, inputs.shape[1])
-    if isinstance(posterior, JointPosterior):
-        return posterior.joint(inputs, places=places, draws=draws, rng=rng)
-    if isinstance(posterior, GaussianPosterior):
-        return posterior.functions(inputs, rng=rng).joint(places, draws=draws, rng=rng)
-    observed = at_places(inputs, places)
-    predictive, shape = posterior.predict(observed.flatten(0, 1), rng=rng), observed.shape[:2]
-    if isinstance(predictive, Categorical):
-        return JointCategorical(predictive.draw_log_probs.unflatten(1, shape))
-    if isinstance(predictive, Gaussian):
-        return JointGaussian(predictive.draw_mean.unflatten(1, shape), predictive.draw_variance.unflatten(1, shape))
-    draws = len(predictive.draw_log_prob(predictive.mean))
-    return JointContinuous(predictive, (*shape, predictive.mean.shape[-1]), draws)
 
 
 @dataclass(frozen=True)
@@ -225,6 +130,10 @@ class NetworkDraws:
             else:
                 outputs = [functional_call(network, draw, (inputs,)) for draw in draws]
         return self.spec.predictive(torch.stack(outputs))
+
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer | None:
+        """Return the mean last layer of the draws at transformed inputs; None if the heads are not linear."""
+        return of_networks(self._networks, self.weights, inputs)
 
     def state(self) -> State:
         stored = {name: value.contiguous() for name, value in self.weights.items()}

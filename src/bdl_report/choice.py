@@ -17,7 +17,7 @@ from bdl_pipe import artifacts
 from bdl_pipe.metrics import comparison
 from bdl_pipe.metrics.comparison import Difference
 from bdl_pipe.metrics.of_predictions import THIRDS
-from bdl_pipe.metrics.standings import OPTIMAL, TEST_OVER_TRAIN, Candidate, difference
+from bdl_pipe.metrics.standings import TEST_OVER_TRAIN, Candidate, difference
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import writer
 from bdl_pipe.scores import Quantity, average
@@ -91,7 +91,7 @@ def coverage(one: Candidate) -> Difference | None:
     table = one.scores.stored
     rows = table.filter(np.array(table["metric"].to_pylist()) == "nll")["n"][0].as_py()
     binomial = Difference(average(found.tolist()) - LEVEL, math.nan, math.sqrt(LEVEL * (1 - LEVEL) / rows))
-    return comparison.over_seeds(binomial, [] if one.method in OPTIMAL else [found.tolist()])
+    return comparison.over_seeds(binomial, [] if one.optimal else [found.tolist()])
 
 
 def off_by_width(one: Candidate) -> str:
@@ -164,7 +164,7 @@ def finite(candidates: Iterable[Candidate], metric: str) -> list[Candidate]:
 
 def loss(one: Candidate, metric: str) -> float:
     """Return a run's mean loss by a metric. It is NaN if there is none."""
-    known = _losses(one, metric)
+    known = one.scores.values(Quantity(metric), -metric_of(metric).better)
     return average(known) if known else math.nan
 
 
@@ -178,7 +178,3 @@ def split_seconds(one: Candidate) -> float:
     """Return the seconds of all fits of a split, one for each seed; infinite if a time is not recorded."""
     found = [value for group in one.scores.groups(_FIT) for value in group]
     return math.fsum(found) / one.scores.splits if found and all(map(math.isfinite, found)) else math.inf
-
-
-def _losses(one: Candidate, metric: str) -> list[float]:
-    return one.scores.values(Quantity(metric), -metric_of(metric).better)

@@ -20,6 +20,7 @@ from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
 from .choice import off_by_width
+from .verdict import optimal
 
 ABSENT: Final = "no result: the evaluation is absent"
 DRAWN: Final[Mapping[str, Callable[[Path], Any]]] = {  # the name of a table beside the scores -> its reader
@@ -200,7 +201,7 @@ class Table:
         """Return the runs with scores, for the verdict and for :func:`bdl_pipe.metrics.standings.standings`."""
         known, names = self.scores, labels(self.done.runs)
         return [
-            Candidate(r.key, names[r.key], known[r.key], r.evaluate, r.network, r.method, r.ended)
+            Candidate(r.key, names[r.key], known[r.key], r.evaluate, r.network, r.method, r.ended, optimal(r.method))
             for r in self.done.runs
         ]
 

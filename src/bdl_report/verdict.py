@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bdl_pipe.metrics.comparison import Difference
-from bdl_pipe.metrics.standings import BASELINE, OPTIMAL, Candidate, difference
+from bdl_pipe.metrics.standings import BASELINE, Candidate, difference
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import seconds
 from bdl_pipe.registry import METHODS
@@ -20,10 +20,14 @@ from bdl_pipe.scores import Quantity, average
 
 from .choice import LEVEL, Choice, choose, coverage, finite, fit_seconds, half_width, loss, split_seconds
 
-RIVALS: Final = ("boosting", "linear", "constant")
 ONE_SEED: Final = "not established (one seed)"
 _PREDICT: Final = Quantity("seconds_per_1000", "cost")
 _MOST_SPLITS: Final = 20
+
+
+def optimal(method: str) -> bool:
+    """Return whether the method's fits end at an optimum, whatever their seed; False for an unknown method."""
+    return method in METHODS and METHODS[method].optimal
 
 
 def verdict(candidates: Sequence[Candidate]) -> list[str]:
@@ -86,7 +90,8 @@ def calibration(one: Candidate) -> str:
 
 def cheapest(choice: Choice) -> str:
     """Write which run is the cheapest to fit among the runs that cannot be told apart from the best run."""
-    taken, label, over = min(choice.tied, key=fit_seconds), _label(choice.metric), _over(choice.best)
+    taken, label, splits = min(choice.tied, key=fit_seconds), _label(choice.metric), choice.best.scores.splits
+    over = f"over {splits} splits" if splits > 1 else "over the test rows"
     if not math.isfinite(fit_seconds(taken)):
         return "the times of the fits are not recorded."
     predicts = taken.scores.estimate(_PREDICT)
@@ -115,9 +120,10 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
     if not networks:
         return "No Bayesian network has a finite score."
     best = min(networks, key=lambda one: loss(one, metric))
-    without = not any(one.method in RIVALS for one in candidates)
+    named = [method.name for method in METHODS.values() if method.rival]
+    without = not any(one.method in named for one in candidates)
     plain = [one for one in known if one.method == BASELINE and one.network == best.network]
-    rivals = plain if without else [one for one in known if one.method in RIVALS]
+    rivals = plain if without else [one for one in known if one.method in named]
     worse, tied, better, single = list[str](), list[str](), list[str](), list[str]()
     for rival in rivals:
         gap = difference(best, rival, len(networks), metric)  # the interval allows for the choice of the best network
@@ -131,13 +137,13 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
     answer += ", against a plain network" if without else ""
     of = f"{best.name}, the best of {len(networks)} with a posterior over weights," if len(networks) > 1 else best.name
     said = f"{answer}: {of} {' and '.join(parts)}." if parts else f"There is no run to compare {best.name} with."
-    return f"{said} There is no run of {', '.join(RIVALS[:-1])} or {RIVALS[-1]}." if without else said
+    return f"{said} There is no run of {', '.join(named[:-1])} or {named[-1]}." if without else said
 
 
 def hour(candidates: Sequence[Candidate], taken: Candidate) -> str:
     """Write whether longer fits of a run would help, which other fits were too short, and what more splits bring."""
     name, ended = taken.name, taken.ended
-    if taken.method in OPTIMAL:
+    if taken.optimal:
         said = [f"the fits of {name} end at an optimum, so more time would not help."]
     elif "chains" in ended:
         said = [f"the Markov chains of {name} are too short, so longer chains may change its scores."]
@@ -188,10 +194,6 @@ def _value(one: Candidate, metric: str) -> str:
 
 def _label(metric: str) -> str:
     return "accuracy" if metric == "accuracy" else metric_of(metric).label
-
-
-def _over(one: Candidate) -> str:
-    return f"over {one.scores.splits} splits" if one.scores.splits > 1 else "over the test rows"
 
 
 def _many(count: int, what: str) -> str:

@@ -16,7 +16,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training import snapshots
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
-from tests.cases import BPC, CONFIGS, FROM_EXPERTS, INNER
+from tests.cases import BPC, CONFIGS, INNER
 from tests.resuming import Watched, resumed, same_bits
 
 from .cases import tiny_data
@@ -34,12 +34,12 @@ OUTER = BPC["outer"] | {
     "augmentation": {"choose": "one", "operations": {"rotate": 15.0, "cutout": 0.25, "noise": 0.1}},
     "average": None,
 }
+METHODS = {m.name: m for m in (methods.BPC_FKL, methods.BPC_RKL, methods.BPC_W, methods.BPC_CD, methods.FBPC)}
 SECTIONS: dict[str, dict[str, Any]] = {
     name: CONFIGS[name, "classification"] | {"outer": OUTER} | ({"start_epochs": 2} if name != "fbpc" else {})
-    for name in FROM_EXPERTS
+    for name in METHODS
 }
 SECTIONS["bpc_fkl"]["shared_noise"] = True
-METHODS = {m.name: m for m in (methods.BPC_FKL, methods.BPC_RKL, methods.BPC_W, methods.BPC_CD, methods.FBPC)}
 
 
 def experts(count: int = 2, data: Any = None, **changes: Any) -> list[State]:

@@ -23,7 +23,8 @@ def stored(folder: Path, name: str, nll: list[float], rows: np.ndarray | None = 
         frame = pd.DataFrame({"split": 0, "seed": 0, "row": np.arange(len(rows)), "log_prob": rows})
         frame.to_parquet(place / "predictions.parquet")
     of = RunScores(scores.table("d", name, "", figures))
-    return Candidate(name, name, of, place, "mlp 64" if name == "sgld" else "mlp 8", name)
+    network, optimal = "mlp 64" if name == "sgld" else "mlp 8", name in ("linear", "constant")
+    return Candidate(name, name, of, place, network, name, optimal=optimal)
 
 
 def test_sentences_over_several_splits_state_ties_and_differences(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bdl_pipe import ModulePosterior, UserError, bayesianise
-from bdl_pipe.own_model.methods import CHAINS, OWN, STUDENT
+from bdl_pipe.own_model.methods import CHAINS, STUDENT, able
 from bdl_pipe.posterior import NetworkDraws
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS
@@ -118,7 +118,7 @@ def test_no_method_makes_a_bias_that_the_head_lacks(columns: int) -> None:
     """
     model, failed = net(columns or CLASSES), []
     task = {"task": "regression"} if columns else {}
-    for method in OWN:
+    for method in able():
         if ("regression" if columns else "classification") not in METHODS[method].tasks:
             continue
         options: dict[str, Any] = {} if method in ("deterministic", "kfac_laplace") else {"epochs": 2}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bdl_pipe import ModulePosterior, UserError, bayesianise
-from bdl_pipe.own_model.methods import OWN
+from bdl_pipe.own_model.methods import able
 
 from .models import Answering, text_loader, texts
 
@@ -69,7 +69,7 @@ def test_a_posterior_of_a_tied_model_is_loaded_to_the_bit(tmp_path: Path) -> Non
     assert torch.equal(again.predict(inputs).mean, found.predict(inputs).mean) and again.notes == found.notes
 
 
-@pytest.mark.parametrize("method", [name for name in OWN if name not in ("kfac_laplace", "dark_knowledge")])
+@pytest.mark.parametrize("method", [name for name in able() if name not in ("kfac_laplace", "dark_knowledge")])
 def test_other_methods_refuse_tied_weights_before_they_read_a_row(method: str) -> None:
     rule = r"^model must have one name for each weight, except with kfac_laplace over the last layer without epochs, "
     got = "got 'shared.weight and encoder.embed_tokens.weight, which are the same weight'$"

@@ -27,6 +27,7 @@ from ..data.size import Section, Size
 from ..errors import require
 from ..method import Default, Method
 from ..networks import NetworkConfig
+from ..networks.last_layer import LastLayer, linear
 from ..networks.variational import MeanField
 from ..seeds import Seed
 from ..training.learner import TrainingConfig
@@ -121,6 +122,14 @@ class BnnPosterior(LearnerPosterior[Bnn]):
 
     key, spec_class, learner_class = "bnn", BnnSpec, Bnn
 
+    @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed) -> LastLayer | None:
+        """Return the last layer of a fixed trunk, with a Gaussian head at its mean; None if all layers are Gaussian."""
+        with self.lent() as learner:
+            if learner.spec.config.stochastic != "head":
+                return None
+            return linear(learner.fixed(inputs), **dict(learner.random.module.named_parameters()))
+
 
 def default(size: Size) -> Section:
     """Return the hyperparameters of a network with all weights random."""
@@ -139,5 +148,6 @@ BNN = Method(
         "initial_sd": (1e-3, 1e-1, "log"),
         "kl_weight": (1e-2, 1e1, "log"),
     },
+    settings={"noise_variance": 0.1, "validation_draws": 10},
     default=Default(3.0, override=default),
 )

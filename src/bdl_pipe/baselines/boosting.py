@@ -227,6 +227,8 @@ BOOSTING = Method(
     config=BoostingConfig,
     tasks=("regression", "classification"),
     stages={"student": StageSpec(fit)},
+    rival=True,
     search={"learning_rate": (1e-2, 3e-1, "log"), "leaves": (4, 64, "integer")},
+    settings={"rounds": 1000, "learning_rate": 0.1, "leaves": 31, "folds": 5, "noise": "best"},
     default=Default(1.0, suits=lambda size: size.image is None),
 )

@@ -56,6 +56,8 @@ CONSTANT = Method(
     name="constant",
     config=ConstantConfig,
     tasks=("regression", "classification"),
-    stages={"student": StageSpec(fit, in_driver=True)},
+    stages={"student": StageSpec(fit, random=False, in_driver=True)},
+    rival=True,
+    optimal=True,
     default=Default(0.0, suits=lambda size: size.image is None),
 )

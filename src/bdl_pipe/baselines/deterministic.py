@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..artifacts import State
 from ..config import read
 from ..data.fitdata import FitData
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
@@ -30,6 +30,8 @@ DETERMINISTIC = Method(
     name="deterministic",
     config=DeterministicConfig,
     tasks=("classification", "regression"),
-    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, random=False, in_driver=True)},
+    program=True,
     default=Default(0.1, "sgd"),
+    from_model=FromModel(needs_epochs=False),
 )

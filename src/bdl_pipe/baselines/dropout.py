@@ -26,6 +26,7 @@ from ..data.size import Section, Size
 from ..errors import require
 from ..method import Default, Method
 from ..networks import NetworkConfig
+from ..networks.last_layer import LastLayer, linear
 from ..networks.normalisation import evaluation
 from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig
@@ -144,6 +145,12 @@ class DropoutPosterior(LearnerPosterior[Dropout]):
 
     key, spec_class, learner_class = "dropout", DropoutSpec, Dropout
 
+    @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed) -> LastLayer:
+        """Return the last layer at transformed inputs, without masks."""
+        with self.lent() as learner:
+            return linear(learner.network.trunk(inputs), **dict(learner.network.head.named_parameters()))
+
 
 def default(size: Size) -> Section:
     """Return the hyperparameters of a network with a dropout rate of a tenth."""
@@ -161,5 +168,6 @@ DROPOUT = Method(
         "training.optimiser.weight_decay": (1e-6, 1e-1, "log"),
         "rate": (5e-3, 5e-1, "log"),
     },
+    settings={"noise_variance": 0.1, "validation_draws": 10},
     default=Default(1.5, override=default),
 )

@@ -41,6 +41,7 @@ ENSEMBLE = Method(
     name="ensemble",
     config=EnsembleConfig,
     tasks=("classification", "regression"),
-    stages={"student": StageSpec(fit, needs={"trajectory": "all"}, in_driver=True)},
+    stages={"student": StageSpec(fit, needs={"trajectory": "all"}, random=False, in_driver=True)},
+    program=True,
     default=Default(0.1, "sgd"),
 )

@@ -13,6 +13,7 @@ O(nh² + h³), and the derivatives O(bdh²) for b rows of d columns.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -177,6 +178,16 @@ _SEARCH = {
     "prior_variance": (1e-3, 1e1, "log"),
 }
 
+_SETTINGS: Final = {
+    "network": {"name": "mlp", "hidden": [50], "activation": "leaky_relu"},
+    "epochs": 40,
+    "optimiser": {"name": "adamw", "lr": 3e-2, "schedule": "one_cycle", "weight_decay": 1.0, "grad_clip_norm": 1.0},
+    "early_stopping": None,
+    "prior_variance": 0.1,
+    "noise_variance": 0.2,
+}
+_LATENT: Final = {"derivative_variance": 0.3, "weight": 0.05, "derivative_rows": 64}
+
 GBLL = Method(
     name="gbll",
     bayesian=True,
@@ -184,6 +195,7 @@ GBLL = Method(
     tasks=("regression",),
     stages={"student": StageSpec(fit_many=fit)},
     search=_SEARCH,  # type: ignore[arg-type]
+    settings=_SETTINGS,
 )
 LDGBLL = Method(
     name="ldgbll",
@@ -192,4 +204,5 @@ LDGBLL = Method(
     tasks=("regression",),
     stages={"student": StageSpec(fit_many=fit)},
     search=_SEARCH | {"derivative_variance": (1e-2, 1e1, "log"), "weight": (1e-3, 1.0, "log")},  # type: ignore[arg-type]
+    settings={**_SETTINGS, "epochs": 70, "noise_variance": 0.1, **_LATENT},
 )

@@ -143,6 +143,7 @@ GP = Method(
     name="gp",
     config=GpConfig,
     tasks=("regression",),
-    stages={"student": StageSpec(fit)},
+    stages={"student": StageSpec(fit, random=False)},
+    settings={"ard": False, "steps": 100, "lr": 0.1},
     default=Default(3.0, suits=lambda size: size.train <= AFFORDABLE),
 )

@@ -137,6 +137,8 @@ LINEAR = Method(
     name="linear",
     config=LinearConfig,
     tasks=("regression", "classification"),
-    stages={"student": StageSpec(fit)},
+    stages={"student": StageSpec(fit, random=False)},
+    rival=True,
+    optimal=True,
     default=Default(0.1, suits=lambda size: size.image is None and size.train * size.width <= _MOST),
 )

@@ -125,5 +125,7 @@ MAP_BLR = Method(
         "training.optimiser.lr": (1e-3, 1e-1, "log"),
         "training.optimiser.weight_decay": (1e-4, 1.0, "log"),
     },
+    settings={"noise_variance": 0.1},
+    program=True,
     default=Default(1.0, override=default, suits=lambda size: size.train * (size.hidden[-1] + 1) <= _EXACT_LAYER),
 )

@@ -35,6 +35,7 @@ from ..errors import require
 from ..joint_predictive import GaussianFunctions
 from ..method import Default, Method, StageSpec
 from ..networks import NetworkConfig
+from ..networks.last_layer import LastLayer, linear
 from ..networks.spectral import bound_spectral_norms, remove_bounds
 from ..predictive import Categorical, Gaussian, Predictive, mean_field
 from ..seeds import Seed
@@ -198,6 +199,12 @@ class SngpPosterior(LearnerPosterior[Sngp]):
     key, spec_class = "sngp", SngpSpec
 
     @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed) -> LastLayer:
+        """Return the layer on the random features of transformed inputs; ``rng`` is not used."""
+        with self.lent() as learner:
+            return linear(learner.features(inputs), learner.head.T)
+
+    @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return :meth:`Sngp.functions` of transformed inputs; ``rng`` is not used."""
         with self.lent() as learner:
@@ -253,5 +260,7 @@ SNGP = Method(
         "norm_bound": (0.5, 10.0, "log"),
         "ridge": (1e-3, 1.0, "log"),
     },
+    settings={"length_scale": 2.0, "norm_bound": 1.0, "ridge": 0.1},
+    program=True,
     default=Default(1.6, override=default),
 )

@@ -168,5 +168,6 @@ SVGP = Method(
     tasks=("regression",),
     stages={"student": StageSpec(fit)},
     search={"training.optimiser.lr": (1e-3, 1e-1, "log")},
+    settings={"ard": False, "training": {"optimiser": {"name": "adam", "schedule": "cosine"}}},
     default=Default(12.0, override=default, suits=lambda size: size.train > AFFORDABLE),
 )

@@ -44,7 +44,8 @@ from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
 from ..joint_predictive import JointCategorical
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
+from ..networks.last_layer import LastLayer, of_draws
 from ..posterior import NetworkSpec
 from ..predictive import Categorical
 from ..progress import Report
@@ -157,6 +158,11 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
         return Categorical(log_probs(torch.stack(logits), together, self.config.form))
 
     @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer:
+        """Return the mean last layer of the snapshots at transformed inputs; ``rng`` is not used."""
+        return of_draws(lambda snapshot: self.features(snapshot, inputs), self.weights)
+
+    @torch.no_grad()
     def joint(
         self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed
     ) -> JointCategorical:
@@ -248,6 +254,8 @@ CIBER = Method(
     bayesian=True,
     config=CiberConfig,
     tasks=("classification",),
-    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, random=False, in_driver=True)},
+    settings={"form": {"name": "exact", "weights": 1}},
     default=Default(0.3, "iterates"),
+    from_model=FromModel(lambda fit: {"form": {"name": "exact", "weights": 1}}),
 )

@@ -30,7 +30,7 @@ from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
 from ..joint_predictive import JointContinuous
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..posterior import NetworkSpec
 from ..predictive import Gaussian
 from ..progress import Report
@@ -168,11 +168,15 @@ def fit_last(data: FitData, inputs: Inputs, config: CiberLastConfig, *, rng: See
 # A triangle has no tail, but a few rows have targets beyond it. Exact integrals take 15 s per 1,000 predictions, and
 # a tenth of the rows is predicted.
 DEFAULT: Final = Default(0.5, "iterates", lambda size: {"tail": 0.2}, suits=lambda size: size.rows <= 100_000)
+SETTINGS: Final = {"weights": 3, "radius": "variance"}
 CIBER_LAST = Method(
     name="ciber_last",
     bayesian=True,
     config=CiberLastConfig,
     tasks=("regression",),
-    stages={"student": StageSpec(fit_last, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    stages={"student": StageSpec(fit_last, needs={"trajectory": "one_to_one"}, random=False, in_driver=True)},
+    program=True,
+    settings=SETTINGS,
     default=DEFAULT,
+    from_model=FromModel(lambda fit: {**SETTINGS, "tail": 0.01}),
 )

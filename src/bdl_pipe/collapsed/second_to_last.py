@@ -38,7 +38,7 @@ from .integrals import few_uniforms
 from .integrals.triangle import radius
 from .mixture import CollapsedMixture
 from .rectified import Unit, of_units
-from .regression import DEFAULT, LikelihoodConfig, Regression
+from .regression import DEFAULT, SETTINGS, LikelihoodConfig, Regression
 from .snapshots import trajectory
 
 MOST_OF_LAYER: Final = 3  # two units with two weights each have no closed form
@@ -230,6 +230,7 @@ CIBER_SECOND = Method(
     bayesian=True,
     config=CiberSecondConfig,
     tasks=("regression",),
-    stages={"student": StageSpec(fit_second, needs={"trajectory": "one_to_one"}, in_driver=True)},
+    stages={"student": StageSpec(fit_second, needs={"trajectory": "one_to_one"}, random=False, in_driver=True)},
+    settings=SETTINGS,
     default=replace(DEFAULT, suits=lambda size: size.small),  # perceptrons for many rows have another activation
 )

@@ -23,13 +23,14 @@ from torch import Tensor
 
 from .. import networks
 from ..data.fitdata import FitData
+from ..data.size import CONVNET
 from ..errors import require
 from ..method import Method
 from ..seeds import Seed
 from .protocols.network import ridge_head
 from .shared.memory import Memory
 from .shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint, label_margin
-from .shared.stage import coreset_stage
+from .shared.stage import POOLED, coreset_stage
 from .shared.trunk import features
 
 
@@ -109,5 +110,17 @@ FREPO = Method(
         "coreset.lr": (1e-3, 1e-1, "log"),
         "coreset.label_lr": (1e-3, 1.0, "log"),
         "coreset.pool.steps": (10, 300, "integer"),
+    },
+    settings={
+        "ipc": 10,
+        "network": CONVNET,
+        "ridge": 1e-6,
+        "coreset": {
+            "steps": 400,
+            "batch": 256,
+            "lr": 0.02,
+            "label_lr": 0.1,
+            **POOLED,
+        },
     },
 )

@@ -17,7 +17,7 @@ from ..seeds import Seed
 from .shared.init import balanced
 from .shared.stage import coreset_stage
 from .vbpc.head import HeadConfig
-from .vbpc.posterior import StudentConfig, default, fit_student
+from .vbpc.posterior import SETTINGS, StudentConfig, default, fit_student
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ RANDOM_CORESET = Method(
         "label_scale": (0.1, 100.0, "log"),
         "student.lr": (1e-5, 1e-2, "log"),
     },
+    settings={**SETTINGS, "rho": 30.0, "label_scale": 8.0},
     default=Default(0.2, "random_coreset", default, suits=lambda size: size.image is not None),
     upstream={"random_coreset": Upstream("coreset", 1, 0.2, default)},
 )

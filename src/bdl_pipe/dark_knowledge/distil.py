@@ -25,7 +25,7 @@ from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec
 from ..networks import Network, NetworkConfig, dropout_masks, fastest_order
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec, Posterior
 from ..predictive import Categorical
@@ -298,6 +298,18 @@ def default(size: Size) -> Section:
     }
 
 
+def _from_model(fit: ModelFit) -> Section:
+    return {
+        "network": fit.network,
+        "student": {"name": "plain"},
+        "mode": {"name": "offline", "max_draws": None},
+        "inputs": {"name": "noisy_training", "noise": 0.0},  # no noise: inputs may be whole numbers
+        "batch": fit.batch,
+        "steps": fit.steps,
+        "optimiser": fit.training(1e-3, weight_decay=0.0)["optimiser"],
+    }
+
+
 DARK_KNOWLEDGE = Method(
     name="dark_knowledge",
     bayesian=True,
@@ -315,6 +327,14 @@ DARK_KNOWLEDGE = Method(
         "optimiser.lr": (1e-4, 1e-2, "log"),
         "optimiser.weight_decay": (1e-7, 1e-2, "log"),
     },
+    settings={
+        "student": {"name": "plain"},
+        "mode": {"name": "offline", "max_draws": None},
+        "optimiser": {"name": "adamw", "schedule": "cosine"},
+        "start": "draw",
+    },
     default=Default(2.0, "sgmcmc", default),
+    from_model=FromModel(_from_model),
     imitates=True,
+    program=True,
 )

@@ -21,6 +21,7 @@ _FEW_ROWS: Final = [0.1, 0.2]  # a perceptron's frequencies; few rows cannot dis
 _MANY_ROWS: Final = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
 
 Section = dict[str, Any]
+CONVNET: Final[Section] = {"name": "convnet", "width": 16, "norm": "instance"}  # of methods for images, of any size
 
 
 @dataclass(frozen=True)

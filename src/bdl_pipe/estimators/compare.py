@@ -19,7 +19,7 @@ from ..predictive import Categorical, Continuous
 from ..scores import Quantity, RunScores, Score
 from ..seeds import Seed
 from ..torch_settings import own_settings
-from . import defaults, given
+from . import given
 from .base import BayesianEstimator
 from .classifier import BayesianClassifier
 from .comparison import Comparison, Line
@@ -140,7 +140,7 @@ def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tup
     with own_settings(model.threads):
         examples, rng = Examples(rows, targets), fitted.address()
         found, clean = evaluation.score_all(
-            fitted.predictor(), examples, defaults.evaluate(), rng, model.device, ood={}, transfer={}
+            fitted.predictor(), examples, evaluation.USUAL, rng, model.device, ood={}, transfer={}
         )
         line = _said(model, rows, targets)
     more = of_predictions.scores(stored.of_table(clean.predictions, drawn, clean.draws))
@@ -168,8 +168,7 @@ def _line(parts: Sequence[np.ndarray], task: Task) -> Line:
     values = np.concatenate(parts)
     if task == "regression":
         return Line(_LEVELS, np.array([(values <= level).mean() for level in _LEVELS]))
-    bins = np.minimum(
-        (values[:, 0] * defaults.evaluate().calibration_bins).astype(int), defaults.evaluate().calibration_bins - 1
-    )
+    count = evaluation.USUAL.calibration_bins
+    bins = np.minimum((values[:, 0] * count).astype(int), count - 1)
     there = np.unique(bins)
     return Line(*(np.array([values[bins == each, column].mean() for each in there]) for column in (0, 1)))

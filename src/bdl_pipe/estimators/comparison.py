@@ -17,6 +17,7 @@ from ..metrics import COSTS, METRICS
 from ..metrics.comparison import Difference
 from ..metrics.standings import Candidate, difference, sentences, standings
 from ..metrics.table import OF_TEST_ROWS, metric_of
+from ..registry import METHODS
 from ..scores import Estimate, Quantity, RunScores
 
 if TYPE_CHECKING:
@@ -63,7 +64,10 @@ class Comparison:
         self.task, self.scores, self.reliability = task, dict(scores), dict(reliability)
         self.folds = next(iter(scores.values())).splits
         self._ratio = test_over_train
-        self._candidates = {name: Candidate(name, name, of, Path(), method=name) for name, of in scores.items()}
+        self._candidates = {
+            name: Candidate(name, name, of, Path(), method=name, optimal=name in METHODS and METHODS[name].optimal)
+            for name, of in scores.items()
+        }
 
     @cached_property
     def table(self) -> "pd.DataFrame":

@@ -23,7 +23,6 @@ from ..fitting import Run
 from ..method import Default, Kind, Method, StageSpec
 from ..plugins import loaded
 from ..registry import METHODS
-from .defaults import section
 
 DATASET: Final = "data"
 DATA: Final = "data"  # the value of ``made_from`` for a fit from the data alone
@@ -170,7 +169,7 @@ def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) 
     if found is not None:
         method, above = found[0], found[1].of([stage])
         _require_kind(name, above.kind, stage)
-        merged = config.merge(config.merge(section(method.name), above.override(size)), override)
+        merged = config.merge(config.merge(method.settings, above.override(size)), override)
         return [_run(above.kind, name, method, merged, above.seeds, None)]
     if name not in METHODS:
         keys = [key for m in METHODS.values() for key in m.upstream]
@@ -194,7 +193,7 @@ def _own(method: Method, default: Default | None, size: Size, above: Run | None)
     Without a source run it takes the network and training of ``size``, unless its section has a network for rows of
     this kind.
     """
-    base = section(method.name)
+    base = method.settings
     if default is not None:
         return config.merge(base, default.override(size))
     fields = {field.name for field in dataclasses.fields(method.config)}

@@ -14,22 +14,23 @@ import torch
 from .. import metrics
 from ..data.examples import Examples
 from ..metrics import cost
+from ..networks.last_layer import LastLayer
 from ..posterior import Predictor
 from ..predictive import Categorical, Continuous
 from ..scores import Quantity, Set
 from ..seeds import Seed
 from . import references
-from .config import EvaluateConfig
+from .config import USUAL, EvaluateConfig
 from .distance import Distances
 from .draws import DrawnRows
 from .gathered import Gathered, Scores, has_one_noise, normalised
 from .joint import joint_scores, keeps_functions, lines_between_classes, same_class_along
-from .last_layers import LastLayer, last_layer, register_last_layer
 from .ood import OOD_SCORES, ood_scores, register_ood_score
-from .unfamiliar import stored_rows, training_rows
+from .unfamiliar import last_layer, stored_rows, training_rows
 
 __all__ = [
     "OOD_SCORES",
+    "USUAL",
     "CleanResult",
     "EvaluateConfig",
     "LastLayer",
@@ -37,7 +38,6 @@ __all__ = [
     "last_layer",
     "measure_cost",
     "ood_scores",
-    "register_last_layer",
     "register_ood_score",
     "same_class_along",
     "score_all",

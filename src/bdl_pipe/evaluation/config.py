@@ -1,6 +1,7 @@
 """The section ``evaluate`` of params.yaml."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ..config import LATER
 from ..errors import require
@@ -29,3 +30,6 @@ class EvaluateConfig:
         require(self.joint_pairs >= 0, "joint_pairs", "must be >= 0", self.joint_pairs)
         rule = f"must be in [0, {self.joint_pairs}], at most joint_pairs"
         require(0 <= self.joint_groups <= self.joint_pairs, "joint_groups", rule, self.joint_groups)
+
+
+USUAL: Final = EvaluateConfig(calibration_bins=15, batch=250, joint_pairs=10_000, joint_groups=250)  # as in params.yaml

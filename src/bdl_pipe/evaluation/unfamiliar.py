@@ -20,11 +20,11 @@ from ..data.examples import Examples
 from ..errors import DataError
 from ..metrics.ood.fitted import react
 from ..metrics.ood.rows import ORIGIN, OWN, REACT, TEST, TRAIN
-from ..posterior import Predictor
+from ..networks.last_layer import LastLayer
+from ..posterior import FeaturesPosterior, Posterior, Predictor
 from ..predictive import Categorical
 from ..seeds import Seed
 from .config import EvaluateConfig
-from .last_layers import LastLayer, find_last_layer
 from .ood import ood_scores
 
 MOST: Final = {TRAIN: 1_500, TEST: 1_000}
@@ -44,6 +44,23 @@ def kept(examples: Examples, name: str) -> tuple[np.ndarray, Examples]:
 def training_rows(examples: Examples) -> Examples:
     """Return the training rows that are stored."""
     return kept(examples, TRAIN)[1]
+
+
+def last_layer(posterior: Posterior, inputs: Tensor, *, rng: Seed) -> LastLayer:
+    """Return the features and logits of transformed inputs.
+
+    Raises:
+        DataError: the posterior has no features.
+    """
+    layer = _last_layer(posterior, inputs, rng)
+    if layer is None:
+        key = getattr(posterior, "key", type(posterior).__name__)
+        raise DataError(f"a posterior {key} has no features: no last layer on a trunk that is known here")
+    return layer
+
+
+def _last_layer(posterior: Posterior, inputs: Tensor, rng: Seed) -> LastLayer | None:
+    return posterior.last_layer(inputs, rng=rng) if isinstance(posterior, FeaturesPosterior) else None
 
 
 def stored_rows(
@@ -82,8 +99,7 @@ def stored_rows(
         part, layers = outputs
         of_train = layers if name == TRAIN else of_train
         part |= _react(of_train, layers)
-        known = name in (TRAIN, TEST)
-        target = chosen.targets if known else np.full(len(rows), -1)
+        target = chosen.targets if name in (TRAIN, TEST) else np.full(len(rows), -1)
         tables.append({"set": np.full(len(rows), name), "row": rows, "target": target.astype(np.int32), **part})
     return _table(tables)
 
@@ -99,7 +115,7 @@ def _outputs(
         columns = {"log_probs": predictive.log_probs.cpu().numpy()}
         columns |= {f"{OWN}{name}": values.astype(np.float32) for name, values in ood_scores(predictive).items()}
         inputs = fitted.transform.inputs(examples.inputs[rows], device)
-        layer = find_last_layer(fitted.posterior, inputs, rng=rng.fold("predict"))
+        layer = _last_layer(fitted.posterior, inputs, rng.fold("predict"))
         if layer is not None:
             columns |= _stored(layer)
             layers.append(layer)
@@ -115,8 +131,8 @@ def _react(train: list[LastLayer], layers: list[LastLayer]) -> dict[str, np.ndar
     if not layers or layers[0].weight is None:
         return {}
     bias = None if layers[0].bias is None else layers[0].bias.numpy(force=True)
-    known, rows = (torch.cat([layer.features for layer in part]).cpu().numpy() for part in (train, layers))
-    score = react(known, rows, layers[0].weight.numpy(force=True), bias)
+    of_train, of_rows = (torch.cat([layer.features for layer in part]).cpu().numpy() for part in (train, layers))
+    score = react(of_train, of_rows, layers[0].weight.numpy(force=True), bias)
     return {} if score is None else {f"{OWN}{REACT}": score.astype(np.float32)}
 
 
@@ -127,12 +143,12 @@ def _stored(layer: LastLayer) -> dict[str, np.ndarray]:
     def narrow(features: Tensor) -> np.ndarray:
         return (features if projection is None else features @ projection).cpu().numpy()
 
-    found = {"features": narrow(layer.features)}
+    columns = {"features": narrow(layer.features)}
     if layer.logits is not None:
-        found["logits"] = layer.logits.cpu().numpy()
+        columns["logits"] = layer.logits.cpu().numpy()
     if layer.origin is not None:
-        found[ORIGIN] = narrow(layer.origin)
-    return found
+        columns[ORIGIN] = narrow(layer.origin)
+    return columns
 
 
 def _directions(width: int) -> Float[Tensor, "width direction"]:
@@ -153,10 +169,8 @@ def _table(sets: list[dict[str, np.ndarray]]) -> pa.Table:
         whole = {name: np.concatenate([values, of_origin[name]]) for name, values in whole.items()}
     if "features" in whole and np.abs(whole["features"]).max() < np.finfo(np.float16).max:
         whole["features"] = whole["features"].astype(np.float16)
-    return pa.table({name: _column(values) for name, values in whole.items()})
-
-
-def _column(values: np.ndarray) -> pa.Array:
-    if values.ndim == 1:
-        return pa.array(values)
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+    columns = {name: pa.array(values.ravel()) for name, values in whole.items()}
+    for name, values in whole.items():
+        if values.ndim == 2:
+            columns[name] = pa.FixedSizeListArray.from_arrays(columns[name], values.shape[1])
+    return pa.table(columns)

@@ -80,7 +80,8 @@ def _choose(
     unused, owners = set(patterns), dict[int, str]()
     for name, module in network.named_modules():
         fitting = [p for p in patterns if fnmatch.fnmatchcase(name, p)]
-        if not fitting or (not any(p.ndim > 1 for p in module.parameters(recurse=False)) and not _is_odd(module)):
+        computed = isinstance(module, Bayesian) or is_parametrized(module)
+        if not fitting or (not any(p.ndim > 1 for p in module.parameters(recurse=False)) and not computed):
             continue  # a container, or a normalisation layer, whose weights are not converted
         unused -= set(fitting)
         own = patterns[fitting[0]]
@@ -94,11 +95,6 @@ def _choose(
     for pattern in sorted(unused - {"*"}):
         require(False, "kind", "must have patterns that fit a layer with weights", pattern)
     return chosen
-
-
-def _is_odd(module: nn.Module) -> bool:
-    """Return whether a module computes its weights."""
-    return isinstance(module, Bayesian) or is_parametrized(module)
 
 
 def _check(name: str, module: nn.Module, owners: dict[int, str]) -> None:

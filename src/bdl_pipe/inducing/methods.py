@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ..artifacts import State
 from ..data.fitdata import FitData
-from ..data.size import Section, Size
+from ..data.size import CONVNET, Section, Size
 from ..errors import require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec
 from ..method import Kind as StageKind
 from ..networks.normalisation import refresh_batch_norm
 from ..progress import Report
@@ -99,30 +99,25 @@ def validate_sources(kind: Kind, config: RandomConfig, sources: Mapping[StageKin
 
 def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, report: Report) -> State:
     """Return the posterior in ``inputs``, pruned and trained further with a new optimiser."""
-    source = _source(inputs)
-    validate_sources(config.weights.kind, config, {} if source is None else {"student": source.spec.config})
-    assert source is not None
+    if not inputs.get("student"):
+        validate_sources(config.weights.kind, config, {})
+    (state,) = inputs["student"]
+    key = state.config["posterior"]
+    require(key == RandomWeightsPosterior.key, "input", f"must be a posterior {RandomWeightsPosterior.key}", key)
+    source = RandomWeightsPosterior.from_state(state).learner
+    validate_sources(config.weights.kind, config, {"student": source.spec.config})
     pruned = RandomWeights.pruned(source, config)
     assert (pruned.spec.input_shape, pruned.spec.outputs) == (data.input_shape, data.outputs), "one data set"
     (fitted,) = fit_epochs(lambda *_: copy.deepcopy(pruned), [data], config.training, rngs=[rng], report=report)
     return RandomWeightsPosterior.fitted_state(pruned.spec, fitted, data, rng)
 
 
-def _source(inputs: Inputs) -> RandomWeights | None:
-    """Return the fitted learner among the inputs, or None."""
-    if not inputs.get("student"):
-        return None
-    (state,) = inputs["student"]
-    key = state.config["posterior"]
-    require(key == RandomWeightsPosterior.key, "input", f"must be a posterior {RandomWeightsPosterior.key}", key)
-    return RandomWeightsPosterior.from_state(state).learner
-
-
-def _method(kind: Kind, cost: float = 0.0, own: Section | None = None) -> Method:
+def _method(kind: Kind, cost: float = 0.0, own: Section | None = None, settings: Section | None = None) -> Method:
     """Return the method of a kind of weights.
 
     Args:
         own: the keys of ``weights`` in the method's default with this ``cost``; None for no default.
+        settings: see :class:`Method`.
     """
     weights = kind.endswith("_w")
     search: dict[str, tuple[float, float, Literal["log"]]] = {
@@ -144,7 +139,15 @@ def _method(kind: Kind, cost: float = 0.0, own: Section | None = None) -> Method
     )
     default = Default(cost, override=lambda size: _default(size, {"kind": kind, **own})) if own else None
     return Method(
-        kind, RandomConfig, ("classification", "regression"), {"student": stage}, search, default, bayesian=True
+        name=kind,
+        bayesian=True,
+        config=RandomConfig,
+        tasks=("classification", "regression"),
+        stages={"student": stage},
+        search=search,
+        settings=settings or {},
+        default=default,
+        from_model=FromModel(partial(_from_model, kind)),
     )
 
 
@@ -161,8 +164,39 @@ def _default(size: Size, weights: Section) -> Section:
     }
 
 
+def _from_model(kind: Kind, fit: ModelFit) -> Section:
+    from_u = {"rows": 16, "cols": 16, "lambda_max": 0.3, "lambda_init": 0.1}
+    weights = {"kind": kind, **(from_u if kind.endswith("_u") else {}), **({} if kind == "ensemble_u" else _SD)}
+    noise = {"noise_variance": 0.1} if fit.task == "regression" else {}
+    return {
+        "network": fit.network,
+        "training": fit.training(1e-2 if kind.endswith("_u") else 1e-3, name="adam", weight_decay=0.0),
+        "weights": weights,
+        "draws": fit.draws,
+        "validation_draws": 5,
+        "annealing": {"start": 0.0, "end": max(1.0, (fit.epochs or 1) / 2)},
+        "layers": dict(fit.points or {}),
+        "training_draws": "weights",  # rows of zeros determine the shapes of outputs
+        **noise,
+    }
+
+
 FFG_U = _method("ffg_u", 6.0, {**_INDUCING, **_SD})
-FCG_U = _method("fcg_u")
-ENSEMBLE_U = _method("ensemble_u", 8.0, {**_INDUCING, "members": 5})
-FFG_W = _method("ffg_w", 3.0, _SD)
+FCG_U = _method(
+    "fcg_u",
+    settings={
+        "network": CONVNET,
+        "training": {
+            "epochs": 4,
+            "batch": 64,
+            "optimiser": {"name": "adam", "lr": 1e-2, "schedule": "one_cycle", "warmup": 0.2},
+        },
+        "weights": {"kind": "fcg_u", "rows": 16, "cols": 16, "lambda_max": 0.1},
+        "draws": 5,
+        "validation_draws": 5,
+        "annealing": {"start": 1.0, "end": 2.0},
+    },
+)
+ENSEMBLE_U = _method("ensemble_u", 8.0, {**_INDUCING, "members": 5}, {"noise_variance": 0.1})
+FFG_W = _method("ffg_w", 3.0, _SD, {"noise_variance": 0.1})
 FCG_W = _method("fcg_w")

@@ -9,7 +9,8 @@ exact posterior, given the trained trunk and Σ, replaces it after training (app
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from functools import partial
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..joint_predictive import GaussianFunctions, Joint
-from ..method import Default, Method, Task
+from ..method import Default, FromModel, Method, ModelFit, Task
 from ..networks import NetworkConfig
+from ..networks.last_layer import LastLayer, linear
 from ..networks.variational import MeanField
 from ..seeds import Seed
 from ..training.learner import FitResult, TrainingConfig
@@ -105,6 +107,17 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
     """
 
     key, spec_class = "last_layer", LastLayerSpec
+
+    @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed) -> LastLayer:
+        """Return the features' mean over draws, and logits except for a layer of class densities, which has none."""
+        with self.lent() as learner:
+            draws = learner.spec.features.draws if learner.spec.features else 1
+            features = torch.stack([learner.features(inputs, draw, rng) for draw in range(draws)]).mean(0)
+            if learner.spec.layer.name != "gaussian":
+                return LastLayer(features)
+            layer = linear(features, learner.layer.mean)
+            return layer if draws == 1 else LastLayer(features, layer.logits, layer.origin)
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
@@ -196,7 +209,14 @@ def _default(size: Size) -> Section:
     return {"network": size.network, "training": size.training()}
 
 
-def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default | None = None) -> Method:
+_LAYER: Final = {"prior_variance": 1.0, "wishart_dof": 1.0, "wishart_scale": 1.0, "kl_weight": 1.0}
+
+
+def _from_model(layer: Section, fit: ModelFit) -> Section:
+    return {"network": fit.network, "training": fit.training(1e-3), "layer": layer}
+
+
+def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default | None = None, **layer: Any) -> Method:
     search = {
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
         "layer.prior_variance": (1e-2, 1e2, "log"),
@@ -210,18 +230,19 @@ def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default |
         tasks=tasks,
         stages=stages,  # type: ignore[arg-type]
         search=search,  # type: ignore[arg-type]
+        settings={"layer": {**_LAYER, **layer}} if default else {},
+        program=default is not None,
         default=default,
+        from_model=FromModel(partial(_from_model, {**layer, **_LAYER})) if default else None,
     )
 
 
-VBLL = _method(
-    "vbll",
-    VbllConfig,
-    ("regression",),
-    Default(1.6, override=_regression),
-)
+_DENSE: Final = {"covariance": "dense", "rank": None, "wishart_scale": 20.0}
+VBLL = _method("vbll", VbllConfig, ("regression",), Default(1.6, override=_regression), **_DENSE)
 VBLL_BNN = _method("vbll_bnn", VbllBnnConfig, ("regression",))
-D_VBLL = _method("d_vbll", DiscriminativeConfig, ("classification",), Default(1.6, override=_default))
+_DIAGONAL: Final = {"covariance": "diagonal", "rank": None, "predictive": "quadrature"}
+D_VBLL = _method("d_vbll", DiscriminativeConfig, ("classification",), Default(1.6, override=_default), **_DIAGONAL)
 D_VBLL_BNN = _method("d_vbll_bnn", VbllBnnConfig, ("classification",))
-G_VBLL = _method("g_vbll", GenerativeConfig, ("classification",), Default(2.0, override=_default))
+_DENSITIES: Final = {"dirichlet": 1.0, "wishart_dof": 128.0, "refit": True}
+G_VBLL = _method("g_vbll", GenerativeConfig, ("classification",), Default(2.0, override=_default), **_DENSITIES)
 G_VBLL_BNN = _method("g_vbll_bnn", GenerativeBnnConfig, ("classification",))

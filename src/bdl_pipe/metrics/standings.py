@@ -27,7 +27,6 @@ from .stored import read
 from .table import metric_of
 
 BASELINE: Final = "deterministic"
-OPTIMAL: Final = ("linear", "constant")  # methods with fits that end at an optimum, whatever their seed
 METRIC: Final = Quantity("nll")
 COST: Final = Quantity("seconds_per_1000", "cost")
 _BY_ROW: Final = ("nll", "rmse", "accuracy")
@@ -47,6 +46,7 @@ class Candidate:
         method: the method that was fitted.
         ended: the recorded reason why each fit ended, see :func:`bdl_report.choice.ended`; ``chains`` if its
             Markov chains are too short.
+        optimal: whether the fits end at an optimum, whatever their seed (``Method.optimal``).
     """
 
     key: str
@@ -56,6 +56,7 @@ class Candidate:
     network: str = ""
     method: str = ""
     ended: Sequence[str] = ()
+    optimal: bool = False
 
     @property
     def one_seed(self) -> bool:
@@ -64,7 +65,7 @@ class Candidate:
         Several splits are repeats: each has a fit with other random numbers and other training rows, so that the
         interval over splits includes the spread of fits. The test rows of one fit tell nothing of another fit.
         """
-        return self.scores.splits == 1 and self.scores.count == 1 and self.method not in OPTIMAL
+        return self.scores.splits == 1 and self.scores.count == 1 and not self.optimal
 
     @property
     def nll(self) -> float:
@@ -149,7 +150,7 @@ def difference(
     if one.scores.splits > 1 or rows is None or others_rows is None or len(rows) != len(others_rows):
         return Difference(float(np.mean(own) - np.mean(others)), math.inf)
     scale = float(np.sqrt(rows.mean()) + np.sqrt(others_rows.mean())) or 1.0 if metric == "rmse" else 1.0
-    seeds = [losses for each, losses in ((one, own), (other, others)) if each.method not in OPTIMAL]
+    seeds = [losses for each, losses in ((one, own), (other, others)) if not each.optimal]
     return comparison.over_rows((rows - others_rows) / scale, seeds, comparisons=comparisons)
 
 

@@ -22,7 +22,7 @@ from ..data.examples import Task
 from ..data.fitdata import FitData
 from ..errors import UserError, require, short
 from ..fitting import RATE_SHARE, Fits, SeedFit
-from ..method import Inputs, Method, StageSpec
+from ..method import Inputs, Method, ModelFit, StageSpec
 from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed
@@ -30,7 +30,7 @@ from ..torch_settings import own_settings
 from ..training.loop import run_steps
 from ..training.snapshots import snapshot
 from . import methods, start
-from .methods import CHAINS, INDUCING, Setting
+from .methods import CHAINS, INDUCING
 from .module import Registered, register
 from .posterior import About, ModulePosterior, device_of
 from .rows import check_labels, own_randomness, require_targets
@@ -90,7 +90,7 @@ def bayesianise(
         Diverged: a fit diverged even at the smallest rates.
     """
     found = methods.method_of(method)
-    methods.check_needs(method, epochs, teacher)
+    methods.check_needs(found, epochs, teacher)
     # a posterior over the last layer alone does not draw the trunk: all draws share the model's trunk
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     model = plain(model)
@@ -117,7 +117,7 @@ def bayesianise(
             columns = registered.head.out_features if rows.task == "classification" else rows.examples.targets.shape[1]
             require_targets(held, "calibration_loader", columns)
         data = start.fit_data(rows, registered.head.out_features, transform, device_of(model))
-        setting = Setting(registered.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
+        setting = ModelFit(registered.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
         progress = _Progress(report or Silent())
         fit = _Fit(found, registered, data, setting, dict(config or {}), dict(trajectory or {}), rng, progress)
         state, used = fit.fitted(teacher, chains)
@@ -152,7 +152,7 @@ class _Fit:
     _method: Method
     _model: Registered
     _data: FitData
-    _setting: Setting
+    _setting: ModelFit
     _config: dict[str, Any]
     _of_sgd: dict[str, Any]
     _rng: Seed
@@ -171,7 +171,7 @@ class _Fit:
             start.require_linearisable(first, self._data)
         if self._method.name == CHAINS:
             return self._sampled(first, chains)
-        if self._setting.epochs is not None and self._method.name not in methods.TRAINED:
+        if self._setting.epochs is not None and methods.starts_with_sgd(self._method):
             first = self._further(first)
         if self._setting.epochs is None:  # nothing is trained, so nothing can train log-variances
             first = start.with_fixed_noise(first, self._model, self._data)
@@ -223,10 +223,10 @@ class _Fit:
         run_steps(task, config.optimiser, config.steps, self._report)
         return task.posterior().state(), config
 
-    def _read(self, setting: Setting, snapshots: int = 1) -> Any:
-        layers = str(self._config.get("layers", "last"))
-        section = merge(methods.section(self._method.name, setting, snapshots, layers), self._config)
-        return read(self._method.config, section, "config")
+    def _read(self, setting: ModelFit, snapshots: int = 1) -> Any:
+        of_model, fit = self._method.from_model, replace(setting, snapshots=snapshots, config=self._config)
+        section = {} if of_model is None else of_model.section(fit)
+        return read(self._method.config, merge(section, self._config), "config")
 
     def _run(self, stage: StageSpec, inputs: Inputs, config: Any, rng: Seed) -> State:
         (state,) = Fits(stage.fit_one, config, (SeedFit(self._data, inputs, rng),)).states(self._report)

@@ -15,11 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..artifacts import State, under
-from ..config import LATER, read
+from ..config import LATER, merge, read
 from ..data.fitdata import FitData
-from ..data.size import Section, Size
+from ..data.size import CONVNET, Section, Size
 from ..errors import ConfigError, require
-from ..method import Default, Inputs, Method, StageSpec, Summary, Upstream
+from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec, Summary, Upstream
 from ..networks import NetworkConfig
 from ..networks.flat import FlatNetwork
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec
@@ -339,6 +339,23 @@ def default_chains(size: Size) -> Section:
     }
 
 
+def _from_model(fit: ModelFit) -> Section:
+    """Return the hyperparameters of chains that start at a user's model, with about 20 draws, each as large as it.
+
+    Two chains of 20 independent draws keep the bounds: the worst R-hat of 33 independent functions was at most 1.32 in
+    60 trials, and the least effective number of draws 7. They break the bounds of long chains, 1.05 and 100.
+    """
+    steps = max(fit.steps, fit.draws)
+    burn_in = steps // 5
+    changes: Section = {
+        "target": {"network": fit.network, "noise_precision": fit.precision},
+        "sampler": {"step_size": {"rate": fit.lr or 0.003}, "batch": fit.batch},
+        "thinning": {"steps": steps, "burn_in": burn_in, "every": max(1, (steps - burn_in) // fit.draws)},
+        "diagnostics": {"max_rhat": 1.4, "min_ess": 6},
+    }
+    return merge(SGMCMC.settings, changes)
+
+
 SGMCMC = Method(
     name="sgmcmc",
     bayesian=True,
@@ -348,12 +365,20 @@ SGMCMC = Method(
         "teacher": StageSpec(
             fit_many=teacher, needs={"trajectory": "cyclic"}, input_optional=True, summarise=summarise
         ),
-        "student": StageSpec(student, needs={"teacher": "all"}, in_driver=True),
+        "student": StageSpec(student, needs={"teacher": "all"}, random=False, in_driver=True),
     },
     search={
         "target.prior_precision": (0.1, 1000.0, "log"),
         "target.noise_precision": (1.0, 30.0, "log"),
     },
+    settings={
+        "target": {"network": CONVNET, "prior_precision": 1.0, "noise_precision": 10.0},
+        "sampler": {"kernel": {"name": "sghmc"}, "step_size": {"name": "scaled", "rate": 3e-3}, "batch": 128},
+        "thinning": {"steps": 940, "burn_in": 120, "every": 205},
+        "diagnostics": {"rows": 32, "max_rhat": 1.05, "min_ess": 100},
+        "student": {"max_draws": None},
+    },
     default=Default(6.0, "sgmcmc", lambda size: {"student": {"max_draws": 100}}),
+    from_model=FromModel(_from_model),
     upstream={"sgmcmc": Upstream("teacher", 3, 6.0, default_chains)},
 )

@@ -355,7 +355,11 @@ class _EpochRun(Objective):
             if done == stop:
                 self.losses[m] = mean[m]
         self._done, stopping = done, self._config.early_stopping
-        if self._held and stopping is not None and self._is_scored(done, stopping.every):
+        if not self._held or stopping is None:
+            return
+        # with a schedule, the models are scored only at its end
+        constant = self._config.optimiser.schedule == "constant"
+        if done % stopping.every == 0 if constant else done == max(self._epochs):
             found = [self._validate(m) for m in range(len(self._data))]
             scores = torch.tensor([score for score, _ in found], dtype=torch.float64)
             scores = distributed.mean(scores.to(self._device)).cpu()  # otherwise ranks could stop at different epochs
@@ -365,10 +369,6 @@ class _EpochRun(Objective):
             self._best_epoch = torch.where(better, done, self._best_epoch)
             self.held = [found[m][1] if better[m] else kept for m, kept in enumerate(self.held)]
             self._score = float(scores.mean())
-
-    def _is_scored(self, done: int, every: int) -> bool:
-        """Return whether the models are scored after ``done`` epochs: with a schedule, only at its end."""
-        return done % every == 0 if self._config.optimiser.schedule == "constant" else done == max(self._epochs)
 
     @torch.no_grad()
     def _validate(self, member: int) -> tuple[float, dict[str, Tensor]]:

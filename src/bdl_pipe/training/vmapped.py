@@ -115,9 +115,11 @@ class VmappedModels(Models):
             require(not isinstance(module, nn.Dropout), "network.dropout", rule)
             batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
             require(not batch_norm, "network", "must have no batch norm if several members are trained as one")
-        held = all(isinstance(part, HeldRows) for part in rows)
-        self._count, self._stacked = len(rows[0]), _stack(rows) if held else None
-        self._streams = () if held else tuple(rows)
+        held = [part for part in rows if isinstance(part, HeldRows)]
+        every = len(held) == len(rows)
+        pairs = [[part.inputs for part in held], [part.targets for part in held]]
+        self._count, self._stacked = len(rows[0]), (torch.stack(pairs[0]), torch.stack(pairs[1])) if every else None
+        self._streams = () if every else tuple(rows)
         self.named, self._buffers = stack_module_state(list(learners))
         self._skeleton = copy.deepcopy(learners[0]).train().to("meta")
         self._member = torch.arange(len(learners), device=rows[0].device)[:, None]
@@ -156,11 +158,6 @@ class VmappedModels(Models):
         stacked = self.named | self._buffers
         for name, value in state.items():
             stacked[name][member].copy_(value)
-
-
-def _stack(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
-    held = [part for part in rows if isinstance(part, HeldRows)]
-    return torch.stack([part.inputs for part in held]), torch.stack([part.targets for part in held])
 
 
 def _plain(tensor: Tensor) -> Tensor:

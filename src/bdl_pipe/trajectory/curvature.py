@@ -92,7 +92,8 @@ def kronecker_factors(
         for column in _roots(outputs.detach(), spec).movedim(-1, 0).contiguous():
             slopes = torch.autograd.grad(outputs, list(left.values()), column, retain_graph=True)
             for name, slope in zip(left, slopes, strict=True):
-                _add(g, name, _gram(_output_rows(chosen[name], slope)))
+                by_place = slope.movedim(1, -1) if isinstance(chosen[name], nn.Conv2d) else slope
+                _add(g, name, _gram(by_place.flatten(0, -2)))
     return {name: Factors(a[name], g[name]) for name in chosen}
 
 
@@ -134,11 +135,6 @@ def _patches(layer: nn.Conv2d, inputs: Tensor) -> Float[Tensor, "row place fan_i
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = F.pad(inputs, sides, mode=mode) if any(sides) else inputs
     return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
-
-
-def _output_rows(layer: nn.Linear | nn.Conv2d, slopes: Tensor) -> Float[Tensor, "place fan_out"]:
-    """Return the gradient at each location."""
-    return (slopes.movedim(1, -1) if isinstance(layer, nn.Conv2d) else slopes).flatten(0, -2)
 
 
 def _gram(rows: Float[Tensor, "place side"]) -> Float[Tensor, "side side"]:

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from ..artifacts import State
 from ..config import LATER
 from ..data.fitdata import FitData
+from ..data.size import Section
 from ..errors import ConfigError, require
-from ..method import Default, Inputs, Method, StageSpec, Summary
+from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec, Summary
 from ..networks import Network
 from ..networks.base import has_bias
 from ..networks.convnet import BatchStatistics
@@ -38,7 +39,7 @@ from ..seeds import Seed
 from .curvature import kronecker_factors, layers_with_factors
 from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
 from .linearised import LayerGaussian, LinearisedDraws, LinearisedLaplace
-from .snapshots import FLOATS, BatchNormConfig, FloatName, Snapshots
+from .snapshots import BATCH_NORM, FLOATS, BatchNormConfig, FloatName, Snapshots, batch_norm
 
 _FIXED: Final = "not_drawn"  # a key of a state's config
 _SHOWN: Final = 4  # the most names in a warning
@@ -107,9 +108,13 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
     if config.predictive == "draws":
         state = drawn.state()
     else:
-        gaussians = {name: _gaussian(layer, precision, config.temperature) for name, layer in layers.items()}
+        gaussians = dict[str, LayerGaussian]()  # in float32 like the network
+        for name, layer in layers.items():
+            scale = (config.temperature / (layer.curvature + precision)).sqrt()
+            gaussians[name] = LayerGaussian(layer.input_vectors.float(), layer.output_vectors.float(), scale.float())
         state = LinearisedLaplace(LinearisedDraws.of(drawn, last), gaussians).state()
-    fixed = _fixed(network, layers) if config.layers == "all" else []
+    matrices = [name for name, value in network.named_parameters() if value.ndim > 1 and config.layers == "all"]
+    fixed = [name.removeprefix("trunk.") for name in matrices if name.rpartition(".")[0] not in layers]
     return State(state.tensors, {**state.config, _FIXED: fixed}) if fixed else state
 
 
@@ -136,12 +141,6 @@ def networks(
     return snapshots.draws(draw, config.draws, report=report)
 
 
-def _fixed(network: Network, layers: Mapping[str, LayerPosterior]) -> list[str]:
-    """List the names of the matrices and filters that are not drawn."""
-    matrices = [name for name, value in network.named_parameters() if value.ndim > 1]
-    return [name.removeprefix("trunk.") for name in matrices if name.rpartition(".")[0] not in layers]
-
-
 def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: KfacLaplaceConfig) -> Summary:
     """Warn about weights that are not drawn although ``layers`` is ``all``."""
     fixed: list[str] = states[0][0].config.get(_FIXED, [])
@@ -162,43 +161,29 @@ def posterior(
     """
     dtype = FLOATS[config.dtype]
     network.eval().to(dtype)
-    _require_rows_alone(network)
+    rule = "must not be batch_stats for kfac_laplace: its rows depend on each other"
+    require(not any(isinstance(m, BatchStatistics) for m in network.modules()), "methods.sgd.network.norm", rule)
     rows, _ = data.drawn(config.rows, rng.fold("curvature"))
     names: Mapping[str, nn.Module] = {"head": network.head}
     if config.layers == "all":
         names = layers_with_factors(network, rows[:2].to(dtype))
-    _require_factors(names, config)
+    for name, layer in names.items():
+        fan_out, fan_in = _matrix(layer).shape
+        sides, side = f"[{fan_in}, {fan_in}] and [{fan_out}, {fan_out}]", max(fan_out, fan_in)
+        rule = f"must be >= {side}, for the factors {sides} of the layer {name}"
+        require(side <= config.max_factor, "methods.kfac_laplace.max_factor", rule, config.max_factor)
     if config.layers == "last":
         with torch.no_grad():
             features = torch.cat([network.trunk(part.to(dtype)) for part in rows.split(128)])
-        found = {"head": kronecker_factors(network.head, features, spec)[""]}
+        factors_of = {"head": kronecker_factors(network.head, features, spec)[""]}
     else:
-        found = kronecker_factors(network, rows, spec, names)
+        factors_of = kronecker_factors(network, rows, spec, names)
     scale = len(data.train) / len(rows)
-    return {name: _decomposed(layer, found[name], scale) for name, layer in names.items()}
-
-
-def _decomposed(layer: nn.Module, factors: Factors, scale: float) -> LayerPosterior:
-    return decompose(_matrix(layer).cpu().double(), Factors(factors.inputs.cpu(), scale * factors.outputs.cpu()))
-
-
-def _gaussian(layer: LayerPosterior, precision: float, temperature: float) -> LayerGaussian:
-    """Return the Gaussian of a layer's weights, in float32 like the network."""
-    scale = (temperature / (layer.curvature + precision)).sqrt()
-    return LayerGaussian(layer.input_vectors.float(), layer.output_vectors.float(), scale.float())
-
-
-def _require_rows_alone(network: Network) -> None:
-    rule = "must not be batch_stats for kfac_laplace: its rows depend on each other"
-    require(not any(isinstance(m, BatchStatistics) for m in network.modules()), "methods.sgd.network.norm", rule)
-
-
-def _require_factors(layers: Mapping[str, nn.Module], config: KfacLaplaceConfig) -> None:
-    for name, layer in layers.items():
-        rows, columns = _matrix(layer).shape
-        side = max(rows, columns)
-        rule = f"must be >= {side}, for the factors [{columns}, {columns}] and [{rows}, {rows}] of the layer {name}"
-        require(side <= config.max_factor, "methods.kfac_laplace.max_factor", rule, config.max_factor)
+    gaussians = dict[str, LayerPosterior]()
+    for name, layer in names.items():
+        factors = Factors(factors_of[name].inputs.cpu(), scale * factors_of[name].outputs.cpu())
+        gaussians[name] = decompose(_matrix(layer).cpu().double(), factors)
+    return gaussians
 
 
 def _matrix(layer: nn.Module) -> Tensor:
@@ -218,6 +203,13 @@ def _named(layer: str, matrices: Float[Tensor, "draw fan_out fan_in"], like: Map
     return {weight: matrices[..., :-1].reshape(shape), bias: matrices[..., -1]}
 
 
+def _from_model(fit: ModelFit) -> Section:
+    """Return all rows, and for all layers a linearised predictive: draws of all layers underfit (Immer et al. 2021)."""
+    layers = str(fit.config.get("layers", "last"))
+    more = {"layers": layers, "predictive": "draws" if layers == "last" else "linearised", "draws": fit.draws}
+    return {**KFAC_LAPLACE.settings, "rows": None, "max_factor": 4096, **more, **batch_norm(fit)}
+
+
 KFAC_LAPLACE = Method(
     name="kfac_laplace",
     bayesian=True,
@@ -225,10 +217,21 @@ KFAC_LAPLACE = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, summarise=summarise)},
     search={"temperature": (1e-3, 1.0, "log")},
+    settings={
+        "layers": "last",
+        "prior_precision": None,
+        "temperature": 1.0,
+        "rows": 2000,
+        "predictive": "draws",
+        "max_factor": 2048,
+        "draws": 10,
+        **BATCH_NORM,
+    },
     default=Default(
         0.5,
         "iterates",
         lambda size: {"temperature": 0.1} if size.image else {},
         suits=lambda size: size.task == "classification",
     ),
+    from_model=FromModel(_from_model, needs_epochs=False),
 )

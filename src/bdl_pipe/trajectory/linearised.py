@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..artifacts import State, under
 from ..config import read, to_mapping
+from ..networks.last_layer import LastLayer, of_networks
 from ..networks.replicas import Replicas
 from ..posterior import NetworkDraws, NetworkSpec
 from ..predictive import Predictive
@@ -72,6 +73,10 @@ class LinearisedDraws:
                 found = jvp(outputs, (at,), ({name: self.weights[name][draw] - at[name] for name in at},))
             linear.append(found[0] + found[1])
         return self.spec.predictive(torch.stack(linear))
+
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer | None:
+        """Return the last layer of w* at transformed inputs; None if it is not linear."""
+        return of_networks(self._networks, {name: value[:1] for name, value in self.weights.items()}, inputs)
 
     def state(self) -> State:
         return State(dict(self.weights), {"posterior": self.key, "spec": to_mapping(self.spec)})
@@ -122,6 +127,10 @@ class LinearisedLaplace:
         """Return the predictive of the draws; ``rng`` is not used."""
         return self.draws.predict(inputs, rng=rng)
 
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer | None:
+        """Return the last layer of w* at transformed inputs; None if it is not linear."""
+        return self.draws.last_layer(inputs)
+
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed = Seed(0)) -> LinearisedFunctions:
         """Return the Gaussian over the outputs at the rows of each group; ``rng`` is not used.
@@ -136,7 +145,8 @@ class LinearisedLaplace:
 
         by_row = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))
         weights = sum(value.numel() for value in at.values())
-        size = max(1, _ELEMENTS // (weights * self._width * inputs.shape[1]))
+        width = self.spec.outputs * (2 if self.spec.likelihood == "gaussian_head" else 1)
+        size = max(1, _ELEMENTS // (weights * width * inputs.shape[1]))
         means, covariances = [], []
         for part in inputs.split(size):
             with _attention_by_parts():
@@ -153,10 +163,6 @@ class LinearisedLaplace:
             matrix = torch.cat([matrix, jacobians[f"{name}.bias"][..., None]], dim=-1)
         white = self.layers[name].white(matrix).double().flatten(0, 1).unflatten(0, (groups, -1))
         return white @ white.mT
-
-    @property
-    def _width(self) -> int:
-        return self.spec.outputs * (2 if self.spec.likelihood == "gaussian_head" else 1)
 
     def state(self) -> State:
         stored = self.draws.state()

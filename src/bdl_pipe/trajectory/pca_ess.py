@@ -11,6 +11,8 @@ The chain starts at z = 0, the trajectory's mean. Step t draws all its random nu
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -18,11 +20,13 @@ from torch import Tensor
 
 from ..artifacts import State
 from ..data.fitdata import FitData
+from ..data.size import Section
 from ..errors import Diverged, require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
-from .subspace import SubspaceConfig, Target, fitted
+from .snapshots import BATCH_NORM
+from .subspace import SubspaceConfig, Target, fitted, from_model
 
 LogLikelihood = Callable[[Tensor], float]
 
@@ -89,7 +93,10 @@ def sample(
     """
     saved, first = report.load(), 0
     if saved is None:
-        place, kept = _start(log_likelihood, config.dimension), []
+        z = torch.zeros(config.dimension, dtype=torch.float64)
+        place, kept = Place(z, log_likelihood(z)), []
+        if not math.isfinite(place.log_likelihood):
+            raise Diverged(f"the log-likelihood at the trajectory's mean is {place.log_likelihood}")
     else:
         place = Place(saved.tensors["z"], saved.tensors["log_likelihood"].item())
         kept, first = list(saved.tensors["kept"]), int(saved.config["step"])
@@ -100,22 +107,10 @@ def sample(
             kept.append(place.z)
         report(done, config.steps, {"log_likelihood": place.log_likelihood})
         if report.due():
-            report.save(_checkpoint(place, kept, done))
+            drawn = torch.stack(kept) if kept else place.z.new_zeros(0, len(place.z))
+            level = torch.tensor(place.log_likelihood, dtype=torch.float64)
+            report.save(State({"z": place.z, "log_likelihood": level, "kept": drawn}, {"step": done}))
     return torch.stack(kept)
-
-
-def _start(log_likelihood: LogLikelihood, dimension: int) -> Place:
-    z = torch.zeros(dimension, dtype=torch.float64)
-    found = log_likelihood(z)
-    if not math.isfinite(found):
-        raise Diverged(f"the log-likelihood at the trajectory's mean is {found}")
-    return Place(z, found)
-
-
-def _checkpoint(place: Place, kept: list[Tensor], done: int) -> State:
-    drawn = torch.stack(kept) if kept else place.z.new_zeros(0, len(place.z))
-    level = torch.tensor(place.log_likelihood, dtype=torch.float64)
-    return State({"z": place.z, "log_likelihood": level, "kept": drawn}, {"step": done})
 
 
 def _uniform(generator: torch.Generator) -> float:
@@ -138,6 +133,7 @@ def fit(data: FitData, inputs: Inputs, config: PcaEssConfig, *, rng: Seed, repor
     return fitted(target, chain, config.steps, config.draws, report)
 
 
+_SETTINGS: Final[Section] = {"prior_variance": 1.0, "burn_in": 5, "every": 3, **BATCH_NORM}
 PCA_ESS = Method(
     name="pca_ess",
     bayesian=True,
@@ -145,10 +141,12 @@ PCA_ESS = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     search={"temperature": (0.1, 1e4, "log"), "prior_variance": (0.1, 100.0, "log")},
+    settings=_SETTINGS,
     default=Default(
         1.0,
         "iterates",
         lambda size: {"dimension": 3, "rows": 1000, "batch": 500, "temperature": 10.0, "draws": 10},
         suits=lambda size: size.task == "classification",
     ),
+    from_model=FromModel(partial(from_model, {**_SETTINGS, "temperature": 1000.0, "rows": 1000, "batch": 500})),
 )

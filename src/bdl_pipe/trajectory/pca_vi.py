@@ -13,7 +13,8 @@ the posterior.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from functools import partial
+from typing import Final, final
 
 import torch
 from jaxtyping import Float
@@ -23,12 +24,14 @@ from torch.distributions import MultivariateNormal, Normal
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..data.minibatches import distinct
+from ..data.size import Section
 from ..errors import require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
 from ..training.loop import Objective, OptimiserConfig, run_steps
-from .subspace import SubspaceConfig, Target, fitted
+from .snapshots import BATCH_NORM
+from .subspace import SubspaceConfig, Target, fitted, from_model
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,16 @@ def fit(data: FitData, inputs: Inputs, config: PcaViConfig, *, rng: Seed, report
     return fitted(target, coordinates, config.steps, config.draws, report)
 
 
+_SETTINGS: Final[Section] = {
+    "prior_variance": 1.0,
+    "rows": None,
+    "initial_sd": 0.1,
+    "steps": 60,
+    "samples": 1,
+    "batch": 250,
+    "optimiser": {"name": "adam", "lr": 3e-2, "schedule": "cosine"},
+    **BATCH_NORM,
+}
 PCA_VI = Method(
     name="pca_vi",
     bayesian=True,
@@ -140,10 +153,12 @@ PCA_VI = Method(
         "prior_variance": (0.1, 100.0, "log"),
         "optimiser.lr": (1e-3, 1e-1, "log"),
     },
+    settings=_SETTINGS,
     default=Default(
         0.5,
         "iterates",
         lambda size: {"dimension": 3, "temperature": 10.0, "draws": 10},
         suits=lambda size: size.task == "classification",
     ),
+    from_model=FromModel(partial(from_model, {**_SETTINGS, "temperature": 100.0})),
 )

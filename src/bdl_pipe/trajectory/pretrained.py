@@ -333,6 +333,6 @@ PRETRAINED = Method(
     config=PretrainedConfig,
     tasks=("classification", "regression"),
     stages={
-        "trajectory": StageSpec(fit, in_driver=True, summarise=_summarise),
+        "trajectory": StageSpec(fit, random=False, in_driver=True, summarise=_summarise),
     },
 )

@@ -160,7 +160,10 @@ def fit(
         "must be null: the rows are not images",
         config.augmentation,
     )
-    spec = _spec(data[0], config)
+    classes, floor = data[0].task == "classification", config.variance_floor
+    require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)
+    likelihood: Likelihood = "categorical" if classes else "gaussian_head"
+    spec = NetworkSpec(config.network, data[0].input_shape, data[0].outputs, likelihood, variance_floor=floor)
     how = TrainingConfig(
         config.epochs, config.batch, config.optimiser, config.early_stopping, config.augmentation, config.noise
     )
@@ -181,15 +184,6 @@ def fit(
         about = {"spec": to_mapping(spec), "epochs": member.epochs, "loss": member.loss}
         states.append(with_epochs(with_moments(State(snapshots, about), member.moments, _PREFIX), keep))
     return states
-
-
-def _spec(data: FitData, config: SgdConfig) -> NetworkSpec:
-    """Return the spec of the network and its likelihood."""
-    classes = data.task == "classification"
-    floor = config.variance_floor
-    require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)
-    likelihood: Likelihood = "categorical" if classes else "gaussian_head"
-    return NetworkSpec(config.network, data.input_shape, data.outputs, likelihood, variance_floor=floor)
 
 
 def _start(inputs: Inputs, spec: NetworkSpec, how: TrainingConfig, data: FitData) -> Weights | None:

@@ -15,7 +15,9 @@ from torch import Tensor
 from ..artifacts import State, stack, unstack
 from ..config import read
 from ..data.fitdata import FitData
+from ..data.size import Section
 from ..errors import require
+from ..method import ModelFit
 from ..networks.normalisation import has_batch_norm, refresh_batch_norm
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
@@ -25,6 +27,14 @@ from ..training import snapshots
 FloatName = Literal["float64", "float32"]
 FLOATS: Final[Mapping[FloatName, torch.dtype]] = {"float64": torch.float64, "float32": torch.float32}
 _ELEMENTS: Final = 2**20  # the most weights drawn at once: 8 MiB in float64
+
+
+BATCH_NORM: Final[Section] = {"batch_norm_rows": 2048, "batch_norm_batch": 64}
+
+
+def batch_norm(fit: ModelFit) -> Section:
+    """Return the keys of :class:`BatchNormConfig` for a user's model, with the batches of its training."""
+    return {**BATCH_NORM, "batch_norm_batch": max(2, fit.batch)}
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,11 @@ class Snapshots:
         blocks, done = ([drawn], len(next(iter(drawn.values())))) if drawn else ([], 0)
         while done < count:
             numbers = range(done, min(done + at_once, count))
-            blocks.append(self._completed(draw(numbers)))
+            block = draw(numbers)
+            if self._rows is None:
+                blocks.append({name: value.to(self.last[name]) for name, value in block.items()})
+            else:  # with the buffers that are recomputed for each draw
+                blocks.append(stack([self.state_with(one) for one in unstack(block)]))
             done = numbers.stop
             for number in numbers:
                 report(number + 1, count)
@@ -128,12 +142,6 @@ class Snapshots:
         every = {name: (same | weights)[name] for name in self.network.state_dict()}
         at_hand = self.network if self._device.type == "cpu" else None
         return NetworkDraws(self.spec, every, at_hand)
-
-    def _completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return drawn weights in the stored types, with the buffers that are recomputed for each draw."""
-        if self._rows is not None:
-            return stack([self.state_with(one) for one in unstack(weights)])
-        return {name: value.to(self.last[name]) for name, value in weights.items()}
 
     def _point(self, named: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([named[name].flatten() for name in self._names])

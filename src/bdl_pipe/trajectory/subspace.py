@@ -32,14 +32,21 @@ from torch.func import functional_call
 
 from ..artifacts import State
 from ..data.fitdata import FitData
+from ..data.size import Section
 from ..errors import require
-from ..method import Inputs
+from ..method import Inputs, ModelFit
 from ..networks import fastest_order
 from ..networks.normalisation import evaluation
 from ..posterior import NetworkDraws
 from ..progress import Phase, Report
 from ..seeds import Seed
-from .snapshots import BatchNormConfig, Snapshots
+from .snapshots import BatchNormConfig, Snapshots, batch_norm
+
+
+def from_model(settings: Section, fit: ModelFit) -> Section:
+    """Return the hyperparameters for a user's model: ``settings``, in a subspace that its few snapshots span."""
+    dimension = max(1, min(5, fit.snapshots - 1))
+    return {**settings, "dimension": dimension, "draws": fit.draws, **batch_norm(fit)}
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,15 @@ cyclical rates within the averaged part are not implemented.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..posterior import NetworkDraws
 from ..progress import Report
 from ..seeds import Seed
-from .snapshots import BatchNormConfig, Snapshots
+from .snapshots import BATCH_NORM, BatchNormConfig, Snapshots, batch_norm
 
 
 @dataclass(frozen=True)
@@ -41,24 +40,22 @@ def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: 
     (trajectory,) = inputs["trajectory"]
     rows = Seed(rng.root).fold("swa")  # the root seed alone: the same rows for all members
     snapshots = Snapshots(trajectory, data, config, rows)
-    made = snapshots.state_at(_mean(snapshots))
+    if snapshots.moments is None:
+        rule = "must be at least 2 for swa without moments"
+        require(len(snapshots.flat) > 1, "methods.sgd.snapshots", rule, len(snapshots.flat))
+    mean = snapshots.flat.double().mean(0) if snapshots.moments is None else snapshots.moments[0]
+    weights = snapshots.state_at(mean)
     report(1, 1)
-    return NetworkDraws.of(snapshots.spec, [made]).state()
-
-
-def _mean(snapshots: Snapshots) -> Tensor:
-    """Return the mean of the parameters [weight], in float64."""
-    if snapshots.moments is not None:
-        return snapshots.moments[0]
-    rule = "must be at least 2 for swa without moments"
-    require(len(snapshots.flat) > 1, "methods.sgd.snapshots", rule, len(snapshots.flat))
-    return snapshots.flat.double().mean(0)
+    return NetworkDraws.of(snapshots.spec, [weights]).state()
 
 
 SWA = Method(
     name="swa",
     config=SwaConfig,
     tasks=("classification", "regression"),
-    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
+    stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, random=False)},
+    program=True,
+    settings=BATCH_NORM,
     default=Default(0.1, "iterates", suits=lambda size: size.task == "classification"),
+    from_model=FromModel(batch_norm),
 )

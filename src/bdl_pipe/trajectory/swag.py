@@ -31,11 +31,11 @@ from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require
-from ..method import Default, Inputs, Method, StageSpec
+from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec
 from ..progress import Phase, Report
 from ..seeds import Seed
 from .sgd import default_iterates
-from .snapshots import FLOATS, BatchNormConfig, FloatName, Snapshots
+from .snapshots import BATCH_NORM, FLOATS, BatchNormConfig, FloatName, Snapshots, batch_norm
 
 _PHASE: Final = "trajectory-"  # first part of the name of a trajectory's phase
 _EARLIER: Final = "earlier."  # prefix, in a checkpoint, of the draws from the trajectories before
@@ -125,38 +125,39 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
 
 
 def _drawn(trajectory: State, data: FitData, config: SwagConfig, method: str, *, rng: Seed, report: Report) -> State:
-    """Return draws from the Gaussian of one trajectory."""
+    """Return draws from the Gaussian of one trajectory: of its running moments, if any, and its last snapshots."""
     snapshots = Snapshots(trajectory, data, config, rng)
     dtype = FLOATS[config.dtype]
-    gaussian = _gaussian(snapshots, config.rank, method).to(dtype)
+    past, running, rank = snapshots.flat, snapshots.moments, config.rank
+    enough = len(past) > 1 or running is not None
+    require(enough, "methods.sgd.snapshots", f"must be at least 2 for {method} without moments", len(past))
+    require(rank <= len(past), f"methods.{method}.rank", f"must be <= the snapshots ({len(past)})", rank)
+    if running is None:
+        gaussian = moments(past, rank).to(dtype)
+    else:
+        mean, variance = running
+        gaussian = Moments(mean, variance.sqrt(), past[len(past) - rank :].double() - mean).to(dtype)
 
     def draw(numbers: range) -> dict[str, Tensor]:
         points = torch.empty(len(numbers), len(gaussian.mean), dtype=snapshots.flat.dtype)
         for point, number in zip(points, numbers, strict=True):
             generator = rng.fold("draw", number).generator()
             z1 = torch.randn(len(gaussian.mean), generator=generator, dtype=dtype)
-            z2 = torch.randn(config.rank, generator=generator, dtype=dtype)
+            z2 = torch.randn(rank, generator=generator, dtype=dtype)
             point.copy_(gaussian.draw(z1, z2, config.scale))
         return snapshots.named(points)
 
     return snapshots.draws(draw, config.draws, report=report).state()
 
 
-def _gaussian(snapshots: Snapshots, rank: int, method: str) -> Moments:
-    """Return the moments from the running moments and the last snapshots, or from the snapshots alone."""
-    past, kept = snapshots.flat, snapshots.moments
-    enough = len(past) > 1 or kept is not None
-    require(enough, "methods.sgd.snapshots", f"must be at least 2 for {method} without moments", len(past))
-    require(rank <= len(past), f"methods.{method}.rank", f"must be <= the snapshots ({len(past)})", rank)
-    if kept is None:
-        return moments(past, rank)
-    mean, variance = kept
-    return Moments(mean, variance.sqrt(), past[len(past) - rank :].double() - mean)
-
-
 def _default(draws: int, size: Size) -> Section:
     """Return the hyperparameters of a comparison's run."""
     return {"rank": min(10, default_iterates(size)["snapshots"] - 1), "draws": draws}
+
+
+def _from_model(fit: ModelFit) -> Section:
+    rank = 0 if fit.snapshots < 3 else min(10, fit.snapshots - 1)
+    return {"rank": rank, "scale": 1.0, "draws": fit.draws, **batch_norm(fit)}
 
 
 SWAG = Method(
@@ -165,13 +166,17 @@ SWAG = Method(
     config=SwagConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
+    program=True,
     search={"scale": (0.05, 5.0, "log")},
+    settings={"scale": 1.0, **BATCH_NORM},
     default=Default(0.2, "iterates", partial(_default, 20)),
+    from_model=FromModel(_from_model),
 )
 
 MULTI_SWAG = replace(
     SWAG,
     name="multi_swag",
     stages={"student": StageSpec(partial(fit, method="multi_swag"), needs={"trajectory": "all"})},
+    from_model=None,
     default=Default(0.2, "iterates", partial(_default, 7)),  # 21 draws of three trajectories: about as many as swag has
 )

@@ -19,6 +19,7 @@ from ...artifacts import State, under
 from ...config import to_mapping
 from ...data.augment import augment
 from ...data.fitdata import FitData
+from ...data.size import Section
 from ...errors import require
 from ...method import Inputs, Kind, Method
 from ...progress import Report
@@ -190,10 +191,20 @@ def _check(config: BpcConfig, sources: Mapping[Kind, Any]) -> None:
 
 _Space = Mapping[str, tuple[float, float, Literal["log", "integer"]]]
 _MATCHED: Final[_Space] = {"inner.lr": (1e-3, 0.3, "log"), "inner.steps": (3, 30, "integer")}
+_INNER: Final = {"steps": 10, "lr": 0.03, "ahead": 1}
+_MOVES: Final = {"crop": 1.25, "rotate": 15.0, "translate": 0.125, "cutout": 0.25}
 _CHAINS: Final[_Space] = {"step_size": (1e-5, 1e-1, "log"), "steps": (3, 30, "integer")}
 
 
-def _method(name: str, config: type, surrogate: type[_Bpc], space: _Space) -> Method:
+def _method(
+    name: str, config: type, surrogate: type[_Bpc], space: _Space, settings: Section, outer_lr: float = 0.02
+) -> Method:
+    outer = {
+        "steps": 100,
+        "optimiser": {"name": "adam", "lr": outer_lr},
+        "augmentation": {"choose": "one", "operations": _MOVES},
+        "average": None,
+    }
     stage = coreset_stage(
         partial(distil, surrogate, name),
         needs={"trajectory": "all"},
@@ -206,11 +217,19 @@ def _method(name: str, config: type, surrogate: type[_Bpc], space: _Space) -> Me
         tasks=("classification",),
         stages={"coreset": stage},
         search={"outer.optimiser.lr": (1e-4, 1e-1, "log"), **space},
+        settings={"ipc": 10, "start_epochs": 4, "outer": outer, **settings},
     )
 
 
-BPC_FKL = _method("bpc_fkl", ForwardKlConfig, _ForwardKl, _MATCHED)
-BPC_RKL = _method("bpc_rkl", ReverseKlConfig, _ReverseKl, _MATCHED)
-BPC_W = _method("bpc_w", WassersteinConfig, _Wasserstein, _MATCHED)
-BPC_CD = _method("bpc_cd", ContrastiveConfig, _Contrastive, _CHAINS)
-FBPC = _method("fbpc", FunctionConfig, _FunctionSpace, _MATCHED)
+_FKL: Final = {"inner": _INNER, "draws": 4, "sd": 0.01, "shared_noise": True}
+_RKL_INNER: Final = {"steps": 29, "lr": 0.1429, "ahead": 1}
+_RKL: Final = {"inner": _RKL_INNER, "draws": 8, "sd": 0.01, "batch": 256, "weight": 1.0}
+_CD: Final = {"chains": 2, "sd": 0.01, "steps": 10, "step_size": 1e-3, "temperature": 1.0, "weight": 1.0}
+
+BPC_FKL = _method("bpc_fkl", ForwardKlConfig, _ForwardKl, _MATCHED, _FKL)
+BPC_RKL = _method("bpc_rkl", ReverseKlConfig, _ReverseKl, _MATCHED, _RKL, outer_lr=0.0216)
+BPC_W = _method("bpc_w", WassersteinConfig, _Wasserstein, _MATCHED, {"inner": _INNER, "lr_step": 0.01})
+BPC_CD = _method("bpc_cd", ContrastiveConfig, _Contrastive, _CHAINS, {**_CD, "prior_precision": 1.0})
+FBPC = _method(
+    "fbpc", FunctionConfig, _FunctionSpace, _MATCHED, {"inner": {**_INNER, "ahead": 4}, "draws": 8, "noise": 0.1}
+)

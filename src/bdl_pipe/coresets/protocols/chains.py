@@ -19,6 +19,7 @@ from ...artifacts import State
 from ...config import LATER, read
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
+from ...data.size import CONVNET
 from ...errors import require
 from ...method import Inputs, Method, StageSpec, Summary
 from ...networks.flat import FlatNetwork, check_norm, stateless
@@ -178,4 +179,17 @@ CORESET_SGMCMC = Method(
     tasks=("classification",),
     stages={"student": StageSpec(fit_chains, needs={"coreset": "cyclic"}, summarise=summarise)},
     search={"prior_precision": (0.01, 100.0, "log"), "step_size.value": (1e-4, 1e-1, "log")},
+    settings={
+        "network": CONVNET,
+        "kernel": {"name": "sghmc"},
+        "step_size": {"name": "constant", "value": 1e-2},
+        "chains": 2,
+        "thinning": {"steps": 150, "burn_in": 100, "every": 10},
+        "prior_precision": 1.0,
+        "temperature": 1e-2,
+        "logit_scale": "validation",
+        "start_sd": None,
+        "augmentation": None,
+        "diagnostics": {"rows": 32, "max_rhat": 1.05, "min_ess": 10},
+    },
 )

@@ -16,15 +16,17 @@ from ... import networks
 from ...artifacts import State, pack, unpack
 from ...config import LATER
 from ...data.fitdata import FitData
+from ...data.size import CONVNET
 from ...errors import require
 from ...joint_predictive import GaussianFunctions
 from ...method import Inputs, Method, StageSpec
+from ...networks.last_layer import LastLayer
 from ...predictive import Categorical, mixture
 from ...progress import Report
 from ...seeds import Seed
 from ..vbpc.closed_form import class_log_probs
 from ..vbpc.head import HeadConfig
-from ..vbpc.posterior import StudentConfig, VbpcPosterior, fit_student
+from ..vbpc.posterior import SETTINGS, StudentConfig, VbpcPosterior, fit_student
 from .scale import LogitScale, check_scale, noted, resolved
 
 
@@ -83,6 +85,12 @@ class TrunkMixture:
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
         """Return class probabilities of transformed inputs; ``rng`` is not used."""
         return Categorical(torch.stack([part.predict(inputs).log_probs for part in self.parts]))
+
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer:
+        """Return the trunks' mean last layer at transformed inputs. No part has a bias: the origin is 0 in each."""
+        parts = [part.last_layer(inputs) for part in self.parts]
+        logits = torch.stack([part.logits for part in parts if part.logits is not None])
+        return LastLayer(torch.stack([part.features for part in parts]).mean(0), logits.mean(0), parts[0].origin)
 
     def functions(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> GaussianFunctions:
         """Return the mixture over trunks of Gaussians over logits, at the rows of each group [group, row, ...]."""
@@ -161,6 +169,12 @@ CORESET_BMA = Method(
     tasks=("classification",),
     stages={"student": StageSpec(fit_mixture, needs={"coreset": "cyclic"})},
     search={"rho": (0.1, 1000.0, "log"), "gamma": (1.0, 10000.0, "log"), "student.lr": (1e-5, 1e-2, "log")},
+    settings={
+        **SETTINGS,
+        "network": {**CONVNET, "width": 32, "blocks": 2},
+        "trunks": 5,
+        "logit_scale": "validation",
+    },
 )
 
 CORESET_VI = Method(
@@ -170,4 +184,5 @@ CORESET_VI = Method(
     tasks=("classification",),
     stages={"student": StageSpec(fit_one, needs={"coreset": "cyclic"})},
     search={"rho": (0.1, 1000.0, "log"), "gamma": (1.0, 10000.0, "log"), "student.lr": (1e-5, 1e-2, "log")},
+    settings={**SETTINGS, "network": CONVNET, "logit_scale": "validation"},
 )

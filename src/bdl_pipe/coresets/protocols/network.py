@@ -23,6 +23,7 @@ from ...artifacts import State
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...data.minibatches import distinct
+from ...data.size import CONVNET
 from ...errors import Diverged, require
 from ...method import Inputs, Method, StageSpec
 from ...posterior import NetworkDraws, NetworkSpec
@@ -30,6 +31,7 @@ from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
 from ..shared.init import Coreset
+from ..shared.stage import NOISY
 from .scale import LogitScale, check_scale, noted, resolved
 
 _CHUNK: Final = 250  # rows in one forward pass
@@ -156,15 +158,25 @@ def _scaled(network: networks.Network, inputs: Tensor) -> Callable[[float], Tens
     return lambda scale: (scale * logits).log_softmax(-1)
 
 
-def _method(name: str, config: type) -> Method:
+def _method(name: str, config: type, **more: float) -> Method:
+    settings = {
+        "network": CONVNET,
+        "steps": 500,
+        "batch": 500,
+        "optimiser": {"name": "adam", "lr": 3e-3, "schedule": "one_cycle", "warmup": 0.25},
+        "augmentation": NOISY,
+        "logit_scale": "validation",
+        **more,
+    }
     return Method(
         name=name,
         config=config,
         tasks=("classification",),
         stages={"student": StageSpec(fit_network, needs={"coreset": "cyclic"})},
         search={"optimiser.lr": (1e-5, 1e-2, "log"), "logit_scale": (1.0, 100.0, "log")},
+        settings=settings,
     )
 
 
 CORESET_NN = _method("coreset_nn", TrainedOnCoresetConfig)
-CORESET_KRR = _method("coreset_krr", RidgeConfig)
+CORESET_KRR = _method("coreset_krr", RidgeConfig, ridge=1e-3)

@@ -27,7 +27,7 @@ from ...method import Method
 from ...seeds import Seed
 from ..shared.memory import Memory
 from ..shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint, label_margin
-from ..shared.stage import coreset_stage
+from ..shared.stage import POOLED, coreset_stage
 from .linearised import InnerProblem, Linearisation, Model, SolverConfig, fitted, slope_along
 
 
@@ -186,5 +186,23 @@ RCIG = Method(
         "coreset.lr": (1e-3, 1e-1, "log"),
         "coreset.label_lr": (1e-3, 1.0, "log"),
         "network_steps": (1, 30, "integer"),
+    },
+    settings={
+        "ipc": 10,
+        "network": {"name": "convnet", "width": 16, "norm": "none"},
+        "ridge": 5e-4,
+        "softplus": 60.0,
+        "solver": {"name": "exact"},
+        "scale_lr": 0.03,
+        "network_steps": 15,
+        "coreset": {
+            "steps": 100,
+            "batch": 256,
+            "lr": 0.02,
+            "label_lr": 0.02,
+            **POOLED,
+            "augmentation": {"choose": "all"},
+            "average": 0.9,
+        },
     },
 )

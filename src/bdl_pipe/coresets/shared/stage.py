@@ -7,7 +7,7 @@ protocol can be fitted to it. The published code of Zhou et al. 2022 (FRePo) tra
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -17,6 +17,9 @@ from ...method import FanIn, Fit, FromCheckpoint, Inputs, Kind, StageSpec
 from ...progress import Report
 from ...seeds import Seed
 from .init import Coreset
+
+NOISY: Final = {"choose": "all", "operations": {"noise": 0.1}}
+POOLED: Final = {"label_scale": 1.0, "pool": {"networks": 10, "steps": 100, "lr": 3e-4}, "augmentation": NOISY}
 
 
 def coreset_stage(

@@ -12,7 +12,7 @@ from ...method import Default, Method, StageSpec, Upstream
 from ...seeds import Seed
 from ..shared.memory import Memory
 from ..shared.pool_surrogate import DistilConfig, distil, from_checkpoint
-from ..shared.stage import coreset_stage
+from ..shared.stage import POOLED, coreset_stage
 from . import posterior
 from .distil import DatasetLoss, Outer
 from .head import HeadConfig
@@ -81,6 +81,12 @@ VBPC = Method(
         "coreset.label_lr": (1e-3, 1.0, "log"),
         "student.lr": (1e-5, 1e-2, "log"),
     },
+    settings={
+        **posterior.SETTINGS,
+        "beta_dataset": 1e-8,
+        "coreset": {"lr": 0.03, "label_lr": 0.3, **POOLED},
+    },
+    program=True,
     default=Default(4.0, "vbpc", default, suits=lambda size: size.image is not None),
     upstream={"vbpc": Upstream("coreset", 1, 4.0, default)},
 )

@@ -6,7 +6,7 @@ n̂ > h, it has m and the factor of A (h×h).
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -20,12 +20,14 @@ from ...data.size import Section, Size
 from ...errors import require
 from ...joint_predictive import GaussianFunctions
 from ...method import Inputs
+from ...networks.last_layer import LastLayer, linear
 from ...networks.replicas import Replicas
 from ...predictive import Categorical
 from ...progress import Report
 from ...seeds import Seed
 from ...training.loop import OptimiserConfig, run_steps
 from ..shared.init import Coreset
+from ..shared.stage import NOISY
 from ..shared.trunk import TrunkObjective, features
 from .closed_form import HeadPosterior
 
@@ -93,6 +95,11 @@ class VbpcPosterior:
         return self.head.predict(self.features(inputs))
 
     @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer:
+        """Return the layer of q(W)'s mean at transformed inputs; ``rng`` is not used."""
+        return linear(self.features(inputs), self.head.mean.T)
+
+    @torch.no_grad()
     def functions(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> GaussianFunctions:
         """Return the Gaussian over logits at the rows of each group [group, row, ...]; ``rng`` is not used."""
         return self.head.functions(self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]))
@@ -110,6 +117,14 @@ class VbpcPosterior:
         trunk, head = ({k: v for k, v in tensors.items() if k.startswith(part)} for part in ("trunk.", "head."))
         q = HeadPosterior(head.get("head.features"), head["head.mean"], head["head.factor"], spec.rho, spec.ratio)
         return cls(spec, trunk, q)
+
+
+SETTINGS: Final[Section] = {
+    "rho": 10.0,
+    "gamma": 100.0,
+    "feature_scale": 1.0,
+    "student": {"steps": 50, "lr": 3e-4, "augmentation": NOISY},
+}
 
 
 def default(size: Size) -> Section:
