@@ -19,9 +19,8 @@ from ...errors import DataError, UserError, brief, require
 from ...files import read_text
 from ..examples import Examples
 from ..raw import Kind, Raw, Task
-from .archive import manual_folder
+from .archive import FOLDER_VARIABLE, manual_folder
 from .columns import feature_matrix
-from .files import FOLDER_VARIABLE
 from .table import Table, check_columns, open_table, table_rows
 
 _CONCRETE: Final = (
