@@ -115,18 +115,15 @@ class Generator:
         if isinstance(config, UnlabelledConfig):
             plain = data.transform.encoding is None
             require(plain, "inputs.name", "must not be unlabelled for a table with categories", config.name)
-            self._more = _rows_of_file(Path(config.path), data)
+            shape = list(data.train.inputs.shape[1:])
+            schema = {"kind": data.transform.kind, "input_shape": shape, "features": [str(i) for i in range(shape[0])]}
+            raw = new_inputs(Path(config.path), schema)
+            examples = Examples(raw, data.train.targets[:1].repeat(len(raw), 0))
+            self._more = rows_of(examples, data.transform, data.device)
 
     def draw(self, count: int, rng: Seed) -> Float[Tensor, "batch ..."]:
         """Draw ``count`` inputs, all from the address ``rng``."""
         return draw(self._config, self._training, count, rng, self._more)
-
-
-def _rows_of_file(path: Path, data: FitData) -> Rows:
-    shape = list(data.train.inputs.shape[1:])
-    schema = {"kind": data.transform.kind, "input_shape": shape, "features": [str(i) for i in range(shape[0])]}
-    raw = new_inputs(path, schema)
-    return rows_of(Examples(raw, data.train.targets[:1].repeat(len(raw), 0)), data.transform, data.device)
 
 
 def draw(
