@@ -99,23 +99,17 @@ def validate_sources(kind: Kind, config: RandomConfig, sources: Mapping[StageKin
 
 def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, report: Report) -> State:
     """Return the posterior in ``inputs``, pruned and trained further with a new optimiser."""
-    source = _source(inputs)
+    source = None
+    for state in inputs.get("student", ()):
+        key = state.config["posterior"]
+        require(key == RandomWeightsPosterior.key, "input", f"must be a posterior {RandomWeightsPosterior.key}", key)
+        source = RandomWeightsPosterior.from_state(state).learner
     validate_sources(config.weights.kind, config, {} if source is None else {"student": source.spec.config})
     assert source is not None
     pruned = RandomWeights.pruned(source, config)
     assert (pruned.spec.input_shape, pruned.spec.outputs) == (data.input_shape, data.outputs), "one data set"
     (fitted,) = fit_epochs(lambda *_: copy.deepcopy(pruned), [data], config.training, rngs=[rng], report=report)
     return RandomWeightsPosterior.fitted_state(pruned.spec, fitted, data, rng)
-
-
-def _source(inputs: Inputs) -> RandomWeights | None:
-    """Return the fitted learner among the inputs, or None."""
-    if not inputs.get("student"):
-        return None
-    (state,) = inputs["student"]
-    key = state.config["posterior"]
-    require(key == RandomWeightsPosterior.key, "input", f"must be a posterior {RandomWeightsPosterior.key}", key)
-    return RandomWeightsPosterior.from_state(state).learner
 
 
 def _method(kind: Kind, cost: float = 0.0, own: Section | None = None) -> Method:

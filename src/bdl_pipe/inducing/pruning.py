@@ -49,8 +49,10 @@ def prune(net: Bayesian, share: float) -> Bayesian:
         masks |= _greatest({at: values for at, values in scores.items() if at[1] in names}, share)
     found = copy.deepcopy(net)
     for name, layer, bias in _layers(found):
-        own = {matrix: mask for (of, matrix), mask in masks.items() if of == name}
-        layer.keep({m: _with_bias(mask) if bias and m == "weight" else mask for m, mask in own.items()})
+        kept = {matrix: mask for (of, matrix), mask in masks.items() if of == name}
+        if bias and "weight" in kept:  # the last column is kept
+            kept["weight"] = torch.cat([kept["weight"], torch.ones_like(kept["weight"][:, :1])], 1)
+        layer.keep(kept)
     return found
 
 
@@ -94,7 +96,3 @@ def _greatest(
     mask[ties[: left - int(mask.sum())]] = True
     parts = mask.split([values.numel() for values in scores.values()])
     return {at: part.view(values.shape) for part, (at, values) in zip(parts, scores.items(), strict=True)}
-
-
-def _with_bias(mask: Bool[Tensor, "row column"]) -> Bool[Tensor, "row wider"]:
-    return torch.cat([mask, torch.ones_like(mask[:, :1])], 1)

@@ -26,7 +26,11 @@ class Kept(nn.Module):
         flat = mask.flatten()
         self.shape, self.count, size = tuple(mask.shape), int(flat.sum()), flat.numel()
         by_number = 4 * self.count < math.ceil(size / _BITS) and size < 2**31
-        packed = flat.nonzero()[:, 0].to(torch.int32) if by_number else _packed(flat)
+        if by_number:
+            packed = flat.nonzero()[:, 0].to(torch.int32)
+        else:
+            padded = nn.functional.pad(flat.to(torch.uint8), (0, -len(flat) % _BITS)).view(-1, _BITS)
+            packed = (padded * _powers(flat.device)).sum(1, dtype=torch.uint8)
         self.register_buffer("packed", packed)
 
     def forward(self, values: Float[Tensor, " count"]) -> Float[Tensor, "row column"]:
@@ -58,11 +62,6 @@ def whole(values: Tensor, kept: Kept | None) -> Float[Tensor, "row column"]:
 def first(shape: tuple[int, ...], count: int) -> Bool[Tensor, "row column"]:
     """Return a placeholder mask with ``count`` entries, to load another mask into."""
     return (torch.arange(math.prod(shape)) < count).view(shape)
-
-
-def _packed(flat: Bool[Tensor, " size"]) -> Tensor:
-    padded = nn.functional.pad(flat.to(torch.uint8), (0, -len(flat) % _BITS)).view(-1, _BITS)
-    return (padded * _powers(flat.device)).sum(1, dtype=torch.uint8)
 
 
 def _powers(device: torch.device) -> Tensor:
