@@ -16,12 +16,12 @@ posterior's mode; they are the mode only if training converged with the weight d
 τ on validation rows, together with a factor of the number of rows, which is similar to our ``temperature``.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..artifacts import State
@@ -107,9 +107,13 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
     if config.predictive == "draws":
         state = drawn.state()
     else:
-        gaussians = {name: _gaussian(layer, precision, config.temperature) for name, layer in layers.items()}
+        gaussians = {}  # in float32 like the network
+        for name, layer in layers.items():
+            scale = (config.temperature / (layer.curvature + precision)).sqrt()
+            gaussians[name] = LayerGaussian(layer.input_vectors.float(), layer.output_vectors.float(), scale.float())
         state = LinearisedLaplace(LinearisedDraws.of(drawn, last), gaussians).state()
-    fixed = _fixed(network, layers) if config.layers == "all" else []
+    matrices = [name for name, value in network.named_parameters() if value.ndim > 1 and config.layers == "all"]
+    fixed = [name.removeprefix("trunk.") for name in matrices if name.rpartition(".")[0] not in layers]
     return State(state.tensors, {**state.config, _FIXED: fixed}) if fixed else state
 
 
@@ -130,16 +134,16 @@ def networks(
         generators, weights = [rng.fold("draw", number).generator() for number in numbers], dict[str, Tensor]()
         for name, layer in drawn_from.items():
             z = torch.stack([torch.randn(layer.mean.shape, generator=one, dtype=dtype) for one in generators])
-            weights |= _named(name, layer.draw(z, precision, config.temperature), snapshots.last)
+            matrices = layer.draw(z, precision, config.temperature)  # [draw, fan_out, fan_in]
+            weight, shape = f"{name}.weight", snapshots.last[f"{name}.weight"].shape
+            if matrices.shape[-1] == math.prod(shape[1:]):
+                weights[weight] = matrices.reshape(len(numbers), *shape)
+            else:  # the last column is the bias
+                weights[weight] = matrices[..., :-1].reshape(len(numbers), *shape)
+                weights[f"{name}.bias"] = matrices[..., -1]
         return weights
 
     return snapshots.draws(draw, config.draws, report=report)
-
-
-def _fixed(network: Network, layers: Mapping[str, LayerPosterior]) -> list[str]:
-    """List the names of the matrices and filters that are not drawn."""
-    matrices = [name for name, value in network.named_parameters() if value.ndim > 1]
-    return [name.removeprefix("trunk.") for name in matrices if name.rpartition(".")[0] not in layers]
 
 
 def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: KfacLaplaceConfig) -> Summary:
@@ -162,43 +166,28 @@ def posterior(
     """
     dtype = FLOATS[config.dtype]
     network.eval().to(dtype)
-    _require_rows_alone(network)
+    rule = "must not be batch_stats for kfac_laplace: its rows depend on each other"
+    require(not any(isinstance(m, BatchStatistics) for m in network.modules()), "methods.sgd.network.norm", rule)
     rows, _ = data.drawn(config.rows, rng.fold("curvature"))
     names: Mapping[str, nn.Module] = {"head": network.head}
     if config.layers == "all":
         names = layers_with_factors(network, rows[:2].to(dtype))
-    _require_factors(names, config)
+    for name, layer in names.items():
+        out, columns = _matrix(layer).shape
+        side = max(out, columns)
+        rule = f"must be >= {side}, for the factors [{columns}, {columns}] and [{out}, {out}] of the layer {name}"
+        require(side <= config.max_factor, "methods.kfac_laplace.max_factor", rule, config.max_factor)
     if config.layers == "last":
         with torch.no_grad():
             features = torch.cat([network.trunk(part.to(dtype)) for part in rows.split(128)])
-        found = {"head": kronecker_factors(network.head, features, spec)[""]}
+        factors = {"head": kronecker_factors(network.head, features, spec)[""]}
     else:
-        found = kronecker_factors(network, rows, spec, names)
-    scale = len(data.train) / len(rows)
-    return {name: _decomposed(layer, found[name], scale) for name, layer in names.items()}
-
-
-def _decomposed(layer: nn.Module, factors: Factors, scale: float) -> LayerPosterior:
-    return decompose(_matrix(layer).cpu().double(), Factors(factors.inputs.cpu(), scale * factors.outputs.cpu()))
-
-
-def _gaussian(layer: LayerPosterior, precision: float, temperature: float) -> LayerGaussian:
-    """Return the Gaussian of a layer's weights, in float32 like the network."""
-    scale = (temperature / (layer.curvature + precision)).sqrt()
-    return LayerGaussian(layer.input_vectors.float(), layer.output_vectors.float(), scale.float())
-
-
-def _require_rows_alone(network: Network) -> None:
-    rule = "must not be batch_stats for kfac_laplace: its rows depend on each other"
-    require(not any(isinstance(m, BatchStatistics) for m in network.modules()), "methods.sgd.network.norm", rule)
-
-
-def _require_factors(layers: Mapping[str, nn.Module], config: KfacLaplaceConfig) -> None:
-    for name, layer in layers.items():
-        rows, columns = _matrix(layer).shape
-        side = max(rows, columns)
-        rule = f"must be >= {side}, for the factors [{columns}, {columns}] and [{rows}, {rows}] of the layer {name}"
-        require(side <= config.max_factor, "methods.kfac_laplace.max_factor", rule, config.max_factor)
+        factors = kronecker_factors(network, rows, spec, names)
+    scale, gaussians = len(data.train) / len(rows), dict[str, LayerPosterior]()
+    for name, layer in names.items():
+        whole = Factors(factors[name].inputs.cpu(), scale * factors[name].outputs.cpu())
+        gaussians[name] = decompose(_matrix(layer).cpu().double(), whole)
+    return gaussians
 
 
 def _matrix(layer: nn.Module) -> Tensor:
@@ -207,15 +196,6 @@ def _matrix(layer: nn.Module) -> Tensor:
     weight = layer.weight.detach().flatten(1)
     bias = layer.bias if has_bias(layer) else None
     return weight if bias is None else torch.cat([weight, bias.detach()[:, None]], dim=1)
-
-
-def _named(layer: str, matrices: Float[Tensor, "draw fan_out fan_in"], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights as the layer's entries of the ``state_dict``, with the shapes in ``like``, stacked [draw, ...]."""
-    weight, bias = f"{layer}.weight", f"{layer}.bias"
-    shape = (len(matrices), *like[weight].shape)
-    if matrices.shape[-1] == like[weight][0].numel():
-        return {weight: matrices.reshape(shape)}
-    return {weight: matrices[..., :-1].reshape(shape), bias: matrices[..., -1]}
 
 
 KFAC_LAPLACE = Method(

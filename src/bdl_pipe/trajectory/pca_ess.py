@@ -89,7 +89,10 @@ def sample(
     """
     saved, first = report.load(), 0
     if saved is None:
-        place, kept = _start(log_likelihood, config.dimension), []
+        origin, kept = torch.zeros(config.dimension, dtype=torch.float64), list[Tensor]()
+        place = Place(origin, log_likelihood(origin))
+        if not math.isfinite(place.log_likelihood):
+            raise Diverged(f"the log-likelihood at the trajectory's mean is {place.log_likelihood}")
     else:
         place = Place(saved.tensors["z"], saved.tensors["log_likelihood"].item())
         kept, first = list(saved.tensors["kept"]), int(saved.config["step"])
@@ -100,22 +103,10 @@ def sample(
             kept.append(place.z)
         report(done, config.steps, {"log_likelihood": place.log_likelihood})
         if report.due():
-            report.save(_checkpoint(place, kept, done))
+            drawn = torch.stack(kept) if kept else place.z.new_zeros(0, len(place.z))
+            level = torch.tensor(place.log_likelihood, dtype=torch.float64)
+            report.save(State({"z": place.z, "log_likelihood": level, "kept": drawn}, {"step": done}))
     return torch.stack(kept)
-
-
-def _start(log_likelihood: LogLikelihood, dimension: int) -> Place:
-    z = torch.zeros(dimension, dtype=torch.float64)
-    found = log_likelihood(z)
-    if not math.isfinite(found):
-        raise Diverged(f"the log-likelihood at the trajectory's mean is {found}")
-    return Place(z, found)
-
-
-def _checkpoint(place: Place, kept: list[Tensor], done: int) -> State:
-    drawn = torch.stack(kept) if kept else place.z.new_zeros(0, len(place.z))
-    level = torch.tensor(place.log_likelihood, dtype=torch.float64)
-    return State({"z": place.z, "log_likelihood": level, "kept": drawn}, {"step": done})
 
 
 def _uniform(generator: torch.Generator) -> float:

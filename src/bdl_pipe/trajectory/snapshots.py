@@ -117,7 +117,11 @@ class Snapshots:
         blocks, done = ([drawn], len(next(iter(drawn.values())))) if drawn else ([], 0)
         while done < count:
             numbers = range(done, min(done + at_once, count))
-            blocks.append(self._completed(draw(numbers)))
+            weights = dict(draw(numbers))
+            if self._rows is not None:
+                blocks.append(stack([self.state_with(one) for one in unstack(weights)]))
+            else:
+                blocks.append({name: value.to(self.last[name]) for name, value in weights.items()})
             done = numbers.stop
             for number in numbers:
                 report(number + 1, count)
@@ -128,12 +132,6 @@ class Snapshots:
         every = {name: (same | weights)[name] for name in self.network.state_dict()}
         at_hand = self.network if self._device.type == "cpu" else None
         return NetworkDraws(self.spec, every, at_hand)
-
-    def _completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return drawn weights in the stored types, with the buffers that are recomputed for each draw."""
-        if self._rows is not None:
-            return stack([self.state_with(one) for one in unstack(weights)])
-        return {name: value.to(self.last[name]) for name, value in weights.items()}
 
     def _point(self, named: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([named[name].flatten() for name in self._names])

@@ -12,7 +12,6 @@ cyclical rates within the averaged part are not implemented.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..artifacts import State
 from ..data.fitdata import FitData
@@ -41,18 +40,15 @@ def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: 
     (trajectory,) = inputs["trajectory"]
     rows = Seed(rng.root).fold("swa")  # the root seed alone: the same rows for all members
     snapshots = Snapshots(trajectory, data, config, rows)
-    made = snapshots.state_at(_mean(snapshots))
+    enough, rule = (
+        snapshots.moments is not None or len(snapshots.flat) > 1,
+        "must be at least 2 for swa without moments",
+    )
+    require(enough, "methods.sgd.snapshots", rule, len(snapshots.flat))
+    mean = snapshots.flat.double().mean(0) if snapshots.moments is None else snapshots.moments[0]
+    network = snapshots.state_at(mean)
     report(1, 1)
-    return NetworkDraws.of(snapshots.spec, [made]).state()
-
-
-def _mean(snapshots: Snapshots) -> Tensor:
-    """Return the mean of the parameters [weight], in float64."""
-    if snapshots.moments is not None:
-        return snapshots.moments[0]
-    rule = "must be at least 2 for swa without moments"
-    require(len(snapshots.flat) > 1, "methods.sgd.snapshots", rule, len(snapshots.flat))
-    return snapshots.flat.double().mean(0)
+    return NetworkDraws.of(snapshots.spec, [network]).state()
 
 
 SWA = Method(

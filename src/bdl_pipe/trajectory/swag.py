@@ -128,7 +128,15 @@ def _drawn(trajectory: State, data: FitData, config: SwagConfig, method: str, *,
     """Return draws from the Gaussian of one trajectory."""
     snapshots = Snapshots(trajectory, data, config, rng)
     dtype = FLOATS[config.dtype]
-    gaussian = _gaussian(snapshots, config.rank, method).to(dtype)
+    past, iterates, rank = snapshots.flat, snapshots.moments, config.rank
+    enough = len(past) > 1 or iterates is not None
+    require(enough, "methods.sgd.snapshots", f"must be at least 2 for {method} without moments", len(past))
+    require(rank <= len(past), f"methods.{method}.rank", f"must be <= the snapshots ({len(past)})", rank)
+    if iterates is None:
+        gaussian = moments(past, rank).to(dtype)
+    else:
+        mean, variance = iterates
+        gaussian = Moments(mean, variance.sqrt(), past[len(past) - rank :].double() - mean).to(dtype)
 
     def draw(numbers: range) -> dict[str, Tensor]:
         points = torch.empty(len(numbers), len(gaussian.mean), dtype=snapshots.flat.dtype)
@@ -140,18 +148,6 @@ def _drawn(trajectory: State, data: FitData, config: SwagConfig, method: str, *,
         return snapshots.named(points)
 
     return snapshots.draws(draw, config.draws, report=report).state()
-
-
-def _gaussian(snapshots: Snapshots, rank: int, method: str) -> Moments:
-    """Return the moments from the running moments and the last snapshots, or from the snapshots alone."""
-    past, kept = snapshots.flat, snapshots.moments
-    enough = len(past) > 1 or kept is not None
-    require(enough, "methods.sgd.snapshots", f"must be at least 2 for {method} without moments", len(past))
-    require(rank <= len(past), f"methods.{method}.rank", f"must be <= the snapshots ({len(past)})", rank)
-    if kept is None:
-        return moments(past, rank)
-    mean, variance = kept
-    return Moments(mean, variance.sqrt(), past[len(past) - rank :].double() - mean)
 
 
 def _default(draws: int, size: Size) -> Section:
