@@ -92,8 +92,6 @@ class Chains:
     def passes(self, sampler: SamplerConfig) -> float:
         """Return the cost of a step's gradients in passes over all rows."""
         share = min(1.0, (sampler.batch or math.inf) / len(self.data.train))
-        if sampler.control_variates is not None:
-            return 2 * share + 1 / sampler.control_variates
         return share * getattr(sampler.kernel, "leapfrogs", 1)
 
     def run(self, name: str, settings: SgmcmcConfig) -> Iterator[dict[str, Any]]:

@@ -42,7 +42,7 @@ from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.bpc import surrogates
 from bdl_pipe.coresets.bpc.inner import unrolled
-from bdl_pipe.coresets.shared.likelihood import mean_log_likelihood
+from bdl_pipe.coresets.shared.init import mean_log_likelihood
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform

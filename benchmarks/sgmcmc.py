@@ -50,9 +50,8 @@ from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import Chains, Sgld
 from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, of_split
-from bdl_pipe.sgmcmc.method import TargetConfig, network_chains
-from bdl_pipe.sgmcmc.sampler import SamplerConfig
-from bdl_pipe.sgmcmc.target import NetworkTarget
+from bdl_pipe.sgmcmc.sampler import NetworkChains, SamplerConfig
+from bdl_pipe.sgmcmc.target import NetworkTarget, TargetConfig
 from pipeline.core import places
 from pipeline.core.load import load
 
@@ -240,7 +239,7 @@ def effective_draws(name: str, steps: int, chains: int, place: Path | None) -> N
 def effective(data: FitData, target: TargetConfig, sampler: SamplerConfig, steps: int, chains: int) -> dict[str, float]:
     """Run chains as a batch; the CPU time covers the steps after burn-in and the kept positions."""
     burn_in, every, kept = steps // 2, max(1, steps // 2 // 300), []
-    many = network_chains([data] * chains, target, sampler, [Seed(c) for c in range(chains)], burn_in)
+    many = NetworkChains([data] * chains, target, sampler, [Seed(c) for c in range(chains)], burn_in)
     began = time.process_time()
     for done, state in many.steps(many.begin(), 0, steps):
         if done == burn_in:

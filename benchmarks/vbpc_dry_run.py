@@ -29,8 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bdl_pipe import config
 from bdl_pipe.coresets.shared.descent import CoresetDescent
 from bdl_pipe.coresets.shared.init import balanced
-from bdl_pipe.coresets.vbpc.distil import DatasetLoss
-from bdl_pipe.coresets.vbpc.method import VBPC
+from bdl_pipe.coresets.vbpc.method import VBPC, DatasetLoss
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
@@ -122,12 +121,12 @@ def steps_of(args: argparse.Namespace, device: str) -> Steps:
         "gamma": 100.0,
         "feature_scale": 1.0,
         "beta_dataset": 1e-8,
-        "coreset": coreset | {"pool": pool, "augmentation": augmentation, "accuracy_every": 1000},
+        "coreset": coreset | {"pool": pool, "augmentation": augmentation},
         "student": {"steps": 1, "lr": 3e-4, "augmentation": augmentation},
     }
     read = config.read(VBPC.config, section, "methods.vbpc")
     data = noise(args.image).on(device)
-    made = DatasetLoss(data, read.network, read.head, read.beta_dataset, read.coreset, rng=Seed(0))
+    made = DatasetLoss(data, read.network, read, read.beta_dataset, read.coreset, rng=Seed(0))
     start = balanced(data, args.ipc, 1.0, rng=Seed(1)).to(device)
     return Steps(CoresetDescent(start, made, label_unit=1.0, average=None, rng=Seed(2)))
 

@@ -2,9 +2,10 @@
 
 import functools
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -323,6 +324,42 @@ def test_unknown_keys_are_refused(method: Method) -> None:
         section = CONFIGS[method.name, task] | {"no_such_key": 1}
         with pytest.raises(ConfigError, match=rf"^methods\.{method.name}\.no_such_key is not a known key"):
             read(method.config, section, f"methods.{method.name}")
+
+
+def numbers(section: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each number in nested sections."""
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, (*path, key))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield *path, key
+
+
+def with_number(section: Mapping[str, Any], path: tuple[str, ...], number: int) -> dict[str, Any]:
+    """Return the sections with another number at ``path``."""
+    key, *rest = path
+    return {**section, key: with_number(section[key], tuple(rest), number) if rest else number}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)
+def test_no_number_may_be_negative_and_zero_is_as_its_rule_says(method: Method) -> None:
+    """Each number of each method's smallest config: the rule in the error for -1 tells whether 0 is accepted."""
+    for task in method.tasks:
+        section = CONFIGS[method.name, task]
+        for path in numbers(section):
+            with pytest.raises(ConfigError) as caught:
+                read(method.config, with_number(section, path, -1), method.name)
+            try:
+                read(method.config, with_number(section, path, 0), method.name)
+                accepts_zero = True
+            except ConfigError:
+                accepts_zero = False
+            key, _, rule = str(caught.value).partition(", got ")[0].partition(" must be ")
+            by_rule = rule.startswith((">= 0", "in [0", "0 or")) or ", 0 or" in rule
+            if key.endswith(path[-1]):
+                assert accepts_zero == by_rule, (path, str(caught.value))
+            else:  # a number of steps is in the rule of the burn-in
+                assert key.endswith("thinning.burn_in") and not accepts_zero, (path, str(caught.value))
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)

@@ -36,9 +36,8 @@ from bdl_pipe.predictive import Gaussian
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import Chains, ConstantStep, Hmc
 from bdl_pipe.sgmcmc.kernel import Density, Positions
-from bdl_pipe.sgmcmc.method import TargetConfig
 from bdl_pipe.sgmcmc.sampling import run
-from bdl_pipe.sgmcmc.target import NetworkTarget
+from bdl_pipe.sgmcmc.target import NetworkTarget, TargetConfig
 from benchmarks.toys.problems import PROBLEMS, Problem
 from pipeline.core import places, provenance, records
 from pipeline.core.load import load

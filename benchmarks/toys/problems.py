@@ -20,7 +20,7 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc.method import TargetConfig
+from bdl_pipe.sgmcmc.target import TargetConfig
 
 OUT: Final = Path(__file__).resolve().parents[2] / "results" / "dark_knowledge"
 NOISE_SD: Final = 3.0  # The targets of the regression have this noise.

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from bdl_pipe import artifacts
 from bdl_pipe import scores as stored_scores
 from bdl_pipe.config import nearest
-from bdl_pipe.coresets.shared.folder import write
 from bdl_pipe.coresets.shared.init import Coreset
+from bdl_pipe.coresets.shared.pictures import write
 from bdl_pipe.data.catalog import licence_of
 from bdl_pipe.data.prepared import load_fit
 from bdl_pipe.errors import ConfigError, UserError

@@ -13,7 +13,7 @@ from bdl_pipe.joint_predictive import GaussianFunctions, JointCategorical
 from bdl_pipe.posterior import GaussianPosterior, Posterior, Predictor
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.seeds import Seed
-from bdl_pipe.trajectory.linearised_joint import LinearisedFunctions
+from bdl_pipe.trajectory.linearised import LinearisedFunctions
 
 from .recursive import RecursivePosterior, recursive
 

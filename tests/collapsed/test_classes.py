@@ -19,7 +19,7 @@ from bdl_pipe.collapsed.classes import SoftmaxConfig as Softmax
 from bdl_pipe.collapsed.head import SCORES, Collapsed, Head
 from bdl_pipe.collapsed.integrals import few_uniforms
 from bdl_pipe.collapsed.integrals.piecewise import sigmoid_error
-from bdl_pipe.collapsed.integrals.sigmoid_bounds import within
+from bdl_pipe.collapsed.integrals.softmax import within
 from bdl_pipe.config import read, to_mapping
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig

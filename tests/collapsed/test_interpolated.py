@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from bdl_pipe.collapsed.interpolated import Interpolated
-from bdl_pipe.collapsed.mixture import CollapsedMixture
+from bdl_pipe.collapsed.mixture import CollapsedMixture, Interpolated
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.recalibration import Recalibration, Widened
 from tests.collapsed.cases import snapshots_of

@@ -8,8 +8,7 @@ import torch
 from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.bpc import methods
-from bdl_pipe.coresets.bpc.descent import drawn_start
-from bdl_pipe.coresets.bpc.experts import Experts
+from bdl_pipe.coresets.bpc.experts import Experts, drawn_start
 from bdl_pipe.coresets.shared.init import balanced
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Report, Silent
@@ -86,8 +85,8 @@ def test_an_expert_is_read_at_its_start_and_after_each_epoch(trajectories: list[
         flat = torch.cat([stored[name].flatten() for name, _ in network.named_parameters()])
         assert torch.equal(read_back.weights(1, epoch), flat)
     starts = {
-        (float(s.weights.sum()), float(s.target.sum()))
-        for s in (drawn_start(read_back, 3, 1, Seed(9).fold(k)) for k in range(60))
+        (float(start.sum()), float(target.sum()))
+        for start, target in (drawn_start(read_back, 3, 1, Seed(9).fold(k)) for k in range(60))
     }
     pairs = {
         (float(read_back.weights(e, t).sum()), float(read_back.weights(e, t + 1).sum()))
@@ -175,18 +174,8 @@ def test_experts_of_other_classes_or_with_too_few_epochs_are_refused(trajectorie
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("bpc_fkl", {"draws": 0}),
-        ("bpc_fkl", {"sd": -0.1}),
-        ("bpc_fkl", {"ipc": 0}),
-        ("bpc_fkl", {"start_epochs": 0}),
-        ("bpc_fkl", {"inner": INNER | {"steps": 0}}),
-        ("bpc_fkl", {"inner": INNER | {"ahead": 0}}),
         ("bpc_fkl", {"outer": OUTER | {"average": 1.0}}),
         ("bpc_rkl", {"draws": 1}),
-        ("bpc_rkl", {"weight": 0.0}),
-        ("bpc_w", {"lr_step": -1.0}),
-        ("bpc_cd", {"temperature": -1.0}),
-        ("bpc_cd", {"step_size": 0.0}),
         ("fbpc", {"inner": INNER}),
         ("fbpc", {"inner": {"steps": 2, "lr": 0.1, "ahead": 3}}),
     ],

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.coresets.bpc import inner, surrogates
-from bdl_pipe.coresets.bpc.descent import noisy
+from bdl_pipe.coresets.bpc.experts import noisy
 from bdl_pipe.seeds import Seed
 
 from .cases import normal, relative

@@ -22,8 +22,7 @@ from bdl_pipe.coresets import frepo
 from bdl_pipe.coresets.bpc import methods
 from bdl_pipe.coresets.bpc.experts import Experts
 from bdl_pipe.coresets.shared.init import Coreset, balanced
-from bdl_pipe.coresets.vbpc.distil import DatasetLoss
-from bdl_pipe.coresets.vbpc.method import VBPC
+from bdl_pipe.coresets.vbpc.method import VBPC, DatasetLoss
 from bdl_pipe.data.augment import AugmentConfig, augment
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.seeds import Seed
@@ -294,7 +293,7 @@ def test_the_gradients_of_vbpc_equal_central_differences(ipc: int, norm: str, po
     changes = {"beta_dataset": 0.1, "feature_scale": 0.7, "rho": 2.0, "gamma": 20.0}
     outer = tiny_vbpc()["coreset"] | {"augmentation": AUGMENTATION}
     read_config = config.read(VBPC.config, tiny_vbpc(network=network, ipc=ipc, coreset=outer) | changes, "methods.vbpc")
-    surrogate = DatasetLoss(data(), read_config.network, read_config.head, 0.1, read_config.coreset, rng=Seed(2))
+    surrogate = DatasetLoss(data(), read_config.network, read_config, 0.1, read_config.coreset, rng=Seed(2))
     for member in surrogate._pool._members:
         smoothed(member.network.double())
     start = balanced(data(), ipc, 1.0, rng=Seed(5))

@@ -18,7 +18,8 @@ from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc.method import average, network_chains
+from bdl_pipe.sgmcmc.method import average
+from bdl_pipe.sgmcmc.sampler import NetworkChains
 from tests.cases import DARK_KNOWLEDGE
 from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
@@ -115,7 +116,7 @@ def test_the_online_teacher_follows_algorithm_1(task, kernel):
     living = teachers.LivingChains(data, mode, Seed(5))
     x, _ = data.tensors("train")
     rngs = [Seed(5).fold("chain", c) for c in range(2)]
-    plain = network_chains([data] * 2, mode.target, mode.sampler, rngs, mode.burn_in)
+    plain = NetworkChains([data] * 2, mode.target, mode.sampler, rngs, mode.burn_in)
     expected = dict(plain.steps(plain.begin(), 0, mode.burn_in + 12))
     for step in range(4):
         predictive = living.predictive(step, x)

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.io
 
 from bdl_pipe.data.catalog import CATALOG, Entry
-from bdl_pipe.data.sources.files import Archive
+from bdl_pipe.data.sources.archive import Archive
 
 ARCHIVES = {name: entry.rows for name, entry in CATALOG.items() if isinstance(entry.rows, Archive)}
 CIFAR10_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -14,7 +14,7 @@ from . import archives as made
 pytest.importorskip("tensorflow_datasets")
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of TFDS and of its imports
 
-from bdl_pipe.data.sources.fetch import fetch, require_reachable  # noqa: E402
+from bdl_pipe.data.sources.archive import fetch, require_reachable  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "stl10", "mnist"])

@@ -11,7 +11,7 @@ import pytest
 from bdl_pipe.data import sources
 from bdl_pipe.data.catalog import CATALOG, Named
 from bdl_pipe.data.sources import archive as archives
-from bdl_pipe.data.sources.stl10 import STL10
+from bdl_pipe.data.sources.published import STL10
 from bdl_pipe.errors import DataError, UserError
 
 from . import archives as made

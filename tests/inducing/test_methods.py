@@ -193,7 +193,6 @@ def test_weight_space_means_start_at_the_end_of_a_trajectory(tiny_images: FitDat
         ({"draws": 5}, r"draws must be a multiple of weights.members \(2\)"),
         ({"validation_draws": 3}, "validation_draws must be a multiple"),
         ({"annealing": {"start": 2.0, "end": 1.0}}, r"annealing.end must be >= start \(2.0\)"),
-        ({"kl_weight": -1.0}, "kl_weight must be >= 0"),
         ({"noise_variance": 0.0}, "noise_variance must be > 0"),
     ],
 )

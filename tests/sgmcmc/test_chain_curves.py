@@ -54,5 +54,3 @@ def test_a_pass_is_one_gradient_of_every_row() -> None:
     sgld = {"kernel": {"name": "sgld"}, "step_size": plain, "batch": 15}
     settings = {name: read(SamplerConfig, section, name) for name, section in (("hmc", hmc), ("sgld", sgld))}
     assert chains.passes(settings["hmc"]) == 7 and chains.passes(settings["sgld"]) == 15 / 60
-    controlled = read(SamplerConfig, {**sgld, "control_variates": 10}, "sgld")
-    assert chains.passes(controlled) == pytest.approx(2 * 15 / 60 + 1 / 10)

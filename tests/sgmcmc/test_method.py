@@ -20,21 +20,21 @@ from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import method
+from bdl_pipe.sgmcmc.sampler import NetworkChains
 from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
 KERNELS = {
     "sgld": {"kernel": {"name": "sgld"}, "step_size": {"name": "constant", "value": 1e-4}},
-    "psgld": {"kernel": {"name": "psgld", "decay": 0.9, "damping": 0.1, "adapt": "burn_in"}},
+    "psgld": {"kernel": {"name": "psgld", "decay": 0.9, "damping": 0.1}},
     "sghmc, cyclical": {
         "kernel": {"name": "sghmc", "friction": 0.1},
         "step_size": {"name": "cyclical", "value": 1e-2, "cycle": 23, "exploration": 0.5},
     },
-    "sgnht, control variates": {
+    "sgnht": {
         "kernel": {"name": "sgnht", "friction": 0.1, "thermostat": 0.01},
         "step_size": {"name": "scaled", "rate": 1e-3},
-        "control_variates": 17,
     },
     "hmc": {
         "kernel": {"name": "hmc", "leapfrogs": 3, "jitter": 0.1, "acceptance": 0.8},
@@ -115,10 +115,9 @@ def test_a_chain_moves_among_others_as_it_moves_alone(name):
         torch.testing.assert_close(both[1].tensors[key], value, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["sgld", "sgnht, control variates"])
-def test_the_error_of_a_diverging_chain_names_a_rate_that_lasts(name):
-    """Every retry starts where the chain started, and its anchor of control variates starts there, too."""
-    sampler = KERNELS[name] | {"step_size": {"name": "scaled", "rate": 30.0}}
+def test_the_error_of_a_diverging_chain_names_a_rate_that_lasts():
+    """Every retry starts where the chain started."""
+    sampler = KERNELS["sgld"] | {"step_size": {"name": "scaled", "rate": 30.0}}
     thinning = {"steps": 100, "burn_in": 50, "every": 10}
     said = r"^a chain diverged at step \d+, at the step size .*: lower sampler.step_size.rate from 30 to "
     with pytest.raises(Diverged, match=said + r"([.\d]+), at which 100 steps did not diverge$") as caught:
@@ -127,19 +126,6 @@ def test_the_error_of_a_diverging_chain_names_a_rate_that_lasts(name):
     fit("regression", sampler=sampler | {"step_size": {"name": "scaled", "rate": largest}}, thinning=thinning)
     with pytest.raises(Diverged):
         fit("regression", sampler=sampler | {"step_size": {"name": "scaled", "rate": 2 * largest}}, thinning=thinning)
-
-
-def test_resumed_chains_retry_a_divergence_with_their_saved_anchor():
-    """They continue from step 5; their anchor moves at steps 17, 34, … and becomes NaN once they diverge."""
-    few = cases.settings(sampler=KERNELS["sgnht, control variates"])
-    many = cases.settings(sampler=KERNELS["sgnht, control variates"] | {"step_size": {"name": "scaled", "rate": 30.0}})
-    slow, fast = (
-        method.network_chains([DATA["regression"]], config.target, config.sampler, [Seed(0)], 50)
-        for config in (few, many)
-    )
-    *_, (done, state) = slow.steps(slow.begin(), 0, 5)
-    with pytest.raises(Diverged, match=r"from 30 to [.\d]+, at which 100 steps did not diverge$"):
-        list(fast.steps(fast.restored(slow.saved(state)), done, 105))
 
 
 @pytest.mark.slow
@@ -164,7 +150,7 @@ def test_every_kernel_samples_the_posterior_of_a_linear_network(linear):
         "sgld": {"step_size": {"name": "constant", "value": 2e-3}},
         "psgld": {"step_size": {"name": "constant", "value": 2e-3}},
         "sghmc, cyclical": {"step_size": {"name": "constant", "value": 1e-2}},
-        "sgnht, control variates": {"step_size": {"name": "constant", "value": 1e-2}, "control_variates": 100},
+        "sgnht": {"step_size": {"name": "constant", "value": 1e-2}},
         "hmc": {"step_size": {"name": "constant", "value": 0.05}},
     }
     thinning, members = {"steps": 400, "burn_in": 100, "every": 20}, tuple(range(16))
@@ -186,7 +172,7 @@ def test_the_noise_ratio_of_minibatches_equals_its_closed_form(linear):
     """A linear network: of M of N rows the gradient's covariance is N²(1/M)(1 − M/N) S; the factor is η/4."""
     data = DATA["regression"]
     config = cases.settings(target={"network": {"name": "linear"}}, sampler={"batch": 4})
-    chains = method.network_chains([data], config.target, config.sampler, [Seed(0)], 0)
+    chains = NetworkChains([data], config.target, config.sampler, [Seed(0)], 0)
     at = torch.zeros(1, 3)
     x, y = (part.double() for part in data.tensors("train"))
     per_row = 10 * y * torch.cat([x, torch.ones(len(x), 1)], 1)  # ∇ log p at 0: λ_n y x
@@ -194,24 +180,8 @@ def test_the_noise_ratio_of_minibatches_equals_its_closed_form(linear):
     exact = 1e-3 / 4 * torch.tensor([covariance.trace() / 3, torch.linalg.eigvalsh(covariance)[-1]])
     found = chains.noise_ratio(at, 0 + 1, 1000)
     assert found == pytest.approx(exact.tolist(), rel=0.2)
-    whole = method.network_chains([data], config.target, cases.settings(sampler={"batch": None}).sampler, [Seed(0)], 0)
+    whole = NetworkChains([data], config.target, cases.settings(sampler={"batch": None}).sampler, [Seed(0)], 0)
     assert whole.noise_ratio(at, 1, 10) == (0.0, 0.0)
-
-
-def test_the_noise_ratio_with_control_variates_equals_its_closed_form(linear):
-    """As above with g_i(θ) − g_i(θ̂) = −λ_n x xᵀ(θ − θ̂). An anchor that moved to θ would leave no noise."""
-    data, at = DATA["regression"], torch.tensor([[0.3, -0.2, 0.1]])
-    config = cases.settings(
-        target={"network": {"name": "linear"}},
-        sampler={"kernel": {"name": "sgld"}, "batch": 4, "control_variates": 7},
-    )
-    chains = method.network_chains([data], config.target, config.sampler, [Seed(0)], 0)
-    chains.restored({"anchor": torch.zeros(1, 3)})
-    x = torch.cat([data.tensors("train")[0].double(), torch.ones(40, 1)], 1)
-    per_row = -10 * (x @ at[0].double())[:, None] * x
-    covariance = 40**2 * per_row.T.cov() / 4 * (1 - 4 / 40)
-    exact = 1e-3 / 4 * torch.tensor([covariance.trace() / 3, torch.linalg.eigvalsh(covariance)[-1]])
-    assert chains.noise_ratio(at, 1, 1000) == pytest.approx(exact.tolist(), rel=0.2)
 
 
 def test_a_chain_starts_from_a_trajectory_or_from_the_prior():
@@ -251,12 +221,7 @@ def snapshots() -> State:
     [
         ({"temperature": 0}, r"sampler.temperature must be > 0, got 0.0"),
         ({"batch": 0}, r"sampler.batch must be > 0 or null, got 0"),
-        ({"control_variates": 0}, r"sampler.control_variates must be > 0 or null, got 0"),
         ({"kernel": {"name": "hmc", "leapfrogs": 2}}, r"sampler.batch must be null for the kernel hmc.*, got 16"),
-        (
-            {"kernel": {"name": "hmc", "leapfrogs": 2}, "batch": None, "control_variates": 3},
-            r"control_variates must be null",
-        ),
         ({"kernel": {"name": "nuts"}}, r"sampler.kernel.name must be one of sgld, psgld, sghmc, sgnht, hmc"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The target of chains over networks: its gradient, minibatches, control variates; networks that are refused."""
+"""The target of chains over networks: its gradient, minibatches; networks that are refused."""
 
 import dataclasses
 
@@ -68,20 +68,6 @@ def test_minibatch_gradients_average_to_the_full_gradient(task):
     parts = torch.stack([target.density([part])(at)[1] for part in order.chunk(4)])
     full = target.whole()(at)[1]
     torch.testing.assert_close(parts.mean(0), full, rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(target.likelihood_gradient(at) - at, full, rtol=1e-4, atol=1e-3)
-
-
-@tasks
-def test_control_variates_keep_the_mean_and_reduce_the_noise_near_their_anchor(task):
-    target = target_of(task, 1.0)
-    anchor, count = target.start([Seed(1)]), len(DATA[task].train)
-    at = anchor + 1e-3 * torch.randn(anchor.shape, generator=Seed(3).generator())
-    parts = torch.randperm(count, generator=Seed(2).generator()).chunk(4)
-    known, full = target.likelihood_gradient(anchor), target.whole()(at)[1]
-    plain = torch.stack([target.density([part])(at)[1] for part in parts])
-    controlled = torch.stack([target.controlled([part], anchor, known)(at)[1] for part in parts])
-    torch.testing.assert_close(controlled.mean(0), full, rtol=1e-3, atol=1e-2)
-    assert float((controlled - full).norm()) < 0.05 * float((plain - full).norm())
 
 
 @tasks

@@ -18,8 +18,7 @@ from bdl_pipe.predictive import Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc.method import TargetConfig
-from bdl_pipe.sgmcmc.target import row_log_likelihood
+from bdl_pipe.sgmcmc.target import TargetConfig, row_log_likelihood
 from bdl_pipe.training.likelihood import OutputLikelihood
 from tests.cases import CONFIGS, WHOLE, fit
 from tests.conftest import make_tiny_images

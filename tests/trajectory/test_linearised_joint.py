@@ -19,8 +19,7 @@ from bdl_pipe.posterior import GaussianPosterior, NetworkSpec, joint
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.curvature import kronecker_factors, layers_of
-from bdl_pipe.trajectory.linearised import LinearisedLaplace
-from bdl_pipe.trajectory.linearised_joint import JointDependent
+from bdl_pipe.trajectory.linearised import JointDependent, LinearisedLaplace
 
 from .test_laplace import IMAGES, PRECISION, make, weights_of
 

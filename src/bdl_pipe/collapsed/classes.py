@@ -20,7 +20,7 @@ bias is one of the weights.
 
 Deviations. ``exact`` is ours. Cubics have as large an error in the tails, where they are 0 and 1, as in the middle, and
 log 0 is not a usable score. So p_k is clamped to bounds that the exact average satisfies
-(:mod:`.integrals.sigmoid_bounds`), which can only reduce the error. If no collapsed weight has a range, nothing is
+(:func:`.integrals.softmax.within`), which can only reduce the error. If no collapsed weight has a range, nothing is
 integrated and p_k is σ(a_k), so that a single snapshot, or snapshots with the same last layer, give their ensemble.
 
 The draws of the predictive are the snapshots. So mutual information is I[y; snapshot | x]: disagreement within the
@@ -54,8 +54,7 @@ from .head import Collapsed, Head
 from .integrals import few_uniforms, uniform_logits
 from .integrals.layout import wide
 from .integrals.piecewise import Piecewise, cubic_sigmoid
-from .integrals.sigmoid_bounds import within
-from .integrals.softmax import mean_sigmoid
+from .integrals.softmax import mean_sigmoid, within
 from .snapshots import CollapsedSnapshots, trajectory
 
 POINTS: Final = 1 << 17  # averages that are computed together

@@ -67,15 +67,36 @@ class Rectified(Part):
 
     def log_density(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "*piece draw batch output"]:
         """Return the log of E[f(q − relu(v))], q = sign·(y − base), f the density of beside·V + T, which is even."""
-        q = self._offset(y)
-        g = _density_of_triangle(q, self.radius) if self.beside is None else _density(q, self.radius, self.beside)
+        q, r = self._offset(y), self.radius
+        if self.beside is None:
+            zero, height, slope = torch.zeros_like(q), 1 / r, (1 / r).square()
+            flat, rise, fall = (torch.stack(p, -1) for p in ([zero, zero], [zero, slope], [height, -slope]))
+            pieces, at_zero = [flat, rise, fall, flat], (r - q.abs()).clamp_min(0) * slope
+            g = _of_rectified(torch.stack([q - r, q, q + r], -1), r, pieces, at_zero)
+        else:
+            noise = triangle_and_uniform(r, self.beside)
+            pieces = [noise.density.new_zeros(*q.shape, 3), *noise.density.unbind(-2)]
+            at_zero = few_uniforms.triangular_density(q, torch.zeros_like(q), self.beside[..., None], r)
+            g = _of_rectified(_around(q, r, noise.knots), r, pieces, at_zero)
         density = few_uniforms.expect(g, self.centre, self.half_widths)
         return torch.where(density > 0, density, 1).log().where(density > 0, -torch.inf)
 
     def cdf(self, y: Float[Tensor, "batch output"]) -> Float[Tensor, "*piece draw batch output"]:
         """Return E[F(q − relu(v))], or one minus this if sign is −1, F the distribution function of beside·V + T."""
-        q = self._offset(y)
-        g = _cdf_of_triangle(q, self.radius) if self.beside is None else _cdf(q, self.radius, self.beside)
+        q, r = self._offset(y), self.radius
+        if self.beside is None:
+            zero, one, curve = torch.zeros_like(q), torch.ones_like(q), 0.5 / r.square()
+            terms = ([one, zero, zero], [one, zero, -curve], [0.5 * one, -1 / r, curve], [zero, zero, zero])
+            pieces = [torch.stack(p, -1) for p in terms]
+            below, above = (q + r).clamp_min(0).square() * curve, 1 - (r - q).clamp_min(0).square() * curve
+            knots, at_zero = torch.stack([q - r, q, q + r], -1), torch.where(q < 0, below, above)
+        else:
+            noise = triangle_and_uniform(r, self.beside)  # symmetric: F(q − v) = 1 − F(v − q)
+            one = torch.nn.functional.one_hot(torch.zeros_like(q, dtype=torch.long), 4).to(q)
+            pieces = [one, *(one - piece for piece in noise.cdf.unbind(-2))]
+            at_zero = few_uniforms.triangular_cdf(q, torch.zeros_like(q), self.beside[..., None], r)
+            knots = _around(q, r, noise.knots)
+        g = _of_rectified(knots, r, pieces, at_zero)  # as a function of v
         value = few_uniforms.expect(g, self.centre, self.half_widths)
         return torch.where(self.sign > 0, value, 1 - value)
 
@@ -96,40 +117,6 @@ class Rectified(Part):
         """Return E[relu(v)]."""
         ramp = Piecewise(self.centre.new_zeros(1), self.centre.new_tensor([[0.0, 0.0], [0.0, 1.0]]))
         return few_uniforms.expect(ramp, self.centre, self.half_widths)
-
-
-def _density_of_triangle(q: Tensor, r: Tensor) -> Piecewise:
-    """Return the triangular density at q − relu(v), as a function of v."""
-    zero, height, slope = torch.zeros_like(q), 1 / r, (1 / r).square()
-    flat, rise, fall = (torch.stack(p, -1) for p in ([zero, zero], [zero, slope], [height, -slope]))
-    knots = torch.stack([q - r, q, q + r], -1)
-    return _of_rectified(knots, r, [flat, rise, fall, flat], (r - q.abs()).clamp_min(0) * slope)
-
-
-def _cdf_of_triangle(q: Tensor, r: Tensor) -> Piecewise:
-    """Return the triangular distribution function at q − relu(v), as a function of v."""
-    zero, one, curve = torch.zeros_like(q), torch.ones_like(q), 0.5 / r.square()
-    pieces = ([one, zero, zero], [one, zero, -curve], [0.5 * one, -1 / r, curve], [zero, zero, zero])
-    below, above = (q + r).clamp_min(0).square() * curve, 1 - (r - q).clamp_min(0).square() * curve
-    knots = torch.stack([q - r, q, q + r], -1)
-    return _of_rectified(knots, r, [torch.stack(p, -1) for p in pieces], torch.where(q < 0, below, above))
-
-
-def _density(q: Tensor, r: Tensor, half_width: Tensor) -> Piecewise:
-    """Return the density of a uniform and triangular noise at q − relu(v), as a function of v."""
-    noise = triangle_and_uniform(r, half_width)
-    pieces = [noise.density.new_zeros(*q.shape, 3), *noise.density.unbind(-2)]
-    at_zero = few_uniforms.triangular_density(q, torch.zeros_like(q), half_width[..., None], r)
-    return _of_rectified(_around(q, r, noise.knots), r, pieces, at_zero)
-
-
-def _cdf(q: Tensor, r: Tensor, half_width: Tensor) -> Piecewise:
-    """Return the distribution function of a uniform and triangular noise at q − relu(v), as a function of v."""
-    noise = triangle_and_uniform(r, half_width)  # symmetric: F(q − v) = 1 − F(v − q)
-    one = torch.nn.functional.one_hot(torch.zeros_like(q, dtype=torch.long), 4).to(q)
-    pieces = [one, *(one - piece for piece in noise.cdf.unbind(-2))]
-    at_zero = few_uniforms.triangular_cdf(q, torch.zeros_like(q), half_width[..., None], r)
-    return _of_rectified(_around(q, r, noise.knots), r, pieces, at_zero)
 
 
 def _around(q: Tensor, r: Tensor, knots: Tensor) -> Tensor:
@@ -159,7 +146,8 @@ def _of_rectified(knots: Tensor, radius: Tensor, pieces: list[Tensor], at_zero: 
     # right of zero H continues from the last knot before it
     last = (knots < 0).sum(-1)
     shifted = [pieces[0], *(_moved(piece, -knots[..., k]) for k, piece in enumerate(pieces[1:]))]
-    onward = torch.stack(shifted, -2).gather(-2, _index(last, pieces[0]))[..., 0, :]
+    index = last[..., None, None].expand(*last.shape, 1, pieces[0].shape[-1])
+    onward = torch.stack(shifted, -2).gather(-2, index)[..., 0, :]
     constant = torch.zeros_like(onward)
     constant[..., 0] = onward[..., 0] = at_zero
     starts = torch.where((knots < 0)[..., None], constant[..., None, :], torch.stack(pieces[1:], -2))
@@ -167,11 +155,6 @@ def _of_rectified(knots: Tensor, radius: Tensor, pieces: list[Tensor], at_zero: 
     each = torch.cat([starts, onward[..., None, :]], -2)  # by knot, then zero
     each = each.gather(-2, order[..., None].expand(each.shape))
     return Piecewise(breaks, torch.cat([constant[..., None, :], each], -2))
-
-
-def _index(which: Tensor, like: Tensor) -> Tensor:
-    """Return the index that gathers one of several pieces [..., piece, terms]."""
-    return which[..., None, None].expand(*which.shape, 1, like.shape[-1])
 
 
 def _moved(polynomial: Tensor, by: Tensor) -> Tensor:

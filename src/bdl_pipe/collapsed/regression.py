@@ -127,15 +127,14 @@ class CiberLastPosterior(Regression[CiberLastConfig]):
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> CollapsedMixture:
         """Return the predictive; ``rng`` is not used."""
-        parts = [self._part(number, weights, inputs) for number, weights in self.numbered()]
+        parts = list[tuple[Tensor, Tensor, Tensor]]()  # centre, half-widths and radius for each snapshot
+        for number, weights in self.numbered():
+            features = self.features(weights, inputs)
+            mean, sd = self.outputs(weights, features)
+            collapsed = self.head.collapse(number, features, self._count)
+            noise = radius(sd, self.config.radius)
+            parts.append((mean + collapsed.shift, collapsed.half_widths.double(), noise))
         return CollapsedMixture(Linear(*(torch.stack(p) for p in zip(*parts, strict=True))), self.config.tail)
-
-    def _part(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return centre, half-widths and radius for one snapshot."""
-        features = self.features(weights, inputs)
-        mean, sd = self.outputs(weights, features)
-        collapsed = self.head.collapse(number, features, self._count)
-        return mean + collapsed.shift, collapsed.half_widths.double(), radius(sd, self.config.radius)
 
     @property
     def _count(self) -> int:

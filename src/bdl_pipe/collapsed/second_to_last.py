@@ -121,20 +121,16 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
         self, number: int, weights: dict[str, Tensor], inputs: Tensor, draws: int, rng: Seed
     ) -> tuple[Tensor, Tensor]:
         sample, drawn = self._sample(number, weights, inputs), self.layer.draw(draws, rng)
-        mean, shifts = sample.base.expand(draws, -1), self._drawn_shifts(number, sample, drawn)
+        mean, past, features = sample.base.expand(draws, -1), self.layer.weights[number], sample.before
+        if self.chosen is None:  # the change of the collapsed unit's pre-activation, [draw, batch]
+            of_all = self.layer.drawn_shift(number, features, self.config.weights, drawn)  # [draw, batch, unit]
+            shifts = [of_all.gather(-1, sample.numbers[0].expand(len(drawn), -1)[..., None])[..., 0]]
+        else:
+            padded = F.pad(features, (0, 1), value=1.0)
+            shifts = [(drawn[:, unit, c] - past[unit, c]) @ padded[:, c].T for unit, c in self.chosen.items()]
         for unit, active, shift in zip(sample.units, sample.active, shifts, strict=True):
             mean = mean + unit.outgoing * F.relu(active + shift).double()
         return mean[..., None], sample.radius[:, None]
-
-    def _drawn_shifts(self, number: int, sample: _Sample, drawn: Tensor) -> list[Float[Tensor, "draw batch"]]:
-        """Return the change of each collapsed unit's pre-activation by drawn weights of the layer."""
-        if self.chosen is None:
-            of_all = self.layer.drawn_shift(number, sample.before, self.config.weights, drawn)  # [draw, batch, unit]
-            at = sample.numbers[0].expand(len(drawn), -1)[..., None]
-            return [of_all.gather(-1, at)[..., 0]]
-        features, own = F.pad(sample.before, (0, 1), value=1.0), self.layer.weights[number]
-        moved = ((drawn[:, unit, c] - own[unit, c], features[:, c]) for unit, c in self.chosen.items())
-        return [weights @ inputs.T for weights, inputs in moved]
 
     def _sample(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> _Sample:
         """Return one snapshot with its collapsed units at each input."""

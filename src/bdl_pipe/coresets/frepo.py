@@ -13,7 +13,6 @@ Fashion-MNIST.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import final
 
 import torch
@@ -29,8 +28,8 @@ from ..method import Method
 from ..seeds import Seed
 from .protocols.network import ridge_head
 from .shared.memory import Memory
-from .shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint, label_margin
-from .shared.stage import POOLED, coreset_stage
+from .shared.pool_surrogate import DistilConfig, PoolSurrogate, label_margin, pool_stage
+from .shared.stage import POOLED
 from .shared.trunk import features
 
 
@@ -102,9 +101,7 @@ FREPO = Method(
     config=FrepoConfig,
     tasks=("classification",),
     stages={
-        "coreset": coreset_stage(
-            partial(distil, _RidgeLoss, "frepo"), from_checkpoint=partial(from_checkpoint, "frepo")
-        )
+        "coreset": pool_stage("frepo", _RidgeLoss),
     },
     search={
         "coreset.lr": (1e-3, 1e-1, "log"),

@@ -15,13 +15,12 @@ from ..method import Default, Inputs, Method, StageSpec, Upstream
 from ..progress import Report
 from ..seeds import Seed
 from .shared.init import balanced
-from .shared.stage import coreset_stage
-from .vbpc.head import HeadConfig
-from .vbpc.posterior import SETTINGS, StudentConfig, default, fit_student
+from .shared.stage import with_earlier
+from .vbpc.posterior import SETTINGS, HeadConfig, StudentConfig, default, fit_student
 
 
 @dataclass(frozen=True)
-class RandomCoresetConfig:
+class RandomCoresetConfig(HeadConfig):
     """The section ``methods.random_coreset`` of params.yaml; the attributes are VBPC's.
 
     Attributes:
@@ -31,28 +30,21 @@ class RandomCoresetConfig:
 
     ipc: int
     network: networks.NetworkConfig
-    rho: float
-    gamma: float
-    feature_scale: float
     label_scale: float
     student: StudentConfig
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.ipc > 0, "ipc", "must be > 0", self.ipc)
         require(self.label_scale > 0, "label_scale", "must be > 0", self.label_scale)
-        _ = self.head
-
-    @property
-    def head(self) -> HeadConfig:
-        """Return the settings of the closed-form head."""
-        return HeadConfig(self.rho, self.gamma, self.feature_scale)
 
 
 def select(data: FitData, inputs: Inputs, config: RandomCoresetConfig, *, rng: Seed, report: Report) -> State:
     """Select a random class-balanced coreset, in the format of a distilled coreset."""
-    made = balanced(data, config.ipc, config.label_scale, rng=rng.fold("start"))
+    coreset = balanced(data, config.ipc, config.label_scale, rng=rng.fold("start"))
     report(1, 1)
-    return made.state(data, {"coreset": "random_coreset", "ipc": config.ipc, "config": to_mapping(config)})
+    about = {"coreset": "random_coreset", "ipc": config.ipc, "config": to_mapping(config)}
+    return with_earlier(inputs, coreset.state(data, about))
 
 
 RANDOM_CORESET = Method(
@@ -61,7 +53,7 @@ RANDOM_CORESET = Method(
     config=RandomCoresetConfig,
     tasks=("classification",),
     stages={
-        "coreset": coreset_stage(select, in_driver=True),
+        "coreset": StageSpec(select, needs={"coreset": "earlier"}, in_driver=True),
         "student": StageSpec(fit_student, needs={"coreset": "cyclic"}),
     },
     search={

@@ -11,10 +11,9 @@ mean. A plain student is stored as a ``NetworkDraws`` of one draw; a student tha
 a :class:`~bdl_pipe.dark_knowledge.functions.StudentFunctions`. Students of regression predict in standardised units.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require
 from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec
-from ..networks import Network, NetworkConfig, dropout_masks, fastest_order
+from ..networks import NetworkConfig, dropout_masks, fastest_order
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec, Posterior
 from ..predictive import Categorical
 from ..progress import Report
@@ -37,7 +36,16 @@ from ..training.loop import Objective, OptimiserConfig, run_steps
 from . import functions
 from . import inputs as student_inputs
 from .losses import classification_loss, regression_loss
-from .teachers import FunctionTeacher, LivingChains, OfflineConfig, OnlineConfig, Teacher, start_at_a_draw, stored
+from .teachers import (
+    FunctionTeacher,
+    LivingChains,
+    OfflineConfig,
+    OnlineConfig,
+    Teacher,
+    start_at_a_draw,
+    stored,
+    validate_sources,
+)
 
 
 @dataclass(frozen=True)
@@ -74,33 +82,21 @@ class DarkKnowledgeConfig:
         require(stored_draw, "start", "must be fresh in the mode online, which stores no draw", self.start)
 
 
-class Student(ABC):
-    """A network that learns from a teacher.
+@final
+class PlainStudent:
+    """A student that is one function: softmax, or mean and log-variance.
 
     Attributes:
         network: the network that is trained.
     """
 
-    network: Network
-
-    @abstractmethod
-    def loss(self, step: int, inputs: Tensor) -> Tensor:
-        """Return the loss at a batch of inputs, a scalar."""
-
-    @abstractmethod
-    def posterior(self, weights: dict[str, Tensor]) -> Posterior:
-        """Return the posterior that the network has with ``weights``."""
-
-
-@final
-class PlainStudent(Student):
-    """A student that is one function: softmax, or mean and log-variance."""
-
     def __init__(self, data: FitData, network: NetworkConfig, teacher: Teacher, rng: Seed) -> None:
         self._spec = NetworkSpec(network, data.input_shape, data.outputs, _likelihood(data))
-        self._teacher, self.network = teacher, _placed(self._spec.build(rng), data)
+        placed = self._spec.build(rng).to(data.device)
+        self._teacher, self.network = teacher, placed.to(memory_format=fastest_order(placed))  # type: ignore[call-overload]
 
     def loss(self, step: int, inputs: Tensor) -> Tensor:
+        """Return the loss at a batch of inputs, a scalar."""
         predictive, outputs = self._teacher.predictive(step, inputs), self.network(inputs)
         if isinstance(predictive, Categorical):
             return classification_loss(F.log_softmax(outputs, dim=-1), predictive.mean.to(outputs)).mean()
@@ -109,11 +105,12 @@ class PlainStudent(Student):
         return regression_loss(mean, log_variance, teacher_mean, teacher_variance).mean()
 
     def posterior(self, weights: dict[str, Tensor]) -> NetworkDraws:
+        """Return the posterior that the network has with ``weights``."""
         return NetworkDraws.of(self._spec, [weights])
 
 
 @final
-class FunctionStudent(Student):
+class FunctionStudent:
     """A student with several functions, each of which imitates a draw of the teacher.
 
     Args:
@@ -140,9 +137,11 @@ class FunctionStudent(Student):
         self._teacher, self._drawn, self._rng = teacher, drawn, rng.fold("draw")
         self._coefficients = coefficients.float().to(data.device)
         self._per_step = min(config.student.draws_per_step, len(drawn))
-        self.network = _placed(self._spec.build(rng.fold("start")), data)
+        network = self._spec.build(rng.fold("start")).to(data.device)
+        self.network = network.to(memory_format=fastest_order(network))  # type: ignore[call-overload]
 
     def loss(self, step: int, inputs: Tensor) -> Tensor:
+        """Return the loss at a batch of inputs, a scalar."""
         chosen = torch.randperm(len(self._drawn), generator=self._rng.fold(step).generator())[: self._per_step]
         predictive = self._teacher.functions(inputs, self._drawn[chosen])
         coefficients = self._coefficients[chosen.to(self._coefficients.device)]
@@ -154,7 +153,11 @@ class FunctionStudent(Student):
         return regression_loss(values, log_variances, mean, variance).mean()
 
     def posterior(self, weights: dict[str, Tensor]) -> functions.StudentFunctions:
+        """Return the posterior that the network has with ``weights``."""
         return functions.StudentFunctions(self._spec, weights)
+
+
+Student = PlainStudent | FunctionStudent
 
 
 @final
@@ -205,11 +208,6 @@ class Distillation(Objective):
         return self._student.posterior(now | self._average)
 
 
-def _placed(network: Network, data: FitData) -> Network:
-    """Move a network to the data's device, with its filters in the fastest memory order."""
-    return network.to(data.device).to(memory_format=fastest_order(network))  # type: ignore[call-overload]
-
-
 def _likelihood(data: FitData) -> Likelihood:
     """Return a student's likelihood: softmax for classes, mean and log-variance for Gaussian noise."""
     return "categorical" if data.task == "classification" else "gaussian_head"
@@ -244,15 +242,13 @@ def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: 
         ConfigError: :func:`validate_sources` refuses the inputs, the posterior has another task or too few draws, or
             the student cannot start at one of its draws.
     """
-    validate_sources(config, inputs)
+    validate_sources(config.mode, inputs)
     if isinstance(config.mode, OnlineConfig):
         teacher: Teacher = LivingChains(data, config.mode, rng.fold("teacher"))
         learner: Student = PlainStudent(data, config.network, teacher, rng.fold("start"))
     else:
-        if inputs.get("teacher"):
-            state = average(inputs["teacher"], config.mode.max_draws).state()
-        else:
-            (state,) = inputs["student"]
+        chains = inputs.get("teacher")
+        state = average(chains, config.mode.max_draws).state() if chains else inputs["student"][0]
         source = stored(posterior_of(state, data.device), data, rng.fold("teacher"))
         if isinstance(config.student, functions.PlainConfig):
             learner = PlainStudent(data, config.network, source, rng.fold("start"))
@@ -266,21 +262,6 @@ def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: 
     return task.posterior().state()
 
 
-def validate_sources(config: DarkKnowledgeConfig, sources: Mapping[Any, Any]) -> None:
-    """Check that an offline student has one stored posterior as its input, and an online student the data alone.
-
-    Raises:
-        ConfigError: a student has another input.
-    """
-    given = [kind for kind in sources if sources[kind]]
-    if isinstance(config.mode, OnlineConfig):
-        rule = "must be prepare/<data set> for the mode online, which runs its own chains"
-        require(not given, "input", rule, ", ".join(given))
-    else:
-        rule = "must be teacher/<run> or student/<run> for the mode offline"
-        require(len(given) == 1, "input", rule, " and ".join(given) or "the data alone")
-
-
 def default(size: Size) -> Section:
     """Return hyperparameters of a student that has the teacher's network and imitates it near the training inputs.
 
@@ -288,10 +269,9 @@ def default(size: Size) -> Section:
     rows, and its variances at the rows are then too large (90 % intervals on mpg hold 99 % with 0.2, and 94 % with
     0.05). For classes the students of small tables are better with 0.1 than with 0.05.
     """
-    noise = 0.1 if size.task == "classification" else 0.05
     return {
         "network": size.network,
-        "inputs": {"name": "noisy_training", "noise": noise},
+        "inputs": {"name": "noisy_training", "noise": 0.1 if size.task == "classification" else 0.05},
         "batch": size.batch,
         "steps": size.steps(2_000),
         "optimiser": {"lr": 5.0e-3, "warmup": 0.3, "grad_clip_norm": 1.0},
@@ -320,7 +300,7 @@ DARK_KNOWLEDGE = Method(
             student,
             needs={"teacher": "all", "student": "cyclic"},
             input_optional=True,
-            validate_sources=validate_sources,
+            validate_sources=lambda config, sources: validate_sources(config.mode, sources),
         )
     },
     search={

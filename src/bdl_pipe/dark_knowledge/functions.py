@@ -157,7 +157,13 @@ class StudentFunctions:
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Return the mixture of all heads, or of functions with latents drawn from ``rng``, the same for all inputs."""
-        coefficients = self._coefficients(rng).to(inputs.device)
+        if self.spec.draws is None:
+            coefficients = torch.eye(self.spec.blocks)
+        else:
+            half = self.spec.draws // 2
+            latents = torch.randn(half, self.spec.blocks - 1, generator=rng.fold("latent").generator())
+            coefficients = torch.cat([torch.ones(2 * half, 1), torch.cat([latents, -latents])], 1)
+        coefficients = coefficients.to(inputs.device)
         values, log_variances = self.spec.read(self._outputs(inputs), coefficients)
         if log_variances is None:
             return Categorical(F.log_softmax(values, dim=-1))
@@ -178,13 +184,6 @@ class StudentFunctions:
         with self._networks.one() as network:
             outputs: Tensor = network(inputs)
         return outputs
-
-    def _coefficients(self, rng: Seed) -> Float[Tensor, "draw block"]:
-        if self.spec.draws is None:
-            return torch.eye(self.spec.blocks)
-        half = self.spec.draws // 2
-        latents = torch.randn(half, self.spec.blocks - 1, generator=rng.fold("latent").generator())
-        return torch.cat([torch.ones(2 * half, 1), torch.cat([latents, -latents])], 1)
 
     def state(self) -> State:
         stored = {name: value.contiguous() for name, value in self.weights.items()}

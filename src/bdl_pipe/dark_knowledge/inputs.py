@@ -116,8 +116,7 @@ class Generator:
             plain = data.transform.encoding is None
             require(plain, "inputs.name", "must not be unlabelled for a table with categories", config.name)
             shape = list(data.train.inputs.shape[1:])
-            features = [str(i) for i in range(shape[0])]
-            schema = {"kind": data.transform.kind, "input_shape": shape, "features": features}
+            schema = {"kind": data.transform.kind, "input_shape": shape, "features": [str(i) for i in range(shape[0])]}
             raw = new_inputs(Path(config.path), schema)
             examples = Examples(raw, data.train.targets[:1].repeat(len(raw), 0))
             self._more = rows_of(examples, data.transform, data.device)

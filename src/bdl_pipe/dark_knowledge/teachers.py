@@ -7,7 +7,7 @@ change from step to step, since the student finds its mean over steps: the stude
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Int
@@ -22,8 +22,8 @@ from ..networks.flat import FlatNetwork
 from ..posterior import NetworkDraws, Posterior
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
-from ..sgmcmc.method import TargetConfig, network_chains
-from ..sgmcmc.sampler import SamplerConfig
+from ..sgmcmc.sampler import NetworkChains, SamplerConfig
+from ..sgmcmc.target import TargetConfig
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,21 @@ class OnlineConfig:
         require(self.chain_steps > 0, "chain_steps", "must be > 0", self.chain_steps)
         share = self.average is None or 0 < self.average <= 1
         require(share, "average", "must be in (0, 1] or null", self.average)
+
+
+def validate_sources(mode: OfflineConfig | OnlineConfig, sources: Mapping[Any, Any]) -> None:
+    """Check that an offline student has one stored posterior as its input, and an online student the data alone.
+
+    Raises:
+        ConfigError: a student has another input.
+    """
+    given = [kind for kind in sources if sources[kind]]
+    if isinstance(mode, OnlineConfig):
+        rule = "must be prepare/<data set> for the mode online, which runs its own chains"
+        require(not given, "input", rule, ", ".join(given))
+    else:
+        rule = "must be teacher/<run> or student/<run> for the mode offline"
+        require(len(given) == 1, "input", rule, " and ".join(given) or "the data alone")
 
 
 class Teacher(ABC):
@@ -182,7 +197,7 @@ class LivingChains(Teacher):
 
     def __init__(self, data: FitData, config: OnlineConfig, rng: Seed) -> None:
         rngs = [rng.fold("chain", c) for c in range(config.chains)]
-        self._chains = network_chains([data] * config.chains, config.target, config.sampler, rngs, config.burn_in)
+        self._chains = NetworkChains([data] * config.chains, config.target, config.sampler, rngs, config.burn_in)
         self._burn_in, self._every = config.burn_in, config.chain_steps
         self._state, self._done = self._chains.begin(), 0
 
@@ -194,12 +209,12 @@ class LivingChains(Teacher):
         return target.spec.predictive(target.network.outputs(self._state["position"], inputs))
 
     def state(self) -> dict[str, Tensor]:
-        return self._chains.saved(self._state) | {"done": torch.tensor(self._done)}
+        return {**self._state, "done": torch.tensor(self._done)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        saved = dict(state)
-        self._done = int(saved.pop("done"))
-        self._state = self._chains.restored(saved)
+        device = self._chains.target.device
+        self._state = {name: value.to(device) for name, value in state.items() if name != "done"}
+        self._done = int(state["done"])
 
 
 def stored(posterior: Posterior, data: FitData, rng: Seed) -> FunctionTeacher:

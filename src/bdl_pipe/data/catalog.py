@@ -15,15 +15,12 @@ from ..errors import DataError, require, short
 from ..plugins import PluginError, Registered, plugin_of, variant_name
 from .normalise import Published
 from .raw import Kind, Raw, Source, Task, checked
-from .sources.archive import read_archive
-from .sources.cifar import CIFAR10, CIFAR100
-from .sources.files import Archive
+from .sources.archive import Archive, read_archive
 from .sources.idx import FASHION_MNIST, MNIST
 from .sources.imagenet import ImageNetNpz, ImageWoof, TinyImageNet
 from .sources.images import ImageFolder, Npz
 from .sources.packages import boston, digits, mnist5k
-from .sources.stl10 import STL10
-from .sources.svhn import SVHN
+from .sources.published import CIFAR10, CIFAR100, STL10, SVHN
 from .sources.table import Table
 from .sources.uci import Uci, concrete, wine
 

@@ -16,8 +16,7 @@ from ..errors import DataError, UserError
 from ..seeds import Seed
 from .config import DatasetConfig
 from .prepared import Job
-from .sources.archive import manual_folder
-from .sources.files import FOLDER_VARIABLE
+from .sources.archive import FOLDER_VARIABLE, manual_folder
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
 
@@ -53,7 +52,21 @@ def published(name: str, job: Job, count: int) -> np.ndarray:
     if folder is None:
         place = f"${FOLDER_VARIABLE}/{name}_corrupted/"
         raise UserError(f"{place}: is missing; put the .npy files of the -C release there, or set corruptions: made")
-    array, origin = _array(folder, f"{job.name}.npy")
+    path, array = folder / f"{job.name}.npy", None
+    try:
+        if path.is_file():
+            array, origin = np.load(path, mmap_mode="r", allow_pickle=False), path
+        for archive in sorted(folder.glob("*.tar")) if array is None else ():
+            with tarfile.open(archive) as tar:
+                member = next((m for m in tar if m.isfile() and Path(m.name).name == path.name), None)
+                stream = tar.extractfile(member) if member else None
+                if stream is not None:
+                    array, origin = np.load(io.BytesIO(stream.read()), allow_pickle=False), archive
+                    break
+    except (OSError, ValueError, EOFError, tarfile.TarError) as error:
+        raise DataError(f"{path}: is not a readable .npy of plain numbers ({error})") from None
+    if array is None:
+        raise DataError(f"{path}: is missing")
     if array.ndim != 4 or array.dtype != np.uint8 or len(array) % len(SEVERITIES):
         rule = "must be uint8 [5·n, height, width, channel]"
         raise DataError(f"{origin}: {rule}, got {array.dtype} {list(array.shape)}")
@@ -62,19 +75,3 @@ def published(name: str, job: Job, count: int) -> np.ndarray:
         raise DataError(f"{origin}: must have {count} images per severity (corrupted_images), got {rows}")
     start = (job.severity - 1) * rows
     return np.ascontiguousarray(array[start : start + count].transpose(0, 3, 1, 2))
-
-
-def _array(folder: Path, file: str) -> tuple[np.ndarray, Path]:
-    path = folder / file
-    try:
-        if path.is_file():
-            return np.load(path, mmap_mode="r", allow_pickle=False), path
-        for archive in sorted(folder.glob("*.tar")):
-            with tarfile.open(archive) as tar:
-                member = next((m for m in tar if m.isfile() and Path(m.name).name == file), None)
-                stream = tar.extractfile(member) if member else None
-                if stream is not None:
-                    return np.load(io.BytesIO(stream.read()), allow_pickle=False), archive
-    except (OSError, ValueError, EOFError, tarfile.TarError) as error:
-        raise DataError(f"{path}: is not a readable .npy of plain numbers ({error})") from None
-    raise DataError(f"{path}: is missing")

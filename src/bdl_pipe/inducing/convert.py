@@ -7,17 +7,16 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import UserError, require
 from ..networks.base import WEIGHTED, has_bias
 from ..seeds import Seed
 from .config import Kind, WeightConfig
-from .layers import Inducing, Weights, inducing_posterior
+from .layers import Inducing, Shared, Weights, inducing_posterior
 from .matheron import prior_sd
 from .network import Bayesian, Place
-from .shared import Shared
 from .weightspace import FactorisedWeights, FullCovarianceWeights, LocalLayer
 
 _OPTIONS: Final = {f.name for f in fields(WeightConfig)} - {"kind"}
@@ -53,7 +52,10 @@ def bayesianize(
         require(name in _OPTIONS, name, f"must be one of {', '.join(sorted(_OPTIONS))}")
     network = copy.deepcopy(network)
     chosen = _choose(network, {"*": {"kind": kind}} if isinstance(kind, str) else kind, options)
-    _agree(chosen, shared)
+    if not chosen:
+        raise UserError("the network has no linear or convolutional layer to convert")
+    members = {c.members for c in chosen.values() if c.kind == "ensemble_u"}
+    require(len(members) <= 1, "members", "must be the same for all layers, which change members together", members)
     layers: dict[str, Weights] = {}
     places: dict[str, Place] = {}
     for name, config in chosen.items():
@@ -80,8 +82,8 @@ def _choose(
     unused, owners = set(patterns), dict[int, str]()
     for name, module in network.named_modules():
         fitting = [p for p in patterns if fnmatch.fnmatchcase(name, p)]
-        computed = isinstance(module, Bayesian) or is_parametrized(module)
-        if not fitting or (not any(p.ndim > 1 for p in module.parameters(recurse=False)) and not computed):
+        computes = isinstance(module, Bayesian) or is_parametrized(module)  # its own weights
+        if not fitting or not (computes or any(p.ndim > 1 for p in module.parameters(recurse=False))):
             continue  # a container, or a normalisation layer, whose weights are not converted
         unused -= set(fitting)
         own = patterns[fitting[0]]
@@ -111,23 +113,13 @@ def _check(name: str, module: nn.Module, owners: dict[int, str]) -> None:
         raise UserError(f"{called} cannot be converted: it shares its weight with {first!r}")
 
 
-def _agree(chosen: Mapping[str, WeightConfig], shared: tuple[int, int] | None) -> None:
-    if not chosen:
-        raise UserError("the network has no linear or convolutional layer to convert")
-    members = {c.members for c in chosen.values() if c.kind == "ensemble_u"}
-    require(len(members) <= 1, "members", "must be the same for all layers, which change members together", members)
-    if shared is not None:
-        inducing = [c for c in chosen.values() if c.kind.endswith("_u")]
-        alike = {(c.kind, c.cols) for c in inducing}
-        require(len(alike) == 1, "shared", "needs inducing layers (_u) of one kind and one cols", sorted(alike))
-        require(min(shared) > 0, "shared", "must be > 0", shared)
-
-
 def _distribution(
     layer: nn.Module, name: str, config: WeightConfig, generator: torch.Generator, *, joint: bool
 ) -> Weights:
     """Return the initial distribution of a layer's matrix, in the layer's type and on its device."""
-    matrix = _matrix(layer)
+    matrix = layer.weight.detach().flatten(1)  # type: ignore[operator]
+    if has_bias(layer):  # the last column
+        matrix = torch.cat([matrix, layer.bias.detach()[:, None]], 1)  # type: ignore[operator]
     out, columns = matrix.shape
     scale = prior_sd(columns, config.prior_scale) if config.prior_sd is None else config.prior_sd
     size = {"fcg_u": config.rows * config.cols, "fcg_w": out * columns}.get(config.kind, 0)
@@ -149,6 +141,9 @@ def _shared(
 ) -> Shared | None:
     if shared is None:
         return None
+    alike = {(c.kind, c.cols) for c in chosen.values() if c.kind.endswith("_u")}
+    require(len(alike) == 1, "shared", "needs inducing layers (_u) of one kind and one cols", sorted(alike))
+    require(min(shared) > 0, "shared", "must be > 0", shared)
     rows = {
         k: c.rows for (k, layer), c in zip(layers.items(), chosen.values(), strict=True) if isinstance(layer, Inducing)
     }
@@ -160,12 +155,6 @@ def _shared(
     found = Shared(rows, first.cols, config, rng.fold("start of shared").generator())
     like = next(p for layer in layers.values() if isinstance(layer, Inducing) for p in layer.parameters())
     return found.to(like.device, like.dtype)
-
-
-def _matrix(layer: nn.Module) -> Tensor:
-    """Return the weights as [out, in], with a bias that is a weight as the last column."""
-    weight = layer.weight.detach().flatten(1)  # type: ignore[operator]
-    return torch.cat([weight, layer.bias.detach()[:, None]], 1) if has_bias(layer) else weight  # type: ignore[operator]
 
 
 def _emptied(network: nn.Module, layer: nn.Module, *, local: bool) -> nn.Module:

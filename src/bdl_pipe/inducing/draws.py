@@ -54,14 +54,24 @@ def outputs(
     members = net.members or 1
     require(num_draws % members == 0, "num_draws", f"must be a multiple of the {members} members", num_draws)
     factors = net.kept_factors()
-    step = _together(net, inputs, num_draws) if together is None else together
+    step = together
+    if step is None:  # many for small networks, to save overhead, few for large ones' memory
+        size = sum(place.size for place in net.places.values())
+        alone = size > _BATCHED or _cpu_images(inputs)  # grouped convolutions are slower on a CPU
+        step = 1 if alone else max(1, min(num_draws, _AT_ONCE // size))
     require(step > 0, "together", "must be > 0 or null", together)
     parts = _laid_out(inputs, net, step).split(rows or max(len(inputs), 1))
     found = []
     with evaluation(net):
         for first in range(0, num_draws, step):
             numbers = range(first, min(first + step, num_draws))
-            noise = [_noise(net, k, rng, inputs if local else None, inputs.device) for k in numbers]
+            noise = list[Noise]()
+            for k in numbers:
+                generator = rng.fold("draw", k).generator(inputs.device) if isinstance(rng, Seed) else rng
+                normal = net.draw(1, generator, inputs if local else None)
+                noise.append({name: v[0].to(inputs.device) for name, v in normal.items()})
+                if net.members is not None:
+                    noise[-1]["member"] = net.turns(k, 1)[0].to(inputs.device)
             if local and noise[0]:
                 found.append(torch.cat(list(_by_part(net, factors, parts, noise)), 1))
             elif len(noise) == 1 or not noise[0]:  # points have no noise, so all draws are equal
@@ -98,19 +108,6 @@ def draws(
 ) -> Float[Tensor, "draw batch class"]:
     """Return log-probabilities of classes under each draw; see :func:`outputs`."""
     return outputs(net, inputs, num_draws, rng, rows=rows, together=together).log_softmax(-1)
-
-
-def _noise(net: Bayesian, k: int, rng: Seed | torch.Generator, inputs: Tensor | None, device: torch.device) -> Noise:
-    generator = rng.fold("draw", k).generator(device) if isinstance(rng, Seed) else rng
-    noise = {name: v[0].to(device) for name, v in net.draw(1, generator, inputs).items()}
-    return noise if net.members is None else noise | {"member": net.turns(k, 1)[0].to(device)}
-
-
-def _together(net: Bayesian, inputs: Tensor, num_draws: int) -> int:
-    """Return the number of draws per pass: many for small networks, to save overhead, few for large ones' memory."""
-    size = sum(place.size for place in net.places.values())
-    alone = size > _BATCHED or _cpu_images(inputs)  # grouped convolutions are slower on a CPU
-    return 1 if alone else max(1, min(num_draws, _AT_ONCE // size))
 
 
 def _laid_out(inputs: Tensor, net: Bayesian, together: int) -> Tensor:

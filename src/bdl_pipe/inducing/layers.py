@@ -3,6 +3,10 @@
 :class:`Weights` is the interface of all kinds. :class:`Inducing` implements the kinds in the space of inducing weights
 (Ritter et al. 2021): Z_r, Z_c, the diagonals of D_r and D_c, one λ and q(U). Kinds in the space of W are in
 ``weightspace``.
+
+Global inducing weights (:class:`Shared`): all layers' U are drawn together from a smaller matrix (appendix H). The
+layers' whitened U, stacked along the rows to [Σ rows, cols], have the prior N(0, I) and are augmented like a
+layer's W, with σ = 1. This gives correlations between layers for one more Z_r, Z_c, D_r, D_c and λ, and a single q(U).
 """
 
 from abc import ABC, abstractmethod
@@ -78,7 +82,7 @@ class Inducing(Weights):
         kept_out, kept_in: the patterns of kept entries; None if all entries are kept.
         log_d_out, log_d_in: the logs of the diagonals of D_r and D_c.
         free_lambda: λ before its upper bound is applied; None if the bound is 0.
-        posterior: q(U); None if each draw gets U as an argument (:class:`~.shared.Shared`).
+        posterior: q(U); None if each draw gets U as an argument (:class:`Shared`).
         scale: σ.
     """
 
@@ -213,3 +217,30 @@ def _same(kept: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
     return len(kept) == len(now) and all(
         a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(kept, now, strict=True)
     )
+
+
+@final
+class Shared(nn.Module):
+    """The joint distribution of the layers' U, each [rows, cols] with the same cols."""
+
+    def __init__(self, rows: dict[str, int], cols: int, config: WeightConfig, generator: torch.Generator) -> None:
+        """Create the distribution from the ``rows`` of each layer's U, by key, and the global matrix's ``config``."""
+        super().__init__()
+        self._rows = dict(rows)
+        stacked = (sum(rows.values()), cols)
+        self.weights = Inducing(stacked, config, 1.0, inducing_posterior(config, generator), generator)
+
+    def forward(self, noise: Noise, factors: Factors) -> dict[str, Tensor]:
+        """Return a draw of every layer's U, by key."""
+        return self._split(self.weights(noise, factors))
+
+    def centre(self) -> dict[str, Tensor]:
+        """Return E[U] of every layer, by key."""
+        return self._split(self.weights.centre())
+
+    def kl(self) -> Float[Tensor, ""]:
+        """Return the KL from the prior in nats."""
+        return self.weights.kl(None)
+
+    def _split(self, stacked: Float[Tensor, "total cols"]) -> dict[str, Tensor]:
+        return dict(zip(self._rows, stacked.split(list(self._rows.values()), -2), strict=True))

@@ -59,15 +59,12 @@ def side(z: Float[Tensor, "*member m size"], d: Float[Tensor, "*member m"]) -> S
     both = torch.cat([z, torch.diag_embed(d)], -1)
     whitened = torch.linalg.solve_triangular(factor, both, upper=False)  # L⁻¹[Z D]
     project, residual = whitened.split([z.shape[-1], z.shape[-2]], -1)
-    root = project if z.shape[-1] <= z.shape[-2] else _root(project)
+    root, rows = project, z.shape[-2]
+    if z.shape[-1] > rows:
+        jitter = rows * torch.finfo(project.dtype).eps  # eigenvalues of AAᵀ are in [0, 1]; pruned rows of Z give zeros
+        identity = torch.eye(rows, dtype=project.dtype, device=project.device)
+        root = torch.linalg.cholesky(project @ project.mT + jitter * identity)
     return Side(project, residual, root)
-
-
-def _root(project: Float[Tensor, "*member m size"]) -> Float[Tensor, "*member m m"]:
-    rows = project.shape[-2]
-    jitter = rows * torch.finfo(project.dtype).eps  # eigenvalues of AAᵀ are in [0, 1]; pruned rows of Z give zeros
-    identity = torch.eye(rows, dtype=project.dtype, device=project.device)
-    return torch.linalg.cholesky(project @ project.mT + jitter * identity)
 
 
 def conditional_mean(

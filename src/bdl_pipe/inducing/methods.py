@@ -99,13 +99,13 @@ def validate_sources(kind: Kind, config: RandomConfig, sources: Mapping[StageKin
 
 def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, report: Report) -> State:
     """Return the posterior in ``inputs``, pruned and trained further with a new optimiser."""
-    if not inputs.get("student"):
-        validate_sources(config.weights.kind, config, {})
-    (state,) = inputs["student"]
-    key = state.config["posterior"]
-    require(key == RandomWeightsPosterior.key, "input", f"must be a posterior {RandomWeightsPosterior.key}", key)
-    source = RandomWeightsPosterior.from_state(state).learner
-    validate_sources(config.weights.kind, config, {"student": source.spec.config})
+    source = None
+    for state in inputs.get("student", ()):
+        key = state.config["posterior"]
+        require(key == RandomWeightsPosterior.key, "input", f"must be a posterior {RandomWeightsPosterior.key}", key)
+        source = RandomWeightsPosterior.from_state(state).learner
+    validate_sources(config.weights.kind, config, {} if source is None else {"student": source.spec.config})
+    assert source is not None
     pruned = RandomWeights.pruned(source, config)
     assert (pruned.spec.input_shape, pruned.spec.outputs) == (data.input_shape, data.outputs), "one data set"
     (fitted,) = fit_epochs(lambda *_: copy.deepcopy(pruned), [data], config.training, rngs=[rng], report=report)

@@ -22,9 +22,8 @@ from ..artifacts import under
 from ..errors import UserError, require
 from ..networks.normalisation import evaluation
 from ..seeds import Seed
-from .layers import FactorCache, Inducing, Weights
+from .layers import FactorCache, Inducing, Shared, Weights
 from .posteriors import Members, Noise
-from .shared import Shared
 from .weightspace import FactorisedWeights
 
 _MEMBER = "member"

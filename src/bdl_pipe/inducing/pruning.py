@@ -49,10 +49,10 @@ def prune(net: Bayesian, share: float) -> Bayesian:
         masks |= _greatest({at: values for at, values in scores.items() if at[1] in names}, share)
     found = copy.deepcopy(net)
     for name, layer, bias in _layers(found):
-        own = {matrix: mask for (of, matrix), mask in masks.items() if of == name}
-        if bias and "weight" in own:
-            own["weight"] = torch.cat([own["weight"], torch.ones_like(own["weight"][:, :1])], 1)
-        layer.keep(own)
+        kept = {matrix: mask for (of, matrix), mask in masks.items() if of == name}
+        if bias and "weight" in kept:  # the last column is kept
+            kept["weight"] = torch.cat([kept["weight"], torch.ones_like(kept["weight"][:, :1])], 1)
+        layer.keep(kept)
     return found
 
 

@@ -25,10 +25,11 @@ class Kept(nn.Module):
         super().__init__()
         flat = mask.flatten()
         self.shape, self.count, size = tuple(mask.shape), int(flat.sum()), flat.numel()
-        if 4 * self.count < math.ceil(size / _BITS) and size < 2**31:
+        by_number = 4 * self.count < math.ceil(size / _BITS) and size < 2**31
+        if by_number:
             packed = flat.nonzero()[:, 0].to(torch.int32)
         else:
-            padded = nn.functional.pad(flat.to(torch.uint8), (0, -size % _BITS)).view(-1, _BITS)
+            padded = nn.functional.pad(flat.to(torch.uint8), (0, -len(flat) % _BITS)).view(-1, _BITS)
             packed = (padded * _powers(flat.device)).sum(1, dtype=torch.uint8)
         self.register_buffer("packed", packed)
 

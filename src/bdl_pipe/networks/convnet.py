@@ -3,6 +3,7 @@
 Gidaris & Komodakis 2018; Zhou et al. 2022 (FRePo) use filters 128, 256, 512 (our ``width`` = 128).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -62,12 +63,19 @@ def convnet_trunk(
 ) -> tuple[nn.Module, int]:
     """Build the trunk, and return it with its width, for images of any size of at least 2**blocks pixels."""
     channels, height, width = input_shape
+    norms: dict[str, Callable[[int], nn.Module]] = {
+        "batch": nn.BatchNorm2d,
+        "batch_stats": BatchStatistics,
+        "instance": lambda filters: nn.GroupNorm(filters, filters),
+        "group": lambda filters: nn.GroupNorm(8, filters),
+        "none": lambda filters: nn.Identity(),
+    }
     layers: list[nn.Module] = []
     for block in range(config.blocks):
         filters = config.width * 2**block
         layers += [
             lecun_normal(skip_init(nn.Conv2d, channels, filters, 3, padding=1), generator),
-            _norm(config.norm, filters),
+            norms[config.norm](filters),
         ]
         # ReLU after the max pool gives the same bits with a quarter of the work
         relu = nn.ReLU(inplace=config.norm != "none")  # a norm's gradient does not need its output
@@ -76,13 +84,3 @@ def convnet_trunk(
         channels, height, width = filters, height // 2, width // 2
     require(min(height, width) > 0, "blocks", f"must leave a pixel of an image of {input_shape}", config.blocks)
     return nn.Sequential(*layers, nn.Flatten()), channels * height * width
-
-
-def _norm(name: str, channels: int) -> nn.Module:
-    if name == "batch":
-        return nn.BatchNorm2d(channels)
-    if name == "batch_stats":
-        return BatchStatistics(channels)
-    if name == "instance":
-        return nn.GroupNorm(channels, channels)
-    return nn.GroupNorm(8, channels) if name == "group" else nn.Identity()

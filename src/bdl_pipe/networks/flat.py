@@ -95,8 +95,14 @@ class FlatNetwork:
     ) -> Float[Tensor, "draw row output"]:
         """Compute the outputs of each draw's network at the draw's own inputs, all draws together."""
         named = self.named(weights)
-        if self._layers is not None:
-            return self._perceptrons(named, inputs)
+        if self._layers is not None:  # the bits of ``vmap`` without its dispatch, half the time of a small perceptron
+            hidden = inputs.flatten(2)
+            for name, layer in self._layers.items():
+                if isinstance(layer, nn.Linear):
+                    hidden = torch.baddbmm(named[f"{name}.bias"][:, None], hidden, named[f"{name}.weight"].mT)
+                else:
+                    hidden = layer(hidden)
+            return hidden
 
         def of_one(draw: dict[str, Tensor], some: Tensor) -> Tensor:
             found: Tensor = functional_call(self.network, draw, (some,))
@@ -104,17 +110,6 @@ class FlatNetwork:
 
         all_outputs: Tensor = vmap(of_one)(named, inputs)
         return all_outputs
-
-    def _perceptrons(self, named: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Compute the same bits as ``vmap`` without its dispatch, which takes half the time of a small perceptron."""
-        assert self._layers is not None
-        hidden = inputs.flatten(2)
-        for name, layer in self._layers.items():
-            if isinstance(layer, nn.Linear):
-                hidden = torch.baddbmm(named[f"{name}.bias"][:, None], hidden, named[f"{name}.weight"].mT)
-            else:
-                hidden = layer(hidden)
-        return hidden
 
     def outputs(self, weights: Float[Tensor, "draw weight"], images: Tensor) -> Float[Tensor, "draw row class"]:
         """Compute the logits of each draw's network at the images."""

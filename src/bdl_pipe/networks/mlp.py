@@ -1,6 +1,7 @@
 """A multilayer perceptron trunk: (linear → activation → dropout) for each hidden width, on rows or encoded rows."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -13,7 +14,13 @@ from ..errors import require
 from .base import he_normal
 from .periodic import Periodic
 
-_OTHERS: Final = {"relu": nn.ReLU, "tanh": nn.Tanh, "mish": nn.Mish, "silu": nn.SiLU}
+_ACTIVATIONS: Final[Mapping[str, Callable[[], nn.Module]]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": lambda: nn.LeakyReLU(0.01),
+    "tanh": nn.Tanh,
+    "mish": nn.Mish,
+    "silu": nn.SiLU,
+}
 
 
 @dataclass(frozen=True)
@@ -63,11 +70,7 @@ def mlp_trunk(config: MlpConfig, input_shape: tuple[int, ...], generator: torch.
         width += 2 * len(config.frequencies) * (len(config.encoded) or width)
     for hidden in config.hidden:
         layers += [he_normal(skip_init(nn.Linear, width, hidden), generator)]
-        layers.append(_activation(config))
+        layers.append(_ACTIVATIONS[config.activation]())
         layers += [nn.Dropout(config.dropout)] if config.dropout > 0 else []
         width = hidden
     return nn.Sequential(*layers), width
-
-
-def _activation(config: MlpConfig) -> nn.Module:
-    return nn.LeakyReLU(0.01) if config.activation == "leaky_relu" else _OTHERS[config.activation]()

@@ -29,7 +29,8 @@ class MaxPool(nn.MaxPool2d):
     def forward(self, inputs: Tensor) -> Tensor:
         if not _side_by_side(inputs):
             return super().forward(inputs)
-        whole = _whole(inputs)
+        height, width = inputs.shape[-2:]
+        whole = inputs[..., : height // 2 * 2, : width // 2 * 2]  # without an odd last row or column
         if not torch.is_grad_enabled():
             return torch.maximum(*_rows(torch.maximum(*_columns(whole))))
         with torch.no_grad():
@@ -67,12 +68,6 @@ def _means(height: int, width: int) -> np.ndarray:
 def _side_by_side(inputs: Tensor) -> bool:
     compiled = torch.compiler.is_compiling()  # a compiler fuses torch's own pool with its neighbours
     return inputs.device.type == "cpu" and inputs.is_contiguous() and not compiled
-
-
-def _whole(images: Tensor) -> Tensor:
-    """Drop an odd last row or column."""
-    height, width = images.shape[-2:]
-    return images[..., : height // 2 * 2, : width // 2 * 2]
 
 
 def _rows(images: Tensor) -> tuple[Tensor, Tensor]:

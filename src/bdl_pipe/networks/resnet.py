@@ -76,18 +76,14 @@ def resnet_trunk(
     channels = _STEM
     for group, blocks in enumerate(_BLOCKS[config.depth]):
         for index in range(blocks):
-            residual = _residual(config.depth, _STEM * 2**group, 2 if group > 0 and index == 0 else 1)
+            inner, stride = _STEM * 2**group, 2 if group > 0 and index == 0 else 1
+            residual = [(inner, 3, stride), (inner, 3, 1)]  # output channels, side and stride of each convolution
+            if config.depth == 50:
+                residual = [(inner, 1, 1), (inner, 3, stride), (_BOTTLENECK * inner, 1, 1)]
             layers[f"group{group}_block{index}"] = Block(channels, residual, generator)
             channels = residual[-1][0]
     layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     return nn.Sequential(layers), channels
-
-
-def _residual(depth: int, inner: int, stride: int) -> list[tuple[int, int, int]]:
-    """List output channels, side and stride of each convolution of a block."""
-    if depth == 18:
-        return [(inner, 3, stride), (inner, 3, 1)]
-    return [(inner, 1, 1), (inner, 3, stride), (_BOTTLENECK * inner, 1, 1)]
 
 
 def _conv_norm(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> list[nn.Module]:

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Final
 
 import numpy as np
@@ -81,8 +80,10 @@ def of_split(chains: Sequence[NetworkDraws], data: FitData, config: DiagnosticsC
     if len(chains) < FEWEST_CHAINS or kept < FEWEST_DRAWS:
         need = f"{FEWEST_CHAINS} chains of {FEWEST_DRAWS} draws"
         return Summary({}, [f"R-hat and ESS need {need}; there are {len(chains)} of {kept}"], traces)
-    library = _arviz()
-    if library is None:
+    try:
+        with without_warnings(FutureWarning):  # ArviZ announces a refactoring
+            import arviz as library
+    except ImportError:
         return Summary({}, ["R-hat and ESS were not computed: arviz is not installed"], traces)
     columns = [each[..., i] for i in range(each.shape[-1]) if np.ptp(each[..., i]) > 0]  # a constant has no R-hat
     if not columns:
@@ -138,12 +139,3 @@ def _short(values: np.ndarray) -> list[list[float]]:
 def _worst(choose: Callable[[Sequence[float]], float], values: Sequence[float]) -> float:
     """Return the extreme value, or NaN if any value is NaN."""
     return math.nan if any(map(math.isnan, values)) else choose(values)
-
-
-def _arviz() -> ModuleType | None:
-    try:
-        with without_warnings(FutureWarning):  # ArviZ announces a refactoring
-            import arviz
-    except ImportError:
-        return None
-    return arviz

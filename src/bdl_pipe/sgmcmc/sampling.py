@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..artifacts import State
 from ..data.minibatches import Minibatches
 from ..errors import ConfigError, Diverged, require
+from ..progress import Report
 from ..seeds import Seed
 from .kernel import Chains, ChainState, Density, Kernel, Positions
 from .schedules import ConstantStep, Schedule, Setting, StepSizes, Thinning
@@ -100,6 +102,48 @@ def kept_steps(thinning: Thinning, step_sizes: Schedule) -> list[int]:
     if not kept:
         raise ConfigError("thinning.every", "must keep a step outside of exploration", thinning.every)
     return kept
+
+
+def kept_draws(
+    begin: Callable[[], ChainState],
+    moves: Callable[[ChainState, int], _Moves],
+    thinning: Thinning,
+    step_sizes: Schedule,
+    report: Report,
+    *,
+    device: torch.device | str,
+    every: int = 1,
+    metrics: Callable[[], dict[str, float]] = dict,
+) -> Float[Tensor, "draw chain weight"]:
+    """Run chains from their last checkpoint, if there is one, and return the kept positions.
+
+    Args:
+        begin: returns the initial state.
+        moves: (state, number of finished steps) -> the steps from there on, as :func:`run` yields them.
+        device: the device of the chains.
+        every: the number of steps between reports and checkpoints.
+        metrics: returns metrics to report beside the acceptance.
+
+    Raises:
+        ConfigError: no position would be kept.
+        Diverged: a position became NaN or infinite.
+    """
+    kept, last, total = {*kept_steps(thinning, step_sizes)}, report.load(), thinning.steps
+    if last is None:
+        first, state, draws = 0, begin(), list[Tensor]()
+    else:
+        saved = {name: value.to(device) for name, value in last.tensors.items()}
+        first, draws, state = int(last.config["step"]), list(saved.pop("draws")), saved
+    for done, now in moves(state, first):
+        if done in kept:
+            draws.append(now["position"])
+        if done % every == 0 or done == total:
+            report(done, total, metrics() | acceptance(now, done))
+            if report.due():
+                so_far = torch.stack(draws) if draws else now["position"].new_zeros(0, *now["position"].shape)
+                tensors = {name: value.clone() for name, value in now.items()}
+                report.save(State(tensors | {"draws": so_far}, {"step": done}))
+    return torch.stack(draws)
 
 
 def acceptance(state: ChainState, done: int) -> dict[str, float]:
@@ -195,7 +239,8 @@ def sample(
         require(not kernel.accepts, "kernel", rule, kernel.name)
         density_at = log_density.at
     else:
-        density_at = _always(density_of(log_density))
+        whole = density_of(log_density)
+        density_at = lambda step: whole  # noqa: E731, a function of one line
     schedule = step_size if isinstance(step_size, Schedule) else ConstantStep(step_size)
     chains, thinning = Chains.of(rng, len(start)), Thinning(steps, burn_in, every)
     kept, draws = {*kept_steps(thinning, schedule)}, []
@@ -207,7 +252,3 @@ def sample(
         if done in kept:
             draws.append(at["position"])
     return torch.stack(draws, 1)
-
-
-def _always(density: Density) -> Callable[[int], Density]:
-    return lambda step: density

@@ -133,10 +133,15 @@ class ScaledSteps:
         return CyclicalSteps(value, max(2, round(self.cycle * per_epoch)), self.exploration)
 
 
-LONG_EXPLORATION: Final = 0.4  # of a cycle: draws then have clearly less than the target's variance
-
-
+_LONG_EXPLORATION: Final = 0.4  # of a cycle: draws then have clearly less than the target's variance
 StepSizes = ConstantStep | PolynomialDecay | CyclicalSteps | ScaledSteps
+
+
+def long_exploration(steps: StepSizes) -> float:
+    """Return the share of exploration in a cycle if it makes the draws vary too little, else 0."""
+    share = steps.exploration if isinstance(steps, CyclicalSteps | ScaledSteps) else 0.0
+    cycles = not (isinstance(steps, ScaledSteps) and steps.cycle is None)
+    return share if cycles and share > _LONG_EXPLORATION else 0.0
 
 
 def settled(steps: StepSizes, kernel: Kernel, rows: int, precision: float, per_epoch: int) -> Schedule:

@@ -5,12 +5,11 @@
                     = −(λ_n/2) ‖y − f_θ(x)‖² + const   for regression with one noise
                    = log N(y; f_θ(x), exp(g_θ(x))/λ_n) for regression with a noise of each input, an output g (ours)
 
-(Korattikara et al. 2015, eqs. 1, 6 and 9.) The sum over a minibatch is multiplied by N/M. With control variates (Baker
-et al. 2019, eq. 3) the minibatch estimates only the difference from the gradient of all rows at an anchor θ̂, which is
-computed once: ∇(θ) ≈ ∇(θ̂) + (N/M) Σ [∇_i(θ) − ∇_i(θ̂)].
+(Korattikara et al. 2015, eqs. 1, 6 and 9.) The sum over a minibatch is multiplied by N/M.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, final
 
 import torch
@@ -18,15 +17,91 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from ..config import LATER
+from ..data.fitdata import FitData
 from ..data.rows import Rows
+from ..errors import ConfigError, require
+from ..networks import NetworkConfig
 from ..networks.convnet import BatchStatistics
 from ..networks.flat import FlatNetwork
-from ..posterior import NetworkSpec
+from ..posterior import Likelihood, NetworkSpec
 from ..seeds import Seed
+from ..training.likelihood import NoiseOf
 from .kernel import Density, Positions
 
-_BATCH: Final = 1000  # rows at a time, in a pass over all rows
+_LINEAR_ROWS: Final = 1_000_000  # the most rows for the linear model
+_TREE_ROWS: Final = 20_000  # the most rows for the trees: some seconds
+_MOST_PRECISE: Final = 100.0  # the largest λ_n, for targets that are a linear function of the inputs
 _Batch = tuple[Tensor, Tensor] | Sequence[tuple[Tensor, Tensor]]  # stacked [chain, row, ...], or one for each chain
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """The settings of a posterior over a network's weights.
+
+    Attributes:
+        network: the teacher's architecture; its norm must not make rows of a batch depend on each other.
+        prior_precision: λ of the prior N(0, I/λ) over all weights and biases.
+        noise_precision: λ_n of regression targets in standardised units; not used for classes. null: the inverse of the
+            residual variance of the training targets, at most 100. The residuals come from a linear model
+            (scikit-learn's ``BayesianRidge``) or, if these are smaller, from boosted trees on rows left out of their
+            fit (``HistGradientBoostingRegressor``, three folds of at most 20,000 rows).
+        noise: of regression: ``one`` variance 1/λ_n, or exp(g(x))/λ_n for ``each input``, where g is an output of the
+            network.
+    """
+
+    network: NetworkConfig
+    prior_precision: float
+    noise_precision: float | None
+    noise: NoiseOf = field(default="one", metadata=LATER)
+
+    def __post_init__(self) -> None:
+        require(self.prior_precision > 0, "prior_precision", "must be > 0", self.prior_precision)
+        positive = self.noise_precision is None or self.noise_precision > 0
+        require(positive, "noise_precision", "must be > 0 or null", self.noise_precision)
+
+    def spec(self, data: FitData) -> NetworkSpec:
+        """Return the network whose weights are sampled.
+
+        Raises:
+            ConfigError: the network's norm makes a row's likelihood depend on its batch, the network has dropout, or
+                each input has its own noise and the rows are of classes.
+        """
+        classes, each_input = data.task == "classification", self.noise == "each input"
+        require(not (classes and each_input), "target.noise", "must be one: classes have no noise", self.noise)
+        likelihood: Likelihood = "categorical" if classes else "gaussian_head" if each_input else "gaussian"
+        spec = NetworkSpec(self.network, data.input_shape, data.outputs, likelihood, 1 / self.precision(data))
+        network = spec.build(Seed(0))
+        dropout = max((module.p for module in network.modules() if isinstance(module, nn.Dropout)), default=0.0)
+        require(dropout == 0, "target.network.dropout", "must be 0: the likelihood has no masks", dropout)
+        if not factorises(network):
+            key = "norm" if hasattr(self.network, "norm") else "name"
+            rule = "must be instance, group or none" if key == "norm" else "must be of a network without batch norm"
+            raise ConfigError(f"target.network.{key}", f"{rule}: the likelihood of a row must not depend on its batch")
+        return spec
+
+    def precision(self, data: FitData) -> float:
+        """Return λ_n; 1 for classes. If it is null, it is estimated from the training rows, averaged over outputs.
+
+        A linear model and boosted trees are tried for each output, and the smaller variance counts. The first rows are
+        enough, because the rows are in random order.
+        """
+        if data.task == "classification":
+            return 1.0
+        if self.noise_precision is not None:
+            return self.noise_precision
+        from sklearn.ensemble import HistGradientBoostingRegressor
+        from sklearn.linear_model import BayesianRidge
+        from sklearn.model_selection import cross_val_predict
+
+        rows, targets = (tensor.cpu().double().numpy() for tensor in data.rows("train").slice(0, _LINEAR_ROWS))
+        variances = list[float]()
+        for column in targets.T:
+            some = slice(min(len(rows), _TREE_ROWS))
+            trees = HistGradientBoostingRegressor(early_stopping=False, random_state=0)
+            missed = column[some] - cross_val_predict(trees, rows[some], column[some], cv=3)
+            variances.append(min(float(1 / BayesianRidge().fit(rows, column).alpha_), float((missed**2).mean())))
+        return min(len(variances) / sum(variances), _MOST_PRECISE)
 
 
 @final
@@ -63,7 +138,10 @@ class NetworkTarget:
 
     def density(self, index: Sequence[Tensor]) -> Density:
         """Return the density that is estimated from the rows ``index`` [batch] of each chain."""
-        batch = self._batch([rows.take(some) for rows, some in zip(self._rows, index, strict=True)])
+        batch: _Batch = [rows.take(some) for rows, some in zip(self._rows, index, strict=True)]
+        if self.network.at_once(len(batch), len(batch[0][0])):  # the chains are computed together
+            inputs, targets = (torch.stack(part) for part in zip(*batch, strict=True))
+            batch = inputs, targets
 
         def of(positions: Positions) -> tuple[Tensor, Tensor]:
             mean, gradient = self._likelihood(positions, batch)
@@ -77,41 +155,6 @@ class NetworkTarget:
         """Return the density of all rows, which must fit in memory."""
         everything = torch.arange(self.rows, device=self.device)
         return self.density([everything] * len(self._rows))
-
-    def controlled(self, index: Sequence[Tensor], anchor: Positions, at_anchor: Positions) -> Density:
-        """Return the density of a minibatch; control variates correct its gradient, not its value.
-
-        Args:
-            anchor: θ̂ [chain, weight].
-            at_anchor: :meth:`likelihood_gradient` at the anchor.
-        """
-        batch = self._batch([rows.take(some) for rows, some in zip(self._rows, index, strict=True)])
-
-        def of(positions: Positions) -> tuple[Tensor, Tensor]:
-            _, known = self._likelihood(anchor, batch)
-            mean, gradient = self._likelihood(positions, batch)
-            self.log_likelihood = mean
-            value = self.rows * mean - self.prior_precision / 2 * positions.square().sum(1)
-            slope = gradient.sub_(known).mul_(self.rows).add_(at_anchor)
-            return value, slope.sub_(positions, alpha=self.prior_precision)
-
-        return of
-
-    def likelihood_gradient(self, positions: Positions) -> Positions:
-        """Return ∇ Σ_i log p(y_i | x_i, θ) over all rows, computed in batches of rows."""
-        total = torch.zeros_like(positions)
-        for begin in range(0, self.rows, _BATCH):
-            parts = [rows.slice(begin, begin + _BATCH) for rows in self._rows]
-            _, gradient = self._likelihood(positions, self._batch(parts))
-            total += len(parts[0][0]) * gradient
-        return total
-
-    def _batch(self, taken: Sequence[tuple[Tensor, Tensor]]) -> _Batch:
-        """Stack the rows of all chains if the chains are computed together."""
-        if self.network.at_once(len(taken), len(taken[0][0])):
-            inputs, targets = (torch.stack(part) for part in zip(*taken, strict=True))
-            return inputs, targets
-        return taken
 
     def _likelihood(self, positions: Positions, batch: _Batch) -> tuple[Tensor, Tensor]:
         """Return the mean log p(y | x, θ) of each chain's rows, [chain], and its gradient."""

@@ -57,7 +57,13 @@ class Adam:
         """Update the parameters that have a gradient."""
         for group in self.param_groups:
             moved = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self.state[parameter] or self._begin(parameter, group["fused"]) for parameter in moved]
+            for parameter in moved:
+                if not self.state[parameter]:
+                    device = parameter.device if group["fused"] else "cpu"  # where torch keeps the number of steps
+                    moments = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+                    steps = torch.zeros((), dtype=torch.float32, device=device)
+                    self.state[parameter].update(step=steps, **moments)
+            states = [self.state[parameter] for parameter in moved]
             adam(
                 moved,
                 [parameter.grad for parameter in moved],
@@ -75,10 +81,3 @@ class Adam:
                 eps=_EPS,
                 maximize=False,
             )
-
-    def _begin(self, parameter: Tensor, fused: bool | None) -> dict[str, Any]:
-        device = parameter.device if fused else "cpu"  # where torch keeps the number of steps
-        state = self.state[parameter]
-        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return state

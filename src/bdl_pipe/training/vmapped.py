@@ -70,7 +70,11 @@ class SingleModel(Models):
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
         # augment the batch before sharding, so that the augmentation does not depend on the number of ranks
         whole, targets = self._rows.take(rows[0])
-        inputs, targets = distributed.shard(self._pictures(whole, step)), distributed.shard(targets)
+        if self._images:
+            if self._augmentation is not None:
+                whole = augment(whole, self._augmentation, self._rng.fold("augment", step))
+            whole = whole.contiguous(memory_format=self._order)  # the fastest order for convolutions
+        inputs, targets = distributed.shard(whole), distributed.shard(targets)
         masks = dropout_masks(self._learner, self._rng.fold("dropout", step, distributed.world()[0]))
         with masks if self._masked else contextlib.nullcontext():
             step_noise = {name: values[0] for name, values in noise.items()}
@@ -91,14 +95,6 @@ class SingleModel(Models):
     def put(self, member: int, state: Mapping[str, Tensor]) -> None:
         self._learner.load_state_dict(state)
 
-    def _pictures(self, inputs: Tensor, step: int) -> Tensor:
-        """Return augmented images in the fastest memory order for convolutions; tables are returned unchanged."""
-        if not self._images:
-            return inputs
-        if self._augmentation is not None:
-            inputs = augment(inputs, self._augmentation, self._rng.fold("augment", step))
-        return inputs.contiguous(memory_format=self._order)
-
 
 @final
 class VmappedModels(Models):
@@ -116,28 +112,24 @@ class VmappedModels(Models):
             batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
             require(not batch_norm, "network", "must have no batch norm if several members are trained as one")
         held = [part for part in rows if isinstance(part, HeldRows)]
-        every = len(held) == len(rows)
-        pairs = [[part.inputs for part in held], [part.targets for part in held]]
-        self._count, self._stacked = len(rows[0]), (torch.stack(pairs[0]), torch.stack(pairs[1])) if every else None
-        self._streams = () if every else tuple(rows)
+        self._count, self._streams, self._stacked = len(rows[0]), tuple(rows), None
+        if len(held) == len(rows):
+            self._streams = ()
+            self._stacked = torch.stack([part.inputs for part in held]), torch.stack([part.targets for part in held])
         self.named, self._buffers = stack_module_state(list(learners))
         self._skeleton = copy.deepcopy(learners[0]).train().to("meta")
         self._member = torch.arange(len(learners), device=rows[0].device)[:, None]
 
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
         count = self._count
-        inputs, targets = self._take(rows)
+        if self._stacked is not None:  # each model's own rows [model, batch, ...]
+            inputs, targets = (part[self._member, rows] for part in self._stacked)
+        else:
+            taken = [part.take(index) for part, index in zip(self._streams, rows, strict=True)]
+            inputs, targets = torch.stack([x for x, _ in taken]), torch.stack([y for _, y in taken])
         loss = vmap(lambda p, x, y, z: functional_call(self._skeleton, p, (x, y, count, z)))
         losses: Tensor = loss(self.named | self._buffers, inputs, targets, dict(noise))
         return losses
-
-    def _take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each model's own rows [model, batch, ...]."""
-        if self._stacked is not None:
-            inputs, targets = self._stacked
-            return inputs[self._member, rows], targets[self._member, rows]
-        taken = [part.take(index) for part, index in zip(self._streams, rows, strict=True)]
-        return torch.stack([x for x, _ in taken]), torch.stack([y for _, y in taken])
 
     def clip(self, largest: float) -> None:
         gradients = [p.grad for p in self.named.values() if p.grad is not None]

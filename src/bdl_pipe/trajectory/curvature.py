@@ -53,7 +53,10 @@ def layers_with_factors(module: nn.Module, inputs: Float[Tensor, "row ..."]) -> 
         inputs: a few rows.
     """
     calls, layers = Counter[str](), layers_of(module)
-    own = {name: m for name, m in layers.items() if _owns(m) and getattr(m, "groups", 1) == 1}
+    own = {
+        name: m for name, m in layers.items() if "weight" in m._parameters and "bias" in {**m._parameters, **m._buffers}
+    }
+    own = {name: m for name, m in own.items() if getattr(m, "groups", 1) == 1}
     hooks = [m.register_forward_hook(lambda *_, name=name: calls.update([name])) for name, m in own.items()]
     try:
         outputs = module(inputs)
@@ -97,10 +100,6 @@ def kronecker_factors(
     return {name: Factors(a[name], g[name]) for name in chosen}
 
 
-def _owns(layer: nn.Module) -> bool:
-    return "weight" in layer._parameters and "bias" in {**layer._parameters, **layer._buffers}
-
-
 @contextmanager
 def _watched(layers: Layers) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
     """Inside the block, each call of a layer records its inputs and outputs under the layer's name."""
@@ -121,20 +120,15 @@ def _watched(layers: Layers) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
 def _input_rows(layer: nn.Linear | nn.Conv2d, inputs: Tensor) -> Float[Tensor, "place fan_in"]:
     """Return the input of each use of the weights, with a last entry 1 for a bias that is a weight."""
     if isinstance(layer, nn.Conv2d):
-        inputs = _patches(layer, inputs)
+        sides = layer._reversed_padding_repeated_twice
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        padded = F.pad(inputs, sides, mode=mode) if any(sides) else inputs
+        inputs = F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT  # [row, place, fan_in]
     if not has_bias(layer):
         return inputs.flatten(0, -2)
     made = inputs.new_empty(*inputs.shape[:-1], inputs.shape[-1] + 1)
     made[..., :-1], made[..., -1] = inputs, 1
     return made.flatten(0, -2)
-
-
-def _patches(layer: nn.Conv2d, inputs: Tensor) -> Float[Tensor, "row place fan_in"]:
-    """Return the inputs at each location."""
-    sides = layer._reversed_padding_repeated_twice
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padded = F.pad(inputs, sides, mode=mode) if any(sides) else inputs
-    return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
 
 
 def _gram(rows: Float[Tensor, "place side"]) -> Float[Tensor, "side side"]:
@@ -154,13 +148,9 @@ def _roots(outputs: Float[Tensor, "row output"], spec: NetworkSpec) -> Float[Ten
     if spec.likelihood == "gaussian":
         return (two / (2 * spec.noise_of(outputs).double()).sqrt()).to(two).diag_embed()
     (mean_two, free_two), (_, free) = two.chunk(2, dim=-1), outputs.chunk(2, dim=-1)
-    variance, slope = _variance(free, spec.variance_floor)
+    if spec.variance_floor is None:
+        variance, slope = free.exp(), torch.ones_like(free)
+    else:
+        variance = spec.variance_floor + F.softplus(free)
+        slope = free.sigmoid() / variance  # d log σ² / d output
     return torch.cat([mean_two / (2 * variance).sqrt(), free_two / 2 * slope], dim=-1).diag_embed()
-
-
-def _variance(free: Tensor, floor: float | None) -> tuple[Tensor, Tensor]:
-    """Return σ² and d log σ² / d output."""
-    if floor is None:
-        return free.exp(), torch.ones_like(free)
-    variance = floor + F.softplus(free)
-    return variance, free.sigmoid() / variance

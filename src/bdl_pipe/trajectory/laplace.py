@@ -16,12 +16,12 @@ posterior's mode; they are the mode only if training converged with the weight d
 τ on validation rows, together with a factor of the number of rows, which is similar to our ``temperature``.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..artifacts import State
@@ -108,7 +108,7 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
     if config.predictive == "draws":
         state = drawn.state()
     else:
-        gaussians = dict[str, LayerGaussian]()  # in float32 like the network
+        gaussians = {}  # in float32 like the network
         for name, layer in layers.items():
             scale = (config.temperature / (layer.curvature + precision)).sqrt()
             gaussians[name] = LayerGaussian(layer.input_vectors.float(), layer.output_vectors.float(), scale.float())
@@ -135,7 +135,13 @@ def networks(
         generators, weights = [rng.fold("draw", number).generator() for number in numbers], dict[str, Tensor]()
         for name, layer in drawn_from.items():
             z = torch.stack([torch.randn(layer.mean.shape, generator=one, dtype=dtype) for one in generators])
-            weights |= _named(name, layer.draw(z, precision, config.temperature), snapshots.last)
+            matrices = layer.draw(z, precision, config.temperature)  # [draw, fan_out, fan_in]
+            weight, shape = f"{name}.weight", snapshots.last[f"{name}.weight"].shape
+            if matrices.shape[-1] == math.prod(shape[1:]):
+                weights[weight] = matrices.reshape(len(numbers), *shape)
+            else:  # the last column is the bias
+                weights[weight] = matrices[..., :-1].reshape(len(numbers), *shape)
+                weights[f"{name}.bias"] = matrices[..., -1]
         return weights
 
     return snapshots.draws(draw, config.draws, report=report)
@@ -168,21 +174,20 @@ def posterior(
     if config.layers == "all":
         names = layers_with_factors(network, rows[:2].to(dtype))
     for name, layer in names.items():
-        fan_out, fan_in = _matrix(layer).shape
-        sides, side = f"[{fan_in}, {fan_in}] and [{fan_out}, {fan_out}]", max(fan_out, fan_in)
-        rule = f"must be >= {side}, for the factors {sides} of the layer {name}"
+        out, columns = _matrix(layer).shape
+        side = max(out, columns)
+        rule = f"must be >= {side}, for the factors [{columns}, {columns}] and [{out}, {out}] of the layer {name}"
         require(side <= config.max_factor, "methods.kfac_laplace.max_factor", rule, config.max_factor)
     if config.layers == "last":
         with torch.no_grad():
             features = torch.cat([network.trunk(part.to(dtype)) for part in rows.split(128)])
-        factors_of = {"head": kronecker_factors(network.head, features, spec)[""]}
+        factors = {"head": kronecker_factors(network.head, features, spec)[""]}
     else:
-        factors_of = kronecker_factors(network, rows, spec, names)
-    scale = len(data.train) / len(rows)
-    gaussians = dict[str, LayerPosterior]()
+        factors = kronecker_factors(network, rows, spec, names)
+    scale, gaussians = len(data.train) / len(rows), dict[str, LayerPosterior]()
     for name, layer in names.items():
-        factors = Factors(factors_of[name].inputs.cpu(), scale * factors_of[name].outputs.cpu())
-        gaussians[name] = decompose(_matrix(layer).cpu().double(), factors)
+        whole = Factors(factors[name].inputs.cpu(), scale * factors[name].outputs.cpu())
+        gaussians[name] = decompose(_matrix(layer).cpu().double(), whole)
     return gaussians
 
 
@@ -192,15 +197,6 @@ def _matrix(layer: nn.Module) -> Tensor:
     weight = layer.weight.detach().flatten(1)
     bias = layer.bias if has_bias(layer) else None
     return weight if bias is None else torch.cat([weight, bias.detach()[:, None]], dim=1)
-
-
-def _named(layer: str, matrices: Float[Tensor, "draw fan_out fan_in"], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights as the layer's entries of the ``state_dict``, with the shapes in ``like``, stacked [draw, ...]."""
-    weight, bias = f"{layer}.weight", f"{layer}.bias"
-    shape = (len(matrices), *like[weight].shape)
-    if matrices.shape[-1] == like[weight][0].numel():
-        return {weight: matrices.reshape(shape)}
-    return {weight: matrices[..., :-1].reshape(shape), bias: matrices[..., -1]}
 
 
 def _from_model(fit: ModelFit) -> Section:

@@ -93,8 +93,8 @@ def sample(
     """
     saved, first = report.load(), 0
     if saved is None:
-        z = torch.zeros(config.dimension, dtype=torch.float64)
-        place, kept = Place(z, log_likelihood(z)), []
+        origin, kept = torch.zeros(config.dimension, dtype=torch.float64), list[Tensor]()
+        place = Place(origin, log_likelihood(origin))
         if not math.isfinite(place.log_likelihood):
             raise Diverged(f"the log-likelihood at the trajectory's mean is {place.log_likelihood}")
     else:

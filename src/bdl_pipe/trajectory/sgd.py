@@ -163,7 +163,8 @@ def fit(
     classes, floor = data[0].task == "classification", config.variance_floor
     require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)
     likelihood: Likelihood = "categorical" if classes else "gaussian_head"
-    spec = NetworkSpec(config.network, data[0].input_shape, data[0].outputs, likelihood, variance_floor=floor)
+    shape, outputs = data[0].input_shape, data[0].outputs
+    spec = NetworkSpec(config.network, shape, outputs, likelihood, variance_floor=floor)
     how = TrainingConfig(
         config.epochs, config.batch, config.optimiser, config.early_stopping, config.augmentation, config.noise
     )
@@ -175,7 +176,14 @@ def fit(
         config.snapshots_per_epoch,
         config.keep_start,
     )
-    starts = [_start(i, spec, how, d) for d, i in zip(data, inputs, strict=True)]
+    starts = list[Weights | None]()
+    for rows, sources in zip(data, inputs, strict=True):
+        trained = last_network(sources, spec.network, how, rows, "early_stopping")
+        if trained is not None:
+            theirs = trained[0].variance_floor
+            require(theirs == floor, "variance_floor", f"must be the trajectory's ({theirs})", floor)
+            assert trained[0].likelihood == likelihood, "one task"
+        starts.append(None if trained is None else trained[1])
     builds = [partial(_Network, spec, start) for start in starts]
     fitted = fit_epochs(builds, data, how, rngs=rngs, report=report, keep=keep)
     states = []
@@ -184,18 +192,6 @@ def fit(
         about = {"spec": to_mapping(spec), "epochs": member.epochs, "loss": member.loss}
         states.append(with_epochs(with_moments(State(snapshots, about), member.moments, _PREFIX), keep))
     return states
-
-
-def _start(inputs: Inputs, spec: NetworkSpec, how: TrainingConfig, data: FitData) -> Weights | None:
-    """Return the last snapshot of the trajectory in ``inputs``, which must have the likelihood of ``spec``."""
-    found = last_network(inputs, spec.network, how, data, "early_stopping")
-    if found is None:
-        return None
-    theirs, last = found
-    rule = f"must be the trajectory's ({theirs.variance_floor})"
-    require(theirs.variance_floor == spec.variance_floor, "variance_floor", rule, spec.variance_floor)
-    assert theirs.likelihood == spec.likelihood, "one task"
-    return last
 
 
 def default(size: Size) -> Section:

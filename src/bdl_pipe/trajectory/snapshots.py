@@ -127,11 +127,11 @@ class Snapshots:
         blocks, done = ([drawn], len(next(iter(drawn.values())))) if drawn else ([], 0)
         while done < count:
             numbers = range(done, min(done + at_once, count))
-            block = draw(numbers)
-            if self._rows is None:
-                blocks.append({name: value.to(self.last[name]) for name, value in block.items()})
-            else:  # with the buffers that are recomputed for each draw
-                blocks.append(stack([self.state_with(one) for one in unstack(block)]))
+            weights = dict(draw(numbers))
+            if self._rows is not None:
+                blocks.append(stack([self.state_with(one) for one in unstack(weights)]))
+            else:
+                blocks.append({name: value.to(self.last[name]) for name, value in weights.items()})
             done = numbers.stop
             for number in numbers:
                 report(number + 1, count)

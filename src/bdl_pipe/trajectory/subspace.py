@@ -142,11 +142,15 @@ class Target:
         estimate of the full sum.
         """
         network, device = self._snapshots.network, self._inputs.device
-        weights = {name: self._placed(value) for name, value in self._snapshots.named(self.plane.point(z)).items()}
-        chosen = rows.to(device)
+        weights, chosen = dict[str, Tensor](), rows.to(device)
+        for name, value in self._snapshots.named(self.plane.point(z)).items():
+            there = value.to(device)  # filters in the images' memory order
+            weights[name] = there.contiguous(memory_format=self._order) if there.ndim == 4 else there
         with evaluation(network, batch_statistics=True):
             outputs = functional_call(network, weights, (self._inputs[chosen],))
-        logs = self._snapshots.spec.predictive(outputs[None].double()).log_prob(_exact(self._targets[chosen]))
+        targets = self._targets[chosen]
+        exact = targets.double() if targets.is_floating_point() else targets  # labels stay whole numbers
+        logs = self._snapshots.spec.predictive(outputs[None].double()).log_prob(exact)
         return logs.sum().cpu() * self._scale / self._temperature
 
     @torch.no_grad()
@@ -162,11 +166,6 @@ class Target:
             return self._snapshots.named(torch.stack([self.plane.point(coordinates[k]) for k in numbers]))
 
         return self._snapshots.draws(draw, len(coordinates), report=report)
-
-    def _placed(self, weight: Tensor) -> Tensor:
-        """Move a weight to the rows' device, with filters in the images' memory order."""
-        there = weight.to(self._inputs.device)
-        return there.contiguous(memory_format=self._order) if there.ndim == 4 else there
 
 
 def fitted(
@@ -184,8 +183,3 @@ def fitted(
         coordinates = sample(Phase(report, "coordinates", 0, steps + draws))
     then = Phase(report, "networks", steps, steps + draws, {"coordinates": coordinates})
     return target.networks(coordinates, then).state()
-
-
-def _exact(targets: Tensor) -> Tensor:
-    """Return regression targets in float64, and labels unchanged."""
-    return targets.double() if targets.is_floating_point() else targets

@@ -40,13 +40,15 @@ def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: 
     (trajectory,) = inputs["trajectory"]
     rows = Seed(rng.root).fold("swa")  # the root seed alone: the same rows for all members
     snapshots = Snapshots(trajectory, data, config, rows)
-    if snapshots.moments is None:
-        rule = "must be at least 2 for swa without moments"
-        require(len(snapshots.flat) > 1, "methods.sgd.snapshots", rule, len(snapshots.flat))
+    enough, rule = (
+        snapshots.moments is not None or len(snapshots.flat) > 1,
+        "must be at least 2 for swa without moments",
+    )
+    require(enough, "methods.sgd.snapshots", rule, len(snapshots.flat))
     mean = snapshots.flat.double().mean(0) if snapshots.moments is None else snapshots.moments[0]
-    weights = snapshots.state_at(mean)
+    network = snapshots.state_at(mean)
     report(1, 1)
-    return NetworkDraws.of(snapshots.spec, [weights]).state()
+    return NetworkDraws.of(snapshots.spec, [network]).state()
 
 
 SWA = Method(

@@ -128,14 +128,14 @@ def _drawn(trajectory: State, data: FitData, config: SwagConfig, method: str, *,
     """Return draws from the Gaussian of one trajectory: of its running moments, if any, and its last snapshots."""
     snapshots = Snapshots(trajectory, data, config, rng)
     dtype = FLOATS[config.dtype]
-    past, running, rank = snapshots.flat, snapshots.moments, config.rank
-    enough = len(past) > 1 or running is not None
+    past, iterates, rank = snapshots.flat, snapshots.moments, config.rank
+    enough = len(past) > 1 or iterates is not None
     require(enough, "methods.sgd.snapshots", f"must be at least 2 for {method} without moments", len(past))
     require(rank <= len(past), f"methods.{method}.rank", f"must be <= the snapshots ({len(past)})", rank)
-    if running is None:
+    if iterates is None:
         gaussian = moments(past, rank).to(dtype)
     else:
-        mean, variance = running
+        mean, variance = iterates
         gaussian = Moments(mean, variance.sqrt(), past[len(past) - rank :].double() - mean).to(dtype)
 
     def draw(numbers: range) -> dict[str, Tensor]:

@@ -2,8 +2,40 @@
 
 from dataclasses import dataclass
 
+from ...data.augment import AugmentConfig
 from ...errors import require
-from .descent import OuterConfig
+from ...training import loop
+from ..shared.descent import check_average
+from ..shared.stage import Descent
+
+
+@dataclass(frozen=True)
+class OuterConfig:
+    """The settings of the optimisation of a coreset's images.
+
+    Labels are the classes of the coreset's initial rows and are not learned, as in the code of Kim et al. 2022.
+
+    Attributes:
+        steps: the number of outer steps.
+        optimiser: the update rule and its schedule (published: sgd, rate 1000, momentum .5).
+        augmentation: the augmentation of the coreset's images, drawn for each step (published: ``choose: one``).
+        average: the decay of an unbiased exponential average of the images; the average is the result. With null, the
+            last images are the result.
+    """
+
+    steps: int
+    optimiser: loop.OptimiserConfig
+    augmentation: AugmentConfig
+    average: float | None
+
+    def __post_init__(self) -> None:
+        require(self.steps > 0, "steps", "must be > 0", self.steps)
+        check_average(self.average)
+
+    @property
+    def descent(self) -> Descent:
+        """Return the outer loop, in which labels are not learned."""
+        return Descent(self.steps, self.optimiser, self.average)
 
 
 @dataclass(frozen=True)

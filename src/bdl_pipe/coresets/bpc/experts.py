@@ -10,11 +10,13 @@ snapshots that it needs.
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...artifacts import State
 from ...config import read
+from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import require
 from ...method import Kind
@@ -84,3 +86,25 @@ class Experts:
     def weights(self, expert: int, epoch: int) -> Float[Tensor, " weight"]:
         """Return an expert's weights after ``epoch`` epochs, or parts of epochs; 0 is the start."""
         return self.network.flat(snapshots.snapshot(self._states[expert], epoch)).to(self._device)
+
+
+def drawn_epoch(experts: Experts, epochs: int, rng: Seed) -> tuple[int, int]:
+    """Draw an expert, and one of its first ``epochs`` epochs."""
+    return rng.fold("expert").integer() % len(experts), rng.fold("epoch").integer() % epochs
+
+
+def drawn_start(experts: Experts, epochs: int, ahead: int, rng: Seed) -> tuple[Tensor, Tensor]:
+    """Draw an expert and one of its first ``epochs`` epochs; return the weights there and ``ahead`` epochs later."""
+    expert, epoch = drawn_epoch(experts, epochs, rng)
+    return experts.weights(expert, epoch), experts.weights(expert, epoch + ahead)
+
+
+def noisy(weights: Tensor, draws: int, sd: float, rng: Seed) -> Tensor:
+    """Draw from N(weights, sd² I): [draw, weight], on the weights' device."""
+    noise = torch.randn((draws, len(weights)), generator=rng.generator(), dtype=weights.dtype)
+    return weights + sd * noise.to(weights.device)
+
+
+def augmented(images: Tensor, config: AugmentConfig, rng: Seed) -> Tensor:
+    """Augment all images of the coreset with one draw."""
+    return augment(images, config, rng.fold("augment"))

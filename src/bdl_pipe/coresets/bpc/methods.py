@@ -15,24 +15,18 @@ from typing import Any, Final, Literal, final
 import torch
 from torch import Tensor
 
-from ...artifacts import State, under
-from ...config import to_mapping
 from ...data.augment import augment
 from ...data.fitdata import FitData
 from ...data.size import Section
 from ...errors import require
-from ...method import Inputs, Kind, Method
-from ...progress import Report
+from ...method import FanIn, Inputs, Kind, Method
 from ...seeds import Seed
-from ...training import loop
-from ..shared.descent import CoresetDescent, Surrogate, kept
-from ..shared.init import Coreset, balanced
-from ..shared.likelihood import mean_log_likelihood
-from ..shared.stage import coreset_stage
+from ..shared.descent import Surrogate
+from ..shared.init import Coreset, mean_log_likelihood
+from ..shared.stage import distilled_stage
 from . import surrogates
 from .config import BpcConfig, ContrastiveConfig, ForwardKlConfig, FunctionConfig, ReverseKlConfig, WassersteinConfig
-from .descent import augmented, drawn_epoch, drawn_start, noisy
-from .experts import Experts, check_experts
+from .experts import Experts, augmented, check_experts, drawn_epoch, drawn_start, noisy
 from .inner import Loss, descended, langevin, unrolled
 
 
@@ -73,10 +67,10 @@ class _Bpc(Surrogate):
 class _ForwardKl(_Bpc):
     def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
         config: ForwardKlConfig = self.config
-        start = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
-        path = descended(self.inner_loss(rng), start.weights[None], images, config.inner.steps, config.inner.lr)
+        start, target = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
+        path = descended(self.inner_loss(rng), start[None], images, config.inner.steps, config.inner.lr)
         other = rng.fold("noise" if config.shared_noise else "noise of the coreset's")
-        data = noisy(start.target, config.draws, config.sd, rng.fold("noise"))
+        data = noisy(target, config.draws, config.sd, rng.fold("noise"))
         coreset = noisy(path[-1][0], config.draws, config.sd, other)
         both = self.likelihood(torch.cat([data, coreset]), augmented(images, self.augmentation, rng))
         return surrogates.contrast(both[: config.draws], both[config.draws :])
@@ -86,8 +80,8 @@ class _ForwardKl(_Bpc):
 class _ReverseKl(_Bpc):
     def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
         config: ReverseKlConfig = self.config
-        start = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
-        path = descended(self.inner_loss(rng), start.weights[None], images, config.inner.steps, config.inner.lr)
+        start, _ = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
+        path = descended(self.inner_loss(rng), start[None], images, config.inner.steps, config.inner.lr)
         draws = noisy(path[-1][0], config.draws, config.sd, rng.fold("noise"))
         with torch.no_grad():
             rows, classes = self.data.batch(config.batch, rng.fold("batch"))
@@ -110,10 +104,10 @@ class _Wasserstein(_Bpc):
 
     def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
         config: WassersteinConfig = self.config
-        start = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
+        start, target = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
         rate = config.inner.lr * (self._unit * self._moved).exp()
-        end = unrolled(self.inner_loss(rng), start.weights[None], images, config.inner.steps, rate)
-        return surrogates.distance(end[0], start.target, start.weights)
+        end = unrolled(self.inner_loss(rng), start[None], images, config.inner.steps, rate)
+        return surrogates.distance(end[0], target, start)
 
 
 @final
@@ -153,36 +147,16 @@ class _FunctionSpace(_Bpc):
         return surrogates.contrast(*likelihoods)
 
 
-def distil(
-    surrogate: type[_Bpc], name: str, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report
-) -> State:
-    """Distil a coreset from expert trajectories: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``.
-
-    A fit resumed from ``report.load()`` has the same bits.
+def _of_experts(surrogate: type[_Bpc], data: FitData, inputs: Inputs, config: Any, start: Coreset, rng: Seed) -> _Bpc:
+    """Return the surrogate with the experts in ``inputs``.
 
     Raises:
         ConfigError: the experts are not suitable, see :class:`Experts`, or lack an epoch that the config needs.
-        Diverged: the surrogate or an image became NaN or infinite.
     """
     experts = Experts(inputs["trajectory"], data)
-    key = "start_epochs"
-    require(config.last_epoch <= experts.epochs, key, f"asks for epoch {config.last_epoch} of {experts.epochs}")
-    start, outer = _start(data, config, rng), config.outer
-    made = surrogate(experts, start, data, config)
-    task = CoresetDescent(start, made, label_unit=None, average=outer.average, rng=rng.fold("distil"))
-    loop.run_steps(task, outer.optimiser, outer.steps, report)
-    return task.coreset().state(data, {"coreset": name, "ipc": config.ipc, "config": to_mapping(config)})
-
-
-def from_checkpoint(name: str, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
-    """Return the coreset in a checkpoint of :func:`distil`; searches score it before the distillation ends."""
-    tensors = under("task.", checkpoint.tensors)
-    coreset = kept(tensors, _start(data, config, rng), None, config.outer.average)
-    return coreset.state(data, {"coreset": name, "ipc": config.ipc})
-
-
-def _start(data: FitData, config: BpcConfig, rng: Seed) -> Coreset:
-    return balanced(data, config.ipc, 1.0, rng=rng.fold("start")).to(data.device)
+    rule = f"asks for epoch {config.last_epoch} of {experts.epochs}"
+    require(config.last_epoch <= experts.epochs, "start_epochs", rule)
+    return surrogate(experts, start, data, config)
 
 
 def _check(config: BpcConfig, sources: Mapping[Kind, Any]) -> None:
@@ -205,12 +179,8 @@ def _method(
         "augmentation": {"choose": "one", "operations": _MOVES},
         "average": None,
     }
-    stage = coreset_stage(
-        partial(distil, surrogate, name),
-        needs={"trajectory": "all"},
-        validate_sources=_check,
-        from_checkpoint=partial(from_checkpoint, name),
-    )
+    needs: Mapping[Kind, FanIn] = {"trajectory": "all"}
+    stage = distilled_stage(name, partial(_of_experts, surrogate), "outer", needs=needs, validate_sources=_check)
     return Method(
         name=name,
         config=config,

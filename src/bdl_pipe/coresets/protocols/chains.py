@@ -7,9 +7,8 @@ Kim et al. 2022 and 2023 evaluate their coresets in this way, at T = .01. Deviat
 with a norm that is not squared; ours is a Gaussian. The class of a learned label is its largest entry.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,18 +21,17 @@ from ...data.fitdata import FitData
 from ...data.size import CONVNET
 from ...errors import require
 from ...method import Inputs, Method, StageSpec, Summary
-from ...networks.flat import FlatNetwork, check_norm, stateless
+from ...networks.flat import check_norm, stateless
 from ...posterior import NetworkDraws, NetworkSpec
 from ...predictive import Categorical, mixture
 from ...progress import Report
 from ...seeds import Seed
 from ...sgmcmc import diagnostics
-from ...sgmcmc.kernel import Chains, Density, Kernel
+from ...sgmcmc.kernel import Chains, ChainState, Density, Kernel
 from ...sgmcmc.kernels import KernelConfig
-from ...sgmcmc.sampling import acceptance, density_of, kept_steps, run
+from ...sgmcmc.sampling import density_of, kept_draws, run
 from ...sgmcmc.schedules import Setting, StepSizes, Thinning, settled
-from ..shared.init import Coreset
-from ..shared.likelihood import mean_log_likelihood
+from ..shared.init import Coreset, mean_log_likelihood
 from .scale import LogitScale, check_scale, noted, resolved
 
 
@@ -112,53 +110,41 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
     kernel, chains = config.kernel, Chains.of(rng, config.chains)
     setting = Setting.of(config.step_size, "step_size", lambda steps: settled(steps, kernel, rows, 1.0, 1))
     schedule = setting.schedule(setting.value)
-    last, total, kept = report.load(), config.thinning.steps, {*kept_steps(config.thinning, schedule)}
-    if last is None:
-        start = _start(spec, network, config, data.device, rng)
-        first, state = 0, kernel.init(start, chains.at(0), config.temperature)
-        draws: list[Tensor] = []
-    else:
-        saved = {name: value.to(data.device) for name, value in last.tensors.items()}
-        first, draws, state = int(last.config["step"]), list(saved.pop("draws")), saved
-    moves = run(
-        kernel,
-        density_at,
-        state,
-        schedule,
-        chains,
-        first=first,
-        steps=total,
-        temperature=config.temperature,
-        burn_in=config.thinning.burn_in,
-        setting=setting,
-    )
-    for done, state in moves:
-        if done in kept:
-            draws.append(state["position"])
-        report(done, total, acceptance(state, done))
-        if report.due():
-            so_far = torch.stack(draws) if draws else state["position"].new_zeros(0, *state["position"].shape)
-            report.save(State({name: v.clone() for name, v in state.items()} | {"draws": so_far}, {"step": done}))
-    weights = network.named(torch.stack(draws, 1).flatten(0, 1))
-    factor = resolved(config.logit_scale, data, partial(_mixture, NetworkDraws(spec, weights)))
+
+    def begin() -> ChainState:
+        if config.start_sd is None:
+            fresh = [spec.build(rng.fold("start", chain)).state_dict() for chain in range(config.chains)]
+            start = torch.stack([network.flat(named) for named in fresh]).to(data.device)
+        else:
+            noise = torch.randn(config.chains, network.size, generator=rng.fold("start").generator())
+            start = (config.start_sd * noise).to(data.device)
+        return kernel.init(start, chains.at(0), config.temperature)
+
+    def moves(state: ChainState, first: int) -> Iterator[tuple[int, ChainState]]:
+        return run(
+            kernel,
+            density_at,
+            state,
+            schedule,
+            chains,
+            first=first,
+            steps=config.thinning.steps,
+            temperature=config.temperature,
+            burn_in=config.thinning.burn_in,
+            setting=setting,
+        )
+
+    draws = kept_draws(begin, moves, config.thinning, schedule, report, device=data.device)
+    weights = network.named(draws.transpose(0, 1).flatten(0, 1))
+
+    def scaled_mixture(inputs: Tensor) -> Callable[[float], Tensor]:
+        predictive = NetworkDraws(spec, weights).predict(inputs)
+        assert isinstance(predictive, Categorical)
+        return lambda scale: mixture((scale * predictive.draw_log_probs).log_softmax(-1))
+
+    factor = resolved(config.logit_scale, data, scaled_mixture)
     scaled = {k: factor * v if k.startswith("head.") else v for k, v in weights.items()}
     return noted(NetworkDraws(spec, scaled).state(), config.logit_scale, factor)
-
-
-def _mixture(draws: NetworkDraws, inputs: Tensor) -> Callable[[float], Tensor]:
-    found = draws.predict(inputs)
-    assert isinstance(found, Categorical)
-    return lambda scale: mixture((scale * found.draw_log_probs).log_softmax(-1))
-
-
-def _start(
-    spec: NetworkSpec, network: FlatNetwork, config: ChainsConfig, device: torch.device | str, rng: Seed
-) -> Tensor:
-    if config.start_sd is not None:
-        noise = torch.randn(config.chains, network.size, generator=rng.fold("start").generator())
-        return (config.start_sd * noise).to(device)
-    fresh = [spec.build(rng.fold("start", chain)).state_dict() for chain in range(config.chains)]
-    return torch.stack([network.flat(named) for named in fresh]).to(device)
 
 
 def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: ChainsConfig) -> Summary:

@@ -6,7 +6,6 @@ form computes it exactly; ``coreset_bma`` also averages over trunks (ours).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import final
 
 import torch
@@ -25,37 +24,28 @@ from ...predictive import Categorical, mixture
 from ...progress import Report
 from ...seeds import Seed
 from ..vbpc.closed_form import class_log_probs
-from ..vbpc.head import HeadConfig
-from ..vbpc.posterior import SETTINGS, StudentConfig, VbpcPosterior, fit_student
+from ..vbpc.posterior import SETTINGS, HeadConfig, StudentConfig, VbpcPosterior, fit_student
 from .scale import LogitScale, check_scale, noted, resolved
 
 
 @dataclass(frozen=True)
-class ClosedFormConfig:
+class ClosedFormConfig(HeadConfig):
     """The section ``methods.coreset_vi``.
 
     Attributes:
         network: the architecture of the trunk.
-        rho, gamma, feature_scale: see ``HeadConfig``.
         student: the settings of the trunk's training.
         logit_scale: the factor of the posterior's mean, equivalent to a factor of the coreset's labels in the head's
             fit; ``validation`` chooses it on validation rows (:mod:`.scale`). The variance does not depend on it.
     """
 
     network: networks.NetworkConfig
-    rho: float
-    gamma: float
-    feature_scale: float
     student: StudentConfig
     logit_scale: LogitScale = field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_scale(self.logit_scale)
-        _ = self.head
-
-    @property
-    def head(self) -> HeadConfig:
-        return HeadConfig(self.rho, self.gamma, self.feature_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,15 +141,15 @@ def scaled(states: Sequence[State], data: FitData, scale: LogitScale) -> tuple[l
     A factor chosen on validation rows minimises the NLL of the mixture.
     """
     parts = [VbpcPosterior.from_state(state, data.device) for state in states]
-    factor = resolved(scale, data, partial(_predictive, parts))
+
+    def predictive(inputs: Tensor) -> Callable[[float], Tensor]:
+        moments = [part.head.logit_moments(part.features(inputs)) for part in parts]
+        return lambda scale: mixture(torch.stack([class_log_probs(scale * mean, spread) for mean, spread in moments]))
+
+    factor = resolved(scale, data, predictive)
     for part in parts:
         part.head = replace(part.head, mean=factor * part.head.mean)
     return parts, factor
-
-
-def _predictive(parts: Sequence[VbpcPosterior], inputs: Tensor) -> Callable[[float], Tensor]:
-    moments = [part.head.logit_moments(part.features(inputs)) for part in parts]
-    return lambda scale: mixture(torch.stack([class_log_probs(scale * mean, spread) for mean, spread in moments]))
 
 
 CORESET_BMA = Method(

@@ -12,7 +12,6 @@ hundredth).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, final
 
 import torch
@@ -146,16 +145,16 @@ def fit_network(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
             weight = ridge_head(network.trunk(coreset.images), coreset.labels, config.ridge)
             head.weight.copy_(weight.T)
             head.bias.zero_()
-        scale = resolved(config.logit_scale, data, partial(_scaled, network))
+
+        def scaled(inputs: Tensor) -> Callable[[float], Tensor]:
+            logits = torch.cat([network(part) for part in inputs.split(_CHUNK)])
+            return lambda scale: (scale * logits).log_softmax(-1)
+
+        scale = resolved(config.logit_scale, data, scaled)
         head.weight.mul_(scale)
         head.bias.mul_(scale)
     state = NetworkDraws.of(spec, [{k: v.detach().clone() for k, v in network.state_dict().items()}]).state()
     return noted(state, config.logit_scale, scale)
-
-
-def _scaled(network: networks.Network, inputs: Tensor) -> Callable[[float], Tensor]:
-    logits = torch.cat([network(part) for part in inputs.split(_CHUNK)])
-    return lambda scale: (scale * logits).log_softmax(-1)
 
 
 def _method(name: str, config: type, **more: float) -> Method:

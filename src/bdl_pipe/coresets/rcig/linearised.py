@@ -24,7 +24,6 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
 from ... import networks
 from ...errors import ConfigError, Diverged, require
-from ...training.adam import Adam
 
 Tangent = Float[Tensor, " weight"]
 
@@ -56,27 +55,7 @@ class ConjugateGradientConfig:
         require(self.tolerance > 0, "tolerance", "must be > 0", self.tolerance)
 
 
-@dataclass(frozen=True)
-class AdamConfig:
-    """Approximate both solutions by a few steps of Adam from 0, as published.
-
-    Attributes:
-        steps: the number of steps for each problem (20).
-        lr: the learning rate of τ (the published code adapts it from 1e-5).
-        adjoint_lr: the learning rate of v (the published code adapts it from 5e-5).
-    """
-
-    name: Literal["adam"]
-    steps: int
-    lr: float
-    adjoint_lr: float
-
-    def __post_init__(self) -> None:
-        for key in ("steps", "lr", "adjoint_lr"):
-            require(getattr(self, key) > 0, key, "must be > 0", getattr(self, key))
-
-
-SolverConfig = ExactConfig | ConjugateGradientConfig | AdamConfig
+SolverConfig = ExactConfig | ConjugateGradientConfig
 
 
 @final
@@ -138,7 +117,9 @@ class Model:
 
     def both(self, images: Tensor, tangent: Tangent) -> tuple[Float[Tensor, "row feature"], Float[Tensor, "row class"]]:
         """Compute H and Jτ, both differentiable in the images, and Jτ also in τ."""
-        along, bias = self._named(tangent)
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        *parts, bias = tangent.split([*sizes, len(self._head)])
+        along = {name: p.view(shape) for (name, shape), p in zip(self._shapes.items(), parts, strict=True)}
         features, moved = jvp(partial(self._call, images=images), (self._weights,), (along,))[:2]
         return features, moved @ self._head.T + bias
 
@@ -162,11 +143,6 @@ class Model:
     def _call(self, weights: dict[str, Tensor], images: Tensor) -> Tensor:
         features: Tensor = functional_call(self._trunk, weights | self._buffers, (images,))
         return features
-
-    def _named(self, tangent: Tangent) -> tuple[dict[str, Tensor], Float[Tensor, " class"]]:
-        sizes = [shape.numel() for shape in self._shapes.values()]
-        *parts, bias = tangent.split([*sizes, len(self._head)])
-        return {name: p.view(shape) for (name, shape), p in zip(self._shapes.items(), parts, strict=True)}, bias
 
 
 @dataclass(frozen=True)
@@ -230,10 +206,7 @@ class InnerProblem:
             dual = torch.cholesky_solve(self._labels.double().flatten()[:, None], self._dual)
             return self._jacobian.T @ dual[:, 0].to(self._jacobian.dtype)
         target = torch.cholesky_solve(self._labels.double(), self._factor).to(self._labels.dtype)
-        right = self._model.transposed(self._images, target)
-        if isinstance(self._solver, ConjugateGradientConfig):
-            return self._conjugate(right, self._solver)
-        return self._adam(right, self._solver.steps, self._solver.lr)
+        return self._conjugate(self._model.transposed(self._images, target), self._solver)
 
     def adjoint(self, slope: Tangent) -> Tangent:
         """Return v = (∇²L_S)⁻¹ ``slope``."""
@@ -241,9 +214,7 @@ class InnerProblem:
         if isinstance(self._solver, ExactConfig):
             inner = torch.cholesky_solve((self._jacobian @ right).double()[:, None], self._dual)
             return right - self._jacobian.T @ inner[:, 0].to(self._jacobian.dtype)
-        if isinstance(self._solver, ConjugateGradientConfig):
-            return self._conjugate(right, self._solver)
-        return self._adam(right, self._solver.steps, self._solver.adjoint_lr)
+        return self._conjugate(right, self._solver)
 
     def _product(self, tangent: Tangent) -> Tangent:
         """Return (JᵀAJ + I)τ."""
@@ -260,16 +231,6 @@ class InnerProblem:
         operator = LinearOperator((len(right), len(right)), matvec=product, dtype=kind)
         solved, _ = cg(operator, right.cpu().numpy(), rtol=solver.tolerance, maxiter=solver.iterations)
         return torch.as_tensor(solved).to(right)
-
-    def _adam(self, right: Tangent, steps: int, lr: float) -> Tangent:
-        """Minimise λ/(n̂k) [½ vᵀ(JᵀAJ + I)v − rightᵀv] by Adam from 0."""
-        at = torch.zeros_like(right).requires_grad_()
-        optimiser = Adam([{"params": [at]}], lr=lr)
-        for _ in range(steps):
-            with torch.no_grad():
-                at.grad = (self._penalty / self._size) * (self._product(at.detach()) - right)
-            optimiser.step()
-        return at.detach()
 
 
 def slope_along(

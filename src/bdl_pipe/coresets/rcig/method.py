@@ -6,14 +6,13 @@ gradient is scaled down to the norm of the direct part if it is larger, separate
 
 Deviations: Adam with a cosine instead of AdaBelief; the networks' ages are staggered as in all of our pools; networks
 train with ReLU, and only the linearisation has the softplus. Both linear problems are solved exactly (``exact``) or by
-conjugate gradients (``cg``), where the published code makes 20 steps of Adam (``adam``). On Fashion-MNIST with ten
+conjugate gradients (``cg``), where the published code makes 20 steps of Adam. On Fashion-MNIST with ten
 images per class, networks after 0 and 50 steps and float32, compared with a dense solution in float64, the error of the
 images' implicit gradient is 58 and 53 % after 5 iterations of ``cg``, 18 and 16 % after 10 (labels: 26 and 22 %), 1.2
 and 1.0 % after 20, and .1 % after 30. ``exact`` is within .01 % and takes the time of 10 iterations.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import final
 
 import torch
@@ -26,8 +25,8 @@ from ...errors import require
 from ...method import Method
 from ...seeds import Seed
 from ..shared.memory import Memory
-from ..shared.pool_surrogate import DistilConfig, PoolSurrogate, distil, from_checkpoint, label_margin
-from ..shared.stage import POOLED, coreset_stage
+from ..shared.pool_surrogate import DistilConfig, PoolSurrogate, label_margin, pool_stage
+from ..shared.stage import POOLED
 from .linearised import InnerProblem, Linearisation, Model, SolverConfig, fitted, slope_along
 
 
@@ -180,7 +179,7 @@ RCIG = Method(
     config=RcigConfig,
     tasks=("classification",),
     stages={
-        "coreset": coreset_stage(partial(distil, _Implicit, "rcig"), from_checkpoint=partial(from_checkpoint, "rcig"))
+        "coreset": pool_stage("rcig", _Implicit),
     },
     search={
         "coreset.lr": (1e-3, 1e-1, "log"),

@@ -139,3 +139,11 @@ def _herded(inputs: np.ndarray, count: int) -> np.ndarray:
         taken.append(int(errors.argmin()))
         total += inputs[taken[-1]]
     return np.array(taken)
+
+
+def mean_log_likelihood(
+    logits: Float[Tensor, "draw row class"], classes: Int[Tensor, " row"]
+) -> Float[Tensor, " draw"]:
+    """Compute the mean over rows of log p(class | logits) for each draw."""
+    of_rows = F.log_softmax(logits, -1).gather(-1, classes.expand(len(logits), -1)[..., None])
+    return of_rows[..., 0].mean(-1)

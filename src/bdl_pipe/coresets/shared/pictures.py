@@ -1,13 +1,18 @@
-"""Images of a coreset as PNG files."""
+"""Images of a coreset as PNG files, and a coreset as a folder that can be read without this library."""
 
 import io
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 from PIL import Image
+from safetensors.torch import save_file
 
-from ...artifacts import MANIFEST, load
+from ...artifacts import MANIFEST, State, load
+from ...data.transform import Transform
+from .init import Coreset
 
 
 def of_artifact(folder: Path, most: int | None = None) -> bytes | None:
@@ -52,3 +57,38 @@ def png(image: Float[np.ndarray, "channel height width"]) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(shown).save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
+
+
+def write(folder: Path, state: State, transform: Transform, classes: Sequence[str]) -> None:
+    """Write a coreset of images into an existing folder.
+
+    ``coreset.safetensors`` has the exact tensors (``Coreset.TENSORS``). ``transform.json`` describes the images'
+    transform, and ``whitening.safetensors`` has its matrices if they were whitened. ``images/<class>/<number>.png`` are
+    the images before the transform, clipped to [0, 1], and ``sheet.png`` shows all images.
+
+    Args:
+        state: the state of a coreset of images, from ``Coreset.state``.
+        transform: the transform of the coreset's data.
+        classes: the classes' names, in the order of the labels.
+    """
+    tensors = {name: state.tensors[name].contiguous() for name in Coreset.TENSORS}
+    save_file(tensors, folder / "coreset.safetensors")
+    white = transform.whitening
+    if white is not None:
+        named = {"centre": white.centre, "matrix": white.matrix, "inverse": white.inverse}
+        save_file({key: value.contiguous() for key, value in named.items()}, folder / "whitening.safetensors")
+    forward, inverse = "x = (pixels - mean) / std for each channel", "pixels = x std + mean for each channel"
+    if white is not None:
+        forward += "; flat = x of one image as a row, channel by channel; x = (flat - centre) matrix"
+        inverse = f"flat = x inverse + centre; {inverse}, with flat as x"
+    constants = {"mean": transform.mean.tolist(), "std": transform.std.tolist()}
+    described = {"forward": forward, "inverse": inverse, **constants, "whitening": white is not None}
+    about = {"classes": list(classes), **described}
+    (folder / "transform.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    raw, labels = tensors["raw"].float().numpy(), tensors["classes"].numpy()
+    digits = len(str(len(raw) - 1))
+    for number, (image, label) in enumerate(zip(raw, labels, strict=True)):
+        place = folder / "images" / ("".join(c if c.isalnum() or c in "-_" else "_" for c in classes[label]) or "_")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:0{digits}}.png").write_bytes(png(image))
+    (folder / "sheet.png").write_bytes(sheet(raw, labels, len(classes)))

@@ -11,7 +11,8 @@ earlier coreset (ours, :mod:`.memory`).
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -19,19 +20,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ... import networks
-from ...artifacts import State, under
-from ...config import LATER, to_mapping
+from ...artifacts import under
+from ...config import LATER
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import require
-from ...method import Inputs
-from ...progress import Report
+from ...method import Inputs, StageSpec
 from ...seeds import Seed
 from ...training import loop
-from .descent import CoresetDescent, Surrogate, check_average, kept
-from .init import Choice, Coreset, balanced
+from .descent import Surrogate, check_average
+from .init import Choice, Coreset
 from .memory import Memory
 from .pool import ModelPool, PoolConfig
+from .stage import Descent, distilled_stage
+
+_REPORT_EVERY: Final = 20  # steps between reports of the batch accuracy
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,6 @@ class DistilConfig:
         label_scale: the factor of the initial labels (onehot − 1/k)/√(k/10).
         pool: the settings of the model pool.
         augmentation: the augmentation of the coreset, of the batch and of the networks' training.
-        accuracy_every: the number of steps between reports of the batch accuracy.
         average: the decay of an unbiased exponential average of images and labels; the average is the result. With
             null, the last images and labels are the result.
         start: the initial images: ``random`` rows, rows nearest to ``kmeans`` centres, rows from ``herding``, or
@@ -64,20 +66,21 @@ class DistilConfig:
     label_scale: float
     pool: PoolConfig
     augmentation: AugmentConfig
-    accuracy_every: int = 20
     average: float | None = field(default=None, metadata=LATER)
     start: Choice = field(default="random", metadata=LATER)
     optimiser: Literal["adam", "lamb"] = field(default="adam", metadata=LATER)
     increment: Literal["alone", "with_earlier"] = field(default="alone", metadata=LATER)
 
     @property
-    def label_unit(self) -> float | None:
-        """Return the labels' learning rate divided by the images'; None if labels are not learned."""
-        return None if self.label_lr is None else self.label_lr / self.lr
+    def descent(self) -> Descent:
+        """Return the outer loop; the labels' unit is their learning rate divided by the images'."""
+        unit = None if self.label_lr is None else self.label_lr / self.lr
+        update = loop.OptimiserConfig(self.optimiser, self.lr, "cosine")
+        return Descent(self.steps, update, self.average, unit, self.label_scale, self.start)
 
     def __post_init__(self) -> None:
         require(self.label_lr is None or self.label_lr > 0, "label_lr", "must be > 0 or null", self.label_lr)
-        for name in ("steps", "batch", "lr", "label_scale", "accuracy_every"):
+        for name in ("steps", "batch", "lr", "label_scale"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
         check_average(self.average)
 
@@ -126,8 +129,8 @@ class PoolSurrogate(Surrogate):
 
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
         self._slot, network = self._pool.draw(step)
-        rows, classes = self._batch(rng)
         weights, memory, augmentation = None, self._memory, self._config.augmentation
+        rows, classes = self._batch(rng)
         if memory is not None:
             inner, outer = memory.halves(rng.fold("halves"))
             images, labels = memory.union(images, labels, inner)
@@ -161,7 +164,7 @@ class PoolSurrogate(Surrogate):
         self._pool.restore(under("pool.", state))
 
     def _reports(self, step: int) -> bool:
-        return (step + 1) % self._config.accuracy_every == 0 or step + 1 == self._config.steps
+        return (step + 1) % _REPORT_EVERY == 0 or step + 1 == self._config.steps
 
     def _batch(self, address: Seed) -> tuple[Tensor, Tensor]:
         """Draw augmented training rows with replacement, and their classes."""
@@ -169,52 +172,25 @@ class PoolSurrogate(Surrogate):
         return augment(images, self._config.augmentation, address.fold("augment")), classes
 
 
-def distil(
+def pool_stage(name: str, surrogate: Callable[[FitData, Any, Memory | None, Seed], PoolSurrogate]) -> StageSpec:
+    """Return the stage ``coreset`` of a method whose config has a :class:`DistilConfig` as ``coreset``.
+
+    Args:
+        name: the method's name.
+        surrogate: makes the method's surrogate from (data, config, memory, seed).
+    """
+    return distilled_stage(name, partial(_with_memory, surrogate), "coreset")
+
+
+def _with_memory(
     surrogate: Callable[[FitData, Any, Memory | None, Seed], PoolSurrogate],
-    name: str,
     data: FitData,
     inputs: Inputs,
     config: Any,
-    *,
+    start: Coreset,
     rng: Seed,
-    report: Report,
-) -> State:
-    """Distil a coreset through a pool: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``.
-
-    A fit resumed from ``report.load()`` has the same bits.
-
-    Args:
-        surrogate: makes the method's surrogate from (data, config, memory, seed).
-        name: the method's name.
-        config: the method's config, with ``ipc`` and ``coreset`` (a :class:`DistilConfig`).
-
-    Raises:
-        ConfigError: :meth:`Coreset.for_fit` or :class:`Memory` refuses the earlier coreset.
-        Diverged: the loss or an image became NaN or infinite.
-    """
-    outer: DistilConfig = config.coreset
-    start, address = _start(data, config, rng), rng.fold("distil")
-    made = surrogate(data, config, _memory(data, inputs, outer), address)
-    task = CoresetDescent(start, made, label_unit=outer.label_unit, average=outer.average, rng=address)
-    loop.run_steps(task, loop.OptimiserConfig(outer.optimiser, outer.lr, "cosine"), outer.steps, report)
-    return task.coreset().state(data, {"coreset": name, "ipc": config.ipc, "config": to_mapping(config)})
-
-
-def from_checkpoint(name: str, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
-    """Return the coreset in a checkpoint of :func:`distil`; searches score it before the distillation ends."""
-    outer: DistilConfig = config.coreset
-    tensors = under("task.", checkpoint.tensors)
-    coreset = kept(tensors, _start(data, config, rng), outer.label_unit, outer.average)
-    return coreset.state(data, {"coreset": name, "ipc": config.ipc})
-
-
-def _start(data: FitData, config: Any, rng: Seed) -> Coreset:
-    outer: DistilConfig = config.coreset
-    made = balanced(data, config.ipc, outer.label_scale, rng=rng.fold("start"), choice=outer.start)
-    return made.to(data.device)
-
-
-def _memory(data: FitData, inputs: Inputs, outer: DistilConfig) -> Memory | None:
-    for earlier in inputs.get("coreset", ()) if outer.increment == "with_earlier" else ():
-        return Memory(Coreset.for_fit(earlier, data), len(np.unique(data.train.targets)))
-    return None
+) -> PoolSurrogate:
+    memory, earlier = None, inputs.get("coreset", ())
+    if earlier and config.coreset.increment == "with_earlier":
+        memory = Memory(Coreset.for_fit(earlier[0], data), len(np.unique(data.train.targets)))
+    return surrogate(data, config, memory, rng)

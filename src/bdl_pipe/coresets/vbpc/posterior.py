@@ -29,7 +29,33 @@ from ...training.loop import OptimiserConfig, run_steps
 from ..shared.init import Coreset
 from ..shared.stage import NOISY
 from ..shared.trunk import TrunkObjective, features
+from . import closed_form
 from .closed_form import HeadPosterior
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The settings of the closed-form head and its features, which the methods that fit it share.
+
+    Attributes:
+        rho: ρ, the precision of the prior of the head's weights.
+        gamma: γ, the *precision* of the coreset's Gaussian likelihood.
+        feature_scale: the factor of φ.
+    """
+
+    rho: float
+    gamma: float
+    feature_scale: float
+
+    def __post_init__(self) -> None:
+        for name in ("rho", "gamma", "feature_scale"):
+            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+
+    def solve(self, network: networks.Network, images: Tensor, labels: Tensor) -> closed_form.HeadPosterior:
+        """Solve for the posterior of the head on this network's features, with β_S = n̂."""
+        phi = features(network, images, self.feature_scale)
+        return closed_form.solve(phi, labels, self.rho, self.gamma)
+
 
 _CHUNK = 250  # inputs per forward pass; their activations fit in the processor's cache
 
@@ -138,7 +164,7 @@ def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
     The fit uses only the data's shape and device. A fit resumed from ``report.load()`` has the same bits.
 
     Args:
-        config: a method's config, with ``network``, ``head`` (a :class:`~.head.HeadConfig`) and ``student``.
+        config: a :class:`HeadConfig` with ``network`` and ``student``.
 
     Raises:
         ConfigError: :meth:`Coreset.for_fit` fails.
@@ -151,7 +177,7 @@ def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
     task = TrunkObjective(network, coreset, student.augmentation, rng)
     run_steps(task, OptimiserConfig("adam", student.lr), student.steps, report)
     with torch.no_grad():
-        q = config.head.solve(network, coreset.images, coreset.labels)
-    spec = Spec(config.network, data.input_shape, config.head.feature_scale, q.rho, q.ratio)
+        q = config.solve(network, coreset.images, coreset.labels)
+    spec = Spec(config.network, data.input_shape, config.feature_scale, q.rho, q.ratio)
     weights = network.state_dict()
     return VbpcPosterior(spec, {k: v for k, v in weights.items() if k.startswith("trunk.")}, q).state()

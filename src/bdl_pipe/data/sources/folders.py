@@ -70,7 +70,9 @@ def class_files(root: Path) -> dict[Path, list[Path]]:
         if not paths:
             part = folder.name.lower() in _PARTS and class_folders(folder)
             cure = "; call the folder of training images train and that of test images test" if part else ""
-            raise DataError(f"{folder}: must hold images ({' '.join(SUFFIXES)}), got {_names(folder)}{cure}")
+            names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in folder.iterdir() if not is_hidden(p))
+            got = brief(", ".join(names[:4])) + (", …" if len(names) > 4 else "") if names else "none"
+            raise DataError(f"{folder}: must hold images ({' '.join(SUFFIXES)}), got {got}{cure}")
         if not clean(folder.name):
             raise DataError(f"{root}: the classes' folders must have names of more than blanks, got {folder.name!r}")
     doubled = [name for name, count in Counter(clean(folder.name) for folder in files).items() if count > 1]
@@ -92,9 +94,3 @@ def beside_images(path: Path) -> list[Path]:
         found += [p for p in root.iterdir() if not p.is_dir()]
         found += [p for folder in class_folders(root) for p in folder.iterdir() if p not in {*image_files(folder)}]
     return sorted(p for p in found if not is_hidden(p))
-
-
-def _names(folder: Path) -> str:
-    """Describe a folder's content, for an error."""
-    names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in folder.iterdir() if not is_hidden(p))
-    return brief(", ".join(names[:4])) + (", …" if len(names) > 4 else "") if names else "none"

@@ -12,25 +12,24 @@ import numpy as np
 from ...errors import DataError
 from ..examples import Examples
 from ..raw import Raw
-from .files import Archive, File
+from .archive import Archive, File
 
 _UINT8: Final = 0x08
 
 
 def read_idx(folder: Path, classes: tuple[str, ...]) -> Raw:
     """Read the four ``*-ubyte.gz`` files of ``folder``: images uint8 [n, 1, height, width], labels int64 [n]."""
-    train, test = (_pair(folder, part, len(classes)) for part in ("train", "t10k"))
+    parts = list[Examples]()
+    for part in ("train", "t10k"):
+        images_path, labels_path = (folder / f"{part}-{n}-ubyte.gz" for n in ("images-idx3", "labels-idx1"))
+        images, labels = read_array(images_path, 3), read_array(labels_path, 1)
+        if len(images) != len(labels):
+            raise DataError(f"{labels_path}: must have one label per image, got {len(labels)} for {len(images)}")
+        if len(labels) and labels.max() >= len(classes):
+            raise DataError(f"{labels_path}: labels must be < {len(classes)}, got {labels.max()}")
+        parts.append(Examples(images[:, None], labels.astype(np.int64)))
+    train, test = parts
     return Raw(str(folder), "classification", "image", train, test, classes)
-
-
-def _pair(folder: Path, part: str, classes: int) -> Examples:
-    images_path, labels_path = (folder / f"{part}-{n}-ubyte.gz" for n in ("images-idx3", "labels-idx1"))
-    images, labels = read_array(images_path, 3), read_array(labels_path, 1)
-    if len(images) != len(labels):
-        raise DataError(f"{labels_path}: must have one label per image, got {len(labels)} for {len(images)}")
-    if len(labels) and labels.max() >= classes:
-        raise DataError(f"{labels_path}: labels must be < {classes}, got {labels.max()}")
-    return Examples(images[:, None], labels.astype(np.int64))
 
 
 def read_array(path: Path, dimensions: int) -> np.ndarray:

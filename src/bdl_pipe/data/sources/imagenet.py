@@ -216,24 +216,22 @@ class _Members:
         place = {self._names[name]: number for number, name in enumerate(names)}
         images = np.empty((len(names), 3, side, side), np.uint8)
         for name, blob in self._contents(list(place)):
-            images[place[name]] = _pixels(blob, f"{self._origin}: {name}", side, resize)
+            origin = f"{self._origin}: {name}"
+            try:
+                with Image.open(io.BytesIO(blob)) as opened:
+                    image = opened.convert("RGB")  # some images are grey, a few are CMYK
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+                raise DataError(f"{origin}: is not a readable image ({brief(error)})") from None
+            if resize is not None:
+                shorter = min(image.size)
+                wide, high = (max(resize, round(length * resize / shorter)) for length in image.size)
+                left, top = (wide - resize) // 2, (high - resize) // 2
+                whole = image.resize((wide, high), Image.Resampling.BICUBIC)
+                image = whole.crop((left, top, left + resize, top + resize))
+            if image.size != (side, side):
+                raise DataError(f"{origin}: must be {side}×{side} pixels, got {image.size[0]}×{image.size[1]}")
+            images[place[name]] = np.asarray(image).transpose(2, 0, 1)
         return images
-
-
-def _pixels(blob: bytes, origin: str, side: int, resize: int | None) -> np.ndarray:
-    try:
-        with Image.open(io.BytesIO(blob)) as opened:
-            image = opened.convert("RGB")  # some images are grey, a few are CMYK
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{origin}: is not a readable image ({brief(error)})") from None
-    if resize is not None:
-        shorter = min(image.size)
-        wide, high = (max(resize, round(length * resize / shorter)) for length in image.size)
-        left, top = (wide - resize) // 2, (high - resize) // 2
-        image = image.resize((wide, high), Image.Resampling.BICUBIC).crop((left, top, left + resize, top + resize))
-    if image.size != (side, side):
-        raise DataError(f"{origin}: must be {side}×{side} pixels, got {image.size[0]}×{image.size[1]}")
-    return np.asarray(image).transpose(2, 0, 1)
 
 
 @contextmanager

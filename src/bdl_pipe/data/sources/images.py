@@ -130,7 +130,13 @@ def open_npz(path: Path) -> Mapping[str, np.ndarray]:
 def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
     """Convert uint8 [n, h, w], [n, h, w, c] or [n, c, h, w], c 1 or 3, to [n, c, h, w]; [n, h, w, c] is tried first."""
     if values.dtype != np.uint8:
-        raise DataError(f"{origin}: array {name!r} must be uint8 images, got {values.dtype}{_as_bytes(values, name)}")
+        advice = ""
+        if values.dtype.kind in "buif" and values.size:
+            low, high = float(values.min()), float(values.max())
+            scaled = f"(255 * {name}).round()" if high <= 1 else f"{name}.round()" if values.dtype.kind == "f" else name
+            cure = f"save {scaled}.astype(np.uint8)" if low >= 0 and high <= 255 else "scale it to 0…255"  # or NaN
+            advice = f" from {low:g} to {high:g}; {cure}"
+        raise DataError(f"{origin}: array {name!r} must be uint8 images, got {values.dtype}{advice}")
     if values.ndim == 3:
         values = values[:, None]
     elif values.ndim == 4 and values.shape[3] in (1, 3):
@@ -142,17 +148,6 @@ def image_array(values: np.ndarray, origin: str, name: str) -> np.ndarray:
     if 0 in values.shape[1:]:
         raise DataError(f"{origin}: array {name!r} must have images of at least one pixel, got {list(values.shape)}")
     return np.ascontiguousarray(values)
-
-
-def _as_bytes(values: np.ndarray, name: str) -> str:
-    """Return advice on converting values to uint8, depending on their range; empty if they are not numbers."""
-    if values.dtype.kind not in "buif" or not values.size:
-        return ""
-    low, high = float(values.min()), float(values.max())
-    if not (low >= 0 and high <= 255):  # also for NaN
-        return f" from {low:g} to {high:g}; scale it to 0…255"
-    scaled = f"(255 * {name}).round()" if high <= 1 else f"{name}.round()" if values.dtype.kind == "f" else name
-    return f" from {low:g} to {high:g}; save {scaled}.astype(np.uint8)"
 
 
 def broken(path: Path) -> DataError | None:
@@ -247,16 +242,10 @@ def _labelled(arrays: Mapping[str, np.ndarray], x: str, y: str, origin: str) -> 
     if labels.dtype.kind == "U":
         labels = np.array([clean(label) for label in labels.tolist()])
         if not all(labels):
-            raise DataError(
-                f"{origin}: array {y!r} must have a text in every row, got none in row {_first(labels == '')}"
-            )
+            row = int(np.argmax(labels == "")) + 1
+            raise DataError(f"{origin}: array {y!r} must have a text in every row, got none in row {row}")
     codes, classes = encode_labels(labels, origin, y)
     return Examples(images, codes), classes
-
-
-def _first(found: np.ndarray) -> int:
-    """Return the first row for which ``found`` [row] holds, counted from 1."""
-    return int(np.argmax(found)) + 1
 
 
 def unread_arrays(path: Path) -> list[str]:

@@ -13,8 +13,7 @@ import numpy as np
 from ...errors import DataError, UserError
 from ..examples import Examples
 from ..raw import Raw
-from .archive import manual_folder
-from .files import FOLDER_VARIABLE
+from .archive import FOLDER_VARIABLE, manual_folder
 
 _BOSTON: Final = (
     "boston_housing.csv",

@@ -21,8 +21,7 @@ from ..examples import Examples
 from ..raw import Kind, Raw, Task
 from ..tables.columns import feature_matrix
 from ..tables.read import open_table
-from .archive import manual_folder
-from .files import FOLDER_VARIABLE
+from .archive import FOLDER_VARIABLE, manual_folder
 from .table import Table, check_columns, table_rows
 
 _CONCRETE: Final = (

@@ -64,7 +64,12 @@ class Hmc(Kernel):
     ) -> ChainState:
         position = state["position"]
         value, gradient = density(position) if "value" not in state else (state["value"], state["gradient"])
-        sizes = self._sizes(state, rng, step_size, adapt).to(position)
+        each = torch.full_like(state["accepted"], step_size)  # ε of each chain
+        if self.acceptance is not None:
+            each = each * state["factor" if adapt else "mean_factor"].exp()
+        if self.jitter:
+            each = each * (1 + self.jitter * (2 * rng.uniform("jitter").to(each.device) - 1))
+        sizes = each[:, None].to(position)
         start = temperature**0.5 * rng.normal(position, "momenta")
         proposal, momentum, value_there, gradient_there = position, start, value, gradient
         for _ in range(self.leapfrogs):  # each leapfrog starts with the previous leapfrog's final gradient
@@ -85,15 +90,6 @@ class Hmc(Kernel):
             return moved
         memory = {name: state[name] for name in ("factor", "mean_factor", "short", "count")}
         return {**moved, **(self._adapted(memory, log_ratio.clamp(max=0).exp()) if adapt else memory)}
-
-    def _sizes(self, state: ChainState, rng: Randomness, step_size: float, adapt: bool) -> Tensor:
-        """Return ε of each chain, [chain, 1]."""
-        sizes = torch.full_like(state["accepted"], step_size)
-        if self.acceptance is not None:
-            sizes = sizes * state["factor" if adapt else "mean_factor"].exp()
-        if self.jitter:
-            sizes = sizes * (1 + self.jitter * (2 * rng.uniform("jitter").to(sizes.device) - 1))
-        return sizes[:, None]
 
     def _adapted(self, memory: ChainState, acceptance: Tensor) -> ChainState:
         """Return dual averaging's memory after a proposal; factors are logarithms of ε over the given step size."""

@@ -2,10 +2,9 @@
 
     V ← βV + (1 − β) g∘g,   G = 1/(δ + √(V / mean V)),   θ ← θ + (η/2) G∘g + N(0, ηT G),   g = ∇ log p(θ)
 
-The paper's drift has a further term, Γ_i = ∂G_ii/∂θ_i, which its code omits. With ``adapt: burn_in`` V is constant
-after burn-in, so that Γ is 0 and the law is the law of SGLD with a fixed metric. ``adapt: always`` is the approximation
-without Γ. Deviation: V is taken relative to its mean over the weights, so that η has SGLD's units for any number of
-rows.
+The paper's drift has a further term, Γ_i = ∂G_ii/∂θ_i, which its code omits. Deviations: V is constant after burn-in,
+so that Γ is 0 and the law is the law of SGLD with a fixed metric; and V is taken relative to its mean over the weights,
+so that η has SGLD's units for any number of rows.
 """
 
 from dataclasses import dataclass
@@ -25,13 +24,11 @@ class Psgld(Kernel):
     Attributes:
         decay: β, the decay of the gradients' running second moment.
         damping: δ; a weight without gradients moves 1 + 1/δ times as much as a weight with gradients of mean size.
-        adapt: when V is updated: in ``burn_in`` only, or ``always``, which omits Γ.
     """
 
     name: Literal["psgld"] = "psgld"
     decay: float = 0.99
     damping: float = 0.1
-    adapt: Literal["burn_in", "always"] = "burn_in"
 
     def __post_init__(self) -> None:
         require(0 < self.decay < 1, "decay", "must be in (0, 1)", self.decay)
@@ -51,7 +48,7 @@ class Psgld(Kernel):
     ) -> ChainState:
         position, moment = state["position"], state["second_moment"]
         _, gradient = density(position)
-        if adapt or self.adapt == "always":
+        if adapt:
             moment = self.decay * moment + (1 - self.decay) * gradient.square()
         metric = 1 / (self.damping + (moment / moment.mean(1, keepdim=True)).sqrt())
         noise = (step_size * temperature * metric).sqrt() * rng.normal(position)
