@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.baselines.evidence import fit_hyperparameters
 from bdl_pipe.baselines.exact_layer import ExactLayerPosterior, features
-from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll
+from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll, derivative_kl
 from bdl_pipe.baselines.map_blr import MAP_BLR
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError, Diverged
+from bdl_pipe.linear_regression import best_variances, posterior
 from bdl_pipe.method import Method
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
@@ -107,6 +107,19 @@ def test_the_latent_derivative_loss_equals_finite_differences() -> None:
     assert abs(other - found) > 1e-3 * abs(found)
 
 
+def test_the_derivative_kl_is_finite_with_more_inputs_than_features_and_has_gradients() -> None:
+    inputs = torch.randn(3, 6, generator=Seed(0).generator()).double()
+    weight = torch.randn(4, 6, generator=Seed(1).generator()).double().requires_grad_()
+
+    def kl(weight: Tensor) -> Tensor:
+        def trunk(x: Tensor) -> Tensor:
+            return torch.tanh(weight @ x)
+
+        return derivative_kl(posterior(trunk(inputs.T).T, inputs[:, :1], 0.7, 0.3), trunk, inputs, 0.8)
+
+    assert kl(weight).isfinite().all() and torch.autograd.gradcheck(kl, (weight,))
+
+
 @pytest.mark.parametrize("rows", [None, 20])
 def test_ldgbll_with_weight_zero_equals_gbll_bit_for_bit(rows: int | None) -> None:
     data = make_tiny_table()
@@ -187,13 +200,12 @@ def test_without_early_stopping_validation_rows_do_not_change_the_fit(method: Me
 
 def test_the_variances_of_map_blr_maximise_the_evidence_of_its_features() -> None:
     data = make_tiny_table()
-    posterior = ExactLayerPosterior(fitted(MAP_BLR, data))
+    exact = ExactLayerPosterior(fitted(MAP_BLR, data))
     x, y = data.tensors("train")
     with torch.no_grad():
-        phi = features(posterior.trunk, x)
-    found = posterior.state().config["prior_variance"], float(posterior.layer.noise_variance)
-    best = fit_hyperparameters(phi, y)
-    assert found == pytest.approx((best.prior_variance, best.noise_variance), rel=1e-9)
+        phi = exact.features(x)
+    found = exact.state().config["prior_variance"], float(exact.layer.noise_variance)
+    assert found == pytest.approx(best_variances(phi, y), rel=1e-9)
 
 
 @pytest.mark.parametrize("method", [GBLL, LDGBLL], ids=lambda m: m.name)

@@ -8,7 +8,7 @@ training rows. Config: ``spec`` (a :class:`TrunkSpec`), ``prior_variance``, ``ep
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -22,17 +22,17 @@ from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import DataError
 from ..joint_predictive import GaussianFunctions
+from ..linear_regression import LinearPosterior, with_bias
 from ..networks import MlpConfig, Network
 from ..networks.replicas import Replicas
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
-from ..training.learner import FitResult, Learner, TrainingConfig
-from . import linear
-from .linear import LinearPosterior, with_bias
+from ..training.learner import Learner, TrainingConfig
 from .stored import StoredPosterior
 
+_TRUNK: Final = "network.trunk."
 _MOST: Final = 5_000_000  # the most entries of Φ: 40 MB, and a training step holds several such matrices
 
 
@@ -46,17 +46,6 @@ class TrunkSpec:
     def build(self, rng: Seed) -> Network:
         """Build the trunk, a network without a head, with weights initialised from ``rng``."""
         return networks.build(self.network, self.input_shape, 0, rng=rng)
-
-    def check_size(self, method: str, rows: int) -> None:
-        """Refuse more rows than fit in memory for exact regression on these features.
-
-        Raises:
-            DataError: Φ, rows × (width + 1), is too large.
-        """
-        columns = self.network.hidden[-1] + 1
-        if rows * columns > _MOST:
-            rule = f"must have at most {_MOST // columns} training rows for {columns} features"
-            raise DataError(f"{method}: the data {rule}, got {rows}")
 
 
 class ExactLayerLearner(Learner):
@@ -83,17 +72,21 @@ def fit_exact_layers(
         DataError: there are too many rows for an exact layer.
         Diverged: a loss became NaN or infinite.
     """
-    spec = TrunkSpec(network, data[0].input_shape)
-    spec.check_size(method, max(len(d.train) for d in data))
-    fitted = fit_epochs(build, data, training, rngs=rngs, report=report)
-    return [_with_layer(spec, build(d, Seed(0)), d, member) for d, member in zip(data, fitted, strict=True)]
-
-
-@torch.no_grad()
-def _with_layer(spec: TrunkSpec, learner: ExactLayerLearner, data: FitData, fitted: FitResult) -> State:
-    learner.load_state_dict(fitted.state)
-    layer, prior_variance = learner.to(data.device).eval().exact_layer(data)
-    return ExactLayerPosterior.of(spec, fitted, layer, prior_variance)
+    rows, columns = max(len(d.train) for d in data), network.hidden[-1] + 1
+    if rows * columns > _MOST:
+        rule = f"must have at most {_MOST // columns} training rows for {columns} features"
+        raise DataError(f"{method}: the data {rule}, got {rows}")
+    states, spec = list[State](), to_mapping(TrunkSpec(network, data[0].input_shape))
+    for each, fitted in zip(data, fit_epochs(build, data, training, rngs=rngs, report=report), strict=True):
+        learner = build(each, Seed(0))
+        learner.load_state_dict(fitted.state)
+        with torch.no_grad():
+            layer, prior_variance = learner.to(each.device).eval().exact_layer(each)
+        tensors = {name: values for name, values in fitted.state.items() if name.startswith(_TRUNK)}
+        tensors |= {name: values.detach().cpu().clone() for name, values in vars(layer).items()}
+        about = {"prior_variance": prior_variance, "epochs": fitted.epochs, "loss": fitted.loss}
+        states.append(State(tensors, {"posterior": ExactLayerPosterior.key, "spec": spec, **about}))
+    return states
 
 
 def features(trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
@@ -101,47 +94,41 @@ def features(trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Float[
     return with_bias(trunk(inputs).double())
 
 
+class LinearFunctionsPosterior(StoredPosterior):
+    """A posterior of Bayesian linear regression on features, which predicts in closed form."""
+
+    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
+        super().__init__(state, device)
+        self.layer = LinearPosterior(*(self.tensors[name] for name in ("mean", "factor", "noise_variance")))
+
+    @abstractmethod
+    def features(self, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
+        """Return φ(x) in float64."""
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
+        """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
+        return self.layer.predict(self.features(inputs), dtype=inputs.dtype)
+
+    @torch.no_grad()
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+        """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
+        return self.layer.functions(self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]))
+
+
 @final
-class ExactLayerPosterior(StoredPosterior):
-    """A posterior with a fitted trunk and an exact last layer, which predicts in closed form."""
+class ExactLayerPosterior(LinearFunctionsPosterior):
+    """A posterior with a fitted trunk and an exact last layer."""
 
     key = "exact_layer"
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
         super().__init__(state, device)
-        self.layer = LinearPosterior(*(self.tensors[name] for name in ("mean", "factor", "noise_variance")))
         trunk = read(TrunkSpec, state.config["spec"], "spec").build(Seed(0)).eval().to(device)
-        trunk.load_state_dict(_trunk(self.tensors))
-        self.trunk, self._trunks = trunk, Replicas(trunk)
+        weights = {k.removeprefix("network."): v for k, v in self.tensors.items() if k.startswith(_TRUNK)}
+        trunk.load_state_dict(weights)
+        self._trunks = Replicas(trunk)
 
-    @classmethod
-    def of(cls, spec: TrunkSpec, learned: FitResult, layer: LinearPosterior, prior_variance: float) -> State:
-        """Return the state of a learner's trunk (its ``network``) with ``layer``."""
-        trunk = {f"network.{k}": v for k, v in _trunk(learned.state).items()}
-        tensors = trunk | {k: v.detach().cpu().clone() for k, v in vars(layer).items()}
-        about = {"prior_variance": prior_variance, "epochs": learned.epochs, "loss": learned.loss}
-        return State(tensors, {"posterior": cls.key, "spec": to_mapping(spec), **about})
-
-    @torch.no_grad()
-    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
-        """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
+    def features(self, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
         with self._trunks.one() as trunk:
-            return predict(self.layer, trunk, inputs)
-
-    @torch.no_grad()
-    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
-        """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
-        with self._trunks.one() as trunk:
-            phi = features(trunk, inputs.flatten(0, 1))
-        return linear.functions(self.layer, phi.unflatten(0, inputs.shape[:2]))
-
-
-def predict(layer: LinearPosterior, trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Gaussian:
-    """Return ``layer``'s predictive at the trunk's features, computed in float64, in the dtype of ``inputs``."""
-    exact = linear.predict(layer, features(trunk, inputs))
-    return Gaussian(exact.draw_mean.to(inputs.dtype), exact.draw_variance.to(inputs.dtype))
-
-
-def _trunk(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries of ``network.trunk`` under the names of a network without a head."""
-    return {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.trunk.")}
+            return features(trunk, inputs)

@@ -3,7 +3,7 @@
 Snoek et al. 2015, "Scalable Bayesian Optimization Using Deep Neural Networks", as the baseline ``MAP`` of Harrison,
 Willes & Snoek 2023 (table 2). The network has a linear head and one noise variance, learned as a point estimate; weight
 decay is its prior. The head is then discarded. The prior and noise variance of the new layer maximise the evidence of
-the training rows (``evidence``), where Snoek et al. sample them; the layer's posterior is exact. The features were
+the training rows, where Snoek et al. sample them; the layer's posterior is exact. The features were
 fitted to the same rows, so that this noise may be too small: with ``training.noise: validation`` the layer's
 noise is at least the variance of the network's residuals on validation rows (ours).
 """
@@ -19,6 +19,7 @@ from ..artifacts import State
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require
+from ..linear_regression import LinearPosterior, best_variances, posterior
 from ..method import Default, Inputs, Method, StageSpec
 from ..networks import MlpConfig
 from ..predictive import Predictive
@@ -26,10 +27,7 @@ from ..progress import Report
 from ..seeds import Seed
 from ..training.learner import TrainingConfig
 from ..training.likelihood import OutputLikelihood, least_noise
-from . import linear
-from .evidence import fit_hyperparameters
 from .exact_layer import ExactLayerLearner, features, fit_exact_layers
-from .linear import LinearPosterior
 
 
 @dataclass(frozen=True)
@@ -83,11 +81,10 @@ class PointNetwork(ExactLayerLearner):
         """
         inputs, targets = data.tensors("train", data.device)
         phi, y = features(self.network.trunk, inputs), targets.double()
-        best, noise = fit_hyperparameters(phi, y), 0.0
+        prior, noise = best_variances(phi, y)
         if self._held_out and len((data.search or data).validation) > 0:
-            noise = float(self.likelihood.log_variance.exp())
-        layer = linear.posterior(phi, y, best.prior_variance, max(best.noise_variance, noise))
-        return layer, best.prior_variance
+            noise = max(noise, float(self.likelihood.log_variance.exp()))
+        return posterior(phi, y, prior, noise), prior
 
 
 def fit(
