@@ -39,9 +39,12 @@ def with_bias(features: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows h1"]:
 
 
 def scaled(
-    features: Float[Tensor, "n h"], targets: Float[Tensor, "n o"], log_noise: Float[Tensor, "n 1"] | None
-) -> tuple[Float[Tensor, "n h"], Float[Tensor, "n o"]]:
-    """Return φs and ys, s = e^(−g/2), which have one noise; g is ``log_noise``, and None is 0."""
+    features: Float[Tensor, "n h"], targets: Tensor, log_noise: Float[Tensor, "n 1"] | None
+) -> tuple[Float[Tensor, "n h"], Tensor]:
+    """Return φs and ys of targets [n, o], s = e^(−g/2), which have one noise; g is ``log_noise``.
+
+    None: the noise is one already, and features and targets are returned.
+    """
     if log_noise is None:
         return features, targets
     s = (-log_noise / 2).exp()

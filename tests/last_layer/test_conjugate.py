@@ -12,8 +12,8 @@ from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.last_layer import Generative, Regression
-from bdl_pipe.last_layer.conjugate import condition
 from bdl_pipe.last_layer.methods import LastLayerPosterior
+from bdl_pipe.last_layer.regression import condition
 from bdl_pipe.linear_regression import posterior
 from bdl_pipe.predictive import Categorical
 from bdl_pipe.registry import METHODS

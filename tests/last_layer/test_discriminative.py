@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from bdl_pipe.errors import DataError
-from bdl_pipe.last_layer import Discriminative, softmax
+from bdl_pipe.last_layer import Discriminative
+from bdl_pipe.last_layer import discriminative as softmax
 from bdl_pipe.seeds import Seed
 
 from .cases import FORMS, draw, perturbed

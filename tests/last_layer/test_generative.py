@@ -12,8 +12,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.last_layer import Generative
-from bdl_pipe.last_layer.densities import log_densities
-from bdl_pipe.last_layer.refit import Refit
+from bdl_pipe.last_layer.densities import Refit, log_densities
 from bdl_pipe.seeds import Seed
 
 from .cases import Loss
