@@ -33,7 +33,7 @@ from ..training.learner import Learner, TrainingConfig
 from .stored import StoredPosterior
 
 _TRUNK: Final = "network.trunk."
-_MOST: Final = 5_000_000  # the most entries of Φ: 40 MB, and a training step holds several such matrices
+AFFORDABLE: Final = 5_000_000  # the most entries of Φ: 40 MB, and a training step holds several such matrices
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def fit_exact_layers(
         Diverged: a loss became NaN or infinite.
     """
     rows, columns = max(len(d.train) for d in data), network.hidden[-1] + 1
-    if rows * columns > _MOST:
-        rule = f"must have at most {_MOST // columns} training rows for {columns} features"
+    if rows * columns > AFFORDABLE:
+        rule = f"must have at most {AFFORDABLE // columns} training rows for {columns} features"
         raise DataError(f"{method}: the data {rule}, got {rows}")
     states, spec = list[State](), to_mapping(TrunkSpec(network, data[0].input_shape))
     for each, fitted in zip(data, fit_epochs(build, data, training, rngs=rngs, report=report), strict=True):

@@ -76,7 +76,12 @@ def fit(data: FitData, inputs: Inputs, config: LinearConfig, *, rng: Seed, repor
     if data.task == "classification":
         fitted = _logistic(data, _strength(data.search or data))
         weight, bias = torch.from_numpy(fitted.coef_), torch.from_numpy(fitted.intercept_)
-        softmax = _of_all_classes(weight, bias, fitted.classes_, data.outputs)
+        if len(fitted.classes_) == 2:  # scikit-learn has one row, for the second class
+            weight, bias = torch.cat([0 * weight, weight]), torch.cat([0 * bias, bias])
+        present = torch.from_numpy(np.asarray(fitted.classes_, dtype=np.int64))
+        softmax = {"weight": weight.new_zeros(data.outputs, weight.shape[1])}
+        softmax["bias"] = bias.new_full((data.outputs,), -50.0)  # a class without training rows has probability 1e-22
+        softmax["weight"][present], softmax["bias"][present] = weight, bias
         return State(softmax, {"posterior": LogisticRegressionPosterior.key})
     rows, targets = (values.double() for values in data.tensors("train"))
     phi = with_bias(rows)
@@ -108,16 +113,6 @@ def _logistic(data: FitData, strength: float) -> "LogisticRegression":
     rows, labels = (values.numpy() for values in data.tensors("train"))
     with without_warnings(ConvergenceWarning):  # separable rows with a weak prior; the score decides
         return LogisticRegression(C=strength, max_iter=_STEPS).fit(rows.reshape(len(rows), -1).astype(float), labels)
-
-
-def _of_all_classes(weight: Tensor, bias: Tensor, classes: np.ndarray, outputs: int) -> dict[str, Tensor]:
-    """Return the weights of a softmax over all classes; a class without training rows has probability 1e-22."""
-    if len(classes) == 2:  # scikit-learn has one row, for the second class
-        weight, bias = torch.cat([0 * weight, weight]), torch.cat([0 * bias, bias])
-    known = torch.from_numpy(np.asarray(classes, dtype=np.int64))
-    every = {"weight": weight.new_zeros(outputs, weight.shape[1]), "bias": bias.new_full((outputs,), -50.0)}
-    every["weight"][known], every["bias"][known] = weight, bias
-    return every
 
 
 LINEAR = Method(

@@ -27,7 +27,7 @@ from ..progress import Report
 from ..seeds import Seed
 from ..training.learner import TrainingConfig
 from ..training.likelihood import OutputLikelihood, least_noise
-from .exact_layer import ExactLayerLearner, features, fit_exact_layers
+from .exact_layer import AFFORDABLE, ExactLayerLearner, features, fit_exact_layers
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,6 @@ def fit(
 
 
 _FEATURE_DECAY: Final = 5.0  # large, because features and exact layer are fitted to the same few rows
-_EXACT_LAYER: Final = 5_000_000  # the most rows times features for which the exact layer is affordable
 
 
 def default(size: Size) -> Section:
@@ -122,5 +121,5 @@ MAP_BLR = Method(
         "training.optimiser.lr": (1e-3, 1e-1, "log"),
         "training.optimiser.weight_decay": (1e-4, 1.0, "log"),
     },
-    default=Default(1.0, override=default, suits=lambda size: size.train * (size.hidden[-1] + 1) <= _EXACT_LAYER),
+    default=Default(1.0, override=default, suits=lambda size: size.train * (size.hidden[-1] + 1) <= AFFORDABLE),
 )
