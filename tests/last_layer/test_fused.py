@@ -97,13 +97,6 @@ def test_first_and_second_derivatives_equal_finite_differences(check: Callable[.
     assert check(kind.loss, kind.values())
 
 
-@each_kind
-def test_the_composed_loss_equals_the_fused_loss(kind: Kind) -> None:
-    leaves = kind.values()
-    composed = kind.operation.composed(*leaves, *kind.rest)
-    torch.testing.assert_close(kind.loss(*leaves), composed, rtol=1e-13, atol=1e-13)
-
-
 @each_argument
 def test_vmap_over_one_argument_equals_a_loop_over_members(kind: Kind, argument: int) -> None:
     """Features or one parameter of three members under ``vmap``; gradients within it, and backward through it."""

@@ -1,4 +1,4 @@
-"""The losses of two layers as one operation each, with an explicit gradient; second derivatives use the composed loss.
+"""The losses of two layers as one operation each, with an explicit gradient; autograd derives second derivatives.
 
 Both are minus the objective of eq. 61 in nats per training row, with d = 2m − log s, B rows of a batch, T training rows
 and the weight λ of the KL; M is the Wishart scale.
@@ -40,8 +40,6 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from .covariance import Dense, Diagonal, gaussian_kl
-
 
 @dataclass(frozen=True)
 class FusedLoss(ABC):
@@ -55,13 +53,9 @@ class FusedLoss(ABC):
     differentiable: ClassVar[int]  # the first arguments have gradients
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        """Return :meth:`composed` of the same arguments."""
+        """Return the loss."""
         loss: Tensor = _Operation.apply(*tensors, self)[0]
         return loss
-
-    @abstractmethod
-    def composed(self, *tensors: Tensor) -> Tensor:
-        """Return the loss, computed with the operations that other forms of S use."""
 
     @abstractmethod
     def value(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -85,9 +79,9 @@ class FusedLoss(ABC):
 
     @final
     def traced(self, gradient: Tensor, needed: Sequence[bool], saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """Return the gradients from :meth:`composed`, which can be differentiated again."""
+        """Return the gradients from autograd, which can be differentiated again."""
         inputs, rest = saved[: self.differentiable], saved[self.differentiable : len(needed) - 1]
-        pull = torch.func.vjp(lambda *leaves: self.composed(*leaves, *rest), *inputs)[1]
+        pull = torch.func.vjp(lambda *leaves: self.value(*leaves, *rest)[0], *inputs)[1]
         return tuple(slope if want else None for slope, want in zip(pull(gradient), needed, strict=False))
 
 
@@ -135,15 +129,6 @@ class DiagonalLoss(FusedLoss):
         """Return log p(Σ) + constant for each class's noise."""
         return (self.wishart_dof + 2) * noise_log_root - 0.5 * self.wishart_scale * (2 * noise_log_root).exp()
 
-    def composed(self, *tensors: Tensor) -> Tensor:
-        features, mean, log_scale, noise_log_root, label = tensors
-        form = Diagonal(log_scale)
-        logits = features @ mean.mT
-        variance = form.quadratic(features) + (-2 * noise_log_root).exp()
-        surprise = (torch.logsumexp(logits + 0.5 * variance, -1) - logits.gather(-1, label)[:, 0]).mean()
-        kl = gaussian_kl(mean, form, self.prior_variance, copies=1)
-        return surprise + self._kl * kl - self._noise_prior(noise_log_root).sum() / self.num_train
-
     def value(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         features, mean, log_scale, noise_log_root, label = tensors
         ratio = 2 * log_scale  # [class, h]
@@ -188,17 +173,6 @@ class DenseLoss(FusedLoss):
     """
 
     differentiable = 7
-
-    def composed(self, *tensors: Tensor) -> Tensor:
-        features, mean, factor, log_scale, root, noise_log_root, targets = tensors
-        form, outputs = Dense((factor.triu(1),), log_scale), len(mean)
-        squared = ((targets - features @ mean.mT) @ root).square().sum(-1)
-        trace, logs = root.square().sum(), noise_log_root.sum()
-        spread = form.quadratic(features)[:, 0] * trace
-        surprise = 0.5 * ((squared + spread).mean() + outputs * math.log(2 * math.pi)) - logs
-        noise_prior = (self.wishart_dof + outputs + 1) * logs - 0.5 * self.wishart_scale * trace
-        kl = gaussian_kl(mean, form, self.prior_variance, copies=outputs)
-        return surprise + self._kl * kl - noise_prior / self.num_train
 
     def _share_of_logs(self, outputs: int) -> float:
         """Return 1 + c/T."""
