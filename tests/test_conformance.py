@@ -53,10 +53,10 @@ PROGRAMS = {
     ),
     "dark_knowledge",
 }
-# A head of log-variances, of ``bnn`` and ``vbll_bnn`` by their smallest configs; all others have one noise variance.
+# A head of log-variances, in a few methods by their smallest configs (``bnn``, ``map_blr``, ``sngp``); others have one.
 NOISE_OF_EACH_INPUT = {
     *("deterministic", "ensemble", "tabm", "swa", "swag", "multi_swag", "pca_ess", "pca_vi", "kfac_laplace"),
-    *("ciber_last", "ciber_second", "dark_knowledge", "bnn", "vbll_bnn"),
+    *("ciber_last", "ciber_second", "dark_knowledge", "bnn", "vbll_bnn", "map_blr", "sngp"),
 }
 
 

@@ -30,12 +30,12 @@ class RecursivePosterior:
     Attributes:
         features: transformed inputs [row, ...] -> φ [row, h].
         layer: the Gaussian over the last layer's weights.
-        log_noise: φ [row, h] -> g [row, 1] of a noise of each input, σ² e^g; None with one noise.
+        log_noise: φ [row, h] -> g [row, 1] of a noise of each input, σ² e^g, or None with one noise.
     """
 
     features: Callable[[Tensor], Tensor]
     layer: RecursiveLayer
-    log_noise: Callable[[Tensor], Tensor] | None = None
+    log_noise: Callable[[Tensor], Tensor | None]
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
@@ -53,7 +53,8 @@ class RecursivePosterior:
     def _rows(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return φ and g in float64."""
         phi = self.features(inputs)
-        return phi.double(), None if self.log_noise is None else self.log_noise(phi).double()
+        log_noise = self.log_noise(phi)
+        return phi.double(), None if log_noise is None else log_noise.double()
 
 
 @torch.no_grad()
@@ -66,7 +67,8 @@ def recursive(posterior: Posterior) -> RecursivePosterior | None:
     if isinstance(posterior, LinearFunctionsPosterior):
         factor, noise = posterior.layer.factor.double(), posterior.layer.noise_variance.double()
         precision, mean = factor @ factor.mT, posterior.layer.mean.double()[:, 0]
-        return RecursivePosterior(posterior.features, RecursiveLayer(precision, precision @ mean, noise))
+        exact = RecursiveLayer(precision, precision @ mean, noise)
+        return RecursivePosterior(posterior.features, exact, posterior.log_noise)
     if not isinstance(posterior, LastLayerPosterior):
         return None
     learner = posterior.learner
@@ -80,4 +82,4 @@ def recursive(posterior: Posterior) -> RecursivePosterior | None:
         precision = torch.linalg.inv(learner.layer.covariance().matrix()[0].double())
         mean = learner.layer.mean.double()[0]
     layer = RecursiveLayer((precision + precision.mT) / 2, precision @ mean, noise)
-    return RecursivePosterior(learner.trunk, layer, learner.log_noise)
+    return RecursivePosterior(learner.trunk, layer, learner.log_noise_of)

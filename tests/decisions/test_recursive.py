@@ -16,6 +16,7 @@ AGENTS = {
     "linear": Agent("thompson", "linear", updates=True),
     "map_blr": Agent("thompson", "map_blr", updates=True),
     "gbll": Agent("thompson", "gbll", updates=True),
+    "gbll, noise of each input": Agent("thompson", "gbll", updates=True, override={"noise": "each input"}),
     "vbll": Agent("thompson", "vbll", updates=True),
     "vbll exact": Agent("thompson", "vbll", updates=True, override=EXACT),
     "vbll, noise of each input": Agent("thompson", "vbll", updates=True, override={"layer": {"noise": "each input"}}),

@@ -1,10 +1,12 @@
 """A posterior with a point estimate of the trunk, and exact Bayesian linear regression on its features.
 
-p(y | x, D) = N(φᵀm, φᵀA⁻¹φ + σ²), where φ is the trunk's features and a one. The features are float32 and everything
+p(y | x, D) = N(φᵀm, φᵀA⁻¹φ + σ²), where φ is the trunk's features and a one. A noise of each input (ours) is
+σ² exp(φᵀg). The features are float32 and everything
 after them is float64, because A is as ill-conditioned as I + (s/σ²)ΦᵀΦ, which is too much for float32.
 
-State: ``network.trunk.…``, and m, A's Cholesky factor and σ² as ``mean``, ``factor`` and ``noise_variance``, without
-training rows. Config: ``spec`` (a :class:`TrunkSpec`), ``prior_variance``, ``epochs`` and ``loss``.
+State: ``network.trunk.…``, and m, A's Cholesky factor, σ² and g as ``mean``, ``factor``, ``noise_variance`` and
+``noise_head``, without training rows. Config: ``spec`` (a :class:`TrunkSpec`), ``prior_variance``, ``epochs`` and
+``loss``.
 """
 
 from abc import abstractmethod
@@ -14,7 +16,7 @@ from typing import Final, final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import networks
 from ..artifacts import State
@@ -30,6 +32,7 @@ from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import Learner, TrainingConfig
+from ..training.likelihood import NoiseOf
 from .stored import StoredPosterior
 
 _TRUNK: Final = "network.trunk."
@@ -48,8 +51,23 @@ class TrunkSpec:
         return networks.build(self.network, self.input_shape, 0, rng=rng)
 
 
+def noise_head(noise: NoiseOf, network: MlpConfig) -> nn.Parameter | None:
+    """Return g [h, 1] of a noise of each input, which starts at 0; None with one noise."""
+    return nn.Parameter(torch.zeros(network.hidden[-1] + 1, 1)) if noise == "each input" else None
+
+
 class ExactLayerLearner(Learner):
-    """A learner that gets an exact last layer on its trunk, ``network.trunk``, after training."""
+    """A learner that gets an exact last layer on its trunk, ``network.trunk``, after training.
+
+    Attributes:
+        noise_head: g of a noise of each input; None with one noise.
+    """
+
+    noise_head: nn.Parameter | None
+
+    def log_noise(self, phi: Float[Tensor, "row feature"]) -> Float[Tensor, "row 1"] | None:
+        """Return φᵀg of rows in float64; None with one noise."""
+        return None if self.noise_head is None else phi @ self.noise_head.double()
 
     @abstractmethod
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
@@ -83,37 +101,50 @@ def fit_exact_layers(
         with torch.no_grad():
             layer, prior_variance = learner.to(each.device).eval().exact_layer(each)
         tensors = {name: values for name, values in fitted.state.items() if name.startswith(_TRUNK)}
-        tensors |= {name: values.detach().cpu().clone() for name, values in vars(layer).items()}
+        noise = {} if learner.noise_head is None else {"noise_head": learner.noise_head.double()}
+        tensors |= {name: values.detach().cpu().clone() for name, values in {**vars(layer), **noise}.items()}
         about = {"prior_variance": prior_variance, "epochs": fitted.epochs, "loss": fitted.loss}
         states.append(State(tensors, {"posterior": ExactLayerPosterior.key, "spec": spec, **about}))
     return states
 
 
-def features(trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
+def features(trunk: nn.Module, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
     """Return φ(x): the trunk's features and a one, in float64."""
     return with_bias(trunk(inputs).double())
 
 
 class LinearFunctionsPosterior(StoredPosterior):
-    """A posterior of Bayesian linear regression on features, which predicts in closed form."""
+    """A posterior of Bayesian linear regression on features, which predicts in closed form.
+
+    Attributes:
+        layer: the posterior of the weights.
+        noise_head: g [h, 1] of a noise of each input, σ² exp(φᵀg); None with one noise.
+    """
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
         super().__init__(state, device)
         self.layer = LinearPosterior(*(self.tensors[name] for name in ("mean", "factor", "noise_variance")))
+        self.noise_head = self.tensors.get("noise_head")
 
     @abstractmethod
     def features(self, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
         """Return φ(x) in float64."""
 
+    def log_noise(self, phi: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows 1"] | None:
+        """Return φᵀg of rows; None with one noise."""
+        return None if self.noise_head is None else phi @ self.noise_head
+
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
-        return self.layer.predict(self.features(inputs), dtype=inputs.dtype)
+        phi = self.features(inputs)
+        return self.layer.predict(phi, self.log_noise(phi), inputs.dtype)
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
-        return self.layer.functions(self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]))
+        phi = self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+        return self.layer.functions(phi, self.log_noise(phi))
 
 
 @final

@@ -2,10 +2,11 @@
 
 Watson, Lin, Klink, Pajarinen & Peters 2021, "Latent Derivative Bayesian Last Layer Networks", as the baselines of
 Harrison, Willes & Snoek 2023 (table 2, G.2). ``gbll`` minimises −log p(Y | Φ)/n over the trunk, the prior variance s
-and the noise variance σ² (their logarithms), see ``linear_regression``. The predictive is exact, given the trained
-trunk, s and σ². ``ldgbll`` adds a zero-mean Gaussian prior on the function's derivatives: the Jacobian wᵀ∂φ/∂x is
-linear in w, so it is Gaussian in closed form. It enters as a latent variable by its KL divergence from the prior, which
-favours smooth *and* diverse features.
+and the noise variance σ² (their logarithms), see ``linear_regression``. A noise of each input (ours) is σ² exp(φᵀg),
+and g is trained by the same evidence. The predictive is exact, given the trained trunk and variances. ``ldgbll`` adds
+a zero-mean Gaussian prior on the function's derivatives: the Jacobian wᵀ∂φ/∂x is linear in w, so it is Gaussian in
+closed form. It enters as a latent variable by its KL divergence from the prior, which favours smooth *and* diverse
+features.
 
 Deviations: the KL is the sum over the derivatives' marginals (a lower bound of the joint KL, finite even with fewer
 features than inputs), averaged over rows, with a weight. Every step uses all rows, so an epoch is one step, and the
@@ -15,7 +16,7 @@ add up to the evidence of all rows. A step costs O(nh² + h³), and the derivati
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -23,18 +24,20 @@ from torch import Tensor, nn
 from torch.func import jacfwd, vmap
 
 from ..artifacts import State
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.minibatches import distinct
 from ..errors import require
-from ..linear_regression import LinearPosterior, log_marginal_likelihood, posterior
+from ..linear_regression import LinearPosterior, log_marginal_likelihood, posterior, scaled
 from ..method import Inputs, Method, StageSpec
 from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.learner import EarlyStopping, TrainingConfig, require_fits
+from ..training.likelihood import NoiseOf
 from ..training.loop import OptimiserConfig
-from .exact_layer import ExactLayerLearner, TrunkSpec, features, fit_exact_layers
+from .exact_layer import ExactLayerLearner, TrunkSpec, features, fit_exact_layers, noise_head
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class GbllConfig:
         early_stopping: how the number of epochs is chosen on validation rows. null runs all epochs.
         prior_variance: the initial s, the prior variance of each weight and the bias.
         noise_variance: the initial σ², in the units of the transformed targets.
+        noise: ``one`` variance, or one for ``each input``, linear in the features on the log scale.
     """
 
     network: MlpConfig
@@ -56,6 +60,7 @@ class GbllConfig:
     early_stopping: EarlyStopping | None
     prior_variance: float
     noise_variance: float
+    noise: NoiseOf = field(default="one", metadata=LATER, kw_only=True)
 
     def __post_init__(self) -> None:
         require(self.network.dropout == 0, "network.dropout", "must be 0", self.network.dropout)
@@ -107,6 +112,7 @@ class Gbll(ExactLayerLearner):
         self.network = TrunkSpec(config.network, data.input_shape).build(rng)
         self.log_prior_variance = nn.Parameter(torch.tensor(math.log(config.prior_variance)))
         self.log_noise_variance = nn.Parameter(torch.tensor(math.log(config.noise_variance)))
+        self.noise_head = noise_head(config.noise, config.network)
         rows, targets = data.tensors("train", data.device)
         self.register_buffer("rows", rows)
         self.register_buffer("targets", targets)
@@ -118,14 +124,21 @@ class Gbll(ExactLayerLearner):
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         assert len(inputs) == num_train, "the evidence is of all rows at once"
         phi = features(self.network, inputs)
-        return -log_marginal_likelihood(phi, targets.double(), *self.variances()) / num_train
+        g = self.log_noise(phi)
+        loss = -log_marginal_likelihood(*scaled(phi, targets.double(), g), *self.variances()) / num_train
+        return loss if g is None else loss + targets.shape[1] / 2 * g.mean()
 
     def posterior(self) -> LinearPosterior:
         """Return the posterior of the last layer, given the training rows."""
-        return posterior(features(self.network, self.rows), self.targets.double(), *self.variances())
+        return self._given(self.rows, self.targets)
+
+    def _given(self, inputs: Tensor, targets: Tensor) -> LinearPosterior:
+        phi = features(self.network, inputs)
+        return posterior(*scaled(phi, targets.double(), self.log_noise(phi)), *self.variances())
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self.posterior().predict(features(self.network, inputs), dtype=inputs.dtype)
+        phi = features(self.network, inputs)
+        return self.posterior().predict(phi, self.log_noise(phi), inputs.dtype)
 
     def undecayed(self) -> set[str]:
         return {"log_prior_variance", "log_noise_variance"}
@@ -144,9 +157,9 @@ class Ldgbll(Gbll):
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         fit = super().forward(inputs, targets, num_train, noise)
-        layer = posterior(features(self.network, inputs), targets.double(), *self.variances())
         at = inputs[noise["rows"]] if "rows" in noise else inputs
-        kl = derivative_kl(layer, lambda x: features(self.network, x[None])[0], at, self.config.derivative_variance)
+        layer, variance = self._given(inputs, targets), self.config.derivative_variance
+        kl = derivative_kl(layer, lambda x: features(self.network, x[None])[0], at, variance)
         return fit + self.config.weight * kl.mean()
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:

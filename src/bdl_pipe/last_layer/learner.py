@@ -162,7 +162,7 @@ class LastLayerLearner(Learner):
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         features = self._features(inputs, noise)
-        g = self._log_noise(features)
+        g = self.log_noise_of(features)
         loss = self.layer.loss(*scaled(features, targets, g), num_train=num_train)
         if g is not None:
             loss = loss + targets.shape[1] / 2 * g.mean()
@@ -203,7 +203,7 @@ class LastLayerLearner(Learner):
         parts = []
         for features in self._drawn_features(inputs.flatten(0, 1), self._draws, rng):
             part = layer.functions(features.unflatten(0, inputs.shape[:2]))
-            g = self._log_noise(features)
+            g = self.log_noise_of(features)
             if g is not None:
                 part = replace(part, noise=part.noise[:, None, None] * g.exp().unflatten(0, inputs.shape[:2]))
             parts.append(part)
@@ -256,9 +256,9 @@ class LastLayerLearner(Learner):
     def row(self, inputs: Tensor, targets: Tensor, draw: int, rng: Seed) -> tuple[Tensor, Tensor]:
         """Return the features and targets that the layer has for training rows: φ and y, or φs and ys."""
         features = self.features(inputs, draw, rng)
-        return scaled(features, targets, self._log_noise(features))
+        return scaled(features, targets, self.log_noise_of(features))
 
-    def _log_noise(self, features: Tensor) -> Tensor | None:
+    def log_noise_of(self, features: Tensor) -> Tensor | None:
         """Return g of each row [batch, 1]; None with one noise."""
         return None if self.log_noise is None else self.log_noise(features)
 
@@ -278,7 +278,7 @@ class LastLayerLearner(Learner):
     def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
         parts, layer = list[Any](), self.layer if self.exact is None else self.exact
         for draw, features in enumerate(self._drawn_features(inputs, draws, rng)):
-            g = self._log_noise(features)
+            g = self.log_noise_of(features)
             s = None if g is None else (-g / 2).exp()
             part = layer.predict(features if s is None else features * s, rng=rng.fold("layer", draw))
             if s is not None:
