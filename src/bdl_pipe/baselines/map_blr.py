@@ -30,7 +30,7 @@ from ..predictive import Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.learner import TrainingConfig
-from ..training.likelihood import NoiseOf, OutputLikelihood, least_head, least_noise
+from ..training.likelihood import NoiseOf, OutputLikelihood, least_head, least_noise, with_line_of_noise
 from .exact_layer import AFFORDABLE, ExactLayerLearner, features, fit_exact_layers, noise_head
 
 
@@ -92,12 +92,7 @@ class PointNetwork(ExactLayerLearner):
         return score, {"likelihood.log_variance": log_variance + log_factor}
 
     def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if "slope" not in found:
-            return {**weights, **found}
-        log_variance = weights["likelihood.log_variance"]
-        shift, slope = found["shift"].to(log_variance), found["slope"].to(log_variance)
-        moved = {"likelihood.log_variance": shift + slope * log_variance, "noise_head": slope * weights["noise_head"]}
-        return {**weights, **moved}
+        return with_line_of_noise(weights, found, "likelihood.log_variance", "noise_head")
 
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
         """Return the layer with the prior and noise variance that maximise the evidence.

@@ -41,7 +41,7 @@ from ..networks.spectral import bound_spectral_norms, remove_bounds
 from ..predictive import Categorical, Gaussian, Predictive, mean_field
 from ..seeds import Seed
 from ..training.learner import FitResult, Learner, TrainingConfig
-from ..training.likelihood import NoiseOf, least_head, least_variance
+from ..training.likelihood import NoiseOf, least_head, least_variance, with_line_of_noise
 from ..training.posterior import LearnerPosterior
 from ..training.warm_start import Weights
 
@@ -172,11 +172,7 @@ class Sngp(Learner):
         return score, {"log_noise": torch.full_like(self.log_noise.detach(), best)}
 
     def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if "slope" not in found:
-            return {**weights, **found}
-        log_noise, head = weights["log_noise"], weights["noise_head"]
-        shift, slope = found["shift"].to(log_noise), found["slope"].to(log_noise)
-        return {**weights, "log_noise": shift + slope * log_noise, "noise_head": slope * head}
+        return with_line_of_noise(weights, found, "log_noise", "noise_head")
 
     def undecayed(self) -> set[str]:
         return {"head", "log_noise"} & {name for name, _ in self.named_parameters(recurse=False)}

@@ -281,21 +281,18 @@ class LastLayerLearner(Learner):
             g = self.log_noise_of(features)
             s = None if g is None else (-g / 2).exp()
             part = layer.predict(features if s is None else features * s, rng=rng.fold("layer", draw))
-            if s is not None:
-                assert isinstance(part, Gaussian)
+            if s is not None and isinstance(part, Gaussian):
                 part = Gaussian(part.draw_mean / s, part.draw_variance / s.square())
-            if self.refit is not None:
-                assert isinstance(part, Categorical)
-                part = Categorical(
-                    part.draw_log_probs, {**part.scores, "refit_density": self.refit.log_density(features)}
-                )
+            if self.refit is not None and isinstance(part, Categorical):
+                scores = {**part.scores, "refit_density": self.refit.log_density(features)}
+                part = Categorical(part.draw_log_probs, scores)
             parts.append(part)
         if len(parts) == 1:
             return parts[0]
         if isinstance(parts[0], Gaussian):
             return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
-        log_probs, scores = torch.stack([p.log_probs for p in parts]), dict[str, Tensor]()
+        mixed = dict[str, Tensor]()
         for name in parts[0].scores:  # the log of the mean of densities [batch] (eq. 73)
             densities = torch.stack([p.scores[name] for p in parts])
-            scores[name] = torch.logsumexp(densities, 0) - math.log(len(parts))
-        return Categorical(log_probs, scores)
+            mixed[name] = torch.logsumexp(densities, 0) - math.log(len(parts))
+        return Categorical(torch.stack([p.log_probs for p in parts]), mixed)

@@ -124,12 +124,19 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
 
     @classmethod
     def build(cls, spec: LastLayerSpec, data: FitData, rng: Seed, start: Weights | None) -> LastLayerLearner:
+        """Return a new learner, or with the trunk of ``start`` and its head as the mean of Gaussian weights."""
         counts = None
         if data.task == "classification":
             counts = torch.from_numpy(np.bincount(data.train.targets, minlength=data.outputs)).to(torch.float32)
         learner = spec.build(rng, counts)
         if start is not None:
-            _start(learner, start)
+            trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
+            trunk.load_state_dict({k: v for k, v in start.items() if k.startswith("trunk.")})
+            with torch.no_grad():
+                if learner.linear is not None:  # the identity: the head was trained on the trunk
+                    nn.init.eye_(learner.linear.module.get_parameter("weight"))
+                if not isinstance(learner.layer, Generative):
+                    learner.layer.mean.copy_(start["head.weight"])
         return learner
 
     @classmethod
@@ -167,17 +174,6 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
         for part, module in computed.items():
             state |= {f"{part}.{name}": tensor.cpu() for name, tensor in module.state_dict().items()}
         return state
-
-
-@torch.no_grad()
-def _start(learner: LastLayerLearner, start: Weights) -> None:
-    """Load the trunk into ``learner`` and, if its layer has Gaussian weights, the head as their mean."""
-    trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
-    trunk.load_state_dict({k: v for k, v in start.items() if k.startswith("trunk.")})
-    if learner.linear is not None:
-        nn.init.eye_(learner.linear.module.get_parameter("weight"))  # the identity: the head was trained on the trunk
-    if not isinstance(learner.layer, Generative):
-        learner.layer.mean.copy_(start["head.weight"])
 
 
 @torch.no_grad()
