@@ -208,14 +208,6 @@ def test_settings_out_of_range_are_refused(options: dict, message: str) -> None:
         Generative(**settings)
 
 
-@pytest.mark.parametrize("label", [-1, CLASSES])
-def test_labels_out_of_range_are_refused(layer: Generative, features: Tensor, labels: Tensor, label: int) -> None:
-    labels = torch.where(labels == 2, label, labels)
-    for ask in (layer.bound, lambda x, y: layer.refit_noise([(x, y)])):
-        with pytest.raises(DataError, match=f"^labels must be in 0 … {CLASSES - 1}, got {label}$"):
-            ask(features, labels)
-
-
 def test_bad_rows_and_a_row_count_of_0_are_refused(layer: Generative, features: Tensor, labels: Tensor) -> None:
     with pytest.raises(DataError, match=r"^features must have 5 columns, got 1$"):
         layer.bound(features[:, :1], labels)
