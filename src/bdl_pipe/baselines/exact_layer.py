@@ -12,7 +12,7 @@ State: ``network.trunk.…``, and m, A's Cholesky factor, σ² and g as ``mean``
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from jaxtyping import Float
@@ -76,25 +76,29 @@ class ExactLayerLearner(Learner):
 
 def fit_exact_layers(
     method: str,
-    build: Callable[[FitData, Seed], ExactLayerLearner],
-    network: MlpConfig,
+    learner_of: Callable[[Any, FitData, Seed], ExactLayerLearner],
+    config: Any,
     training: TrainingConfig,
     data: Sequence[FitData],
     *,
     rngs: Sequence[Seed],
     report: Report,
 ) -> list[State]:
-    """Train a learner on each of ``data``, and add the exact layer to its trunk.
+    """Train a learner of ``config`` on each of ``data``, and add the exact layer to its trunk.
 
     Raises:
         DataError: there are too many rows for an exact layer.
         Diverged: a loss became NaN or infinite.
     """
-    rows, columns = max(len(d.train) for d in data), network.hidden[-1] + 1
+
+    def build(rows: FitData, rng: Seed) -> ExactLayerLearner:
+        return learner_of(config, rows, rng)
+
+    rows, columns = max(len(d.train) for d in data), config.network.hidden[-1] + 1
     if rows * columns > AFFORDABLE:
         rule = f"must have at most {AFFORDABLE // columns} training rows for {columns} features"
         raise DataError(f"{method}: the data {rule}, got {rows}")
-    states, spec = list[State](), to_mapping(TrunkSpec(network, data[0].input_shape))
+    states, spec = list[State](), to_mapping(TrunkSpec(config.network, data[0].input_shape))
     for each, fitted in zip(data, fit_epochs(build, data, training, rngs=rngs, report=report), strict=True):
         learner = build(each, Seed(0))
         learner.load_state_dict(fitted.state)

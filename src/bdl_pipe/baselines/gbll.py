@@ -201,11 +201,7 @@ def fit(
     name, learner = ("ldgbll", Ldgbll) if isinstance(config, LdgbllConfig) else ("gbll", Gbll)
     most = max(len(rows.train) for rows in data)
     training = TrainingConfig(config.epochs, most, config.optimiser, config.early_stopping)
-
-    def build(rows: FitData, rng: Seed) -> Gbll:
-        return learner(config, rows, rng)  # type: ignore[arg-type]
-
-    return fit_exact_layers(name, build, config.network, training, data, rngs=rngs, report=report)
+    return fit_exact_layers(name, learner, config, training, data, rngs=rngs, report=report)
 
 
 _SEARCH = {

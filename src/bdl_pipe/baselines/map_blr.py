@@ -117,11 +117,7 @@ def fit(
         DataError: there are too many rows for an exact layer.
         Diverged: a loss became NaN or infinite.
     """
-
-    def build(rows: FitData, rng: Seed) -> PointNetwork:
-        return PointNetwork(config, rows, rng)
-
-    return fit_exact_layers("map_blr", build, config.network, config.training, data, rngs=rngs, report=report)
+    return fit_exact_layers("map_blr", PointNetwork, config, config.training, data, rngs=rngs, report=report)
 
 
 _FEATURE_DECAY: Final = 5.0  # large, because features and exact layer are fitted to the same few rows
