@@ -28,7 +28,7 @@ from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import Learner, TrainingConfig
 from ..training.likelihood import least_nll
-from .gp import AFFORDABLE, processes
+from .of_gpytorch import AFFORDABLE, processes
 
 
 @dataclass(frozen=True)
