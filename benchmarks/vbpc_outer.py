@@ -26,7 +26,7 @@ from bdl_pipe.coresets.vbpc.method import VBPC, VbpcConfig
 from bdl_pipe.coresets.vbpc.posterior import VbpcPosterior
 from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.last_layer.softmax import quadrature
+from bdl_pipe.last_layer.discriminative import quadrature
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from pipeline.core import provenance

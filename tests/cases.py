@@ -211,10 +211,10 @@ CONFIGS: dict[tuple[str, str], dict[str, Any]] = {
     ("ciber_last", "regression"): {"weights": 3, "radius": "variance", "tail": 0.01},
     ("ciber_second", "regression"): {"weights": 2, "radius": "density", "tail": 0.01},
     ("sngp", "classification"): {**SNGP, "network": CONVNET},
-    ("sngp", "regression"): SNGP,
+    ("sngp", "regression"): {**SNGP, "noise": "each input"},
     ("gbll", "regression"): GBLL,
     ("ldgbll", "regression"): {**GBLL, **LATENT, "network": LEAKY},
-    ("map_blr", "regression"): {"network": MLP, "training": LEARN, "noise_variance": 0.1},
+    ("map_blr", "regression"): {"network": MLP, "training": LEARN, "noise_variance": 0.1, "noise": "each input"},
     ("vbpc", "classification"): VBPC,
     ("vbll", "regression"): {"network": MLP, "training": LEARN, "layer": GAUSSIAN},
     ("vbll_bnn", "regression"): {

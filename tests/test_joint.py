@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.baselines import linear
 from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.collapsed.output_distributions import Linear
 from bdl_pipe.coresets.vbpc.closed_form import solve
@@ -27,6 +26,7 @@ from bdl_pipe.joint_predictive import (
     at_places,
 )
 from bdl_pipe.last_layer import Discriminative, Generative, Regression
+from bdl_pipe.linear_regression import posterior
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec, Predictor, joint
 from bdl_pipe.predictive import Exponential, Gaussian
@@ -240,17 +240,17 @@ def test_the_functions_of_a_coreset_head_have_the_covariance_of_the_head(rows: i
 
 def test_an_exact_layer_equals_the_dense_posterior_and_the_closed_form_gap() -> None:
     phi, y, new, targets = draw(1, 8, 3), draw(2, 8, 1), draw(3, 2, 4, 3), draw(4, 2, 4, 1)
-    q = linear.posterior(phi, y, 2.0, 0.3)
+    q = posterior(phi, y, 2.0, 0.3)
     precision = phi.T @ phi / 0.3 + torch.eye(3).double() / 2.0
     mean, inverse = torch.linalg.solve(precision, phi.T @ y / 0.3), torch.linalg.inv(precision)
-    found = linear.functions(q, new).joint(None, draws=1, rng=Seed(0)).log_prob(targets)
+    found = q.functions(new).joint(None, draws=1, rng=Seed(0)).log_prob(targets)
     for group in range(2):
         covariance = new[group] @ inverse @ new[group].T + 0.3 * torch.eye(4).double()
         expected = dense_log_prob(new[group] @ mean[:, 0], covariance, targets[group, :, 0])
         assert float(found[group]) == pytest.approx(expected, rel=1e-9)
     row = new[:1, :1]
     variance = float(row[0] @ inverse @ row[0].T)
-    twice = linear.functions(q, row).joint(torch.tensor([[0, 0]]), draws=1, rng=Seed(0))
+    twice = q.functions(row).joint(torch.tensor([[0, 0]]), draws=1, rng=Seed(0))
     centre = (row[0] @ mean).expand(1, 2, 1)
     ratio = variance / (variance + 0.3)
     assert float(twice.gap(centre)) == pytest.approx(-0.5 * math.log(1 - ratio**2), rel=1e-9)

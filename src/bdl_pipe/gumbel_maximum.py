@@ -6,8 +6,8 @@ logits are independent, so that with F_l, f_l the distribution function and dens
     E[softmax_k(z)] = ∫ f_k(t) Π_{l≠k} F_l(t) dt = ∫ (f_k/F_k)(t) Π_l F_l(t) dt.
 
 Each z_l is given as a mixture of points, such as the nodes of a Gauss rule of its distribution: Gaussian logits are in
-:mod:`bdl_pipe.last_layer.softmax`, uniform logits in :mod:`bdl_pipe.collapsed.integrals.uniform_logits`. Source: our
-derivation from the Gumbel-max identity.
+:mod:`bdl_pipe.last_layer.discriminative`, uniform logits in :mod:`bdl_pipe.collapsed.integrals.uniform_logits`.
+Source: our derivation from the Gumbel-max identity.
 """
 
 from collections.abc import Iterable

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.baselines.evidence import fit_hyperparameters
 from bdl_pipe.baselines.exact_layer import ExactLayerPosterior, features
-from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll
-from bdl_pipe.baselines.map_blr import MAP_BLR
+from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll, derivative_kl
+from bdl_pipe.baselines.map_blr import MAP_BLR, PointNetwork
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError, Diverged
+from bdl_pipe.linear_regression import best_variances, posterior, scaled
 from bdl_pipe.method import Method
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
@@ -45,39 +45,52 @@ def numpy_features(state: State, inputs: Tensor) -> np.ndarray:
     return np.c_[hidden, np.ones(len(hidden))]
 
 
-def gaussian_process(phi: np.ndarray, y: np.ndarray, star: np.ndarray, prior: float, noise: float) -> Any:
-    """Mean and variance at ``star`` in function space, through the n×n covariance."""
-    gain = prior * star @ phi.T @ np.linalg.inv(prior * phi @ phi.T + noise * np.eye(len(phi)))
-    return gain @ y, prior * (star**2).sum(1) - (gain * (prior * star @ phi.T)).sum(1) + noise
+def gaussian_process(phi: np.ndarray, y: np.ndarray, star: np.ndarray, prior: float, noise: np.ndarray) -> Any:
+    """Mean and variance of f at ``star`` in function space, through the n×n covariance with the noise of each row."""
+    gain = prior * star @ phi.T @ np.linalg.inv(prior * phi @ phi.T + np.diag(noise))
+    return gain @ y, prior * (star**2).sum(1) - (gain * (prior * star @ phi.T)).sum(1)
 
 
+@pytest.mark.parametrize("noise_of", ["one", "each input"])
 @each_method
-def test_the_predictive_equals_a_gaussian_process_with_the_kernel_of_the_features(method: Method) -> None:
+def test_the_predictive_equals_a_gaussian_process_with_the_kernel_of_the_features(
+    method: Method, noise_of: str
+) -> None:
     """The features are float32, hence the tolerance of 1e-5; the state holds no training row."""
     data = make_tiny_table()
-    state = fitted(method, data)
+    state = fitted(method, data, noise=noise_of)
     (x, y), (new, _) = data.tensors("train"), data.tensors("validation")
     phi, star = numpy_features(state, x), numpy_features(state, new)
     prior, noise = state.config["prior_variance"], float(state.tensors["noise_variance"])
-    mean, variance = gaussian_process(phi, y.double().numpy(), star, prior, noise)
-    found = ExactLayerPosterior.from_state(state).predict(new)
+    head = state.tensors["noise_head"].numpy() if noise_of == "each input" else np.zeros((phi.shape[1], 1))
+    of_rows, of_new = (noise * np.exp(rows @ head)[:, 0] for rows in (phi, star))
+    assert (of_rows.std() > 1e-3 * noise) == (noise_of == "each input")
+    mean, spread = gaussian_process(phi, y.double().numpy(), star, prior, of_rows)
+    posterior = ExactLayerPosterior.from_state(state)
+    found, functions = posterior.predict(new), posterior.functions(new[None], rng=Seed(0))
     np.testing.assert_allclose(found.mean.numpy(), mean, atol=1e-5)
-    np.testing.assert_allclose(found.variance.numpy()[:, 0], variance, atol=1e-5)
-    assert np.abs(gaussian_process(phi, y.numpy(), star, prior, 1.1 * noise)[1] - variance).max() > 1e-3  # control
+    np.testing.assert_allclose(found.variance.numpy()[:, 0], spread + of_new, atol=1e-5)
+    np.testing.assert_allclose(functions.covariance[0, 0, 0].diagonal(), spread, atol=1e-5)
+    np.testing.assert_allclose(np.broadcast_to(functions.noise.flatten(), len(new)), of_new, atol=1e-5)
+    other = gaussian_process(phi, y.double().numpy(), star, prior, 1.1 * of_rows)
+    assert np.abs(other[1] + 1.1 * of_new - spread - of_new).max() > 1e-3  # control
     names = {"network.trunk.1.weight", "network.trunk.1.bias", "mean", "factor", "noise_variance"}
-    assert state.tensors.keys() == names
+    assert state.tensors.keys() == {*names, *["noise_head"] * (noise_of == "each input")}
 
 
-def test_the_loss_is_minus_the_log_evidence_per_row() -> None:
+@pytest.mark.parametrize("noise_of", ["one", "each input"])
+def test_the_loss_is_minus_the_log_evidence_per_row(noise_of: str) -> None:
     data = make_tiny_table()
-    model = Gbll(config_of(GBLL), data, Seed(0))
+    model = Gbll(config_of(GBLL, noise=noise_of), data, Seed(0))
     x, y = data.tensors("train")
+    noise = torch.full((len(x),), 0.1).double()
     with torch.no_grad():
         phi = features(model.network, x)
+        if model.noise_head is not None:
+            model.noise_head.copy_(torch.linspace(-1, 1, phi.shape[1])[:, None])
+            noise *= (phi @ torch.linspace(-1, 1, phi.shape[1]).double()).exp()
         found = model(x, y, len(x), {})
-    law = torch.distributions.MultivariateNormal(
-        torch.zeros(len(x)).double(), 1.0 * phi @ phi.T + 0.1 * torch.eye(len(x)).double()
-    )
+    law = torch.distributions.MultivariateNormal(torch.zeros(len(x)).double(), 1.0 * phi @ phi.T + noise.diag())
     torch.testing.assert_close(found, -law.log_prob(y.double()[:, 0]) / len(x), atol=1e-6, rtol=1e-6)
     with pytest.raises(AssertionError, match="all rows at once"):
         model(x[:-1], y[:-1], len(x), {})
@@ -105,6 +118,19 @@ def test_the_latent_derivative_loss_equals_finite_differences() -> None:
     with torch.no_grad():  # control: other rows have other derivatives
         other = float(model(x, y, len(x), {"rows": at + 1}) - Gbll.forward(model, x, y, len(x), {}))
     assert abs(other - found) > 1e-3 * abs(found)
+
+
+def test_the_derivative_kl_is_finite_with_more_inputs_than_features_and_has_gradients() -> None:
+    inputs = torch.randn(3, 6, generator=Seed(0).generator()).double()
+    weight = torch.randn(4, 6, generator=Seed(1).generator()).double().requires_grad_()
+
+    def kl(weight: Tensor) -> Tensor:
+        def trunk(x: Tensor) -> Tensor:
+            return torch.tanh(weight @ x)
+
+        return derivative_kl(posterior(trunk(inputs.T).T, inputs[:, :1], 0.7, 0.3), trunk, inputs, 0.8)
+
+    assert kl(weight).isfinite().all() and torch.autograd.gradcheck(kl, (weight,))
 
 
 @pytest.mark.parametrize("rows", [None, 20])
@@ -185,15 +211,28 @@ def test_without_early_stopping_validation_rows_do_not_change_the_fit(method: Me
     assert all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
 
 
+def test_an_estimate_moves_the_log_noise_of_map_blr_along_its_line() -> None:
+    data = make_tiny_table()
+    model = PointNetwork(config_of(MAP_BLR), data, Seed(0))
+    assert model.noise_head is not None
+    torch.nn.init.normal_(model.noise_head)
+    x, _ = data.tensors("validation")
+    with torch.no_grad():
+        before = model.predict(x, rng=Seed(0)).variance.log()
+        line = {"shift": torch.tensor(0.4), "slope": torch.tensor(0.3)}
+        model.load_state_dict(model.with_estimated(model.state_dict(), line))
+        torch.testing.assert_close(model.predict(x, rng=Seed(0)).variance.log(), 0.4 + 0.3 * before)
+
+
 def test_the_variances_of_map_blr_maximise_the_evidence_of_its_features() -> None:
     data = make_tiny_table()
-    posterior = ExactLayerPosterior(fitted(MAP_BLR, data))
+    exact = ExactLayerPosterior(fitted(MAP_BLR, data))
+    assert exact.noise_head is not None
     x, y = data.tensors("train")
     with torch.no_grad():
-        phi = features(posterior.trunk, x)
-    found = posterior.state().config["prior_variance"], float(posterior.layer.noise_variance)
-    best = fit_hyperparameters(phi, y)
-    assert found == pytest.approx((best.prior_variance, best.noise_variance), rel=1e-9)
+        phi = exact.features(x)
+    found = exact.state().config["prior_variance"], float(exact.layer.noise_variance)
+    assert found == pytest.approx(best_variances(*scaled(phi, y.double(), phi @ exact.noise_head)), rel=1e-9)
 
 
 @pytest.mark.parametrize("method", [GBLL, LDGBLL], ids=lambda m: m.name)

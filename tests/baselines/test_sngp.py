@@ -8,12 +8,13 @@ import scipy.special
 import torch
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.baselines.sngp import SNGP, Sngp, SngpConfig, SngpPosterior, SngpSpec, precision_factor
+from bdl_pipe.baselines.sngp import SNGP, Sngp, SngpConfig, SngpPosterior, SngpSpec
 from bdl_pipe.config import read
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.rows import HeldRows
 from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
@@ -31,8 +32,8 @@ SECTION = {
 CONVNET = {"network": {"name": "convnet", "width": 4, "blocks": 2}}
 
 
-def learner(features: int = 64, seed: int = 0, scale: float = 2.0, task: str = "regression", outputs: int = 1) -> Sngp:
-    spec = SngpSpec(MlpConfig("mlp", (5,)), (4,), outputs, task, features, scale, 0.9, 0.7)  # type: ignore[arg-type]
+def learner(features: int = 64, seed: int = 0, outputs: int = 1, noise: str = "one") -> Sngp:
+    spec = SngpSpec(MlpConfig("mlp", (5,)), (4,), outputs, "regression", features, 2.0, 0.9, 0.7, noise)  # type: ignore[arg-type]
     return Sngp(spec, Seed(seed)).eval()
 
 
@@ -135,13 +136,17 @@ def test_class_covariance_and_predictive_equal_the_dense_formulas(tiny_images: F
     assert np.abs(unshrunk - expected).max() > 1e-2  # control: the variance matters
 
 
-def test_regression_on_a_fixed_trunk_equals_exact_bayesian_linear_regression() -> None:
+@pytest.mark.parametrize("noise_of", ["one", "each input"])
+def test_regression_on_a_fixed_trunk_equals_exact_bayesian_linear_regression(noise_of: str) -> None:
     """The MAP and Λ against the Gaussian process of kernel φᵀφ/τ in function space, in float64."""
     random = np.random.default_rng(2)
     x, y = torch.tensor(random.normal(0, 1, (30, 4))), torch.tensor(random.normal(0, 1, (30, 2)))
-    model = learner(features=12, outputs=2).double()
+    model = learner(features=12, outputs=2, noise=noise_of).double()
     with torch.no_grad():
         model.log_noise.fill_(math.log(0.3))
+        slope = torch.linspace(-2, 2, 12).double()[:, None] * (noise_of == "each input")
+        if noise_of == "each input":
+            model.noise_head.copy_(slope)
     optimiser = torch.optim.LBFGS([model.head], max_iter=500, tolerance_grad=1e-12, tolerance_change=0.0)
 
     def closure() -> torch.Tensor:
@@ -153,14 +158,30 @@ def test_regression_on_a_fixed_trunk_equals_exact_bayesian_linear_regression() -
     optimiser.step(closure)
     test = torch.tensor(random.normal(0, 2, (7, 4)))
     with torch.no_grad():
-        found = model.marginal(test, precision_factor(model, HeldRows(x, x)))
+        model.factor = model.precision_factor(HeldRows(x, x))
+        found = model.predict(test, rng=Seed(0))
         phi, star = model.features(x).numpy(), model.features(test).numpy()
+        functions = model.functions(test[None])
     assert isinstance(found, Gaussian)
-    inner = np.linalg.inv(phi @ phi.T / 0.7 + 0.3 * np.eye(30))
+    of_rows, of_new = (0.3 * np.exp(rows @ slope.numpy()) for rows in (phi, star))  # [row, 1]
+    inner = np.linalg.inv(phi @ phi.T / 0.7 + np.diag(of_rows[:, 0]))
     cross = star @ phi.T / 0.7
     variance = (star**2).sum(1) / 0.7 - np.einsum("ti,ij,tj->t", cross, inner, cross)
     np.testing.assert_allclose(found.mean.numpy(), cross @ inner @ y.numpy(), atol=1e-6)
-    np.testing.assert_allclose(found.variance.numpy(), (variance + 0.3)[:, None].repeat(2, 1), rtol=1e-8)
+    np.testing.assert_allclose(found.variance.numpy(), (variance[:, None] + of_new).repeat(2, 1), rtol=1e-8)
+    np.testing.assert_allclose(functions.covariance[0, 0, 0].diagonal(), variance, rtol=1e-8)
+    np.testing.assert_allclose(np.broadcast_to(functions.noise[0], (1, 7, 2))[0], of_new.repeat(2, 1), rtol=1e-8)
+    line = {name: torch.tensor(value, dtype=torch.float64) for name, value in (("shift", 0.4), ("slope", 0.3))}
+    model.factor = None
+    if noise_of == "each input":
+        model.load_state_dict(model.with_estimated(model.state_dict(), line))
+        moved = model.predict(test, rng=Seed(0)).variance[:, :1].detach().log()
+        np.testing.assert_allclose(moved, 0.4 + 0.3 * np.log(of_new), rtol=1e-8)
+
+
+def test_classes_have_no_noise(tiny_images: FitData) -> None:
+    with pytest.raises(ConfigError, match=r"^noise must be one: classes have no noise, got 'each input'$"):
+        made(tiny_images, noise="each input")
 
 
 def test_the_estimated_noise_is_the_mean_squared_residual_and_enters_the_precision() -> None:

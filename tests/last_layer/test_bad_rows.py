@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bdl_pipe.errors import DataError
 from bdl_pipe.last_layer import Discriminative, Generative, Regression
-from bdl_pipe.last_layer.densities import check_features, check_rows
+from bdl_pipe.last_layer.layer import check_features, check_rows
 
 WIDTH, CLASSES = 6, 3
 FEATURES = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))

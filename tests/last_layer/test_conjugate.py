@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from bdl_pipe.baselines import linear
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.last_layer import Generative, Regression
-from bdl_pipe.last_layer.conjugate import condition
 from bdl_pipe.last_layer.methods import LastLayerPosterior
+from bdl_pipe.last_layer.regression import condition
+from bdl_pipe.linear_regression import posterior
 from bdl_pipe.predictive import Categorical
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
@@ -133,7 +133,7 @@ RNG, EXACT = Seed(5).fold("member", 0), {"posterior": "exact"}
 
 
 def test_a_regression_fit_ends_with_the_exact_posterior(tiny_table: FitData) -> None:
-    """The oracle is ``baselines.linear`` on the features of all training rows; the trunk and Σ do not change."""
+    """The oracle is ``linear_regression`` on the features of all training rows; the trunk and Σ do not change."""
     states = [fit("vbll", "student", tiny_table, {}, rng=RNG, layer=GAUSSIAN | more) for more in ({}, EXACT)]
     assert all(torch.equal(value, states[1].tensors[name]) for name, value in states[0].tensors.items())
     plain, exact = map(LastLayerPosterior.from_state, states)
@@ -143,7 +143,7 @@ def test_a_regression_fit_ends_with_the_exact_posterior(tiny_table: FitData) -> 
     with torch.no_grad():
         phi, phi_new = (plain.learner.features(x, 0, Seed(0)).double() for x in (inputs, new))
         noise = float(plain.learner.layer.noise_covariance)
-        expected = linear.predict(linear.posterior(phi, targets.double(), 1.0, noise), phi_new)
+        expected = posterior(phi, targets.double(), 1.0, noise).predict(phi_new)
     found, variational = exact.predict(new, rng=Seed(0)), plain.predict(new, rng=Seed(0))
     torch.testing.assert_close(found.mean.double(), expected.mean, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.variance.double(), expected.variance, rtol=1e-4, atol=1e-5)

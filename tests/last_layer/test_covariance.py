@@ -41,11 +41,10 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize(("kind", "rank"), FORMS)
-def test_matrix_determinant_and_quadratic_form_equal_dense_algebra(kind: str, rank: int | None) -> None:
+def test_matrix_and_quadratic_form_equal_dense_algebra(kind: str, rank: int | None) -> None:
     layer = perturbed(make(kind, rank))
     form, dense, features = layer(), written_out(layer), draw(1, 11, WIDTH)
     torch.testing.assert_close(form.matrix(), dense, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(form.log_det(), torch.logdet(dense), rtol=1e-10, atol=1e-10)
     quadratic = torch.einsum("bi,kij,bj->bk", features, dense, features)
     torch.testing.assert_close(form.quadratic(features), quadratic, rtol=1e-10, atol=1e-12)
 

@@ -12,8 +12,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.last_layer import Generative
-from bdl_pipe.last_layer.densities import log_densities
-from bdl_pipe.last_layer.refit import Refit
+from bdl_pipe.last_layer.densities import Refit, log_densities
 from bdl_pipe.seeds import Seed
 
 from .cases import Loss
@@ -207,14 +206,6 @@ def test_settings_out_of_range_are_refused(options: dict, message: str) -> None:
     settings = {"in_features": WIDTH, "num_classes": CLASSES, "class_counts": COUNTS} | options
     with pytest.raises(ConfigError, match=message):
         Generative(**settings)
-
-
-@pytest.mark.parametrize("label", [-1, CLASSES])
-def test_labels_out_of_range_are_refused(layer: Generative, features: Tensor, labels: Tensor, label: int) -> None:
-    labels = torch.where(labels == 2, label, labels)
-    for ask in (layer.bound, lambda x, y: layer.refit_noise([(x, y)])):
-        with pytest.raises(DataError, match=f"^labels must be in 0 … {CLASSES - 1}, got {label}$"):
-            ask(features, labels)
 
 
 def test_bad_rows_and_a_row_count_of_0_are_refused(layer: Generative, features: Tensor, labels: Tensor) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bdl_pipe.last_layer import softmax
+from bdl_pipe.last_layer import discriminative as softmax
 from bdl_pipe.seeds import Seed
 
 from .cases import draw

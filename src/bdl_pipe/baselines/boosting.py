@@ -76,11 +76,10 @@ class BoostingPosterior(StoredPosterior):
         super().__init__(state, device)
         self._classes: list[int] = state.config["classes"]
         self._outputs = int(state.config["outputs"])
-        self._sums, self._log_variances = (self._trees(part) for part in ("sums", "variance"))
-
-    def _trees(self, part: str) -> list[Trees]:
-        found = [under(f"{part}.{i}.", self.tensors) for i in range(self._outputs * len(SCORES))]
-        return [Trees(tensors) for tensors in found if tensors]
+        self._sums, self._log_variances = list[Trees](), list[Trees]()
+        for part, sums in (("sums", self._sums), ("variance", self._log_variances)):
+            each = [under(f"{part}.{i}.", self.tensors) for i in range(self._outputs * len(SCORES))]
+            sums += [Trees(tensors) for tensors in each if tensors]
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""

@@ -1,20 +1,22 @@
 """A posterior with a point estimate of the trunk, and exact Bayesian linear regression on its features.
 
-p(y | x, D) = N(φᵀm, φᵀA⁻¹φ + σ²), where φ is the trunk's features and a one. The features are float32 and everything
+p(y | x, D) = N(φᵀm, φᵀA⁻¹φ + σ²), where φ is the trunk's features and a one. A noise of each input (ours) is
+σ² exp(φᵀg). The features are float32 and everything
 after them is float64, because A is as ill-conditioned as I + (s/σ²)ΦᵀΦ, which is too much for float32.
 
-State: ``network.trunk.…``, and m, A's Cholesky factor and σ² as ``mean``, ``factor`` and ``noise_variance``, without
-training rows. Config: ``spec`` (a :class:`TrunkSpec`), ``prior_variance``, ``epochs`` and ``loss``.
+State: ``network.trunk.…``, and m, A's Cholesky factor, σ² and g as ``mean``, ``factor``, ``noise_variance`` and
+``noise_head``, without training rows. Config: ``spec`` (a :class:`TrunkSpec`), ``prior_variance``, ``epochs`` and
+``loss``.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import networks
 from ..artifacts import State
@@ -22,18 +24,19 @@ from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import DataError
 from ..joint_predictive import GaussianFunctions
+from ..linear_regression import LinearPosterior, with_bias
 from ..networks import MlpConfig, Network
 from ..networks.replicas import Replicas
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
-from ..training.learner import FitResult, Learner, TrainingConfig
-from . import linear
-from .linear import LinearPosterior, with_bias
+from ..training.learner import Learner, TrainingConfig
+from ..training.likelihood import NoiseOf
 from .stored import StoredPosterior
 
-_MOST: Final = 5_000_000  # the most entries of Φ: 40 MB, and a training step holds several such matrices
+_TRUNK: Final = "network.trunk."
+AFFORDABLE: Final = 5_000_000  # the most entries of Φ: 40 MB, and a training step holds several such matrices
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,24 @@ class TrunkSpec:
         """Build the trunk, a network without a head, with weights initialised from ``rng``."""
         return networks.build(self.network, self.input_shape, 0, rng=rng)
 
-    def check_size(self, method: str, rows: int) -> None:
-        """Refuse more rows than fit in memory for exact regression on these features.
 
-        Raises:
-            DataError: Φ, rows × (width + 1), is too large.
-        """
-        columns = self.network.hidden[-1] + 1
-        if rows * columns > _MOST:
-            rule = f"must have at most {_MOST // columns} training rows for {columns} features"
-            raise DataError(f"{method}: the data {rule}, got {rows}")
+def noise_head(noise: NoiseOf, network: MlpConfig) -> nn.Parameter | None:
+    """Return g [h, 1] of a noise of each input, which starts at 0; None with one noise."""
+    return nn.Parameter(torch.zeros(network.hidden[-1] + 1, 1)) if noise == "each input" else None
 
 
 class ExactLayerLearner(Learner):
-    """A learner that gets an exact last layer on its trunk, ``network.trunk``, after training."""
+    """A learner that gets an exact last layer on its trunk, ``network.trunk``, after training.
+
+    Attributes:
+        noise_head: g of a noise of each input; None with one noise.
+    """
+
+    noise_head: nn.Parameter | None
+
+    def log_noise(self, phi: Float[Tensor, "row feature"]) -> Float[Tensor, "row 1"] | None:
+        """Return φᵀg of rows in float64; None with one noise."""
+        return None if self.noise_head is None else phi @ self.noise_head.double()
 
     @abstractmethod
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
@@ -69,79 +76,94 @@ class ExactLayerLearner(Learner):
 
 def fit_exact_layers(
     method: str,
-    build: Callable[[FitData, Seed], ExactLayerLearner],
-    network: MlpConfig,
+    learner_of: Callable[[Any, FitData, Seed], ExactLayerLearner],
+    config: Any,
     training: TrainingConfig,
     data: Sequence[FitData],
     *,
     rngs: Sequence[Seed],
     report: Report,
 ) -> list[State]:
-    """Train a learner on each of ``data``, and add the exact layer to its trunk.
+    """Train a learner of ``config`` on each of ``data``, and add the exact layer to its trunk.
 
     Raises:
         DataError: there are too many rows for an exact layer.
         Diverged: a loss became NaN or infinite.
     """
-    spec = TrunkSpec(network, data[0].input_shape)
-    spec.check_size(method, max(len(d.train) for d in data))
-    fitted = fit_epochs(build, data, training, rngs=rngs, report=report)
-    return [_with_layer(spec, build(d, Seed(0)), d, member) for d, member in zip(data, fitted, strict=True)]
+
+    def build(rows: FitData, rng: Seed) -> ExactLayerLearner:
+        return learner_of(config, rows, rng)
+
+    rows, columns = max(len(d.train) for d in data), config.network.hidden[-1] + 1
+    if rows * columns > AFFORDABLE:
+        rule = f"must have at most {AFFORDABLE // columns} training rows for {columns} features"
+        raise DataError(f"{method}: the data {rule}, got {rows}")
+    states, spec = list[State](), to_mapping(TrunkSpec(config.network, data[0].input_shape))
+    for each, fitted in zip(data, fit_epochs(build, data, training, rngs=rngs, report=report), strict=True):
+        learner = build(each, Seed(0))
+        learner.load_state_dict(fitted.state)
+        with torch.no_grad():
+            layer, prior_variance = learner.to(each.device).eval().exact_layer(each)
+        tensors = {name: values for name, values in fitted.state.items() if name.startswith(_TRUNK)}
+        noise = {} if learner.noise_head is None else {"noise_head": learner.noise_head.double()}
+        tensors |= {name: values.detach().cpu().clone() for name, values in {**vars(layer), **noise}.items()}
+        about = {"prior_variance": prior_variance, "epochs": fitted.epochs, "loss": fitted.loss}
+        states.append(State(tensors, {"posterior": ExactLayerPosterior.key, "spec": spec, **about}))
+    return states
 
 
-@torch.no_grad()
-def _with_layer(spec: TrunkSpec, learner: ExactLayerLearner, data: FitData, fitted: FitResult) -> State:
-    learner.load_state_dict(fitted.state)
-    layer, prior_variance = learner.to(data.device).eval().exact_layer(data)
-    return ExactLayerPosterior.of(spec, fitted, layer, prior_variance)
-
-
-def features(trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
+def features(trunk: nn.Module, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
     """Return φ(x): the trunk's features and a one, in float64."""
     return with_bias(trunk(inputs).double())
 
 
+class LinearFunctionsPosterior(StoredPosterior):
+    """A posterior of Bayesian linear regression on features, which predicts in closed form.
+
+    Attributes:
+        layer: the posterior of the weights.
+        noise_head: g [h, 1] of a noise of each input, σ² exp(φᵀg); None with one noise.
+    """
+
+    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
+        super().__init__(state, device)
+        self.layer = LinearPosterior(*(self.tensors[name] for name in ("mean", "factor", "noise_variance")))
+        self.noise_head = self.tensors.get("noise_head")
+
+    @abstractmethod
+    def features(self, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
+        """Return φ(x) in float64."""
+
+    def log_noise(self, phi: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows 1"] | None:
+        """Return φᵀg of rows; None with one noise."""
+        return None if self.noise_head is None else phi @ self.noise_head
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
+        """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
+        phi = self.features(inputs)
+        return self.layer.predict(phi, self.log_noise(phi), inputs.dtype)
+
+    @torch.no_grad()
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+        """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
+        phi = self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+        return self.layer.functions(phi, self.log_noise(phi))
+
+
 @final
-class ExactLayerPosterior(StoredPosterior):
-    """A posterior with a fitted trunk and an exact last layer, which predicts in closed form."""
+class ExactLayerPosterior(LinearFunctionsPosterior):
+    """A posterior with a fitted trunk and an exact last layer."""
 
     key = "exact_layer"
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
         super().__init__(state, device)
-        self.layer = LinearPosterior(*(self.tensors[name] for name in ("mean", "factor", "noise_variance")))
         trunk = read(TrunkSpec, state.config["spec"], "spec").build(Seed(0)).eval().to(device)
-        trunk.load_state_dict(_trunk(self.tensors))
-        self.trunk, self._trunks = trunk, Replicas(trunk)
+        weights = {k.removeprefix("network."): v for k, v in self.tensors.items() if k.startswith(_TRUNK)}
+        trunk.load_state_dict(weights)
+        self._trunks = Replicas(trunk)
 
-    @classmethod
-    def of(cls, spec: TrunkSpec, learned: FitResult, layer: LinearPosterior, prior_variance: float) -> State:
-        """Return the state of a learner's trunk (its ``network``) with ``layer``."""
-        trunk = {f"network.{k}": v for k, v in _trunk(learned.state).items()}
-        tensors = trunk | {k: v.detach().cpu().clone() for k, v in vars(layer).items()}
-        about = {"prior_variance": prior_variance, "epochs": learned.epochs, "loss": learned.loss}
-        return State(tensors, {"posterior": cls.key, "spec": to_mapping(spec), **about})
-
-    @torch.no_grad()
-    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
-        """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
+    def features(self, inputs: Float[Tensor, "row ..."]) -> Float[Tensor, "row feature"]:
         with self._trunks.one() as trunk:
-            return predict(self.layer, trunk, inputs)
-
-    @torch.no_grad()
-    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
-        """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
-        with self._trunks.one() as trunk:
-            phi = features(trunk, inputs.flatten(0, 1))
-        return linear.functions(self.layer, phi.unflatten(0, inputs.shape[:2]))
-
-
-def predict(layer: LinearPosterior, trunk: torch.nn.Module, inputs: Float[Tensor, "row ..."]) -> Gaussian:
-    """Return ``layer``'s predictive at the trunk's features, computed in float64, in the dtype of ``inputs``."""
-    exact = linear.predict(layer, features(trunk, inputs))
-    return Gaussian(exact.draw_mean.to(inputs.dtype), exact.draw_variance.to(inputs.dtype))
-
-
-def _trunk(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries of ``network.trunk`` under the names of a network without a head."""
-    return {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.trunk.")}
+            return features(trunk, inputs)

@@ -2,36 +2,43 @@
 
 Watson, Lin, Klink, Pajarinen & Peters 2021, "Latent Derivative Bayesian Last Layer Networks", as the baselines of
 Harrison, Willes & Snoek 2023 (table 2, G.2). ``gbll`` minimises −log p(Y | Φ)/n over the trunk, the prior variance s
-and the noise variance σ² (their logarithms); ``ldgbll`` adds a zero-mean prior on the function's derivatives. See
-``linear`` for both losses. The predictive is exact, given the trained trunk, s and σ².
+and the noise variance σ² (their logarithms), see ``linear_regression``. A noise of each input (ours) is σ² exp(φᵀg),
+and g is trained by the same evidence. The predictive is exact, given the trained trunk and variances. ``ldgbll`` adds
+a zero-mean Gaussian prior on the function's derivatives: the Jacobian wᵀ∂φ/∂x is linear in w, so it is Gaussian in
+closed form. It enters as a latent variable by its KL divergence from the prior, which favours smooth *and* diverse
+features.
 
-Deviation: every step uses all rows, so an epoch is one step, and the evidence is exact. According to Harrison et al.,
-Watson et al. use batches of 32, and the evidences of batches do not add up to the evidence of all rows. A step costs
-O(nh² + h³), and the derivatives O(bdh²) for b rows of d columns.
+Deviations: the KL is the sum over the derivatives' marginals (a lower bound of the joint KL, finite even with fewer
+features than inputs), averaged over rows, with a weight. Every step uses all rows, so an epoch is one step, and the
+evidence is exact. According to Harrison et al., Watson et al. use batches of 32, and the evidences of batches do not
+add up to the evidence of all rows. A step costs O(nh² + h³), and the derivatives O(bdh²) for b rows of d columns.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import jacfwd, vmap
 
 from ..artifacts import State
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.minibatches import distinct
 from ..errors import require
+from ..linear_regression import LinearPosterior, log_marginal_likelihood, posterior, scaled
 from ..method import Inputs, Method, StageSpec
 from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.learner import EarlyStopping, TrainingConfig, require_fits
+from ..training.likelihood import NoiseOf
 from ..training.loop import OptimiserConfig
-from . import linear
-from .exact_layer import ExactLayerLearner, TrunkSpec, features, fit_exact_layers, predict
-from .linear import LinearPosterior
+from .exact_layer import ExactLayerLearner, TrunkSpec, features, fit_exact_layers, noise_head
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class GbllConfig:
         early_stopping: how the number of epochs is chosen on validation rows. null runs all epochs.
         prior_variance: the initial s, the prior variance of each weight and the bias.
         noise_variance: the initial σ², in the units of the transformed targets.
+        noise: ``one`` variance, or one for ``each input``, linear in the features on the log scale.
     """
 
     network: MlpConfig
@@ -53,6 +61,7 @@ class GbllConfig:
     early_stopping: EarlyStopping | None
     prior_variance: float
     noise_variance: float
+    noise: NoiseOf = field(default="one", metadata=LATER, kw_only=True)
 
     def __post_init__(self) -> None:
         require(self.network.dropout == 0, "network.dropout", "must be 0", self.network.dropout)
@@ -104,6 +113,7 @@ class Gbll(ExactLayerLearner):
         self.network = TrunkSpec(config.network, data.input_shape).build(rng)
         self.log_prior_variance = nn.Parameter(torch.tensor(math.log(config.prior_variance)))
         self.log_noise_variance = nn.Parameter(torch.tensor(math.log(config.noise_variance)))
+        self.noise_head = noise_head(config.noise, config.network)
         rows, targets = data.tensors("train", data.device)
         self.register_buffer("rows", rows)
         self.register_buffer("targets", targets)
@@ -114,14 +124,22 @@ class Gbll(ExactLayerLearner):
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         assert len(inputs) == num_train, "the evidence is of all rows at once"
-        return linear.gbll_loss(features(self.network, inputs), targets.double(), *self.variances())
+        phi = features(self.network, inputs)
+        g = self.log_noise(phi)
+        loss = -log_marginal_likelihood(*scaled(phi, targets.double(), g), *self.variances()) / num_train
+        return loss if g is None else loss + targets.shape[1] / 2 * g.mean()
 
     def posterior(self) -> LinearPosterior:
         """Return the posterior of the last layer, given the training rows."""
-        return linear.posterior(features(self.network, self.rows), self.targets.double(), *self.variances())
+        return self._given(self.rows, self.targets)
+
+    def _given(self, inputs: Tensor, targets: Tensor) -> LinearPosterior:
+        phi = features(self.network, inputs)
+        return posterior(*scaled(phi, targets.double(), self.log_noise(phi)), *self.variances())
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return predict(self.posterior(), self.network, inputs)
+        phi = features(self.network, inputs)
+        return self.posterior().predict(phi, self.log_noise(phi), inputs.dtype)
 
     def undecayed(self) -> set[str]:
         return {"log_prior_variance", "log_noise_variance"}
@@ -140,10 +158,10 @@ class Ldgbll(Gbll):
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         fit = super().forward(inputs, targets, num_train, noise)
-        layer = linear.posterior(features(self.network, inputs), targets.double(), *self.variances())
         at = inputs[noise["rows"]] if "rows" in noise else inputs
-        jacobian = linear.jacobian_moments(layer, lambda x: features(self.network, x[None])[0], at)
-        return fit + self.config.weight * linear.derivative_kl(jacobian, self.config.derivative_variance).mean()
+        layer, variance = self._given(inputs, targets), self.config.derivative_variance
+        kl = derivative_kl(layer, lambda x: features(self.network, x[None])[0], at, variance)
+        return fit + self.config.weight * kl.mean()
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the rows of the batch at which derivatives are computed, [steps, row]."""
@@ -151,6 +169,25 @@ class Ldgbll(Gbll):
         if count is None or count >= batch:
             return {}
         return {"rows": torch.stack([distinct(batch, count, generator) for _ in range(steps)])}
+
+
+def derivative_kl(
+    layer: LinearPosterior, trunk: Callable[[Tensor], Tensor], inputs: Float[Tensor, "b d"], variance: float
+) -> Float[Tensor, " b"]:
+    """Return Σ_{d,k} KL[N(μ_dk, τ_d) ‖ N(0, v)] in nats at each input; v is ``variance``.
+
+    μ_dk and τ_d are the moments of ∂(w_kᵀφ(x))/∂x_d, in forward mode, with one pass per input column. The KL is
+    infinite if no feature depends on an input column: such features are not diverse.
+
+    Args:
+        trunk: φ, one row [d] -> the features [h] of ``layer``, including the bias.
+    """
+    slopes = vmap(jacfwd(trunk), out_dims=1)(inputs)  # ∂φ/∂x [h, b, d]
+    # one solve of b·d columns, since a batch of b solves would copy the factor b times
+    root = torch.linalg.solve_triangular(layer.factor, slopes.flatten(1), upper=False).reshape(slopes.shape)
+    mean = torch.einsum("hbd,ho->bdo", slopes, layer.mean)
+    ratio = root.permute(1, 2, 0).square().sum(-1)[..., None] / variance  # [b, d, 1]
+    return 0.5 * (ratio + mean.square() / variance - 1 - ratio.log()).sum((-2, -1))
 
 
 def fit(
@@ -165,11 +202,7 @@ def fit(
     name, learner = ("ldgbll", Ldgbll) if isinstance(config, LdgbllConfig) else ("gbll", Gbll)
     most = max(len(rows.train) for rows in data)
     training = TrainingConfig(config.epochs, most, config.optimiser, config.early_stopping)
-
-    def build(rows: FitData, rng: Seed) -> Gbll:
-        return learner(config, rows, rng)  # type: ignore[arg-type]
-
-    return fit_exact_layers(name, build, config.network, training, data, rngs=rngs, report=report)
+    return fit_exact_layers(name, learner, config, training, data, rngs=rngs, report=report)
 
 
 _SEARCH = {

@@ -1,7 +1,7 @@
 """The method ``linear``: a linear model of the transformed inputs, a baseline that is fitted in a second.
 
-Regression: exact Bayesian linear regression (``linear``) with a bias; its prior and noise variance maximise the
-evidence of the training rows (``evidence``). Classes: scikit-learn's logistic regression at its MAP, fitted to all
+Regression: exact Bayesian linear regression (``linear_regression``) with a bias; its prior and noise variance maximise
+the evidence of the training rows. Classes: scikit-learn's logistic regression at its MAP, fitted to all
 rows; the prior variance C of the weights' N(0, C I) is the power of ten with the largest log-likelihood of the
 validation rows.
 
@@ -20,14 +20,12 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import DataError, without_warnings
-from ..joint_predictive import GaussianFunctions
+from ..linear_regression import best_variances, posterior, with_bias
 from ..method import Default, Inputs, Method, StageSpec
-from ..predictive import Categorical, Gaussian
+from ..predictive import Categorical
 from ..progress import Report
 from ..seeds import Seed
-from . import linear
-from .evidence import fit_hyperparameters
-from .linear import LinearPosterior, with_bias
+from .exact_layer import LinearFunctionsPosterior
 from .stored import StoredPosterior
 
 if TYPE_CHECKING:
@@ -44,23 +42,13 @@ class LinearConfig:
 
 
 @final
-class LinearRegressionPosterior(StoredPosterior):
+class LinearRegressionPosterior(LinearFunctionsPosterior):
     """The posterior of a linear regression of the transformed inputs."""
 
     key = "linear_regression"
 
-    def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
-        super().__init__(state, device)
-        self._layer = LinearPosterior(*(self.tensors[name] for name in ("mean", "factor", "noise_variance")))
-
-    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
-        """Predict transformed inputs, computed in float64, in closed form; ``rng`` is not used."""
-        exact = linear.predict(self._layer, with_bias(inputs.double()))
-        return Gaussian(exact.draw_mean.to(inputs.dtype), exact.draw_variance.to(inputs.dtype))
-
-    def functions(self, inputs: Float[Tensor, "group row d"], *, rng: Seed) -> GaussianFunctions:
-        """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
-        return linear.functions(self._layer, with_bias(inputs.double()))
+    def features(self, inputs: Float[Tensor, "row d"]) -> Float[Tensor, "row d1"]:
+        return with_bias(inputs.double())
 
 
 @final
@@ -88,12 +76,16 @@ def fit(data: FitData, inputs: Inputs, config: LinearConfig, *, rng: Seed, repor
     if data.task == "classification":
         fitted = _logistic(data, _strength(data.search or data))
         weight, bias = torch.from_numpy(fitted.coef_), torch.from_numpy(fitted.intercept_)
-        softmax = _of_all_classes(weight, bias, fitted.classes_, data.outputs)
+        if len(fitted.classes_) == 2:  # scikit-learn has one row, for the second class
+            weight, bias = torch.cat([0 * weight, weight]), torch.cat([0 * bias, bias])
+        present = torch.from_numpy(np.asarray(fitted.classes_, dtype=np.int64))
+        softmax = {"weight": weight.new_zeros(data.outputs, weight.shape[1])}
+        softmax["bias"] = bias.new_full((data.outputs,), -50.0)  # a class without training rows has probability 1e-22
+        softmax["weight"][present], softmax["bias"][present] = weight, bias
         return State(softmax, {"posterior": LogisticRegressionPosterior.key})
     rows, targets = (values.double() for values in data.tensors("train"))
     phi = with_bias(rows)
-    best = fit_hyperparameters(phi, targets)
-    layer = linear.posterior(phi, targets, best.prior_variance, best.noise_variance)
+    layer = posterior(phi, targets, *best_variances(phi, targets))
     tensors = {name: values.clone() for name, values in vars(layer).items()}
     return State(tensors, {"posterior": LinearRegressionPosterior.key})
 
@@ -121,16 +113,6 @@ def _logistic(data: FitData, strength: float) -> "LogisticRegression":
     rows, labels = (values.numpy() for values in data.tensors("train"))
     with without_warnings(ConvergenceWarning):  # separable rows with a weak prior; the score decides
         return LogisticRegression(C=strength, max_iter=_STEPS).fit(rows.reshape(len(rows), -1).astype(float), labels)
-
-
-def _of_all_classes(weight: Tensor, bias: Tensor, classes: np.ndarray, outputs: int) -> dict[str, Tensor]:
-    """Return the weights of a softmax over all classes; a class without training rows has probability 1e-22."""
-    if len(classes) == 2:  # scikit-learn has one row, for the second class
-        weight, bias = torch.cat([0 * weight, weight]), torch.cat([0 * bias, bias])
-    known = torch.from_numpy(np.asarray(classes, dtype=np.int64))
-    every = {"weight": weight.new_zeros(outputs, weight.shape[1]), "bias": bias.new_full((outputs,), -50.0)}
-    every["weight"][known], every["bias"][known] = weight, bias
-    return every
 
 
 LINEAR = Method(

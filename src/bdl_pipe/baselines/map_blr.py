@@ -3,33 +3,35 @@
 Snoek et al. 2015, "Scalable Bayesian Optimization Using Deep Neural Networks", as the baseline ``MAP`` of Harrison,
 Willes & Snoek 2023 (table 2). The network has a linear head and one noise variance, learned as a point estimate; weight
 decay is its prior. The head is then discarded. The prior and noise variance of the new layer maximise the evidence of
-the training rows (``evidence``), where Snoek et al. sample them; the layer's posterior is exact. The features were
+the training rows, where Snoek et al. sample them; the layer's posterior is exact. The features were
 fitted to the same rows, so that this noise may be too small: with ``training.noise: validation`` the layer's
 noise is at least the variance of the network's residuals on validation rows (ours).
+
+With a noise of each input (ours) the network's noise is σ² exp(φᵀg), φ its features and a one. The layer keeps g: its
+rows are scaled (``linear_regression.scaled``), and its prior and σ² maximise the evidence of the scaled rows.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from torch import Tensor
 
 from .. import networks
 from ..artifacts import State
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require
+from ..linear_regression import LinearPosterior, best_variances, posterior, scaled, with_bias
 from ..method import Default, Inputs, Method, StageSpec
 from ..networks import MlpConfig
-from ..predictive import Predictive
+from ..predictive import Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.learner import TrainingConfig
-from ..training.likelihood import OutputLikelihood, least_noise
-from . import linear
-from .evidence import fit_hyperparameters
-from .exact_layer import ExactLayerLearner, features, fit_exact_layers
-from .linear import LinearPosterior
+from ..training.likelihood import NoiseOf, OutputLikelihood, least_head, least_noise, with_line_of_noise
+from .exact_layer import AFFORDABLE, ExactLayerLearner, features, fit_exact_layers, noise_head
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,13 @@ class MapBlrConfig:
         training: the settings of training; weight decay does not apply to the noise. Early stopping uses the network's
             own score.
         noise_variance: the network's initial σ², in the units of the transformed targets.
+        noise: ``one`` variance, or one for ``each input``, linear in the features on the log scale.
     """
 
     network: MlpConfig
     training: TrainingConfig
     noise_variance: float
+    noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.noise_variance > 0, "noise_variance", "must be > 0", self.noise_variance)
@@ -53,28 +57,42 @@ class MapBlrConfig:
 
 @final
 class PointNetwork(ExactLayerLearner):
-    """A network with means as outputs and one noise variance."""
+    """A network with means as outputs, and one noise variance or one for each input."""
 
     def __init__(self, config: MapBlrConfig, data: FitData, rng: Seed) -> None:
         super().__init__()
         self.network = networks.build(config.network, data.input_shape, data.outputs, rng=rng)
         self.likelihood = OutputLikelihood("regression", config.noise_variance)
         self._held_out = config.training.noise == "validation" and config.training.early_stopping is not None
+        self.noise_head = noise_head(config.noise, config.network)
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
-        return -self.likelihood(self.network(inputs)[None]).log_prob(targets).mean()
+        return -self.predict(inputs, rng=Seed(0)).log_prob(targets).mean()
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self.likelihood(self.network(inputs)[None])
+        if self.noise_head is None:
+            return self.likelihood(self.network(inputs)[None])
+        phi = self.network.trunk(inputs)
+        outputs = self.network.head(phi)[None]
+        variance = (self.likelihood.log_variance + with_bias(phi) @ self.noise_head).exp()
+        return Gaussian(outputs, variance.expand_as(outputs))
 
     def undecayed(self) -> set[str]:
         return {"likelihood.log_variance"}
 
     def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
-        """Return the score, minimised over the noise variance, and the log noise variance at the minimum."""
+        """Return the score, minimised over the noise variance, and the log noise variance at the minimum.
+
+        A noise of each input has the line of :func:`~bdl_pipe.training.likelihood.least_head_nll`.
+        """
+        if self.noise_head is not None:
+            return least_head(predicted, None)
         log_variance = self.likelihood.log_variance.detach()
         score, log_factor = least_noise(predicted, log_variance.exp())
         return score, {"likelihood.log_variance": log_variance + log_factor}
+
+    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return with_line_of_noise(weights, found, "likelihood.log_variance", "noise_head")
 
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
         """Return the layer with the prior and noise variance that maximise the evidence.
@@ -82,12 +100,12 @@ class PointNetwork(ExactLayerLearner):
         If the network's noise was estimated on validation rows, the layer's noise is at least this noise.
         """
         inputs, targets = data.tensors("train", data.device)
-        phi, y = features(self.network.trunk, inputs), targets.double()
-        best, noise = fit_hyperparameters(phi, y), 0.0
+        phi = features(self.network.trunk, inputs)
+        phi, y = scaled(phi, targets.double(), self.log_noise(phi))
+        prior, noise = best_variances(phi, y)
         if self._held_out and len((data.search or data).validation) > 0:
-            noise = float(self.likelihood.log_variance.exp())
-        layer = linear.posterior(phi, y, best.prior_variance, max(best.noise_variance, noise))
-        return layer, best.prior_variance
+            noise = max(noise, float(self.likelihood.log_variance.exp()))
+        return posterior(phi, y, prior, noise), prior
 
 
 def fit(
@@ -99,20 +117,16 @@ def fit(
         DataError: there are too many rows for an exact layer.
         Diverged: a loss became NaN or infinite.
     """
-
-    def build(rows: FitData, rng: Seed) -> PointNetwork:
-        return PointNetwork(config, rows, rng)
-
-    return fit_exact_layers("map_blr", build, config.network, config.training, data, rngs=rngs, report=report)
+    return fit_exact_layers("map_blr", PointNetwork, config, config.training, data, rngs=rngs, report=report)
 
 
 _FEATURE_DECAY: Final = 5.0  # large, because features and exact layer are fitted to the same few rows
-_EXACT_LAYER: Final = 5_000_000  # the most rows times features for which the exact layer is affordable
 
 
 def default(size: Size) -> Section:
     """Return hyperparameters with a large weight decay of the features if there are few rows."""
-    return {"network": size.network, "training": size.training(decay=_FEATURE_DECAY if size.small else None)}
+    training = size.training(decay=_FEATURE_DECAY if size.small else None)
+    return {"network": size.network, "training": training, **size.noise_of}
 
 
 MAP_BLR = Method(
@@ -127,5 +141,5 @@ MAP_BLR = Method(
     },
     settings={"noise_variance": 0.1},
     program=True,
-    default=Default(1.0, override=default, suits=lambda size: size.train * (size.hidden[-1] + 1) <= _EXACT_LAYER),
+    default=Default(1.0, override=default, suits=lambda size: size.train * (size.hidden[-1] + 1) <= AFFORDABLE),
 )

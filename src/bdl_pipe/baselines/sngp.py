@@ -8,9 +8,10 @@ so that φ(x)ᵀφ(x') ≈ exp(−‖h(x) − h(x')‖²/(2ℓ²)). Trunk and β
 τ‖β‖²/(2n). One pass over the training rows then gives the precision for all outputs:
 
     classes:    Λ = τI + Σ_i p_i(1 − p_i) φ_i φ_iᵀ,  p_i the largest class probability of row i,
-    regression: Λ = τI + Σ_i φ_i φ_iᵀ/σ²,  exact for a fixed trunk; σ² is learned, one for all outputs,
+    regression: Λ = τI + Σ_i φ_i φ_iᵀ/σ_i²,  exact for a fixed trunk; σ_i² is learned, one for all outputs,
 
-v(x) = φᵀΛ⁻¹φ, and the predictive is softmax(f/√(1 + πv/8)) (mean field), or N(f, v + σ²). The largest class probability
+v(x) = φᵀΛ⁻¹φ, and the predictive is softmax(f/√(1 + πv/8)) (mean field), or N(f, v + σ²). σ² is one number or,
+for each input (ours), σ²(x) = exp(a + φᵀg). The largest class probability
 has the largest p(1 − p) of all classes, so v is at most the variance from a separate precision for each class.
 
 Deviations: spectral norms are exact (``networks.spectral``). The precision is computed in one pass after training, in
@@ -19,8 +20,8 @@ Lipschitz bound, so distant inputs may have similar features.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal, final
 
 import torch
@@ -28,6 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .. import networks
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.rows import Rows
 from ..data.size import Section, Size
@@ -40,7 +42,7 @@ from ..networks.spectral import bound_spectral_norms, remove_bounds
 from ..predictive import Categorical, Gaussian, Predictive, mean_field
 from ..seeds import Seed
 from ..training.learner import FitResult, Learner, TrainingConfig
-from ..training.likelihood import least_variance
+from ..training.likelihood import NoiseOf, least_head, least_variance, with_line_of_noise
 from ..training.posterior import LearnerPosterior
 from ..training.warm_start import Weights
 
@@ -57,7 +59,8 @@ class SngpConfig:
         length_scale: ℓ, in the units of the trunk's features.
         norm_bound: c, the largest spectral norm of a layer.
         ridge: τ, the prior precision of β.
-        training: the settings of training; weight decay does not apply to β, which has τ, nor to σ².
+        training: the settings of training; weight decay does not apply to β, which has τ, nor to one σ².
+        noise: of regression: ``one`` variance σ², or one for ``each input``, linear in the features on the log scale.
     """
 
     network: NetworkConfig
@@ -66,6 +69,7 @@ class SngpConfig:
     norm_bound: float
     ridge: float
     training: TrainingConfig
+    noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.features > 0, "features", "must be > 0", self.features)
@@ -86,6 +90,7 @@ class SngpSpec:
     length_scale: float
     norm_bound: float
     ridge: float
+    noise: NoiseOf = field(default="one", metadata=LATER)
 
 
 @final
@@ -96,7 +101,8 @@ class Sngp(Learner):
         trunk: inputs -> h, with bounded layers.
         frequencies, phases: Ω [width, feature] and b [feature].
         head: β [feature, output].
-        log_noise: log σ², for regression, in standardised units; σ² starts at 1.
+        log_noise: log σ², or a, for regression, in standardised units; σ² starts at 1.
+        noise_head: g [feature, 1], which starts at 0; only with a noise of each input.
         factor: the lower Cholesky factor of Λ [feature, feature] in float64; None during training.
     """
 
@@ -117,79 +123,86 @@ class Sngp(Learner):
         self.head = nn.Parameter(torch.zeros(spec.features, spec.outputs))
         if spec.task == "regression":
             self.log_noise = nn.Parameter(torch.zeros(()))
+        rule = "must be one: classes have no noise"
+        require(spec.task == "regression" or spec.noise == "one", "noise", rule, spec.noise)
+        if spec.noise == "each input":
+            self.noise_head = nn.Parameter(torch.zeros(spec.features, 1))
 
     def features(self, inputs: Tensor) -> Tensor:
         """Return φ(x) [batch, feature]."""
         return math.sqrt(2 / self.spec.features) * torch.cos(self.trunk(inputs) @ self.frequencies + self.phases)
 
+    def _log_variance(self, phi: Float[Tensor, "batch feature"]) -> Float[Tensor, "#batch #one"]:
+        """Return log σ² of rows of regression."""
+        return self.log_noise + phi @ self.noise_head if self.spec.noise == "each input" else self.log_noise[None, None]
+
+    def _predictive(self, phi: Float[Tensor, "batch feature"], variance: Tensor | None) -> Predictive:
+        """Return the predictive given the variance v [batch] of f; None means 0."""
+        outputs = phi @ self.head
+        if self.spec.task == "classification":
+            spread = outputs.new_zeros(()) if variance is None else variance[:, None]
+            return Categorical(mean_field(outputs, spread)[None])
+        noise = self._log_variance(phi).exp()
+        total = noise if variance is None else noise + variance[:, None]
+        return Gaussian(outputs[None], total.expand_as(outputs)[None])
+
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
-        outputs = self.features(inputs) @ self.head
+        predictive = self._predictive(self.features(inputs), None)
         prior = 0.5 * self.spec.ridge * self.head.square().sum() / num_train
-        return prior - self._plain(outputs, None).log_prob(targets).mean()
+        return prior - predictive.log_prob(targets).mean()
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        """Return the predictive; without ``factor``, as in validation, the MAP predictive: v = 0. ``rng`` is unused."""
+        """Return the predictive with v = ‖L⁻¹φ‖², L the factor of Λ; without it, as in validation, v = 0."""
+        phi = self.features(inputs)
         if self.factor is None:
-            return self._plain(self.features(inputs) @ self.head, None)
-        return self.marginal(inputs, self.factor)
+            return self._predictive(phi, None)
+        variance = torch.linalg.solve_triangular(self.factor, phi.T.to(self.factor), upper=False).square().sum(0)
+        return self._predictive(phi, variance.to(phi))
 
     def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
         """Return the score and, for regression, the noise variance with the largest likelihood for v = 0.
 
-        σ² starts at 1, and few steps at a small learning rate would leave it near there.
+        σ² starts at 1, and few steps at a small learning rate would leave it near there. A noise of each input has the
+        line of :func:`~bdl_pipe.training.likelihood.least_head_nll`.
         """
         if self.spec.task == "classification":
             return super().estimated(predicted)
+        if self.spec.noise == "each input":
+            return least_head(predicted, None)
         score, best = least_variance(predicted)
         return score, {"log_noise": torch.full_like(self.log_noise.detach(), best)}
 
-    def undecayed(self) -> set[str]:
-        return {name for name, _ in self.named_parameters(recurse=False)}
+    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return with_line_of_noise(weights, found, "log_noise", "noise_head")
 
-    def marginal(self, inputs: Tensor, factor: Float[Tensor, "feature feature"]) -> Predictive:
-        """Return the predictive with v = ‖L⁻¹φ‖², L the Cholesky factor of Λ in float64."""
-        phi = self.features(inputs)
-        variance = torch.linalg.solve_triangular(factor, phi.T.to(factor), upper=False).square().sum(0)  # [batch]
-        return self._plain(phi @ self.head, variance.to(phi))
+    def undecayed(self) -> set[str]:
+        return {"head", "log_noise"} & {name for name, _ in self.named_parameters(recurse=False)}
 
     def functions(self, inputs: Float[Tensor, "group row ..."]) -> GaussianFunctions:
         """Return the Gaussian over φᵀβ, β ~ N(β̂, Λ⁻¹), at the rows of each group."""
         assert self.factor is not None, "the precision is computed after training"
         phi, shape = self.features(inputs.flatten(0, 1)), inputs.shape[:2]
         white = torch.linalg.solve_triangular(self.factor, phi.T.to(self.factor), upper=False).T.unflatten(0, shape)
-        classes = self.spec.task == "classification"
-        noise = phi.new_zeros(()) if classes else self.log_noise.exp()
-        mean = (phi @ self.head).unflatten(0, shape)
-        return GaussianFunctions(
-            mean[None], (white @ white.mT)[None, :, None], noise.expand(1, mean.shape[-1]), classes
-        )
+        classes, mean = self.spec.task == "classification", (phi @ self.head).unflatten(0, shape)
+        noise = phi.new_zeros(1, 1) if classes else self._log_variance(phi).exp()
+        if self.spec.noise == "each input":
+            noise = noise.unflatten(0, shape)[None]
+        noise = noise.expand(*noise.shape[:-1], mean.shape[-1])
+        return GaussianFunctions(mean[None], (white @ white.mT)[None, :, None], noise, classes)
 
-    def curvature(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return φ [batch, feature] and the weight of each row in Λ [batch], both float64."""
-        phi = self.features(inputs)
-        if self.spec.task == "regression":
-            return phi.double(), torch.exp(-self.log_noise.double()).expand(len(phi))
-        largest = torch.softmax((phi @ self.head).double(), -1).amax(-1)
-        return phi.double(), largest * (1 - largest)
-
-    def _plain(self, outputs: Tensor, variance: Tensor | None) -> Predictive:
-        """Return the predictive given f and its variance [batch]; None means 0."""
-        if self.spec.task == "classification":
-            spread = outputs.new_zeros(()) if variance is None else variance[:, None]
-            return Categorical(mean_field(outputs, spread)[None])
-        total = self.log_noise.exp() if variance is None else self.log_noise.exp() + variance[:, None]
-        return Gaussian(outputs[None], total.expand_as(outputs)[None])
-
-
-@torch.no_grad()
-def precision_factor(learner: Sngp, rows: Rows) -> Float[Tensor, "feature feature"]:
-    """Return the lower Cholesky factor of Λ over the training rows, in float64."""
-    size = learner.spec.features
-    precision = learner.spec.ridge * torch.eye(size, dtype=torch.float64, device=rows.device)
-    for part, _ in rows.batches(_ROWS):
-        phi, weight = learner.curvature(part)
-        precision += phi.T @ (weight[:, None] * phi)
-    return torch.linalg.cholesky(precision)
+    @torch.no_grad()
+    def precision_factor(self, rows: Rows) -> Float[Tensor, "feature feature"]:
+        """Return the lower Cholesky factor of Λ over the training rows, in float64."""
+        precision = self.spec.ridge * torch.eye(self.spec.features, dtype=torch.float64, device=rows.device)
+        for part, _ in rows.batches(_ROWS):
+            phi = self.features(part)
+            if self.spec.task == "regression":
+                weight = torch.exp(-self._log_variance(phi).double()).expand(len(phi), 1)
+            else:
+                largest = torch.softmax((phi @ self.head).double(), -1).amax(-1, keepdim=True)
+                weight = largest * (1 - largest)
+            precision += phi.double().T @ (weight * phi.double())
+        return torch.linalg.cholesky(precision)
 
 
 @final
@@ -212,7 +225,7 @@ class SngpPosterior(LearnerPosterior[Sngp]):
 
     @classmethod
     def spec(cls, config: SngpConfig, data: FitData) -> SngpSpec:
-        numbers = (config.features, config.length_scale, config.norm_bound, config.ridge)
+        numbers = (config.features, config.length_scale, config.norm_bound, config.ridge, config.noise)
         return SngpSpec(config.network, data.input_shape, data.outputs, data.task, *numbers)
 
     @classmethod
@@ -234,7 +247,7 @@ class SngpPosterior(LearnerPosterior[Sngp]):
         learner.load_state_dict(fitted.state)
         learner.to(data.device)
         remove_bounds(learner.trunk, keep_values=True)
-        learner.factor = precision_factor(learner, data.rows("train", data.device))
+        learner.factor = learner.precision_factor(data.rows("train", data.device))
         return {name: tensor.detach().cpu() for name, tensor in learner.state_dict().items()}
 
 
@@ -245,7 +258,7 @@ def default(size: Size) -> Section:
     """
     network = size.network if size.image is None else {**size.network, "norm": "group"}
     training = size.training(5e-3 if size.image is None else 1e-2, regularised=True)
-    return {"network": network, "features": 512, "training": training}
+    return {"network": network, "features": 512, "training": training, **size.noise_of}
 
 
 SNGP = Method(

@@ -9,7 +9,6 @@ numbers are float64.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import final
 
 import torch
@@ -143,16 +142,15 @@ def fit(data: FitData, inputs: Inputs, config: SvgpConfig, *, rng: Seed, report:
     Raises:
         Diverged: the loss became NaN or infinite.
     """
-    build = partial(_build, config)
+
+    def build(data: FitData, rng: Seed) -> SparseGp:
+        rows, _ = data.drawn(min(config.inducing, len(data.train)), rng.fold("inducing"))
+        return SparseGp(rows.expand(data.outputs, -1, -1).clone(), config.ard)
+
     (result,) = fit_epochs(build, [data], config.training, rngs=[rng], report=report)
     learner = build(data, rng.fold("weights"))
     learner.load_state_dict(result.state)
     return SvgpPosterior(learner, config).state()
-
-
-def _build(config: SvgpConfig, data: FitData, rng: Seed) -> SparseGp:
-    rows, _ = data.drawn(min(config.inducing, len(data.train)), rng.fold("inducing"))
-    return SparseGp(rows.expand(data.outputs, -1, -1).clone(), config.ard)
 
 
 def default(size: Size) -> Section:

@@ -1,6 +1,6 @@
 """Sums of regression trees as tensors, so that fitted boosting is stored without pickles."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, final
 
 import numpy as np
@@ -68,7 +68,28 @@ def of_boosting(model: Any, rounds: int) -> Trees:
     scikit-learn's only public format of its trees is a pickle. This reads the attributes that its own prediction reads,
     and ``tests/baselines/test_rivals.py`` checks that predictions are equal.
     """
-    return _stacked([list(of_round) for of_round in model._predictors[:rounds]], model._baseline_prediction)
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in _FIELDS[:5]}
+    offset, root = 0, list[list[int]]()
+    for of_round in model._predictors[:rounds]:
+        root.append([])
+        for predictor in of_round:
+            nodes = predictor.nodes
+            numbers, leaf = np.arange(len(nodes)), nodes["is_leaf"].astype(bool)
+            assert not nodes["is_categorical"].any(), "trees of categories are not read"
+            columns["feature"].append(np.where(leaf, 0, nodes["feature_idx"]))
+            columns["threshold"].append(np.where(leaf, 0.0, nodes["num_threshold"]))
+            columns["left"].append(offset + np.where(leaf, numbers, nodes["left"]))
+            columns["right"].append(offset + np.where(leaf, numbers, nodes["right"]))
+            columns["value"].append(np.where(leaf, nodes["value"], 0.0))
+            root[-1].append(offset)
+            offset += len(nodes)
+    tensors = dict[str, Tensor]()
+    for name, parts in columns.items():
+        kind = np.float64 if name in ("threshold", "value") else np.int64
+        tensors[name] = torch.from_numpy(np.concatenate([np.zeros(0, kind), *parts]).astype(kind))
+    start = torch.from_numpy(np.asarray(model._baseline_prediction, dtype=float).reshape(-1).copy())
+    places = torch.tensor(root, dtype=torch.int64).reshape(len(root), len(start)).T.contiguous()
+    return Trees(tensors | {"root": places, "start": start})
 
 
 def clear_of_rounding(trees: Trees, rows: Float[np.ndarray, "row d"]) -> Trees:
@@ -86,33 +107,6 @@ def clear_of_rounding(trees: Trees, rows: Float[np.ndarray, "row d"]) -> Trees:
         following = np.append(values, np.inf)[place]
         raised[chosen] = np.minimum(raised[chosen], (threshold[chosen] + following) / 2)
     return Trees(trees.tensors | {"threshold": torch.from_numpy(raised)})
-
-
-def _stacked(predictors: list[list[Any]], start: np.ndarray) -> Trees:
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in _FIELDS[:5]}
-    offset, root = 0, list[list[int]]()
-    for of_round in predictors:
-        root.append([])
-        for predictor in of_round:
-            nodes = predictor.nodes
-            own, leaf = np.arange(len(nodes)), nodes["is_leaf"].astype(bool)
-            assert not nodes["is_categorical"].any(), "trees of categories are not read"
-            columns["feature"].append(np.where(leaf, 0, nodes["feature_idx"]))
-            columns["threshold"].append(np.where(leaf, 0.0, nodes["num_threshold"]))
-            columns["left"].append(offset + np.where(leaf, own, nodes["left"]))
-            columns["right"].append(offset + np.where(leaf, own, nodes["right"]))
-            columns["value"].append(np.where(leaf, nodes["value"], 0.0))
-            root[-1].append(offset)
-            offset += len(nodes)
-    whole = {name: torch.from_numpy(_joined(parts, name)) for name, parts in columns.items()}
-    first = torch.from_numpy(np.asarray(start, dtype=float).reshape(-1).copy())
-    places = torch.tensor(root, dtype=torch.int64).reshape(len(root), len(first)).T.contiguous()
-    return Trees(whole | {"root": places, "start": first})
-
-
-def _joined(parts: Iterable[np.ndarray], name: str) -> np.ndarray:
-    kind = np.float64 if name in ("threshold", "value") else np.int64
-    return np.concatenate([np.zeros(0, kind), *parts]).astype(kind)
 
 
 def _depth(left: Tensor, right: Tensor, root: Tensor) -> int:

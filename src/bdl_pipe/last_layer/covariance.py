@@ -49,10 +49,6 @@ class Form(ABC):
         """
 
     @abstractmethod
-    def log_det(self) -> Float[Tensor, " count"]:
-        """Return log det S."""
-
-    @abstractmethod
     def matrix(self) -> Float[Tensor, "count h h"]:
         """Return S, for inspection and prediction; training does not compute it."""
 
@@ -130,9 +126,6 @@ class Dense(Form):
         strict = squares[0] if len(squares) == 1 else torch.stack(squares).sum()
         return strict / prior_variance + _excess(self.log_scale, prior_variance)
 
-    def log_det(self) -> Float[Tensor, " count"]:
-        return 2 * self.log_scale.sum(-1)
-
     def matrix(self) -> Float[Tensor, "count h h"]:
         width = self.log_scale.shape[-1]
         strict = torch.cat([F.pad(block, (width - block.shape[-1], 0)) for block in self.blocks], -2)
@@ -156,9 +149,6 @@ class Diagonal(Form):
     def divergence(self, prior_variance: float) -> Float[Tensor, ""]:
         return _excess(self.log_scale, prior_variance)
 
-    def log_det(self) -> Float[Tensor, " count"]:
-        return 2 * self.log_scale.sum(-1)
-
     def matrix(self) -> Float[Tensor, "count h h"]:
         return torch.diag_embed((2 * self.log_scale).exp())
 
@@ -180,19 +170,13 @@ class LowRank(Form):
         root = torch.einsum("grh,chm->grcm", features, self.factor)  # Fᵀφ
         return _products(root) + _products(features[:, :, None] * self.log_scale.exp())
 
-    def _log_det_ratio(self) -> Float[Tensor, " count"]:
-        """Return log det(I + FᵀD⁻¹F), the contribution of F to log det S."""
+    def divergence(self, prior_variance: float) -> Float[Tensor, ""]:
         scaled = self.factor * (-self.log_scale).exp()[..., None]  # D^(−1/2) F
         identity = torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
         root = torch.linalg.cholesky(identity + scaled.mT @ scaled)  # [count, r, r]
-        return 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-    def divergence(self, prior_variance: float) -> Float[Tensor, ""]:
-        added = self.factor.square().sum() / prior_variance - self._log_det_ratio().sum()
+        log_det_ratio = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # log det(I + FᵀD⁻¹F)
+        added = self.factor.square().sum() / prior_variance - log_det_ratio.sum()
         return added + _excess(self.log_scale, prior_variance)
-
-    def log_det(self) -> Float[Tensor, " count"]:
-        return 2 * self.log_scale.sum(-1) + self._log_det_ratio()
 
     def matrix(self) -> Float[Tensor, "count h h"]:
         return self.factor @ self.factor.mT + torch.diag_embed((2 * self.log_scale).exp())

@@ -1,15 +1,28 @@
-"""Log densities of features under diagonal Gaussians, one for each class."""
+"""Class densities of features: diagonal Gaussians, the densities of G-VBLL-MAP, and the moments of each class's rows.
 
-import contextlib
+G-VBLL-MAP's densities are fitted to fixed features after training, for OOD scores. For each class, with T_y rows,
+
+    μ[y] = (Σ_0⁻¹ + T_yΣ⁻¹)⁻¹ Σ⁻¹ Σ_t φ_t             Σ_0 = sI, μ_0 = 0            (eq. 75)
+    Σ[y] = (M + Σ_t (φ_t − φ̂)²) / (T_y + ν + N + 1)   φ̂ the empirical mean         (eq. 77)
+
+Source: Harrison, Willes & Snoek 2023, "Variational Bayesian Last Layers", appendix C.7. Eq. 75 (and 76) is printed
+without its inverse, which is restored here. Σ[y] is diagonal, so each of its dimensions has its own inverse gamma, eq.
+65 with N = 1: eq. 77 is the mode of IG((T_y + ν)/2, (M + scatter)/2). As in the paper, S is omitted, and a class
+without rows has its priors' modes: mean 0 and Σ = M/(ν + 2).
+"""
+
 import math
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Self, final
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from ..errors import DataError
+from .layer import check_features, check_labels, class_numbers
 
 LOG_2PI: Final = math.log(2 * math.pi)
 
@@ -46,66 +59,88 @@ def widen(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
-def check_features(features: Tensor, width: int) -> None:
-    """Raise DataError if the features are not ``width`` wide."""
-    if not isinstance(features, Tensor):
-        raise DataError(f"features must be a tensor, got {type(features).__name__}; pass torch.as_tensor(features)")
-    if features.is_complex() or features.dtype == torch.bool or features.layout is not torch.strided:
-        got = features.dtype if features.layout is torch.strided else features.layout
-        raise DataError(f"features must be a dense tensor of real numbers, got {got}")
-    if features.shape[-1] != width:
-        raise DataError(f"features must have {width} columns, got {features.shape[-1]}")
+class Buffers(nn.Module):
+    """Named tensors without gradients: the state of a posterior that is computed after training."""
+
+    def __init__(self, **tensors: Tensor) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    @classmethod
+    def skeleton(cls, **sizes: tuple[int, ...]) -> Self:
+        """Return tensors of zeros, to load a ``state_dict`` into."""
+        return cls(**{name: torch.zeros(size) for name, size in sizes.items()})
 
 
-def check_rows(features: Tensor) -> None:
-    """Raise DataError unless features are [row, feature], with a row: the mean of no rows would be NaN."""
-    shape = tuple(features.shape)
-    if len(shape) != 2:
-        raise DataError(f"features must have shape [row, feature], got {list(shape)}; flatten other dimensions")
-    if not len(features):
-        raise DataError("features must have at least one row, got none")
+@final
+class Refit(Buffers):
+    """The class densities N(φ | mean[k], diag variance[k]), for OOD scores and not for labels.
 
-
-def class_numbers(targets: Tensor, rows: int) -> Int[Tensor, " batch"]:
-    """Return labels as int64.
-
-    Raises:
-        DataError: the number of labels is not the number of rows, or a label is not a whole number.
+    The paper finds that labels predicted with them are far too confident. For scores:
+    ``Categorical(layer.predict(φ).draw_log_probs, {"refit_density": refit.log_density(φ)})``.
     """
-    if not isinstance(targets, Tensor):
-        raise DataError(f"labels must be a tensor, got {type(targets).__name__}; pass torch.as_tensor(labels)")
-    if tuple(targets.shape) != (rows,):
-        cure = "" if targets.ndim != 2 else "; pass y[:, 0]" if targets.shape[1] == 1 else "; pass y.argmax(1)"
-        raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}{cure}")
-    if targets.is_complex():
-        raise DataError(f"labels must be whole numbers, got {targets.dtype}")
-    labels = targets.long()
-    if targets.is_floating_point():
-        broken = targets[targets != labels]
-        if len(broken):
-            raise DataError(f"labels must be whole numbers, got {float(broken[0]):g}")
-    return labels
+
+    mean: Float[Tensor, "class feature"]
+    variance: Float[Tensor, "class feature"]
+    class_log_probs: Float[Tensor, " class"]
+    feature_prior_variance: Float[Tensor, " feature"]
+
+    def log_density(
+        self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
+    ) -> Float[Tensor, " batch"]:
+        """Return :meth:`Generative.log_density` under the refitted densities and the layer's feature prior."""
+        check_features(features, self.mean.shape[-1])
+        density = torch.logsumexp(self.class_log_probs + log_densities(features, self.mean, self.variance), dim=-1)
+        return density - feature_log_prior(features, self.feature_prior_variance) if normalised else density
 
 
-@contextlib.contextmanager
-def labels_as_index(labels: Int[Tensor, " batch"], classes: int) -> Iterator[None]:
-    """Inside the block, report an index error as a label out of range.
+@dataclass(frozen=True)
+class Moments:
+    """The number of rows, mean and scatter Σ(φ − mean)² of each class, merged without sums of raw squares.
 
-    Valid labels then need no extra check, because a CPU checks indices. An accelerator fails asynchronously with its
-    own index error.
-
-    Raises:
-        DataError: a label is not in 0 … ``classes`` − 1.
+    Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance".
     """
-    try:
-        yield
-    except (IndexError, RuntimeError):
-        check_labels(labels, classes)
-        raise
 
+    count: Float[Tensor, " class"]
+    mean: Float[Tensor, "class feature"]
+    scatter: Float[Tensor, "class feature"]
 
-def check_labels(labels: Tensor, classes: int) -> None:
-    """Raise DataError if a label is not in 0 … ``classes`` − 1."""
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if len(wrong):
-        raise DataError(f"labels must be in 0 … {classes - 1}, got {int(wrong[0])}")
+    @classmethod
+    def of(cls, batches: Iterable[tuple[Tensor, Tensor]], classes: int, like: Float[Tensor, " feature"]) -> "Moments":
+        """Return the moments of batches (features, labels), on the device of ``like``.
+
+        Raises:
+            DataError: there are no rows, labels are out of range, or features are not finite or have another width than
+                ``like``.
+        """
+        mean = scatter = widen(like.new_zeros(classes, len(like)))
+        count = mean[:, 0]
+        for features, labels in batches:
+            check_features(features, len(like))
+            labels = class_numbers(labels, len(features))
+            check_labels(labels, classes)
+            features = widen(features)
+            member = F.one_hot(labels, classes).to(features)  # [batch, class]
+            new = member.sum(0)
+            mean_of_new = member.T @ features / new.clamp_min(1)[:, None]
+            scatter_of_new = member.T @ (features - mean_of_new[labels]).square()
+            total = count + new
+            share, step = (new / total.clamp_min(1))[:, None], mean_of_new - mean
+            scatter = scatter + scatter_of_new + step.square() * share * count[:, None]
+            mean, count = mean + share * step, total
+        if not count.sum() > 0:
+            raise DataError("batches must have at least one row, got none")
+        if not torch.isfinite(scatter).all():
+            raise DataError("features must be finite")
+        return cls(count, mean, scatter)
+
+    def class_means(self, noise_variance: Float[Tensor, " feature"], prior_variance: float) -> tuple[Tensor, Tensor]:
+        """Return mean and variance [class, feature] of the class means' exact posterior given Σ (appendix C.6).
+
+        The rows of class y are N(φ̄[y], Σ) and φ̄[y] ~ N(0, sI), so φ̄[y] | Φ ~ N(μ[y], (I/s + T_yΣ⁻¹)⁻¹) with μ[y]
+        from eq. 75.
+        """
+        weight = prior_variance * self.count[:, None]
+        total = noise_variance + weight
+        return weight / total * self.mean, prior_variance * noise_variance / total  # fractions expanded by sΣ

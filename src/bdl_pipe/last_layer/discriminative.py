@@ -9,23 +9,34 @@ inverse gammas, each given by eq. 65 with N = 1 (appendix C.1). Deviations: none
 0.4.9 multiplies the prior's variance by 2/in_features, omits the KL's constant −h/2 per class, uses N = classes in eq.
 65 for every diagonal entry (equal to ours at ν + classes − 1), stores log σ (ours: −log σ) and, for low rank, log σ² of
 S (ours: half of it).
+
+The predictive is E[softmax(z)] of independent Gaussian logits z_k ~ N(μ_k, v_k): sampled, or by one of three
+deterministic rules. Every rule takes mean and variance [batch, class] and returns log probabilities [draw, batch,
+class].
 """
 
+import math
+from collections.abc import Callable
 from typing import Final, Unpack, final, get_args
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from .. import gumbel_maximum, predictive
 from ..errors import require
 from ..joint_predictive import GaussianFunctions
 from ..predictive import Categorical
 from ..seeds import Seed
 from .covariance import Form
-from .densities import class_numbers, labels_as_index
-from .fused import Weights, diagonal_loss
-from .layer import LastLayer, Options, full_precision
-from .softmax import CLOSED, Rule, sampled
+from .fused import DiagonalLoss
+from .layer import LastLayer, Options, Rule, class_numbers, full_precision, labels_as_index
+
+_GRID: Final = 128  # points along the maximum
+_NODES: Final = 32  # Gauss–Hermite nodes of each logit
+_ROWS: Final = 128  # rows at a time; their grids fit in a processor's cache
 
 
 @final
@@ -79,10 +90,10 @@ class Discriminative(LastLayer):
     def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
         if self.covariance.kind != "diagonal":
             return super()._loss(features, targets, num_train, kl_weight)
-        weights = Weights(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
+        loss = DiagonalLoss(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
         labels = class_numbers(targets, len(features))
         with labels_as_index(labels, len(self.mean)):
-            return diagonal_loss(features, self.mean, self.covariance.log_scale, self.noise_log_root, labels, weights)
+            return loss(features, self.mean, self.covariance.log_scale, self.noise_log_root, labels[:, None])
 
     def logit_moments(
         self, features: Float[Tensor, "batch h"]
@@ -101,3 +112,79 @@ class Discriminative(LastLayer):
         if self.predictive == "sampled":
             return Categorical(sampled(mean, variance, self.draws, rng))
         return Categorical(CLOSED[self.predictive](mean, variance))
+
+
+def sampled(
+    mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"], draws: int, rng: Seed
+) -> Float[Tensor, "draw batch class"]:
+    """Return log softmax of ``draws`` logits of each row; drawn on the CPU, so equal on every device.
+
+    All rows use the same normal numbers, so that a row's predictive does not depend on its batch. A row's mixture and
+    mutual information are correct, but a joint over several rows is not: use ``functions`` for joints.
+    """
+    noise = torch.randn(draws, 1, mean.shape[-1], generator=rng.generator(), dtype=mean.dtype)
+    return F.log_softmax(mean + variance.sqrt() * noise.to(mean.device), dim=-1)
+
+
+def mean_field(
+    mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
+) -> Float[Tensor, "1 batch class"]:
+    """Return the approximation of :func:`bdl_pipe.predictive.mean_field`."""
+    return predictive.mean_field(mean, variance)[None]
+
+
+def laplace_bridge(
+    mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
+) -> Float[Tensor, "1 batch class"]:
+    """Return the mean of the Dirichlet whose softmax-basis Laplace approximation is N(μ, diag v).
+
+    α_k = (1 − 2/K + e^{μ_k} Σ_l e^{−μ_l} / K²) / v_k, after conditioning on Σ_k z_k = 0, which
+    turns diag v into diag v − vvᵀ/Σv (Hobbhahn, Kristiadi and Hennig 2022, section 3).
+
+    Unequal variances distort the mean, since α_k is proportional to 1/v_k: with ten classes its total variation from
+    the exact value was 0.32–0.41 in the tests, and 0.05–0.23 for ``mean_field``.
+    """
+    classes = mean.shape[-1]
+    share = variance / variance.sum(-1, keepdim=True)
+    centred = mean - share * mean.sum(-1, keepdim=True)
+    log_exponential = centred + torch.logsumexp(-centred, -1, keepdim=True) - 2 * math.log(classes)
+    floor = torch.full_like(mean, 1 - 2 / classes).log()  # −∞ for two classes
+    log_alpha = torch.logaddexp(floor, log_exponential) - (variance * (1 - share)).log()
+    return F.log_softmax(log_alpha, dim=-1)[None]
+
+
+def quadrature(
+    mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
+) -> Float[Tensor, "1 batch class"]:
+    """Return E[softmax(z)] by one-dimensional integrals, with 4,096 exponentials per logit.
+
+    It uses the identity of :mod:`bdl_pipe.gumbel_maximum`, with a trapezoid sum for the integral. F and f are
+    Gauss–Hermite means over z_l, for which the sum converges exponentially. With two classes the error of a probability
+    is below 1e-9 if the logits' standard deviation is at most 1, 1e-5 at 3, 3e-4 at 5 and 3e-3 at 8 (in float32: 1e-7
+    more).
+    """
+    parts = zip(mean.split(_ROWS), variance.split(_ROWS), strict=True)
+    return F.log_softmax(torch.cat([_log_shares(m, v.sqrt()) for m, v in parts]), dim=-1)[None]
+
+
+def _log_shares(mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return the log of the integral for each class, up to a constant of the row."""
+    lowest = (mean - 6 * deviation).amax(-1, keepdim=True) - 4  # a lower bound of the largest perturbed logit
+    highest = (mean + 6 * deviation).amax(-1, keepdim=True) + math.log(mean.shape[-1]) + 16
+    steps = torch.linspace(0, 1, _GRID, dtype=mean.dtype, device=mean.device)
+    grid = (lowest + (highest - lowest) * steps)[:, None]  # [batch, 1, grid]
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    # a node at −6 or less has F > e^{−e⁴} > 1e-24 at the lowest point of the grid, so that F does not underflow
+    points = (
+        (node * deviation[..., None], share)
+        for node, share in zip(nodes.tolist(), (weights / weights.sum()).tolist(), strict=True)
+    )
+    found = gumbel_maximum.mixture(grid - mean[..., None], points, float(nodes[-1]) * deviation[..., None])
+    return torch.logsumexp(gumbel_maximum.log_terms(*found), -1)
+
+
+CLOSED: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "mean_field": mean_field,
+    "laplace_bridge": laplace_bridge,
+    "quadrature": quadrature,
+}

@@ -17,7 +17,8 @@ and S[k] are diagonal, as in the paper. Deviations:
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import torch
 from jaxtyping import Float
@@ -26,18 +27,40 @@ from torch import Tensor, nn
 from ..errors import require
 from ..predictive import Categorical
 from ..seeds import Seed
-from .densities import (
-    LOG_2PI,
-    check_features,
-    check_rows,
-    class_numbers,
-    feature_log_prior,
-    labels_as_index,
-    log_densities,
-)
-from .refit import NoisePrior, Refit, class_means, refit
+from .densities import LOG_2PI, Moments, Refit, feature_log_prior, log_densities
+from .layer import PosteriorForm, check_features, check_rows, class_numbers, labels_as_index, require_ranges
 
 _DRAWS: Final = 50  # draws of the class means at a time
+
+
+@dataclass(frozen=True)
+class GenerativeLayer:
+    """The settings of a last layer of class means; see :class:`Generative`.
+
+    Attributes:
+        dirichlet: α_0, the prior count of each class.
+        prior_variance: s, the variance of the class means' prior N(0, sI).
+        wishart_dof: ν of the prior IG(ν/2, M/2) of each feature's noise variance.
+        wishart_scale: M of the prior IG(ν/2, M/2) of each feature's noise variance.
+        kl_weight: the weight of the layer's KL; 1 gives the bound.
+        refit: whether G-VBLL-MAP's densities are fitted to the training features after training, as a second OOD score.
+        posterior: the posterior of the class means, in label probabilities and in the layer's own densities; see
+            :class:`GaussianLayer`. The densities of ``refit`` do not depend on it: they always have the exact
+            posterior's means, and a noise estimate for each class.
+    """
+
+    dirichlet: float
+    prior_variance: float
+    wishart_dof: float
+    wishart_scale: float
+    kl_weight: float
+    refit: bool
+    posterior: PosteriorForm = "variational"
+    name: Literal["generative"] = "generative"
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        require(self.dirichlet > 0, "dirichlet", "must be > 0", self.dirichlet)
 
 
 class Generative(nn.Module):
@@ -214,14 +237,17 @@ class Generative(nn.Module):
         The exact posterior is diagonal, like q. The classes' Dirichlet posterior is already exact. See
         :meth:`refit_noise` for the arguments and errors.
         """
-        mean, variance = class_means(batches, self.noise_variance, self.prior_variance, self.num_classes)
+        noise = self.noise_variance
+        mean, variance = Moments.of(batches, self.num_classes, noise).class_means(noise, self.prior_variance)
+        mean, variance = mean.to(noise), variance.to(noise)
         self.mean.copy_(mean)
         self.log_std.copy_(0.5 * variance.log())
 
+    @torch.no_grad()
     def refit_noise(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Refit:
         """Fit the densities of G-VBLL-MAP (appendix C.7), with a noise variance for each class, in one pass.
 
-        The layer is not changed. See :mod:`~bdl_pipe.last_layer.refit`.
+        The layer is not changed. See :mod:`~bdl_pipe.last_layer.densities`.
 
         Args:
             batches: (features [batch, feature], labels [batch]) of the training rows, from the fixed trunk.
@@ -230,5 +256,13 @@ class Generative(nn.Module):
             DataError: there are no rows, labels are out of range, or features are not finite or not ``in_features``
                 wide.
         """
-        prior = NoisePrior(self.prior_variance, self.wishart_dof, self.wishart_scale)
-        return refit(batches, self.noise_variance.detach(), self.class_log_probs.detach(), prior)
+        noise = self.noise_variance
+        moments = Moments.of(batches, self.num_classes, noise)
+        mean, _ = moments.class_means(noise, self.prior_variance)
+        variance = (self.wishart_scale + moments.scatter) / (moments.count[:, None] + self.wishart_dof + 2)  # eq. 77
+        return Refit(
+            mean=mean.to(noise),
+            variance=variance.to(noise),
+            class_log_probs=self.class_log_probs,
+            feature_prior_variance=self.feature_prior_variance,
+        )

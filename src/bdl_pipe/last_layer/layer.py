@@ -9,19 +9,72 @@ Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", app
 includes its constants, so that it is 0 at the prior and never negative.
 """
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
-from typing import Final, TypedDict, final
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypedDict, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..errors import require
+from ..config import LATER
+from ..errors import DataError, require
 from ..joint_predictive import GaussianFunctions
 from ..seeds import Seed
-from .covariance import Covariance, Form, gaussian_kl
-from .densities import check_features, check_rows
+from ..training.likelihood import NoiseOf
+from .covariance import Covariance, Form, Kind, gaussian_kl
+
+Rule = Literal["sampled", "mean_field", "laplace_bridge", "quadrature"]
+PosteriorForm = Literal["variational", "exact"]
+
+
+@dataclass(frozen=True)
+class GaussianLayer:
+    """The settings of a last layer with Gaussian weights, for regression or discriminative classification.
+
+    Attributes:
+        covariance: the form of S, the covariance of the weights' posterior.
+        rank: the rank of the low-rank part; only for ``lowrank``.
+        prior_variance: s, the variance of the weights' prior N(0, sI).
+        wishart_dof: ν of the noise covariance's inverse-Wishart prior.
+        wishart_scale: m of the noise covariance's inverse-Wishart prior.
+        kl_weight: the weight of the layer's KL; 1 gives the bound.
+        predictive: how E[softmax] is approximated (classification).
+        draws: the number of draws in a prediction by the rule "sampled".
+        posterior: the posterior of the weights in predictions. With "exact" (regression only), the exact posterior
+            given the features of all training rows replaces the variational posterior after training (appendix C.6).
+        noise: of regression: ``one`` covariance Σ, or Σ e^g(x) for ``each input`` (ours); g is linear in the features.
+    """
+
+    covariance: Kind
+    rank: int | None
+    prior_variance: float
+    wishart_dof: float
+    wishart_scale: float
+    kl_weight: float
+    predictive: Rule = "mean_field"
+    draws: int = 20
+    posterior: PosteriorForm = "variational"
+    name: Literal["gaussian"] = "gaussian"
+    noise: NoiseOf = field(default="one", metadata=LATER)
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        if self.covariance == "lowrank":
+            require(self.rank is not None and self.rank > 0, "rank", "must be > 0 for lowrank", self.rank)
+        else:
+            require(self.rank is None, "rank", f"must be null for {self.covariance}", self.rank)
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+
+
+def require_ranges(layer: Any) -> None:
+    """Require the ranges of the numbers that the settings of all layers have."""
+    for name in ("prior_variance", "wishart_dof", "wishart_scale"):
+        require(getattr(layer, name) > 0, name, "must be > 0", getattr(layer, name))
+    require(layer.kl_weight >= 0, "kl_weight", "must be >= 0", layer.kl_weight)
 
 
 class Options(TypedDict, total=False):
@@ -174,3 +227,68 @@ def full_precision(features: Tensor) -> torch.autocast:
     """Return a context without autocast: sums of squares over h features need more than eight bits."""
     device = features.device.type if isinstance(features, Tensor) else "cpu"  # others are refused inside
     return torch.autocast(device, enabled=False)
+
+
+def check_features(features: Tensor, width: int) -> None:
+    """Raise DataError if the features are not ``width`` wide."""
+    if not isinstance(features, Tensor):
+        raise DataError(f"features must be a tensor, got {type(features).__name__}; pass torch.as_tensor(features)")
+    if features.is_complex() or features.dtype == torch.bool or features.layout is not torch.strided:
+        got = features.dtype if features.layout is torch.strided else features.layout
+        raise DataError(f"features must be a dense tensor of real numbers, got {got}")
+    if features.shape[-1] != width:
+        raise DataError(f"features must have {width} columns, got {features.shape[-1]}")
+
+
+def check_rows(features: Tensor) -> None:
+    """Raise DataError unless features are [row, feature], with a row: the mean of no rows would be NaN."""
+    shape = tuple(features.shape)
+    if len(shape) != 2:
+        raise DataError(f"features must have shape [row, feature], got {list(shape)}; flatten other dimensions")
+    if not len(features):
+        raise DataError("features must have at least one row, got none")
+
+
+def class_numbers(targets: Tensor, rows: int) -> Int[Tensor, " batch"]:
+    """Return labels as int64.
+
+    Raises:
+        DataError: the number of labels is not the number of rows, or a label is not a whole number.
+    """
+    if not isinstance(targets, Tensor):
+        raise DataError(f"labels must be a tensor, got {type(targets).__name__}; pass torch.as_tensor(labels)")
+    if tuple(targets.shape) != (rows,):
+        cure = "" if targets.ndim != 2 else "; pass y[:, 0]" if targets.shape[1] == 1 else "; pass y.argmax(1)"
+        raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}{cure}")
+    if targets.is_complex():
+        raise DataError(f"labels must be whole numbers, got {targets.dtype}")
+    labels = targets.long()
+    if targets.is_floating_point():
+        broken = targets[targets != labels]
+        if len(broken):
+            raise DataError(f"labels must be whole numbers, got {float(broken[0]):g}")
+    return labels
+
+
+@contextlib.contextmanager
+def labels_as_index(labels: Int[Tensor, " batch"], classes: int) -> Iterator[None]:
+    """Inside the block, report an index error as a label out of range.
+
+    Valid labels then need no extra check, because a CPU checks indices. An accelerator fails asynchronously with its
+    own index error.
+
+    Raises:
+        DataError: a label is not in 0 … ``classes`` − 1.
+    """
+    try:
+        yield
+    except (IndexError, RuntimeError):
+        check_labels(labels, classes)
+        raise
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Raise DataError if a label is not in 0 … ``classes`` − 1."""
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise DataError(f"labels must be in 0 … {classes - 1}, got {int(wrong[0])}")

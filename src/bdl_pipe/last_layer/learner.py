@@ -26,6 +26,7 @@ from torch.nn.utils import skip_init
 from .. import networks
 from ..errors import UserError, require
 from ..joint_predictive import GaussianFunctions, Joint, JointCategorical
+from ..linear_regression import scaled
 from ..networks import NetworkConfig
 from ..networks.base import lecun_normal
 from ..networks.variational import MeanField
@@ -33,14 +34,45 @@ from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from ..training.learner import Learner
 from ..training.likelihood import least_head, least_noise
-from .config import FeaturesConfig, GaussianLayer, GenerativeLayer, require_variational
-from .conjugate import ConjugateRegression
+from .densities import Refit
 from .discriminative import Discriminative
-from .generative import Generative
-from .refit import Refit
-from .regression import Regression
+from .generative import Generative, GenerativeLayer
+from .layer import GaussianLayer
+from .regression import ConjugateRegression, Regression
 
 Layer = Regression | Discriminative | Generative
+
+
+@dataclass(frozen=True)
+class FeaturesConfig:
+    """The settings of variational features.
+
+    Attributes:
+        initial_sd: the initial standard deviation of every Gaussian weight.
+        kl_weight: the weight of the features' KL; 1 gives the bound.
+        draws: the number of draws of the features in a prediction.
+        validation_draws: the number of draws of the features in a validation score.
+        stochastic: ``all``: every weight of the trunk is Gaussian with the prior N(0, 4/√fan-in); ``linear``: only the
+            weights of a linear layer after the trunk are Gaussian.
+        prior_variance: the prior variance of each weight and bias of this linear layer; only for ``linear``.
+    """
+
+    initial_sd: float
+    kl_weight: float
+    draws: int
+    validation_draws: int
+    stochastic: Literal["all", "linear"] = "all"
+    prior_variance: float | None = None
+
+    def __post_init__(self) -> None:
+        linear = self.stochastic == "linear"
+        rule = "must be > 0 if stochastic is linear, and null if it is all"
+        good = self.prior_variance is not None and self.prior_variance > 0 if linear else self.prior_variance is None
+        require(good, "prior_variance", rule, self.prior_variance)
+        require(self.initial_sd > 0, "initial_sd", "must be > 0", self.initial_sd)
+        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
+        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        require(self.validation_draws > 0, "validation_draws", "must be > 0", self.validation_draws)
 
 
 @dataclass(frozen=True)
@@ -61,10 +93,6 @@ class LastLayerSpec:
     features: FeaturesConfig | None
 
     def __post_init__(self) -> None:
-        if self.task == "classification" and isinstance(self.layer, GaussianLayer):
-            require_variational("layer.posterior", self.layer, "for a discriminative layer, which is not conjugate")
-        if self.features is not None:
-            require_variational("layer.posterior", self.layer, "for variational features, which are not fixed")
         one = self.task == "regression" or not self.noise_of_each_input
         require(one, "layer.noise", "must be one: classes have no noise of targets", "each input")
 
@@ -82,24 +110,19 @@ class LastLayerSpec:
         """Return a newly initialised model; a generative layer needs ``class_counts`` [class]."""
         trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
         counts = torch.zeros(self.outputs) if class_counts is None else class_counts
-        return LastLayerLearner(self, trunk, self._layer(trunk.width, counts, rng.fold("layer")), rng)
-
-    def _layer(self, width: int, counts: Tensor, rng: Seed) -> Layer:
-        c = self.layer
-        wishart: dict[str, Any] = {"wishart_dof": c.wishart_dof, "wishart_scale": c.wishart_scale}
+        c, size, seed = self.layer, (trunk.width, self.outputs), rng.fold("layer")
+        options: dict[str, Any] = {"prior_variance": c.prior_variance, "wishart_dof": c.wishart_dof}
+        options |= {"wishart_scale": c.wishart_scale, "rng": seed}
+        layer: Layer
         if isinstance(c, GenerativeLayer):
             require(self.task == "classification", "layer.name", "must be gaussian for regression", c.name)
-            known: dict[str, Any] = {
-                "class_counts": counts,
-                "dirichlet": c.dirichlet,
-                "prior_variance": c.prior_variance,
-            }
-            return Generative(width, self.outputs, **known, **wishart, rng=rng)
-        shared: dict[str, Any] = {"covariance": c.covariance, "rank": c.rank, "prior_variance": c.prior_variance}
-        if self.task == "regression":
-            return Regression(width, self.outputs, **shared, **wishart, rng=rng)
-        rule: dict[str, Any] = {"predictive": c.predictive, "draws": c.draws}
-        return Discriminative(width, self.outputs, **shared, **rule, **wishart, rng=rng)
+            layer = Generative(*size, class_counts=counts, dirichlet=c.dirichlet, **options)
+        elif self.task == "regression":
+            layer = Regression(*size, covariance=c.covariance, rank=c.rank, **options)
+        else:
+            options |= {"covariance": c.covariance, "rank": c.rank}
+            layer = Discriminative(*size, predictive=c.predictive, draws=c.draws, **options)
+        return LastLayerLearner(self, trunk, layer, rng)
 
 
 @final
@@ -139,11 +162,10 @@ class LastLayerLearner(Learner):
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         features = self._features(inputs, noise)
-        if self.log_noise is None:
-            loss = self.layer.loss(features, targets, num_train=num_train)
-        else:
-            g, s = self._noise_of(features)
-            loss = self.layer.loss(features * s, targets * s, num_train=num_train) + targets.shape[1] / 2 * g.mean()
+        g = self.log_noise_of(features)
+        loss = self.layer.loss(*scaled(features, targets, g), num_train=num_train)
+        if g is not None:
+            loss = loss + targets.shape[1] / 2 * g.mean()
         if self.spec.layer.kl_weight != 1:
             loss = loss + (self.spec.layer.kl_weight - 1) * self.layer.kl() / num_train
         if self.spec.features is not None and self._random is not None:
@@ -181,9 +203,9 @@ class LastLayerLearner(Learner):
         parts = []
         for features in self._drawn_features(inputs.flatten(0, 1), self._draws, rng):
             part = layer.functions(features.unflatten(0, inputs.shape[:2]))
-            if self.log_noise is not None:
-                factor = self._noise_of(features)[0].exp().unflatten(0, inputs.shape[:2])
-                part = replace(part, noise=part.noise[:, None, None] * factor)
+            g = self.log_noise_of(features)
+            if g is not None:
+                part = replace(part, noise=part.noise[:, None, None] * g.exp().unflatten(0, inputs.shape[:2]))
             parts.append(part)
         return GaussianFunctions.mixed(parts)
 
@@ -223,13 +245,9 @@ class LastLayerLearner(Learner):
         self.load_state_dict(dict(weights))
         assert isinstance(self.layer, Regression)
         slope, level = float(found["slope"]), float(self.layer.noise_covariance.detach().diagonal().log().mean())
-        scaled = self.layer.scaled_noise(float(found["shift"]) + (slope - 1) * level)
-        changed = {f"layer.{name}": tensor for name, tensor in scaled.items()}
-        return {
-            **weights,
-            **changed,
-            **{name: slope * weights[name] for name in ("log_noise.weight", "log_noise.bias")},
-        }
+        noise = self.layer.scaled_noise(float(found["shift"]) + (slope - 1) * level)
+        changed = {name: slope * weights[name] for name in ("log_noise.weight", "log_noise.bias")}
+        return {**weights, **{f"layer.{name}": tensor for name, tensor in noise.items()}, **changed}
 
     def features(self, inputs: Tensor, draw: int, rng: Seed) -> Tensor:
         """Return φ(x) [batch, width] for one draw of the trunk; point features do not depend on the draw."""
@@ -238,57 +256,43 @@ class LastLayerLearner(Learner):
     def row(self, inputs: Tensor, targets: Tensor, draw: int, rng: Seed) -> tuple[Tensor, Tensor]:
         """Return the features and targets that the layer has for training rows: φ and y, or φs and ys."""
         features = self.features(inputs, draw, rng)
-        if self.log_noise is None:
-            return features, targets
-        s = self._noise_of(features)[1]
-        return features * s, targets * s
+        return scaled(features, targets, self.log_noise_of(features))
 
-    def _noise_of(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return g and s = exp(−g/2) of each row [batch, 1]."""
-        assert self.log_noise is not None
-        g = self.log_noise(features)
-        return g, (-g / 2).exp()
+    def log_noise_of(self, features: Tensor) -> Tensor | None:
+        """Return g of each row [batch, 1]; None with one noise."""
+        return None if self.log_noise is None else self.log_noise(features)
 
-    def _features(self, inputs: Tensor, noise: dict[str, Tensor]) -> Tensor:
+    def _features(self, inputs: Tensor, noise: dict[str, Tensor], shared: Tensor | None = None) -> Tensor:
+        """Return φ(x) [batch, width] of a draw; ``shared`` is the output of a point trunk, if computed before."""
         if isinstance(self.trunk, MeanField):
             return self.trunk(inputs, noise)
-        return self._after_trunk(self.trunk(inputs), noise)
-
-    def _after_trunk(self, features: Tensor, noise: dict[str, Tensor]) -> Tensor:
+        features: Tensor = self.trunk(inputs) if shared is None else shared
         return features if self.linear is None else self.linear(features, noise)
 
     def _drawn_features(self, inputs: Tensor, draws: int, rng: Seed) -> Iterator[Tensor]:
         """Yield φ(x) [batch, width] of each draw; a point trunk is computed once."""
         shared = None if isinstance(self.trunk, MeanField) else self.trunk(inputs)
         for draw in range(draws):
-            noise = self.draw(rng.fold("trunk", draw), inputs.device)
-            yield self._features(inputs, noise) if shared is None else self._after_trunk(shared, noise)
+            yield self._features(inputs, self.draw(rng.fold("trunk", draw), inputs.device), shared)
 
     def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
-        parts, layer = [], self.layer if self.exact is None else self.exact
+        parts, layer = list[Any](), self.layer if self.exact is None else self.exact
         for draw, features in enumerate(self._drawn_features(inputs, draws, rng)):
-            s = None if self.log_noise is None else self._noise_of(features)[1]
+            g = self.log_noise_of(features)
+            s = None if g is None else (-g / 2).exp()
             part = layer.predict(features if s is None else features * s, rng=rng.fold("layer", draw))
-            if s is not None:
-                assert isinstance(part, Gaussian)
+            if s is not None and isinstance(part, Gaussian):
                 part = Gaussian(part.draw_mean / s, part.draw_variance / s.square())
-            if self.refit is not None:
-                assert isinstance(part, Categorical)
-                part = Categorical(
-                    part.draw_log_probs, {**part.scores, "refit_density": self.refit.log_density(features)}
-                )
+            if self.refit is not None and isinstance(part, Categorical):
+                scores = {**part.scores, "refit_density": self.refit.log_density(features)}
+                part = Categorical(part.draw_log_probs, scores)
             parts.append(part)
-        return parts[0] if len(parts) == 1 else _mixture(parts)
-
-
-def _mixture(parts: list[Any]) -> Predictive:
-    """Return the equally weighted mixture of predictives, each a draw."""
-    if isinstance(parts[0], Gaussian):
-        return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
-    log_probs = torch.stack([p.log_probs for p in parts])  # [draw, batch, class]
-    return Categorical(log_probs, {name: _mean_density([p.scores[name] for p in parts]) for name in parts[0].scores})
-
-
-def _mean_density(parts: list[Tensor]) -> Tensor:
-    """Return the log of the mean of densities [batch] (eq. 73)."""
-    return torch.logsumexp(torch.stack(parts), 0) - math.log(len(parts))
+        if len(parts) == 1:
+            return parts[0]
+        if isinstance(parts[0], Gaussian):
+            return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
+        mixed = dict[str, Tensor]()
+        for name in parts[0].scores:  # the log of the mean of densities [batch] (eq. 73)
+            densities = torch.stack([p.scores[name] for p in parts])
+            mixed[name] = torch.logsumexp(densities, 0) - math.log(len(parts))
+        return Categorical(torch.stack([p.log_probs for p in parts]), mixed)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
+from ..errors import require
 from ..joint_predictive import GaussianFunctions, Joint
 from ..method import Default, FromModel, Method, ModelFit, Task
 from ..networks import NetworkConfig
@@ -28,14 +29,14 @@ from ..seeds import Seed
 from ..training.learner import FitResult, TrainingConfig
 from ..training.posterior import LearnerPosterior
 from ..training.warm_start import Weights
-from .config import FeaturesConfig, GaussianLayer, GenerativeLayer, require_variational
-from .conjugate import ConjugateRegression, condition
-from .generative import Generative
-from .learner import LastLayerLearner, LastLayerSpec
-from .refit import Refit
-from .regression import Regression
+from .densities import Refit
+from .generative import Generative, GenerativeLayer
+from .layer import GaussianLayer
+from .learner import FeaturesConfig, LastLayerLearner, LastLayerSpec
+from .regression import ConjugateRegression, Regression, condition
 
-_ROWS = 1000  # training rows in one forward pass of a refit
+_NOT_FIXED: Final = "for variational features, which are not fixed"
+_ROWS: Final = 1000  # training rows in one forward pass of a refit
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,24 @@ class VbllConfig:
 
 
 @dataclass(frozen=True)
+class DiscriminativeConfig(VbllConfig):
+    """The section ``methods.d_vbll`` of params.yaml."""
+
+    def __post_init__(self) -> None:
+        _require_variational(self.layer, "for a discriminative layer, which is not conjugate")
+
+
+@dataclass(frozen=True)
+class VbllBnnConfig(VbllConfig):
+    """The sections ``methods.vbll_bnn`` and ``methods.d_vbll_bnn``, with the settings of variational features."""
+
+    features: FeaturesConfig
+
+    def __post_init__(self) -> None:
+        _require_variational(self.layer, _NOT_FIXED)
+
+
+@dataclass(frozen=True)
 class GenerativeConfig:
     """The section ``methods.g_vbll``; see :class:`VbllConfig`."""
 
@@ -63,40 +82,20 @@ class GenerativeConfig:
 
 
 @dataclass(frozen=True)
-class VbllBnnConfig:
-    """The sections ``methods.vbll_bnn`` and ``methods.d_vbll_bnn``, with the settings of variational features."""
-
-    network: NetworkConfig
-    training: TrainingConfig
-    layer: GaussianLayer
-    features: FeaturesConfig
-
-    def __post_init__(self) -> None:
-        require_variational("layer.posterior", self.layer, "for variational features, which are not fixed")
-
-
-@dataclass(frozen=True)
-class GenerativeBnnConfig:
+class GenerativeBnnConfig(GenerativeConfig):
     """The section ``methods.g_vbll_bnn`` of params.yaml."""
 
-    network: NetworkConfig
-    training: TrainingConfig
-    layer: GenerativeLayer
     features: FeaturesConfig
 
     def __post_init__(self) -> None:
-        require_variational("layer.posterior", self.layer, "for variational features, which are not fixed")
+        _require_variational(self.layer, _NOT_FIXED)
 
 
-@dataclass(frozen=True)
-class DiscriminativeConfig(VbllConfig):
-    """The section ``methods.d_vbll`` of params.yaml."""
-
-    def __post_init__(self) -> None:
-        require_variational("layer.posterior", self.layer, "for a discriminative layer, which is not conjugate")
+def _require_variational(layer: GaussianLayer | GenerativeLayer, where: str) -> None:
+    require(layer.posterior == "variational", "layer.posterior", f"must be variational {where}", layer.posterior)
 
 
-Config = VbllConfig | GenerativeConfig | VbllBnnConfig | GenerativeBnnConfig
+Config = VbllConfig | GenerativeConfig
 
 
 @final
@@ -133,23 +132,38 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
 
     @classmethod
     def spec(cls, config: Config, data: FitData) -> LastLayerSpec:
-        features = config.features if isinstance(config, (VbllBnnConfig, GenerativeBnnConfig)) else None
+        features = getattr(config, "features", None)
         return LastLayerSpec(config.network, data.input_shape, data.outputs, data.task, config.layer, features)
 
     @classmethod
     def build(cls, spec: LastLayerSpec, data: FitData, rng: Seed, start: Weights | None) -> LastLayerLearner:
-        learner = spec.build(rng, _counts(data))
+        """Return a new learner, or with the trunk of ``start`` and its head as the mean of Gaussian weights."""
+        counts = None
+        if data.task == "classification":
+            counts = torch.from_numpy(np.bincount(data.train.targets, minlength=data.outputs)).to(torch.float32)
+        learner = spec.build(rng, counts)
         if start is not None:
-            _start(learner, start)
+            trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
+            trunk.load_state_dict({k: v for k, v in start.items() if k.startswith("trunk.")})
+            with torch.no_grad():
+                if learner.linear is not None:  # the identity: the head was trained on the trunk
+                    nn.init.eye_(learner.linear.module.get_parameter("weight"))
+                if not isinstance(learner.layer, Generative):
+                    learner.layer.mean.copy_(start["head.weight"])
         return learner
 
     @classmethod
     def skeleton(cls, spec: LastLayerSpec) -> LastLayerLearner:
         learner = spec.build(Seed(0))
+        k, h = spec.outputs, learner.layer.in_features
         if spec.refits:
-            learner.refit = Refit.skeleton(spec.outputs, learner.layer.in_features)
+            learner.refit = Refit.skeleton(
+                mean=(k, h), variance=(k, h), class_log_probs=(k,), feature_prior_variance=(h,)
+            )
         if spec.layer.posterior == "exact" and isinstance(learner.layer, Regression):
-            learner.exact = ConjugateRegression.skeleton(spec.outputs, learner.layer.in_features)
+            learner.exact = ConjugateRegression.skeleton(
+                mean=(k, h), basis=(h, h), variance=(k, h), mixing=(k, k), noise_variance=(k,)
+            )
         return learner
 
     @staticmethod
@@ -160,38 +174,19 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
             return state
         learner = spec.build(Seed(0)).to(data.device).eval()
         learner.load_state_dict(state)
-        layer = learner.layer
-        if exact and isinstance(layer, Regression):
-            state |= _named("exact.", condition(layer, _training_features(learner, data, rng.fold("exact"))))
-        if exact and isinstance(layer, Generative):
-            layer.condition(_training_features(learner, data, rng.fold("exact")))
-            state |= _named("layer.", layer)
-        if spec.refits:
-            assert isinstance(layer, Generative)
-            state |= _named("refit.", layer.refit_noise(_training_features(learner, data, rng.fold("refit"))))
+        layer, computed = learner.layer, dict[str, nn.Module]()
+        if exact:
+            rows = _training_features(learner, data, rng.fold("exact"))
+            if isinstance(layer, Regression):
+                computed["exact"] = condition(layer, rows)
+            elif isinstance(layer, Generative):
+                layer.condition(rows)
+                computed["layer"] = layer
+        if spec.refits and isinstance(layer, Generative):
+            computed["refit"] = layer.refit_noise(_training_features(learner, data, rng.fold("refit")))
+        for part, module in computed.items():
+            state |= {f"{part}.{name}": tensor.cpu() for name, tensor in module.state_dict().items()}
         return state
-
-
-def _named(prefix: str, module: nn.Module) -> dict[str, Tensor]:
-    return {prefix + name: tensor.cpu() for name, tensor in module.state_dict().items()}
-
-
-def _counts(data: FitData) -> Tensor | None:
-    if data.task != "classification":
-        return None
-    counts = np.bincount(data.train.targets, minlength=data.outputs)
-    return torch.from_numpy(counts).to(torch.float32)
-
-
-@torch.no_grad()
-def _start(learner: LastLayerLearner, start: Weights) -> None:
-    """Load the trunk into ``learner`` and, if its layer has Gaussian weights, the head as their mean."""
-    trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
-    trunk.load_state_dict({k: v for k, v in start.items() if k.startswith("trunk.")})
-    if learner.linear is not None:
-        nn.init.eye_(learner.linear.module.get_parameter("weight"))  # the identity: the head was trained on the trunk
-    if not isinstance(learner.layer, Generative):
-        learner.layer.mean.copy_(start["head.weight"])
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ by the constant.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Unpack, final
 
 import torch
@@ -25,9 +26,9 @@ from ..joint_predictive import GaussianFunctions
 from ..predictive import Gaussian
 from ..seeds import Seed
 from .covariance import BLOCK, Form
-from .fused import Weights
-from .fused_regression import dense_loss
-from .layer import LastLayer, Options, full_precision
+from .densities import Buffers, widen
+from .fused import DenseLoss
+from .layer import LastLayer, Options, check_features, full_precision
 
 
 @final
@@ -84,10 +85,9 @@ class Regression(LastLayer):
         factor = self.covariance.factor
         if self.covariance.kind != "dense" or factor is None or self.in_features > BLOCK:
             return super()._loss(features, targets, num_train, kl_weight)
-        weights = Weights(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
+        loss = DenseLoss(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
         noise = self._noise_root(), self.noise_log_root
-        targets = targets.to(features.dtype)
-        return dense_loss(features, self.mean, factor, self.covariance.log_scale, *noise, targets, weights)
+        return loss(features, self.mean, factor, self.covariance.log_scale, *noise, targets.to(features.dtype))
 
     def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
         self._check(features, targets)
@@ -113,3 +113,89 @@ class Regression(LastLayer):
             features = self._cast(features)
             spread = self.covariance().quadratic(features)  # [batch, 1]
             return Gaussian((features @ self.mean.mT)[None], (spread + self.noise_covariance.diagonal())[None])
+
+
+@final
+class ConjugateRegression(Buffers):
+    """The exact posterior of W given the features of all training rows and Σ, which predicts in closed form.
+
+    With Σ = U diag(d) Uᵀ the outputs Uᵀy are independent given W, and the rows of UᵀW have the prior of the rows of W.
+    With ΦᵀΦ = V diag(λ) Vᵀ:
+
+        (UᵀW)_k | Y ~ N(S_k Φᵀ(YU)_k / d_k, S_k),    S_k⁻¹ = ΦᵀΦ / d_k + I / s = V diag(λ / d_k + 1 / s) Vᵀ
+
+    For one output this is :mod:`~bdl_pipe.linear_regression`. Appendix C.6: after training "we may discard the
+    variational posterior and leverage exact conjugacy". For several outputs the posterior is a matrix normal, like the
+    layer's q(W), only if Σ is a multiple of I. The exact posterior has no KL weight.
+
+    Attributes:
+        mean: E[W | Y].
+        basis: V.
+        variance: 1 / (λ / d_k + 1 / s), the variances of S_k in the basis V.
+        mixing: U², the share of each rotated output in the variance of each output.
+        noise_variance: the diagonal of Σ.
+    """
+
+    mean: Float[Tensor, "output h"]
+    basis: Float[Tensor, "h h"]
+    variance: Float[Tensor, "output h"]
+    mixing: Float[Tensor, "output output"]
+    noise_variance: Float[Tensor, " output"]
+
+    def predict(self, features: Float[Tensor, "batch h"], *, rng: Seed = Seed(0)) -> Gaussian:
+        """Return N(E[W]φ, Σ_k U_ik² φᵀS_kφ + Σ_ii) of each output i, one draw; ``rng`` is not used.
+
+        As in :meth:`Regression.predict`, the correlations of the outputs are omitted.
+        """
+        with full_precision(features):
+            features = features.to(self.mean.dtype)
+            spread = (features @ self.basis).square() @ self.variance.mT @ self.mixing.mT
+            return Gaussian((features @ self.mean.mT)[None], (spread + self.noise_variance)[None])
+
+    def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
+        """Return the Gaussian over Wφ at the rows of each group; its noise is Σ_ii, as in ``predict``."""
+        with full_precision(features):
+            features = features.to(self.mean.dtype)
+            rotated = (features @ self.basis)[:, None]  # [group, 1, row, h]
+            covariance = torch.einsum("ik,gkrq->girq", self.mixing, rotated * self.variance[:, None] @ rotated.mT)
+            noise = self.noise_variance[None]
+            return GaussianFunctions((features @ self.mean.mT)[None], covariance[None], noise, classes=False)
+
+
+@torch.no_grad()
+def condition(layer: Regression, batches: Iterable[tuple[Tensor, Tensor]]) -> ConjugateRegression:
+    """Return the exact posterior at the layer's Σ and prior, in one pass; the layer is not changed.
+
+    Args:
+        batches: (features [batch, h], targets [batch, output]) of the training rows, from the fixed trunk.
+
+    Raises:
+        DataError: there are no rows, features are not finite or not ``in_features`` wide, or targets have another
+            shape.
+    """
+    gram = widen(layer.mean.new_zeros(layer.in_features, layer.in_features))
+    cross, rows = widen(torch.zeros_like(layer.mean)).mT, 0
+    for features, targets in batches:
+        check_features(features, layer.in_features)
+        expected = (len(features), len(layer.mean))
+        if tuple(targets.shape) != expected:
+            raise DataError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
+        features, rows = widen(features), rows + len(features)
+        gram, cross = gram + features.mT @ features, cross + features.mT @ widen(targets)
+    if rows == 0:
+        raise DataError("batches must have at least one row, got none")
+    if not torch.isfinite(gram).all():
+        raise DataError("features must be finite")
+    noise, rotation = torch.linalg.eigh(widen(layer.noise_covariance))  # d, U
+    squares, basis = torch.linalg.eigh(gram)  # λ, V
+    variance = 1 / (squares.clamp_min(0) / noise[:, None] + 1 / layer.prior_variance)  # [output, h]
+    rotated = variance * (basis.mT @ cross @ rotation).mT / noise[:, None] @ basis.mT  # UᵀE[W]
+    like = layer.mean.dtype
+    diagonal = layer.noise_covariance.diagonal().clone()
+    return ConjugateRegression(
+        mean=(rotation @ rotated).to(like),
+        basis=basis.to(like),
+        variance=variance.to(like),
+        mixing=rotation.square().to(like),
+        noise_variance=diagonal,
+    )

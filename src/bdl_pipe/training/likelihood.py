@@ -115,11 +115,7 @@ class MixtureLearner(Learner):
 
     @final
     def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if "slope" not in found:
-            return {**weights, **found}
-        a, b = weights[_LOG_VARIANCE], weights[_SLOPE]
-        shift, slope = found["shift"].to(a), found["slope"].to(a)
-        return {**weights, _LOG_VARIANCE: shift + slope * a, _SLOPE: slope * b}
+        return with_line_of_noise(weights, found, _LOG_VARIANCE, _SLOPE)
 
     def undecayed(self) -> set[str]:
         """Return the names of the likelihood's parameters."""
@@ -249,6 +245,22 @@ def with_line(
     weight[..., own:, :] *= line["slope"].to(weight)
     bias[..., own:] = bias[..., own:] * line["slope"].to(bias) + line["shift"].to(bias)
     return weight, bias
+
+
+def with_line_of_noise(
+    weights: Mapping[str, Tensor], found: Mapping[str, Tensor], level: str, slope: str
+) -> dict[str, Tensor]:
+    """Replace weights by ``found``; if it is the line of :func:`least_head`, log-variances a + b·g move along it.
+
+    Args:
+        level: the name of a in ``weights``.
+        slope: the name of b.
+    """
+    if "slope" not in found:
+        return {**weights, **found}
+    line = {name: number.to(weights[level]) for name, number in found.items()}
+    moved = {level: line["shift"] + line["slope"] * weights[level], slope: line["slope"] * weights[slope]}
+    return {**weights, **moved}
 
 
 def _to_head(variance: Any, floor: float | None) -> Any:
