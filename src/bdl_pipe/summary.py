@@ -54,14 +54,14 @@ def predictions(
     level = COVERAGE if level is None else level
     require(0 < level < 1, "level", "must be in (0, 1)", level)
     parts = []
-    for _, transformed in fitted.transformed_batches(raw, rng=rng, device=device):
+    for rows, transformed in fitted.transformed_batches(raw, rng=rng, device=device):
         part = columns(fitted.final(transformed), names)
-        parts.append(part | _recalibrated(fitted, transformed, names, level))
+        parts.append(part | _recalibrated(fitted, transformed, names, level, raw[rows]))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _recalibrated(
-    fitted: Predictor, transformed: Predictive, names: Sequence[str], level: float
+    fitted: Predictor, transformed: Predictive, names: Sequence[str], level: float, rows: np.ndarray
 ) -> dict[str, np.ndarray]:
     learnt = fitted.recalibration
     if learnt is None:
@@ -69,12 +69,12 @@ def _recalibrated(
     if isinstance(transformed, Categorical):
         better = learnt.apply(transformed)
         found = {f"recalibrated_p_{name}": _array(better.mean)[:, k] for k, name in enumerate(names)}
-        members = learnt.class_set(transformed, level).cpu().numpy()
+        members = learnt.class_set(transformed, level, rows).cpu().numpy()
         escaped = [name.replace("\\", "\\\\").replace("|", "\\|") for name in names]
         sets = ["|".join(name for name, inside in zip(escaped, row, strict=True) if inside) for row in members]
         return {**found, "set": np.array(sets, dtype=object)}
     assert isinstance(transformed, Continuous)
-    low, high = learnt.interval(transformed, fitted.transform, level)
+    low, high = learnt.interval(transformed, fitted.transform, level, rows)
     values = {"conformal_lower": _array(low), "conformal_upper": _array(high)}
     return {f"{k}_{t}" if len(names) > 1 else k: v[:, i] for i, t in enumerate(names) for k, v in values.items()}
 

@@ -1,17 +1,15 @@
-"""Rivals without a network: boosting, linear models and the constant, against scikit-learn, formulas and coverage."""
+"""Rivals without a network: boosting, linear models and the constant, against scikit-learn and formulas."""
 
 import math
 import warnings
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression
 from torch.distributions import Normal
 
-from bdl_pipe import recalibration
 from bdl_pipe.baselines import boosting, linear_model
 from bdl_pipe.baselines.boosting import BoostingConfig, BoostingPosterior
 from bdl_pipe.baselines.constant import ConstantPosterior
@@ -20,8 +18,6 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.posterior import Posterior, Predictor
-from bdl_pipe.predictive import Categorical, Continuous
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 
@@ -209,63 +205,3 @@ def test_a_weak_prior_that_gives_probability_zero_is_not_chosen_and_does_not_war
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert linear_model._strength(data) < 1e4
-
-
-def conformal(rival: str, classes: tuple[str, ...]) -> tuple[int, int, int]:
-    """Count how many of 400 conformal sets at 80 %, each from its own 39 calibration rows, hold a new row's target.
-
-    ``rival`` is ``linear`` or boosting's noise. Returns also how many of the posterior's own central intervals hold it
-    (0 for classes), and 400.
-    """
-    calibrating, count = 39, 400
-    random = np.random.default_rng(3)
-    x = random.normal(size=(500 + count * (calibrating + 1), 2))
-    y = x[:, 0] + random.standard_t(2, size=len(x))  # of infinite variance: no Gaussian is right
-    y = (y > 0) * 1.0 if classes else y
-    data = table(x[:500], y[:500], classes)
-    posterior: Posterior
-    if rival == "linear":
-        state = linear_model.fit(data, {}, linear_model.LinearConfig(), rng=Seed(0), report=Silent())
-        kind = linear_model.LogisticRegressionPosterior if classes else linear_model.LinearRegressionPosterior
-        posterior = kind(state)
-    else:
-        posterior = fitted(data, noise=rival)
-    predictor, held, own = Predictor(posterior, data.transform, classes), 0, 0
-    for block in range(count):
-        at = 500 + block * (calibrating + 1)
-        rows = Examples(x[at : at + calibrating], y[at : at + calibrating].astype(int if classes else float))
-        rows = rows if classes else Examples(rows.inputs, rows.targets[:, None])
-        learnt = recalibration.fit(predictor.transformed_batches(rows.inputs, rng=Seed(0)), rows, data.transform)
-        new, target = predictor.transformed(x[at + calibrating][None], rng=Seed(0)), y[at + calibrating]
-        if isinstance(new, Categorical):
-            held += int(learnt.class_set(new, 0.8)[0, int(target)])
-            continue
-        assert isinstance(new, Continuous)
-        low, high = (float(end) for end in learnt.interval(new, data.transform, 0.8))
-        held += low <= target <= high
-        low, high = (float(data.transform.own_units(new.quantile(level))) for level in (0.1, 0.9))
-        own += low <= target <= high
-    return held, own, count
-
-
-@pytest.mark.soak
-@pytest.mark.slow
-@pytest.mark.parametrize("rival", ["constant", "quantiles", "linear"])
-def test_conformal_intervals_of_rivals_have_their_stated_coverage(rival: str) -> None:
-    """The sets are independent and each holds its row with probability ⌈40·0.8⌉/40 = 0.8: a binomial number of 400.
-
-    One run in a million falls outside of the central 1 − 1e-6. The control: the Gaussians' own intervals hold too many,
-    since the tails of the noise have made them wide.
-    """
-    held, own, count = conformal(rival, ())
-    low, high = scipy.stats.binom.ppf([5e-7, 1 - 5e-7], count, 0.8)
-    assert low <= held <= high
-    assert rival == "quantiles" or own > high
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rival", ["constant", pytest.param("linear", marks=pytest.mark.soak)])
-def test_conformal_sets_of_classes_have_at_least_their_stated_coverage(rival: str) -> None:
-    """Leaves give several rows one probability, so that a set may hold more; one run in two million holds less."""
-    held, _, count = conformal(rival, ("a", "b"))
-    assert held >= scipy.stats.binom.ppf(5e-7, count, 0.8)

@@ -1,6 +1,6 @@
 """Fit all rows, and calibrate intervals and sets on left-out rows, or by further fits that leave out parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -27,7 +27,7 @@ def fit_parts(
     seed: int,
     *,
     cross: bool,
-    groups: Callable[[Examples], np.ndarray] | None = None,
+    grouped_by: int | None = None,
     device: str,
     made: dict[int, fitting.Made] | None = None,
 ) -> tuple[list[Part], float]:
@@ -35,8 +35,8 @@ def fit_parts(
 
     Args:
         seed: the root seed.
-        cross: whether further fits, each without a part of the rows, calibrate the result (:mod:`.conformal`).
-        groups: calibration rows -> the group of each, a number [n].
+        cross: whether further fits, each without a part of the rows, calibrate the result (:mod:`bdl_pipe.conformal`).
+        grouped_by: the column whose values are calibrated apart, see :func:`bdl_pipe.recalibration.fit`.
         made: split -> runs that were already fitted on these rows and are not fitted again.
 
     Raises:
@@ -54,8 +54,7 @@ def fit_parts(
         state, seconds = fitting.fit(runs, data.on(device), seed, split, made.setdefault(split, {}))
         part, calibration = Part(split, state, data.transform.state()), apart if held is None else held
         if calibration is not None:
-            of_rows = None if groups is None else groups(calibration)
-            part = _recalibrated(part, calibration, of_rows, runs[-1].key, seed, device)
+            part = _recalibrated(part, calibration, grouped_by, runs[-1].key, seed, device)
         return part, seconds
 
     found = [fit(raw, 0, None)]
@@ -70,9 +69,9 @@ def drawn(rows: int, rng: Seed, count: int = PARTS) -> list[np.ndarray]:
     return [np.sort(part) for part in np.array_split(rng.numpy().permutation(rows), count)]
 
 
-def _recalibrated(part: Part, rows: Examples, groups: np.ndarray | None, run: str, seed: int, device: str) -> Part:
+def _recalibrated(part: Part, rows: Examples, grouped_by: int | None, run: str, seed: int, device: str) -> Part:
     alone = Fitted([part], {"seed": seed, "run": run}, {"classes": ()}, device)
-    learnt = recalibration.fit(alone.batches(rows.inputs), rows, alone.predictor().transform, groups)
+    learnt = recalibration.fit(alone.batches(rows.inputs), rows, alone.predictor().transform, grouped_by)
     return replace(part, recalibration=learnt.state())
 
 

@@ -115,7 +115,8 @@ def score_clean(
         before, targets = fitted.own_units(transformed), torch.tensor(examples.targets[rows], device=device)
         predictive = before if fitted.recalibration is None else fitted.final(transformed)
         if fitted.recalibration is not None:
-            gathered.add_recalibrated(fitted, fitted.recalibration, transformed, before, targets, config)
+            of_rows = before, targets, examples.inputs[rows], config
+            gathered.add_recalibrated(fitted, fitted.recalibration, transformed, *of_rows)
         for name, values in ood_scores(before).items():
             gathered.ood_scores.setdefault(name, []).append(values)
         gathered.add_registered(predictive, targets, metrics.registered())

@@ -97,11 +97,13 @@ class Gathered:
         transformed: Predictive,
         before: Predictive,
         targets: Tensor,
+        rows: np.ndarray,
         config: EvaluateConfig,
     ) -> None:
         """Score what is not the batch's final predictive, tempered classes or a regression before, and conformal sets.
 
-        ``before`` is ``transformed`` in the targets' own units. See :meth:`bdl_pipe.posterior.Predictor.final`.
+        ``before`` is ``transformed`` in the targets' own units, and ``rows`` are the raw inputs. See
+        :meth:`bdl_pipe.posterior.Predictor.final`.
         """
         if isinstance(transformed, Categorical):
             better = recalibration.apply(transformed)
@@ -109,7 +111,7 @@ class Gathered:
             self.mean("nll_recalibrated", metrics.nll(better, targets))
             more = metrics.bins_of(better, targets, config.calibration_bins)
             self.recalibrated_bins = more if self.recalibrated_bins is None else self.recalibrated_bins + more
-            members = recalibration.class_set(transformed, INTERVAL)
+            members = recalibration.class_set(transformed, INTERVAL, rows)
             self.mean("coverage_conformal", metrics.Mean.of(members.gather(1, targets.long()[:, None])))
             self.mean("size_conformal", metrics.Mean.of(members.sum(1)))
             return
@@ -117,7 +119,7 @@ class Gathered:
         self.mean("nll_before", metrics.nll(before, targets))
         self.mean("crps_before", metrics.crps(before, targets))
         self.mean("coverage_90_before", metrics.covered(*metrics.interval(before, INTERVAL), targets))
-        low, high = recalibration.interval(transformed, fitted.transform, INTERVAL)
+        low, high = recalibration.interval(transformed, fitted.transform, INTERVAL, rows)
         self.mean("coverage_conformal", metrics.Mean.of(((low <= targets) & (targets <= high)).all(-1)))
         self.mean("width_conformal", metrics.Mean.of(high - low))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import short
 from ..plugins import PluginError
-from . import conformal, halves
+from . import conformal
 from .brier_parts import brier_parts
 from .metric import StoredMetric
 from .pit import quantile_error
@@ -109,16 +109,17 @@ def _brier(part: str, about: str, better: Literal[-1, 0, 1]) -> StoredMetric:
     )
 
 
-def _sets(name: str, function: halves.Score) -> StoredMetric:
+def _sets(name: str, function: conformal.Score) -> StoredMetric:
     def of(fit: StoredClasses) -> float | None:
         if len(fit) < 2:
             return None
-        return float(halves.class_sets(function, fit.probs, fit.labels, LEVEL, fit.rng).sum(1).mean())
+        return float(conformal.sets_by_halves(function, fit.probs, fit.labels, LEVEL, fit.rng).sum(1).mean())
 
     def rows(fit: StoredClasses) -> np.ndarray:
         """Return sizes plus each row's effect on the threshold, to first order: rows outside their set raise it."""
         low, members, high = (
-            halves.class_sets(function, fit.probs, fit.labels, LEVEL + step, fit.rng) for step in (-_STEP, 0, _STEP)
+            conformal.sets_by_halves(function, fit.probs, fit.labels, LEVEL + step, fit.rng)
+            for step in (-_STEP, 0, _STEP)
         )
         slope = (high.sum() - low.sum()) / len(fit) / (2 * _STEP)  # d mean size / d level
         own = members.sum(1) - slope * members[np.arange(len(fit)), fit.labels]
@@ -132,7 +133,7 @@ def _sets(name: str, function: halves.Score) -> StoredMetric:
 def _worst(fit: StoredClasses) -> float | None:
     if len(fit) < 2:
         return None
-    members = halves.class_sets(lambda probs, _: conformal.lac(probs), fit.probs, fit.labels, LEVEL, fit.rng)
+    members = conformal.sets_by_halves(lambda probs, _: conformal.lac(probs), fit.probs, fit.labels, LEVEL, fit.rng)
     held = members[range(len(fit)), fit.labels]
     return conformal.held_by_group(held, fit.probs.argmax(1))[0].share
 
@@ -144,12 +145,12 @@ def _width(way: Literal["widened", "moved"]) -> Callable[[StoredValues], float |
         (low, centre, high), targets = fit.interval, fit.targets[:, 0]
         if way == "widened" and not ((low < centre) & (centre < high)).all():
             return None
-        found = (
-            halves.widened(low, centre, high, targets, LEVEL, fit.rng)
-            if way == "widened"
-            else halves.moved(low, high, targets, LEVEL, fit.rng)
-        )
-        return found.width if math.isfinite(found.width) else None
+        if way == "widened":
+            low, high = conformal.widened_by_halves(low, centre, high, targets, LEVEL, fit.rng)
+        else:
+            low, high = conformal.moved_by_halves(low, high, targets, LEVEL, fit.rng)
+        width = float((high - low).mean())
+        return width if math.isfinite(width) else None
 
     return of
 
