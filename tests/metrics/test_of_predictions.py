@@ -13,29 +13,23 @@ import scipy.stats
 import torch
 
 from bdl_pipe import metrics
-from bdl_pipe.data.examples import Examples
 from bdl_pipe.errors import DataError
-from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.evaluation.gathered import Gathered
 from bdl_pipe.metrics import METRICS, StoredMetric, calibration_tests, conformal, register_metric, stored
 from bdl_pipe.metrics.calibration import MEASURES
-from bdl_pipe.metrics.of_predictions import LIBRARY, THIRDS, scores, stored_metrics
+from bdl_pipe.metrics.pit import THIRDS
 from bdl_pipe.metrics.stored import QUANTILES, StoredClasses, StoredValues, of_table, read
-from bdl_pipe.metrics.table import OF_TEST_ROWS, metric_of
+from bdl_pipe.metrics.table import LIBRARY, OF_TEST_ROWS, metric_of, scores, stored_metrics
 from bdl_pipe.plugins import PluginError
-from bdl_pipe.predictive import Categorical, Continuous, Gaussian, Predictive
+from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 
 
 def table_of(predictive: Predictive, targets: torch.Tensor) -> pa.Table:
     """The table that evaluation stores."""
     gathered = Gathered()
-    if isinstance(predictive, Categorical):
-        gathered.add_classes(predictive, targets, EvaluateConfig(calibration_bins=15, batch=100, joint_pairs=0))
-    else:
-        assert isinstance(predictive, Continuous)
-        gathered.add_regression(predictive, targets)
-    return gathered.table(Examples(np.zeros((len(targets), 1)), targets.numpy()))
+    gathered.add_columns(predictive, targets)
+    return gathered.table()
 
 
 def classes(rows: int = 300, seed: int = 0) -> tuple[Categorical, torch.Tensor]:

@@ -13,7 +13,7 @@ from ..data.examples import Examples, Task
 from ..data.inspect.table import task_of
 from ..data.sources.cells import Cells
 from ..errors import require, short
-from ..metrics import of_predictions, stored
+from ..metrics import stored, table
 from ..predictive import Categorical, Continuous
 from ..scores import Quantity, RunScores, Score
 from ..seeds import Seed
@@ -142,7 +142,7 @@ def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tup
             fitted.predictor(), examples, defaults.evaluate(), rng, model.device, ood={}, transfer={}
         )
         line = _said(model, rows, targets)
-    more = of_predictions.scores(stored.of_table(clean.predictions, drawn, clean.draws))
+    more = table.scores(stored.of_table(clean.predictions, drawn, clean.draws))
     found |= {Quantity(name): figure for name, figure in more.items()}
     return {**found, Quantity("fit_seconds", "cost"): (model.fit_seconds_, 1)}, line
 

@@ -19,7 +19,7 @@ compared by width or size at equal coverage.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -27,9 +27,12 @@ from jaxtyping import Bool, Float, Int
 from ..conformal import threshold
 from ..errors import DataError, require
 from ..seeds import Seed
+from .metric import StoredMetric
 
 _WEIGHT: Final = 0.01
 _BEYOND: Final = 5
+LEVEL: Final = 0.9
+_STEP: Final = 0.02  # step of the level that measures how fast sets grow with it
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (probs [row, class], u [row]) -> scores [row, class]
 Ends = tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]  # of the interval of each row
 
@@ -219,3 +222,46 @@ def held_by_group(held: Bool[np.ndarray, " row"], groups: np.ndarray, confidence
         exact = binomtest(happened, count).proportion_ci(each, method="exact")
         found.append(Held(value, count, happened / count, float(exact.low), float(exact.high)))
     return sorted(found, key=lambda one: one.share)
+
+
+def _set_size(name: str, score: Score) -> StoredMetric:
+    def sets(fit: Any, level: float) -> np.ndarray:
+        return sets_by_halves(score, fit.probs, fit.labels, level, fit.rng)
+
+    def of(fit: Any) -> float | None:
+        return float(sets(fit, LEVEL).sum(1).mean()) if len(fit) > 1 else None
+
+    def rows(fit: Any) -> np.ndarray:
+        """Return sizes plus each row's effect on the threshold, to first order: rows outside their set raise it."""
+        low, members, high = (sets(fit, LEVEL + step) for step in (-_STEP, 0, _STEP))
+        slope = (high.sum() - low.sum()) / len(fit) / (2 * _STEP)  # d mean size / d level
+        of_row = members.sum(1) - slope * members[np.arange(len(fit)), fit.labels]
+        return members.sum(1).mean() + of_row - of_row.mean()
+
+    about = f"mean number of classes in {name.upper()} sets with 90 % coverage; each half calibrates the other"
+    look: Any = {"task": "classification", "question": "intervals", "rows": rows}
+    return StoredMetric(f"set_size_{name}", f"Set size {name.upper()}", about, -1, function=of, **look)
+
+
+def _worst(fit: Any) -> float | None:
+    if len(fit) < 2:
+        return None
+    members = sets_by_halves(lambda probs, _: lac(probs), fit.probs, fit.labels, LEVEL, fit.rng)
+    return held_by_group(members[range(len(fit)), fit.labels], fit.probs.argmax(1))[0].share
+
+
+METRICS: Final = (
+    _set_size("lac", lambda probs, _: lac(probs)),
+    _set_size("aps", aps),
+    _set_size("raps", raps),
+    StoredMetric(
+        "worst_class_coverage",
+        "Worst class %",
+        "lowest coverage of a predicted class by LAC sets, which cover 90 % of all rows",
+        +1,
+        "classification",
+        percent=True,
+        question="intervals",
+        function=_worst,
+    ),
+)

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import ArtifactError
-from .. import classification
 from ..comparison import Difference, over_splits, quantile
+from ..separation import DETECTION, detection
 from .areas import Area, area
 from .rows import SCORES, TEST, StoredFit, label_of, scores_of
 from .sets import GROUPS, Group, group_of
@@ -27,7 +27,7 @@ from .sets import GROUPS, Group, group_of
 if TYPE_CHECKING:
     import pandas as pd
 
-METRICS: Final = tuple(metric.name for metric in classification.DETECTION)
+METRICS: Final = tuple(metric.name for metric in DETECTION)
 ABSENT: Final = "–"
 SCHEMA: Final = pa.schema(  # of the stored figures of a run
     [
@@ -147,7 +147,7 @@ def _values(fits: Mapping[tuple[int, int], Values], names: Sequence[str]) -> dic
     units = defaultdict[int, list[dict[str, float]]](list)  # independent units: splits if there are several
     several = len({split for split, _ in fits}) > 1
     for (split, seed), found in fits.items():
-        each = [classification.detection(found[TEST], found[name]) for name in names]
+        each = [detection(found[TEST], found[name]) for name in names]
         means = {metric: float(np.mean([one[metric] for one in each])) for metric in METRICS}
         units[split if several else seed].append(means)
     return {
