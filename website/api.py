@@ -101,6 +101,7 @@ GROUPS: Final = {
             "bdl_pipe.metrics.comparison",
             "bdl_report.verdict",
             "bdl_pipe.figures",
+            "bdl_pipe.drawing",
         ),
     ),
 }

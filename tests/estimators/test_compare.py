@@ -11,8 +11,8 @@ from scipy import stats
 from sklearn.model_selection import KFold, StratifiedKFold
 
 from bdl_pipe import BayesianClassifier, BayesianRegressor, Comparison, compare
+from bdl_pipe.drawing import Drawing
 from bdl_pipe.estimators import fitting
-from bdl_pipe.figures import Drawing
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(90, 2))
