@@ -20,17 +20,9 @@ from . import networks
 from .artifacts import State, stack, under, unstack
 from .config import LATER, read, to_mapping
 from .data.transform import Transform
-from .errors import Diverged
-from .joint_predictive import (
-    DRAWS,
-    Joint,
-    JointCategorical,
-    JointContinuous,
-    JointGaussian,
-    JointInOwnUnits,
-    at_places,
-    check_places,
-)
+from .errors import DataError, Diverged
+from .joint_predictive import DRAWS, Joint, JointCategorical, JointGaussian, at_places
+from .joint_regression import JointContinuous, JointInOwnUnits
 from .networks.replicas import Replicas
 from .predictive import Categorical, Continuous, Exponential, Gaussian, Mixture, Predictive
 from .recalibration import Recalibration
@@ -116,8 +108,9 @@ def joint(
     Raises:
         DataError: a place is not the number of a row of its group.
     """
-    if places is not None:
-        check_places(places, inputs.shape[1])
+    if places is not None and len(wrong := places[(places < 0) | (places >= inputs.shape[1])]):
+        last = inputs.shape[1] - 1
+        raise DataError(f"places must be numbers of rows of a group, 0 … {last}, got {int(wrong[0])}")
     if isinstance(posterior, JointPosterior):
         return posterior.joint(inputs, places=places, draws=draws, rng=rng)
     if isinstance(posterior, GaussianPosterior):
