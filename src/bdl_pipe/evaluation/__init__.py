@@ -14,6 +14,7 @@ import torch
 from .. import metrics
 from ..data.examples import Examples
 from ..metrics import cost
+from ..metrics.ood.predictives import OOD_SCORES, ood_scores, register_ood_score
 from ..posterior import Predictor
 from ..predictive import Categorical, Continuous
 from ..scores import Quantity, Set
@@ -25,7 +26,6 @@ from .draws import DrawnRows
 from .gathered import Gathered, Scores, has_one_noise, normalised
 from .joint import joint_scores, keeps_functions, lines_between_classes, same_class_along
 from .last_layers import LastLayer, last_layer, register_last_layer
-from .ood import OOD_SCORES, ood_scores, register_ood_score
 from .unfamiliar import stored_rows, training_rows
 
 __all__ = [
