@@ -153,7 +153,7 @@ def class_sets(
     return _by_group(sets, fits, level, rows, torch.ones_like(candidates[0], dtype=torch.bool))
 
 
-def likely_classes(predictive: Categorical, level: float) -> Bool[Tensor, "batch class"]:
+def likely_classes(predictive: Predictive, level: float) -> Bool[Tensor, "batch class"]:
     """Return the fewest classes of each input with a total probability of at least ``level``, without calibration."""
     require(0 < level < 1, "level", "must be in (0, 1)", level)
     ordered = predictive.mean.double().cpu().sort(dim=-1, descending=True, stable=True)

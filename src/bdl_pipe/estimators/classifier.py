@@ -13,7 +13,6 @@ from sklearn.base import ClassifierMixin
 
 from ..conformal import class_sets, likely_classes
 from ..errors import DataError, require, short
-from ..predictive import Categorical
 from . import given
 from .base import BayesianEstimator
 from .given import Targets
@@ -96,8 +95,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             rows, numbers, learnt = self._calibrated(X, level)
             batches = self._each_part(rows, numbers, learnt)
             return np.concatenate([class_sets(of_parts, learnt, level, at).cpu().numpy() for at, of_parts in batches])
-        sets = [_likely(p, level) for _, p in self._batches(X)]
-        return np.concatenate(sets)
+        return np.concatenate([likely_classes(p, level).numpy() for _, p in self._batches(X)])
 
     def sample(self, X: Any, draws: int = 1) -> np.ndarray:
         """Draw a class for each row independently [draw, n]; every call returns the same draws.
@@ -146,8 +144,3 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def _set_facts(self, facts: Mapping[str, Any]) -> None:
         super()._set_facts(facts)
         self.classes_ = np.array(facts["classes_"], dtype=facts["classes_dtype"])
-
-
-def _likely(predictive: Any, level: float) -> np.ndarray:
-    assert isinstance(predictive, Categorical)
-    return likely_classes(predictive, level).numpy()

@@ -249,7 +249,8 @@ def sentence(results: Sequence[Result], group: Group) -> str:
         return f"No run has a {group} set."
     sets = ", ".join(dict.fromkeys(name for one in runs for name in one.sets[group]))
     shared = [score for score in scores_in(runs) if sum(score in one.figures[group] for one in runs) > len(runs) / 2]
-    means = {score: _over_runs(runs, group, score) for score in shared}
+    figures = [one.figures[group] for one in runs]
+    means = {score: float(np.mean([of[score].mean() for of in figures if score in of])) for score in shared}
     first = max(means, key=means.__getitem__)
     alone = sum(one.tied(group) == [first] for one in runs)
     among = sum(first in one.tied(group) for one in runs)
@@ -265,10 +266,6 @@ def sentence(results: Sequence[Result], group: Group) -> str:
     second = min(apart, key=lambda score: apart[score].mean)
     beside = f"{label_of(second)} by {100 * apart[second].mean:.1f} ± {100 * apart[second].error:.1f} points"
     return f"{said} Over all runs, it beats every other score by more than chance: the next best is {beside}."
-
-
-def _over_runs(runs: Sequence[Result], group: Group, score: str) -> float:
-    return float(np.mean([one.figures[group][score].mean() for one in runs if score in one.figures[group]]))
 
 
 def _gap(runs: Sequence[Result], group: Group, first: str, other: str, comparisons: int) -> Difference | None:
