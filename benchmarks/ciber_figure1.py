@@ -24,7 +24,7 @@ from scipy.ndimage import label
 
 from bdl_pipe.collapsed.integrals import radius
 from bdl_pipe.collapsed.rectified import Rectified
-from bdl_pipe.figures import STYLE
+from bdl_pipe.drawing import STYLE
 from benchmarks.ciber_integrals import DIGITS, nearest_radius, triangle, triangle_below
 from benchmarks.ciber_page import PAGES, table, write
 

@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.drawing import STYLE
 from bdl_pipe.errors import Diverged
-from bdl_pipe.figures import STYLE
 from bdl_pipe.last_layer import Regression
 from bdl_pipe.last_layer.methods import LastLayerPosterior
 from bdl_pipe.predictive import Gaussian

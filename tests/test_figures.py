@@ -6,8 +6,10 @@ import xml.etree.ElementTree as ET
 import pandas as pd
 import pytest
 
+from bdl_pipe import drawing as look
 from bdl_pipe import figures
-from bdl_pipe.figures import Curve, Drawing, Mark, Priced
+from bdl_pipe.drawing import Drawing, Mark
+from bdl_pipe.figures import Curve, Priced
 from bdl_pipe.scores import Estimate
 
 BINS = pd.DataFrame(
@@ -31,7 +33,7 @@ def test_a_reliability_figure_shows_the_bins_and_states_their_mean_gap() -> None
     assert top.get_title() == "" and top.get_title("left") == "gp"
     assert [list(map(float, line.get_ydata())) for line in top.lines] == [[0, 1], [0.2, 0.8]]
     assert [bar.get_height() for bar in low.patches] == [25, 75]
-    assert top.lines[1].get_color() == figures.COLOURS[1]
+    assert top.lines[1].get_color() == look.COLOURS[1]
     assert drawing.alt == "Reliability of gp: mean gap between confidence and accuracy 12.50 percentage points"
 
 
@@ -46,13 +48,13 @@ def test_a_calibration_figure_has_a_line_for_each_method_and_states_its_mean_gap
 
 def test_a_same_class_figure_has_a_plot_for_each_method_and_labels_each_column() -> None:
     points = pd.DataFrame({"joint": [0.9, 0.6, 0.2], "product": [0.8, 0.45, 0.22]}, index=[0, 0.5, 1])
-    drawing = figures.same_class([figures.Segment(f"method {k}", Mark(k), points) for k in range(9)])
+    drawing = figures.same_class([figures.Series(f"method {k}", Mark(k), points) for k in range(9)])
     plots = drawing.figure.axes
     assert [axes.get_title("left") for axes in plots[:9]] == [f"method {k}" for k in range(9)]
     for k, axes in enumerate(plots[:9]):
         (line,) = axes.lines
         assert list(line.get_ydata()) == pytest.approx([0.1, 0.15, -0.02])
-        assert line.get_color() == figures.COLOURS[k % 10] and axes.get_yscale() == "symlog"
+        assert line.get_color() == look.COLOURS[k % 10] and axes.get_yscale() == "symlog"
         low, high = axes.get_ylim()
         assert low <= -0.02 and high >= 0.15, "a part of a line is outside"
         assert axes.xaxis.get_tick_params()["labelbottom"] == (k >= 2)
@@ -60,7 +62,7 @@ def test_a_same_class_figure_has_a_plot_for_each_method_and_labels_each_column()
     assert drawing.alt.startswith(
         "P(Y₁ = Y₂) of the middle twice, by the joint and by the product: method 0 0.600 and 0.450,"
     )
-    assert len(figures.same_class([figures.Segment("gp", Mark(), points)]).figure.axes) == 1
+    assert len(figures.same_class([figures.Series("gp", Mark(), points)]).figure.axes) == 1
 
 
 def test_curves_are_in_per_cent_sorted_from_the_highest_without_non_finite_values() -> None:
@@ -89,19 +91,19 @@ def test_nll_against_costs_omits_costs_without_values_and_spans_a_decade() -> No
 
 
 def test_marks_repeat_after_the_last_colour_and_the_last_shape() -> None:
-    assert Mark(0, 0).look() == Mark(len(figures.COLOURS), len(figures.MARKERS)).look()
+    assert Mark(0, 0).look() == Mark(len(look.COLOURS), len(look.MARKERS)).look()
     looks = {str(Mark(colour, shape).look()) for colour in range(10) for shape in range(6)}
     assert len(looks) == 60
 
 
 def test_an_svg_is_one_element_with_its_own_ids_and_the_colours_of_the_page() -> None:
     drawing = Drawing(figures.reliability(BINS, "gp").figure, "less < more")
-    svg = drawing.svg("of a/b", {figures.INK: "var(--ink)"})
+    svg = drawing.svg("of a/b", {look.INK: "var(--ink)"})
     root = ET.fromstring(svg)
     assert root.get("role") == "img" and root.get("aria-label") == "less < more"
     ids = {element.get("id") for element in root.iter()} - {None}
     assert ids and all(str(name).startswith("of-a-b-") for name in ids)
-    assert "var(--ink)" in svg and figures.INK not in svg and figures.INK in drawing.svg("other")
+    assert "var(--ink)" in svg and look.INK not in svg and look.INK in drawing.svg("other")
     assert ">confidence</text>" in svg, "text is text"
 
 

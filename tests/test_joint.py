@@ -20,11 +20,10 @@ from bdl_pipe.errors import DataError
 from bdl_pipe.joint_predictive import (
     GaussianFunctions,
     JointCategorical,
-    JointContinuous,
     JointGaussian,
-    JointInOwnUnits,
     at_places,
 )
+from bdl_pipe.joint_regression import JointContinuous, JointInOwnUnits
 from bdl_pipe.last_layer import Discriminative, Generative, Regression
 from bdl_pipe.linear_regression import posterior
 from bdl_pipe.networks import MlpConfig

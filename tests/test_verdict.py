@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from bdl_pipe import scores
-from bdl_pipe.metrics.of_predictions import THIRDS
+from bdl_pipe.metrics.pit import THIRDS
 from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import Quantity, RunScores, Score
 from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, judge

@@ -93,7 +93,7 @@ GROUPS: Final = {
         (),
         (
             "bdl_pipe.scores",
-            "bdl_pipe.metrics.of_predictions",
+            "bdl_pipe.metrics.table",
             "bdl_pipe.metrics.calibration",
             "bdl_pipe.metrics.conformal",
             "bdl_pipe.metrics.selective",
@@ -101,6 +101,7 @@ GROUPS: Final = {
             "bdl_pipe.metrics.comparison",
             "bdl_report.verdict",
             "bdl_pipe.figures",
+            "bdl_pipe.drawing",
         ),
     ),
 }

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import pandas as pd
 
-from bdl_pipe.figures import Drawing, Mark, Progress, progress
+from bdl_pipe.drawing import Drawing, Mark
+from bdl_pipe.figures import Series, progress
 from bdl_pipe.files import write_bytes
 from bdl_pipe.metrics.comparison import Difference, over_splits
 
@@ -64,7 +65,7 @@ def drawn(curves: pd.DataFrame, decision: str) -> Drawing:
     metric = next(name for name in ("regret", "accuracy") if name in set(part.metric))
     points = part[part.metric == metric].set_index(["agent", "round"])[["mean", "error"]]
     agents = list(dict.fromkeys(points.index.get_level_values(0)))
-    lines = [Progress(agent, Mark(i % 10, i // 10), points.loc[agent]) for i, agent in enumerate(agents)]
+    lines = [Series(agent, Mark(i % 10, i // 10), points.loc[agent]) for i, agent in enumerate(agents)]
     what = "regret of uniform choices" if _is_bandit(decision) else metric
     unit = "labels" if decision.startswith(LABELLING) else "rounds"
     log = metric == "regret" and not _is_bandit(decision)

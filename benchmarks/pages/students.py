@@ -12,10 +12,10 @@ posterior's functions. A plain student is one function and has no mutual informa
 from pathlib import Path
 from typing import Final
 
-from bdl_pipe.metrics.imitation import beside
 from bdl_pipe.metrics.joint import names
 from bdl_pipe.scores import Quantity
 from bdl_report import columns, students, tables
+from bdl_report.students import beside
 from benchmarks.pages.coresets import uncommitted
 from pipeline.core.load import load
 from pipeline.core.settings import Settings

@@ -29,7 +29,7 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.fitting import Fits, seeds_of
 from bdl_pipe.method import Task
-from bdl_pipe.metrics.of_predictions import stored_metrics
+from bdl_pipe.metrics.table import always, stored_metrics
 from bdl_pipe.seeds import Seed
 
 from .. import tracking
@@ -46,16 +46,12 @@ from ..work.display import Display
 from ..work.store import Store
 from .trial import METRIC, Branch, Upstream
 
-METRICS: Final[Mapping[Task, tuple[str, ...]]] = {  # the scores of every posterior, by `evaluation.score_clean`
-    "classification": ("accuracy", "nll", "brier", "ece"),
-    "regression": ("rmse", "nll", "crps", "coverage_90", "width_90"),
-}
 RECORD: Final = "search.json"
 
 
 def scores_of(task: Task) -> tuple[str, ...]:
     """Return the names of all scores that a trial can report."""
-    return (*METRICS[task], *stored_metrics(task))
+    return (*always(task), *stored_metrics(task))
 
 
 cluster.prepare_environment()  # before Ray is imported, so that our heads listen only on 127.0.0.1

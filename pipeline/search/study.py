@@ -21,6 +21,7 @@ from bdl_pipe import config
 from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError, require
 from bdl_pipe.files import write_bytes
+from bdl_pipe.metrics.table import always
 from bdl_pipe.yaml_files import read_yaml
 from bdl_report import grids
 from bdl_report.grids import SEED, GridConfig, results_of, values_of, written
@@ -30,7 +31,7 @@ from ..core.load import load, typed
 from ..core.model import Params
 from ..core.params_files import written_out
 from ..core.settings import Settings
-from . import METRICS, branch_of, data_hash, opened, scores_of
+from . import branch_of, data_hash, opened, scores_of
 from .trial import Branch, Ended
 
 RESULTS: Final = Path("results")
@@ -113,7 +114,7 @@ def plan(path: Path, settings: Settings) -> Study:
         asked = config.read(StudyConfig, file, _TOP)
         params = typed(config.merge(base, asked.overlay))
         task = params.datasets[asked.dataset].task if asked.dataset in params.datasets else "classification"
-        metrics = tuple(dict.fromkeys((*METRICS[task], *asked.metrics)))
+        metrics = tuple(dict.fromkeys((*always(task), *asked.metrics)))
         how = (params.evaluate, metrics, "study")
         branch = branch_of(params, asked.method, asked.dataset, asked.run, settings, *how)
         for i, metric in enumerate(asked.metrics):

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bdl_pipe import artifacts, scores
-from bdl_pipe.metrics import curves, of_predictions, ood, stored
+from bdl_pipe.metrics import curves, ood, stored, table
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
 
@@ -26,9 +26,9 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     evaluated = artifacts.load(places.artifact("evaluate", stage.key), "evaluate").path
     found, tables = list[Score](), defaultdict[str, list[pa.Table]](list)
     for at, fit in stored.read(evaluated / "predictions.parquet", Seed(params.seed).fold("scores")):
-        found += [Score(*at, Quantity(name), *figure) for name, figure in of_predictions.scores(fit).items()]
-        for name, table in curves.tables(fit).items():
-            tables[name].append(scores.of_fit(table, *at))
+        found += [Score(*at, Quantity(name), *figure) for name, figure in table.scores(fit).items()]
+        for name, curve in curves.tables(fit).items():
+            tables[name].append(scores.of_fit(curve, *at))
     tables["scores"].append(scores.table(run.spec.dataset, run.method.name, run.spec.setting, found))
     if (rows := evaluated / "unfamiliar.parquet").is_file():
         tables["ood"] = [ood.to_table(ood.result(stage.key, run.spec.dataset, dict(ood.read(rows))))]

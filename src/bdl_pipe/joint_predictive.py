@@ -4,8 +4,8 @@
 
 Inputs come in groups, and each group has its own joint. The product of the marginals Π_i p(y_i | x_i, D) has the same
 marginals, but it ignores that the inputs share a function. The *gap* of a group is log joint − log product, in nats. A
-posterior keeps its functions as draws of networks, masks or weights (:class:`JointCategorical`,
-:class:`JointContinuous`), or as a Gaussian over the functions' values at any inputs (:class:`GaussianFunctions`). All
+posterior keeps its functions as draws of networks, masks or weights (:class:`JointCategorical`, and for regression
+:mod:`.joint_regression`), or as a Gaussian over the functions' values at any inputs (:class:`GaussianFunctions`). All
 log probabilities are natural logarithms in float64.
 
 Source: Osband et al. 2022, "Evaluating high-order predictive distributions in deep learning"; Korattikara et al. 2015,
@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .errors import DataError
-from .predictive import Predictive, mixture
+from .predictive import mixture
 from .seeds import Seed
 
 DRAWS: Final = 500  # number of drawn functions if no closed form exists; a mean over D draws errs by about 1/√D
@@ -185,59 +185,6 @@ class JointGaussian(Joint):
 
 
 @final
-class JointContinuous(Joint):
-    """The joint of regression, from the draws of a predictive of any form. Given a draw, inputs are independent.
-
-    Args:
-        predictive: the predictive of the rows of all groups, one group after the other.
-        target_shape: [group, row, output].
-        draws: the number of the predictive's draws.
-    """
-
-    def __init__(self, predictive: Predictive, target_shape: tuple[int, ...], draws: int) -> None:
-        self.predictive, self.target_shape, self.draws = predictive, target_shape, draws
-        self.is_product = draws == 1
-
-    def _row_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
-        terms = self.predictive.draw_log_prob(targets.flatten(0, 1).to(self.predictive.mean))
-        return terms.double().unflatten(1, self.target_shape[:2])
-
-
-@final
-class JointInOwnUnits(Joint):
-    """The joint of regression in the targets' own units, given the joint ``base`` of the transformed targets.
-
-    With z = (y − shift)/scale, p(y) = p(z)/Π scale; with z = (log y − shift)/scale, p(y) = p(z)/Π y scale.
-    """
-
-    def __init__(self, base: Joint, shift: Tensor, scale: Tensor, log: bool) -> None:
-        self.base, self.shift, self.scale, self.log = base, shift.double(), scale.double(), log
-        self.draws, self.is_product, self.target_shape = base.draws, base.is_product, base.target_shape
-
-    def _row_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
-        transformed, log_volume = self._transformed(targets)
-        return self.base._row_terms(transformed) - log_volume
-
-    def _chain_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
-        transformed, log_volume = self._transformed(targets)
-        return self.base._chain_terms(transformed) - log_volume.cumsum(-1)
-
-    def _transformed(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z, and log |dy/dz| of each row.
-
-        The log volume is infinite if a target has no logarithm, so that the target's density is 0.
-        """
-        values, scale = targets.double(), self.scale.to(targets.device)
-        log_volume = scale.log().sum().expand(values.shape[:2])
-        if self.log:
-            possible = values > 0
-            logs = torch.where(possible, values, 1.0).log()
-            log_volume = log_volume + torch.where(possible, logs, torch.inf).sum(-1)
-            values = logs
-        return (values - self.shift.to(values)) / scale, log_volume
-
-
-@final
 @dataclass(frozen=True)
 class GaussianFunctions:
     """A Gaussian over the values of functions at the rows of each group, or an equal mixture of such Gaussians.
@@ -350,14 +297,3 @@ def at_places(inputs: Float[Tensor, "group row ..."], places: Int[Tensor, "group
     if places is None:
         return inputs
     return inputs[torch.arange(len(inputs), device=inputs.device)[:, None], places]
-
-
-def check_places(places: Int[Tensor, "group place"], rows: int) -> None:
-    """Check that each place is the number of one of the ``rows`` rows of a group.
-
-    Raises:
-        DataError: a place is not such a number.
-    """
-    wrong = places[(places < 0) | (places >= rows)]
-    if len(wrong):
-        raise DataError(f"places must be numbers of rows of a group, 0 … {rows - 1}, got {int(wrong[0])}")

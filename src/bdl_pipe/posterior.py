@@ -21,7 +21,8 @@ from .artifacts import State, stack, under, unstack
 from .config import LATER, read, to_mapping
 from .data.transform import Transform
 from .errors import Diverged
-from .joint_predictive import DRAWS, Joint, JointInOwnUnits
+from .joint_predictive import DRAWS, Joint
+from .joint_regression import JointInOwnUnits
 from .networks.last_layer import LastLayer, of_networks
 from .networks.replicas import Replicas
 from .posterior_protocols import FeaturesPosterior as FeaturesPosterior

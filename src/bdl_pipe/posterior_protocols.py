@@ -7,7 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .artifacts import State
-from .joint_predictive import DRAWS, Joint, JointCategorical, JointContinuous, JointGaussian, at_places, check_places
+from .errors import DataError
+from .joint_predictive import DRAWS, Joint, JointCategorical, JointGaussian, at_places
+from .joint_regression import JointContinuous
 from .networks.last_layer import LastLayer
 from .predictive import Categorical, Gaussian, Predictive
 from .seeds import Seed
@@ -98,8 +100,9 @@ def joint(
     Raises:
         DataError: a place is not the number of a row of its group.
     """
-    if places is not None:
-        check_places(places, inputs.shape[1])
+    if places is not None and len(wrong := places[(places < 0) | (places >= inputs.shape[1])]):
+        last = inputs.shape[1] - 1
+        raise DataError(f"places must be numbers of rows of a group, 0 … {last}, got {int(wrong[0])}")
     if isinstance(posterior, JointPosterior):
         return posterior.joint(inputs, places=places, draws=draws, rng=rng)
     if isinstance(posterior, GaussianPosterior):

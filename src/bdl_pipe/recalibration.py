@@ -17,16 +17,12 @@ If z is the logarithm of the target, a width above 1 stretches a row to a standa
 as it is. Otherwise one far draw of a posterior sets the mean of exp(z): on one row of ``check_times`` it was 17,000,
 and the median 68.
 
-Split conformal prediction (Vovk, Gammerman & Shafer 2005; Lei et al. 2018): with scores r_1 … r_n of the calibration
-rows and q the ⌈(n + 1)·level⌉-th smallest, the set {y: r(x, y) ≤ q} holds a new target with a probability between level
-and level + 1/(n + 1), on average over calibration and test rows, for any posterior. Scores are 1 − p(y | x) for classes
-(Sadinle, Lei & Wasserman 2019), and for regression the largest |z − μ(x)|/sd(x) over outputs. If the scores of each
-group of rows are kept apart, the probability holds within each group (:meth:`Recalibration.of_group`).
+The conformal scores of the calibration rows are kept, too (:mod:`bdl_pipe.conformal`).
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 from typing import Final, final
@@ -36,10 +32,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from . import conformal
 from .artifacts import State
 from .data.examples import Examples
 from .data.transform import Transform
-from .errors import require
+from .errors import ArtifactError
 from .predictive import Categorical, Continuous, Gaussian, Mixture, Predictive
 
 _BOUNDS: Final = (math.log(0.02), math.log(50))  # bounds of log T
@@ -60,12 +57,14 @@ class Recalibration:
         shares: w_k, which sum to 1; (1.0,) for classes.
         scores: the conformal scores of the calibration rows, ascending [n].
         groups: the group of each of these rows, a number [n]; None if the rows have no groups.
+        grouped_by: the place of the column whose values are the groups, or ``conformal.OF_CLASSES``; None without them.
     """
 
     factors: tuple[float, ...]
     shares: tuple[float, ...]
     scores: Float[Tensor, " n"]
     groups: Float[Tensor, " n"] | None = None
+    grouped_by: int | None = None
 
     @property
     def factor(self) -> float:
@@ -86,80 +85,70 @@ class Recalibration:
         most = torch.ones(1, dtype=torch.float64) if logs else None
         return Mixture([_stretched(predictive, factor, most) for factor in self.factors], self.shares)
 
-    def of_group(self, group: float) -> "Recalibration":
-        """Return the recalibration with the scores of one group's rows; NaN is a group, too.
+    def class_set(
+        self, predictive: Categorical, level: float, rows: np.ndarray | None = None
+    ) -> Bool[Tensor, "batch class"]:
+        """Return which classes are in the conformal set of each input; see :func:`.conformal.class_sets`."""
+        return conformal.class_sets([predictive], [self], level, rows)
 
-        A set by these scores holds a new target of the group with the level's probability (Mondrian conformal
-        prediction: Vovk, Gammerman & Shafer 2005, section 4.5).
-        """
-        assert self.groups is not None
-        own = self.groups.isnan() if math.isnan(group) else self.groups == group
-        return replace(self, scores=self.scores[own], groups=None)
-
-    def threshold(self, level: float) -> float:
-        """Return the largest score inside a conformal set.
-
-        Raises:
-            ConfigError: the level is not in (0, 1), or there are too few calibration rows for it.
-        """
-        require(0 < level < 1, "level", "must be in (0, 1)", level)
-        place, count = math.ceil((len(self.scores) + 1) * level - 1e-9), len(self.scores)  # 100·0.55 gives 55, not 56
-        rule = f"must be at most {count / (count + 1):.4g} with {count} calibration rows"
-        require(place <= count, "level", rule, level)
-        return float(self.scores[place - 1])
-
-    def class_set(self, predictive: Categorical, level: float) -> Bool[Tensor, "batch class"]:
-        """Return which classes are in the conformal set of each input."""
-        return 1 - predictive.mean.double() <= self.threshold(level)
-
-    def interval(self, predictive: Continuous, transform: Transform, level: float) -> tuple[Tensor, Tensor]:
-        """Return the ends [batch, output] of the conformal intervals, in the targets' own units.
-
-        Args:
-            predictive: the predictive before recalibration, in transformed units.
-        """
-        reach = self.threshold(level) * predictive.variance.double().sqrt()
-        centre = predictive.mean.double()
-        return transform.own_units(centre - reach), transform.own_units(centre + reach)
+    def interval(
+        self, predictive: Continuous, transform: Transform, level: float, rows: np.ndarray | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the ends [batch, output] of the conformal intervals; see :func:`.conformal.intervals`."""
+        low, high = conformal.intervals([predictive], [self], [transform.own_units], level, rows)
+        return low, high
 
     def state(self) -> State:
         """Return the state, for :meth:`from_state`."""
-        tensors = {"scores": self.scores, **({} if self.groups is None else {"groups": self.groups})}
-        return State(tensors, {"factors": list(self.factors), "shares": list(self.shares)})
+        tensors, config = {"scores": self.scores}, {"factors": list(self.factors), "shares": list(self.shares)}
+        if self.groups is None:
+            return State(tensors, config)
+        return State({**tensors, "groups": self.groups}, {**config, "grouped_by": self.grouped_by})
 
     @classmethod
     def from_state(cls, state: State) -> "Recalibration":
-        """Rebuild the recalibration from its :meth:`state`."""
+        """Rebuild the recalibration from its :meth:`state`.
+
+        Raises:
+            ArtifactError: the rows have groups, and the state does not say which.
+        """
         factors, shares = tuple(state.config["factors"]), tuple(state.config["shares"])
-        return cls(factors, shares, state.tensors["scores"], state.tensors.get("groups"))
+        groups, grouped_by = state.tensors.get("groups"), state.config.get("grouped_by")
+        if groups is not None and grouped_by is None:
+            raise ArtifactError("a calibration by groups must store what its groups are, and does not; fit it again")
+        return cls(factors, shares, state.tensors["scores"], groups, grouped_by)
 
 
 def fit(
     batches: Iterator[tuple[slice, Predictive]],
     rows: Examples,
     transform: Transform,
-    groups: np.ndarray | None = None,
+    grouped_by: int | None = None,
 ) -> Recalibration:
     """Fit the recalibration to calibration rows.
 
     Args:
         batches: the posterior's predictives of the rows, in transformed units, in order.
         rows: the calibration rows, with targets in their own units.
-        groups: the group of each row, a number [n].
+        grouped_by: the place of the column of inputs whose values are groups of rows, each of which is calibrated
+            apart, or ``conformal.OF_CLASSES``.
     """
     parts = [(predictive, transform.targets(rows.targets[at])) for at, predictive in batches]
-    scores, order = torch.cat([_scores(predictive, targets) for predictive, targets in parts]).sort()
-    sorted_groups = None if groups is None else torch.tensor(groups, dtype=torch.float64)[order]
+    scores, order = torch.cat([conformal.row_scores(predictive, targets) for predictive, targets in parts]).sort()
+    groups = None
+    if grouped_by is not None:
+        of_row = rows.targets if grouped_by == conformal.OF_CLASSES else rows.inputs[:, grouped_by]
+        groups = torch.tensor(of_row, dtype=torch.float64)[order]
     if isinstance(parts[0][0], Categorical):
-        return Recalibration((_temperature(parts),), (1.0,), scores, sorted_groups)
-    octaves = _octaves(torch.cat([_standardised(*part).flatten() for part in parts]))
+        return Recalibration((_temperature(parts),), (1.0,), scores, groups, grouped_by)
+    octaves = _octaves(torch.cat([conformal.standardised(*part).flatten() for part in parts]))
     widths = [2 ** (k / 2) for k in range(_EXPONENTS.start, _EXPONENTS.stop + 2 * octaves)]
     most = 1 / transform.scale.double() if transform.log and transform.scale is not None else None
     densities = torch.cat([_densities(*part, widths, most) for part in parts], 1).numpy()
     shares = _shares(densities, np.array(widths) / 2**octaves).tolist()
     some = [(width, share) for width, share in zip(widths, shares, strict=True) if share]
     factors, kept = tuple(width for width, _ in some), tuple(share for _, share in some)
-    return Recalibration(factors, kept, scores, sorted_groups)
+    return Recalibration(factors, kept, scores, groups, grouped_by)
 
 
 def _temperature(parts: Sequence[tuple[Predictive, Tensor]]) -> float:
@@ -217,19 +206,6 @@ def _shares(
         shares = (joint / joint.sum(0)) @ count / count.sum()
     shares[shares < _LEAST_SHARE] = 0
     return shares / shares.sum()
-
-
-def _scores(predictive: Predictive, targets: Tensor) -> Tensor:
-    """Return the conformal score of each row, in float64."""
-    if isinstance(predictive, Categorical):
-        return (1 - predictive.mean.double().gather(1, targets.long()[:, None].to(predictive.mean.device))[:, 0]).cpu()
-    return _standardised(predictive, targets).amax(1)
-
-
-def _standardised(predictive: Predictive, targets: Tensor) -> Float[Tensor, "row output"]:
-    """Return |z − μ|/sd, in float64."""
-    sd = predictive.variance.double().sqrt()
-    return ((targets.to(sd.device) - predictive.mean).abs() / sd).cpu()
 
 
 def widened(base: Continuous, factor: Factor) -> Continuous:

@@ -22,7 +22,7 @@ from .artifacts import State
 from .data.fitdata import FitData
 from .evaluation import EvaluateConfig
 from .method import Method
-from .metrics import of_predictions
+from .metrics import table
 from .metrics.stored import of_table
 from .posterior import Predictor
 from .registry import posterior_of
@@ -80,7 +80,7 @@ def validation_scores(state: State, data: FitData, rng: Seed, how: EvaluateConfi
     predictor = Predictor(posterior_of(state, data.device), data.transform, data.classes)
     alone = replace(how, joint_pairs=0, joint_groups=0)
     scored = evaluation.score_clean(predictor, data.validation, alone, rng, data.device)
-    stored = of_predictions.scores(of_table(scored.predictions, rng, scored.draws))
+    stored = table.scores(of_table(scored.predictions, rng, scored.draws))
     return {name: value for name, (value, _) in (scored.metrics | stored).items()}
 
 

@@ -54,14 +54,14 @@ def predictions(
     level = COVERAGE if level is None else level
     require(0 < level < 1, "level", "must be in (0, 1)", level)
     parts = []
-    for _, transformed in fitted.transformed_batches(raw, rng=rng, device=device):
+    for rows, transformed in fitted.transformed_batches(raw, rng=rng, device=device):
         part = columns(fitted.final(transformed), names)
-        parts.append(part | _recalibrated(fitted, transformed, names, level))
+        parts.append(part | _recalibrated(fitted, transformed, names, level, raw[rows]))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _recalibrated(
-    fitted: Predictor, transformed: Predictive, names: Sequence[str], level: float
+    fitted: Predictor, transformed: Predictive, names: Sequence[str], level: float, rows: np.ndarray
 ) -> dict[str, np.ndarray]:
     learnt = fitted.recalibration
     if learnt is None:
@@ -69,36 +69,26 @@ def _recalibrated(
     if isinstance(transformed, Categorical):
         better = learnt.apply(transformed)
         found = {f"recalibrated_p_{name}": _array(better.mean)[:, k] for k, name in enumerate(names)}
-        members = learnt.class_set(transformed, level).cpu().numpy()
+        members = learnt.class_set(transformed, level, rows).cpu().numpy()
         escaped = [name.replace("\\", "\\\\").replace("|", "\\|") for name in names]
         sets = ["|".join(name for name, inside in zip(escaped, row, strict=True) if inside) for row in members]
         return {**found, "set": np.array(sets, dtype=object)}
     assert isinstance(transformed, Continuous)
-    low, high = learnt.interval(transformed, fitted.transform, level)
-    values = {"conformal_lower": _array(low), "conformal_upper": _array(high)}
-    return {f"{k}_{t}" if len(names) > 1 else k: v[:, i] for i, t in enumerate(names) for k, v in values.items()}
+    low, high = learnt.interval(transformed, fitted.transform, level, rows)
+    return _by_target({"conformal_lower": _array(low), "conformal_upper": _array(high)}, names)
 
 
 def columns(predictive: Predictive, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Make columns of [batch] values; ``names``: the classes, or the target columns."""
     if isinstance(predictive, Categorical):
-        return _class_columns(predictive, names)
+        probabilities = _array(predictive.mean)
+        table = {f"p_{name}": probabilities[:, k] for k, name in enumerate(names)}
+        table["predicted"] = np.array(names, dtype=object)[probabilities.argmax(1)]
+        table["entropy"] = _array(predictive.entropy())
+        table["mutual_information"] = _array(predictive.mutual_information())
+        return table
     assert isinstance(predictive, Continuous)
-    return _target_columns(predictive, names)
-
-
-def _class_columns(predictive: Categorical, classes: Sequence[str]) -> dict[str, np.ndarray]:
-    probabilities = _array(predictive.mean)
-    table = {f"p_{name}": probabilities[:, k] for k, name in enumerate(classes)}
-    table["predicted"] = np.array(classes, dtype=object)[probabilities.argmax(1)]
-    table["entropy"] = _array(predictive.entropy())
-    table["mutual_information"] = _array(predictive.mutual_information())
-    return table
-
-
-def _target_columns(predictive: Continuous, targets: Sequence[str]) -> dict[str, np.ndarray]:
-    tail = (1 - COVERAGE) / 2
-    variance = _array(predictive.variance)
+    tail, variance = (1 - COVERAGE) / 2, _array(predictive.variance)
     values = {
         "mean": _array(predictive.mean),
         "variance": variance,
@@ -107,8 +97,12 @@ def _target_columns(predictive: Continuous, targets: Sequence[str]) -> dict[str,
         "lower": _array(predictive.quantile(tail)),
         "upper": _array(predictive.quantile(1 - tail)),
     }
-    many = len(targets) > 1
-    return {f"{k}_{t}" if many else k: v[:, i] for i, t in enumerate(targets) for k, v in values.items()}
+    return _by_target(values, names)
+
+
+def _by_target(values: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return a column for each output; with several outputs, a name ends in the output's name."""
+    return {f"{k}_{t}" if len(names) > 1 else k: v[:, i] for i, t in enumerate(names) for k, v in values.items()}
 
 
 def _array(values: Tensor) -> np.ndarray:

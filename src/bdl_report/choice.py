@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from bdl_pipe import artifacts
 from bdl_pipe.metrics import comparison
 from bdl_pipe.metrics.comparison import Difference
-from bdl_pipe.metrics.of_predictions import THIRDS
+from bdl_pipe.metrics.pit import THIRDS
 from bdl_pipe.metrics.standings import TEST_OVER_TRAIN, Candidate, difference
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import writer

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from bdl_pipe.metrics import COSTS, METRICS, Metric
 from bdl_pipe.metrics.metric import Question
-from bdl_pipe.metrics.of_predictions import LIBRARY, stored_metrics
-from bdl_pipe.metrics.table import OF_TEST_ROWS, metric_of
+from bdl_pipe.metrics.table import LIBRARY, OF_TEST_ROWS, metric_of, stored_metrics
 from bdl_pipe.metrics.written import writer
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity
 
@@ -17,12 +16,7 @@ from .tables import ChainsInfo, RunInfo, Table, paper_figures
 from .verdict import verdict
 
 NOTHING: Final = "—"
-HEADLINE: Final = (  # The table of all runs has a column for each.
-    *("accuracy", "rmse", "nll", "brier", "ece"),
-    *("reference_kl", "reference_sd_ratio", "noise_ratio"),
-)
 SHIFTED: Final = ("accuracy", "nll")  # The table also has these metrics on corrupted rows and on other data sets.
-NOT_BELOW_0: Final = ("brier_reliability",)  # Unbiased estimates: a value below 0 is noise, and counts as 0.
 DIAGNOSTICS: Final = {  # a metric of chains -> its title and explanation
     "rhat_prediction": ("R-hat", "rank-normalised split R-hat of predictions; the worst row"),
     "rhat_log_likelihood": ("R-hat of log-likelihood", "rank-normalised split R-hat of the rows' log-likelihood"),
@@ -31,12 +25,11 @@ DIAGNOSTICS: Final = {  # a metric of chains -> its title and explanation
     "noise_mean": ("Noise", "variance of the minibatches' noise over that of the kernel's own, mean over directions"),
     "noise_worst": ("Noise, stiffest", "the same in the direction where it is largest"),
 }
-_SHORT: Final = {"accuracy": "acc. %", "batch_nll": "batch NLL"}  # names after another word, such as a protocol's
 
 
 def short(name: str) -> str:
     """Return a metric's short title, for use after another word."""
-    return _SHORT.get(name, metric_of(name).label)
+    return metric_of(name).short or metric_of(name).label
 
 
 @dataclass(frozen=True)
@@ -110,8 +103,8 @@ class Grid:
 
 
 def headline_metrics() -> list[str]:
-    """List the metrics of test rows in the table of all runs: some library metrics, and metrics that plugins add."""
-    return [*HEADLINE, *(name for name in METRICS if METRICS.module_of(name) and not METRICS[name].question)]
+    """List the metrics of test rows in the table of all runs."""
+    return [name for name, metric in METRICS.items() if metric.headline]
 
 
 def columns(table: Table) -> list[Column]:
@@ -142,8 +135,7 @@ def rows(table: Table, shown: Sequence[Column], *, with_paper: bool = False) -> 
 def cells(table: Table, column: Column, *, with_paper: bool = False) -> list[Cell]:
     """Return a cell for each run. All cells with the best value are marked, but none if all values are equal."""
     estimates, better = [table.estimate(run.key, column.of) for run in table.runs], column.metric.better
-    least = 0.0 if column.of.metric in NOT_BELOW_0 else -math.inf
-    values = [better * max(e.mean, least) if e and math.isfinite(e.mean) else math.nan for e in estimates]
+    values = [better * max(e.mean, column.metric.least) if e and math.isfinite(e.mean) else math.nan for e in estimates]
     known = {value for value in values if not math.isnan(value)}
     best, made = max(known) if len(known) > 1 else math.nan, []
     papers = paper_figures() if with_paper and column.of.set == "test" else {}

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from bdl_pipe import artifacts, figures
-from bdl_pipe.figures import COLOURS, Mark, Progress
+from bdl_pipe.drawing import COLOURS, Drawing, Mark
+from bdl_pipe.figures import Series
 from bdl_pipe.metrics import comparison
 from bdl_pipe.metrics.comparison import Difference
 from bdl_pipe.metrics.metric import Metric
@@ -176,7 +177,7 @@ def grid(played: Played) -> Grid:
     return Grid(head, rows, title)
 
 
-def drawn(played: Played, name: str) -> list[figures.Drawing]:
+def drawn(played: Played, name: str) -> list[Drawing]:
     """Draw each metric that has several rounds, a line for each agent."""
     made = []
     for metric in played.metrics:
@@ -185,7 +186,7 @@ def drawn(played: Played, name: str) -> list[figures.Drawing]:
             continue
         grouped = part.groupby(["agent", "round"])["value"]
         points = grouped.agg(mean="mean", error="sem")
-        lines = [Progress(agent, played.marks[agent], points.loc[agent]) for agent in played.agents]
+        lines = [Series(agent, played.marks[agent], points.loc[agent]) for agent in played.agents]
         log = str(played.task["name"]).endswith(_OPTIMUM) and bool((points["mean"] > 0).all())
         title = f"{name}: {known(metric).label.lower()}"
         made.append(figures.progress(lines, title, _unit(played), higher=better(metric) > 0, log=log))

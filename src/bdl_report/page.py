@@ -16,7 +16,7 @@ import jinja2
 
 from bdl_pipe import figures
 from bdl_pipe.coresets.shared.pictures import of_artifact
-from bdl_pipe.figures import Curve, Priced, Segment
+from bdl_pipe.figures import Curve, Priced, Series
 from bdl_pipe.metrics import standings as which
 from bdl_pipe.metrics.joint import DYADIC, JOINT_DRAWS, JOINT_GAP
 from bdl_pipe.metrics.table import metric_of
@@ -125,7 +125,7 @@ def together(table: Table) -> Data:
     known = {metric.name for metric in DYADIC} & {of.metric for of in table.quantities()}
     known_lines = table.drawn["same_class"]
     lines = [
-        Segment(table.names[run.key], table.marks[run.key], known_lines[run.key])
+        Series(table.names[run.key], table.marks[run.key], known_lines[run.key])
         for run in table.runs
         if run.key in known_lines
     ]

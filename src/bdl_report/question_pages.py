@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from bdl_pipe import figures
-from bdl_pipe.figures import INK, LINE, MUTED, Drawing
+from bdl_pipe import drawing, figures
+from bdl_pipe.drawing import INK, LINE, MUTED, Drawing
 from bdl_pipe.metrics.metric import Question
 from bdl_pipe.metrics.pit import band
 from bdl_pipe.scores import Quantity
@@ -17,7 +17,7 @@ from .questions import SENTENCES
 from .tables import Table
 
 COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"} | {
-    colour: f"var(--m{number})" for number, colour in enumerate(figures.COLOURS)
+    colour: f"var(--m{number})" for number, colour in enumerate(drawing.COLOURS)
 }
 """Colour of a figure -> the CSS variable that replaces it, whose values for light and dark are in ``style.css``."""
 Answer = tuple[list[str], list[Grid]]
@@ -84,9 +84,9 @@ def risk(table: Table) -> Drawn:
     return [inline(figures.risk(lines, marks, wrong=wrong), f"risk-{table.dataset}")] if lines else []
 
 
-def inline(drawing: Drawing, name: str) -> Mapping[str, Any]:
+def inline(figure: Drawing, name: str) -> Mapping[str, Any]:
     """Return a figure as an element of the page, in the page's colours, and its width."""
-    return {"inline": drawing.svg(name, COLOURS), "inches": drawing.inches}
+    return {"inline": figure.svg(name, COLOURS), "inches": figure.inches}
 
 
 PAGES: Final[Mapping[Question, Page]] = {

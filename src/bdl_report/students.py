@@ -1,12 +1,16 @@
-"""Students beside the posteriors that they imitate: size, speed, losses, and the joint of several inputs."""
+"""Students beside the posteriors that they imitate: size, speed, losses, and the joint of several inputs.
+
+Student and teacher are evaluated on the same splits, so that a loss is the mean of their differences on each split.
+Seeds of one split are averaged first. With one split a loss has no error.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from bdl_pipe.metrics.imitation import Beside, beside
 from bdl_pipe.metrics.joint import SIZES, names
 from bdl_pipe.metrics.table import metric_of
-from bdl_pipe.scores import Quantity
+from bdl_pipe.scores import Estimate, Quantity, RunScores, estimate
 
 from .columns import NOTHING, Cell, Column, Grid, figure
 from .tables import Table
@@ -21,6 +25,42 @@ _SHOWN: Final[tuple[tuple[Quantity, tuple[str, ...]], ...]] = (  # a quantity, a
     *((Quantity(names(size)[0]), _BOTH) for size in SIZES),
     (Quantity(names(SIZES[-1])[1]), _BOTH),
 )
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A student's figure beside its teacher's.
+
+    Attributes:
+        student, teacher: the figures; None if a score is missing.
+        lost: the student's loss, above 0 if the student is worse: its figure minus the teacher's, or the teacher's
+            minus the student's if higher values are better. Its error is the standard error over splits, and None on
+            one split. ``lost`` is None if a figure is missing, or if the two have different numbers of splits.
+    """
+
+    student: Estimate | None
+    teacher: Estimate | None
+    lost: Estimate | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return the teacher's figure over the student's: how many times smaller or faster the student is."""
+        if self.student is None or self.teacher is None or self.student.mean == 0:
+            return None
+        return self.teacher.mean / self.student.mean
+
+
+def beside(student: RunScores | None, teacher: RunScores | None, wanted: Quantity) -> Beside:
+    """Return a quantity of a student beside the same quantity of its teacher; None stands for a run without scores."""
+    own = student.estimate(wanted) if student is not None else None
+    theirs = teacher.estimate(wanted) if teacher is not None else None
+    if student is None or teacher is None or own is None or theirs is None or student.splits != teacher.splits:
+        return Beside(own, theirs, None)
+    sign = -1 if metric_of(wanted.metric).better > 0 else 1
+    if student.splits == 1:
+        return Beside(own, theirs, Estimate(sign * (own.mean - theirs.mean), None, 1))
+    pairs = zip(student.values(wanted), teacher.values(wanted), strict=True)
+    return Beside(own, theirs, estimate([sign * (one - other) for one, other in pairs]))
 
 
 def of(table: Table) -> Table:

@@ -14,7 +14,7 @@ import pyarrow.parquet
 
 from bdl_pipe import artifacts, scores
 from bdl_pipe.data.increment import IncrementConfig
-from bdl_pipe.figures import COLOURS, Mark
+from bdl_pipe.drawing import COLOURS, Mark
 from bdl_pipe.metrics import ood
 from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set

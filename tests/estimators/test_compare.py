@@ -11,7 +11,7 @@ from scipy import stats
 from sklearn.model_selection import KFold, StratifiedKFold
 
 from bdl_pipe import BayesianClassifier, BayesianRegressor, Comparison, compare, fitting
-from bdl_pipe.figures import Drawing
+from bdl_pipe.drawing import Drawing
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(90, 2))

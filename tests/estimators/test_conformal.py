@@ -13,14 +13,21 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
 
-from bdl_pipe import BayesianClassifier, BayesianRegressor, recalibration
-from bdl_pipe.data.examples import Examples
+from bdl_pipe import (
+    ArtifactError,
+    BayesianClassifier,
+    BayesianRegressor,
+    conformal,
+    load_predictor,
+    stored_address,
+    summary,
+)
+from bdl_pipe.artifacts import State
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.errors import ConfigError
-from bdl_pipe.estimators import conformal, fitted
-from bdl_pipe.predictive import Categorical, Gaussian, Predictive
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.estimators import fitted
+from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.recalibration import Recalibration
 from bdl_pipe.seeds import Seed
 
@@ -42,7 +49,7 @@ def test_conformal_intervals_equal_their_definition_by_counting() -> None:
     ]
     predictives = [Gaussian(mean[k], sd[k] ** 2) for k in range(many)]
     learnt = [Recalibration((1.0,), (1.0,), each) for each in scores]
-    low, high = conformal.intervals(predictives, learnt, transforms, LEVEL)
+    low, high = conformal.intervals(predictives, learnt, [of.own_units for of in transforms], LEVEL)
     n = sum(map(len, scores))
     for row in range(rows):
         for output in range(outputs):
@@ -75,9 +82,9 @@ def test_conformal_sets_equal_their_definition_by_counting() -> None:
 
 
 def test_a_level_too_high_for_the_calibration_rows_is_refused() -> None:
-    learnt = [Recalibration((1.0,), (1.0,), torch.arange(9.0))]
+    learnt = [Recalibration((1.0,), (1.0,), torch.arange(count)) for count in (4.0, 5.0)]
     with pytest.raises(ConfigError, match=r"level must be at most 0\.9 with 9 rows, got 0\.95"):
-        conformal.class_sets([Categorical(torch.zeros(1, 1, 2).log_softmax(-1))], learnt, 0.95)
+        conformal.class_sets([Categorical(torch.zeros(1, 1, 2).log_softmax(-1))] * 2, learnt, 0.95)
 
 
 def test_the_likely_classes_are_the_fewest_that_reach_the_level() -> None:
@@ -91,72 +98,29 @@ def test_the_parts_of_cross_conformal_hold_every_row_once() -> None:
     assert sorted(np.concatenate(drawn).tolist()) == list(range(53)) and {len(part) for part in drawn} == {10, 11}
 
 
-GROUPED, OWN_ROWS = 0.9, 19  # with 19 rows of a group its coverage is 18/20, on average over calibration rows
+GROUPS = torch.tensor([0.0] * 9 + [1.0] * 8 + [math.nan] * 11)
 
 
-def grouped(kind: str, count: int, random: np.random.Generator) -> tuple[Predictive, np.ndarray, np.ndarray]:
-    """Three groups of ``count`` rows: one predictive for all, (its predictions, targets, groups).
-
-    Regression: sd .3, 1 and 3 under a predictive of sd 1. Classes, which are the groups: one is predicted far better
-    than the others.
-    """
-    groups = np.repeat(np.arange(3), count)
-    if kind == "values":
-        targets = np.array([0.3, 1.0, 3.0])[groups] * random.normal(size=3 * count)
-        zeros = torch.zeros(1, 3 * count, 1, dtype=torch.float64)
-        return Gaussian(zeros, zeros + 1), targets[:, None], groups
-    logits = random.normal(size=(3 * count, 3)) + np.array([4.0, 1.0, 0.0])[groups, None] * np.eye(3)[groups]
-    return Categorical(torch.tensor(logits).log_softmax(-1)[None]), groups, groups
-
-
-def held(kind: str, predictive: Predictive, learnt: Recalibration, targets: np.ndarray, groups: np.ndarray) -> Any:
-    """Whether each row's interval or set holds the target: [by its group's scores, by all scores; row]."""
-
-    def answer(own: Any) -> Tensor:
-        if kind == "values":
-            return torch.stack(conformal.intervals([predictive], own, [UNCHANGED], GROUPED))
-        return conformal.class_sets([predictive], own, GROUPED)
-
-    shape = (2, len(groups), 1) if kind == "values" else (len(groups), 3)
-    every = torch.zeros(shape, dtype=torch.float64 if kind == "values" else torch.bool)  # no group may need it
-    places = groups[:, None] if kind == "values" else np.arange(3)[None]
-    both = [conformal.by_group(answer, [learnt], places, every, GROUPED), answer([learnt])]
-    if kind == "values":
-        return [((one[0] <= torch.tensor(targets)) & (torch.tensor(targets) <= one[1]))[:, 0].numpy() for one in both]
-    return [one.numpy()[np.arange(len(groups)), targets] for one in both]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["values", "classes"])
-def test_each_group_has_the_coverage_of_the_level_by_its_own_scores(kind: str) -> None:
-    """60 times 19 calibration and 25 new rows of each of three groups, at 90 %.
-
-    The number of new rows held is beta-binomial. Means over 60 data sets lie within 5 standard errors: a false alarm in
-    600,000 for three groups. The wrong variant has one threshold for all rows, which holds ⌈58 · 0.9⌉/58 of them: two
-    groups have another coverage.
-    """
-    shares = np.empty((60, 2, 3))
-    for repeat in range(60):
-        random = np.random.default_rng([11, repeat])
-        predictive, targets, groups = grouped(kind, OWN_ROWS, random)
-        rows = Examples(np.zeros((len(groups), 1)), targets)
-        learnt = recalibration.fit(iter([(slice(0, len(groups)), predictive)]), rows, UNCHANGED, groups)
-        learnt = Recalibration.from_state(learnt.state())
-        new, targets, groups = grouped(kind, 25, random)
-        both = held(kind, new, learnt, targets, groups)
-        shares[repeat] = [[one[groups == group].mean() for group in range(3)] for one in both]
-    error = math.sqrt(stats.betabinom(25, 18, 2).var() / 25**2 / 60)
-    off = np.abs(shares.mean(0) - GROUPED) / error
-    assert (off[0] < 5).all()
-    assert (off[1] > 5).sum() >= 2 and abs(shares[:, 1].mean() - 53 / 58) < 0.02
-
-
-def test_a_group_with_too_few_rows_gets_everything() -> None:
-    learnt = Recalibration((1.0,), (1.0,), torch.arange(28.0), torch.tensor([0.0] * 9 + [1.0] * 8 + [math.nan] * 11))
+def test_each_group_gets_the_answer_by_its_own_rows_and_a_group_with_too_few_rows_gets_everything() -> None:
+    """Scores 0 … 27: of the first group the ninth is the largest of its nine; eight rows are too few for 90 %."""
     assert [conformal.fewest_rows(level) for level in (0.5, 0.8, 0.9, 0.95, 0.99)] == [1, 4, 9, 19, 99]
-    groups, every = np.array([[0.0], [1.0], [math.nan], [7.0]]), torch.full((4, 1), math.inf)
-    found = conformal.by_group(lambda own: torch.full((4, 1), own[0].threshold(0.9)), [learnt], groups, every, 0.9)
-    assert found[:, 0].tolist() == [8.0, math.inf, 27.0, math.inf]
+    learnt = Recalibration((1.0,), (1.0,), torch.arange(28.0).double(), GROUPS, grouped_by=1)
+    rows = np.array([[5.0, 0.0], [5.0, 1.0], [5.0, math.nan], [5.0, 7.0]])
+    unit = Gaussian(torch.zeros(1, 4, 1), torch.ones(1, 4, 1))
+    low, high = learnt.interval(unit, UNCHANGED, 0.9, rows)
+    assert high[:, 0].tolist() == (-low[:, 0]).tolist() == [8.0, math.inf, 27.0, math.inf]
+    with pytest.raises(DataError, match="need the raw rows, whose groups are the values of a column"):
+        learnt.interval(unit, UNCHANGED, 0.9)
+    of_classes = Recalibration(
+        (1.0,), (1.0,), torch.linspace(0, 0.54, 28).double(), GROUPS.nan_to_num(2.0), conformal.OF_CLASSES
+    )
+    even = Categorical(torch.full((1, 1, 3), 1 / 2).log())  # scores of 0.5: above the ninth and below the largest
+    assert of_classes.class_set(even, 0.9).tolist() == [[False, True, True]]
+    again = Recalibration.from_state(of_classes.state())
+    assert again.class_set(even, 0.9).tolist() == [[False, True, True]]
+    state = of_classes.state()
+    with pytest.raises(ArtifactError, match="must store what its groups are, and does not; fit it again"):
+        Recalibration.from_state(State(state.tensors, {"factors": [1.0], "shares": [1.0]}))
 
 
 def uneven(rows: int, random: np.random.Generator) -> tuple[pd.DataFrame, np.ndarray]:
@@ -180,6 +144,10 @@ def test_a_regressor_calibrates_the_groups_of_a_column(how: str, tmp_path: Path)
     again = BayesianRegressor.load(tmp_path / "kept")
     with pytest.warns(UserWarning, match="groups: rare"):
         np.testing.assert_array_equal(again.predict_interval(new, 0.9, conformal=True), (low, high))
+    if how == "split":  # the folder of a fit with all its groups answers by them, too
+        kept = load_predictor(tmp_path / "kept")
+        written = summary.predictions(kept, model._rows(new), ("y",), rng=stored_address(tmp_path / "kept"))
+        np.testing.assert_array_equal((written["conformal_lower"], written["conformal_upper"]), (low, high))
     by_number = BayesianRegressor("constant", conformal=how, groups=1).fit(frame, y)
     two = new.iloc[:2]
     np.testing.assert_array_equal(by_number.predict_interval(two, 0.9, conformal=True), (low[:2], high[:2]))
@@ -189,7 +157,7 @@ def test_a_regressor_calibrates_the_groups_of_a_column(how: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("how", ["split", "cross"])
-def test_a_classifier_calibrates_each_class_or_the_groups_of_a_column(how: str) -> None:
+def test_a_classifier_calibrates_each_class_or_the_groups_of_a_column(how: str, tmp_path: Path) -> None:
     """A constant classifier and classes of 85, 12 and 3 %: one threshold at 90 % leaves out the rarest class.
 
     Each class is in every set by its own rows, whose scores are all equal.
@@ -211,6 +179,11 @@ def test_a_classifier_calibrates_each_class_or_the_groups_of_a_column(how: str) 
     else:
         with pytest.warns(UserWarning, match="groups: rarely: fewer than the 9 .* so that its class is in every set"):
             assert sets("class").tolist() == [True, True]
+        model = BayesianClassifier("constant", conformal=how, groups="class").fit(x, y)
+        model.save(tmp_path / "kept")
+        kept, names = load_predictor(tmp_path / "kept"), [str(name) for name in model.classes_]
+        written = summary.predictions(kept, model._rows(rows), names, rng=stored_address(tmp_path / "kept"))
+        assert all("rarely" in members.split("|") for members in written["set"])
 
 
 REPEATS = {"split": 60, "cross": 50}

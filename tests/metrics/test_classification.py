@@ -12,7 +12,8 @@ from sklearn.metrics import roc_curve
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from bdl_pipe import metrics
-from bdl_pipe.metrics.classification import false_positive_rate
+from bdl_pipe.metrics import table
+from bdl_pipe.metrics.separation import false_positive_rate
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.seeds import Seed
 
@@ -64,7 +65,8 @@ def test_every_metric_has_a_direction_a_label_and_its_place_in_the_order() -> No
     lower, higher = "nll brier ece rmse crps width_90 out_of_reach", "accuracy log_likelihood joint_gap"
     better = {metric.name: metric.better for metric in metrics.registered()}
     assert {better[name] for name in lower.split()} == {-1} and {better[name] for name in higher.split()} == {+1}
-    assert [name for name in better if metrics.METRICS[name].shifted] == ["accuracy", "nll", "brier", "ece"]
+    assert table.always("classification") == ["accuracy", "nll", "brier", "ece"]
+    assert table.always("regression") == ["rmse", "nll", "coverage_90", "width_90", "crps"]
     names = """rmse nll_recalibrated nll_before crps_before coverage_90_before coverage_conformal size_conformal
     width_conformal accuracy nll brier entropy mutual_information batch_nll log_likelihood coverage_90 width_90 crps
     out_of_reach ece ece_recalibrated joint_nll joint_gap joint_nll_2 joint_gap_2 joint_nll_5 joint_gap_5 joint_nll_20

@@ -8,17 +8,8 @@ import scipy.stats
 from scipy.stats import binom
 
 from bdl_pipe.errors import ConfigError, DataError
-from bdl_pipe.metrics import halves
-from bdl_pipe.metrics.conformal import (
-    aps,
-    class_sets,
-    cqr,
-    held_by_group,
-    lac,
-    raps,
-    threshold,
-    widening,
-)
+from bdl_pipe.metrics import conformal
+from bdl_pipe.metrics.conformal import aps, cqr, held_by_group, lac, raps, threshold, widening
 from bdl_pipe.seeds import Seed
 
 ALARM = 1e-6  # the rate of false alarms of each statistical test below; seeds are fixed
@@ -80,40 +71,6 @@ def test_the_score_of_aps_is_uniform_where_the_probabilities_are_right() -> None
     assert scipy.stats.kstest(aps(probs, 1.0)[rows, labels], "uniform").pvalue < ALARM
 
 
-@pytest.mark.parametrize("name", ["lac", "aps", "raps"])
-def test_sets_keep_their_coverage_although_the_probabilities_are_wrong(name: str) -> None:
-    """400 samples of 19 calibration rows and one other; sets that trust the probabilities hold too few labels."""
-    score = {"lac": lambda p, _: lac(p), "aps": aps, "raps": raps}[name]
-    probs, labels = drawn(400 * 20)
-    wrong = probs**3 / (probs**3).sum(1, keepdims=True)
-    scores = score(wrong, Seed(2).numpy().random(len(wrong))).reshape(400, 20, 6)
-    labels = labels.reshape(400, 20)
-    held = trusted = 0
-    for one, truth in zip(scores, labels, strict=True):
-        held += class_sets(one[19:], one[:19], truth[:19], 0.9)[0, truth[19]]
-        trusted += one[19, truth[19]] <= (0.9 if name != "lac" else 0.1)
-    assert binom.ppf(ALARM, 400, 0.9) <= held <= binom.isf(ALARM, 400, 0.9)
-    assert trusted < binom.ppf(ALARM, 400, 0.9)
-
-
-def test_intervals_keep_their_coverage_although_the_deviation_is_wrong() -> None:
-    """400 samples of 19 calibration rows and one other, whose deviation is twice the predicted one."""
-    random = Seed(3).numpy()
-    centre, sd = random.normal(size=(400, 20)), random.uniform(0.2, 1, (400, 20))
-    targets = centre + 2 * sd * random.normal(size=(400, 20))
-    low, high = centre - 1.645 * sd, centre + 1.645 * sd
-    moved = widened = trusted = 0
-    for l, c, h, y in zip(low, centre, high, targets, strict=True):  # noqa: E741
-        out = cqr(l[:19], h[:19], y[:19], 0.9)
-        factor = widening(l[:19], c[:19], h[:19], y[:19], 0.9)
-        moved += l[19] - out <= y[19] <= h[19] + out
-        widened += c[19] - factor * (c[19] - l[19]) <= y[19] <= c[19] + factor * (h[19] - c[19])
-        trusted += l[19] <= y[19] <= h[19]
-    for held in (moved, widened):
-        assert binom.ppf(ALARM, 400, 0.9) <= held <= binom.isf(ALARM, 400, 0.9)
-    assert trusted < binom.ppf(ALARM, 400, 0.9)
-
-
 def test_cqr_and_widening_match_a_hand_calculation() -> None:
     """Nine rows of [−1, 1]: the target 3 has the largest score, and 0 the smallest."""
     low, centre, high = -np.ones(9), np.zeros(9), np.ones(9)
@@ -147,7 +104,7 @@ def test_a_group_that_lac_covers_too_rarely_is_found_and_aps_has_no_such_group()
     labels = (probs.cumsum(1)[:, :-1] <= random.random((4000, 1))).sum(1)
     found = {}
     for name, score in (("lac", lambda p, _: lac(p)), ("aps", aps)):
-        members = halves.class_sets(score, probs, labels, 0.9, Seed(0))
+        members = conformal.sets_by_halves(score, probs, labels, 0.9, Seed(0))
         held = members[np.arange(4000), labels]
         assert held.sum() >= binom.ppf(ALARM, 4000, 0.89)  # the thresholds vary by the rows of the halves, too
         found[name] = held_by_group(held, hard, confidence=1 - ALARM)
@@ -157,11 +114,11 @@ def test_a_group_that_lac_covers_too_rarely_is_found_and_aps_has_no_such_group()
 
 
 def test_halves_partition_the_rows_and_calibrate_each_other() -> None:
-    first, second = halves.halves(7, Seed(0))
+    first, second = conformal.halves(7, Seed(0))
     assert sorted([*first[0], *first[1]]) == list(range(7))
     assert (first[0] == second[1]).all() and (first[1] == second[0]).all()
     with pytest.raises(DataError, match="at least 2 rows, got 1"):
-        list(halves.halves(1, Seed(0)))
+        list(conformal.halves(1, Seed(0)))
 
 
 def test_widths_at_equal_coverage_do_not_depend_on_the_stated_scale() -> None:
@@ -169,15 +126,16 @@ def test_widths_at_equal_coverage_do_not_depend_on_the_stated_scale() -> None:
     random = Seed(6).numpy()
     centre, sd, noise = random.normal(size=200), random.uniform(0.5, 1, 200), random.normal(size=200)
     targets = centre + sd * noise
-    narrow, wide = (halves.widened(centre - k * sd, centre, centre + k * sd, targets, 0.9, Seed(0)) for k in (1.0, 3.0))
-    np.testing.assert_allclose(narrow.high, wide.high, rtol=1e-9)
-    known, others = next(halves.halves(200, Seed(0)))
+    narrow, wide = (
+        conformal.widened_by_halves(centre - k * sd, centre, centre + k * sd, targets, 0.9, Seed(0)) for k in (1.0, 3.0)
+    )
+    np.testing.assert_allclose(narrow[1], wide[1], rtol=1e-9)
+    known, others = next(conformal.halves(200, Seed(0)))
     factor = np.sort(np.abs(noise[known]))[90]  # ⌈101·.9⌉ = 91st
-    np.testing.assert_allclose((narrow.high - narrow.low)[others], 2 * factor * sd[others], rtol=1e-9)
-    assert narrow.width == pytest.approx((narrow.high - narrow.low).mean())
-    skewed = halves.widened(centre - sd, centre, centre + 3 * sd, targets, 0.9, Seed(0))
-    np.testing.assert_allclose(skewed.high - centre, 3 * (centre - skewed.low), rtol=1e-9)  # arms keep their ratio
-    same = halves.moved(centre - sd, centre + sd, targets, 0.9, Seed(0))
-    assert binom.ppf(ALARM, 200, 0.85) <= same.holds(targets).sum()
-    few = halves.widened(centre[:6] - 1, centre[:6], centre[:6] + 1, targets[:6], 0.9, Seed(0))
-    assert few.width == math.inf and few.holds(targets[:6]).all()
+    np.testing.assert_allclose((narrow[1] - narrow[0])[others], 2 * factor * sd[others], rtol=1e-9)
+    low, high = conformal.widened_by_halves(centre - sd, centre, centre + 3 * sd, targets, 0.9, Seed(0))
+    np.testing.assert_allclose(high - centre, 3 * (centre - low), rtol=1e-9)  # arms keep their ratio
+    low, high = conformal.moved_by_halves(centre - sd, centre + sd, targets, 0.9, Seed(0))
+    assert binom.ppf(ALARM, 200, 0.85) <= ((low <= targets) & (targets <= high)).sum()
+    few = conformal.widened_by_halves(centre[:6] - 1, centre[:6], centre[:6] + 1, targets[:6], 0.9, Seed(0))
+    assert (few[0] == -math.inf).all() and (few[1] == math.inf).all()

@@ -13,29 +13,23 @@ import scipy.stats
 import torch
 
 from bdl_pipe import metrics
-from bdl_pipe.data.examples import Examples
 from bdl_pipe.errors import DataError
-from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.evaluation.gathered import Gathered
-from bdl_pipe.metrics import METRICS, StoredMetric, calibration_tests, halves, register_metric, stored
+from bdl_pipe.metrics import METRICS, StoredMetric, calibration_tests, conformal, register_metric, stored
 from bdl_pipe.metrics.calibration import MEASURES
-from bdl_pipe.metrics.of_predictions import LIBRARY, THIRDS, scores, stored_metrics
+from bdl_pipe.metrics.pit import THIRDS
 from bdl_pipe.metrics.stored import QUANTILES, StoredClasses, StoredValues, of_table, read
-from bdl_pipe.metrics.table import OF_TEST_ROWS, metric_of
+from bdl_pipe.metrics.table import LIBRARY, OF_TEST_ROWS, metric_of, scores, stored_metrics
 from bdl_pipe.plugins import PluginError
-from bdl_pipe.predictive import Categorical, Continuous, Gaussian, Predictive
+from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 
 
 def table_of(predictive: Predictive, targets: torch.Tensor) -> pa.Table:
     """The table that evaluation stores."""
     gathered = Gathered()
-    if isinstance(predictive, Categorical):
-        gathered.add_classes(predictive, targets, EvaluateConfig(calibration_bins=15, batch=100, joint_pairs=0))
-    else:
-        assert isinstance(predictive, Continuous)
-        gathered.add_regression(predictive, targets)
-    return gathered.table(Examples(np.zeros((len(targets), 1)), targets.numpy()))
+    gathered.add_columns(predictive, targets)
+    return gathered.table()
 
 
 def classes(rows: int = 300, seed: int = 0) -> tuple[Categorical, torch.Tensor]:
@@ -134,10 +128,10 @@ def test_widths_of_a_gaussian_match_intervals_calibrated_on_halves() -> None:
     assert isinstance(fit, StoredValues)
     mean, sd = fit.means[:, 0], np.sqrt(fit.variances[:, 0])
     z = scipy.stats.norm.ppf(0.95)
-    expected = halves.widened(mean - z * sd, mean, mean + z * sd, fit.targets[:, 0], 0.9, fit.rng)
-    assert scores(fit)["width_at_90"][0] == pytest.approx(expected.width, rel=1e-9)
-    moved = halves.moved(mean - z * sd, mean + z * sd, fit.targets[:, 0], 0.9, fit.rng)
-    assert scores(fit)["width_cqr_90"][0] == pytest.approx(moved.width, rel=1e-9)
+    expected = conformal.widened_by_halves(mean - z * sd, mean, mean + z * sd, fit.targets[:, 0], 0.9, fit.rng)
+    assert scores(fit)["width_at_90"][0] == pytest.approx((expected[1] - expected[0]).mean(), rel=1e-9)
+    moved = conformal.moved_by_halves(mean - z * sd, mean + z * sd, fit.targets[:, 0], 0.9, fit.rng)
+    assert scores(fit)["width_cqr_90"][0] == pytest.approx((moved[1] - moved[0]).mean(), rel=1e-9)
 
 
 def test_coverage_by_thirds_of_the_width_matches_pandas() -> None:
@@ -214,7 +208,7 @@ def test_contributions_of_rows_have_the_score_as_mean_and_the_bootstraps_error(n
     close = pytest.approx(float(np.std(again)), rel=0.15 if name.startswith("set") else 0.08)
     assert rows.std() / np.sqrt(1500) == close
     wrong = {
-        "set_size_lac": halves.class_sets(lambda probs, _: 1 - probs, probs, labels, 0.9, fit.rng).sum(1),
+        "set_size_lac": conformal.sets_by_halves(lambda probs, _: 1 - probs, probs, labels, 0.9, fit.rng).sum(1),
         "augrc": fit.losses * (fit.uncertainty[:, None] < fit.uncertainty).mean(1),
     }  # sizes without the error of the threshold, and pairs counted only by their first row
     assert name not in wrong or wrong[name].std() / np.sqrt(1500) != close

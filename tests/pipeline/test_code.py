@@ -216,7 +216,7 @@ def test_a_file_of_the_report_changes_only_the_digest_of_the_report(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("file", ["of_predictions", "selective", "calibration", "curves"])
+@pytest.mark.parametrize("file", ["table", "selective", "calibration", "curves"])
 def test_a_metric_of_stored_predictions_changes_only_scores_and_the_report(
     copy: Path, digests: Digests, before: dict[str, str], file: str
 ) -> None:

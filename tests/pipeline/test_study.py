@@ -198,7 +198,7 @@ def test_every_shipped_study_is_valid_and_the_first_figure_can_be_drawn(tmp_path
 def test_a_study_and_a_search_can_score_by_a_metric_of_stored_predictions(toy, tmp_path, monkeypatch):
     """A study reports it beside the scores of every study; a search reports it alone."""
     asked = planned(tmp_path, metrics=["nll", "augrc"])
-    assert asked.metrics == ("rmse", "nll", "crps", "coverage_90", "width_90", "augrc")
+    assert asked.metrics == ("rmse", "nll", "coverage_90", "width_90", "crps", "augrc")
     (scores,), _ = reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)
     assert scores["augrc"] > 0 and {*asked.metrics} <= scores.keys()
     led = replace(asked, branch=replace(asked.branch, metrics=("augrc",), verb="tune"))

@@ -29,7 +29,7 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import require
-from ..joint_predictive import JointContinuous
+from ..joint_regression import JointContinuous
 from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..posterior import NetworkSpec
 from ..predictive import Gaussian

@@ -2,9 +2,8 @@
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -12,14 +11,14 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from .. import config, offers, recalibration
+from .. import config, offers
 from ..data.config import DatasetConfig
 from ..data.prepare import schema
 from ..errors import ArtifactError, require, short
 from ..fitting import FittedRuns, address
 from ..joint_predictive import DRAWS, Joint
-from ..posterior import Predictor
 from ..predictive import Predictive
+from ..recalibration import Recalibration
 from ..torch_settings import own_settings
 from . import given, groups
 from .fitted import Fitted, fit_parts
@@ -120,7 +119,7 @@ class BayesianEstimator(TakesRows):
         check_parameters(self)
         profile, names = self._profile(x, y)
         classes = profile.raw.task == "classification"
-        self._grouped_by = place = groups.place_of(self.groups, profile.raw.columns, names, classes=classes)
+        grouped_by = groups.place_of(self.groups, profile.raw.columns, names, classes=classes)
         seed = root_of(self.random_state)
         share = _SPLIT_SHARE if self.conformal == "split" else 0.0
         size = given.size_of(profile, share, float(self.pace))
@@ -137,7 +136,7 @@ class BayesianEstimator(TakesRows):
                 runs,
                 seed,
                 cross=self.conformal == "cross",
-                groups=None if place is None else partial(groups.of_rows, place),
+                grouped_by=grouped_by,
                 device=self.device,
                 fitted=fitted,
             )
@@ -220,20 +219,20 @@ class BayesianEstimator(TakesRows):
         return {
             "n_features_in_": int(self.n_features_in_),
             "feature_names_in_": None if names is None else [str(name) for name in names],
-            "grouped_by": self._grouped_by,
             "left_out_": self.left_out_,
             "remarks_": self.remarks_,
         }
 
     def _set_facts(self, facts: Mapping[str, Any]) -> None:
         self.n_features_in_ = facts["n_features_in_"]
-        self._grouped_by = facts.get("grouped_by")
         self.left_out_, self.remarks_ = facts["left_out_"], facts["remarks_"]
         if facts["feature_names_in_"] is not None:
             self.feature_names_in_ = np.array(facts["feature_names_in_"], dtype=object)
 
-    def _conformal_parts(self) -> tuple[list[int], list[Predictor]]:
-        """Return numbers and predictors of the fits with left-out rows: the split fit, or the fits of cross-conformal.
+    def _calibrated(self, x: Any, level: float) -> tuple[np.ndarray, list[int], list[Recalibration]]:
+        """Return new rows, and the numbers of the fits that have left-out rows with what is learnt from these rows.
+
+        They are the split fit, or the fits of cross-conformal.
 
         Raises:
             ValueError: no fit has left-out rows.
@@ -243,28 +242,18 @@ class BayesianEstimator(TakesRows):
         if not numbers:
             name = type(self).__name__
             raise ValueError(f"conformal must be set before fit: {name}(…, conformal='split') or 'cross'")
-        return numbers, [self.fitted_.predictor(i) for i in numbers]
+        rows, learnt = self._rows(x), [r for i in numbers if (r := self.fitted_.predictor(i).recalibration)]
+        groups.warn_of_few(learnt, rows, level, self.fitted_)
+        return rows, numbers, learnt
 
-    def _each_part(self, rows: np.ndarray, numbers: list[int]) -> Iterator[tuple[slice, list[Predictive]]]:
-        """Yield batches of raw rows with each part's predictive, in transformed units."""
-        of_row = sum(len(self._recalibration(i).scores) for i in numbers)
-        batch = max(1, min(1000, _MOST // max(1, of_row)))
+    def _each_part(
+        self, rows: np.ndarray, numbers: list[int], learnt: list[Recalibration]
+    ) -> Iterator[tuple[np.ndarray, list[Predictive]]]:
+        """Yield batches of raw rows with each fit's predictive, in transformed units."""
+        batch = max(1, min(1000, _MOST // max(1, sum(len(each.scores) for each in learnt))))
         with own_settings(self.threads), torch.no_grad():
             for many in zip(*(self.fitted_.batches(rows, i, batch) for i in numbers), strict=True):
-                yield many[0][0], [predictive for _, predictive in many]
-
-    def _groups(self, rows: np.ndarray, learnt: Sequence[recalibration.Recalibration], level: float) -> Any:
-        """Return the group of each raw row or class, as :func:`.groups.of_answer`; None if all rows are one group."""
-        if self._grouped_by is None:
-            return None
-        found = groups.of_answer(self._grouped_by, rows, len(self.fitted_.schema["classes"]))
-        groups.warn_of_few(self._grouped_by, found, learnt, level, self.fitted_)
-        return found
-
-    def _recalibration(self, number: int) -> recalibration.Recalibration:
-        found = self.fitted_.predictor(number).recalibration
-        assert found is not None
-        return found
+                yield rows[many[0][0]], [predictive for _, predictive in many]
 
     def _samples(self, x: Any, draws: int) -> np.ndarray:
         """Draw the targets of each row independently, as :func:`.sampling.sample`."""

@@ -4,21 +4,18 @@ model = BayesianClassifier("d_vbll").fit(X, y)
 model.predict(X_new), model.predict_proba(X_new), model.predict_set(X_new, level=0.9)
 """
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 
+from ..conformal import class_sets, likely_classes
 from ..errors import DataError, require, short
-from ..predictive import Categorical, Predictive
-from ..recalibration import Recalibration
-from . import conformal, given
+from . import given
 from .base import BayesianEstimator
 from .given import Targets
-from .groups import OF_CLASSES
 
 
 @final
@@ -84,7 +81,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Args:
             level: the total probability of a set; each set has the fewest classes that reach it.
             conformal: return calibrated sets, which contain the class of a new row with this probability whatever the
-                posterior is (:mod:`.conformal`), and may be empty. The estimator then needs the parameter
+                posterior is (:mod:`bdl_pipe.conformal`), and may be empty. The estimator then needs the parameter
                 ``conformal``. With the parameter ``groups`` the probability holds within each group; if a group has too
                 few calibration rows for the level, its rows have all classes, or its class is in every set.
 
@@ -94,23 +91,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """
         require(0 < level < 1, "level", "must be in (0, 1)", level)
         if conformal:
-            return self._conformal_sets(X, level)
-        sets = [_likely(p, level) for _, p in self._batches(X)]
-        return np.concatenate(sets)
-
-    def _conformal_sets(self, x: Any, level: float) -> np.ndarray:
-        numbers, _ = self._conformal_parts()
-        rows, learnt = self._rows(x), [self._recalibration(i) for i in numbers]
-        groups, sets = self._groups(rows, learnt, level), list[torch.Tensor]()
-        for at, predictives in self._each_part(rows, numbers):
-            answer = partial(_sets, predictives, level)
-            if groups is None:
-                sets.append(answer(learnt))
-                continue
-            every = torch.ones(len(predictives[0].mean), len(self.classes_), dtype=torch.bool)
-            own = groups if self._grouped_by == OF_CLASSES else groups[at]
-            sets.append(conformal.by_group(answer, learnt, own, every, level))
-        return torch.cat(sets).numpy()
+            rows, numbers, learnt = self._calibrated(X, level)
+            batches = self._each_part(rows, numbers, learnt)
+            return np.concatenate([class_sets(of_parts, learnt, level, at).cpu().numpy() for at, of_parts in batches])
+        return np.concatenate([likely_classes(p, level).numpy() for _, p in self._batches(X)])
 
     def sample(self, X: Any, draws: int = 1) -> np.ndarray:
         """Draw a class for each row independently [draw, n]; every call returns the same draws.
@@ -156,16 +140,3 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def _set_facts(self, facts: Mapping[str, Any]) -> None:
         super()._set_facts(facts)
         self.classes_ = np.array(facts["classes_"], dtype=facts["classes_dtype"])
-
-
-def _sets(predictives: Sequence[Predictive], level: float, learnt: Sequence[Recalibration]) -> torch.Tensor:
-    if len(learnt) > 1:
-        return conformal.class_sets(predictives, learnt, level)
-    (only,) = predictives
-    assert isinstance(only, Categorical)
-    return learnt[0].class_set(only, level).cpu()
-
-
-def _likely(predictive: Any, level: float) -> np.ndarray:
-    assert isinstance(predictive, Categorical)
-    return conformal.likely_classes(predictive, level).numpy()

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
-import torch
+import pyarrow as pa
 from sklearn.base import clone
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 
@@ -14,8 +14,7 @@ from ..data.tables.cells import Cells
 from ..data.tables.kinds import task_of
 from ..errors import require, short
 from ..fitting import FittedRuns
-from ..metrics import of_predictions, stored
-from ..predictive import Categorical, Continuous
+from ..metrics import stored, table
 from ..scores import Quantity, RunScores, Score
 from ..seeds import Seed
 from ..torch_settings import own_settings
@@ -134,34 +133,25 @@ def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tup
         drawn: the address of the metrics' random numbers, the same for all methods.
     """
     rows, fitted = model._rows(x), model.fitted_
-    targets = (
-        model._places(y, len(rows)) if isinstance(model, BayesianClassifier) else given.targets_of(y, len(rows))[0]
-    )
+    classes = isinstance(model, BayesianClassifier)
+    targets = model._places(y, len(rows)) if classes else given.targets_of(y, len(rows))[0]
     with own_settings(model.threads):
-        examples, rng = Examples(rows, targets), fitted.address()
-        found, clean = evaluation.score_all(
-            fitted.predictor(), examples, evaluation.USUAL, rng, model.device, ood={}, transfer={}
-        )
-        line = _said(model, rows, targets)
-    more = of_predictions.scores(stored.of_table(clean.predictions, drawn, clean.draws))
+        predictor, test, settings = fitted.predictor(), Examples(rows, targets), evaluation.USUAL
+        at = (fitted.address(), model.device)
+        found, clean = evaluation.score_all(predictor, test, settings, *at, ood={}, transfer={})
+    more = table.scores(stored.of_table(clean.predictions, drawn, clean.draws))
     found |= {Quantity(name): figure for name, figure in more.items()}
-    return {**found, Quantity("fit_seconds", "cost"): (model.fit_seconds_, 1)}, line
+    return {**found, Quantity("fit_seconds", "cost"): (model.fit_seconds_, 1)}, _said(clean.predictions, classes)
 
 
-def _said(model: Any, rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _said(predictions: pa.Table, classes: bool) -> np.ndarray:
     """Return each row's confidence and correctness [n, 2], or the level of the central interval up to each target."""
-    parts, predictor = list[np.ndarray](), model.fitted_.predictor()
-    for at, transformed in model.fitted_.batches(rows):
-        predictive = predictor.final(transformed)
-        if isinstance(predictive, Categorical):
-            confidence = predictive.mean.double().cpu().numpy()
-            right = confidence.argmax(1) == targets[at]
-            parts.append(np.stack([confidence.max(1), right], axis=1))
-        else:
-            assert isinstance(predictive, Continuous)
-            below = predictive.cdf(torch.tensor(targets[at], device=predictive.mean.device)).cpu().numpy()
-            parts.append(np.abs(2 * below - 1).reshape(-1))
-    return np.concatenate(parts)
+    columns = {name: predictions[name].to_numpy().astype(np.float64) for name in predictions.column_names}
+    if not classes:
+        below = [column for name, column in columns.items() if name.startswith("pit")]
+        return np.abs(2 * np.concatenate(below) - 1)
+    probs = np.stack([column for name, column in columns.items() if name.startswith("p_")], axis=1)
+    return np.stack([probs.max(1), probs.argmax(1) == columns["target"]], axis=1)
 
 
 def _line(parts: Sequence[np.ndarray], task: Task) -> Line:

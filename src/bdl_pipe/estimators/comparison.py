@@ -23,7 +23,7 @@ from ..scores import Estimate, Quantity, RunScores
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..figures import Drawing, Mark
+    from ..drawing import Drawing, Mark
 
 _COSTS: Final = ("fit_seconds", "seconds_per_1000")
 _ALL_COSTS: Final = tuple(cost.name for cost in COSTS)
@@ -127,7 +127,7 @@ class Comparison:
         classes = self.task == "classification"
         said, seen = ("confidence", "accuracy") if classes else ("level of the interval", "share of targets inside")
         lines = {name: [*zip(of.said, of.seen, strict=True)] for name, of in self.reliability.items()}
-        return figures.calibration(lines, self._marks(figures.Mark), said, seen)
+        return figures.calibration(lines, self._marks(), said, seen)
 
     def plot_cost(self) -> "Drawing":
         """Plot the NLL against the seconds of a fit and against the seconds to predict 1,000 rows.
@@ -137,7 +137,7 @@ class Comparison:
         """
         figures = _figures()
         priced = []
-        for (name, of), mark in zip(self.scores.items(), self._marks(figures.Mark), strict=True):
+        for (name, of), mark in zip(self.scores.items(), self._marks(), strict=True):
             known = {cost: of.estimate(Quantity(cost, "cost")) for cost in _COSTS}
             nll = of.estimate(Quantity("nll"))
             assert nll is not None
@@ -165,8 +165,10 @@ class Comparison:
     def _accuracy(self) -> str:
         return "accuracy" if self.task == "classification" else "rmse"
 
-    def _marks(self, mark: "type[Mark]") -> "list[Mark]":
-        return [mark(number, number) for number in range(len(self.scores))]
+    def _marks(self) -> "list[Mark]":
+        from ..drawing import Mark
+
+        return [Mark(number, number) for number in range(len(self.scores))]
 
     def _cell(self, name: str, metric: str) -> str:
         mean, error = (float(of.at[name, metric]) for of in (self.table, self.errors))  # type: ignore[arg-type]

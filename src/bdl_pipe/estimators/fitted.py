@@ -6,7 +6,7 @@ A saved fit is a student artifact as in the pipeline: ``bdl_pipe.load_predictor`
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -146,7 +146,7 @@ def fit_parts(
     seed: int,
     *,
     cross: bool,
-    groups: Callable[[Examples], np.ndarray] | None = None,
+    grouped_by: int | None = None,
     device: str,
     fitted: dict[int, FittedRuns] | None = None,
 ) -> tuple[list[Part], float]:
@@ -154,8 +154,8 @@ def fit_parts(
 
     Args:
         seed: the root seed.
-        cross: whether further fits, each without a part of the rows, calibrate the result (:mod:`.conformal`).
-        groups: calibration rows -> the group of each, a number [n].
+        cross: whether further fits, each without a part of the rows, calibrate the result (:mod:`bdl_pipe.conformal`).
+        grouped_by: the column whose values are calibrated apart, see :func:`bdl_pipe.recalibration.fit`.
         fitted: split -> runs that were already fitted on these rows and are not fitted again.
 
     Raises:
@@ -174,8 +174,8 @@ def fit_parts(
         part, calibration = Part(split, state, data.transform.state()), apart if held is None else held
         if calibration is not None:
             alone = Fitted([part], {"seed": seed, "run": runs[-1].key}, {"classes": ()}, device)
-            batches, of_rows = alone.batches(calibration.inputs), None if groups is None else groups(calibration)
-            learnt = recalibration.fit(batches, calibration, alone.predictor().transform, of_rows)
+            batches, transform = alone.batches(calibration.inputs), alone.predictor().transform
+            learnt = recalibration.fit(batches, calibration, transform, grouped_by)
             part = replace(part, recalibration=learnt.state())
         return part, seconds
 

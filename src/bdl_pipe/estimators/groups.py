@@ -1,4 +1,4 @@
-"""Groups of rows that are calibrated apart: the values of a column, or the classes (:func:`.conformal.by_group`).
+"""Groups of rows that are calibrated apart: the values of a column, or the classes (:mod:`bdl_pipe.conformal`).
 
 A group is a number: a cell of the column as rows of a fit store it, so that NaN is the group of gaps, or the index of a
 class.
@@ -11,15 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..data.examples import Examples
+from .. import conformal
+from ..conformal import OF_CLASSES
 from ..data.tables.columns import UNSEEN, Column
 from ..data.tables.forms import clean, listed
 from ..errors import require
 from ..recalibration import Recalibration
-from . import conformal
 from .fitted import Fitted
 
-OF_CLASSES: Final = -1  # instead of a column's place
 _CLASS: Final = "class"
 
 
@@ -48,25 +47,17 @@ def place_of(groups: Any, columns: Sequence[Column], names: Sequence[str], *, cl
     return known.index(name)
 
 
-def of_rows(place: int, rows: Examples) -> np.ndarray:
-    """Return the group of each calibration row [n]."""
-    groups: np.ndarray = rows.targets if place == OF_CLASSES else rows.inputs[:, place]
-    return groups
-
-
-def of_answer(place: int, rows: np.ndarray, classes: int) -> np.ndarray:
-    """Return the group of each raw row [n, 1], or of each class [1, class]."""
-    return np.arange(classes, dtype=np.float64)[None] if place == OF_CLASSES else rows[:, [place]]
-
-
-def warn_of_few(place: int, groups: np.ndarray, learnt: Sequence[Recalibration], level: float, fitted: Fitted) -> None:
-    """Warn of groups with too few calibration rows for the level."""
-    fewest = conformal.fewest_rows(level)
-    few = [group for group in np.unique(groups).tolist() if conformal.rows_of_group(learnt, group) < fewest]
+def warn_of_few(learnt: Sequence[Recalibration], rows: np.ndarray, level: float, fitted: Fitted) -> None:
+    """Warn of groups of raw rows, or of classes, with too few calibration rows for the level."""
+    place, fewest = learnt[0].grouped_by, conformal.fewest_rows(level)
+    if place is None:
+        return
+    groups = np.unique(conformal.groups_of(place, rows, len(fitted.schema["classes"]))).tolist()
+    few = [g for g in groups if sum(len(conformal.rows_of_group(each, g)) for each in learnt) < fewest]
     if few:
         what = "its class is in every set" if place == OF_CLASSES else "its rows get everything"
-        said = f"fewer than the {fewest} calibration rows of level {level:g}, so that {what}"
-        warnings.warn(f"groups: {listed([_name(place, group, fitted) for group in few])}: {said}", stacklevel=5)
+        rule = f"fewer than the {fewest} calibration rows of level {level:g}, so that {what}"
+        warnings.warn(f"groups: {listed([_name(place, group, fitted) for group in few])}: {rule}", stacklevel=4)
 
 
 def _name(place: int, group: float, fitted: Fitted) -> str:

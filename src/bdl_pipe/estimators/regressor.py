@@ -4,20 +4,17 @@ model = BayesianRegressor("vbll").fit(X, y)
 model.predict(X_new), model.predict_interval(X_new, level=0.9)
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
 
-from ..data.transform import Transform
+from ..conformal import intervals
 from ..errors import require
 from ..predictive import Continuous, Predictive
-from ..recalibration import Recalibration
-from . import conformal, given
+from . import given
 from .base import BayesianEstimator
 from .given import Targets
 
@@ -68,36 +65,26 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
         Args:
             conformal: return calibrated intervals, which contain a new target with this probability whatever the
-                posterior is (:mod:`.conformal`). The estimator then needs the parameter ``conformal``. With several
-                outputs, the box of their intervals contains all targets with this probability. With the parameter
-                ``groups`` the probability holds within each group; the rows of a group with too few calibration rows
-                for the level have infinite intervals.
+                posterior is (:mod:`bdl_pipe.conformal`). The estimator then needs the parameter ``conformal``. With
+                several outputs, the box of their intervals contains all targets with this probability. With the
+                parameter ``groups`` the probability holds within each group; the rows of a group with too few
+                calibration rows for the level have infinite intervals.
 
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or the level is not in (0, 1), or the fit has no
                 calibration rows or too few for the level.
         """
         require(0 < level < 1, "level", "must be in (0, 1)", level)
+        ends: list[Any]
         if conformal:
-            ends = self._conformal_ends(X, level)
+            rows, numbers, learnt = self._calibrated(X, level)
+            units = [self.fitted_.predictor(i).transform.own_units for i in numbers]
+            batches = self._each_part(rows, numbers, learnt)
+            ends = [intervals(of_parts, learnt, units, level, at).cpu() for at, of_parts in batches]
         else:
             ends = [_central(predictive, level) for _, predictive in self._batches(X)]
         low, high = (np.concatenate([pair[i].double().numpy() for pair in ends]) for i in (0, 1))
         return self._shaped(low), self._shaped(high)
-
-    def _conformal_ends(self, x: Any, level: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        numbers, fits = self._conformal_parts()
-        rows, learnt = self._rows(x), [self._recalibration(i) for i in numbers]
-        groups, ends = self._groups(rows, learnt, level), list[torch.Tensor]()
-        for at, predictives in self._each_part(rows, numbers):
-            answer = partial(_intervals, predictives, [fit.transform for fit in fits], level)
-            if groups is None:
-                ends.append(answer(learnt))
-                continue
-            infinite = torch.full(predictives[0].mean.shape, math.inf, dtype=torch.float64)
-            every = torch.stack([-infinite, infinite])
-            ends.append(conformal.by_group(answer, learnt, groups[at], every, level))
-        return [(low, high) for low, high in ends]
 
     def sample(self, X: Any, draws: int = 1) -> np.ndarray:
         """Draw each row's targets independently, float64 [draw, n] or [draw, n, output]; all calls return equal draws.
@@ -152,17 +139,6 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _intervals(
-    predictives: Sequence[Predictive], transforms: Sequence[Transform], level: float, learnt: Sequence[Recalibration]
-) -> torch.Tensor:
-    """Return both ends of conformal intervals [2, batch, output], float64."""
-    if len(learnt) > 1:
-        return torch.stack(conformal.intervals(predictives, learnt, transforms, level))
-    (only,) = predictives
-    assert isinstance(only, Continuous)
-    return torch.stack(learnt[0].interval(only, transforms[0], level)).cpu()
 
 
 def _central(predictive: Predictive, level: float) -> tuple[torch.Tensor, torch.Tensor]:

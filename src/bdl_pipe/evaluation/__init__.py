@@ -14,6 +14,7 @@ import torch
 from .. import metrics
 from ..data.examples import Examples
 from ..metrics import cost
+from ..metrics.ood.predictives import OOD_SCORES, ood_scores, register_ood_score
 from ..networks.last_layer import LastLayer
 from ..posterior import Predictor
 from ..predictive import Categorical, Continuous
@@ -25,7 +26,6 @@ from .distance import Distances
 from .draws import DrawnRows
 from .gathered import Gathered, Scores, has_one_noise, normalised
 from .joint import joint_scores, keeps_functions, lines_between_classes, same_class_along
-from .ood import OOD_SCORES, ood_scores, register_ood_score
 from .unfamiliar import last_layer, stored_rows, training_rows
 
 __all__ = [
@@ -115,17 +115,15 @@ def score_clean(
         before, targets = fitted.own_units(transformed), torch.tensor(examples.targets[rows], device=device)
         predictive = before if fitted.recalibration is None else fitted.final(transformed)
         if fitted.recalibration is not None:
-            gathered.add_recalibrated(fitted, fitted.recalibration, transformed, before, targets, config)
+            of_rows = before, targets, examples.inputs[rows], config
+            gathered.add_recalibrated(fitted, fitted.recalibration, transformed, *of_rows)
         for name, values in ood_scores(before).items():
             gathered.ood_scores.setdefault(name, []).append(values)
-        gathered.add_registered(predictive, targets, metrics.registered())
+        gathered.add(predictive, targets, metrics.registered(), config)
+        gathered.add_columns(predictive, targets)
         distances.add(rows, transformed)
         drawn.add(rows, before, targets)
-        if isinstance(predictive, Categorical):
-            gathered.add_classes(predictive, targets, config)
-        elif isinstance(predictive, Continuous):
-            gathered.add_regression(predictive, targets)
-            assert isinstance(transformed, Continuous)
+        if isinstance(transformed, Continuous):
             gathered.add_noise(transformed, is_one=one_noise)
         if config.joint_pairs and not own_joint:
             gathered.terms.append(before.draw_log_prob(targets).cpu())
@@ -136,11 +134,9 @@ def score_clean(
         scores |= normalised(scores["log_likelihood"], fitted.transform, examples.targets)
     assert scores.keys() <= metrics.METRICS.keys(), "a score that no metric describes"
     scores = {name: scores[name] for name in metrics.METRICS if name in scores}
-    calibration = None if gathered.bins is None else pa.table(gathered.bins.table())
     in_distribution = {name: np.concatenate(parts) for name, parts in gathered.ood_scores.items()}
     line = lines_between_classes(fitted, examples, config, rng, device)
-    table = gathered.table(examples)
-    return CleanResult(scores, table, calibration, line, in_distribution, draws=drawn.table())
+    return CleanResult(scores, gathered.table(), gathered.calibration, line, in_distribution, draws=drawn.table())
 
 
 def score_classification(
@@ -148,16 +144,15 @@ def score_classification(
 ) -> Scores:
     """Return the metrics of a posterior of classes on shifted rows: corrupted rows, or rows of another data set.
 
-    They are the metrics that are marked as ``shifted``: ``accuracy nll brier ece``. Where only some of the fitted
+    They are the metrics that are marked as ``always``: ``accuracy nll brier ece``. Where only some of the fitted
     classes occur among the rows, probabilities are not renormalised over these classes, since the posterior does not
     know which classes occur (as in the published code of Maddox et al., 2019, for CIFAR-10 to STL-10).
     """
-    gathered, shifted = Gathered(), [metric for metric in metrics.registered() if metric.shifted]
+    gathered, always = Gathered(), [metric for metric in metrics.registered() if metric.always]
     for rows, predictive in fitted.batches(examples.inputs, config.batch, rng=rng, device=device):
         assert isinstance(predictive, Categorical), "only images are shifted, and they have classes"
         targets = torch.tensor(examples.targets[rows], device=device)
-        gathered.add_registered(predictive, targets, shifted)
-        gathered.add_bins(predictive, targets, config)
+        gathered.add(predictive, targets, always, config)
     return gathered.scores()
 
 

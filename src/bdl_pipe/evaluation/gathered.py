@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import metrics
-from ..data.examples import Examples
 from ..data.transform import Transform
 from ..joint_predictive import GaussianFunctions
+from ..metrics.registered import BEFORE
+from ..metrics.regression import LEVEL
 from ..posterior import GaussianPosterior, Posterior, Predictor
 from ..predictive import Categorical, Continuous, Predictive
 from ..recalibration import Recalibration
@@ -20,67 +22,56 @@ from ..seeds import Seed
 from .config import EvaluateConfig
 
 Scores = dict[str, tuple[float, int]]  # metric -> (value, number of examples behind it)
-INTERVAL = 0.9
 
 
 @dataclass
 class Gathered:
-    """The sums and columns gathered over batches."""
+    """The sums and columns gathered over batches.
 
-    means: dict[str, metrics.Mean] = field(default_factory=dict)
-    bins: metrics.Bins | None = None
-    recalibrated_bins: metrics.Bins | None = None
+    Attributes:
+        sums: metric -> what its value follows from.
+    """
+
+    sums: dict[str, metrics.Mean | metrics.Bins] = field(default_factory=dict)
     columns: dict[str, list[np.ndarray]] = field(default_factory=dict)
     ood_scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
     terms: list[Tensor] = field(default_factory=list)
     noise: list[Tensor] = field(default_factory=list)
 
-    def mean(self, name: str, more: metrics.Mean) -> None:
-        """Add values to the mean ``name``."""
-        self.means[name] = self.means.get(name, metrics.Mean()) + more
-
-    def column(self, name: str, values: Tensor) -> None:
-        """Append a batch to the column ``name``."""
-        self.columns.setdefault(name, []).append(values.cpu().numpy())
-
-    def add_registered(self, predictive: Predictive, targets: Tensor, wanted: Iterable[metrics.Metric]) -> None:
-        """Add a batch to the means of the metrics that have a function."""
+    def add(
+        self,
+        predictive: Predictive,
+        targets: Tensor,
+        wanted: Iterable[metrics.Metric],
+        config: EvaluateConfig,
+    ) -> None:
+        """Add a batch to the metrics that have a function and, for classes, to the calibration bins."""
         for metric in wanted:
             mean = metric.batch(predictive, targets)
             if mean is not None:
-                self.mean(metric.name, mean)
+                self._sum(metric.name, mean)
+        if isinstance(predictive, Categorical):
+            self._sum("ece", metrics.bins_of(predictive, targets, config.calibration_bins))
 
-    def add_bins(self, predictive: Categorical, targets: Tensor, config: EvaluateConfig) -> None:
-        """Add a batch to the calibration bins."""
-        more = metrics.bins_of(predictive, targets, config.calibration_bins)
-        self.bins = more if self.bins is None else self.bins + more
-
-    def add_classes(self, predictive: Categorical, targets: Tensor, config: EvaluateConfig) -> None:
-        """Add a batch of test rows to entropies, calibration bins and the table of predictions."""
-        self.add_bins(predictive, targets, config)
-        entropy, information = predictive.entropy(), predictive.mutual_information()
-        self.mean("entropy", metrics.Mean.of(entropy))
-        if len(predictive.draw_log_probs) > 1:
-            self.mean("mutual_information", metrics.Mean.of(information))
-            self.mean("batch_nll", metrics.batch_nll(predictive.draw_log_prob(targets)))
-        for k, probability in enumerate(predictive.mean.unbind(-1)):
-            self.column(f"p_{k}", probability)
-        self.column("entropy", entropy)
-        self.column("mutual_information", information)
-        self.column("log_prob", predictive.log_prob(targets))
-
-    def add_regression(self, predictive: Continuous, targets: Tensor) -> None:
-        """Add a batch of test rows to the means of the central interval and to the table of predictions."""
-        low, high = metrics.interval(predictive, INTERVAL)
-        self.mean("coverage_90", metrics.covered(low, high, targets))
-        self.mean("width_90", metrics.Mean.of(high - low))
-        outputs, below = targets.shape[1], predictive.cdf(targets.double()).clamp(0, 1)
-        moments = (("mean", predictive.mean), ("variance", predictive.variance))
-        quantiles = (("q05", low), ("q50", predictive.quantile(0.5)), ("q95", high))
-        for name, values in (("target", targets), *moments, *quantiles, ("pit", below)):
-            for k, column in enumerate(values.unbind(-1)):
-                self.column(name if outputs == 1 else f"{name}_{k}", column)
-        self.column("log_prob", predictive.log_prob(targets))
+    def add_columns(self, predictive: Predictive, targets: Tensor) -> None:
+        """Add a batch of test rows to the table of predictions."""
+        if isinstance(predictive, Categorical):
+            columns = {"target": targets} | {f"p_{k}": p for k, p in enumerate(predictive.mean.unbind(-1))}
+            columns |= {"entropy": predictive.entropy(), "mutual_information": predictive.mutual_information()}
+        else:
+            assert isinstance(predictive, Continuous)
+            low, high = metrics.interval(predictive, LEVEL)
+            values = {"target": targets, "mean": predictive.mean, "variance": predictive.variance}
+            values |= {"q05": low, "q50": predictive.quantile(0.5), "q95": high}
+            values["pit"] = predictive.cdf(targets.double()).clamp(0, 1)
+            several = targets.shape[1] > 1
+            columns = {
+                f"{name}_{k}" if several else name: column
+                for name, outputs in values.items()
+                for k, column in enumerate(outputs.unbind(-1))
+            }
+        for name, column in (columns | {"log_prob": predictive.log_prob(targets)}).items():
+            self.columns.setdefault(name, []).append(column.cpu().numpy())
 
     def add_noise(self, transformed: Continuous, *, is_one: bool) -> None:
         """Add a batch of the noise's variances, in the units in which a method's likelihood is stated.
@@ -97,50 +88,54 @@ class Gathered:
         transformed: Predictive,
         before: Predictive,
         targets: Tensor,
+        rows: np.ndarray,
         config: EvaluateConfig,
     ) -> None:
         """Score what is not the batch's final predictive, tempered classes or a regression before, and conformal sets.
 
-        ``before`` is ``transformed`` in the targets' own units. See :meth:`bdl_pipe.posterior.Predictor.final`.
+        ``before`` is ``transformed`` in the targets' own units, and ``rows`` are the raw inputs. See
+        :meth:`bdl_pipe.posterior.Predictor.final`.
         """
         if isinstance(transformed, Categorical):
             better = recalibration.apply(transformed)
             assert isinstance(better, Categorical)
-            self.mean("nll_recalibrated", metrics.nll(better, targets))
-            more = metrics.bins_of(better, targets, config.calibration_bins)
-            self.recalibrated_bins = more if self.recalibrated_bins is None else self.recalibrated_bins + more
-            members = recalibration.class_set(transformed, INTERVAL)
-            self.mean("coverage_conformal", metrics.Mean.of(members.gather(1, targets.long()[:, None])))
-            self.mean("size_conformal", metrics.Mean.of(members.sum(1)))
+            self._sum("nll_recalibrated", metrics.nll(better, targets))
+            self._sum("ece_recalibrated", metrics.bins_of(better, targets, config.calibration_bins))
+            members = recalibration.class_set(transformed, LEVEL, rows)
+            self._sum("coverage_conformal", metrics.Mean.of(members.gather(1, targets.long()[:, None])))
+            self._sum("size_conformal", metrics.Mean.of(members.sum(1)))
             return
-        assert isinstance(before, Continuous) and isinstance(transformed, Continuous)
-        self.mean("nll_before", metrics.nll(before, targets))
-        self.mean("crps_before", metrics.crps(before, targets))
-        self.mean("coverage_90_before", metrics.covered(*metrics.interval(before, INTERVAL), targets))
-        low, high = recalibration.interval(transformed, fitted.transform, INTERVAL)
-        self.mean("coverage_conformal", metrics.Mean.of(((low <= targets) & (targets <= high)).all(-1)))
-        self.mean("width_conformal", metrics.Mean.of(high - low))
+        assert isinstance(transformed, Continuous)
+        for metric in BEFORE:
+            mean = metric.batch(before, targets)
+            assert mean is not None
+            self._sum(f"{metric.name}_before", mean)
+        low, high = recalibration.interval(transformed, fitted.transform, LEVEL, rows)
+        self._sum("coverage_conformal", metrics.Mean.of(((low <= targets) & (targets <= high)).all(-1)))
+        self._sum("width_conformal", metrics.Mean.of(high - low))
 
     def scores(self) -> Scores:
         """Return the scores of all batches that need nothing else."""
-        scores = {name: (metrics.METRICS[name].value(mean), mean.count) for name, mean in self.means.items()}
-        if self.bins is not None:
-            scores["ece"] = (self.bins.ece(), int(self.bins.count.sum()))
-        if self.recalibrated_bins is not None:
-            again = self.recalibrated_bins
-            scores["ece_recalibrated"] = (again.ece(), int(again.count.sum()))
+        scores = {name: (metrics.METRICS[name].value(of), int(np.sum(of.count))) for name, of in self.sums.items()}
         if self.noise:
             variance = torch.cat(self.noise)
             ratio = float((variance.amax(0) / variance.amin(0)).max())
             scores["noise_ratio"] = (ratio, len(variance))
         return scores
 
-    def table(self, examples: Examples) -> pa.Table:
+    @property
+    def calibration(self) -> pa.Table | None:
+        """Return the reliability diagram of classes."""
+        bins = self.sums.get("ece")
+        return pa.table(bins.table()) if isinstance(bins, metrics.Bins) else None
+
+    def table(self) -> pa.Table:
         """Return the predictions, one for each row."""
-        columns: dict[str, np.ndarray] = {"row": np.arange(len(examples))}
-        if self.bins is not None:
-            columns["target"] = np.asarray(examples.targets)
-        return pa.table(columns | {name: np.concatenate(parts) for name, parts in self.columns.items()})
+        columns = {name: np.concatenate(parts) for name, parts in self.columns.items()}
+        return pa.table({"row": np.arange(len(columns["log_prob"])), **columns})
+
+    def _sum(self, name: str, more: Any) -> None:
+        self.sums[name] = self.sums[name] + more if name in self.sums else more
 
 
 def has_one_noise(posterior: Posterior, row: Float[Tensor, "1 1 ..."], rng: Seed) -> bool:

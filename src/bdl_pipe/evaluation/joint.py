@@ -12,7 +12,6 @@ one, and a posterior that believes in too little noise, or is too wide, would be
 Groups, anchors and pairs depend only on the root seed and on the test rows: they are the same for all posteriors.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -218,19 +217,16 @@ class _Groups:
             ]
             together = torch.cat(terms, 1).cpu()
             return GroupLogProbs.of_terms(together, places), min(len(together), AT_ONCE)
-        found, used = [], 0
-        for part in self._parts(groups):
-            joint = self._joint(groups[part], part.start)
-            found.append(GroupLogProbs.of_joint(joint, self._targets(groups[part])))
+        parts, used, count = [], 0, max(1, _ROWS // groups.shape[1])
+        for start in range(0, len(groups), count):
+            part = groups[start : start + count]
+            joint = self._joint(part, start)
+            parts.append(GroupLogProbs.of_joint(joint, self._targets(part)))
             used = 0 if joint.draws == 1 else min(joint.draws, AT_ONCE)
-        return GroupLogProbs.cat(found), used
+        return GroupLogProbs.cat(parts), used
 
     def _targets(self, groups: Tensor) -> Tensor:
         return torch.from_numpy(self.examples.targets[groups.numpy()]).to(self.device)
-
-    def _parts(self, groups: Tensor) -> Iterator[slice]:
-        count = max(1, _ROWS // groups.shape[1])
-        return (slice(start, start + count) for start in range(0, len(groups), count))
 
     def _joint(self, groups: Tensor, number: int) -> Joint:
         """Return the joint of some groups of rows. ``number`` is part of the address of the draws."""

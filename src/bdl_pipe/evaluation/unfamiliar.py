@@ -19,13 +19,13 @@ from torch import Tensor
 from ..data.examples import Examples
 from ..errors import DataError
 from ..metrics.ood.fitted import react
+from ..metrics.ood.predictives import ood_scores
 from ..metrics.ood.rows import ORIGIN, OWN, REACT, TEST, TRAIN
 from ..networks.last_layer import LastLayer
 from ..posterior import FeaturesPosterior, Posterior, Predictor
 from ..predictive import Categorical
 from ..seeds import Seed
 from .config import EvaluateConfig
-from .ood import ood_scores
 
 MOST: Final = {TRAIN: 1_500, TEST: 1_000}
 MOST_OTHERS: Final = 500
@@ -75,9 +75,9 @@ def stored_rows(
     """Return the stored rows of a posterior of classes, or None for other posteriors.
 
     The columns are set, row, target (−1 on unfamiliar sets), log_probs, features and logits where the posterior has
-    them, and ``score_…`` for each score of :func:`.ood.ood_scores` and, where the draws share their features and have a
-    linear last layer, for :func:`..metrics.ood.react`. A row of the set ``origin`` holds the features at which the
-    logits are nearest to 0.
+    them, and ``score_…`` for each score of :func:`..metrics.ood.predictives.ood_scores` and, where the draws share
+    their features and have a linear last layer, for :func:`..metrics.ood.react`. A row of the set ``origin`` holds the
+    features at which the logits are nearest to 0.
 
     Args:
         train: all training rows, or :func:`training_rows` of them.

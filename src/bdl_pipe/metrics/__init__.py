@@ -5,21 +5,14 @@ Docstrings state which functions need the single draws, such as mutual informati
 means are per row.
 """
 
-from .classification import (
-    DETECTION,
-    Bins,
-    accuracy,
-    batch_nll,
-    bins_of,
-    brier,
-    detection,
-)
+from .bins import Bins, bins_of
+from .classification import accuracy, batch_nll, brier, log_likelihood, nll
 from .cost import COSTS
 from .joint import GroupLogProbs
 from .metric import Mean, Metric, StoredMetric
 from .registered import METRICS, register_metric, registered
 from .regression import covered, crps, interval, noise_variance, out_of_reach, squared_error
-from .scores import log_likelihood, nll
+from .separation import DETECTION, detection
 
 __all__ = [
     "COSTS",

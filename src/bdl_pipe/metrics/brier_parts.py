@@ -16,11 +16,14 @@ Probabilities differ within a bin, so their score differs from the score of p_b 
 All parts are sums over classes, as :func:`bdl_pipe.metrics.brier` is.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from .calibration import BINS, equal_mass, stated
+from .metric import StoredMetric
 
 
 @dataclass(frozen=True)
@@ -95,3 +98,19 @@ def _without_single(place: np.ndarray) -> np.ndarray:
     if counts[0] == 1 and len(numbers) > 1:
         found[found == numbers[0]] = numbers[1]
     return found
+
+
+def _metric(part: str, about: str, better: Literal[-1, 0, 1], least: float = -math.inf) -> StoredMetric:
+    def of(fit: Any) -> float | None:
+        parts = brier_parts(fit.probs, fit.labels)
+        return None if parts is None else float(getattr(parts, part))
+
+    look: Any = {"task": "classification", "unit": "digits", "question": "trust", "least": least}
+    return StoredMetric(f"brier_{part}", f"Brier {part}", f"{about}; corrected for bias", better, function=of, **look)
+
+
+METRICS: Final = (
+    _metric("reliability", "squared gap between frequencies and stated probabilities", -1, least=0.0),
+    _metric("resolution", "squared gap between frequencies and their mean", +1),
+    _metric("uncertainty", "Brier score of the constant prediction of class frequencies", 0),
+)

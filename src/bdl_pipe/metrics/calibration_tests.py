@@ -14,14 +14,16 @@ g = 0.5 in 80 % and never. At g = 0 the basic bootstrap's interval held 0 in 24 
 perfect calibration, read the p-value and not the interval.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
 from ..errors import require
 from ..seeds import Seed
 from .calibration import Labels, Measure, Probs, stated
+from .metric import StoredMetric
 
 _NUMBERS = 2**22  # labels drawn at a time
 
@@ -121,3 +123,27 @@ def interval(
     errors = np.array([measure(probs[rows_], observed[:, rows_])[0] for rows_ in picked])
     low, high = np.quantile(errors, [(1 - level) / 2, (1 + level) / 2], method="weibull")
     return max(0.0, 2 * value - float(high)), max(0.0, 2 * value - float(low))
+
+
+def _metrics(measure: str, title: str, about: str) -> tuple[StoredMetric, ...]:
+    """Return the error of a measure, its mean under perfect calibration, and the p-value."""
+    name, look = f"ece_{measure}", dict[str, Any](task="classification")
+
+    def of(value: str) -> Callable[[Any], float]:
+        return lambda fit: float(getattr(fit.calibration[measure], value))
+
+    by_chance = f"{about}: its mean if the probabilities are right"
+    p = f"p-value: how often chance gives {title} this large if the probabilities are right"
+    trust, expected = look | {"question": "trust"}, f"{name}_expected"
+    return (
+        StoredMetric(name, f"{title} %", about, -1, percent=True, beside=expected, function=of("value"), **trust),
+        StoredMetric(expected, f"{title} by chance %", by_chance, 0, percent=True, function=of("expected"), **look),
+        StoredMetric(f"{name}_p", f"{title} p", p, 0, function=of("p_value"), **trust),
+    )
+
+
+METRICS: Final = (
+    *_metrics("adaptive", "Adaptive ECE", "calibration error over bins with equal numbers of rows"),
+    *_metrics("class_wise", "Class-wise ECE", "calibration error of each class, mean over classes"),
+    *_metrics("smooth", "Smooth ECE", "calibration error by a kernel, without bins"),
+)

@@ -1,8 +1,6 @@
-"""Conformal sets and intervals from calibration rows, and their coverage in groups of rows.
+"""Sets and intervals at equal coverage: conformal scores of stored predictions, and coverage in groups of rows.
 
-With scores r_1 … r_n of calibration rows and q their ⌈(n + 1)·level⌉-th smallest, the set {y: r(x, y) ≤ q} holds a new
-target with a probability between ``level`` and, if no scores are equal, ``level`` + 1/(n + 1) (Vovk, Gammerman & Shafer
-2005). The probability is an average over calibration and new rows, and holds for every posterior. Scores of class k:
+:mod:`bdl_pipe.conformal` has the threshold q, with which {y: r(x, y) ≤ q} holds a new target. Scores r of class k:
 
 - LAC: 1 − p_k (Sadinle, Lei & Wasserman 2019). The smallest sets on average; they hold the targets of hard rows less
   often.
@@ -13,33 +11,30 @@ target with a probability between ``level`` and, if no scores are equal, ``level
 For regression, CQR takes max(low(x) − y, y − high(x)), so that an interval from quantiles low and high moves both of
 its ends by q (Romano, Patterson & Candès 2019); q may be below 0.
 Sets of APS and RAPS may be empty; without empty sets the probability would not be exact.
+
+Stored predictions have no calibration rows. The rows are split at random into halves, and the scores of each half set
+the threshold of the other half. The sets then contain new targets with the stated probability, so that posteriors are
+compared by width or size at equal coverage.
 """
 
-import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from ..conformal import threshold
 from ..errors import DataError, require
+from ..seeds import Seed
+from .metric import StoredMetric
 
 _WEIGHT: Final = 0.01
 _BEYOND: Final = 5
-
-
-def threshold(scores: Float[np.ndarray, " n"], level: float) -> float:
-    """Return the ⌈(n + 1)·level⌉-th smallest score; ∞ if there are fewer scores, so that a set holds everything.
-
-    Raises:
-        ConfigError: the level is not in (0, 1).
-        DataError: a score is not a number.
-    """
-    require(0 < level < 1, "level", "must be in (0, 1)", level)
-    if np.isnan(scores).any():
-        raise DataError("conformal scores must be numbers, got NaN")
-    place = math.ceil((len(scores) + 1) * level - 1e-9)  # 100·0.55 is 55 and not 56
-    return float(np.partition(scores, place - 1)[place - 1]) if place <= len(scores) else math.inf
+LEVEL: Final = 0.9
+_STEP: Final = 0.02  # step of the level that measures how fast sets grow with it
+Score = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (probs [row, class], u [row]) -> scores [row, class]
+Ends = tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]  # of the interval of each row
 
 
 def lac(probs: Float[np.ndarray, "row class"]) -> Float[np.ndarray, "row class"]:
@@ -125,6 +120,68 @@ def widening(
     return threshold(np.maximum(below, above), level)
 
 
+def halves(rows: int, rng: Seed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield twice (calibration rows, other rows): the halves of a random order, and the two exchanged.
+
+    Raises:
+        DataError: there are fewer than 2 rows.
+    """
+    if rows < 2:
+        raise DataError(f"conformal halves need at least 2 rows, got {rows}")
+    order = rng.fold("halves").numpy().permutation(rows)
+    first, second = order[: rows // 2], order[rows // 2 :]
+    yield first, second
+    yield second, first
+
+
+def sets_by_halves(
+    score: Score, probs: Float[np.ndarray, "row class"], labels: Int[np.ndarray, " row"], level: float, rng: Seed
+) -> Bool[np.ndarray, "row class"]:
+    """Return which classes are in the conformal set of each row, from the rows of the other half.
+
+    Args:
+        score: a function such as :func:`aps`; it gets u of each row, drawn at the address ``rng``.
+    """
+    scores = score(probs, rng.fold("uniform").numpy().random(len(probs)))
+    members = np.empty(scores.shape, bool)
+    for known, others in halves(len(probs), rng):
+        members[others] = class_sets(scores[others], scores[known], labels[known], level)
+    return members
+
+
+def widened_by_halves(
+    low: Float[np.ndarray, " row"],
+    centre: Float[np.ndarray, " row"],
+    high: Float[np.ndarray, " row"],
+    targets: Float[np.ndarray, " row"],
+    level: float,
+    rng: Seed,
+) -> Ends:
+    """Widen or narrow intervals by the factor (:func:`widening`) with which they hold the targets of the other half.
+
+    The mean width is sharpness at equal coverage: a posterior gains nothing from intervals that hold too few targets.
+    The ends are infinite where a half has too few rows for the level.
+    """
+    factor = np.empty(len(targets))
+    for known, others in halves(len(targets), rng):
+        factor[others] = widening(low[known], centre[known], high[known], targets[known], level)
+    return centre - factor * (centre - low), centre + factor * (high - centre)
+
+
+def moved_by_halves(
+    low: Float[np.ndarray, " row"],
+    high: Float[np.ndarray, " row"],
+    targets: Float[np.ndarray, " row"],
+    level: float,
+    rng: Seed,
+) -> Ends:
+    """Move both ends of intervals outwards by one distance for all rows of a half, by :func:`cqr`."""
+    outwards = np.empty(len(targets))
+    for known, others in halves(len(targets), rng):
+        outwards[others] = cqr(low[known], high[known], targets[known], level)
+    return low - outwards, high + outwards
+
+
 @dataclass(frozen=True)
 class Held:
     """How often sets held the target in one group of rows.
@@ -165,3 +222,46 @@ def held_by_group(held: Bool[np.ndarray, " row"], groups: np.ndarray, confidence
         exact = binomtest(happened, count).proportion_ci(each, method="exact")
         found.append(Held(value, count, happened / count, float(exact.low), float(exact.high)))
     return sorted(found, key=lambda one: one.share)
+
+
+def _set_size(name: str, score: Score) -> StoredMetric:
+    def sets(fit: Any, level: float) -> np.ndarray:
+        return sets_by_halves(score, fit.probs, fit.labels, level, fit.rng)
+
+    def of(fit: Any) -> float | None:
+        return float(sets(fit, LEVEL).sum(1).mean()) if len(fit) > 1 else None
+
+    def rows(fit: Any) -> np.ndarray:
+        """Return sizes plus each row's effect on the threshold, to first order: rows outside their set raise it."""
+        low, members, high = (sets(fit, LEVEL + step) for step in (-_STEP, 0, _STEP))
+        slope = (high.sum() - low.sum()) / len(fit) / (2 * _STEP)  # d mean size / d level
+        of_row = members.sum(1) - slope * members[np.arange(len(fit)), fit.labels]
+        return members.sum(1).mean() + of_row - of_row.mean()
+
+    about = f"mean number of classes in {name.upper()} sets with 90 % coverage; each half calibrates the other"
+    look: Any = {"task": "classification", "question": "intervals", "rows": rows}
+    return StoredMetric(f"set_size_{name}", f"Set size {name.upper()}", about, -1, function=of, **look)
+
+
+def _worst(fit: Any) -> float | None:
+    if len(fit) < 2:
+        return None
+    members = sets_by_halves(lambda probs, _: lac(probs), fit.probs, fit.labels, LEVEL, fit.rng)
+    return held_by_group(members[range(len(fit)), fit.labels], fit.probs.argmax(1))[0].share
+
+
+METRICS: Final = (
+    _set_size("lac", lambda probs, _: lac(probs)),
+    _set_size("aps", aps),
+    _set_size("raps", raps),
+    StoredMetric(
+        "worst_class_coverage",
+        "Worst class %",
+        "lowest coverage of a predicted class by LAC sets, which cover 90 % of all rows",
+        +1,
+        "classification",
+        percent=True,
+        question="intervals",
+        function=_worst,
+    ),
+)

@@ -72,7 +72,16 @@ def names(rows: int | None) -> tuple[str, str]:
     return f"joint_nll{suffix}", f"joint_gap{suffix}"
 
 
-JOINT_NLL = Metric("joint_nll", "Joint NLL", "mean negative log joint probability of the labels of two rows", better=-1)
+DYADIC: Final = tuple(
+    metric
+    for rows, around in ((rows, f"{rows} rows around two anchors, nats per group") for rows in SIZES)
+    for metric in (
+        Metric(names(rows)[0], f"Joint NLL {rows}", f"mean negative log joint probability of {around}", -1),
+        Metric(
+            names(rows)[1], f"Joint gap {rows}", f"log of the joint over the product of the marginals, {around}", +1
+        ),
+    )
+)
 JOINT_GAP = Metric(
     "joint_gap", "Joint gap", "log of the joint over the product of the marginals of two rows", better=+1
 )
@@ -83,21 +92,9 @@ JOINT_DRAWS = Metric(
     better=0,
     unit="count",
 )
-DYADIC: Final = tuple(
-    metric
-    for rows in SIZES
-    for metric in (
-        Metric(
-            names(rows)[0],
-            f"Joint NLL {rows}",
-            f"mean negative log joint probability of {rows} rows around two anchors, nats per group",
-            better=-1,
-        ),
-        Metric(
-            names(rows)[1],
-            f"Joint gap {rows}",
-            f"log of the joint over the product of the marginals, {rows} rows around two anchors, nats per group",
-            better=+1,
-        ),
-    )
+METRICS = (
+    Metric("joint_nll", "Joint NLL", "mean negative log joint probability of the labels of two rows", better=-1),
+    JOINT_GAP,
+    *DYADIC,
+    JOINT_DRAWS,
 )

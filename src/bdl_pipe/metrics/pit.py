@@ -1,4 +1,4 @@
-"""Calibration of regression: the probability integral transform of the targets.
+"""Calibration of regression: the probability integral transform of the targets, and central intervals.
 
 F(y) of the target y under its predictive distribution function F is uniform on [0, 1] if the predictives are right
 (Dawid 1984). Too many values at both ends show that intervals are too narrow; too many values in the middle show that
@@ -6,8 +6,10 @@ they are too wide; a slope shows a biased mean. :func:`pit` is exact for a mixtu
 continuous, so that F(y) needs no randomisation.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,7 +17,11 @@ from torch import Tensor
 
 from ..errors import DataError, require
 from ..predictive import Continuous
+from .conformal import LEVEL, moved_by_halves, widened_by_halves
+from .metric import StoredMetric
 
+THIRDS: Final = {"coverage_narrow": "narrowest", "coverage_middle": "middle", "coverage_wide": "widest"}
+_EQUAL: Final = 1e-4  # widths whose relative difference is smaller are equal, up to the rounding of quantiles
 LEVELS: Final = 19  # 5 %, 10 %, … 95 %
 
 
@@ -115,3 +121,71 @@ def _checked(values: np.ndarray) -> np.ndarray:
     if found.ndim != 1 or not len(found) or not ((found >= 0) & (found <= 1)).all():
         raise DataError("values of a distribution function must be [row] and in [0, 1]")
     return found
+
+
+def _of_pit(name: str, label: str, about: str, better: Literal[-1, 0, 1], value: str, **look: Any) -> StoredMetric:
+    def of(fit: Any) -> float | None:
+        return None if fit.pit is None else float(getattr(quantile_error(fit.pit), value))
+
+    return StoredMetric(name, label, about, better, "regression", function=of, **look)
+
+
+def _third(number: int, third: str) -> StoredMetric:
+    """Return the share of targets inside the central intervals of a third of the rows: 0 has the narrowest intervals.
+
+    Rows with equally wide intervals stay in their order. If all are equally wide, thirds have no meaning.
+    """
+
+    def of(fit: Any) -> float | None:
+        if fit.interval is None or len(fit) < len(THIRDS):
+            return None
+        (low, _, high), targets = fit.interval, fit.targets[:, 0]
+        width = high - low
+        if not np.isfinite(width).all() or np.ptp(width) <= _EQUAL * width.max():
+            return None
+        rows = np.array_split(np.argsort(width, kind="stable"), len(THIRDS))[number]
+        return float(((low <= targets) & (targets <= high))[rows].mean())
+
+    about = f"share of targets inside 90 % intervals, in the third of the rows with the {third} intervals"
+    look: Any = {"task": "regression", "percent": True, "question": "intervals"}
+    return StoredMetric([*THIRDS][number], f"Coverage, {third} %", about, 0, function=of, **look)
+
+
+def _widened(fit: Any) -> float | None:
+    if fit.interval is None or len(fit) < 2:
+        return None
+    low, centre, high = fit.interval
+    if not ((low < centre) & (centre < high)).all():
+        return None
+    return _mean_width(*widened_by_halves(low, centre, high, fit.targets[:, 0], LEVEL, fit.rng))
+
+
+def _moved(fit: Any) -> float | None:
+    if fit.interval is None or len(fit) < 2:
+        return None
+    return _mean_width(*moved_by_halves(fit.interval[0], fit.interval[2], fit.targets[:, 0], LEVEL, fit.rng))
+
+
+def _mean_width(low: np.ndarray, high: np.ndarray) -> float | None:
+    width = float((high - low).mean())
+    return width if math.isfinite(width) else None
+
+
+def _width(name: str, label: str, how: str, of: Callable[[Any], float | None]) -> StoredMetric:
+    about = f"mean width of intervals {how} to 90 % coverage, original units; each half calibrates the other"
+    return StoredMetric(name, label, about, -1, "regression", function=of, **_ASKED)
+
+
+_ASKED: Any = {"question": "intervals"}
+_GAP: Final = "mean squared gap of a quantile's level and the share of targets below it"
+_BY_CHANCE: Final = f"{_GAP}, if the predictives are right"
+_PIT_P: Final = "p-value of Kolmogorov and Smirnov's test that F(y) is uniform"
+_LOOK: Any = {"unit": "digits", "beside": "quantile_error_expected", **_ASKED}
+METRICS: Final = (
+    _of_pit("quantile_error", "Quantile error", _GAP, -1, "value", **_LOOK),
+    _of_pit("quantile_error_expected", "Quantile error by chance", _BY_CHANCE, 0, "expected", unit="digits"),
+    _of_pit("pit_p", "PIT p", _PIT_P, 0, "p_value", **_ASKED),
+    *(_third(number, third) for number, third in enumerate(THIRDS.values())),
+    _width("width_at_90", "Calibrated width", "scaled", _widened),
+    _width("width_cqr_90", "Width CQR", "with ends moved", _moved),
+)

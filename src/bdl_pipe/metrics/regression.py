@@ -13,9 +13,10 @@ for any other predictive the integral is numerical: on both sides of y, or betwe
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from ..predictive import Continuous, Exponential, Gaussian, Mixture
 from .metric import Mean, Metric
 
+LEVEL: Final = 0.9  # of the scored intervals
 _NODES: Final = 32  # Gauss-Legendre nodes on each side of a target
 _PANEL_NODES: Final = 16  # nodes on each panel of a mixture
 _INSIDE: Final = (1e-3, 1 - 1e-3)  # levels of the quantiles at which panels end
@@ -44,6 +46,7 @@ def out_of_reach(predictive: Continuous, targets: Float[Tensor, "batch output"])
     return Mean.of((targets < first) | (targets > last))
 
 
+@lru_cache(maxsize=1)  # for the coverage, the width and the stored ends of one batch
 def interval(predictive: Continuous, level: float) -> tuple[Tensor, Tensor]:
     """Return the ends [batch, output] of the central interval of probability ``level``, of each output separately."""
     return predictive.quantile((1 - level) / 2), predictive.quantile((1 + level) / 2)
@@ -52,6 +55,11 @@ def interval(predictive: Continuous, level: float) -> tuple[Tensor, Tensor]:
 def covered(low: Tensor, high: Tensor, targets: Float[Tensor, "batch output"]) -> Mean:
     """Return the share of targets that their interval holds, over rows and outputs."""
     return Mean.of((low <= targets) & (targets <= high))
+
+
+def width(low: Tensor, high: Tensor) -> Mean:
+    """Return the mean width of intervals, over rows and outputs."""
+    return Mean.of(high - low)
 
 
 def noise_variance(predictive: Continuous) -> Float[Tensor, "batch output"]:
@@ -117,61 +125,70 @@ def _absolute(mean: Tensor, variance: Tensor) -> Tensor:
     return 2 * std * density + mean * (2 * torch.special.ndtr(z) - 1)
 
 
-RMSE = Metric(
-    "rmse",
-    "RMSE",
-    "root mean squared error, original units",
-    better=-1,
-    of=squared_error,
-    kind=Continuous,
-    value=attrgetter("root"),
-)
+_VALUES: Any = {"task": "regression"}
+_ALWAYS: Any = {**_VALUES, "always": True}
+_ROOT: Any = {**_ALWAYS, "value": attrgetter("root"), "headline": True}
+ERRORS = (Metric("rmse", "RMSE", "root mean squared error, original units", -1, of=squared_error, **_ROOT),)
 COVERAGE_90 = Metric(
     "coverage_90",
     "Coverage %",
     "share of targets inside the central 90 % interval",
-    better=0,
+    0,
     percent=True,
+    of=lambda predictive, targets: covered(*interval(predictive, LEVEL), targets),
     question="intervals",
+    **_ALWAYS,
 )
-WIDTH_90 = Metric("width_90", "Width", "mean width of the central 90 % interval, original units", better=-1)
-CRPS = Metric(
-    "crps", "CRPS", "continuous ranked probability score, original units", better=-1, of=crps, kind=Continuous
+CRPS = Metric("crps", "CRPS", "continuous ranked probability score, original units", -1, of=crps, **_ALWAYS)
+METRICS = (
+    COVERAGE_90,
+    Metric(
+        "width_90",
+        "Width",
+        "mean width of the central 90 % interval, original units",
+        -1,
+        of=lambda predictive, targets: width(*interval(predictive, LEVEL)),
+        **_ALWAYS,
+    ),
+    CRPS,
+    Metric(
+        "out_of_reach",
+        "Out of reach %",
+        "share of targets with a predictive density of zero",
+        -1,
+        percent=True,
+        of=out_of_reach,
+        **_VALUES,
+    ),
 )
-OUT_OF_REACH = Metric(
-    "out_of_reach",
-    "Out of reach %",
-    "share of targets with a predictive density of zero",
-    better=-1,
-    percent=True,
-    of=out_of_reach,
-    kind=Continuous,
-)
-LOG_LIKELIHOOD_NORMALISED = Metric(
-    "log_likelihood_normalised", "Log-likelihood", "mean log predictive density of standardised targets", better=+1
-)
-REFERENCE_KL = Metric(
-    "reference_kl",
-    "KL to posterior",
-    "KL divergence from a stored reference of the posterior's predictive to this predictive; mean over rows",
-    better=-1,
-)
-REFERENCE_TV = Metric(
-    "reference_tv",
-    "TV to posterior",
-    "total variation between a stored reference of the posterior's predictive and this predictive; mean over rows",
-    better=-1,
-)
-REFERENCE_SD_RATIO = Metric(
-    "reference_sd_ratio",
-    "Sd of f / posterior's",
-    "standard deviation of f divided by its value in a stored reference of the posterior; median over rows",
-    better=0,
-)
-NOISE_RATIO = Metric(
-    "noise_ratio",
-    "Noise",
-    "whether the method predicts one noise variance for all inputs, or one for each input",
-    better=0,
-    unit="noise",
+OTHER_UNITS = (  # evaluation computes them from the predictive of transformed targets
+    Metric("log_likelihood_normalised", "Log-likelihood", "mean log predictive density of standardised targets", +1),
+    Metric(
+        "reference_kl",
+        "KL to posterior",
+        "KL divergence from a stored reference of the posterior's predictive to this predictive; mean over rows",
+        -1,
+        headline=True,
+    ),
+    Metric(
+        "reference_tv",
+        "TV to posterior",
+        "total variation between a stored reference of the posterior's predictive and this predictive; mean over rows",
+        -1,
+    ),
+    Metric(
+        "reference_sd_ratio",
+        "Sd of f / posterior's",
+        "standard deviation of f divided by its value in a stored reference of the posterior; median over rows",
+        0,
+        headline=True,
+    ),
+    Metric(
+        "noise_ratio",
+        "Noise",
+        "whether the method predicts one noise variance for all inputs, or one for each input",
+        0,
+        headline=True,
+        unit="noise",
+    ),
 )

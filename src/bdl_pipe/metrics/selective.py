@@ -12,11 +12,13 @@ mean loss of its group, since C_k is linear in the losses.
 """
 
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float
 
 from ..errors import DataError, require
+from .metric import StoredMetric
 
 
 @dataclass(frozen=True)
@@ -128,3 +130,71 @@ def gain_contributions(losses: np.ndarray, uncertainty: np.ndarray) -> Float[np.
     chance, best = contributions(losses, np.zeros(len(losses))), contributions(losses, losses)
     saved, saving = chance - contributions(losses, uncertainty), chance - best
     return share + (saved - share * saving) / saving.mean()
+
+
+def _curve(fit: Any) -> RiskCoverage:
+    return risk_coverage(fit.losses, fit.uncertainty)
+
+
+def _answered(percent: int) -> StoredMetric:
+    return StoredMetric(
+        f"coverage_at_{percent}",
+        f"Coverage at {percent} %",
+        f"largest share of rows that can be answered with at most {percent} % wrong",
+        +1,
+        "classification",
+        percent=True,
+        question="refuse",
+        function=lambda fit: _curve(fit).coverage_at(percent / 100),
+    )
+
+
+_SHOWN: Any = {"unit": "digits", "question": "refuse"}
+METRICS: Final = (
+    StoredMetric(
+        "augrc",
+        "AUGRC",
+        "area under the generalised risk against coverage; a random order gives half of the mean loss",
+        -1,
+        **_SHOWN,
+        function=lambda fit: _curve(fit).augrc,
+        rows=lambda fit: contributions(fit.losses, fit.uncertainty),
+    ),
+    StoredMetric(
+        "refusal_gain",
+        "Refusal gain %",
+        "reduction of AUGRC by refusal, as a share of an oracle's reduction",
+        +1,
+        percent=True,
+        question="refuse",
+        function=lambda fit: gain(fit.losses, fit.uncertainty),
+        rows=lambda fit: gain_contributions(fit.losses, fit.uncertainty),
+    ),
+    StoredMetric(
+        "aurc",
+        "AURC",
+        "mean risk over all coverages, with the least certain rows refused first",
+        -1,
+        beside="aurc_oracle",
+        function=lambda fit: _curve(fit).aurc,
+        **_SHOWN,
+    ),
+    StoredMetric(
+        "aurc_oracle",
+        "AURC of an oracle",
+        "mean risk over all coverages, with the largest losses refused first",
+        0,
+        unit="digits",
+        function=lambda fit: oracle(fit.losses).aurc,
+    ),
+    _answered(1),
+    _answered(5),
+    StoredMetric(
+        "risk_at_80",
+        "Risk at 80 %",
+        "mean loss of the 80 % most certain rows",
+        -1,
+        **_SHOWN,
+        function=lambda fit: _curve(fit).risk_at(0.8),
+    ),
+)

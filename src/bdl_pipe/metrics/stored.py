@@ -1,7 +1,7 @@
-"""Read the stored predictions of one fit, the input of the metrics in :mod:`bdl_pipe.metrics.of_predictions`.
+"""Read the stored predictions of one fit, the input of the metrics in :mod:`bdl_pipe.metrics.table`.
 
 for (split, seed), fit in stored.read(Path("work/evaluate/houses-vbll/predictions.parquet")):
-    print(split, seed, of_predictions.scores(fit))
+    print(split, seed, table.scores(fit))
 """
 
 import re

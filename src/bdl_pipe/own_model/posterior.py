@@ -21,7 +21,8 @@ from ..config import read, to_mapping
 from ..data.examples import Task
 from ..data.transform import Transform
 from ..errors import ArtifactError, short
-from ..joint_predictive import DRAWS, Joint, JointInOwnUnits
+from ..joint_predictive import DRAWS, Joint
+from ..joint_regression import JointInOwnUnits
 from ..posterior import Posterior, Predictor, joint
 from ..predictive import Predictive
 from ..recalibration import Recalibration

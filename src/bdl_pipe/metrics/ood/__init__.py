@@ -1,7 +1,8 @@
 """OOD scores: scores of how unfamiliar a row is, from stored arrays, and how well they detect rows of other data sets.
 
-:mod:`.outputs` and :mod:`.fitted` have the scores as functions of arrays, :mod:`.rows` computes them from the rows that
-evaluation stores, :mod:`.areas` has areas with their errors, and :mod:`.table` the tables of runs by scores.
+:mod:`.predictives` has the scores of predictives, :mod:`.outputs` and :mod:`.fitted` have the scores as functions of
+arrays, :mod:`.rows` computes them from the rows that evaluation stores, :mod:`.areas` has areas with their errors, and
+:mod:`.table` the tables of runs by scores.
 """
 
 from .areas import Area, area

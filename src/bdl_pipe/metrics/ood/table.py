@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import ArtifactError
-from .. import classification
 from ..comparison import Difference, over_splits, quantile
+from ..separation import DETECTION, detection
 from .areas import Area, area
 from .rows import SCORES, TEST, StoredFit, label_of, scores_of
 from .sets import GROUPS, Group, group_of
@@ -27,7 +27,7 @@ from .sets import GROUPS, Group, group_of
 if TYPE_CHECKING:
     import pandas as pd
 
-METRICS: Final = tuple(metric.name for metric in classification.DETECTION)
+METRICS: Final = tuple(metric.name for metric in DETECTION)
 ABSENT: Final = "–"
 SCHEMA: Final = pa.schema(  # of the stored figures of a run
     [
@@ -147,7 +147,7 @@ def _values(fits: Mapping[tuple[int, int], Values], names: Sequence[str]) -> dic
     units = defaultdict[int, list[dict[str, float]]](list)  # independent units: splits if there are several
     several = len({split for split, _ in fits}) > 1
     for (split, seed), found in fits.items():
-        each = [classification.detection(found[TEST], found[name]) for name in names]
+        each = [detection(found[TEST], found[name]) for name in names]
         means = {metric: float(np.mean([one[metric] for one in each])) for metric in METRICS}
         units[split if several else seed].append(means)
     return {
@@ -249,7 +249,8 @@ def sentence(results: Sequence[Result], group: Group) -> str:
         return f"No run has a {group} set."
     sets = ", ".join(dict.fromkeys(name for one in runs for name in one.sets[group]))
     shared = [score for score in scores_in(runs) if sum(score in one.figures[group] for one in runs) > len(runs) / 2]
-    means = {score: _over_runs(runs, group, score) for score in shared}
+    figures = [one.figures[group] for one in runs]
+    means = {score: float(np.mean([of[score].mean() for of in figures if score in of])) for score in shared}
     first = max(means, key=means.__getitem__)
     alone = sum(one.tied(group) == [first] for one in runs)
     among = sum(first in one.tied(group) for one in runs)
@@ -265,10 +266,6 @@ def sentence(results: Sequence[Result], group: Group) -> str:
     second = min(apart, key=lambda score: apart[score].mean)
     beside = f"{label_of(second)} by {100 * apart[second].mean:.1f} ± {100 * apart[second].error:.1f} points"
     return f"{said} Over all runs, it beats every other score by more than chance: the next best is {beside}."
-
-
-def _over_runs(runs: Sequence[Result], group: Group, score: str) -> float:
-    return float(np.mean([one.figures[group][score].mean() for one in runs if score in one.figures[group]]))
 
 
 def _gap(runs: Sequence[Result], group: Group, first: str, other: str, comparisons: int) -> Difference | None:

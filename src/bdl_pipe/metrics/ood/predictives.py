@@ -1,4 +1,4 @@
-"""OOD scores: numbers for each input that are high if the input looks like the training data."""
+"""OOD scores of predictives: numbers for each input that are high if the input looks like the training data."""
 
 from collections.abc import Callable
 from typing import Final
@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 from torch import Tensor
 
-from ..errors import short
-from ..plugins import PluginError, Registered
-from ..predictive import Categorical, Continuous, Predictive
+from ...errors import short
+from ...plugins import PluginError, Registered
+from ...predictive import Categorical, Continuous, Predictive
 
 OodScore = Callable[[Predictive], Tensor | None]
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from bdl_pipe import scores
-from bdl_pipe.metrics.imitation import beside
 from bdl_pipe.scores import Quantity, RunScores, Score
+from bdl_report.students import beside
 
 NLL, ACCURACY, SIZE = Quantity("nll"), Quantity("accuracy"), Quantity("bytes", "cost")
 
