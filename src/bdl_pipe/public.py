@@ -13,7 +13,7 @@ from typing import Any, Final
 def _places() -> dict[str, str]:
     """Return name -> its module, and ``:name`` if it has another name there, from the stub's relative imports."""
     places, modules = dict[str, str](), dict[str | None, str]()
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body:
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.level:
             for alias in node.names:
                 if node.module is None:

@@ -29,7 +29,7 @@ class Arms:
         self._noisy = noisy
 
     def values(self, candidates: np.ndarray, draws: int, rng: Seed) -> torch.Tensor:
-        found: GaussianFunctions = self._layer.functions(torch.from_numpy(candidates))
+        found: GaussianFunctions = self._layer.posterior().functions(torch.from_numpy(candidates))
         drawn = found.sample(draws, rng)[..., 0]
         if self._noisy:  # the wrong variant: draws of rewards, not of their means
             drawn = drawn + NOISE**0.5 * torch.randn(drawn.shape, generator=rng.fold("noise").generator())

@@ -102,7 +102,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`; or ``draws`` is not above 0.
         """
-        return self.classes_[self._samples(X, draws)]
+        numbers = self._samples(X, draws)  # before the names, which only a fitted estimator has
+        return self.classes_[numbers]
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Return log p(y | x) of each row, natural logarithm, float64 [n].
