@@ -1,6 +1,6 @@
 """Tables of users: each is read right, or a message of one line names what is wrong; cases are in tables.yaml.
 
-A case names its public report, ``repository#number`` (docs/internals/cases.md); the inputs are our own.
+A case names its public report, ``repository#number`` (results/inputs.md); the inputs are our own.
 """
 
 import datetime as dt

@@ -41,7 +41,7 @@ class Arms:
     means = log_probs = class_draws = parts
 
     def learn(self, rows: np.ndarray, targets: np.ndarray) -> None:
-        self._layer.learn(torch.from_numpy(rows), torch.from_numpy(targets))
+        self._layer.learn(torch.from_numpy(rows), torch.from_numpy(targets)[:, None])
 
 
 class TwoArms:
