@@ -287,14 +287,15 @@ def test_predictions_for_raw_rows_are_in_original_units(case: Case) -> None:
 
 @parametrize([case for case in CASES if case.kind == "student" and case.task == "regression"])
 def test_the_noise_has_one_variance_or_a_variance_for_each_input(case: Case) -> None:
-    """The score ``noise_ratio`` of a posterior agrees with the likelihood in its description."""
+    """The score ``noise_ratio`` of a posterior agrees with its state: the likelihood, or a layer of noise."""
     data = data_of(case.task)
     fitted = Predictor(posterior_of(made(case)), data.transform)
     rows = Examples(data.validation.inputs[:6], data.validation.targets[:6])
     scores = score_clean(fitted, rows, EvaluateConfig(15, 7, 0), Seed(1)).metrics
     noise = writer(metric_of("noise_ratio"))(scores["noise_ratio"][0])
-    about = str(made(case).config)
-    assert noise == ("each input" if "gaussian_head" in about or "each input" in about else "one")
+    about = str(made(case).config) + str([*made(case).tensors])
+    of_each = any(word in about for word in ("gaussian_head", "each input", "noise_head"))
+    assert noise == ("each input" if of_each else "one")
 
 
 @students
