@@ -13,8 +13,8 @@ from bdl_pipe.data.raw import FEWEST_ROWS
 from bdl_pipe.errors import DataError, require
 from bdl_pipe.estimators import given
 from bdl_pipe.estimators.fitted import Fitted, fit_parts
-from bdl_pipe.estimators.given import Targets
 from bdl_pipe.estimators.plan import known, plan
+from bdl_pipe.estimators.targets import Targets
 from bdl_pipe.fitting import Run
 from bdl_pipe.seeds import Seed
 

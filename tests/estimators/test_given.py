@@ -16,6 +16,7 @@ from bdl_pipe import BayesianClassifier, BayesianRegressor, compare
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.errors import DataError
 from bdl_pipe.estimators import given
+from bdl_pipe.estimators.targets import Targets
 from tests.tables import houses
 
 FRAME = houses(120)
@@ -33,7 +34,7 @@ def polars() -> Any:
 def test_a_frame_is_read_as_the_file_that_it_is_written_to(tmp_path: Path) -> None:
     FRAME.to_csv(tmp_path / "houses.csv", index=False)
     of_file = inspect_table(tmp_path / "houses.csv", ["price"])
-    targets = given.Targets(Y.to_numpy()[:, None])
+    targets = Targets(Y.to_numpy()[:, None])
     of_frame = given.table_profile(given.table_of(X), targets, None, numbers=False)
     assert dict(of_frame.columns) == dict(of_file.columns)
     assert of_frame.raw.columns == of_file.raw.columns

@@ -15,7 +15,7 @@ from ..conformal import class_sets, likely_classes
 from ..errors import DataError, require, short
 from . import given
 from .base import BayesianEstimator
-from .given import Targets
+from .targets import Targets, classes_of, labels_of
 
 
 @final
@@ -67,7 +67,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             NotFittedError, ValueError: as :meth:`predict_dist`.
         """
         given.warn_of_another_order(X, y)
-        return float(super().score(X, given.labels_of(y), sample_weight))
+        return float(super().score(X, labels_of(y), sample_weight))
 
     def predict_set(
         self,
@@ -122,7 +122,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             DataError: a label is not among the classes, or the numbers of labels and rows differ.
         """
-        labels = given.labels_of(y).reshape(-1)
+        labels = labels_of(y).reshape(-1)
         require(len(labels) == rows, "y", f"must have as many rows as X ({rows:,})", len(labels))
         known = {label: place for place, label in enumerate(self.classes_.tolist())}
         for row, label in enumerate(labels.tolist(), 1):
@@ -131,7 +131,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         return np.array([known[label] for label in labels.tolist()], np.int64)
 
     def _targets(self, y: Any, rows: int) -> Targets:
-        self.classes_, labels = given.classes_of(y, rows)
+        self.classes_, labels = classes_of(y, rows)
         return Targets(labels, tuple(map(str, self.classes_.tolist())))
 
     def _own_facts(self) -> dict[str, Any]:

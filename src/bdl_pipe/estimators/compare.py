@@ -24,6 +24,7 @@ from .classifier import BayesianClassifier
 from .comparison import Comparison, Line
 from .plan import DATASET, root_of
 from .regressor import BayesianRegressor
+from .targets import targets_of, values_of, without_masks
 
 Estimator = BayesianClassifier | BayesianRegressor
 _LEVELS: Final = np.linspace(0.05, 0.95, 19)
@@ -69,7 +70,7 @@ def compare(
         require(
             isinstance(estimator, kind), f"methods.{name}", f"must be a name or a {kind.__name__}", short(estimator)
         )
-    x = given.as_table(X) if given.is_frame(X) else np.asarray(given.without_masks(X))
+    x = given.as_table(X) if given.is_frame(X) else np.asarray(without_masks(X))
     folds = list(_folds(x, y, cv, chosen, random_state))
     require(len(folds) > 1, "cv", "must be at least 2 folds", len(folds))
     figures, drawn = {name: list[Score]() for name in made}, Seed(root_of(random_state)).fold("scores")
@@ -105,7 +106,7 @@ def _named(methods: Any) -> dict[str, Any]:
 
 def _task(y: Any) -> Task:
     """Choose the task from the targets, as ``add`` does."""
-    values = given.values_of(y)
+    values = values_of(y)
     table = given.table_of(values.reshape(len(values), -1), [f"y{i}" for i in range(values[0].size)])
     return task_of([Cells.of(table, name, "y") for name in table.column_names])
 
@@ -117,7 +118,7 @@ def _folds(x: Any, y: Any, cv: Any, task: Task, random_state: Any) -> Any:
         kind = StratifiedKFold if task == "classification" else KFold
         cv = kind(cv, shuffle=True, random_state=state)
     rows = x.shape[0]
-    labels = given.values_of(y)
+    labels = values_of(y)
     return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((rows, 1)), labels)
 
 
@@ -134,7 +135,7 @@ def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tup
     """
     rows, fitted = model._rows(x), model.fitted_
     classes = isinstance(model, BayesianClassifier)
-    targets = model._places(y, len(rows)) if classes else given.targets_of(y, len(rows))[0]
+    targets = model._places(y, len(rows)) if classes else targets_of(y, len(rows))[0]
     with own_settings(model.threads):
         predictor, test, settings = fitted.predictor(), Examples(rows, targets), evaluation.USUAL
         at = (fitted.address(), model.device)

@@ -12,7 +12,7 @@ from ..data.tables.forms import clean
 from ..errors import DataError, short
 from . import given
 from .fitted import Fitted
-from .given import Targets
+from .targets import Targets, without_masks
 
 _AS_IT_IS: Final[dict[str, Any]] = {"dtype": None, "ensure_all_finite": False, "allow_nd": True}
 
@@ -43,7 +43,7 @@ class TakesRows(BaseEstimator):
 
     def _validated(self, x: Any, **rules: Any) -> tuple[Any, bool]:
         """Return ``X`` as a frame or an array, after scikit-learn's checks, and whether it is a frame."""
-        x = given.without_masks(x)
+        x = without_masks(x)
         if not given.is_frame(x):
             return validate_data(self, x, **rules, **_AS_IT_IS), False
         x = given.as_table(x)
@@ -61,7 +61,7 @@ class TakesRows(BaseEstimator):
         check_is_fitted(self, "fitted_")
         schema = self.fitted_.schema
         if schema["kind"] == "image":
-            x = given.without_masks(x)
+            x = without_masks(x)
             if given.is_frame(x) or np.ndim(x) < 3:
                 raise ValueError(f"X: must be images, as in fit, got {short(type(x).__name__)} {list(np.shape(x))}")
             return given.images_of(check_array(x, **_AS_IT_IS), schema["input_shape"])

@@ -16,7 +16,7 @@ from ..errors import require
 from ..predictive import Continuous, Predictive
 from . import given
 from .base import BayesianEstimator
-from .given import Targets
+from .targets import Targets, targets_of
 
 
 @final
@@ -112,13 +112,13 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """
         given.warn_of_another_order(X, y)
         predictive = self.predict_dist(X)
-        targets, _ = given.targets_of(y, len(predictive.mean))
+        targets, _ = targets_of(y, len(predictive.mean))
         outputs = predictive.mean.shape[1]
         require(targets.shape[1] == outputs, "y", f"must have {outputs} outputs, as in fit", targets.shape[1])
         return predictive.log_prob(torch.tensor(targets, device=predictive.mean.device)).double().cpu().numpy()
 
     def _targets(self, y: Any, rows: int) -> Targets:
-        values, dimensions = given.targets_of(y, rows)
+        values, dimensions = targets_of(y, rows)
         self._flat = dimensions == 1
         return Targets(values)
 
