@@ -106,10 +106,10 @@ pytest: install data
 	@$(PYTEST) -n $(WORKERS) $(PARALLEL) -m "not soak"
 
 soak: install data
-	@$(PYTEST) -n $(CORES) $(PARALLEL) -m soak
 	@OMP_NUM_THREADS=1 python -m benchmarks.kill_soak --kills 40
 	@OMP_NUM_THREADS=1 python -m benchmarks.cluster_faults
 	@OMP_NUM_THREADS=1 python -m benchmarks.served_soak --methods swag ensemble --requests 1000
+	@$(PYTEST) -n $(CORES) $(PARALLEL) -m soak
 
 weather: install data
 	@sh benchmarks/test_weather.sh
