@@ -21,8 +21,8 @@ from bdl_pipe.artifacts import State, from_bytes, to_bytes
 from bdl_pipe.evaluation import EvaluateConfig, score_all
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.registry import posterior_of
-from bdl_pipe.repeatable import repeat_bits
 from bdl_pipe.seeds import Seed
+from pipeline.work.process import repeat_bits
 from tests.cases import CASES, Case
 from tests.resuming import Killed, Watched
 from tests.test_conformance import config_of, data_of, inputs_of, make

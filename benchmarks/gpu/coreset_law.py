@@ -27,13 +27,13 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
-from bdl_pipe.repeatable import repeat_bits
 from bdl_pipe.search import validation_nll
 from pipeline.core.load import load
 from pipeline.core.model import Run
 from pipeline.core.settings import Settings
 from pipeline.search import branch_of, load_data, make_upstream
 from pipeline.search.trial import Branch, Upstream
+from pipeline.work.process import repeat_bits
 
 FIRST, PUBLISHED_STARTS = 25, 20
 WHOLE = Path("work/experts")  # experts of whole epochs, one file per seed

@@ -26,8 +26,8 @@ from pipeline.core import places
 KIND, KEY = "trajectory", os.environ.get("SAME_STAGE", "fashion_mnist-experts")
 BY_ITSELF = """
 import runpy, sys
-import bdl_pipe.repeatable
-bdl_pipe.repeatable.repeat_bits = lambda device: None
+import pipeline.work.executor
+pipeline.work.executor.repeat_bits = lambda device: None
 sys.argv[0] = "stages"
 runpy.run_module("stages", run_name="__main__")
 """

@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from bdl_pipe import artifacts
-from bdl_pipe.coresets.shared.pictures import png
 from bdl_pipe.scores import Quantity
 from bdl_report import CoresetInfo, columns, cross, page, tables
+from bdl_report.pictures import png
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.stages import report

@@ -20,17 +20,16 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, Diverged, require
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.fitting import Fits, SeedFit, seeds_of
-from bdl_pipe.memory import keep_freed_memory
 from bdl_pipe.method import Method
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.posterior import prediction_address
 from bdl_pipe.progress import Report, Silent
-from bdl_pipe.repeatable import repeat_bits
 from bdl_pipe.search import DIVERGED, Sampled, rounded
 from bdl_pipe.seeds import Seed
 from bdl_report.grids import SEED, Result
 
 from ..core.model import Run
+from ..work.process import keep_freed_memory, repeat_bits
 
 MILESTONES: Final = 4
 METRIC: Final = "nll"

@@ -7,9 +7,9 @@ from typing import Any
 import bdl_report
 from bdl_pipe import artifacts, config
 from bdl_pipe.data.config import DatasetConfig
-from bdl_pipe.networks.described import described
 from bdl_pipe.scores import average
 from bdl_report.choice import LONGER, ends
+from bdl_report.tables import described
 
 from ..core import places, provenance, records
 from ..core.model import Params, Run

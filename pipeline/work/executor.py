@@ -16,10 +16,9 @@ import torch
 from bdl_pipe import checkpoints
 from bdl_pipe.checkpoints import Done as Done  # stages import it from here: editing their imports makes results stale
 from bdl_pipe.checkpoints import Kept, Send, measured
-from bdl_pipe.memory import keep_freed_memory
 from bdl_pipe.progress import Report
-from bdl_pipe.repeatable import repeat_bits
 
+from .process import keep_freed_memory, repeat_bits
 from ..core.settings import Settings, require_device
 from .display import Display
 from .store import Store

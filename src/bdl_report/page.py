@@ -15,7 +15,6 @@ from typing import Any, Final
 import jinja2
 
 from bdl_pipe import figures
-from bdl_pipe.coresets.shared.pictures import of_artifact
 from bdl_pipe.figures import Curve, Priced, Series
 from bdl_pipe.metrics import standings as which
 from bdl_pipe.metrics.joint import DYADIC, JOINT_DRAWS, JOINT_GAP
@@ -24,6 +23,7 @@ from bdl_pipe.scores import Estimate, Quantity, average, estimate
 
 from . import columns, cross, explore, question_pages, students
 from .columns import SHIFTED, Cell, Column, Grid
+from .pictures import of_artifact
 from .question_pages import inline
 from .tables import RunInfo, Table
 

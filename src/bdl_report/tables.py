@@ -274,3 +274,12 @@ def labels(runs: Sequence[RunInfo], space: str = "_") -> dict[str, str]:
     """Name each run by its method, the words joined by ``space``, and its setting if the method has several."""
     several = {run.method for run in runs if len({r.setting for r in runs if r.method == run.method}) > 1}
     return {r.key: r.method.replace("_", space) + (f" {r.setting}" if r.method in several else "") for r in runs}
+
+
+def described(network: Mapping[str, Any]) -> str:
+    """Return a description such as ``mlp 64-64`` or ``convnet 16, instance``, from the sizes that vary between runs."""
+    hidden = "-".join(map(str, network.get("hidden", ())))
+    width = f"{network['width']}" if "width" in network else ""
+    blocks = f"{network['blocks']} blocks" if "blocks" in network else ""
+    norm = str(network["norm"]) if network.get("norm", "none") != "none" else ""
+    return " ".join([network["name"], ", ".join(filter(None, (hidden, width, blocks, norm)))]).strip()

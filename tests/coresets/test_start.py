@@ -12,7 +12,6 @@ from PIL import Image
 from bdl_pipe import artifacts, config
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.shared.init import Coreset, balanced
-from bdl_pipe.coresets.shared.pictures import of_artifact, png, sheet
 from bdl_pipe.coresets.vbpc.method import VBPC
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
@@ -21,6 +20,7 @@ from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
+from bdl_report.pictures import of_artifact, png, sheet
 from tests.resuming import killed
 
 from .cases import tiny_data, tiny_vbpc

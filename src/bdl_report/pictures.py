@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from PIL import Image
 from safetensors.torch import save_file
 
-from ...artifacts import MANIFEST, State, load
-from ...data.transform import Transform
-from .init import Coreset
+from bdl_pipe.artifacts import MANIFEST, State, load
+from bdl_pipe.coresets.shared.init import Coreset
+from bdl_pipe.data.transform import Transform
 
 
 def of_artifact(folder: Path, most: int | None = None) -> bytes | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bdl_pipe.repeatable import repeat_bits
+from pipeline.work.process import repeat_bits
 
 
 @pytest.fixture
