@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.data.prepare import uci_splits
+from bdl_pipe.data.split_rows import uci_splits
 from bdl_pipe.registry import METHODS
 from tests.cases import fit
 from tests.preparing import table_of

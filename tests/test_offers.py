@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bdl_pipe import offers
-from bdl_pipe.data import prepare
+from bdl_pipe.data import split_rows
 from bdl_pipe.data.size import Size
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.method import Default, Method, Upstream
@@ -57,8 +57,8 @@ def test_iterates_per_epoch_fit_the_steps_of_an_epoch_without_validation_rows() 
     """A search fits the training rows without the validation rows: of 469 rows 338, so 10 steps, not 13."""
     for rows in (20, 100, 300, 400, 469, 506, 900, 2_300, 3_000, 9_000):
         size = Size("classification", rows, 13)
-        (train, _), *_ = prepare.uci_splits(rows, 1)
-        searched, _ = prepare.hold_out(len(train), offers.dataset({}, size)["validation"], "x.csv", rng=Seed(0))
+        (train, _), *_ = split_rows.uci_splits(rows, 1)
+        searched, _ = split_rows.hold_out(len(train), offers.dataset({}, size)["validation"], "x.csv", rng=Seed(0))
         section = METHODS["sgd"].upstream["iterates"].override(size)
         steps = max(1, len(searched) // section["batch"])
         assert section["snapshots_per_epoch"] == min(20, steps), rows

@@ -39,7 +39,7 @@ from bdl_pipe.data.inspect.images import inspect_images
 from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.normalise import fit_transform
-from bdl_pipe.data.prepare import uci_splits
+from bdl_pipe.data.split_rows import uci_splits
 from bdl_pipe.method import ModelFit
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.own_model.methods import trajectory_section

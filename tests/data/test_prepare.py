@@ -15,10 +15,10 @@ from bdl_pipe.data import prepared
 from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.corrupted import corrupt_one, corruption_jobs
 from bdl_pipe.data.ood import to_shape
-from bdl_pipe.data.prepare import hold_out, uci_splits
 from bdl_pipe.data.prepared import Job
 from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.sources.table import Table
+from bdl_pipe.data.split_rows import hold_out, uci_splits
 from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
 from bdl_pipe.seeds import Seed
 from tests.preparing import bytes_of, dataset_of, prepare_at

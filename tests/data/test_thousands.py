@@ -12,7 +12,7 @@ import pytest
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.new_inputs import new_inputs
-from bdl_pipe.data.prepare import schema
+from bdl_pipe.data.split_rows import schema
 from bdl_pipe.errors import DataError
 
 RANDOM = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .. import config, offers
 from ..data.config import DatasetConfig
-from ..data.prepare import schema
+from ..data.split_rows import schema
 from ..errors import ArtifactError, require, short
 from ..fitting import FittedRuns, address
 from ..joint_predictive import DRAWS, Joint

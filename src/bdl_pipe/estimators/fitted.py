@@ -18,8 +18,8 @@ from .. import artifacts, recalibration
 from ..artifacts import State
 from ..data.config import DatasetConfig
 from ..data.examples import Examples
-from ..data.prepare import fit_data
 from ..data.raw import FEWEST_ROWS, Raw
+from ..data.split_rows import fit_data
 from ..data.tables.columns import Column
 from ..data.transform import Transform
 from ..errors import ArtifactError, require
