@@ -17,7 +17,7 @@ from bdl_pipe.artifacts import State, read_state, write_state
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
-from bdl_pipe.posterior import Predictor
+from bdl_pipe.posterior import NetworkSpec, Predictor
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS, fit
@@ -205,7 +205,6 @@ def spread(data: FitData) -> float:
             r"weights must be exactly the weights of this network.*has fc.weight, fc.bias, extra.a.weight and 1 more",
         ),
         ({"weights": "wide.pt"}, r"weights must be weights of this network: head.weight must have the shape \[3, 8\]"),
-        ({"weights": "wrapped.pt"}, r"lacks layer1.conv1.weight.*module.layer1.* beside"),
         ({"sha256": "0" * 64}, r"sha256 must be the hash of resnet.pt"),
         ({"network": RESNET | {"options": {"classes": 3, "width": 6}}}, r"layer1.conv1.weight must have the shape \[6"),
     ],
@@ -216,7 +215,6 @@ def test_a_file_without_the_networks_weights_is_refused_in_one_line(change: dict
     torch.save({"a": 1}, "numbers.pt")
     torch.save(weights | {"extra.a.weight": torch.ones(1), "extra.b": torch.ones(1)}, "more.pt")
     torch.save(weights | {"fc.weight": torch.ones(10, 8), "fc.bias": torch.ones(10)}, "wide.pt")
-    torch.save({f"module.{name}": value for name, value in weights.items()}, "wrapped.pt")
     with pytest.raises((ConfigError, DataError), match=said) as raised:
         fitted(make_tiny_images(), **({"network": RESNET, "weights": "resnet.pt"} | change))
     assert "\n" not in str(raised.value)
@@ -228,9 +226,15 @@ def resnet_weights() -> dict[str, Tensor]:
 
 
 KEPT: dict[str, Any] = {  # the same weights in the forms that people save
-    "a trainer's": lambda w: {"model": w, "optimizer": {"state": {}}},
+    "Lightning": lambda w: {"state_dict": {f"model.{k}": v for k, v in w.items()}, "epoch": 3},
+    "a trainer's, in parallel": lambda w: {
+        "model": {f"module.{k}": v for k, v in w.items()},
+        "optimizer": {"state": {}},
+    },
     "model_state_dict": lambda w: {"model_state_dict": w, "loss": 0.1},
-    "with averages": lambda w: {"state_dict": w, "ema": w, "epoch": 3},
+    "two prefixes": lambda w: {f"learner.net.{k}": v for k, v in w.items()},
+    "AveragedModel": lambda w: {"n_averaged": torch.tensor(3), **{f"module.{k}": v for k, v in w.items()}},
+    "PyTorch before 0.4.1": lambda w: {k: v for k, v in w.items() if "num_batches_tracked" not in k},
 }
 
 
@@ -240,7 +244,7 @@ def test_the_same_weights_are_read_from_every_common_form(how: str) -> None:
     torch.save(KEPT[how](weights), "kept.pt")
     found, plain = (fitted(data, network=RESNET, weights=name) for name in ("kept.pt", "resnet.pt"))
     for name, value in found.tensors.items():
-        assert torch.equal(value, plain.tensors[name])
+        assert torch.equal(value, plain.tensors[name]) or "num_batches_tracked" in name
 
 
 def test_safetensors_are_recognised_by_content_whatever_the_file_name() -> None:
@@ -320,3 +324,68 @@ def test_weights_with_this_packages_names_and_a_hash_are_read() -> None:
     digest = hashlib.sha256(Path("ours.safetensors").read_bytes()).hexdigest()
     found = fitted(data, network=network, weights="ours.safetensors", sha256=digest)
     assert all(torch.equal(found.tensors[name][0], value) for name, value in last.items())
+
+
+WRAPPED = {"parallel": "module", "compiled": "_orig_mod"}
+SPEC = {"input_shape": [1, 8, 8], "outputs": 3, "likelihood": "categorical"}
+
+
+@pytest.mark.parametrize("how", ["parallel", "compiled", "parallel and compiled", "compiled and parallel"])
+@pytest.mark.parametrize("names", ["the user's", "this package's"])
+def test_prefixes_of_wrapped_modules_are_removed_from_the_names_of_weights(how: str, names: str) -> None:
+    data, network = make_tiny_images(), RESNET
+    if names == "this package's":
+        network = {"name": "convnet", "width": 4, "blocks": 2}
+        module: nn.Module = read(NetworkSpec, {**SPEC, "network": network}, "spec").build(Seed(3))
+    else:
+        module = theirs("ResNet", (1, 8, 8), torch.load("resnet.pt")["state_dict"], classes=3)
+    save_file(module.state_dict(), "plain.safetensors")
+    compiled: Any = torch.compile
+    parallel, parts = nn.DataParallel(module), ["module", "_orig_mod"] if "and" in how else [WRAPPED[how]]
+    made = {
+        "parallel": lambda: parallel,
+        "compiled": lambda: compiled(module),
+        "parallel and compiled": lambda: compiled(parallel),
+        "compiled and parallel": lambda: nn.DataParallel(compiled(module)),
+    }[how]().state_dict()
+    assert not set(made) & set(module.state_dict())
+    torch.save(made, "wrapped.pt")
+    found = fitted(data, network=network, weights="wrapped.pt")
+    plain = fitted(data, network=network, weights="plain.safetensors")
+    assert found.tensors.keys() == plain.tensors.keys()
+    assert all(torch.equal(value, plain.tensors[name]) for name, value in found.tensors.items())
+    config: Any = read(
+        METHODS["pretrained"].config, {"network": network, "weights": "wrapped.pt"}, "methods.pretrained"
+    )
+    summarise = METHODS["pretrained"].stages["trajectory"].summarise
+    assert summarise is not None
+    (said,) = [line for line in summarise([[found]], [data], config).warnings if "pretrained: removed" in line]
+    named = " and ".join(f"{part}." for part in parts)
+    assert said == f"pretrained: removed {named} from the names of the weights in wrapped.pt"
+    assert len(summarise([[plain]], [data], config).warnings) == 1
+
+
+def test_a_networks_own_part_named_module_keeps_its_name() -> None:
+    data, network = make_tiny_images(), {"name": "python", "path": "holder.py", "object": "Holder"}
+    Path("holder.py").write_text(HOLDER)
+    plugins.load_file("holder.py")
+    module = plugins.module_of_file("holder.py").Holder((1, 8, 8))
+    save_file(module.state_dict(), "holder.safetensors")
+    found = fitted(data, network=network, weights="holder.safetensors")
+    assert torch.equal(found.tensors["trunk.module.1.weight"][0], module.module[1].weight)
+    assert "taken_off" not in found.config
+
+
+HOLDER = """
+import torch
+from torch import nn
+
+
+class Holder(nn.Module):
+    def __init__(self, input_shape):
+        super().__init__()
+        self.module, self.fc = nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        return self.fc(torch.relu(self.module(inputs)))
+"""

@@ -34,6 +34,8 @@ from ..seeds import Seed
 Weights = dict[str, Tensor]
 Units = Literal["own", "transformed"]
 _HEAD: Final = ("head.weight", "head.bias")
+_WRAPPERS: Final = ("module", "_orig_mod")  # parts that DataParallel and torch.compile add to names
+_COUNT: Final = "num_batches_tracked"  # a buffer of batch norm, which files of PyTorch before 0.4.1 lack
 _ROWS: Final = 1000  # rows in one forward pass
 _SEEN: Final = "pretrained: scores are too good if its weights were trained on rows that are test rows here"
 
@@ -45,8 +47,10 @@ class PretrainedConfig:
     Attributes:
         network: the architecture of the weights; ``python`` for your own network.
         weights: a file with the ``state_dict``, in the format of safetensors or ``torch.save`` (only tensors are read).
-            It may be the only ``state_dict`` among the entries of a checkpoint. Names are the module's own, without
-            the parts that a wrapper adds (``model.module.state_dict()``), or ``trunk.…`` and ``head.…``.
+            It may be the only ``state_dict`` among the entries of a checkpoint. Names are the module's own, or
+            ``trunk.…`` and ``head.…``. The parts ``module.`` and ``_orig_mod.``, which wrappers add to names, are
+            removed unless the network's own names have them; so is a first part that all names share, such as
+            ``model.`` of Lightning.
         targets: the units of regression outputs. ``own``: the targets' original units. ``transformed``: the units after
             the data set's ``targets`` transform. Inputs are transformed by the data set's ``normalise``; ``none``
             leaves them unchanged.
@@ -74,10 +78,10 @@ def fit(data: FitData, inputs: Inputs, config: PretrainedConfig, *, rng: Seed, r
     classes = data.task == "classification"
     spec = NetworkSpec(config.network, data.input_shape, data.outputs, "categorical" if classes else "gaussian_head")
     network = spec.build(Seed(0))
-    weights = _named(network, _read(config), config.weights)
-    state = begun(network, spec, weights, data, config.targets, config.weights)
+    saved, wrappers = _unwrapped(network, _read(config))
+    state = begun(network, spec, _named(network, saved, config.weights), data, config.targets, config.weights)
     report(1, 1, {"loss": state.config["loss"]})
-    return state
+    return State(state.tensors, state.config | {"taken_off": wrappers}) if wrappers else state
 
 
 @torch.no_grad()
@@ -94,11 +98,7 @@ def begun(network: Network, spec: NetworkSpec, weights: Weights, data: FitData, 
         ConfigError: a weight has another shape, or the predictions of the training rows are not finite.
     """
     classes = spec.likelihood == "categorical"
-    wide = {name: list(value.shape) for name, value in network.state_dict().items()}
-    for name, value in weights.items():
-        fits = list(value.shape) == wide[name] or (name in _HEAD and not classes)
-        rule = f"must be weights of this network: {name.removeprefix('trunk.')} must have the shape {wide[name]}"
-        require(fits, "weights", rule, list(value.shape))
+    _require_shapes(network, {name: value for name, value in weights.items() if classes or name not in _HEAD})
     if not classes:
         weights = weights | _head(network, weights, data, targets, origin)
     network.load_state_dict(weights)
@@ -202,11 +202,43 @@ def _is_state_dict(found: object) -> bool:
     return isinstance(found, Mapping) and bool(found) and all(isinstance(value, Tensor) for value in found.values())
 
 
+def _unwrapped(network: Network, theirs: Weights) -> tuple[Weights, list[str]]:
+    """Return weights without the parts that wrappers add to their names, and the removed parts.
+
+    Parts of the network's own names are kept, and all names are kept if two would become equal.
+    """
+    own = {part for name in network.state_dict() for part in name.split(".")}
+    wrappers = [part for part in _WRAPPERS if part not in own and any(part in name.split(".")[:-1] for name in theirs)]
+    names = {name: ".".join(part for part in name.split(".") if part not in wrappers) for name in theirs}
+    if len(set(names.values())) < len(names):
+        return theirs, []
+    found = {names[name]: value for name, value in theirs.items()}
+    if "module" in wrappers:
+        found.pop("n_averaged", None)  # AveragedModel counts its updates in it
+    trunk = {name.removeprefix("trunk.") for name in network.state_dict() if name not in _HEAD and _COUNT not in name}
+    while len(first := {name.partition(".")[0] for name in found}) == 1 and not trunk <= found.keys():
+        (part,) = first  # such as ``model`` of Lightning
+        inner = {name.partition(".")[2]: value for name, value in found.items()}
+        if not trunk or not any(trunk <= {name[cut:] for name in inner} for cut in _starts(inner)):
+            break
+        found, wrappers = inner, [*wrappers, part]
+    return found, wrappers
+
+
+def _starts(names: Mapping[str, Tensor]) -> list[int]:
+    """Return the lengths of the first parts that all names share, from none on."""
+    first = next(iter(names))
+    cuts = [0, *(place + 1 for place, letter in enumerate(first) if letter == ".")]
+    return [cut for cut in cuts if all(name.startswith(first[:cut]) for name in names)]
+
+
 def _summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: PretrainedConfig) -> Summary:
-    """Warn that the weights may have been trained on evaluation rows, or predict worse than a constant."""
+    """Warn that the weights may have been trained on evaluation rows, and list the removed parts of names."""
+    wrappers = [f"{part}." for part in states[0][0].config.get("taken_off", [])]
+    said = f"pretrained: removed {' and '.join(wrappers)} from the names of the weights in {config.weights}"
     doubts = {state.config["doubt"]: None for split in states for state in split if "doubt" in state.config}
     causes = "of the targets (key targets) and the inputs (the data set's normalise)"
-    return Summary(warnings=[_SEEN, *[f"pretrained: {line} {causes}" for line in doubts]])
+    return Summary(warnings=[_SEEN, *[said] * bool(wrappers), *[f"pretrained: {line} {causes}" for line in doubts]])
 
 
 def _named(network: Network, theirs: Weights, path: str) -> Weights:
@@ -230,6 +262,8 @@ def _named(network: Network, theirs: Weights, path: str) -> Weights:
         named |= {name: theirs[name] for name in rest}
     if "head.weight" in named and "head.bias" not in named:
         named["head.bias"] = torch.zeros(len(named["head.weight"]))
+    counts = {name: torch.tensor(0) for name in trunk if name.endswith(_COUNT)}
+    named = counts | named
     lacks = [name.removeprefix("trunk.") for name in (*trunk, *_HEAD) if name not in named]
     more = [name for name in named if name not in (*trunk, *_HEAD)]
     said = [f"lacks {_few(lacks)}"] * bool(lacks) + [f"has {_few(more)} beside"] * bool(more)
@@ -240,6 +274,13 @@ def _named(network: Network, theirs: Weights, path: str) -> Weights:
         rule = f"must be real numbers: {name.removeprefix('trunk.')} is quantised without its scale, or no weight"
         require(fits, "weights", rule, f"{path}: {value.dtype}")
     return {name: value.to(own[name].dtype) for name, value in named.items()}
+
+
+def _require_shapes(network: Network, weights: Weights) -> None:
+    wide = {name: list(value.shape) for name, value in network.state_dict().items()}
+    for name, value in weights.items():
+        rule = f"must be weights of this network: {name.removeprefix('trunk.')} must have the shape {wide[name]}"
+        require(list(value.shape) == wide[name], "weights", rule, list(value.shape))
 
 
 def _batches(data: FitData) -> Iterator[tuple[Tensor, Tensor]]:
@@ -267,15 +308,20 @@ def _head(network: Network, weights: Weights, data: FitData, targets: Units, ori
         bias[outputs:] -= 2 * scale.log()[: len(bias) - outputs]
     if len(weight) == outputs:
         network.trunk.load_state_dict(under("trunk.", weights))
-        trunk, total = network.trunk.to(data.device).eval(), torch.zeros(outputs, dtype=torch.float64)
-        for inputs, wanted in _batches(data):
-            means = trunk(inputs).double().cpu() @ weight.T + bias
-            total += (wanted.double().cpu() - means).square().sum(0)
-        variance = total / len(data.train)
+        variance = _squared_error(network, weight, bias, data)
         rule = "must not fit every training row exactly: the variance is learnt from their errors"
         require(bool((variance > 0).all()), "weights", rule, origin)
         weight, bias = torch.cat([weight, torch.zeros_like(weight)]), torch.cat([bias, variance.log()])
     return dict(zip(_HEAD, (weight.float(), bias.float()), strict=True))
+
+
+def _squared_error(network: Network, weight: Tensor, bias: Tensor, data: FitData) -> Tensor:
+    """Return the mean squared error of each target on the training rows [output], on the CPU in float64."""
+    trunk, total = network.trunk.to(data.device).eval(), torch.zeros(len(weight), dtype=torch.float64)
+    for inputs, targets in _batches(data):
+        means = trunk(inputs).double().cpu() @ weight.T + bias
+        total += (targets.double().cpu() - means).square().sum(0)
+    return total / len(data.train)
 
 
 def _few(names: list[str], shown: int = 3) -> str:
