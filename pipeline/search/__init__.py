@@ -239,9 +239,7 @@ def opened(
         parent = begin(folder, record["identity"], resume)
         tags = {"method": branch.method.name, "dataset": branch.dataset, "seed": branch.seed}
         with cluster.connected(settings, ships=shipped()):
-            from .tuner import require_shared  # it imports Ray, whose settings the block has made
-
-            require_shared(settings)
+            cluster.require_shared(settings)
             with tracking.parent(f"{verb} {name}", {**tags, "stage": verb}, parent) as run_id:
                 try:
                     folder.write(**record, parent=run_id)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import ray
 from ray import tune
 from ray.air.integrations.mlflow import MLflowLoggerCallback
 from ray.tune.result import TIME_TOTAL_S, TRAINING_ITERATION
@@ -23,7 +22,6 @@ from bdl_pipe.search import Sampled, rounded, same
 
 from .. import tracking
 from ..core import provenance
-from ..core.settings import Settings
 from ..work.hub import with_plugins
 from . import Session
 from .trial import MILESTONES, TIME, Ended, trial
@@ -46,18 +44,6 @@ class Lines(tune.Callback):
         at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
         scores = ", ".join(f"{name} {last[name]:.5g}" for name in self.metrics if name in last) or "diverged"
         print(f"{ended} of {self.count}: {scores}{at} ({', '.join(tried)})", flush=True)
-
-
-def require_shared(settings: Settings) -> None:
-    """Check that a cluster of several machines has shared storage, where trials store checkpoints.
-
-    Raises:
-        UserError: BDL_SEARCHES is not set.
-    """
-    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    if settings.address and not settings.searches and len(machines) > 1:
-        need = f"a folder or s3://bucket/path that all {len(machines)} machines of RAY_ADDRESS reach"
-        raise UserError(f"BDL_SEARCHES: must be {need}; it is not set")
 
 
 def run(session: Session, space: Mapping[str, Any], how: tune.TuneConfig, part: str = "") -> list[Ended]:

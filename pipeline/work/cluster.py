@@ -219,6 +219,20 @@ def head(settings: Settings) -> Iterator[str]:
         yield ray.get_runtime_context().gcs_address
 
 
+def require_shared(settings: Settings) -> None:
+    """Check that a cluster of several machines has shared storage, where trials store checkpoints.
+
+    Raises:
+        UserError: BDL_SEARCHES is not set.
+    """
+    import ray
+
+    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if settings.address and not settings.searches and len(machines) > 1:
+        need = f"a folder or s3://bucket/path that all {len(machines)} machines of RAY_ADDRESS reach"
+        raise UserError(f"BDL_SEARCHES: must be {need}; it is not set")
+
+
 def named(address: str, ships: Sequence[Path] = ()) -> dict[str, Any]:
     """Return the options of ``ray.init`` for a cluster, which send our code and ``ships`` to its nodes."""
     modules = [*(_ROOT / name for name in PACKAGES), *ships]

@@ -33,7 +33,8 @@ from pipeline.search import (
     tune,
 )
 from pipeline.search.trial import Ended
-from pipeline.search.tuner import Halving, _domains, require_shared
+from pipeline.search.tuner import Halving, _domains
+from pipeline.work.cluster import require_shared
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings()
