@@ -30,7 +30,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.data import prepared
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged, require
@@ -51,6 +50,7 @@ from benchmarks.toys.problems import OUT
 from pipeline.core import places, provenance, records
 from pipeline.core.load import load
 from pipeline.core.model import Params, Run
+from pipeline.prepared import folders
 
 TEMPERATURES: Final = {"boston": (0.01, 0.1, 0.3, 1.0), "fashion_mnist": (0.01, 0.1, 1.0)}
 PASSES: Final = 10_000  # number of passes of each kernel over boston's rows
@@ -86,8 +86,8 @@ class Chains:
             found, known = places.artifact("trajectory", source), params.run("trajectory", source).spec.seeds
             ends = artifacts.load(found, "trajectory")
             starts = [ends.state(f"0-{seed}") for c in range(run.spec.seeds) for seed in fan_in("cyclic", c, known)]
-        data = prepared.load_fit(places.artifact("prepare", name), 0, final=True)
-        return cls(data, prepared.load_holdout(places.artifact("holdout", name), 0).test, run.spec.seeds, starts)
+        data = folders.load_fit(places.artifact("prepare", name), 0, final=True)
+        return cls(data, folders.load_holdout(places.artifact("holdout", name), 0).test, run.spec.seeds, starts)
 
     def passes(self, sampler: SamplerConfig) -> float:
         """Return the cost of a step's gradients in passes over all rows."""

@@ -21,7 +21,6 @@ import torch
 from bdl_pipe.artifacts import State
 from bdl_pipe.collapsed.second_to_last import CiberSecondPosterior
 from bdl_pipe.config import merge, read
-from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.predictive import Continuous
 from bdl_pipe.progress import Silent
@@ -29,6 +28,7 @@ from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.yaml_files import read_yaml
 from pipeline.core.load import load
+from pipeline.prepared import folders
 
 ROWS: Final = 1000
 VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -83,7 +83,7 @@ def main() -> None:
     config = load(Path("params.yaml")).run("trajectory", f"{args.dataset}-swa").config
     scores, cost, units = {name: list[float]() for name in VARIANTS}, dict[str, float](), list[int]()
     for split in range(args.splits):
-        data, seed = prepared.load_fit(args.prepared, split, final=False), Seed(0).fold(split)
+        data, seed = folders.load_fit(args.prepared, split, final=False), Seed(0).fold(split)
         trajectory = (
             METHODS["sgd"].stages["trajectory"].fit_one(data, {}, config, rng=seed.fold("trajectory"), report=Silent())
         )

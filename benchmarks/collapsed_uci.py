@@ -25,13 +25,13 @@ from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.collapsed.output_distributions import Linear
 from bdl_pipe.collapsed.regression import CiberLastConfig, CiberLastPosterior
 from bdl_pipe.config import read
-from bdl_pipe.data import prepared
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.predictive import Continuous, Gaussian
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.snapshots import snapshots
+from pipeline.prepared import folders
 
 TREE: Final = Path("work/paper/ciber-table1")
 CONFIG: Final = CiberLastConfig(radius="variance", tail=0.01, weights=None)
@@ -84,11 +84,11 @@ def main() -> None:
     key = parser.parse_args().dataset
     torch.set_num_threads(1)
     trajectories = artifacts.load(TREE / "trajectory" / f"{key}-sgd", "trajectory")
-    data = artifacts.load(TREE / "prepare" / key, prepared.FIT_KIND)
+    data = artifacts.load(TREE / "prepare" / key, folders.FIT_KIND)
     splits: list[Mapping[str, float]] = []
     while f"{len(splits)}-0" in trajectories.names():
         split = len(splits)
-        test = prepared.load_holdout(TREE / "holdout" / key, split).test
+        test = folders.load_holdout(TREE / "holdout" / key, split).test
         transform = Transform.from_state(data.state(f"{split}/transform"))
         splits.append(scores(trajectories.state(f"{split}-0"), transform, test))
     for name in splits[0]:

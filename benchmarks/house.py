@@ -131,6 +131,7 @@ def measures() -> dict[str, str]:
     dotted = {path.relative_to(ROOT / "src").with_suffix(""): tree for path, tree in wheel.items()}
     modules = {".".join(path.parts).removesuffix(".__init__"): tree for path, tree in dotted.items()}
     places = {f"{WHEEL}.{place.partition(':')[0]}" for place in PLACES.values()}
+    places |= {f"{WHEEL}.command"}  # the console script of pyproject.toml
     places |= {table.module(name) for table in (METHODS, POSTERIORS) for name in table} | {f"{WHEEL}.public"}
     private, every = private_functions(wheel)
     long = {path: count for path in wheel if (count := len(path.read_text().splitlines())) > LONGEST}

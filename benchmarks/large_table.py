@@ -85,9 +85,9 @@ def prepare(folder: Path) -> Used:
     """Prepare the table in ``folder``."""
     from bdl_pipe import artifacts
     from bdl_pipe.config import read
-    from bdl_pipe.data import prepare as made
     from bdl_pipe.data.config import DatasetConfig
     from bdl_pipe.seeds import Seed
+    from pipeline.prepared import preparation as made
 
     source = {"name": "table", "path": str(folder / "t.parquet"), "target": ["y"], "task": "regression"}
     section = {"source": source, "normalise": "robust", "whiten": False, "validation": 0.1, "splits": 1, "ood": []}
@@ -107,11 +107,11 @@ def fit(folder: Path, held: bool) -> Used:
     import torch
 
     from bdl_pipe.config import read
-    from bdl_pipe.data import prepared
     from bdl_pipe.data import rows as data_rows
     from bdl_pipe.progress import Silent
     from bdl_pipe.seeds import Seed
     from bdl_pipe.trajectory.sgd import SGD
+    from pipeline.prepared import folders
 
     torch.set_num_threads(1)
     if held:
@@ -120,7 +120,7 @@ def fit(folder: Path, held: bool) -> Used:
     section = {"network": {"name": "mlp", "hidden": HIDDEN}, "epochs": 1, "snapshots": 1, "batch": BATCH}
     config = read(SGD.config, {**section, "optimiser": optimiser}, "methods.sgd")
     with watched() as used:
-        data = prepared.load_fit(folder / "fit", 0, final=True)
+        data = folders.load_fit(folder / "fit", 0, final=True)
         SGD.stages["trajectory"].fit_one(data, {}, config, rng=Seed(0), report=Silent())
     return used
 

@@ -42,7 +42,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bdl_pipe.config import read
-from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.rows import HeldRows
 from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig
@@ -54,6 +53,7 @@ from bdl_pipe.sgmcmc.sampler import NetworkChains, SamplerConfig
 from bdl_pipe.sgmcmc.target import NetworkTarget, TargetConfig
 from pipeline.core import places
 from pipeline.core.load import load
+from pipeline.prepared import folders
 
 Step = Callable[[], None]
 ROWS, STEP_SIZE = 60_000, 4e-6
@@ -224,7 +224,7 @@ def effective_draws(name: str, steps: int, chains: int, place: Path | None) -> N
     """Print a line for each kernel: the least effective draws of a prediction (bulk, of all chains) and their rate."""
     run, batch, kernels = DRAWS[name]
     teacher = load().run("teacher", run)
-    data = prepared.load_fit(place or places.artifact("prepare", teacher.spec.dataset), 0, final=False)
+    data = folders.load_fit(place or places.artifact("prepare", teacher.spec.dataset), 0, final=False)
     target = teacher.config.target
     rate = teacher.config.sampler.step_size.rate
     for kernel in kernels:

@@ -24,12 +24,12 @@ from bdl_pipe import config
 from bdl_pipe.coresets.vbpc import closed_form
 from bdl_pipe.coresets.vbpc.method import VBPC, VbpcConfig
 from bdl_pipe.coresets.vbpc.posterior import VbpcPosterior
-from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.last_layer.discriminative import quadrature
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from pipeline.core import provenance
+from pipeline.prepared import folders
 
 OUT = Path("results/vbpc/outer.md")
 HEAD = (
@@ -53,7 +53,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     began = time.process_time()
-    data = prepared.load_fit(chosen.prepared, 0, final=False)
+    data = folders.load_fit(chosen.prepared, 0, final=False)
     section = yaml.safe_load(Path("params.yaml").read_text())["methods"]["vbpc"]
     section["coreset"]["steps"] = chosen.steps
     rows = [row(data, section | {"outer": outer}) for outer in ("predictive", "expected")]

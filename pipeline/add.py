@@ -16,7 +16,6 @@ from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect.images import inspect_images, is_images
 from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
-from bdl_pipe.data.prepare import check_splits
 from bdl_pipe.data.raw import Task
 from bdl_pipe.data.size import Size
 from bdl_pipe.data.tables.read import Decimal, Thousands
@@ -29,6 +28,7 @@ from bdl_pipe.seeds import Seed
 from .core import overlays
 from .core.load import load
 from .core.model import SECTIONS
+from .prepared.preparation import check_splits
 
 FOLDER: Final = Path("params/data")  # ``add`` writes one overlay for each data set into this folder.
 

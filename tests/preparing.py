@@ -7,10 +7,10 @@ import numpy as np
 
 from bdl_pipe import artifacts
 from bdl_pipe.config import read
-from bdl_pipe.data import prepare, prepared
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.seeds import Seed
+from pipeline.prepared import folders, preparation
 
 SECTION: Final[dict[str, Any]] = {  # the keys of a row of ``datasets`` besides its source
     "normalise": "train",
@@ -30,12 +30,12 @@ def dataset_of(source: Any, name: str = "d", **changes: Any) -> DatasetConfig:
 
 
 def prepare_at(
-    root: Path, config: DatasetConfig, *, seed: int = 0, fan_out: prepare.FanOut = map, **others: DatasetConfig
+    root: Path, config: DatasetConfig, *, seed: int = 0, fan_out: preparation.FanOut = map, **others: DatasetConfig
 ) -> tuple[Path, Path]:
     """Prepare the data set ``d``, and return the folders of its fit and of its holdout."""
     fit, holdout = root / "prepare", root / "holdout"
-    with artifacts.publish(fit, prepared.FIT_KIND) as a, artifacts.publish(holdout, prepared.HOLDOUT_KIND) as b:
-        prepare.prepare("d", {"d": config, **others}, a, b, rng=Seed(seed).fold("d"), fan_out=fan_out)
+    with artifacts.publish(fit, folders.FIT_KIND) as a, artifacts.publish(holdout, folders.HOLDOUT_KIND) as b:
+        preparation.prepare("d", {"d": config, **others}, a, b, rng=Seed(seed).fold("d"), fan_out=fan_out)
     return fit, holdout
 
 
@@ -49,6 +49,6 @@ def table_of(values: np.ndarray, targets: Any, folder: Path) -> FitData:
     names = ",".join([*"abcdefgh"[: values.shape[1] - 1], "y"])
     np.savetxt(folder / "rows.csv", values, delimiter=",", header=names, comments="")
     source = {"name": "table", "path": str(folder / "rows.csv"), "target": ["y"], "task": "regression"}
-    data = prepared.load_fit(prepare_at(folder, dataset_of(source, targets=targets))[0], 0, final=True)
+    data = folders.load_fit(prepare_at(folder, dataset_of(source, targets=targets))[0], 0, final=True)
     assert data.search is not None and len(data.search.validation) > 0
     return data

@@ -23,12 +23,12 @@ from bdl_pipe.joint_predictive import JointCategorical
 from bdl_pipe.method import Method, fan_in
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import writer
-from bdl_pipe.portable import CLOSE, trace
 from bdl_pipe.posterior import Predictor, joint
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS, POSTERIORS, posterior_of
 from bdl_pipe.seeds import Seed
+from pipeline.export.traced import CLOSE, trace
 from tests.baselines.cases import table
 from tests.cases import CASES, CONFIGS, STUDENTS, Case, fit
 from tests.conftest import make_tiny_images, make_tiny_table

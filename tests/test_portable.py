@@ -18,7 +18,6 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from bdl_pipe import portable, portable_folder
 from bdl_pipe.baselines import trees
 from bdl_pipe.data.encoding import Encoding
 from bdl_pipe.data.fitdata import FitData
@@ -31,6 +30,7 @@ from bdl_pipe.predictive import Categorical
 from bdl_pipe.recalibration import Recalibration
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
+from pipeline.export import program_folder, torch_program
 from tests.cases import GAUSSIAN, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.wheel import link
@@ -75,8 +75,8 @@ def prices(log: bool = False, recalibrated: Recalibration | None = None) -> tupl
     return Predictor(draws((2,), False), transform, (), recalibrated), rows
 
 
-def traced(fitted: Predictor, rows: np.ndarray) -> portable.Program:
-    return portable.trace(fitted, torch.from_numpy(rows), rng=Seed(0))
+def traced(fitted: Predictor, rows: np.ndarray) -> torch_program.Program:
+    return torch_program.trace(fitted, torch.from_numpy(rows), rng=Seed(0))
 
 
 def schema(fitted: Predictor, rows: np.ndarray, **more: object) -> dict[str, object]:
@@ -131,7 +131,7 @@ def of_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the exported folder of the posterior of images, with new rows."""
     fitted, rows = images()
     folder = tmp_path_factory.mktemp("images")
-    made = portable_folder.write(folder, traced(fitted, rows), schema(fitted, rows), FACTS)
+    made = program_folder.write(folder, traced(fitted, rows), schema(fitted, rows), FACTS)
     assert made == ["program.pt2", "model.onnx"]
     np.save(folder / "new.npy", rows)
     return folder
@@ -169,7 +169,7 @@ def test_trees_export_for_any_number_of_rows(
         expected = fitted.predict(rows[:count], rng=Seed(0))
         found = answers[0] if isinstance(answers, tuple) else answers
         torch.testing.assert_close(found, expected.mean, rtol=1e-5, atol=1e-6, check_dtype=False)
-    assert portable.write_onnx(program, tmp_path / "m.onnx") <= portable.CLOSE
+    assert torch_program.write_onnx(program, tmp_path / "m.onnx") <= torch_program.CLOSE
 
 
 @pytest.mark.parametrize("method", ["vbll", pytest.param("vbpc", marks=pytest.mark.soak)])
@@ -180,7 +180,7 @@ def test_posteriors_with_triangular_systems_export_to_an_equal_onnx_model(method
     program = traced(fitted, data.train.inputs[:30])
     graph = str(program.traced.run_decompositions().graph)
     assert "linalg_solve_triangular" in graph or "cholesky" in graph, "there is something to replace"
-    assert portable.write_onnx(program, tmp_path / "m.onnx") <= portable.CLOSE
+    assert torch_program.write_onnx(program, tmp_path / "m.onnx") <= torch_program.CLOSE
 
 
 def test_a_posterior_that_draws_when_it_predicts_is_refused() -> None:
@@ -203,7 +203,7 @@ def test_a_program_that_differs_from_its_posterior_is_refused() -> None:
     fitted, rows = images()
     program = traced(fitted, rows)
     with pytest.raises(UserError, match=r"must equal the posterior to 1e-05"):
-        portable.difference(program.traced.module(), program.rows, tuple(1.0001 * m for m in program.meant))
+        torch_program.difference(program.traced.module(), program.rows, tuple(1.0001 * m for m in program.meant))
 
 
 def blocked(folder: Path, script: str, rows: str, *names: str) -> list[dict[str, float]]:
@@ -236,7 +236,7 @@ def of_a_table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Predicto
     transform = replace(transform, shift=torch.tensor([2.0]), scale=torch.tensor([0.5]))
     fitted, folder = Predictor(draws((width,), False), transform), tmp_path_factory.mktemp("table")
     about = schema(fitted, matrix, features=list(CELLS), columns=[column.mapping() for column in columns])
-    portable_folder.write(folder, traced(fitted, matrix), about, FACTS)
+    program_folder.write(folder, traced(fitted, matrix), about, FACTS)
     return folder, fitted, list(columns)
 
 
@@ -296,7 +296,7 @@ def test_the_card_states_inputs_outputs_scores_and_the_missing_extra(
 ) -> None:
     fitted, rows = prices()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    made = portable_folder.write(tmp_path, traced(fitted, rows), schema(fitted, rows), FACTS | {"Test nll": "1.2"})
+    made = program_folder.write(tmp_path, traced(fitted, rows), schema(fitted, rows), FACTS | {"Test nll": "1.2"})
     assert made == ["program.pt2"] and not (tmp_path / "run_onnx.py").exists()
     text = (tmp_path / "README.md").read_text()
     for part in (

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bdl_pipe import artifacts, recalibration, summary
 from bdl_pipe.artifacts import State
-from bdl_pipe.data import prepared
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
@@ -23,6 +22,7 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Exponential, Gaussian, Mixture, Predictive
 from bdl_pipe.recalibration import Recalibration, Widened
 from bdl_pipe.seeds import Seed
+from pipeline.prepared import folders
 from tests.preparing import dataset_of, prepare_at
 
 PLAIN = Transform("table", torch.zeros(1), torch.ones(1), shift=torch.tensor([3.0]), scale=torch.tensor([2.0]))
@@ -314,9 +314,9 @@ def test_calibration_rows_are_apart_from_training_and_test_rows(tmp_path: Path) 
 
     fit, holdout = made(0.25)
     for split in range(2):
-        kept = prepared.store.read(fit / str(split) / "train.arrow").examples
-        apart = prepared.load_calibration(fit, split)
-        test = prepared.store.read(holdout / str(split) / "test.arrow").examples
+        kept = folders.store.read(fit / str(split) / "train.arrow").examples
+        apart = folders.load_calibration(fit, split)
+        test = folders.store.read(holdout / str(split) / "test.arrow").examples
         assert apart is not None
         parts = [set(rows.inputs[:, 0].tolist()) for rows in (kept, apart, test)]
         assert [len(part) for part in parts] == [135, 45, 20]

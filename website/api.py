@@ -45,7 +45,8 @@ GROUPS: Final = {
         (
             *("Posterior", "NetworkDraws", "StoredPosterior", "Trees", "Predictive", "Categorical", "Continuous"),
             *("Gaussian", "joint", "Joint", "JointCategorical", "JointGaussian", "GaussianFunctions"),
-            *("load_predictor", "Predictor", "posterior_of", "stored_address"),
+            *("load_predictor", "Predictor", "predictions", "posterior_of", "stored_address", "interval_score"),
+            "quantile_weighted_crps",
         ),
     ),
     "methods": Group(
@@ -63,15 +64,16 @@ GROUPS: Final = {
         (
             *("Network", "NetworkConfig", "NetworkSpec", "Architecture", "build_network", "Learner", "LearnerSpec"),
             *("LearnerPosterior", "TrainingConfig", "fit_epochs", "Checkpointed", "CheckpointFiles"),
-            *("CheckpointFolder", "Display"),
+            *("CheckpointFolder", "Display", "sampled_config", "validation_nll"),
         ),
     ),
     "data": Group(
         "Data, configs and errors",
         "What reads files and settings, and what is raised.",
         (
-            *("inspect_table", "inspect_images", "Raw", "DatasetConfig", "EvaluateConfig", "read_config", "read_yaml"),
-            *("require", "UserError", "ConfigError", "DataError", "ArtifactError", "PluginError", "Diverged"),
+            *("inspect_table", "inspect_images", "corrupt", "Raw", "DatasetConfig", "EvaluateConfig", "read_config"),
+            *("read_yaml", "require", "UserError", "ConfigError", "DataError", "ArtifactError", "PluginError"),
+            "Diverged",
         ),
     ),
     "parts": Group(

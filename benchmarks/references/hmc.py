@@ -28,7 +28,6 @@ from torch import Tensor
 
 from bdl_pipe import artifacts
 from bdl_pipe.config import to_mapping
-from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.evaluation import references
 from bdl_pipe.evaluation.references import Reference
@@ -41,6 +40,7 @@ from bdl_pipe.sgmcmc.target import NetworkTarget, TargetConfig
 from benchmarks.toys.problems import PROBLEMS, Problem
 from pipeline.core import places, provenance, records
 from pipeline.core.load import load
+from pipeline.prepared import folders
 
 TEACHER: Final = "boston-sghmc"
 KEPT: Final = 400  # draws of all chains that are stored
@@ -155,8 +155,8 @@ def split(number: int, settings: Settings) -> None:
     if place.exists():
         return
     teacher = load().run("teacher", TEACHER)
-    data = prepared.load_fit(places.artifact("prepare", teacher.spec.dataset), number, final=True)
-    test = prepared.load_holdout(places.artifact("holdout", teacher.spec.dataset), number).test
+    data = folders.load_fit(places.artifact("prepare", teacher.spec.dataset), number, final=True)
+    test = folders.load_holdout(places.artifact("holdout", teacher.spec.dataset), number).test
     inputs, config = data.transform.inputs(test.inputs), teacher.config.target
     outputs, about = sample(data, config, inputs, settings, Seed(0).fold("reference", "boston", number))
     functions, variance = outputs[..., 0], 1 / config.precision(data)

@@ -17,7 +17,6 @@ from bdl_pipe import scores as stored_scores
 from bdl_pipe.config import nearest
 from bdl_pipe.coresets.shared.init import Coreset
 from bdl_pipe.data.catalog import licence_of
-from bdl_pipe.data.prepared import load_fit
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.method import fan_in
 from bdl_pipe.scores import Quantity, RunScores
@@ -27,6 +26,7 @@ from bdl_report.pictures import write
 from ..core import places, records
 from ..core.load import load
 from ..core.model import Params, Run
+from ..prepared.folders import load_fit
 from . import whole
 
 SCORES: Final = ("accuracy", "nll", "ece")  # the columns of the card's scores

@@ -29,6 +29,7 @@ REGISTRY: Final = "bdl_pipe.registry"
 SIZES: Final = "bdl_pipe.data.size"
 REPORT: Final = "bdl_report"
 RESULTS: Final = (  # the modules of the pipeline that write artifacts
+    "pipeline.prepared",
     "pipeline.stages.prepare",
     "pipeline.stages.inputs",
     "pipeline.stages.fit",

@@ -23,7 +23,6 @@ from pyarrow import fs
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import nearest
-from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import UserError
 from bdl_pipe.evaluation import EvaluateConfig
@@ -39,6 +38,7 @@ from ..core.settings import Settings
 from ..plan import sources
 from ..plan.code import shipped
 from ..plan.plan import one
+from ..prepared import folders
 from ..run import body
 from ..stages import fit
 from ..work import choose, cluster
@@ -105,7 +105,7 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
         UserError: there are no validation rows, or the data set cannot be prepared.
     """
     body.ensure(one("prepare", branch.dataset, params), params, replace(Settings.read(), executor="inline"))
-    data = prepared.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
+    data = folders.load_fit(places.artifact("prepare", branch.dataset), 0, final=False)
     if len(data.validation) == 0:
         raise UserError(f"datasets.{branch.dataset}.validation: must hold out rows to score a search, got none")
     if params.datasets[branch.dataset].splits > 1:

@@ -15,7 +15,6 @@ import torch
 
 from bdl_pipe import artifacts, evaluation, scores
 from bdl_pipe.artifacts import State
-from bdl_pipe.data import prepared, store
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.posterior import Predictor, prediction_address
@@ -30,6 +29,7 @@ from ..core.curves import Curve
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
+from ..prepared import arrow_rows, folders
 from ..work.display import Display
 from ..work.executor import Executor, Task
 from ..work.store import Store
@@ -95,7 +95,7 @@ def answer(task: EvalTask, shared: Mapping[str, Any], report: Report) -> State:
         tables = {name: scores.of_fit(table, task.split, task.seed) for name, table in clean.tables.items()}
     else:
         name, files = task.corruption, shared[f"corrupted-{task.corruption}"]
-        opened = ((level, store.loads(file, f"corrupted/{name}-{level}.arrow")) for level, file in files.items())
+        opened = ((level, arrow_rows.loads(file, f"corrupted/{name}-{level}.arrow")) for level, file in files.items())
         figures = evaluation.score_corrupted(fitted, name, ((level, rows.examples) for level, rows in opened), *how)
     tables["scores"] = task.scores(figures)
     return State({name: _stream(table) for name, table in tables.items()})
@@ -129,14 +129,14 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
     shared: dict[str, Any] = {}
     tasks, about = [], (run.spec.dataset, run.method.name, run.spec.setting)
     splits = range(params.datasets[run.spec.dataset].splits)
-    holdouts = prepared.load_holdouts(places.artifact("holdout", run.spec.dataset), splits)
+    holdouts = folders.load_holdouts(places.artifact("holdout", run.spec.dataset), splits)
     shared |= {"ood": holdouts[0].ood(), "transfer": holdouts[0].transfer()}
     sizes = Counter[str]()
     for job in holdouts[0].corruptions():
         shared.setdefault(f"corrupted-{job.name}", {})[job.severity] = holdouts[0].corrupted_file(*job)
         sizes[job.name] += len(holdouts[0].corrupted(*job))
     if shared["ood"]:
-        fits = prepared.load_fits(places.artifact("prepare", run.spec.dataset), splits, final=True)
+        fits = folders.load_fits(places.artifact("prepare", run.spec.dataset), splits, final=True)
         shared |= {
             f"train-{split}": evaluation.training_rows(data.train) for split, data in zip(splits, fits, strict=True)
         }

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from bdl_pipe import artifacts, config, recalibration
 from bdl_pipe.artifacts import State
-from bdl_pipe.data import prepared
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.files import write_bytes
 from bdl_pipe.fitting import RATE_SHARE, Fits, SeedFit, grouped, seeds_of
@@ -29,6 +28,7 @@ from ..core.curves import Curve
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan.plan import Stage
+from ..prepared import folders
 from ..work.display import Display
 from ..work.executor import Done, Executor, Task, Where
 from ..work.store import Store
@@ -127,7 +127,7 @@ def _plan(run: Run, params: Params, settings: Settings) -> tuple[dict[str, Any],
     above = {kind: artifacts.load(places.artifact(kind, key), kind) for kind, key in run.sources.items()}
     root = Seed(params.seed).fold(run.kind, run.key)
     splits = range(params.datasets[run.spec.dataset].splits)
-    for split, rows in zip(splits, prepared.load_fits(place, splits, final=True), strict=True):
+    for split, rows in zip(splits, folders.load_fits(place, splits, final=True), strict=True):
         data.append(rows.on(settings.device))
         shared[f"data-{split}"] = data[-1]
         keys = dict[Kind, list[str]]()
@@ -179,7 +179,7 @@ def _publish(
             prepare = places.artifact("prepare", run.spec.dataset)
             for split, rows in enumerate(data):
                 artifacts.write_state(folder / f"transform-{split}", rows.transform.state())
-                calibration = prepared.load_calibration(prepare, split)
+                calibration = folders.load_calibration(prepare, split)
                 if calibration is None:
                     continue
                 for number in range(run.spec.seeds):
@@ -189,7 +189,7 @@ def _publish(
                     batches = fitted.transformed_batches(calibration.inputs, rng=rng, device=device)
                     learnt = recalibration.fit(batches, calibration, rows.transform)
                     artifacts.write_state(folder / f"{RECALIBRATION}-{name}", learnt.state())
-            schema = json.dumps(prepared.load_schema(prepare), sort_keys=True, indent=1)
+            schema = json.dumps(folders.load_schema(prepare), sort_keys=True, indent=1)
             write_bytes(folder / "schema.json", schema.encode())
 
 

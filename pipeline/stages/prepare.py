@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 
 from bdl_pipe import artifacts, config
-from bdl_pipe.data import prepare, prepared
-from bdl_pipe.data.prepared import Job
 from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 
@@ -15,6 +13,8 @@ from ..core import places
 from ..core.model import Params
 from ..core.settings import Settings
 from ..plan.plan import Stage
+from ..prepared import folders, preparation
+from ..prepared.folders import Job
 from ..work.display import Display
 from ..work.executor import Executor, Task
 
@@ -36,11 +36,11 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     held, seen = {**about}, {**about}
     with (
         Display(f"prepare {key}") as display,
-        artifacts.publish(fit, prepared.FIT_KIND, about=seen) as fit_folder,
-        artifacts.publish(holdout, prepared.HOLDOUT_KIND, about=held) as held_folder,
+        artifacts.publish(fit, folders.FIT_KIND, about=seen) as fit_folder,
+        artifacts.publish(holdout, folders.HOLDOUT_KIND, about=held) as held_folder,
     ):
         fan = _fan_out(executor, display)
-        facts = prepare.prepare(key, params.datasets, fit_folder, held_folder, rng=rng, fan_out=fan)
+        facts = preparation.prepare(key, params.datasets, fit_folder, held_folder, rng=rng, fan_out=fan)
         seen["facts"], held["facts"] = facts.fit, facts.holdout
 
 
@@ -49,7 +49,7 @@ def corrupt(job: Job, shared: Mapping[str, Any], report: Report) -> np.ndarray:
     return shared["corrupt"](job)
 
 
-def _fan_out(executor: Executor, display: Display) -> prepare.FanOut:
+def _fan_out(executor: Executor, display: Display) -> preparation.FanOut:
     def fan_out(function: Callable[[Job], np.ndarray], jobs: Sequence[Job]) -> Iterable[np.ndarray]:
         tasks = [Task(job.key, job, ("corrupt",)) for job in jobs]
         answers = executor.map(corrupt, tasks, shared={"corrupt": function}, display=display, where="try")

@@ -255,7 +255,7 @@ class Method:
             (``ensemble``, ``tabm``) are none.
         rival: whether verdicts compare the best Bayesian network with it, since it needs no network.
         optimal: whether its fit ends at an optimum, whatever the seed and the time.
-        program: whether its posterior becomes a program (:mod:`.portable`): it predicts without drawing.
+        program: whether its posterior becomes a program of torch.export: it predicts without drawing.
     """
 
     name: str

@@ -14,6 +14,7 @@ from .checkpoints import Checkpointed as Checkpointed
 from .data.catalog import load_dataset as load_dataset
 from .data.catalog import register_source as register_source
 from .data.config import DatasetConfig as DatasetConfig
+from .data.corrupt import corrupt as corrupt
 from .data.examples import Examples as Examples
 from .data.fitdata import FitData as FitData
 from .data.inspect.images import inspect_images as inspect_images
@@ -41,6 +42,10 @@ from .joint_predictive import (
     JointGaussian as JointGaussian,
 )
 from .metrics import register_metric as register_metric
+from .metrics.quantile_scores import (
+    interval_score as interval_score,
+    quantile_weighted_crps as quantile_weighted_crps,
+)
 from .method import Default as Default, Inputs as Inputs, Method as Method, StageSpec as StageSpec, Upstream as Upstream
 from .networks import (
     Architecture as Architecture,
@@ -74,7 +79,9 @@ from .registry import (
     register_posterior as register_posterior,
     stored_address as stored_address,
 )
+from .search import sampled_config as sampled_config, validation_nll as validation_nll
 from .seeds import Seed as Seed
+from .summary import predictions as predictions
 from .training.fit import fit_epochs as fit_epochs
 from .training.learner import Learner as Learner, TrainingConfig as TrainingConfig
 from .training.posterior import LearnerPosterior as LearnerPosterior, LearnerSpec as LearnerSpec

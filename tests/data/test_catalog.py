@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from bdl_pipe import config, load_dataset
-from bdl_pipe.data import catalog, prepared, sources
+from bdl_pipe.data import catalog, sources
 from bdl_pipe.data.catalog import CATALOG, OPTIONS, Entry, Named, register
 from bdl_pipe.data.config import DatasetConfig, ood_source
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.raw import Kind, Raw, Source, Task
 from bdl_pipe.errors import ConfigError, DataError
+from pipeline.prepared import folders
 from tests.preparing import SECTION, dataset_of, prepare_at
 
 WITH_OPTIONS = {
@@ -114,7 +115,7 @@ def test_prepare_reads_a_registered_source(tmp_path: Path) -> None:
     assert dataset.source.files() == (path,)
     register("mine2", entry(path))
     fit, holdout = prepare_at(tmp_path, dataset)
-    data, held = prepared.load_fit(fit, 0, final=True), prepared.load_holdout(holdout, 0)
+    data, held = folders.load_fit(fit, 0, final=True), folders.load_holdout(holdout, 0)
     assert data.search is not None and (len(data.search.train), len(data.search.validation)) == (22, 5)
     stored = np.concatenate([data.train.inputs, held.test.inputs])
     assert sorted(row.tobytes() for row in stored) == sorted(row.tobytes() for row in rows().inputs)

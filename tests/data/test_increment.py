@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from bdl_pipe import config
-from bdl_pipe.data import prepared
 from bdl_pipe.data.catalog import Named
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.increment import IncrementConfig
 from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
+from pipeline.prepared import folders
 from tests.preparing import prepare_at
 
 from . import archives as made
@@ -64,19 +64,19 @@ def test_the_steps_partition_the_classes() -> None:
 def test_a_step_trains_on_its_new_classes_and_tests_on_all_classes_so_far(tmp_path: Path) -> None:
     whole = npz(tmp_path / "d.npz")
     fit, holdout = prepare_at(tmp_path / "whole", whole)
-    search, test = prepared.load_fit(fit, 0, final=False), prepared.load_holdout(holdout, 0).test
+    search, test = folders.load_fit(fit, 0, final=False), folders.load_holdout(holdout, 0).test
     for number in range(3):
         dataset = at(whole, number)
         fit, holdout = prepare_at(tmp_path / str(number), dataset)
         assert dataset.increment is not None
         new, seen = dataset.increment.new(CLASSES), dataset.increment.seen(CLASSES)
-        part, final = prepared.load_fit(fit, 0, final=False), prepared.load_fit(fit, 0, final=True)
+        part, final = folders.load_fit(fit, 0, final=False), folders.load_fit(fit, 0, final=True)
         for mine, all_rows in ((part.train, search.train), (part.validation, search.validation)):
             of_new = np.isin(all_rows.targets, new)
             np.testing.assert_array_equal(mine.inputs, all_rows.inputs[of_new])
             np.testing.assert_array_equal(mine.targets, all_rows.targets[of_new])
         assert len(final.train) == 40 and set(final.train.targets) == {*new}
-        held = prepared.load_holdout(holdout, 0)
+        held = folders.load_holdout(holdout, 0)
         np.testing.assert_array_equal(held.test.inputs, test.inputs[np.isin(test.targets, seen)])
         assert set(held.test.targets) == {*seen} and len(held.ood()["noise"]) == 1000
         assert final.outputs == CLASSES
@@ -88,9 +88,9 @@ def test_all_steps_share_one_transform_fitted_to_the_training_rows_alone(tmp_pat
     steps = [prepare_at(tmp_path / str(number), at(whole, number))[0] for number in range(3)]
     everything, _ = prepare_at(tmp_path / "whole", whole)
     for final in (False, True):
-        fits = [prepared.load_fit(fit, 0, final=final) for fit in (everything, *steps)]
+        fits = [folders.load_fit(fit, 0, final=final) for fit in (everything, *steps)]
         assert all(same(fits[0].transform, other.transform) for other in fits[1:])
-    parts = [prepared.load_fit(fit, 0, final=False) for fit in steps]
+    parts = [folders.load_fit(fit, 0, final=False) for fit in steps]
     mean = float(parts[0].transform.mean[0])
 
     def brightness(*images: np.ndarray) -> float:
@@ -113,7 +113,7 @@ def test_transfer_rows_have_only_the_classes_so_far(tmp_path: Path) -> None:
     for number in range(3):
         dataset = at(whole, number)
         _, holdout = prepare_at(tmp_path / str(number), dataset, other=other)
-        found = prepared.load_holdout(holdout, 0).transfer()["other"]
+        found = folders.load_holdout(holdout, 0).transfer()["other"]
         assert dataset.increment is not None
         assert sorted(found.targets) == sorted(2 * dataset.increment.seen(CLASSES))
         assert as_bytes(found.inputs) <= as_bytes(images)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bdl_pipe.data import prepared
 from bdl_pipe.data.catalog import Named
 from bdl_pipe.data.config import DatasetConfig
-from bdl_pipe.data.ood import noise
 from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
+from pipeline.prepared import folders
+from pipeline.prepared.ood_sets import noise
 from tests.preparing import prepare_at
 
 from . import archives as made
@@ -47,14 +47,14 @@ def test_noise_is_uniform() -> None:
 def test_noise_has_the_shape_of_the_set_and_depends_on_the_seed_alone(tmp_path: Path) -> None:
     config = replace(DIGITS, ood=("noise", "digits"))
     sets = [
-        prepared.load_holdout(prepare_at(tmp_path / str(i), config, seed=seed)[1], 0).ood()
+        folders.load_holdout(prepare_at(tmp_path / str(i), config, seed=seed)[1], 0).ood()
         for i, seed in enumerate((0, 0, 1))
     ]
     assert list(sets[0]) == ["digits", "noise"] and sets[0]["noise"].inputs.shape == (1000, 1, 8, 8)
     np.testing.assert_array_equal(sets[0]["noise"].inputs, sets[1]["noise"].inputs)
     assert (sets[0]["noise"].inputs != sets[2]["noise"].inputs).mean() > 0.9
     wide = replace(DIGITS, source=npz(tmp_path / "d.npz"), validation=4, ood=("noise",))
-    assert prepared.load_holdout(prepare_at(tmp_path / "n", wide)[1], 0).ood()["noise"].inputs.shape == (1000, 3, 4, 4)
+    assert folders.load_holdout(prepare_at(tmp_path / "n", wide)[1], 0).ood()["noise"].inputs.shape == (1000, 3, 4, 4)
 
 
 def test_held_out_classes_occur_only_in_their_own_ood_set(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_held_out_classes_occur_only_in_their_own_ood_set(tmp_path: Path) -> Non
     fit, holdout = prepare_at(
         tmp_path, replace(DIGITS, source=source, validation=4, held_out=(2, 0), corrupted_images=0)
     )
-    final, test = prepared.load_fit(fit, 0, final=True), prepared.load_holdout(holdout, 0)
+    final, test = folders.load_fit(fit, 0, final=True), folders.load_holdout(holdout, 0)
     assert final.classes == ("1", "3") and final.outputs == 2 and final.search is not None
     assert (len(final.train), len(final.search.train), len(final.search.validation)) == (20, 16, 4)
     train, tests = made.images(40, (3, 4, 4)), made.images(12, (3, 4, 4), 1)
@@ -77,13 +77,13 @@ def test_held_out_classes_occur_only_in_their_own_ood_set(tmp_path: Path) -> Non
 
 def test_a_set_without_test_rows_holds_out_all_rows_of_the_classes(tmp_path: Path) -> None:
     fit, holdout = prepare_at(tmp_path, replace(DIGITS, held_out=(9,), ood=("noise",), splits=2))
-    ood = prepared.load_holdout(holdout, 1).ood()
+    ood = folders.load_holdout(holdout, 1).ood()
     assert {name: len(rows) for name, rows in ood.items()} == {"held_out": 180, "noise": 1000}
     assert set(ood["held_out"].targets) == {9}
     for split in (0, 1):
-        train, test = prepared.load_fit(fit, split, final=True).train, prepared.load_holdout(holdout, split).test
+        train, test = folders.load_fit(fit, split, final=True).train, folders.load_holdout(holdout, split).test
         assert len(train) + len(test) == 1797 - 180 and set(train.targets) == set(range(9))
-    assert prepared.load_schema(fit)["classes"] == list("012345678")
+    assert folders.load_schema(fit)["classes"] == list("012345678")
 
 
 @pytest.mark.parametrize(("held", "rule"), [((10,), "< 10"), (tuple(range(9)), "leave at least 2 classes")])

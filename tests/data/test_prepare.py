@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from bdl_pipe.data import prepared
 from bdl_pipe.data.catalog import CATALOG
-from bdl_pipe.data.corrupted import corrupt_one, corruption_jobs
-from bdl_pipe.data.ood import to_shape
-from bdl_pipe.data.prepared import Job
 from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.data.split_rows import hold_out, uci_splits
 from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
 from bdl_pipe.seeds import Seed
+from pipeline.prepared import folders
+from pipeline.prepared.corrupted_sets import corrupt_one, corruption_jobs
+from pipeline.prepared.folders import Job
+from pipeline.prepared.ood_sets import to_shape
 from tests.preparing import bytes_of, dataset_of, prepare_at
 
 from . import archives as made
@@ -49,7 +49,7 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_search_partitions_the_rows_and_a_final_fit_joins_them(cifar: Path, tmp_path: Path) -> None:
     fit, holdout = prepare_at(tmp_path, IMAGES)
-    search, final = prepared.load_fit(fit, 0, final=False), prepared.load_fit(fit, 0, final=True)
+    search, final = folders.load_fit(fit, 0, final=False), folders.load_fit(fit, 0, final=True)
     assert (len(search.train), len(search.validation)) == (16, 4)
     assert (len(final.train), len(final.validation)) == (20, 0)
     together = np.concatenate([search.train.inputs, search.validation.inputs])
@@ -58,27 +58,27 @@ def test_a_search_partitions_the_rows_and_a_final_fit_joins_them(cifar: Path, tm
     assert {row.tobytes() for row in together} == {row.tobytes() for row in written}
     for row, label in zip(final.train.inputs, final.train.targets, strict=True):
         assert label == next(i for i, w in enumerate(written) if (w == row).all()) % 10
-    np.testing.assert_array_equal(prepared.load_holdout(holdout, 0).test.inputs, made.images(10, (3, 32, 32), 1))
+    np.testing.assert_array_equal(folders.load_holdout(holdout, 0).test.inputs, made.images(10, (3, 32, 32), 1))
     assert final.classes == tuple(made.CIFAR10_NAMES) and final.input_shape == (3, 32, 32)
 
 
 def test_a_search_and_a_final_fit_each_normalise_by_their_own_training_rows(cifar: Path, tmp_path: Path) -> None:
     fit, _ = prepare_at(tmp_path, IMAGES)
     for final in (False, True):
-        data = prepared.load_fit(fit, 0, final=final)
+        data = folders.load_fit(fit, 0, final=final)
         expected = (data.train.inputs.astype(np.float64) / 255).mean(axis=(0, 2, 3))
         np.testing.assert_allclose(data.transform.mean.numpy(), expected, rtol=1e-12)
 
 
 def test_fit_rows_train_keeps_validation_rows_out_of_a_final_fit(cifar: Path, tmp_path: Path) -> None:
     fit, _ = prepare_at(tmp_path, replace(IMAGES, fit_rows="train"))
-    data = prepared.load_fit(fit, 0, final=True)
+    data = folders.load_fit(fit, 0, final=True)
     assert (len(data.train), len(data.validation)) == (16, 4)
 
 
 def test_a_final_fit_contains_the_data_of_its_search_as_a_view(cifar: Path, tmp_path: Path) -> None:
     fit, _ = prepare_at(tmp_path, IMAGES)
-    search, final = prepared.load_fit(fit, 0, final=False), prepared.load_fit(fit, 0, final=True)
+    search, final = folders.load_fit(fit, 0, final=False), folders.load_fit(fit, 0, final=True)
     assert search.search is None and final.search is not None
     for part in ("train", "validation"):
         for ours, theirs in zip(final.search.tensors(part), search.tensors(part), strict=True):
@@ -93,7 +93,7 @@ def test_a_final_fit_contains_the_data_of_its_search_as_a_view(cifar: Path, tmp_
 @pytest.mark.parametrize("source", ["images", "table"])
 def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: Path) -> None:
     fit, _ = prepare_at(tmp_path, IMAGES if source == "images" else BOSTON)
-    final = prepared.load_fit(fit, 0, final=True).on("meta")
+    final = folders.load_fit(fit, 0, final=True).on("meta")
     blob = pickle.dumps(final, protocol=5)
     rows = final.train.inputs.nbytes
     assert rows < len(blob) < 1.5 * rows
@@ -115,7 +115,7 @@ def test_a_final_fit_that_joins_no_validation_rows_contains_no_search(
     change: dict, cifar: Path, tmp_path: Path
 ) -> None:
     fit, _ = prepare_at(tmp_path, replace(IMAGES, **change))
-    assert prepared.load_fit(fit, 0, final=True).search is None
+    assert folders.load_fit(fit, 0, final=True).search is None
 
 
 def npz(path: Path, change_test: bool = False) -> None:
@@ -160,7 +160,7 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(targets: str, tmp_path:
 def test_a_fit_and_its_search_each_centre_targets_by_their_own_training_rows(normalise: str, tmp_path: Path) -> None:
     """The targets are centred in original units."""
     fit, _ = prepare_at(tmp_path, dataset_of({"name": "boston"}, targets="centre", normalise=normalise))
-    final = prepared.load_fit(fit, 0, final=True)
+    final = folders.load_fit(fit, 0, final=True)
     assert final.search is not None
     for data in (final, final.search):
         y = data.train.targets
@@ -180,13 +180,13 @@ def test_centred_targets_are_refused_for_classification() -> None:
 def test_splits_of_boston_have_the_standard_sizes(tmp_path: Path) -> None:
     fit, holdout = prepare_at(tmp_path, replace(BOSTON, splits=2))
     for split in (0, 1):
-        search, final = (prepared.load_fit(fit, split, final=f) for f in (False, True))
+        search, final = (folders.load_fit(fit, split, final=f) for f in (False, True))
         assert (len(search.train), len(search.validation), len(final.train)) == (364, 91, 455)
-        assert len(prepared.load_holdout(holdout, split).test) == 51
+        assert len(folders.load_holdout(holdout, split).test) == 51
         inputs, targets = final.tensors("train")
         assert inputs.dtype == targets.dtype == torch.float32 and targets.shape == (455, 1)
         torch.testing.assert_close(targets.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
-    assert prepared.load_schema(fit)["features"][12] == "LSTAT" and prepared.load_schema(fit)["targets"] == ["MEDV"]
+    assert folders.load_schema(fit)["features"][12] == "LSTAT" and folders.load_schema(fit)["targets"] == ["MEDV"]
 
 
 def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: Path, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: P
 
 def test_ood_sets_get_the_shape_of_the_prepared_set(cifar: Path, tmp_path: Path) -> None:
     _, holdout = prepare_at(tmp_path, replace(IMAGES, ood=("digits", "mnist5k")))
-    ood = prepared.load_holdout(holdout, 0).ood()
+    ood = folders.load_holdout(holdout, 0).ood()
     assert {k: v.inputs.shape for k, v in ood.items()} == {"digits": (1797, 3, 32, 32), "mnist5k": (5000, 3, 32, 32)}
     assert (ood["digits"].inputs[:, 0] == ood["digits"].inputs[:, 2]).all()
 
@@ -231,7 +231,7 @@ def test_corruptions_do_not_depend_on_the_order_of_their_jobs(cifar: Path, tmp_p
     _, one = prepare_at(tmp_path / "a", config)
     _, two = prepare_at(tmp_path / "b", config, fan_out=backwards)
     assert bytes_of(one) == bytes_of(two)
-    rows = prepared.load_holdout(one, 0)
+    rows = folders.load_holdout(one, 0)
     assert rows.corruptions() == [Job(n, s) for n in ("dark", "noise") for s in (1, 2, 3, 4, 5)]
     np.testing.assert_array_equal(rows.corrupted("dark", 3).inputs, rows.test.inputs[:5] // 4)
     np.testing.assert_array_equal(rows.corrupted("dark", 3).targets, rows.test.targets[:5])
@@ -274,13 +274,13 @@ def test_several_splits_of_a_set_with_its_own_test_rows_are_refused(cifar: Path,
 def test_missing_truncated_and_mistaken_artifacts_are_refused(cifar: Path, tmp_path: Path) -> None:
     fit, holdout = prepare_at(tmp_path, IMAGES)
     with pytest.raises(ArtifactError, match=r"3/train\.arrow: is missing"):
-        prepared.load_fit(fit, 3, final=True)
+        folders.load_fit(fit, 3, final=True)
     path = holdout / "0" / "test.arrow"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ArtifactError, match=r"test\.arrow: is truncated"):
-        prepared.load_holdout(holdout, 0)
+        folders.load_holdout(holdout, 0)
     with pytest.raises(ArtifactError, match="must be a holdout artifact, got 'prepare'"):
-        prepared.load_holdout(fit, 0)
+        folders.load_holdout(fit, 0)
 
 
 def test_uci_splits_follow_the_published_procedure() -> None:

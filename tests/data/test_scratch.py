@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.data import prepared, rows, scratch
+from bdl_pipe.data import rows, scratch
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.rows import HeldRows, StreamedRows, rows_of
 from bdl_pipe.data.tables import read
@@ -22,6 +22,7 @@ from bdl_pipe.data.tables.cells import Cells
 from bdl_pipe.data.tables.read import open_table
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
+from pipeline.prepared import folders
 from tests.cases import Case, config_of
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.preparing import dataset_of, prepare_at
@@ -51,7 +52,7 @@ COLUMNS = {"a": "number", "b": "number", "c": "number", "kind": "category", "day
 def prepared_at(folder: Path, path: str, normalise: str) -> list[FitData]:
     source = {"name": "table", "path": path, "target": ["y"], "task": "regression", "columns": COLUMNS}
     fit, _ = prepare_at(folder, dataset_of(source, normalise=normalise, splits=2))
-    return prepared.load_fits(fit, [0, 1], final=True)
+    return folders.load_fits(fit, [0, 1], final=True)
 
 
 @pytest.mark.parametrize("normalise", ["robust", "train", "none"])

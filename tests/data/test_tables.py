@@ -28,11 +28,11 @@ from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.new_inputs import frame_inputs, new_inputs, unseen
 from bdl_pipe.data.normalise import fit_transform
-from bdl_pipe.data.prepare import check_splits
 from bdl_pipe.data.tables.columns import Column
 from bdl_pipe.data.tables.formats import other_kind
 from bdl_pipe.errors import DataError
 from bdl_pipe.seeds import Seed
+from pipeline.prepared.preparation import check_splits
 from tests.data.test_cells import ROWS, X, Y, added, cycle, feature, schema_of, stored
 from tests.tables import houses
 

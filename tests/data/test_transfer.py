@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from bdl_pipe import config
-from bdl_pipe.data import prepared, sources
+from bdl_pipe.data import sources
 from bdl_pipe.data.catalog import CATALOG, Named
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.examples import Examples
-from bdl_pipe.data.ood import to_shape
 from bdl_pipe.data.raw import Raw
-from bdl_pipe.data.transfer import shared_rows
 from bdl_pipe.errors import ConfigError, DataError
+from pipeline.prepared import folders
+from pipeline.prepared.ood_sets import to_shape
+from pipeline.prepared.transfer_sets import shared_rows
 from tests.preparing import bytes_of, prepare_at
 
 from . import archives as made
@@ -42,7 +43,7 @@ def raw(classes: Sequence[str], targets: Sequence[int], *, seed: int, shape: tup
 def test_rows_of_stl10_get_the_labels_and_the_shape_of_cifar10(folder: Path) -> None:
     """The labels by hand: bird, car and horse have other labels in CIFAR-10, and the monkeys are left out."""
     _, holdout = prepare_at(folder, IMAGES)
-    found = prepared.load_holdout(holdout, 0).transfer()
+    found = folders.load_holdout(holdout, 0).transfer()
     assert list(found) == ["stl10"] and found["stl10"].inputs.shape == (18, 3, 32, 32)
     once = [0, 2, 1, 3, 4, 5, 7, 8, 9]
     assert found["stl10"].targets.tolist() == once * 2
@@ -58,7 +59,7 @@ def test_the_fit_artifact_does_not_depend_on_transfer_sets(folder: Path) -> None
     assert bytes_of(with_them[0]) == bytes_of(without[0])
     more = {*bytes_of(with_them[1])} - {*bytes_of(without[1])}
     assert more == {"transfer/stl10.arrow"}
-    assert prepared.load_holdout(without[1], 0).transfer() == {}
+    assert folders.load_holdout(without[1], 0).transfer() == {}
 
 
 def test_a_set_without_transfer_sets_is_written_without_their_keys() -> None:
@@ -70,13 +71,13 @@ def test_a_set_without_transfer_sets_is_written_without_their_keys() -> None:
 def test_transfer_names_give_monkeys_the_label_of_frogs_as_published(folder: Path) -> None:
     """Maddox et al.'s code counts monkeys as frogs."""
     _, holdout = prepare_at(folder, replace(IMAGES, transfer_names={"monkey": "frog"}))
-    assert prepared.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [0, 2, 1, 3, 4, 5, 7, 6, 8, 9] * 2
+    assert folders.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [0, 2, 1, 3, 4, 5, 7, 6, 8, 9] * 2
 
 
 def test_held_out_classes_are_left_out_of_transfer_rows(folder: Path) -> None:
     """Airplane (0) and truck (9) are left out, and the other classes are renumbered."""
     _, holdout = prepare_at(folder, replace(IMAGES, held_out=(0, 9)))
-    assert prepared.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [1, 0, 2, 3, 4, 6, 7] * 2
+    assert folders.load_holdout(holdout, 0).transfer()["stl10"].targets.tolist() == [1, 0, 2, 3, 4, 6, 7] * 2
 
 
 def test_all_rows_of_digits_are_transfer_rows_of_mnist5k(tmp_path: Path) -> None:
@@ -84,10 +85,10 @@ def test_all_rows_of_digits_are_transfer_rows_of_mnist5k(tmp_path: Path) -> None
     config = replace(IMAGES, source=Named("mnist5k"), normalise="train", validation=10, transfer=("small",))
     small = replace(config, source=Named("digits"), transfer=())
     fit, holdout = prepare_at(tmp_path, config, small=small)
-    rows, held = sources.load(Named("digits")).train, prepared.load_holdout(holdout, 0)
+    rows, held = sources.load(Named("digits")).train, folders.load_holdout(holdout, 0)
     np.testing.assert_array_equal(held.transfer()["small"].targets, rows.targets)
     assert held.transfer()["small"].inputs.shape == (1797, 1, 28, 28)
-    seen = {row.tobytes() for row in prepared.load_fit(fit, 0, final=True).train.inputs}
+    seen = {row.tobytes() for row in folders.load_fit(fit, 0, final=True).train.inputs}
     assert not any(row.tobytes() in seen for row in held.transfer()["small"].inputs)
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from bdl_pipe import artifacts
-from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
 from bdl_report import tables
+from pipeline.prepared import folders
 from tests.data import test_user_data
 from tests.data.test_user_data import TABLE
 from tests.pipeline import fitted_cases
@@ -47,12 +47,12 @@ def numbers(value: Any) -> Any:
 
 def fit_data(path: Path) -> Any:
     splits = 2 if path.parent.name == "table" else 1
-    read = [prepared.load_fit(path, split, final=final) for split in range(splits) for final in (False, True)]
-    return read, prepared.load_schema(path)
+    read = [folders.load_fit(path, split, final=final) for split in range(splits) for final in (False, True)]
+    return read, folders.load_schema(path)
 
 
 def holdout(path: Path) -> Any:
-    held = prepared.load_holdout(path, 0)
+    held = folders.load_holdout(path, 0)
     return held.test, held.ood(), held.transfer(), held.corruptions()
 
 

@@ -216,11 +216,11 @@ def test_a_file_of_the_report_changes_only_the_digest_of_the_report(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("file", ["table", "selective", "calibration", "curves"])
+@pytest.mark.parametrize("file", ["table", "selective", "calibration"])
 def test_a_metric_of_stored_predictions_changes_only_scores_and_the_report(
     copy: Path, digests: Digests, before: dict[str, str], file: str
 ) -> None:
-    """No fit and no evaluation depends on such a metric; the report prints it. (Curves come from stored scores.)"""
+    """No fit and no evaluation depends on such a metric; the report prints it."""
     place = copy / f"src/bdl_pipe/metrics/{file}.py"
     text = place.read_text()
     place.write_text(text + COMMENT)
@@ -228,5 +228,4 @@ def test_a_metric_of_stored_predictions_changes_only_scores_and_the_report(
         after = digests()
     finally:
         place.write_text(text)
-    stale = {"scores"} if file == "curves" else {"scores", "report"}
-    assert {key for key in before if before[key] != after[key]} == stale
+    assert {key for key in before if before[key] != after[key]} == {"scores", "report"}

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from bdl_pipe import artifacts, evaluation
-from bdl_pipe.data import prepared, store
 from bdl_pipe.data.fitdata import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ArtifactError
@@ -19,6 +18,7 @@ from bdl_pipe.files import FileBytes
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import load_predictor
 from pipeline.core.settings import Settings
+from pipeline.prepared import arrow_rows, folders
 from pipeline.stages import evaluate
 from tests.pipeline import fitted_cases
 
@@ -38,15 +38,15 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     student = fitted_cases.student(Path("work/student/run"), images=True)
     with artifacts.publish(Path("work/holdout/d"), "holdout") as folder:
         for split in range(2):
-            store.write(folder / str(split) / "test.arrow", images(ROWS, split))
-        store.write(folder / "ood" / "noise.arrow", images(ROWS, 2))
+            arrow_rows.write(folder / str(split) / "test.arrow", images(ROWS, split))
+        arrow_rows.write(folder / "ood" / "noise.arrow", images(ROWS, 2))
         for i, (name, severity) in enumerate(SETS):
-            store.write(folder / "corrupted" / f"{name}-{severity}.arrow", images(SHIFTED, 3 + i))
+            arrow_rows.write(folder / "corrupted" / f"{name}-{severity}.arrow", images(SHIFTED, 3 + i))
     with artifacts.publish(Path("work/prepare/d"), "prepare") as folder:
         schema = {"task": "classification", "classes": ["a", "b", "c"], "fit_rows": "train"}
         (folder / "schema.json").write_text(json.dumps(schema))
         for split in range(2):
-            store.write(folder / str(split) / "train.arrow", images(ROWS, 9 + split), about={"train": ROWS})
+            arrow_rows.write(folder / str(split) / "train.arrow", images(ROWS, 9 + split), about={"train": ROWS})
             transform = Transform("image", torch.zeros(1), torch.ones(1))
             artifacts.write_state(folder / str(split) / "transform", transform.state())
     with artifacts.publish(student, "student") as folder:
@@ -76,7 +76,7 @@ def test_every_file_of_the_holdout_is_hashed_once(plan: SimpleNamespace) -> None
 
 def test_corrupted_rows_are_read_by_the_tasks_that_score_them(plan: SimpleNamespace) -> None:
     """A task is sent the place of its rows, not the rows; its scores and its size equal a computation on the rows."""
-    held = prepared.load_holdout(Path("work/holdout/d"), 0)
+    held = folders.load_holdout(Path("work/holdout/d"), 0)
     names = [task.name for task in plan.tasks]
     assert names == [f"{split}-0-{kind}" for split in range(2) for kind in ("test", "fog", "noise")]
     sizes = dict(zip(names, (task.size for task in plan.tasks), strict=True))
@@ -109,7 +109,7 @@ def test_the_error_names_a_missing_or_truncated_file_of_rows(plan: SimpleNamespa
     with pytest.raises(ArtifactError, match=r"fog-1\.arrow: has been replaced since it was opened"):
         evaluate.answer(task.payload, plan.shared, Silent())
     with pytest.raises(ArtifactError, match=r"^here: is truncated or is not an Arrow file of rows"):
-        store.loads(FileBytes.of(place), "here")
+        arrow_rows.loads(FileBytes.of(place), "here")
     place.unlink()
     with pytest.raises(ArtifactError, match=r"fog-1\.arrow: cannot be read"):
         evaluate.answer(task.payload, plan.shared, Silent())

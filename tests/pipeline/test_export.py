@@ -14,10 +14,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from bdl_pipe import artifacts
-from bdl_pipe.data.prepared import load_fit
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
 from pipeline import cli
+from pipeline.prepared.folders import load_fit
 from tests.pipeline import walk
 
 pytestmark = pytest.mark.slow  # a coreset is distilled first

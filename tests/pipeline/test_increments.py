@@ -15,7 +15,6 @@ import torch
 import yaml
 
 from bdl_pipe import artifacts
-from bdl_pipe.data import prepared
 from bdl_pipe.data.increment import IncrementConfig
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import UserError
@@ -29,6 +28,7 @@ from pipeline.core import overlays
 from pipeline.core.load import load, typed
 from pipeline.core.settings import Settings
 from pipeline.plan.plan import one, plan
+from pipeline.prepared import folders
 from pipeline.search import branch_of
 from pipeline.stages import inputs, report
 from pipeline.work.executor import Inline
@@ -89,7 +89,7 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
     Path("params.yaml").write_text(yaml.safe_dump(with_experts(raw()), sort_keys=False))
     for stage in ("prepare d0", "prepare d1", "coreset c0", "coreset c1", "student r0", "student r1"):
         walk.stage(*stage.split())
-    data = [prepared.load_fit(Path(f"work/prepare/d{step}"), 0, final=True) for step in range(2)]
+    data = [folders.load_fit(Path(f"work/prepare/d{step}"), 0, final=True) for step in range(2)]
     states = [{k: v.tolist() for k, v in d.transform.state().tensors.items()} for d in data]
     assert states[0] == states[1], "their names have not the same address"
     assert len(data[0].validation) + len(data[1].validation) == 30

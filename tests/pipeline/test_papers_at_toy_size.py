@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from bdl_pipe import scores
-from bdl_pipe.data import corrupt, prepared
+from bdl_pipe.data import corrupt
 from bdl_pipe.data.catalog import CATALOG
 from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.data.sources.uci import UCI_SIZES
@@ -22,6 +22,7 @@ from bdl_pipe.scores import Quantity
 from bdl_report import papers
 from pipeline import cli
 from pipeline.core.params_files import read_params
+from pipeline.prepared import folders
 from pipeline.run import pool
 from tests.data import archives as made
 from tests.pipeline import walk
@@ -192,7 +193,7 @@ def test_a_uci_table_is_refused_without_its_file_and_filled_with_it(
         work = project / "work/paper/ciber-table2"
         stored = pq.read_table(work / f"evaluate/{key}-deterministic/scores.parquet").to_pylist()
         (own,) = [row["value"] for row in stored if (row["set"], row["metric"]) == ("test", "log_likelihood")]
-        spread = math.log(np.std(prepared.load_fit(work / f"prepare/{key}", 0, final=True).train.targets))
+        spread = math.log(np.std(folders.load_fit(work / f"prepare/{key}", 0, final=True).train.targets))
         assert abs(spread) > 1
         assert float(found["SGD", "log_likelihood_normalised"]["ours"]) == pytest.approx(own + spread, abs=1e-5)
 

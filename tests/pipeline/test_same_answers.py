@@ -10,13 +10,13 @@ import yaml
 from mlflow.pyfunc.model import PythonModelContext
 
 from bdl_pipe import artifacts, summary
-from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError, DataError
 from bdl_pipe.registry import load_predictor, stored_address
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.export import model, serving
 from pipeline.plan.plan import one
+from pipeline.prepared import folders
 from pipeline.search import trial
 from pipeline.stages import evaluate, fit, prepare
 from pipeline.work.executor import Inline
@@ -52,7 +52,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     """The test rows' inputs; the project is the working directory."""
     monkeypatch.chdir(fitted)
-    return prepared.load_holdout(Path("work/holdout/toy"), 0).test.inputs
+    return folders.load_holdout(Path("work/holdout/toy"), 0).test.inputs
 
 
 def predicted(run: str, inputs: np.ndarray, seed: int = 0, paper: str | None = None) -> pd.DataFrame:

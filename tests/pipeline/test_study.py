@@ -12,12 +12,12 @@ import pytest
 import tune_cases
 import yaml
 
-from bdl_pipe.data import prepared
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_report.grids import values_of
 from pipeline import cli
 from pipeline.core import overlays, places
 from pipeline.core.settings import Settings
+from pipeline.prepared import folders
 from pipeline.search import load_data, make_upstream, study
 from pipeline.search.trial import MILESTONES, TIME, Ended, trial
 
@@ -146,7 +146,7 @@ def test_a_study_never_reads_test_rows(toy, monkeypatch):
     shutil.rmtree(toy / "work/holdout")
     assert reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)[0] == scores
     with pytest.raises((ArtifactError, UserError)):  # A process that reads them fails.
-        prepared.load_holdout(holdout, 0)
+        folders.load_holdout(holdout, 0)
     next((toy / "work/study/fake-shift/prepare/toy").rglob("train.arrow")).write_bytes(b"not rows")
     with pytest.raises((ArtifactError, UserError)):
         reports_of(asked, sample_of(1.0), monkeypatch=monkeypatch)

@@ -11,7 +11,6 @@ import tune_cases
 import yaml
 
 import bdl_pipe.registry
-from bdl_pipe.data import prepared
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
@@ -22,6 +21,7 @@ from pipeline.core import places
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.plan import sources
+from pipeline.prepared import folders
 from pipeline.search import (
     Folder,
     Session,
@@ -61,7 +61,7 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
     ((run, states),) = make_upstream(search.branch, data, loaded, INLINE).items()
     assert run == ("teacher", "toy-level")
     assert len(states) == 2  # The student takes all.
-    final = prepared.load_fit(toy / "work/prepare/toy", 0, final=True)
+    final = folders.load_fit(toy / "work/prepare/toy", 0, final=True)
     for seed, state in enumerate(states):
         assert state.config["rows"] == len(data.train) < len(final.train)
         assert float(state.tensors["mean"]) == pytest.approx(data.train.targets.mean() + 4 + seed, rel=1e-6)
@@ -139,8 +139,8 @@ def test_a_method_that_cannot_be_scored_during_a_fit_refuses_pbt(toy, monkeypatc
 
 def test_a_data_set_without_validation_rows_cannot_be_searched(toy, monkeypatch):
     monkeypatch.setattr("pipeline.run.body.ensure", lambda *_: False)
-    whole = prepared.load_fit(toy / "work/prepare/toy", 0, final=True)
-    monkeypatch.setattr(prepared, "load_fit", lambda *_, **__: whole)
+    whole = folders.load_fit(toy / "work/prepare/toy", 0, final=True)
+    monkeypatch.setattr(folders, "load_fit", lambda *_, **__: whole)
     with pytest.raises(UserError, match=r"datasets\.toy\.validation: must hold out rows"):
         load_data(search_of().branch, load(), SETTINGS)
 

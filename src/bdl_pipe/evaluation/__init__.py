@@ -218,7 +218,7 @@ def score_all(
     """Score a posterior on the test rows, against other data sets, on labelled rows of other sets, and by its cost.
 
     Args:
-        ood, transfer: name -> rows; see :class:`bdl_pipe.data.prepared.Holdout`.
+        ood, transfer: name -> rows: uint8 images with labels.
         train: the training rows, or :func:`training_rows` of them; with them and unfamiliar sets the result has
             ``unfamiliar``.
     """

@@ -17,7 +17,6 @@ from typing import Any, Final
 from bdl_pipe import config
 from bdl_pipe.config import nearest
 from bdl_pipe.data import corrupt
-from bdl_pipe.data.corrupted import SEVERITIES
 from bdl_pipe.errors import UserError, require
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity, RunScores
 from bdl_pipe.yaml_files import read_yaml
@@ -28,7 +27,7 @@ __all__ = ["Pair", "Printed"]
 HERE: Final = Path(__file__).parent
 # A corruption or a severity, as a metric names it after its colon -> our corruption and severity; None means all.
 CORRUPTED: Final[dict[str, tuple[str | None, int | None]]] = {
-    **{f"sev. {severity}": (None, severity) for severity in SEVERITIES},
+    **{f"sev. {severity}": (None, severity) for severity in range(1, 6)},
     **{name.replace("_", " "): (name, None) for name in corrupt.NAMES},
 }
 

@@ -12,10 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from ..errors import ConfigError, DataError
-from .examples import Examples
-from .ood import test_rows, to_shape
-from .raw import Raw
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.raw import Raw
+from bdl_pipe.errors import ConfigError, DataError
+
+from .ood_sets import test_rows, to_shape
 
 SAME: Final[Mapping[str, str]] = {"car": "automobile"}  # STL-10's name -> CIFAR-10's name; the other names are equal
 _SHOWN: Final = 10  # names in a message

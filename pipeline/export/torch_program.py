@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .errors import UserError, brief, without_warnings
-from .posterior import Predictor
-from .predictive import Categorical
-from .seeds import Seed
+from bdl_pipe.errors import UserError, brief, without_warnings
+from bdl_pipe.posterior import Predictor
+from bdl_pipe.predictive import Categorical
+from bdl_pipe.seeds import Seed
 
 CLOSE: Final = 1e-5  # the largest allowed difference between program and posterior, relative to the largest output
 _SPLITS: Final = (Tensor.split, torch.split)

@@ -12,18 +12,19 @@ from typing import Final
 
 import numpy as np
 
-from ..errors import DataError, UserError
-from ..seeds import Seed
-from .config import DatasetConfig
-from .prepared import Job
-from .sources.archive import FOLDER_VARIABLE, manual_folder
+from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.sources.archive import FOLDER_VARIABLE, manual_folder
+from bdl_pipe.errors import DataError, UserError
+from bdl_pipe.seeds import Seed
+
+from .folders import Job
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
 
 
 def corruption_jobs(config: DatasetConfig) -> list[Job]:
     """List every corruption and severity to make, as independent jobs; empty if ``corrupted_images`` is 0."""
-    from .corrupt import NAMES
+    from bdl_pipe.data.corrupt import NAMES  # it imports scipy, which tables do not need
 
     return [Job(name, s) for name in NAMES for s in SEVERITIES] if config.corrupted_images else []
 
@@ -36,7 +37,7 @@ def corrupt_one(job: Job, *, config: DatasetConfig, images: np.ndarray, rng: See
     """
     if config.corruptions == "published":
         return published(config.source.name, job, len(images))
-    from .corrupt import corrupt
+    from bdl_pipe.data.corrupt import corrupt
 
     return corrupt(images, job.name, job.severity, rng.fold("corrupted"))
 

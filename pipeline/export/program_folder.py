@@ -10,10 +10,13 @@ from typing import Any, Final
 
 import torch
 
-from .errors import UserError
-from .files import write_bytes
-from .portable import Program, write_onnx
+import bdl_pipe
+from bdl_pipe.errors import UserError
+from bdl_pipe.files import write_bytes
 
+from .torch_program import Program, write_onnx
+
+_LIBRARY: Final = Path(bdl_pipe.__file__).parent
 PROGRAM, ONNX, SCHEMA, CARD, ROWS = "program.pt2", "model.onnx", "schema.json", "README.md", "rows"
 _READER: Final = (  # what `data.tables.read` imports: the reader of tables stands alone, without torch
     *("config.py", "errors.py", "files.py", "data/scratch.py", "data/tables/read.py", "data/tables/cells.py"),
@@ -96,7 +99,7 @@ def write(
     if schema["kind"] != "image":
         for file in _READER:
             (folder / ROWS / file).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(folder / ROWS / file, (Path(__file__).parent / file).read_bytes())
+            write_bytes(folder / ROWS / file, (_LIBRARY / file).read_bytes())
         write_bytes(folder / ROWS / "__init__.py", _READ.encode())
     write_bytes(folder / SCHEMA, (json.dumps(schema, indent=1, sort_keys=True) + "\n").encode())
     write_bytes(folder / CARD, card(program, schema, facts, lines, made, max(program.error, error)).encode())

@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 from PIL import Image
 
-from ..errors import ConfigError, DataError
-from ..seeds import Seed
-from .examples import Examples
-from .raw import Raw, checked
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.raw import Raw, checked
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.seeds import Seed
 
 NOISE_IMAGES: Final = 1_000
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from .. import artifacts
-from ..files import FileBytes
-from . import store
-from .examples import Examples
-from .fitdata import FitData
-from .transform import Transform
+from bdl_pipe import artifacts
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.transform import Transform
+from bdl_pipe.files import FileBytes
+
+from . import arrow_rows
 
 FIT_KIND: Final = "prepare"
 HOLDOUT_KIND: Final = "holdout"
@@ -61,10 +62,10 @@ class Holdout:
 
     def corrupted(self, name: str, severity: int) -> Examples:
         """Read the rows under one corruption at one severity."""
-        return store.read(self._corrupted(name, severity)).examples
+        return arrow_rows.read(self._corrupted(name, severity)).examples
 
     def corrupted_file(self, name: str, severity: int) -> FileBytes:
-        """Return the file that :meth:`corrupted` reads, for ``store.loads`` on another machine."""
+        """Return the file that :meth:`corrupted` reads, for ``arrow_rows.loads`` on another machine."""
         place = self._corrupted(name, severity)
         return FileBytes.of(place, self.files[str(place.relative_to(self.path))]["sha256"])
 
@@ -72,7 +73,7 @@ class Holdout:
         return self.path / "corrupted" / f"{Job(name, severity).key}.arrow"
 
     def _by_name(self, folder: str) -> dict[str, Examples]:
-        return {p.stem: store.read(p).examples for p in sorted((self.path / folder).glob("*.arrow"))}
+        return {p.stem: arrow_rows.read(p).examples for p in sorted((self.path / folder).glob("*.arrow"))}
 
 
 def load_fit(path: Path, split: int, *, final: bool) -> FitData:
@@ -99,7 +100,7 @@ def load_fits(path: Path, splits: Iterable[int], *, final: bool) -> list[FitData
 
 
 def _fit_data(artifact: artifacts.Artifact, schema: Mapping[str, Any], split: int, final: bool) -> FitData:
-    rows = store.read(artifact.path / str(split) / "train.arrow")
+    rows = arrow_rows.read(artifact.path / str(split) / "train.arrow")
     classes = tuple(schema["classes"])
 
     def data(count: int, transform: str, search: FitData | None = None) -> FitData:
@@ -115,7 +116,7 @@ def _fit_data(artifact: artifacts.Artifact, schema: Mapping[str, Any], split: in
 def load_calibration(path: Path, split: int) -> Examples | None:
     """Read the calibration rows of one split; None if there are none."""
     place = path / str(split) / CALIBRATION_FILE
-    return store.read(place).examples if place.is_file() else None
+    return arrow_rows.read(place).examples if place.is_file() else None
 
 
 def load_schema(path: Path) -> dict[str, Any]:
@@ -132,4 +133,4 @@ def load_holdout(path: Path, split: int) -> Holdout:
 def load_holdouts(path: Path, splits: Iterable[int]) -> list[Holdout]:
     """Read the test rows of several splits, see :func:`load_holdout`; the artifact is verified once."""
     files = artifacts.load(path, HOLDOUT_KIND).manifest["files"]
-    return [Holdout(path, store.read(path / str(split) / "test.arrow").examples, files) for split in splits]
+    return [Holdout(path, arrow_rows.read(path / str(split) / "test.arrow").examples, files) for split in splits]

@@ -25,21 +25,23 @@ from typing import Any
 
 import numpy as np
 
-from .. import artifacts
-from ..errors import ConfigError, DataError
-from ..files import write_bytes
-from ..seeds import Seed
-from . import sources, store
-from .catalog import HELD_OUT, Noise
-from .config import DatasetConfig, ood_source, transfer_source
-from .corrupted import corrupt_one, corruption_jobs
-from .examples import Examples
-from .normalise import target_constants
-from .ood import noise, test_rows, to_shape, without_classes
-from .prepared import CALIBRATION_FILE, SCHEMA_FILE, Job
-from .raw import Raw, Source
-from .split_rows import drawn, fit_rows, of_classes, schema, take, uci_splits
-from .transfer import shared_rows
+from bdl_pipe import artifacts
+from bdl_pipe.data import sources
+from bdl_pipe.data.catalog import HELD_OUT, Noise
+from bdl_pipe.data.config import DatasetConfig, ood_source, transfer_source
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.normalise import target_constants
+from bdl_pipe.data.raw import Raw, Source
+from bdl_pipe.data.split_rows import drawn, fit_rows, of_classes, schema, take, uci_splits
+from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.files import write_bytes
+from bdl_pipe.seeds import Seed
+
+from . import arrow_rows
+from .corrupted_sets import corrupt_one, corruption_jobs
+from .folders import CALIBRATION_FILE, SCHEMA_FILE, Job
+from .ood_sets import noise, test_rows, to_shape, without_classes
+from .transfer_sets import shared_rows
 
 FanOut = Callable[[Callable[[Job], np.ndarray], Sequence[Job]], Iterable[np.ndarray]]
 
@@ -86,7 +88,7 @@ def prepare(
     for s, (train, every) in _parts(raw, config.splits):  # one split at a time, because large splits are copies
         test = of_classes(every, seen, raw, "test rows")
         fit.append(_write_fit(folder_fit / str(s), raw, train, config, rng.fold("validation", s)))
-        store.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
+        arrow_rows.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
         held.append({"rows": len(test), "sha256": rows_sha256(test)})
         first = test if first is None else first
     assert first is not None
@@ -95,7 +97,7 @@ def prepare(
         _write_ood(folder_holdout / "ood" / f"{key}.arrow", source, raw, rng)
     _write_transfer(folder_holdout / "transfer", transfer, raw, config, path, seen)
     if held_out is not None:
-        store.write(folder_holdout / "ood" / f"{HELD_OUT}.arrow", held_out)
+        arrow_rows.write(folder_holdout / "ood" / f"{HELD_OUT}.arrow", held_out)
     _write_corrupted(folder_holdout / "corrupted", config, first, rng, fan_out)
     return Facts({"splits": fit}, {"splits": held})
 
@@ -150,9 +152,9 @@ def _parts(raw: Raw, splits: int) -> Iterator[tuple[int, tuple[Examples, Example
 def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
     made = fit_rows(raw, rows, config, rng)
     if made.calibration is not None:
-        store.write(folder / CALIBRATION_FILE, made.calibration, features=raw.features, targets=raw.targets)
+        arrow_rows.write(folder / CALIBRATION_FILE, made.calibration, features=raw.features, targets=raw.targets)
     about = {"train": made.train}
-    store.write(folder / "train.arrow", made.rows, features=raw.features, targets=raw.targets, about=about)
+    arrow_rows.write(folder / "train.arrow", made.rows, features=raw.features, targets=raw.targets, about=about)
     search, final = made.search.state(), made.final.state() if made.final else None
     artifacts.write_state(folder / "transform", final or search)
     if final is not None:
@@ -179,13 +181,13 @@ def _seen(raw: Raw, config: DatasetConfig, path: str) -> list[int] | None:
 def _write_ood(path: Path, source: Source | Noise, raw: Raw, rng: Seed) -> None:
     shape = raw.train.inputs.shape[1:]
     if isinstance(source, Noise):
-        store.write(path, noise(shape, rng.fold("noise")))
+        arrow_rows.write(path, noise(shape, rng.fold("noise")))
         return
     other = sources.load(source)
     if other.kind != "image" or raw.kind != "image":
         raise DataError(f"{other.origin}: an out-of-distribution set must be images, and so must its partner")
     rows = test_rows(other)
-    store.write(path, Examples(to_shape(rows.inputs, shape), rows.targets))
+    arrow_rows.write(path, Examples(to_shape(rows.inputs, shape), rows.targets))
 
 
 def _write_transfer(
@@ -199,7 +201,7 @@ def _write_transfer(
         shared = None if seen is None else [label for label in seen if (rows.targets == label).any()]
         if shared == []:
             raise ConfigError(f"{path}.transfer[{i}]", "must have rows of a class up to this step", key)
-        store.write(folder / f"{key}.arrow", of_classes(rows, shared, raw, "transfer rows"))
+        arrow_rows.write(folder / f"{key}.arrow", of_classes(rows, shared, raw, "transfer rows"))
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigError(f"{path}.transfer_names", "must name classes of the transfer sets", unknown[0])
@@ -213,4 +215,4 @@ def _write_corrupted(folder: Path, config: DatasetConfig, test: Examples, rng: S
     work = partial(corrupt_one, config=config, images=first.inputs, rng=rng)
     for job, images in zip(jobs, fan_out(work, jobs), strict=True):
         assert images.shape == first.inputs.shape and images.dtype == np.uint8, job
-        store.write(folder / f"{job.key}.arrow", Examples(images, first.targets))
+        arrow_rows.write(folder / f"{job.key}.arrow", Examples(images, first.targets))

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ..errors import ArtifactError
-from ..files import Source
-from .examples import Examples
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.errors import ArtifactError
+from bdl_pipe.files import Source
 
 _ABOUT: Final = b"bdl_pipe"
 
