@@ -7,12 +7,16 @@ command imports only what it needs.
 import math
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from bdl_pipe.errors import UserError
+
+from .export import targets
 
 PROGRAM: Final = "python -m pipeline"
 COUNT: Final = click.IntRange(min=1)
@@ -259,13 +263,13 @@ def predict(
 
     RUN: a key of runs.
     """
-    from .export.model import predict
+    from .export.predict import predict
 
     predict(run, source, output, split, seed, level, paper)
 
 
-@verbs.command
-@click.argument("what", type=click.Choice(("coreset", "model", "program")))
+@verbs.command(epilog="".join(f"{name}: {line}\n\n" for name, line in targets.described().items()))
+@click.argument("what", type=click.Choice(list(targets.described())))
 @click.argument("run")
 @TO
 @SPLIT
@@ -274,16 +278,14 @@ def predict(
 def export(what: str, run: str, to: Path, split: int, seed: int, paper: str | None) -> None:
     """Write a coreset or a fitted posterior as a folder that others can use.
 
-    WHAT: coreset; model: a posterior for MLflow; program: a posterior for torch or onnxruntime alone. RUN: a key of
-    runs or, for a coreset, of coresets.
+    WHAT: see below. RUN: a key of runs or, for a coreset, of coresets.
     """
-    from .export import coreset, model, program
-
-    if what == "model":
-        return model.export(run, to, split, seed, paper)
-    if paper:
-        raise UserError(f"export: {what} takes no --paper")
-    return (coreset if what == "coreset" else program).export(run, to, split, seed)
+    write = import_module(f"pipeline.export.targets.{what}").export
+    if paper is None:
+        return write(run, to, split, seed)
+    if "paper" not in signature(write).parameters:
+        raise UserError(f"{what} takes no --paper")
+    return write(run, to, split, seed, paper)
 
 
 @verbs.command

@@ -19,7 +19,7 @@ from bdl_pipe.errors import ArtifactError, DataError
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
 from pipeline import cli
-from pipeline.export import model
+from pipeline.export.targets import model
 
 CASES = [("classification", False), ("classification", True), ("regression", False)]
 

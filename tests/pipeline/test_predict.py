@@ -17,7 +17,7 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
-from pipeline.export import model
+from pipeline.export import predict
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def project(tmp_path, monkeypatch):
 
 
 def go(run, given, **more):
-    model.predict(run, Path(given), Path("out/made.parquet"), **more)
+    predict.predict(run, Path(given), Path("out/made.parquet"), **more)
     return pd.read_parquet("out/made.parquet")
 
 
@@ -60,7 +60,7 @@ def test_predictions_never_replace_the_input_and_are_named_as_parquet(project, o
     table().to_parquet("new.parquet")
     before = Path("new.parquet").read_bytes()
     with pytest.raises(UserError, match=said):
-        model.predict("c", Path("new.parquet"), Path(output))
+        predict.predict("c", Path("new.parquet"), Path(output))
     assert Path("new.parquet").read_bytes() == before and not Path("new.csv").exists()
 
 

@@ -14,7 +14,7 @@ from bdl_pipe.errors import ArtifactError, DataError
 from bdl_pipe.registry import load_predictor, stored_address
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
-from pipeline.export import model, serving
+from pipeline.export import predict, serving
 from pipeline.plan.plan import one
 from pipeline.prepared import folders
 from pipeline.search import trial
@@ -57,7 +57,7 @@ def rows(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 
 def predicted(run: str, inputs: np.ndarray, seed: int = 0, paper: str | None = None) -> pd.DataFrame:
     pd.DataFrame(inputs, columns=["x"]).to_csv("new.csv", index=False)
-    model.predict(run, Path("new.csv"), Path("new.parquet"), 0, seed, paper=paper)
+    predict.predict(run, Path("new.csv"), Path("new.parquet"), 0, seed, paper=paper)
     return pd.read_parquet("new.parquet")
 
 

@@ -1,4 +1,4 @@
-"""Export of a fitted posterior as a program: ``python -m pipeline export program RUN --to DIR``."""
+"""A fitted posterior as a program for torch or onnxruntime alone."""
 
 from pathlib import Path
 
@@ -8,12 +8,11 @@ from bdl_pipe import artifacts
 from bdl_pipe.data.catalog import licence_of
 from bdl_pipe.registry import load_predictor, stored_address
 
-from ..core import places, records
-from ..core.load import load
-from ..prepared.folders import load_fit
-from . import program_folder, torch_program, whole
-from .coreset import scores_of
-from .model import student_of
+from ...core import places, records
+from ...core.load import load
+from ...prepared.folders import load_fit
+from .. import program_folder, torch_program
+from ..shared import scores_of, student_of, whole
 
 _ROWS = 64  # rows of the comparison between program and posterior
 _SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "coverage_90")}

@@ -1,33 +1,28 @@
-"""Export of a coreset: ``python -m pipeline export coreset RUN --to DIR``; the folder does not need this project.
+"""A coreset: tensors, pictures, a card and a script that trains on it without this project.
 
-It has the exact training tensors, PNG images, the transform in words and numbers, a card, and a plain torch script that
-trains on the coreset. The card and the script are templates beside this file.
+The transform is there in words and numbers. The card and the script are templates beside this file.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
-import pyarrow.compute as pc
 
 from bdl_pipe import artifacts
-from bdl_pipe import scores as stored_scores
 from bdl_pipe.config import nearest
 from bdl_pipe.coresets.shared.init import Coreset
 from bdl_pipe.data.catalog import licence_of
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.method import fan_in
-from bdl_pipe.scores import Quantity, RunScores
-from bdl_report.columns import Column, figure
 from bdl_report.pictures import write
 
-from ..core import places, records
-from ..core.load import load
-from ..core.model import Params, Run
-from ..prepared.folders import load_fit
-from . import whole
+from ...core import places, records
+from ...core.load import load
+from ...core.model import Params, Run
+from ...prepared.folders import load_fit
+from ..shared import scores_of, whole
 
 SCORES: Final = ("accuracy", "nll", "ece")  # the columns of the card's scores
 _TEMPLATES: Final = jinja2.Environment(
@@ -129,15 +124,3 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Itera
         ]
         if found := scores_of(student.key, split, used, SCORES):
             yield {"run": student.key, "protocol": student.method.name, "figures": found.values(), "fits": len(used)}
-
-
-def scores_of(run: str, split: int, seeds: list[int], metrics: Iterable[str]) -> dict[str, str]:
-    """Return the test scores of a run's fits, formatted like the report's; empty if the run is not evaluated."""
-    place = places.artifact("evaluate", run)
-    if not (place / artifacts.MANIFEST).is_file():
-        return {}
-    rows = stored_scores.read(artifacts.load(place, "evaluate").path / "scores.parquet")
-    found = RunScores(rows.filter((pc.field("split") == split) & pc.field("seed").isin(seeds)))
-    columns = [Column(metric, Quantity(metric)) for metric in metrics]
-    known = {column.title: found.estimate(column.of) for column in columns}
-    return {c.title: figure(known[c.title], c).figure for c in columns} if any(known.values()) else {}

@@ -1,0 +1,55 @@
+"""What exports and predictions share: a run's artifact and test scores, and a folder that is written whole."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from bdl_pipe import artifacts
+from bdl_pipe import scores as stored_scores
+from bdl_pipe.errors import UserError
+from bdl_pipe.scores import Quantity, RunScores
+from bdl_report import papers
+from bdl_report.columns import Column, figure
+
+from ..core import places
+
+
+@contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """Yield a temporary sibling of ``target``, which replaces it when the block ends without an error.
+
+    Raises:
+        UserError: ``target`` is neither new nor an empty folder, or cannot be written.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target}: exists; --to must be a new or an empty folder")
+    try:
+        with artifacts.replacing(target.absolute()) as folder:
+            yield folder
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
+
+
+def student_of(run: str, paper: str | None = None) -> Path:
+    """Return the artifact of a fitted run of params.yaml or a paper's table."""
+    root = places.WORK / "paper" / papers.load(paper).source if paper else places.WORK
+    with places.rooted(root):
+        student = places.artifact("student", run)
+    if (student / artifacts.MANIFEST).is_file():
+        return student
+    known = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
+    raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(known) if known else 'none is fitted yet'})")
+
+
+def scores_of(run: str, split: int, seeds: list[int], metrics: Iterable[str]) -> dict[str, str]:
+    """Return the test scores of a run's fits, formatted like the report's; empty if the run is not evaluated."""
+    place = places.artifact("evaluate", run)
+    if not (place / artifacts.MANIFEST).is_file():
+        return {}
+    rows = stored_scores.read(artifacts.load(place, "evaluate").path / "scores.parquet")
+    stored = RunScores(rows.filter((pc.field("split") == split) & pc.field("seed").isin(seeds)))
+    columns = [Column(metric, Quantity(metric)) for metric in metrics]
+    estimates = {column.title: stored.estimate(column.of) for column in columns}
+    return {c.title: figure(estimates[c.title], c).figure for c in columns} if any(estimates.values()) else {}
