@@ -122,7 +122,7 @@ def _inspect(request: Request) -> Profile:
     return inspect_table(path, request.target, request.task, request.leave_out, **form)  # type: ignore[arg-type]
 
 
-def _chosen(names: Sequence[str], size: Size, known: Collection[str]) -> list[Method]:
+def _chosen(names: Sequence[str], size: Size, usable: Collection[str]) -> list[Method]:
     """Return the methods to compare: the methods in ``names``, or all if ``names`` is empty.
 
     Args:
@@ -131,7 +131,7 @@ def _chosen(names: Sequence[str], size: Size, known: Collection[str]) -> list[Me
     Raises:
         UserError: a method is unknown, or is not offered for this task or this number of rows.
     """
-    offered = {method.name: method for method in offers.offered(size) if method.name in known}
+    offered = {method.name: method for method in offers.offered(size) if method.name in usable}
     for name in names:
         if name not in offered:
             rows = f"{size.rows:,} {'rows' if size.image is None else 'images'}"

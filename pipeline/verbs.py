@@ -97,10 +97,10 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
     with tracking.opened(settings, params, "repro") as tracker:
         outcome = pool.run(everything, todo, params, settings, tracker, jobs=jobs)
         tracker.compare(lambda: comparison.of(params))
-    left = outcome.left(why)
-    _show(outcome, everything, left, params)
-    _share(everything, left, settings)
-    _point(left)
+    unfinished = outcome.left(why)
+    _show(outcome, everything, unfinished, params)
+    _share(everything, unfinished, settings)
+    _point(unfinished)
     return 1 if outcome.failed else 0
 
 

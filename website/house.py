@@ -22,11 +22,11 @@ ADDITIONS: Final = {  # an addition -> the page with the example, the file of th
 def blocks() -> dict[str, str]:
     """Return the blocks by name."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    found = {}
+    blocks_by_name = {}
     for name, start in zip(("floors", "floors of the pipeline"), FLOORS, strict=True):
         (layers,) = (contract["layers"] for contract in contracts if contract["name"].startswith(start))
-        found[name] = f"```text\n{drawn(layers)}\n```"
-    return {**found, "additions": additions("docs/")}
+        blocks_by_name[name] = f"```text\n{drawn(layers)}\n```"
+    return {**blocks_by_name, "additions": additions("docs/")}
 
 
 def drawn(layers: list[str]) -> str:

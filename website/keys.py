@@ -72,14 +72,14 @@ class Key:
 def keys(section: type) -> list[Key]:
     """List the keys of a config, in its own order."""
     hints, meant, ruled = get_type_hints(section), meanings(section), rules(section)
-    found = []
+    rows = []
     for field in dataclasses.fields(section):
         kind = "section" if "read" in field.metadata else kind_of(hints[field.name])
-        known = meant.get(field.name, "")
-        if not known or known.startswith("see `"):
-            known = KEYS_OF_ONE.get(f"{section.__name__}.{field.name}") or KEYS_OF_MANY.get(field.name, known)
-        found.append(Key(field.name, kind, ruled.get(field.name, ""), default_of(field), known))
-    return found
+        meaning = meant.get(field.name, "")
+        if not meaning or meaning.startswith("see `"):
+            meaning = KEYS_OF_ONE.get(f"{section.__name__}.{field.name}") or KEYS_OF_MANY.get(field.name, meaning)
+        rows.append(Key(field.name, kind, ruled.get(field.name, ""), default_of(field), meaning))
+    return rows
 
 
 def default_of(field: "dataclasses.Field[Any]") -> str:
@@ -131,7 +131,7 @@ def anchor(section: type) -> str:
 
 def meanings(section: type) -> dict[str, str]:
     """Return the text on each key from the docstrings of a config and of its bases."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for cls in reversed(section.__mro__):
         if not dataclasses.is_dataclass(cls) or not cls.__doc__:
             continue
@@ -140,8 +140,8 @@ def meanings(section: type) -> dict[str, str]:
         for entry in re.split(r"^    (?=\S)", attributes, flags=re.M)[1:]:
             names, _, text = entry.partition(":")
             for name in names.split(","):
-                found[name.strip()] = plain(text)
-    return found
+                texts[name.strip()] = plain(text)
+    return texts
 
 
 def plain(text: str) -> str:
@@ -152,7 +152,7 @@ def plain(text: str) -> str:
 
 def rules(section: type) -> dict[str, str]:
     """Return the rules that ``__post_init__`` checks with ``require`` and that are plain texts, by key."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for cls in reversed(section.__mro__):
         check = cls.__dict__.get("__post_init__")
         if check is None or "<string>" in check.__code__.co_filename:
@@ -161,9 +161,9 @@ def rules(section: type) -> dict[str, str]:
         for names, call in _requires(tree, {}):
             for name in names:
                 rule = call.args[2] if len(call.args) > 2 else None
-                if isinstance(rule, ast.Constant) and name not in found:
-                    found[name] = str(rule.value)
-    return found
+                if isinstance(rule, ast.Constant) and name not in texts:
+                    texts[name] = str(rule.value)
+    return texts
 
 
 def _requires(tree: ast.AST, loops: Mapping[str, list[str]]) -> Iterator[tuple[list[str], ast.Call]]:
@@ -183,11 +183,11 @@ def _requires(tree: ast.AST, loops: Mapping[str, list[str]]) -> Iterator[tuple[l
 
 def parts(section: type) -> list[type]:
     """List the sections within a config, and those within these."""
-    found: dict[type, None] = {}
+    sections: dict[type, None] = {}
     for hint in get_type_hints(section).values():
         for part in _dataclasses(hint):
-            found |= dict.fromkeys([part, *parts(part)])
-    return list(found)
+            sections |= dict.fromkeys([part, *parts(part)])
+    return list(sections)
 
 
 def _dataclasses(hint: Any) -> list[type]:

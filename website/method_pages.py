@@ -38,16 +38,16 @@ NEEDS: Final = {
 def blocks() -> dict[str, str]:
     """Return the blocks of all methods of the library by name."""
     programs = [f"`{method.name}`" for method in METHODS.values() if method.program]
-    found = {"programs": f"Methods with a program: {', '.join(programs[:-1])} and {programs[-1]}."}
+    blocks_by_name = {"programs": f"Methods with a program: {', '.join(programs[:-1])} and {programs[-1]}."}
     for name in METHODS:
         method = METHODS[name]
         if method.config.__module__.startswith("bdl_pipe."):
-            found[f"facts {name}"] = facts(name, method)
-            found[f"numbers {name}"] = numbers(name)
-            found[f"keys {name}"] = key_table(method.config, SECTIONS)
-            found[f"values {name}"] = values(name)
-            found[f"picture {name}"] = picture(name, method)
-    return found
+            blocks_by_name[f"facts {name}"] = facts(name, method)
+            blocks_by_name[f"numbers {name}"] = numbers(name)
+            blocks_by_name[f"keys {name}"] = key_table(method.config, SECTIONS)
+            blocks_by_name[f"values {name}"] = values(name)
+            blocks_by_name[f"picture {name}"] = picture(name, method)
+    return blocks_by_name
 
 
 def picture(name: str, method: Method) -> str:
@@ -74,10 +74,10 @@ def facts(name: str, method: Method) -> str:
     rows = [["task", ", ".join(sorted(method.tasks))]]
     for kind, stage in method.stages.items():
         sources = [NEEDS[of] for of in stage.needs if stage.needs[of] != "earlier"]
-        made = " or ".join(sources) if sources else "the data alone"
+        inputs = " or ".join(sources) if sources else "the data alone"
         if sources and stage.input_optional:
-            made = f"the data alone, or also {made}"
-        rows.append([f"stage `{kind}`", f"uses {made}"])
+            inputs = f"the data alone, or also {inputs}"
+        rows.append([f"stage `{kind}`", f"uses {inputs}"])
     if "student" in method.stages:
         rows.append(["estimator", ", ".join(f'`{estimators[task]}("{name}")`' for task in sorted(method.tasks))])
     if method.search:
@@ -101,14 +101,14 @@ def numbers(name: str) -> str:
 
 
 def _default_run(name: str, dataset: str) -> str:
-    own = [run for run in stored.runs() if run.dataset == dataset and run.method == name]
-    if not own:
+    runs_of_method = [run for run in stored.runs() if run.dataset == dataset and run.method == name]
+    if not runs_of_method:
         return ""
     beside = [run for run in stored.runs() if run.dataset == dataset and run.method in BESIDE and run.method != name]
     columns = [*SHOWN[dataset], *COSTS]
     rows = [
         [f"`{run.method}`" + f", {run.setting}" * (run.setting != "small"), *(run.cell(column) for column in columns)]
-        for run in [*own, *beside]
+        for run in [*runs_of_method, *beside]
     ]
     head = f"{SETS[dataset]}, [the comparison](../results.md#the-comparison):"
     return head + "\n\n" + table(["", *columns], rows, right=tuple(range(1, len(columns) + 1)))
@@ -117,11 +117,11 @@ def _default_run(name: str, dataset: str) -> str:
 def _coresets(name: str) -> str:
     """Return a table of the coresets that a method makes, under each protocol, with random images as the floor."""
     rows = [row for row in stored.coreset_scores() if row["dataset"] == "fashion_mnist"]
-    made = dict.fromkeys(row["coreset"] for row in rows if row["method"] == name and row["coreset"].count("-") == 2)
-    if not made:
+    coresets = dict.fromkeys(row["coreset"] for row in rows if row["method"] == name and row["coreset"].count("-") == 2)
+    if not coresets:
         return ""
     cells = []
-    for coreset in made:
+    for coreset in coresets:
         of = {(row["protocol"], row["metric"]): row for row in rows if row["coreset"] == coreset}
         ipc, seconds = (next(row[key] for row in rows if row["coreset"] == coreset) for key in ("ipc", "seconds"))
         scores = []
@@ -136,10 +136,10 @@ def _coresets(name: str) -> str:
 
 
 def _shipped(name: str) -> str:
-    found = stored.on_shipped_tables(name)
-    if found is None:
+    tables_of_method = stored.on_shipped_tables(name)
+    if tables_of_method is None:
         return ""
-    tables, best, gain = found
+    tables, best, gain = tables_of_method
     return (
         f"On {tables} [tables that Python packages ship](../../results/your_data/README.md), run with the "
         f"hyperparameters that `add` writes, its NLL is {gain:.2f} nats below the NLL of `constant` (median). "
@@ -149,8 +149,10 @@ def _shipped(name: str) -> str:
 
 def values(name: str) -> str:
     """Return the values that a method's keys have in ``params.yaml``, without sections within its own."""
-    known = read_yaml(ROOT / "params.yaml")["methods"].get(name, METHODS[name].settings)
+    settings = read_yaml(ROOT / "params.yaml")["methods"].get(name, METHODS[name].settings)
     names = [key.name for key in keys(METHODS[name].config)]
-    plain = [f"`{key}: {in_yaml(known[key])}`" for key in names if key in known and not isinstance(known[key], dict)]
-    assert not dict(known).keys() - set(names), config.nearest(name, names)
+    plain = [
+        f"`{key}: {in_yaml(settings[key])}`" for key in names if key in settings and not isinstance(settings[key], dict)
+    ]
+    assert not dict(settings).keys() - set(names), config.nearest(name, names)
     return f"Values in `params.yaml`: {', '.join(plain)}." if plain else ""

@@ -44,11 +44,11 @@ def key_table(section: type, sections_at: str = "") -> str:
 
 def variants(hint: object) -> str:
     """Return a table for each variant of a kind that plugins may add to."""
-    found = []
+    texts = []
     for name, section in config._kinds[hint]().items():
         if section.__module__.startswith("bdl_pipe."):
-            found.append(f"#### `{name}` {{#{anchor(section)}}}\n\n{summary(section)}\n\n{key_table(section)}\n")
-    return "\n".join(found)
+            texts.append(f"#### `{name}` {{#{anchor(section)}}}\n\n{summary(section)}\n\n{key_table(section)}\n")
+    return "\n".join(texts)
 
 
 def sections() -> str:
@@ -61,15 +61,15 @@ def sections() -> str:
     for part in parts(DatasetConfig):
         used.setdefault(part, []).append("`datasets`")
     shared = {cls for kind in (NetworkConfig, KernelConfig) for cls in config._kinds[kind]().values()}
-    found = []
+    texts = []
     for part in sorted(set(used) - shared, key=lambda cls: (cls.__module__, cls.__name__)):
         variant = get_args(get_type_hints(part).get("name"))
         title = f"`{{name: {variant[0]}}}` · {part.__name__}" if variant else part.__name__
-        found.append(f"### {title} {{#{anchor(part)}}}\n")
+        texts.append(f"### {title} {{#{anchor(part)}}}\n")
         names = used[part]
         more = f" and {len(names) - 4} more methods" if len(names) > 4 else ""
-        found.append(f"{summary(part)} Used by {', '.join(names[:4])}{more}.\n\n{key_table(part)}\n")
-    return "\n".join(found)
+        texts.append(f"{summary(part)} Used by {', '.join(names[:4])}{more}.\n\n{key_table(part)}\n")
+    return "\n".join(texts)
 
 
 def summary(section: type) -> str:

@@ -69,10 +69,10 @@ def blocks() -> dict[str, str]:
 
 def ten_runs(pages: str) -> str:
     """Return the table; ``pages``: the folder of the methods' pages, relative to the page with the table."""
-    found = {(run.method, run.setting): run for run in stored.runs() if run.dataset == "fashion_mnist"}
+    runs = {(run.method, run.setting): run for run in stored.runs() if run.dataset == "fashion_mnist"}
     rows = []
     for row in ROWS:
-        run = found[row.method, row.setting]
+        run = runs[row.method, row.setting]
         paper = f"[{row.authors}]({row.paper})" if row.paper else ""
         figures = (run.cell(of) if digits is None else run.mean(of, digits) for of, (_, digits) in COLUMNS.items())
         rows.append([f"[{row.words}]({pages}{row.page}.md)", paper, *figures])

@@ -28,15 +28,15 @@ RESULTS: Final = Path("results")
 
 def pages() -> dict[Path, str]:
     """Return the text of every page that follows from stored files, for a command in the project's folder."""
-    made = {}
+    texts = {}
     for path, comparison in stored.stored(RESULTS):
         page = path.with_suffix(".md")
-        made[page] = markdown(comparison, facts_of(page.read_text()))
+        texts[page] = markdown(comparison, facts_of(page.read_text()))
     scale = {name: json.loads((RESULTS / f"scale/{name}.json").read_text()) for name in ("simulation", "throughput")}
     tasks = json.loads((RESULTS / "decisions/facts.json").read_text())
     with (RESULTS / "vbpc/ablations.csv").open() as file:
         ablations = list(csv.DictReader(file))
-    return made | {
+    return texts | {
         RESULTS / "decisions/README.md": decisions.page(pd.read_csv(RESULTS / "decisions/scores.csv"), tasks),
         RESULTS / "gpu/README.md": gpu.page(),
         RESULTS / "scale/simulation.md": simulation.page(scale["simulation"]["runs"]),

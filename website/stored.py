@@ -52,14 +52,14 @@ def blocks() -> dict[str, str]:
 @cache
 def runs(comparison: Path = DEFAULT_RUN) -> tuple[Run, ...]:
     """Return the runs of the stored comparison, in its order."""
-    found = []
+    rows_of_runs = []
     for part in re.split(r"^## ", comparison.read_text(), flags=re.M)[1:]:
         dataset, _, text = part.partition("\n")
         rows = list(tables(text))
         for row in rows:
             if {"Method", "Setting", "NLL"} <= row.keys():
-                found.append(Run(dataset.strip(), row["Method"], row["Setting"], row))
-    return tuple(found)
+                rows_of_runs.append(Run(dataset.strip(), row["Method"], row["Setting"], row))
+    return tuple(rows_of_runs)
 
 
 def tables(text: str) -> Iterator[dict[str, str]]:
@@ -86,12 +86,12 @@ def coreset_scores() -> tuple[dict[str, str], ...]:
 @cache
 def shipped_tables() -> dict[str, dict[str, tuple[float, float]]]:
     """Return for each table that packages ship: method -> its NLL and the NLL of ``constant``, means over splits."""
-    found: dict[str, dict[str, list[float]]] = {}
+    scores: dict[str, dict[str, list[float]]] = {}
     with (RESULTS / "your_data/scores.csv").open() as file:
         for row in csv.DictReader(file):
             if row["nll"]:
-                found.setdefault(row["table"], {}).setdefault(row["method"], []).append(float(row["nll"]))
-    means = {name: {method: mean(values) for method, values in of.items()} for name, of in found.items()}
+                scores.setdefault(row["table"], {}).setdefault(row["method"], []).append(float(row["nll"]))
+    means = {name: {method: mean(values) for method, values in of.items()} for name, of in scores.items()}
     return {name: {method: (nll, of[_CONSTANT]) for method, nll in of.items()} for name, of in means.items()}
 
 

@@ -44,9 +44,9 @@ def typed(raw: Mapping[str, Any], registry: Mapping[str, Method] | None = None) 
         PluginError: see :func:`load`.
     """
     needed = ("seed", "datasets", "methods", *SECTIONS.values(), "evaluate", "report")
-    known = (*needed, "inputs", "plugins", "decisions")
+    sections = (*needed, "inputs", "plugins", "decisions")
     for key in raw:
-        require(key in known, str(key), f"is not a known section{nearest(key, known)}")
+        require(key in sections, str(key), f"is not a known section{nearest(key, sections)}")
     for key in needed:
         require(key in raw, key, "is missing")
     plugins.load(raw["plugins"] if raw.get("plugins") is not None else [])
@@ -148,10 +148,10 @@ def _check_bundle(
     """Check that the runs of an entry of ``inputs`` exist, and are of one data set or of two successive steps."""
     datasets_of = {}
     for kind, name in bundle.items():
-        known = [k for other, k in runs if other == kind]
+        keys = [k for other, k in runs if other == kind]
         source = name.removeprefix(f"{kind}/")
         require(
-            source in known, f"inputs.{key}.{kind}", f"must be a run of {SECTIONS[kind]}{nearest(source, known)}", name
+            source in keys, f"inputs.{key}.{kind}", f"must be a run of {SECTIONS[kind]}{nearest(source, keys)}", name
         )
         datasets_of[name] = runs[kind, source].spec.dataset
     used = [datasets[name] for name in dict.fromkeys(datasets_of.values())]
@@ -187,15 +187,15 @@ def _check_sources(
     run: Run, path: str, above: Mapping[tuple[str, str], Run], datasets: Mapping[str, DatasetConfig]
 ) -> None:
     """Check that a run's inputs are above it, have its data and enough seeds, and that their configs fit its own."""
-    place, configs, own = f"{path}.input", {}, run.spec.dataset
+    place, configs, dataset = f"{path}.input", {}, run.spec.dataset
     for kind, key in run.sources.items():
-        known, name = [k for other, k in above if other == kind], f"{kind}/{key}"
-        require(key in known, place, f"must be a run that is listed earlier{nearest(key, known)}", name)
+        keys, name = [k for other, k in above if other == kind], f"{kind}/{key}"
+        require(key in keys, place, f"must be a run that is listed earlier{nearest(key, keys)}", name)
         source = above[kind, key]
         if run.stage.needs[kind] == "earlier":
-            right, rule = datasets[own].comes_after(datasets[source.spec.dataset]), f"one step before {own}"
+            right, rule = datasets[dataset].comes_after(datasets[source.spec.dataset]), f"one step before {dataset}"
         else:
-            right, rule = source.spec.dataset == own, own
+            right, rule = source.spec.dataset == dataset, dataset
         require(right, place, f"must be of the data set {rule}", f"{name}: {source.spec.dataset}")
         seeds, there = run.spec.seeds, source.spec.seeds
         rules = {"one_to_one": (seeds <= there, "be <="), "all": (there % seeds == 0, "divide")}
@@ -209,8 +209,8 @@ def _check_sources(
             raise ConfigError(f"{path}.{error.path}", error.rule, error.value) from None
 
 
-def _known(key: str, known: Iterable[str], path: str, what: str) -> None:
-    require(key in known, path, f"must be {what}{nearest(key, known)}", key)
+def _known(key: str, names: Iterable[str], path: str, what: str) -> None:
+    require(key in names, path, f"must be {what}{nearest(key, names)}", key)
 
 
 def unwatched(params: Params) -> list[str]:

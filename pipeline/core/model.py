@@ -142,8 +142,8 @@ class Params:
             ConfigError: there is no such run; the message suggests the nearest name.
         """
         if (kind, key) not in self.runs:
-            known = [k for other, k in self.runs if other == kind]
-            raise ConfigError(f"{SECTIONS.get(kind, kind)}.{key}", f"is not a run{nearest(key, known)}")
+            keys = [k for other, k in self.runs if other == kind]
+            raise ConfigError(f"{SECTIONS.get(kind, kind)}.{key}", f"is not a run{nearest(key, keys)}")
         return self.runs[kind, key]
 
     def of(self, kind: str) -> list[Run]:

@@ -78,8 +78,8 @@ def rooted(root: Path) -> Iterator[None]:
 
 def sweep(place: Path) -> None:
     """Remove the temporary files that a killed process left beside ``place``."""
-    for left in place.parent.glob(f".{place.name}.*.tmp"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in place.parent.glob(f".{place.name}.*.tmp"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
         else:
-            left.unlink(missing_ok=True)
+            leftover.unlink(missing_ok=True)

@@ -42,8 +42,8 @@ def process(pid: int | None = None) -> str:
     """Return a process's name ``host/pid/start time``, by default this process's; a pid alone may be reused."""
     import psutil
 
-    found = psutil.Process(pid or os.getpid())
-    return f"{socket.gethostname()}/{found.pid}/{found.create_time():.2f}"
+    running = psutil.Process(pid or os.getpid())
+    return f"{socket.gethostname()}/{running.pid}/{running.create_time():.2f}"
 
 
 def is_dead(name: str) -> bool:

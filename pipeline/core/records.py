@@ -42,7 +42,7 @@ def write(
     import torch
 
     made_from = {name: _made_from(run, name, above) for name in done}
-    written = {
+    record = {
         "seconds": {name: made.seconds for name, made in done.items()},
         "peak_bytes": {name: made.peak_bytes for name, made in done.items()},
         "made_from": made_from,
@@ -55,7 +55,7 @@ def write(
         "warnings": list(summary.warnings),
         "traces": dict(summary.traces),
     }
-    write_bytes(places.record(run.kind, run.key), json.dumps(written, sort_keys=True, indent=1).encode())
+    write_bytes(places.record(run.kind, run.key), json.dumps(record, sort_keys=True, indent=1).encode())
 
 
 def read(kind: str, key: str) -> dict[str, Any]:
@@ -82,8 +82,11 @@ def above(run: Run) -> Above:
     Raises:
         ArtifactError: see :func:`read`; or a record has an older version.
     """
-    found = {kind: read(kind, key) for kind, key in run.sources.items()}
-    return {kind: record and _with(("made_from",), record, kind, run.sources[kind]) for kind, record in found.items()}
+    records_above = {kind: read(kind, key) for kind, key in run.sources.items()}
+    return {
+        kind: record and _with(("made_from",), record, kind, run.sources[kind])
+        for kind, record in records_above.items()
+    }
 
 
 def _with(names: Sequence[str], record: Any, kind: str, key: str) -> dict[str, Any]:
@@ -92,21 +95,21 @@ def _with(names: Sequence[str], record: Any, kind: str, key: str) -> dict[str, A
         if not isinstance(record, dict) or not isinstance(record.get(name), dict):
             place = places.record(kind, key)
             raise ArtifactError(f"{place}: is damaged or of an older version (no {name}); make the {kind} {key} again")
-    found: dict[str, Any] = record
-    return found
+    whole: dict[str, Any] = record
+    return whole
 
 
 def _made_from(run: Run, name: str, above: Above) -> dict[str, float]:
     """Collect all upstream fits of a seed, ``<stage kind>/<run>/<seed>`` -> its own seconds."""
     split, _, seed = name.partition("-")
-    found: dict[str, float] = {}
+    seconds_by_fit: dict[str, float] = {}
     for kind, key in run.sources.items():
         seconds = above[kind].get("seconds", {})
         count = sum(other.startswith(f"{split}-") for other in seconds)
         for number in fan_in(run.stage.needs[kind], int(seed), count, run.spec.seeds) if count else ():
             used = f"{split}-{number}"
-            found |= above[kind]["made_from"][used] | {f"{kind}/{key}/{used}": seconds[used]}
-    return found
+            seconds_by_fit |= above[kind]["made_from"][used] | {f"{kind}/{key}/{used}": seconds[used]}
+    return seconds_by_fit
 
 
 def device_name(device: str) -> str:

@@ -125,14 +125,14 @@ class Machine:
     def __post_init__(self) -> None:
         for name in self.resources or ():
             kind = name.partition(".")[0]
-            known = kind in _KINDS or name == _DEFAULT
-            require(known, f"resources.{name}", f"is not a stage kind{nearest(kind, (_DEFAULT, *_KINDS))}")
+            exists = kind in _KINDS or name == _DEFAULT
+            require(exists, f"resources.{name}", f"is not a stage kind{nearest(kind, (_DEFAULT, *_KINDS))}")
 
     def amounts(self, kind: str, method: str) -> dict[str, Any]:
         """Return the amounts for the tasks of a method in a stage kind, by key."""
         names, entries = (_DEFAULT, kind, f"{kind}.{method}"), self.resources or {}
-        said = [vars(entries[name]).items() for name in names if name in entries]
-        return {key: amount for items in said for key, amount in items if amount is not None}
+        entered = [vars(entries[name]).items() for name in names if name in entries]
+        return {key: amount for items in entered for key, amount in items if amount is not None}
 
     def needs(self, kind: str, method: str, usual: Needs) -> Needs:
         """Return the resources of a task of a method in a stage kind: ``usual``, updated by the file's amounts."""
@@ -140,17 +140,17 @@ class Machine:
         others = tuple(sorted(amounts.pop("resources", {}).items())) or usual.others
         return replace(usual, **amounts, others=others)
 
-    def check_methods(self, known: Iterable[str]) -> None:
+    def check_methods(self, methods: Iterable[str]) -> None:
         """Check that entries name known methods.
 
         Raises:
             ConfigError: an entry names an unknown method.
         """
-        known = sorted(known)
+        methods = sorted(methods)
         for name in self.resources or ():
             _, dot, method = name.partition(".")
-            good = not dot or method in known
-            require(good, f"machine.yaml: resources.{name}", f"names no method{nearest(method, known)}")
+            good = not dot or method in methods
+            require(good, f"machine.yaml: resources.{name}", f"names no method{nearest(method, methods)}")
 
 
 @dataclass(frozen=True)

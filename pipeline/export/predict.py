@@ -16,7 +16,7 @@ from .shared import student_of
 
 def predict(
     run: str,
-    given: Path,
+    source: Path,
     output: Path,
     split: int = 0,
     seed: int = 0,
@@ -35,24 +35,24 @@ def predict(
 
     if output.suffix.lower() not in (".parquet", ".pq"):
         raise UserError(f"--output: is written as Parquet; name it {output.with_suffix('.parquet')}")
-    if output.exists() and given.exists() and output.samefile(given):
-        raise UserError(f"--output: must not be the input {given}, which would be lost")
+    if output.exists() and source.exists() and output.samefile(source):
+        raise UserError(f"--output: must not be the input {source}, which would be lost")
     device = Settings.read().device
     require_device(device)
     student = student_of(run, paper)
     fitted = load_predictor(student, split, seed, device)
     schema = artifacts.load(student, "student", verify=False).json("schema.json")
-    inputs = new_inputs(given, schema)
+    inputs = new_inputs(source, schema)
     for line in unseen(inputs, schema):
         print(f"note: {line}")
     if level is not None and fitted.recalibration is None:
         raise UserError(f"--level: {run} has no conformal sets: its data set has no calibration rows")
     names, rng = schema["classes"] or schema["targets"], stored_address(student, split, seed)
     predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level, device=device)
-    files = [str(file.relative_to(given)) for file in image_inputs(given)] if given.is_dir() else []
-    if files and (others := left_out(given)):
+    files = [str(file.relative_to(source)) for file in image_inputs(source)] if source.is_dir() else []
+    if files and (others := left_out(source)):
         what = "files are not predicted, as no images of a known kind or too deep"
-        print(f"note: {len(others)} {what}; the first is {others[0].relative_to(given)}")
+        print(f"note: {len(others)} {what}; the first is {others[0].relative_to(source)}")
     first = {"file": files} if files else {"row": np.arange(len(inputs))}
     _write(output, {**first, **predictions})
     print(f"{output}: {len(inputs)} rows, {', '.join([*first, *predictions])}")

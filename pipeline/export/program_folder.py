@@ -84,17 +84,17 @@ def write(
         The names of the written programs.
     """
     torch.export.save(program.traced, folder / PROGRAM)
-    made, lines = [PROGRAM], list(limits)
+    programs, lines = [PROGRAM], list(limits)
     try:
         error = write_onnx(program, folder / ONNX)
-        made.append(ONNX)
+        programs.append(ONNX)
     except UserError as failed:
         (folder / ONNX).unlink(missing_ok=True)
         lines.append(f"There is no `{ONNX}`: {failed}.")
         error = 0.0
     names = schema["classes"] or schema["targets"]
     for file, head in (("run_torch.py", _TORCH), ("run_onnx.py", _ONNX)):
-        if file == "run_torch.py" or ONNX in made:
+        if file == "run_torch.py" or ONNX in programs:
             write_bytes(folder / file, _script(file, head, schema, names).encode())
     if schema["kind"] != "image":
         for file in _READER:
@@ -102,8 +102,8 @@ def write(
             write_bytes(folder / ROWS / file, (_LIBRARY / file).read_bytes())
         write_bytes(folder / ROWS / "__init__.py", _READ.encode())
     write_bytes(folder / SCHEMA, (json.dumps(schema, indent=1, sort_keys=True) + "\n").encode())
-    write_bytes(folder / CARD, card(program, schema, facts, lines, made, max(program.error, error)).encode())
-    return made
+    write_bytes(folder / CARD, card(program, schema, facts, lines, programs, max(program.error, error)).encode())
+    return programs
 
 
 def card(
@@ -120,7 +120,7 @@ def card(
     else:
         taken = f"float64 [n, {len(schema['features'])}], one number a cell as `{SCHEMA}` codes it"
         taken += "; a script takes CSV or Parquet"
-    given = (
+    outputs = (
         "probabilities [n, class]"
         if len(program.outputs) == 1
         else "mean and variance [n, target], in the targets' units"
@@ -140,7 +140,7 @@ def card(
             f"# {facts['Run']}",
             "",
             f"- In: {taken}.",
-            f"- Out: {given}; in this order: {', '.join(schema['classes'] or schema['targets'])}.",
+            f"- Out: {outputs}; in this order: {', '.join(schema['classes'] or schema['targets'])}.",
             f"- How: {scripts}. Call it with up to a few thousand rows at a time.",
             f"- Checked: {', '.join(f'`{name}`' for name in made)}; their answers differ from the fitted "
             f"posterior's by at most {error:.1g} of the largest answer.",

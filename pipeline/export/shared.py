@@ -39,8 +39,8 @@ def student_of(run: str, paper: str | None = None) -> Path:
         student = places.artifact("student", run)
     if (student / artifacts.MANIFEST).is_file():
         return student
-    known = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
-    raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(known) if known else 'none is fitted yet'})")
+    ready = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
+    raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(ready) if ready else 'none is fitted yet'})")
 
 
 def scores_of(run: str, split: int, seeds: list[int], metrics: Iterable[str]) -> dict[str, str]:

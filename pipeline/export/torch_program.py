@@ -40,12 +40,12 @@ class Answers(nn.Module):
         self._fitted, self._rng = fitted, rng
 
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
-        found = self._fitted.transformed(rows, rng=self._rng)
-        if not isinstance(found, Categorical):
-            values = self._fitted.final(found)
+        transformed = self._fitted.transformed(rows, rng=self._rng)
+        if not isinstance(transformed, Categorical):
+            values = self._fitted.final(transformed)
             return values.mean, values.variance
         learnt = self._fitted.recalibration
-        return ((found if learnt is None else learnt.apply(found)).mean,)
+        return ((transformed if learnt is None else learnt.apply(transformed)).mean,)
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def difference(program: Callable[[Tensor], Any], rows: Tensor, meant: tuple[Tens
         UserError: the difference is above :data:`CLOSE`.
     """
     with torch.no_grad():
-        found = program(rows)
-    pairs = list(zip(found, meant, strict=True))
+        answers = program(rows)
+    pairs = list(zip(answers, meant, strict=True))
     worst = max(float((one.double() - other.double()).abs().max() / other.abs().max()) for one, other in pairs)
     if not worst <= CLOSE:
         raise UserError(f"the program must equal the posterior to {CLOSE:g} of the largest answer, got {worst:.2g}")
@@ -125,15 +125,15 @@ def write_onnx(program: Program, path: Path) -> float:
         raise UserError(f"ONNX needs onnxscript and onnxruntime ({error}): pip install 'bdl-pipe[onnx]'") from None
     try:
         with _quiet():
-            made = torch.onnx.export(
+            model = torch.onnx.export(
                 _without_triangles(program.traced),
                 input_names=["rows"],
                 output_names=list(program.outputs),
                 dynamo=True,
                 verbose=False,
             )
-        assert made is not None
-        made.save(str(path))
+        assert model is not None
+        model.save(str(path))
     except Exception as error:  # torch.onnx's exceptions are private
         raise UserError(f"{path.name}: ONNX cannot hold it: {type(error).__name__}: {_lacking(error)}") from None
     session = onnxruntime.InferenceSession(str(path))

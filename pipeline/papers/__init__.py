@@ -80,8 +80,8 @@ def paper(table: str, datasets: str | None, methods: str | None, splits: int | N
 
     if command := read_yaml(COMMANDS).get(table):
         options = {"dataset": datasets, "method": methods, "splits": splits}
-        if given := [f"--{name}" for name, value in options.items() if value is not None]:
-            raise UserError(f"{table}: is made by python {command}; leave out {', '.join(given)}")
+        if options_of_ours := [f"--{name}" for name, value in options.items() if value is not None]:
+            raise UserError(f"{table}: is made by python {command}; leave out {', '.join(options_of_ours)}")
         print(f"python {command}", file=sys.stderr, flush=True)
         return subprocess.run([sys.executable, *command.split()]).returncode
     known = papers.load(table)

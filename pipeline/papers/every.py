@@ -20,8 +20,8 @@ from .facts import RESULTS, made
 def every(missing: bool) -> int:
     """Write all pages with available scores or CSV files, or print the missing cells; return 0."""
     if missing:
-        known = survey.sources(Path("params.yaml"), Path("params"), read_params)
-        print(*survey.report(survey.survey(RESULTS, known), _took()), sep="\n")
+        params_files = survey.sources(Path("params.yaml"), Path("params"), read_params)
+        print(*survey.report(survey.survey(RESULTS, params_files), _took()), sep="\n")
         return 0
     done = places.identity("evaluate", "any").parent.glob("*.json")  # written last, by finished stages
     runs = [_scored(path.stem) for path in sorted(done)]
@@ -56,5 +56,5 @@ def _facts(comparison: Comparison) -> dict[str, Any]:
 
 def _took() -> dict[str, float]:
     """Read the seconds of the fits of every run with a record, including upstream fits."""
-    found = [path.name.removesuffix(".run.json") for path in places.artifact("student", "").glob("*.run.json")]
-    return {key: sum(records.read("student", key)["total_seconds"].values()) for key in found}
+    fitted = [path.name.removesuffix(".run.json") for path in places.artifact("student", "").glob("*.run.json")]
+    return {key: sum(records.read("student", key)["total_seconds"].values()) for key in fitted}

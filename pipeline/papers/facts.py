@@ -19,17 +19,17 @@ def made(keys: Sequence[str], dataset: str) -> dict[str, Any]:
         keys: the keys of the runs with scores.
         dataset: the data set's name in params.yaml.
     """
-    found = {key: records.read("student", key) for key in keys}
+    records_of = {key: records.read("student", key) for key in keys}
     manifest = places.artifact("prepare", dataset) / artifacts.MANIFEST
-    fits = {(key, seed): took for key, record in found.items() for seed, took in record.get("seconds", {}).items()}
-    for record in found.values():
+    fits = {(key, seed): took for key, record in records_of.items() for seed, took in record.get("seconds", {}).items()}
+    for record in records_of.values():
         for above in record.get("made_from", {}).values():
             fits |= above
     return {
-        "commit": _all(record.get("commit") for record in found.values()),
+        "commit": _all(record.get("commit") for record in records_of.values()),
         "data sha256": artifacts.sha256(manifest)[:16] if manifest.is_file() else _UNKNOWN,
-        "device": _all(record.get("device") for record in found.values()),
-        "torch": _all(record.get("versions", {}).get("torch") for record in found.values()),
+        "device": _all(record.get("device") for record in records_of.values()),
+        "torch": _all(record.get("versions", {}).get("torch") for record in records_of.values()),
         "seconds of fitting": round(sum(fits.values()), 1),
     }
 

@@ -63,8 +63,8 @@ def digest(kind: str, method: str | None = None, more: tuple[str, ...] = ()) -> 
             defines, outside of files of the library or a plugin, adds nothing.
         more: additional modules.
     """
-    known = _methods()
-    spec = [known[method]] if method is not None and method in known else []
+    modules = _methods()
+    spec = [modules[method]] if method is not None and method in modules else []
     return digest_of((BODIES[kind], *spec, *more))
 
 

@@ -101,8 +101,8 @@ def one(kind: str, key: str, params: Params) -> Stage:
     if kind == "inputs":  # dvc.yaml can only name the kinds of artifacts that its stages bundle
         reads = [places.below_work(f"work/{name}") for name in entry.values()]
     elif kind == "report":  # dvc.yaml has their folders
-        made = [(kind, run.key) for run in params.of("student") for kind in ("evaluate", "scores")]
-        reads = [places.artifact(*name) for name in [*made, *(("decide", key) for key in params.decisions)]]
+        scored = [(kind, run.key) for run in params.of("student") for kind in ("evaluate", "scores")]
+        reads = [places.artifact(*name) for name in [*scored, *(("decide", key) for key in params.decisions)]]
     else:
         reads = [places.below_work(text) for text in filled(graph.deps)]
     makers = [places.kind_and_key(path) for path in reads]
@@ -183,17 +183,17 @@ def reason(stage: Stage) -> str | None:
     """Return why a stage is out of date with respect to its present inputs; None if it is up to date."""
     place = places.identity(stage.kind, stage.key)
     try:
-        known = json.loads(place.read_text(encoding="utf-8"))
-        made, since = known.pop("made"), place.stat().st_mtime_ns
+        stored = json.loads(place.read_text(encoding="utf-8"))
+        outputs, since = stored.pop("made"), place.stat().st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return "it has no result yet"
     except (OSError, ValueError, AttributeError, KeyError):
         return f"{place} is damaged"
-    changed = _difference(known, made_from(stage))
+    changed = _difference(stored, made_from(stage))
     if changed is not None:
         return changed
     for path in stage.makes:
-        if _hash(path) != made.get(str(path)):
+        if _hash(path) != outputs.get(str(path)):
             return f"{path} was changed after the stage wrote it"
         altered = _altered(path, since)
         if altered is not None:
@@ -203,11 +203,11 @@ def reason(stage: Stage) -> str | None:
 
 def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
     """Write the identity of a finished stage; ``made_from`` must have been collected before the work."""
-    made = {str(path): _hash(path) for path in stage.makes}
+    outputs = {str(path): _hash(path) for path in stage.makes}
     place = places.identity(stage.kind, stage.key)
     place.parent.mkdir(parents=True, exist_ok=True)
     places.sweep(place)
-    write_bytes(place, json.dumps({**made_from, "made": made}, sort_keys=True, indent=1).encode())
+    write_bytes(place, json.dumps({**made_from, "made": outputs}, sort_keys=True, indent=1).encode())
 
 
 def made_from(stage: Stage) -> dict[str, Any]:

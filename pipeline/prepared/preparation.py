@@ -150,17 +150,17 @@ def _parts(raw: Raw, splits: int) -> Iterator[tuple[int, tuple[Examples, Example
 
 
 def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
-    made = fit_rows(raw, rows, config, rng)
-    if made.calibration is not None:
-        arrow_rows.write(folder / CALIBRATION_FILE, made.calibration, features=raw.features, targets=raw.targets)
-    about = {"train": made.train}
-    arrow_rows.write(folder / "train.arrow", made.rows, features=raw.features, targets=raw.targets, about=about)
-    search, final = made.search.state(), made.final.state() if made.final else None
+    rows_of_fit = fit_rows(raw, rows, config, rng)
+    if rows_of_fit.calibration is not None:
+        arrow_rows.write(folder / CALIBRATION_FILE, rows_of_fit.calibration, features=raw.features, targets=raw.targets)
+    about = {"train": rows_of_fit.train}
+    arrow_rows.write(folder / "train.arrow", rows_of_fit.rows, features=raw.features, targets=raw.targets, about=about)
+    search, final = rows_of_fit.search.state(), rows_of_fit.final.state() if rows_of_fit.final else None
     artifacts.write_state(folder / "transform", final or search)
     if final is not None:
         artifacts.write_state(folder / "transform-search", search)
-    counts = {"train": made.train, "validation": len(made.rows) - made.train}
-    return {**counts, "sha256": rows_sha256(made.rows)}
+    counts = {"train": rows_of_fit.train, "validation": len(rows_of_fit.rows) - rows_of_fit.train}
+    return {**counts, "sha256": rows_sha256(rows_of_fit.rows)}
 
 
 def _seen(raw: Raw, config: DatasetConfig, path: str) -> list[int] | None:
@@ -193,16 +193,16 @@ def _write_ood(path: Path, source: Source | Noise, raw: Raw, rng: Seed) -> None:
 def _write_transfer(
     folder: Path, others: Sequence[Source], raw: Raw, config: DatasetConfig, path: str, seen: list[int] | None
 ) -> None:
-    known, names = set[str](), config.transfer_names or {}
+    classes, names = set[str](), config.transfer_names or {}
     for i, (key, source) in enumerate(zip(config.transfer, others, strict=True)):
         other = sources.load(source)
-        known |= {*other.classes}
+        classes |= {*other.classes}
         rows = shared_rows(other, raw, names, f"{path}.transfer[{i}]")
         shared = None if seen is None else [label for label in seen if (rows.targets == label).any()]
         if shared == []:
             raise ConfigError(f"{path}.transfer[{i}]", "must have rows of a class up to this step", key)
         arrow_rows.write(folder / f"{key}.arrow", of_classes(rows, shared, raw, "transfer rows"))
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in classes]
     if unknown:
         raise ConfigError(f"{path}.transfer_names", "must name classes of the transfer sets", unknown[0])
 

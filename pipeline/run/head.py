@@ -53,10 +53,10 @@ def address(place: str) -> str:
             answer = asking.makefile().read()
     except OSError:
         answer = ""
-    problem, found = json.loads(answer) if answer else ("Ray did not start: its process has ended", "")
+    problem, started = json.loads(answer) if answer else ("Ray did not start: its process has ended", "")
     if problem:
         raise UserError(problem)
-    return str(found)
+    return str(started)
 
 
 def _serve(settings: Settings, listener: socket.socket) -> NoReturn:

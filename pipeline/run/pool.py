@@ -133,8 +133,8 @@ def schedule(
                     tracker.started(stages[name])
                 for child in _look(children, lines):
                     del children[child.name]
-                    how = _ended(child, stages, waiting, outcome, tracker)
-                    lines.say(f"[{len(todo) - len(waiting) - len(children)}/{len(todo)}] {child.name}: {how}")
+                    ending = _ended(child, stages, waiting, outcome, tracker)
+                    lines.say(f"[{len(todo) - len(waiting) - len(children)}/{len(todo)}] {child.name}: {ending}")
                     if child.exit_code() == 0:
                         seconds[child.name] = child.seconds
                 lines.show(children.values())

@@ -115,8 +115,8 @@ def plan(path: Path, settings: Settings) -> Study:
         params = typed(config.merge(base, asked.overlay))
         task = params.datasets[asked.dataset].task if asked.dataset in params.datasets else "classification"
         metrics = tuple(dict.fromkeys((*always(task), *asked.metrics)))
-        how = (params.evaluate, metrics, "study")
-        branch = branch_of(params, asked.method, asked.dataset, asked.run, settings, *how)
+        evaluation = (params.evaluate, metrics, "study")
+        branch = branch_of(params, asked.method, asked.dataset, asked.run, settings, *evaluation)
         for i, metric in enumerate(asked.metrics):
             rule = f"must be one of {task}{nearest(metric, scores_of(task))}"
             require(metric in scores_of(task), f"metrics[{i}]", rule, metric)

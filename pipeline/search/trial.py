@@ -112,11 +112,11 @@ class Branch:
 
     def finish(self, first: State, data: FitData, configs: Sequence[Any], upstream: Upstream) -> State:
         """Fit the other runs, and return the last one's posterior."""
-        made, states = first, {**upstream, (self.runs[0].kind, self.runs[0].key): [first]}
+        state, states = first, {**upstream, (self.runs[0].kind, self.runs[0].key): [first]}
         for run, run_config in zip(self.runs[1:], configs[1:], strict=True):
-            made = self._fit(run, data, states, run_config, Silent())
-            states[run.kind, run.key] = [made]
-        return made
+            state = self._fit(run, data, states, run_config, Silent())
+            states[run.kind, run.key] = [state]
+        return state
 
     def seed_of(self, run: Run, data: FitData, states: Upstream) -> SeedFit:
         """Return the arguments of a run's fit."""

@@ -165,8 +165,8 @@ def plan(
     Raises:
         UserError: the method, data set or run does not exist, or has no space, or the scheduler cannot search it.
     """
-    how = params.evaluate if metric != METRIC else None  # the NLL needs no evaluation settings
-    branch = branch_of(params, method, dataset, key, settings, how, (metric,))
+    evaluation = params.evaluate if metric != METRIC else None  # the NLL needs no evaluation settings
+    branch = branch_of(params, method, dataset, key, settings, evaluation, (metric,))
     known = [name for name in scores_of(params.datasets[dataset].task) if metric_of(name).better]
     require(
         metric in known,

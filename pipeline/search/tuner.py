@@ -46,7 +46,7 @@ class Lines(tune.Callback):
         print(f"{ended} of {self.count}: {scores}{at} ({', '.join(tried)})", flush=True)
 
 
-def run(session: Session, space: Mapping[str, Any], how: tune.TuneConfig, part: str = "") -> list[Ended]:
+def run(session: Session, space: Mapping[str, Any], settings: tune.TuneConfig, part: str = "") -> list[Ended]:
     """Run the unfinished trials, and return all trials.
 
     Args:
@@ -71,25 +71,25 @@ def run(session: Session, space: Mapping[str, Any], how: tune.TuneConfig, part: 
         tuner = tune.Tuner.restore(f"{folder}/trials", trainable, resume_unfinished=True, resume_errored=True)
     else:
         # A population's hyperparameters are known only at a trial's end.
-        at_end = isinstance(how.scheduler, PopulationBasedTraining)
+        at_end = isinstance(settings.scheduler, PopulationBasedTraining)
         tags = {**session.tags, "search": name}
         tracked = [TrialRuns(session.metrics, tags, at_end)] if tags.get(tracking.NEST) else []
         config = tune.RunConfig(
             name="trials",
             storage_path=folder,
             stop={TIME: MILESTONES},  # otherwise PBT would change a finished trial
-            callbacks=[Lines(how.num_samples, session.metrics), *tracked],
+            callbacks=[Lines(settings.num_samples, session.metrics), *tracked],
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
             verbose=0,
         )
-        how = replace(how, trial_name_creator=lambda trial: f"{name}-{trial.trial_id}")
-        tuner = tune.Tuner(trainable, param_space=dict(space), tune_config=how, run_config=config)
+        settings = replace(settings, trial_name_creator=lambda trial: f"{name}-{trial.trial_id}")
+        tuner = tune.Tuner(trainable, param_space=dict(space), tune_config=settings, run_config=config)
     results = tuner.fit()
     if results.num_errors:
         reason = str(results.errors[0]).strip().rpartition("\n")[2].strip()
         raise UserError(f"{name}: {results.num_errors} trials failed (continue with --resume): {reason}")
     ended = [r for r in map(results.__getitem__, range(len(results))) if r.metrics and TIME in r.metrics]
-    if sum(r.metrics.get("done", False) for r in ended) < how.num_samples:  # Tune returns normally after Ctrl-C.
+    if sum(r.metrics.get("done", False) for r in ended) < settings.num_samples:  # Tune returns normally after Ctrl-C.
         raise KeyboardInterrupt
     return [
         Ended(dict(r.config), chosen(session.metrics, r.metrics), r.metrics[TIME], r.metrics[TIME_TOTAL_S])

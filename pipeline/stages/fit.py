@@ -58,11 +58,11 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
             make, tasks, shared=shared, display=display, store=store, where=_where(run, tasks, shared, settings)
         )
     named = dict[str, Done]()  # each seed, with its share of the seconds of a task
-    for task, made in zip(tasks, done, strict=True):
+    for task, fitted in zip(tasks, done, strict=True):
         seeds = task.payload.seeds
-        states = artifacts.unpack(made.result) if len(seeds) > 1 else [made.result]
+        states = artifacts.unpack(fitted.result) if len(seeds) > 1 else [fitted.result]
         for seed, state in zip(seeds, states, strict=True):
-            named[seed.name] = Done(state, made.seconds / len(seeds), made.peak_bytes)
+            named[seed.name] = Done(state, fitted.seconds / len(seeds), fitted.peak_bytes)
     data = [rows for rows in shared.values() if isinstance(rows, FitData)]  # one for each split, in order
     _publish(places.artifact(kind, key), run, about, params.seed, named, data)
     summary = _summarise(run, named, data)
@@ -206,7 +206,7 @@ def _summarise(run: Run, done: Mapping[str, Done], data: Sequence[FitData]) -> S
 
 def _slowed(done: Mapping[str, Done]) -> list[str]:
     """Return a warning with the number of fits that had diverged, and the smallest share of their rates in a retry."""
-    shares = [share for made in done.values() if (share := made.result.config.get(RATE_SHARE)) is not None]
+    shares = [share for fitted in done.values() if (share := fitted.result.config.get(RATE_SHARE)) is not None]
     which = f"{len(shares)} of {len(done)} fits" if len(done) > 1 else "the fit"
     rule = "diverged and had to be repeated at"
     return [f"rates: {which} {rule} {min(shares):.2g} of the learning rates; lower them"] if shares else []

@@ -69,9 +69,9 @@ def _ended(run: Run, params: Params, warnings: Sequence[str]) -> tuple[str, ...]
     if any(warning.endswith(LONGER) for warning in warnings):
         return ("chains",)
     validated = params.datasets[run.spec.dataset].validation > 0
-    made = [run, *(params.run(kind, key) for kind, key in run.sources.items() if kind == "trajectory")]
-    found = (ends(places.artifact(one.kind, one.key), one.kind, one.config, validated) for one in made)
-    return next(filter(None, found), ())
+    runs = [run, *(params.run(kind, key) for kind, key in run.sources.items() if kind == "trajectory")]
+    endings = (ends(places.artifact(one.kind, one.key), one.kind, one.config, validated) for one in runs)
+    return next(filter(None, endings), ())
 
 
 def _imitated(run: Run, params: Params) -> str | None:

@@ -31,12 +31,12 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     """
     run, place = params.run("student", stage.key), places.artifact("scores", stage.key)
     evaluated = artifacts.load(places.artifact("evaluate", stage.key), "evaluate").path
-    found, tables = list[Score](), defaultdict[str, list[pa.Table]](list)
+    figures, tables = list[Score](), defaultdict[str, list[pa.Table]](list)
     for at, fit in stored.read(evaluated / "predictions.parquet", Seed(params.seed).fold("scores")):
-        found += [Score(*at, Quantity(name), *figure) for name, figure in table.scores(fit).items()]
+        figures += [Score(*at, Quantity(name), *figure) for name, figure in table.scores(fit).items()]
         for name, curve in curves(fit).items():
             tables[name].append(scores.of_fit(curve, *at))
-    tables["scores"].append(scores.table(run.spec.dataset, run.method.name, run.spec.setting, found))
+    tables["scores"].append(scores.table(run.spec.dataset, run.method.name, run.spec.setting, figures))
     if (rows := evaluated / "unfamiliar.parquet").is_file():
         tables["ood"] = [ood.to_table(ood.result(stage.key, run.spec.dataset, dict(ood.read(rows))))]
     about = {"evaluate": artifacts.sha256(evaluated / artifacts.MANIFEST), "seed": params.seed}

@@ -75,11 +75,11 @@ def publish(client: Any, wanted: Comparison) -> str:
             if before.get(name) != value:
                 client.set_experiment_tag(experiment, name, value)
         missing = {(run.key, run.digest): run for run in wanted.runs}
-        for found in store.search(client, experiment, f"tags.project = '{project}'"):
-            identity = found.data.tags.get("key"), found.data.tags.get(_CONTENT)
-            is_whole = found.info.status == "FINISHED"
+        for entry in store.search(client, experiment, f"tags.project = '{project}'"):
+            identity = entry.data.tags.get("key"), entry.data.tags.get(_CONTENT)
+            is_whole = entry.info.status == "FINISHED"
             if not is_whole or missing.pop(identity, None) is None:
-                client.delete_run(found.info.run_id)
+                client.delete_run(entry.info.run_id)
         for run in missing.values():
             own = {"project": project, "key": run.key, store.NOTE: run.about, _CONTENT: run.digest}
             run_id, now = store.create(client, experiment, run.name, own), time.time()

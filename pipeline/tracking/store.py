@@ -139,15 +139,15 @@ def experiment(client: Any, name: str) -> str:
     elif not os.environ.get("MLFLOW_TRACKING_URI"):
         place = (FOLDER / "artifacts").absolute().as_uri()
     with lock():
-        found = client.get_experiment_by_name(name)
-        if found is None:
+        stored = client.get_experiment_by_name(name)
+        if stored is None:
             return str(client.create_experiment(name, artifact_location=place or None, tags=KIND))
-    if Settings.read().artifacts and found.artifact_location != place:
+    if Settings.read().artifacts and stored.artifact_location != place:
         cure = f"move {FOLDER} away, name another MLFLOW_TRACKING_URI, or unset BDL_MLFLOW_ARTIFACTS"
-        raise UserError(f"the experiment {name} keeps its files at {hide(found.artifact_location)}; {cure}")
-    if found.lifecycle_stage == "deleted":
-        client.restore_experiment(found.experiment_id)
-    return str(found.experiment_id)
+        raise UserError(f"the experiment {name} keeps its files at {hide(stored.artifact_location)}; {cure}")
+    if stored.lifecycle_stage == "deleted":
+        client.restore_experiment(stored.experiment_id)
+    return str(stored.experiment_id)
 
 
 def create(client: Any, experiment: str, name: str, tags: Mapping[str, Any], started: float | None = None) -> str:
@@ -156,10 +156,10 @@ def create(client: Any, experiment: str, name: str, tags: Mapping[str, Any], sta
     Args:
         started: the start time in seconds since 1970; None means now.
     """
-    own = {"process": provenance.process(), "mlflow.source.name": Path(sys.argv[0]).name or "python"}
+    origin = {"process": provenance.process(), "mlflow.source.name": Path(sys.argv[0]).name or "python"}
     since = None if started is None else round(1000 * started)
-    made = client.create_run(experiment, start_time=since, tags=_texts({**own, **tags}), run_name=name)
-    return str(made.info.run_id)
+    created = client.create_run(experiment, start_time=since, tags=_texts({**origin, **tags}), run_name=name)
+    return str(created.info.run_id)
 
 
 def log(

@@ -57,10 +57,10 @@ class StageRun:
         stage = self.stage
         run = params.run("student" if stage.kind == "evaluate" else stage.kind, stage.key)
         about = {"dataset": run.spec.dataset, "method": run.spec.method, "setting": run.spec.setting}
-        made = [path.parent if path.name == artifacts.MANIFEST else path for path in stage.reads]
-        inputs = {f"sha256.{path}": digest for path in made if (digest := _hash(path))}
-        own = {"stage": stage.kind, "key": stage.key, **about, "seed": str(params.seed), **inputs}
-        self.run_id = store.create(client, experiment, f"{stage.kind} {stage.key}", {**tags, **own}, started)
+        artifacts_read = [path.parent if path.name == artifacts.MANIFEST else path for path in stage.reads]
+        inputs = {f"sha256.{path}": digest for path in artifacts_read if (digest := _hash(path))}
+        facts = {"stage": stage.kind, "key": stage.key, **about, "seed": str(params.seed), **inputs}
+        self.run_id = store.create(client, experiment, f"{stage.kind} {stage.key}", {**tags, **facts}, started)
         numbers = {**(about if stage.kind == "evaluate" else {}), **config.to_mapping(run.config)}
         store.log(client, self.run_id, params=store.flatten(numbers))
         self.shown = started
@@ -194,9 +194,9 @@ class Tracker:
             self._client.log_artifact(self._parent, str(page))
 
     def _project(self, runs: Sequence[StageRun]) -> None:
-        known = self._known()
+        published = self._known()
         for run in runs:
-            if plans.reason(run.stage) is None and run.digest() not in known:
+            if plans.reason(run.stage) is None and run.digest() not in published:
                 ended, begun = run.identity.stat().st_mtime, curves.begun(run.curve)
                 self._begin(run, begun.get("started", ended), begun.get("commit", ""))
                 run.end(self._client, "FINISHED", ended)
@@ -235,7 +235,7 @@ def final_scores(stored: RunScores) -> dict[str, float]:
     for of in stored.quantities:
         place = f"{of.set}/{of.name}" if of.set in ("ood", "transfer") else of.set
         values[f"{place}/{of.title}"] += [value for group in stored.groups(of) for value in group]
-    return {name: sum(found) / len(found) for name, found in sorted(values.items())}
+    return {name: sum(scores) / len(scores) for name, scores in sorted(values.items())}
 
 
 def _commit(name: str) -> dict[str, str]:

@@ -67,12 +67,12 @@ class Cluster(Executor):
             return {task.name: run_here(batch, task, self._settings) for task in tasks}
         if where == "try" and self._settings.device == "cpu":
             results = self._try(batch, tasks)
-        left = [task for task in tasks if task.name not in results]
-        if left:
+        unfinished = [task for task in tasks if task.name not in results]
+        if unfinished:
             connection = connected(self._settings, batch.display.say, self._head, self._ships)
             self._connection.enter_context(connection)
             with nodes.explained(self._settings.address):
-                results |= self._run_on_workers(batch, left)
+                results |= self._run_on_workers(batch, unfinished)
         return results
 
     def _try(self, batch: Batch, tasks: Sequence[Task]) -> dict[str, Done]:

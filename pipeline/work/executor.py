@@ -94,12 +94,12 @@ class Executor(ABC):
         results: dict[str, Done] = {}
         if store is not None:
             for task in tasks:
-                if found := checkpoints.kept(store.finished(task.name), task.name):
-                    results[task.name] = found
+                if finished := checkpoints.kept(store.finished(task.name), task.name):
+                    results[task.name] = finished
                     display.done(task.name)
-        left = [task for task in tasks if task.name not in results]
-        if left:
-            results |= self._run(Batch(work, shared, display, store), left, where)
+        unfinished = [task for task in tasks if task.name not in results]
+        if unfinished:
+            results |= self._run(Batch(work, shared, display, store), unfinished, where)
         return [results[task.name] for task in tasks]
 
     def close(self) -> None:

@@ -122,5 +122,5 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Itera
         used = [
             number for number in range(student.spec.seeds) if seed in fan_in(rule, number, count, student.spec.seeds)
         ]
-        if found := scores_of(student.key, split, used, SCORES):
-            yield {"run": student.key, "protocol": student.method.name, "figures": found.values(), "fits": len(used)}
+        if figures := scores_of(student.key, split, used, SCORES):
+            yield {"run": student.key, "protocol": student.method.name, "figures": figures.values(), "fits": len(used)}

@@ -41,5 +41,5 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
             "Made at commit": records.read("student", run).get("commit") or "unknown",
             "SHA-256 of the artifact": artifacts.sha256(student / artifacts.MANIFEST),
         }
-        made = program_folder.write(folder, program, schema, facts)
-    print(f"{target}: {' and '.join(made)} of {run}; see {target / program_folder.CARD} for how to run it")
+        programs = program_folder.write(folder, program, schema, facts)
+    print(f"{target}: {' and '.join(programs)} of {run}; see {target / program_folder.CARD} for how to run it")
