@@ -107,7 +107,7 @@ def fit(folder: Path, held: bool) -> Used:
     import torch
 
     from bdl_pipe.config import read
-    from bdl_pipe.data import rows as data_rows
+    from bdl_pipe.data import fitdata
     from bdl_pipe.progress import Silent
     from bdl_pipe.seeds import Seed
     from bdl_pipe.trajectory.sgd import SGD
@@ -115,7 +115,7 @@ def fit(folder: Path, held: bool) -> Used:
 
     torch.set_num_threads(1)
     if held:
-        data_rows.HELD.update(table=2**60)
+        fitdata.HELD.update(table=2**60)
     optimiser = {"name": "adamw", "lr": 5e-3, "schedule": "one_cycle", "warmup": 0.3, "weight_decay": 0.01}
     section = {"network": {"name": "mlp", "hidden": HIDDEN}, "epochs": 1, "snapshots": 1, "batch": BATCH}
     config = read(SGD.config, {**section, "optimiser": optimiser}, "methods.sgd")

@@ -42,8 +42,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bdl_pipe.config import read
-from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.rows import HeldRows
+from bdl_pipe.data.fitdata import FitData, HeldRows
 from bdl_pipe.networks import ConvNetConfig, MlpConfig, NetworkConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.seeds import Seed

@@ -183,7 +183,7 @@ def overlay_of(
         own: the keys of the data set's entry that depend on the data: ``source``, ``normalise`` and ``targets``.
         paces: see :class:`bdl_pipe.offers.Timing`.
     """
-    dataset = offers.dataset(own, size, splits)
+    dataset = size.dataset(own, splits)
     overlay: dict[str, Any] = {"datasets": {name: dataset}, **{section: {} for section in SECTIONS.values()}}
     upstream = offers.upstream(chosen, size)
     sizes = {key: dataclasses.replace(size, pace=pace) for key, pace in (paces or {}).items()}

@@ -58,7 +58,7 @@ def test_iterates_per_epoch_fit_the_steps_of_an_epoch_without_validation_rows() 
     for rows in (20, 100, 300, 400, 469, 506, 900, 2_300, 3_000, 9_000):
         size = Size("classification", rows, 13)
         (train, _), *_ = split_rows.uci_splits(rows, 1)
-        searched, _ = split_rows.hold_out(len(train), offers.dataset({}, size)["validation"], "x.csv", rng=Seed(0))
+        searched, _ = split_rows.hold_out(len(train), size.dataset({})["validation"], "x.csv", rng=Seed(0))
         section = METHODS["sgd"].upstream["iterates"].override(size)
         steps = max(1, len(searched) // section["batch"])
         assert section["snapshots_per_epoch"] == min(20, steps), rows

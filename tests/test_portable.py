@@ -19,10 +19,9 @@ import pytest
 import torch
 
 from bdl_pipe.baselines import trees
-from bdl_pipe.data.encoding import Encoding
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.tables.columns import Column, coded_matrix, described_matrix
-from bdl_pipe.data.transform import Transform
+from bdl_pipe.data.transform import Encoding, Transform
 from bdl_pipe.errors import UserError
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec, Predictor

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bdl_pipe import BayesianRegressor, bayesianise
 from bdl_pipe.errors import without_warnings
-from bdl_pipe.seeds import Seed
-from bdl_pipe.torch_settings import own_settings
+from bdl_pipe.seeds import Seed, own_settings
 from pipeline.export.serving import FittedPosterior
 from pipeline.export.traced import trace
 from tests.threads import at_once

@@ -1,12 +1,12 @@
 """Agents: a registered method, and the rule by which its posterior chooses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
-from bdl_pipe import config, offers
+from bdl_pipe import config
 from bdl_pipe.config import nearest
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.raw import FEWEST_ROWS
@@ -105,9 +105,9 @@ class Agent:
             table = given.table_of(rows.astype(np.float64))
             profile = given.table_profile(table, own, None, numbers=True)
             columns = [table.column_names.index(name) for name in profile.raw.features]  # without constant columns
-        size = given.size_of(profile, 0.0, self.pace)
+        size = replace(profile.size(), has_test=True, pace=self.pace)
         runs = self.plan(size)
-        entry = offers.dataset(profile.dataset(log=False), size, splits=1)
+        entry = size.dataset(profile.dataset(log=False), splits=1)
         scaling = {} if classes else {"targets": "standardise" if standardised else "none"}
         typed = config.read(DatasetConfig, {**entry, **scaling}, "data")
         parts, _ = fit_parts(profile.raw, typed, runs, rng.integer() % _ROOTS, cross=False, device="cpu")

@@ -5,8 +5,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from bdl_pipe.data.encoding import Encoding
 from bdl_pipe.data.raw import Raw
+from bdl_pipe.data.transform import Encoding
 
 _READ: Final[dict[str, Raw]] = {}
 

@@ -18,8 +18,7 @@ from .data.size import Section, Size
 from .errors import require
 from .method import Default, Method, StageSpec, Upstream
 from .registry import METHODS
-from .seeds import Seed
-from .torch_settings import own_settings
+from .seeds import Seed, own_settings
 from .training.adam import Adam
 
 _BLOCKS, _TIMED = 8, 5  # timed blocks of steps, and the steps of each
@@ -52,26 +51,6 @@ def upstream(methods: Iterable[Method], size: Size) -> dict[str, tuple[Method, U
             require(key in runs, "default.upstream", f"must be one of {', '.join(runs)}", key)
             users[key] += user.stages.values()
     return {key: (method, run.of(users[key])) for key, (method, run) in runs.items() if key in users}
-
-
-def dataset(own: Section, size: Size, splits: int | None = None) -> Section:
-    """Return an entry of ``datasets``.
-
-    Args:
-        own: the keys that depend on the data: ``source``, ``normalise`` and ``targets``.
-        splits: the number of splits. None means the default number for the size.
-    """
-    return {
-        **own,
-        "whiten": False,
-        "validation": size.validation,
-        "fit_rows": "train_and_validation",
-        "splits": splits or size.splits,
-        "ood": [],
-        "corrupted_images": 0,
-        "corruptions": "made",
-        **({"calibration": size.calibration} if size.calibration else {}),
-    }
 
 
 @dataclass(frozen=True)

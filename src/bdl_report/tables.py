@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 
 from bdl_pipe import artifacts, scores
-from bdl_pipe.data.increment import IncrementConfig
+from bdl_pipe.data.config import IncrementConfig
 from bdl_pipe.drawing import COLOURS, Mark
 from bdl_pipe.metrics import ood
 from bdl_pipe.metrics.standings import Candidate

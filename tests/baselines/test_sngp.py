@@ -11,8 +11,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.sngp import SNGP, Sngp, SngpConfig, SngpPosterior, SngpSpec
 from bdl_pipe.config import read
 from bdl_pipe.data.examples import Examples
-from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.rows import HeldRows
+from bdl_pipe.data.fitdata import FitData, HeldRows
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig

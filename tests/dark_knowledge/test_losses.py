@@ -9,7 +9,7 @@ from scipy import stats
 
 from bdl_pipe.dark_knowledge import classification_loss, inputs, regression_loss
 from bdl_pipe.data.augment import AugmentConfig
-from bdl_pipe.data.rows import HeldRows
+from bdl_pipe.data.fitdata import HeldRows
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
 from tests.sgmcmc import cases

@@ -11,13 +11,12 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, RobustScaler
 
 from bdl_pipe import config
-from bdl_pipe.data.encoding import Encoding
 from bdl_pipe.data.new_inputs import new_inputs
 from bdl_pipe.data.normalise import fit_transform
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.data.tables.columns import Column
 from bdl_pipe.data.tables.read import CsvForm, sniffed
-from bdl_pipe.data.transform import Transform
+from bdl_pipe.data.transform import Encoding, Transform
 from bdl_pipe.errors import ConfigError, DataError
 
 GRADES = ("bad", "fair", "good", "great", "odd")

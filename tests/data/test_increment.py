@@ -9,8 +9,7 @@ import pytest
 
 from bdl_pipe import config
 from bdl_pipe.data.catalog import Named
-from bdl_pipe.data.config import DatasetConfig
-from bdl_pipe.data.increment import IncrementConfig
+from bdl_pipe.data.config import DatasetConfig, IncrementConfig
 from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError

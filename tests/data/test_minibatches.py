@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.minibatches import Minibatches, distinct, epoch_order, with_replacement
+from bdl_pipe.data.fitdata import FitData, Minibatches, distinct, epoch_order, with_replacement
 from bdl_pipe.seeds import Seed
 
 Z = 5.0

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.data import rows, scratch
-from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.rows import HeldRows, StreamedRows, rows_of
+from bdl_pipe.data import fitdata, scratch
+from bdl_pipe.data.fitdata import FitData, HeldRows, StreamedRows, rows_of
 from bdl_pipe.data.tables import read
 from bdl_pipe.data.tables.cells import Cells
 from bdl_pipe.data.tables.read import open_table
@@ -33,7 +32,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every array counts as large, and is copied a few rows at a time."""
     monkeypatch.setattr(scratch, "LARGE", 1)
     monkeypatch.setattr(scratch, "_AT_ONCE", 1000)
-    monkeypatch.setattr(rows, "HELD", {"table": 0, "image": 0})
+    monkeypatch.setattr(fitdata, "HELD", {"table": 0, "image": 0})
 
 
 def frame(count: int = 400) -> pd.DataFrame:
@@ -138,7 +137,7 @@ def test_a_large_parquet_file_is_memory_mapped(large: None, tmp_path: Path) -> N
 @pytest.mark.parametrize("data", [make_tiny_table(), make_tiny_images()], ids=["table", "images"])
 def test_streamed_rows_equal_held_rows(data: FitData, monkeypatch: pytest.MonkeyPatch) -> None:
     held = data.rows("train")
-    monkeypatch.setattr(rows, "HELD", {"table": 0, "image": 0})
+    monkeypatch.setattr(fitdata, "HELD", {"table": 0, "image": 0})
     streamed = rows_of(data.train, data.transform, "cpu")
     assert isinstance(held, HeldRows) and isinstance(streamed, StreamedRows)
     assert (len(held), held.shape, held.device) == (len(streamed), streamed.shape, streamed.device)

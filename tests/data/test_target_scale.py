@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from bdl_pipe.data import target_scale
-from bdl_pipe.data.target_scale import left_out_density, logarithms_fit_better
+from bdl_pipe.data import split_rows
+from bdl_pipe.data.split_rows import left_out_density, logarithms_fit_better
 
 
 def test_the_left_out_density_equals_fits_without_each_row() -> None:
@@ -36,8 +36,8 @@ def test_the_scale_on_which_the_targets_were_generated_is_chosen(count: int) -> 
 
 
 def test_many_rows_are_thinned_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_scale, "_ROWS", 100)
+    monkeypatch.setattr(split_rows, "_ROWS", 100)
     seen = []
-    monkeypatch.setattr(target_scale, "left_out_density", lambda rows, targets: seen.append(len(rows)) or 0.0)
+    monkeypatch.setattr(split_rows, "left_out_density", lambda rows, targets: seen.append(len(rows)) or 0.0)
     logarithms_fit_better(torch.from_numpy, np.zeros((1_000, 2)), np.full((1_000, 1), 2.0))
     assert seen == [100, 100]

@@ -103,7 +103,7 @@ def test_add_describes_the_table_and_writes_a_valid_data_set(project: Path, caps
 )
 def test_regression_on_many_rows_has_calibration_rows_by_default(size: Size, share: float) -> None:
     assert size.recalibrated().calibration == share
-    assert offers.dataset({}, size.recalibrated()).get("calibration", 0.0) == share
+    assert size.recalibrated().dataset({}).get("calibration", 0.0) == share
 
 
 def test_calibration_rows_are_named_and_can_be_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from bdl_pipe import artifacts
-from bdl_pipe.data.increment import IncrementConfig
+from bdl_pipe.data.config import IncrementConfig
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import UserError
 from bdl_pipe.posterior import Predictor

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from bdl_pipe.data.catalog import CATALOG, Entry
 from bdl_pipe.errors import UserError
 from bdl_pipe.yaml_files import read_yaml
 from pipeline.core import overlays
 from pipeline.core.load import load, unwatched
 from pipeline.core.load import typed as typed_params
 from pipeline.core.model import Params
-from pipeline.plan.sources import data_digest
 from tests.pipeline.fake_work import REGISTRY
 from tests.preparing import SECTION
 from tests.test_yaml_files import UNREADABLE, damaged
@@ -300,23 +298,6 @@ def test_a_source_file_outside_data_is_named_as_unwatched(tmp_path: Path) -> Non
     assert "elsewhere/a.csv is outside data/" in line
     table["path"] = "data/a.csv"
     assert unwatched(read(tmp_path, changed("datasets.boston.source", table))) == []
-
-
-def test_the_file_of_a_registered_source_is_named_and_changes_the_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "mine.bin"
-    file.write_bytes(b"1")
-    entry = Entry(lambda: pytest.fail("no row is needed"), "table", "regression", 0, (3,), files=(file,))
-    monkeypatch.setitem(CATALOG._values, "mine", entry)
-    typed = read(tmp_path, changed("datasets.boston.source", {"name": "mine"}))
-    assert typed.datasets["boston"].task == "regression"
-    (line,) = unwatched(typed)
-    assert f"{file} is outside data/" in line
-    before = data_digest("boston", typed)
-    assert data_digest("boston", typed) == before
-    file.write_bytes(b"2")
-    assert data_digest("boston", typed) != before
 
 
 def test_data_sets_that_another_data_set_reads_are_named_as_unwatched(tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ from torch.func import jacfwd, vmap
 
 from ..artifacts import State
 from ..config import LATER
-from ..data.fitdata import FitData
-from ..data.minibatches import distinct
+from ..data.fitdata import FitData, distinct
 from ..errors import require
 from ..linear_regression import LinearPosterior, log_marginal_likelihood, posterior, scaled
 from ..method import Inputs, Method, StageSpec

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 from .. import networks
 from ..config import LATER
-from ..data.fitdata import FitData
-from ..data.rows import Rows
+from ..data.fitdata import FitData, Rows
 from ..data.size import Section, Size
 from ..errors import require
 from ..joint_predictive import GaussianFunctions

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ..data.augment import AugmentConfig, augment
 from ..data.examples import Examples
-from ..data.fitdata import FitData
+from ..data.fitdata import FitData, Rows, rows_of
 from ..data.new_inputs import new_inputs
-from ..data.rows import Rows, rows_of
 from ..errors import require
 from ..seeds import Seed
 

@@ -46,8 +46,8 @@ class AugmentConfig:
 
     def __post_init__(self) -> None:
         for name, strength in self.operations.items():
-            known = name in OPERATIONS or name == "noise"
-            require(known, f"operations.{name}", f"is not one of {', '.join([*OPERATIONS, 'noise'])}")
+            names = [*OPERATIONS, "noise"]
+            require(name in names, f"operations.{name}", f"is not one of {', '.join(names)}")
             require(strength >= 0, f"operations.{name}", "must be >= 0", strength)
         for name in ("flip", "translate", "cutout"):
             require(self.operations.get(name, 0) <= 1, f"operations.{name}", "must be <= 1", self.operations.get(name))

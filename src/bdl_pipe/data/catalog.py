@@ -4,9 +4,8 @@ Most sources have only a name and are described by an :class:`Entry`. Sources wi
 module that reads it. :func:`register_source` registers a user's source.
 """
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,16 +15,13 @@ from ..plugins import PluginError, Registered, plugin_of, variant_name
 from .normalise import Published
 from .raw import Kind, Raw, Source, Task, checked
 from .sources.archive import Archive, read_archive
-from .sources.idx import FASHION_MNIST, MNIST
 from .sources.imagenet import ImageNetNpz, ImageWoof, TinyImageNet
 from .sources.images import ImageFolder, Npz
-from .sources.packages import boston, digits, mnist5k
-from .sources.published import CIFAR10, CIFAR100, STL10, SVHN
+from .sources.published import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, STL10, SVHN
 from .sources.table import Table
-from .sources.uci import Uci, concrete, wine
+from .sources.uci import Uci, boston, concrete, digits, mnist5k, wine
 
 HELD_OUT: Final = "held_out"  # the out-of-distribution set of held-out classes
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,6 @@ class Entry:
         classes: the number of classes; 0 for regression.
         shape: the shape of an input, (channel, height, width) or (feature,).
         published: the constants of ``normalise: published``, from the papers' published code.
-        files: users' files that ``rows`` reads without a checksum; if one changes, ``prepare`` is out of date.
     """
 
     rows: Callable[[], Raw] | Archive
@@ -48,19 +43,6 @@ class Entry:
     classes: int
     shape: tuple[int, ...]
     published: Published | None = None
-    files: tuple[Path, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.task == "regression":
-            require(self.classes == 0, "classes", "must be 0 for regression", self.classes)
-        else:
-            require(self.classes > 1, "classes", "must be > 1", self.classes)
-        dimensions = 3 if self.kind == "image" else 1
-        good = len(self.shape) == dimensions and min(self.shape) > 0
-        require(good, "shape", f"must have length {dimensions} and be > 0 for {self.kind} rows", list(self.shape))
-        for constants in self.published or ():
-            good = self.kind == "image" and len(constants) == self.shape[0]
-            require(good, "published", "must be one number for each channel of images", list(constants))
 
 
 def _images(archive: Archive, classes: int, published: Published | None = None) -> Entry:
@@ -164,8 +146,8 @@ class Named:
         return raw
 
     def files(self) -> tuple[Path, ...]:
-        """Return the entry's files."""
-        return self.entry.files
+        """Return no files, since checksums or packages pin the rows."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -177,26 +159,6 @@ class Noise:
     def files(self) -> tuple[Path, ...]:
         """Return no files."""
         return ()
-
-
-def register(name: str, entry: Entry | type[Any]) -> None:
-    """Register a source under ``name``, for ``source: {name: <name>}``.
-
-    Args:
-        entry: an entry; or, for a source with options, a frozen dataclass that implements ``Source``.
-
-    Raises:
-        ConfigError: the name is taken or invalid, or ``entry`` is neither an Entry nor a dataclass.
-    """
-    require(_NAME.fullmatch(name) is not None, "name", "must have only letters, digits, _ and -", name)
-    taken = (*CATALOG, *OPTIONS, Noise.name, HELD_OUT)
-    require(name not in taken, "name", f"must not be an existing source ({', '.join(taken)})", name)
-    require(isinstance(entry, Entry) or is_dataclass(entry), "entry", "must be an Entry or a dataclass", entry)
-    if isinstance(entry, Entry):
-        rows = entry.rows.parse if isinstance(entry.rows, Archive) else entry.rows
-        CATALOG.add(name, entry, rows.__module__)
-    else:
-        OPTIONS.add(name, entry, entry.__module__)
 
 
 def register_source(config: type[Any], load: Callable[[Any], Raw], *, task: Task, kind: Kind) -> None:
@@ -214,38 +176,31 @@ def register_source(config: type[Any], load: Callable[[Any], Raw], *, task: Task
     """
     name = variant_name(config, "data source")
     if name in (*CATALOG, *OPTIONS, Noise.name, HELD_OUT):
-        raise PluginError(f"the data source {name} is taken: {_owner(name)} has one of this name")
+        plugin = plugin_of(CATALOG.module_of(name) or OPTIONS.module_of(name) or "")
+        owner = "the library" if plugin is None else plugin.name
+        raise PluginError(f"the data source {name} is taken: {owner} has one of this name")
     for key, value, options in (("task", task, ("classification", "regression")), ("kind", kind, ("image", "table"))):
         if value not in options:
             raise PluginError(f"the {key} of the data source {name} must be {' or '.join(options)}, got {value!r}")
     if not callable(load):
         raise PluginError(f"load of the data source {name} must be a function, got {short(load)}")
-    added: dict[str, Any] = {"task": task, "kind": kind, "read": lambda source: _held(source, load(source))}
+    attributes: dict[str, Any] = {"task": task, "kind": kind, "read": lambda source: _require(source, load(source))}
     if not hasattr(config, "files"):
-        added["files"] = _no_files
-    for key, attribute in added.items():
+        attributes["files"] = lambda source: ()
+    for key, attribute in attributes.items():
         setattr(config, key, attribute)
-    register(name, config)
+    OPTIONS.add(name, config, config.__module__)
 
 
-def _no_files(source: Any) -> tuple[Path, ...]:
-    return ()
-
-
-def _owner(name: str) -> str:
-    """Return the name of the plugin that registered a source, or ``the library``."""
-    plugin = plugin_of(CATALOG.module_of(name) or OPTIONS.module_of(name) or "")
-    return "the library" if plugin is None else plugin.name
-
-
-def _held(source: Any, raw: Any) -> Raw:
-    """Check the rows of a registered source against its registration."""
+def _require(source: Source, raw: object) -> Raw:
+    """Check the rows of a registered source against its registration, and return them."""
     if not isinstance(raw, Raw):
         raise DataError(f"the data source {source.name} must load a Raw, got {short(raw)}")
     for key in ("task", "kind"):
-        said, got = getattr(source, key), getattr(raw, key)
-        if said != got:
-            raise DataError(f"{raw.origin}: the data source {source.name} was registered with {key} {said}, got {got}")
+        expected, got = getattr(source, key), getattr(raw, key)
+        if expected != got:
+            rule = f"was registered with {key} {expected}"
+            raise DataError(f"{raw.origin}: the data source {source.name} {rule}, got {got}")
     rank = {"image": 4, "table": 2}[raw.kind]
     for rows in (raw.train, *([raw.test] if raw.test is not None else [])):
         if rows.inputs.ndim != rank or len(rows.inputs) != len(rows.targets):

@@ -3,15 +3,55 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from ..config import LATER
 from ..errors import ConfigError, require
 from . import catalog
 from .catalog import CATALOG, HELD_OUT, Named, Noise
-from .increment import IncrementConfig
 from .raw import Source, Task
 
 # keys of additional scored sets, which fits do not depend on
 _TESTED: Final = frozenset({"ood", "corrupted_images", "corruptions", "transfer", "transfer_names"})
+
+
+@dataclass(frozen=True)
+class IncrementConfig:
+    """The section ``increment`` of a data set: one step of class-incremental learning.
+
+    The classes arrive in steps, in the random order ``numpy.random.RandomState(order).permutation(k)``, which for
+    CIFAR-100 and the orders 0 to 4 gives the lists of the published code of Zhou et al. 2022 (FRePo).
+
+    Attributes:
+        order: the seed of the order of classes.
+        classes: the number of new classes in each step. It must divide the number of all classes.
+        step: the number of the step, from 0. Fits use rows of its new classes; tests use rows of all classes so far.
+    """
+
+    order: int
+    classes: int
+    step: int
+
+    def __post_init__(self) -> None:
+        require(0 <= self.order < 2**32, "order", "must be in [0, 2^32)", self.order)
+        require(self.classes > 0, "classes", "must be > 0", self.classes)
+        require(self.step >= 0, "step", "must be >= 0", self.step)
+
+    def check(self, total: int) -> None:
+        """Raise ConfigError unless the step is valid for ``total`` classes."""
+        require(total % self.classes == 0, "classes", f"must divide the {total} classes", self.classes)
+        steps = total // self.classes
+        require(self.step < steps, "step", f"must be < {steps}: each adds {self.classes} of {total} classes", self.step)
+
+    def new(self, total: int) -> list[int]:
+        """List the new classes of this step, in their order; ``total`` is the number of all classes."""
+        return self.seen(total)[self.step * self.classes :]
+
+    def seen(self, total: int) -> list[int]:
+        """List the classes up to this step, in their order."""
+        # the published orders come from this legacy generator
+        order: list[int] = np.random.RandomState(self.order).permutation(total).tolist()
+        return order[: (self.step + 1) * self.classes]
 
 
 @dataclass(frozen=True)
@@ -35,8 +75,8 @@ class DatasetConfig:
             release.
         targets: the transform of regression targets. ``standardise``: subtract the mean and divide by the standard
             deviation of the training rows; ``log``: standardise the logarithms, which requires targets > 0; ``auto``:
-            one of these two, chosen by ridge regression on the split's training rows (``target_scale``); ``centre``:
-            subtract the mean (Harrison et al., 2023, G.2); ``none``: unchanged. Class labels are not transformed.
+            one of these two, chosen by ridge regression on the split's training rows; ``centre``: subtract the mean
+            (Harrison et al., 2023, G.2); ``none``: unchanged. Class labels are not transformed.
         held_out: indices of image classes to remove from training, validation and test rows; the test rows of these
             classes become the out-of-distribution set ``held_out``.
         transfer: labelled sets that share classes with this set, named as in ``ood`` (without ``noise``); posteriors
@@ -96,12 +136,22 @@ class DatasetConfig:
         require(not idle, "transfer_names", "must be empty without transfer", self.transfer_names)
         meant = self.task == "regression" or self.targets not in ("centre", "log", "auto")
         require(meant, "targets", "must be standardise or none for classes", self.targets)
-        self._check_held_out()
-        self._check_increment()
+        held = list(self.held_out)
+        different = len({*held}) == len(held) and all(label >= 0 for label in held)
+        require(different, "held_out", "must be different class indices >= 0", held)
+        # a release has the images of every class, in the order of the whole test set
+        computed = not self.corrupted_images or self.corruptions == "made"
+        if held:
+            require(self.source.kind == "image", "held_out", "must be empty for a table", held)
+            rule = f"must not name {HELD_OUT} if classes are held out"
+            require(HELD_OUT not in self.ood, "ood", rule, list(self.ood))
+            require(computed, "corruptions", "must be made if classes are held out", self.corruptions)
+        if self.increment is not None:
+            require(self.task == "classification", "increment", "must be null for regression", self.source.name)
+            require(computed, "corruptions", "must be made with increment", self.corruptions)
         if self.source.kind == "table":
-            require(
-                self.normalise != "published", "normalise", "must be train, robust or none for a table", self.normalise
-            )
+            rule = "must be train, robust or none for a table"
+            require(self.normalise != "published", "normalise", rule, self.normalise)
             require(not self.whiten, "whiten", "must be false for a table", self.whiten)
             for key, names in (("ood", self.ood), ("transfer", self.transfer)):
                 require(not names, key, "must be empty for a table", list(names))
@@ -112,25 +162,6 @@ class DatasetConfig:
         there = self.normalise != "published" or catalog.published_constants(self.source) is not None
         rule = f"must be train or none: {self.source.name} has no published constants"
         require(there, "normalise", rule, self.normalise)
-
-    def _check_held_out(self) -> None:
-        held = list(self.held_out)
-        good = len({*held}) == len(held) and all(label >= 0 for label in held)
-        require(good, "held_out", "must be different class indices >= 0", held)
-        if held:
-            require(self.source.kind == "image", "held_out", "must be empty for a table", held)
-            require(
-                HELD_OUT not in self.ood, "ood", f"must not name {HELD_OUT} if classes are held out", list(self.ood)
-            )
-            # a release has the images of every class, in the order of the whole test set
-            fits = not self.corrupted_images or self.corruptions == "made"
-            require(fits, "corruptions", "must be made if classes are held out", self.corruptions)
-
-    def _check_increment(self) -> None:
-        if self.increment is not None:
-            require(self.task == "classification", "increment", "must be null for regression", self.source.name)
-            fits = not self.corrupted_images or self.corruptions == "made"
-            require(fits, "corruptions", "must be made with increment", self.corruptions)
 
 
 def ood_source(name: str, datasets: dict[str, DatasetConfig], path: str) -> Source | Noise:
@@ -155,9 +186,9 @@ def transfer_source(name: str, fitted: str, datasets: dict[str, DatasetConfig], 
     return source
 
 
-def _images(name: str, datasets: dict[str, DatasetConfig], known: set[str], path: str) -> Source:
+def _images(name: str, datasets: dict[str, DatasetConfig], names: set[str], path: str) -> Source:
     if name not in datasets and name not in CATALOG:
-        raise ConfigError(path, f"must name a data set (known: {', '.join(sorted(known))})", name)
+        raise ConfigError(path, f"must name a data set (known: {', '.join(sorted(names))})", name)
     source = datasets[name].source if name in datasets else Named(name)
     if source.kind == "table":
         raise ConfigError(path, "must name a set of images", name)

@@ -44,32 +44,41 @@ def new_inputs(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
     """
     if not path.exists():
         raise DataError(f"{path}: is missing")
-    if schema["kind"] == "table":
-        return _table(path, schema)
-    shape = tuple(schema["input_shape"])
-    if path.is_file() and path.suffix.lower() == ".npz":
-        return _of_shape(image_array(_array(path), str(path), "x"), schema, str(path))
-    return read_images(image_inputs(path), shape, resize=schema.get("resize"))
+    is_npz = path.suffix.lower() == ".npz"
+    if schema["kind"] == "image":
+        if is_npz and path.is_file():
+            return _of_shape(image_array(_array(path), str(path), "x"), schema, str(path))
+        return read_images(image_inputs(path), tuple(schema["input_shape"]), resize=schema.get("resize"))
+    if not is_npz or "columns" in schema:
+        return read_rows(path, schema)
+    values, features = _array(path), tuple(schema["features"])
+    if values.ndim != 2 or values.shape[1] != len(features) or values.dtype.kind not in "fiu":
+        rule = f"must be numbers [n, {len(features)}]"
+        raise DataError(f"{path}: array 'x' {rule}, got {values.dtype} {list(values.shape)}")
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        raise DataError(f"{path}: column {features[bad[0][1]]!r} must be finite, but is not in row {bad[0][0] + 1}")
+    return values.astype(np.float64)
 
 
-def given_inputs(given: "pd.DataFrame | np.ndarray | list[Any]", schema: Mapping[str, Any]) -> np.ndarray:
+def given_inputs(rows: "pd.DataFrame | np.ndarray | list[Any]", schema: Mapping[str, Any]) -> np.ndarray:
     """Convert rows or images in memory, such as a request to a served model, like :func:`new_inputs`.
 
     Args:
-        given: a table with the fitted columns by name, or images of whole numbers from 0 to 255.
+        rows: a table with the fitted columns by name, or images of whole numbers from 0 to 255.
 
     Raises:
         DataError: the message names the rule and the value.
     """
-    if isinstance(given, np.ndarray | list) == (schema["kind"] == "table"):
+    if isinstance(rows, np.ndarray | list) == (schema["kind"] == "table"):
         rule = "images of whole numbers" if schema["kind"] == "image" else "rows with the fitted columns by name"
-        raise DataError(f"the input: must be {rule}, got {brief(type(given).__name__)}")
-    if not isinstance(given, np.ndarray | list):
-        return frame_inputs(given, schema)
-    if np.ma.is_masked(given):
+        raise DataError(f"the input: must be {rule}, got {brief(type(rows).__name__)}")
+    if not isinstance(rows, np.ndarray | list):
+        return frame_inputs(rows, schema)
+    if np.ma.is_masked(rows):
         raise DataError("the input: must have a value in every pixel, got masked ones; pass images.filled(0)")
     try:
-        values = np.asarray(given)
+        values = np.asarray(rows)
     except ValueError:
         raise DataError("the input: must be images of one shape, got lists of several lengths") from None
     if values.dtype.kind in "iu" and values.size and values.min() >= 0 and values.max() <= 255:
@@ -123,20 +132,6 @@ def left_out(path: Path) -> list[Path]:
     """List the files of a folder that are not predicted: other formats, and images in deeper folders."""
     read, hidden = {*image_inputs(path)}, {p for p in path.rglob("*") if is_hidden(p)}
     return sorted(p for p in path.rglob("*") if p.is_file() and p not in read and not hidden & {p, *p.parents})
-
-
-def _table(path: Path, schema: Mapping[str, Any]) -> np.ndarray:
-    features = tuple(schema["features"])
-    if path.suffix.lower() == ".npz" and "columns" not in schema:
-        values = _array(path)
-        if values.ndim != 2 or values.shape[1] != len(features) or values.dtype.kind not in "fiu":
-            rule = f"must be numbers [n, {len(features)}]"
-            raise DataError(f"{path}: array 'x' {rule}, got {values.dtype} {list(values.shape)}")
-        bad = np.argwhere(~np.isfinite(values))
-        if len(bad):
-            raise DataError(f"{path}: column {features[bad[0][1]]!r} must be finite, but is not in row {bad[0][0] + 1}")
-        return values.astype(np.float64)
-    return read_rows(path, schema)
 
 
 def _of_shape(images: np.ndarray, schema: Mapping[str, Any], origin: str) -> np.ndarray:

@@ -20,9 +20,8 @@ import torch
 
 from ..errors import DataError
 from . import scratch
-from .encoding import BOUNDED_SCALE, Encoding
 from .tables.columns import Column
-from .transform import Transform, Whitening
+from .transform import BOUNDED_SCALE, Encoding, Transform, Whitening
 
 Scaling = Literal["standardise", "log", "centre", "none"]
 Normalise = Literal["published", "train", "robust", "none"]
@@ -64,15 +63,17 @@ def fit_transform(
     elif encoding is None:
         mean, std = _inputs(inputs, kind, normalise, published)
     else:
-        mean, std = _encoded(encoding(torch.from_numpy(inputs)).numpy(), encoding.bounded, normalise)
+        encoded, bounded = encoding(torch.from_numpy(inputs)).numpy(), encoding.bounded
+        mean, std = _inputs(encoded, "table", normalise, None)
+        if normalise != "none":  # 0/1 columns are centred and divided by 0.5, not standardised
+            mean, std = np.where(bounded, encoded.mean(axis=0), mean), np.where(bounded, BOUNDED_SCALE, std)
     white = fit_zca(inputs, mean, std) if whiten else None
-    made = Transform(
-        kind, torch.from_numpy(mean), torch.from_numpy(std), white, encoding=encoding, smooth=normalise == "robust"
-    )
+    constants, smooth = (torch.from_numpy(mean), torch.from_numpy(std)), normalise == "robust"
+    transform = Transform(kind, *constants, white, encoding=encoding, smooth=smooth)
     if targets.ndim == 1:
-        return made
+        return transform
     shift, scale = target_constants(targets, scaling, origin)
-    return replace(made, shift=torch.from_numpy(shift), scale=torch.from_numpy(scale), log=scaling == "log")
+    return replace(transform, shift=torch.from_numpy(shift), scale=torch.from_numpy(scale), log=scaling == "log")
 
 
 def _inputs(inputs: np.ndarray, kind: str, normalise: str, published: Published | None) -> Constants:
@@ -124,14 +125,6 @@ def _in_parts(inputs: np.ndarray, encoding: Encoding | None, normalise: str) -> 
     for place, column in zip(places, columns, strict=True):
         (middle[place],), (std[place],) = robust(column[:, None])
     return middle, np.where(bounded, BOUNDED_SCALE, std)
-
-
-def _encoded(inputs: np.ndarray, bounded: np.ndarray, normalise: str) -> Constants:
-    """Compute the constants of encoded columns; 0/1 columns are centred and divided by 0.5, not standardised."""
-    if normalise == "none":
-        return np.zeros(inputs.shape[1]), np.ones(inputs.shape[1])
-    mean, std = _inputs(inputs, "table", normalise, None)
-    return np.where(bounded, inputs.mean(axis=0), mean), np.where(bounded, BOUNDED_SCALE, std)
 
 
 def channel_moments(images: np.ndarray) -> Constants:

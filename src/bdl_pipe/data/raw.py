@@ -68,6 +68,16 @@ class Source(Protocol):
         """List the users' files and folders that hold the rows; empty if checksums pin the rows."""
 
 
+class OfPath:
+    """The part of a source that reads the user's file or folder ``path``."""
+
+    path: str
+
+    def files(self) -> tuple[Path, ...]:
+        """List the user's file or folder."""
+        return (Path(self.path),)
+
+
 def checked(raw: Raw) -> Raw:
     """Check ``raw`` and return it.
 
@@ -79,9 +89,9 @@ def checked(raw: Raw) -> Raw:
     if raw.test is not None and len(raw.test) == 0:
         raise DataError(f"{raw.origin}: must have at least 1 test row, got 0")
     if raw.task == "classification":
-        found = np.unique(raw.train.targets)
-        if len(found) < 2:
-            only = raw.classes[int(found[0])]
+        labels = np.unique(raw.train.targets)
+        if len(labels) < 2:
+            only = raw.classes[int(labels[0])]
             raise DataError(
                 f"{raw.origin}: column {short(raw.targets[0])} must have at least 2 classes, got only {short(only)}"
             )
@@ -124,8 +134,8 @@ def check_finite(values: np.ndarray, origin: str, columns: tuple[str, ...]) -> N
     bad = ~np.isfinite(values)
     if bad.any():
         column, row = (int(i) for i in np.argwhere(bad.T)[0])
-        found = f"{values[row, column]:g}"
-        raise DataError(f"{origin}: column {short(columns[column])} must be finite, got {found} in row {row + 1}")
+        got = f"{values[row, column]:g}"
+        raise DataError(f"{origin}: column {short(columns[column])} must be finite, got {got} in row {row + 1}")
 
 
 def relabel(examples: Examples, names: Any, classes: tuple[str, ...], origin: str) -> Examples:

@@ -27,10 +27,10 @@ def taken(array: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Return ``array[index]`` as a contiguous array, in a file if it is large."""
     if index.size * array[:1].nbytes < LARGE:
         return np.ascontiguousarray(array[index])
-    found = empty((len(index), *array.shape[1:]), array.dtype)
+    rows = empty((len(index), *array.shape[1:]), array.dtype)
     for part in chunks(len(index), array[:1].nbytes):
-        found[part] = array[index[part]]
-    return found
+        rows[part] = array[index[part]]
+    return rows
 
 
 def chunks(rows: int, row_bytes: int) -> Iterable[slice]:

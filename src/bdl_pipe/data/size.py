@@ -98,6 +98,25 @@ class Size:
         """Return the number of whole batches in an epoch."""
         return max(1, self.train // self.batch)
 
+    def dataset(self, keys: Section, splits: int | None = None) -> Section:
+        """Return an entry of ``datasets``.
+
+        Args:
+            keys: the keys that depend on the data: ``source``, ``normalise`` and ``targets``.
+            splits: the number of splits. None means the default number for the size.
+        """
+        return {
+            **keys,
+            "whiten": False,
+            "validation": self.validation,
+            "fit_rows": "train_and_validation",
+            "splits": splits or self.splits,
+            "ood": [],
+            "corrupted_images": 0,
+            "corruptions": "made",
+            **({"calibration": self.calibration} if self.calibration else {}),
+        }
+
     @property
     def validation(self) -> float:
         """Return the share of the training rows that are validation rows."""

@@ -3,10 +3,14 @@
 The stage ``prepare`` writes them to files; estimators take them in memory (:func:`fit_data`).
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from jaxtyping import Float
+from torch import Tensor
 
 from ..errors import DataError
 from ..seeds import Seed
@@ -16,14 +20,15 @@ from .config import DatasetConfig
 from .examples import Examples
 from .fitdata import FitData
 from .normalise import Scaling, fit_transform
-from .raw import Raw, Source
+from .raw import Raw
 from .sources.images import ImageFolder
 from .sources.table import Table
-from .target_scale import logarithms_fit_better
 from .transform import Transform
 
 FEWEST_CALIBRATION: Final = 20  # the least number of calibration rows; a conformal set at 95 % needs 19
 TRAIN_SHARE: Final = 0.9  # the share of training rows of the standard UCI splits
+_ROWS: Final = 20_000  # more rows are thinned evenly to this number, before targets and logarithms are compared
+_RIDGE: Final = 1.0  # the penalty of each weight except the bias; columns are standardised
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,9 @@ def fit_rows(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> FitR
     scaling = _scaling(searched, raw, config)  # both fits use one scaling, so that their units are equal
     search = _transform(searched, raw, config, scaling)
     joined = config.fit_rows == "train_and_validation" and len(validation) > 0
-    final = _transform(ordered, raw, config, scaling) if joined and _fitted(config, raw) else None
+    scaled = raw.task == "regression" and config.targets != "none"
+    depends = config.normalise in ("train", "robust") or config.whiten or scaled or bool(raw.columns)
+    final = _transform(ordered, raw, config, scaling) if joined and depends else None
     return FitRows(apart, kept, count, search, final, joined)
 
 
@@ -71,17 +78,22 @@ def fit_data(raw: Raw, config: DatasetConfig, *, rng: Seed, split: int = 0) -> t
     Raises:
         DataError: there are too few rows, or a target is constant.
     """
-    made = fit_rows(raw, raw.train, config, rng.fold("validation", split))
-    train, validation = made.rows.cut(made.train)
-    search = FitData(raw.task, train, validation, made.search, raw.classes)
-    if not (made.joined and len(validation)):
-        return search, made.calibration
-    every, none = made.rows.cut(len(made.rows))
-    return FitData(raw.task, every, none, made.final or made.search, raw.classes, search=search), made.calibration
+    fit = fit_rows(raw, raw.train, config, rng.fold("validation", split))
+    train, validation = fit.rows.cut(fit.train)
+    search = FitData(raw.task, train, validation, fit.search, raw.classes)
+    if not (fit.joined and len(validation)):
+        return search, fit.calibration
+    every, none = fit.rows.cut(len(fit.rows))
+    return FitData(raw.task, every, none, fit.final or fit.search, raw.classes, search=search), fit.calibration
 
 
 def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
     """Return the schema of new rows, for ``schema.json``."""
+    source, reading = config.source, dict[str, Any]()  # how new rows are read, if not in the usual way
+    if isinstance(source, ImageFolder) and source.size is not None:
+        reading["resize"] = source.size
+    if isinstance(source, Table) and (source.csv.decimal, source.csv.thousands) != (".", ""):
+        reading["numbers"] = {"decimal": source.csv.decimal, "thousands": source.csv.thousands}
     return {
         "task": raw.task,
         "kind": raw.kind,
@@ -90,8 +102,7 @@ def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
         "features": list(raw.features),
         "targets": list(raw.targets),
         **({"columns": [column.mapping() for column in raw.columns]} if raw.columns else {}),
-        **_resize(config.source),
-        **_numbers(config.source),
+        **reading,
         "fit_rows": config.fit_rows,
     }
 
@@ -156,12 +167,6 @@ def take(rows: Examples, index: np.ndarray) -> Examples:
     return Examples(scratch.taken(rows.inputs, index), scratch.taken(rows.targets, index))
 
 
-def _fitted(config: DatasetConfig, raw: Raw) -> bool:
-    """Return whether the transform depends on the rows."""
-    scaled = raw.task == "regression" and config.targets != "none"
-    return config.normalise in ("train", "robust") or config.whiten or scaled or bool(raw.columns)
-
-
 def _scaling(rows: Examples, raw: Raw, config: DatasetConfig) -> Scaling:
     """Return the scaling of a split's targets; ``rows`` are the training rows of a search.
 
@@ -189,15 +194,34 @@ def _transform(rows: Examples, raw: Raw, config: DatasetConfig, scaling: Scaling
     )
 
 
-def _resize(source: Source) -> dict[str, Any]:
-    """Return the size to which new images are resized, if the set's images were resized."""
-    if not isinstance(source, ImageFolder) or source.size is None:
-        return {}
-    return {"resize": source.size}
+def logarithms_fit_better(
+    transformed: Callable[[np.ndarray], Float[Tensor, "row column"]], inputs: np.ndarray, targets: np.ndarray
+) -> bool:
+    """Return True if the logarithms of targets have the larger leave-one-out log density of ridge regression.
+
+    Its leave-one-out residuals have a closed form: e_i/(1 − h_i), where e are the residuals and h is the diagonal of
+    Φ(ΦᵀΦ + Λ)⁻¹Φᵀ (Hastie, Tibshirani & Friedman 2009, section 7.10). If s² is the mean square of the leave-one-out
+    residuals, a left-out target has the mean log density −½ log(2πs²) − ½. Subtracting log y turns a log density of
+    log y into a log density of y. Only the training rows of a split are used.
+
+    Args:
+        transformed: raw training rows -> network inputs.
+        inputs: the raw training rows.
+        targets: the targets of these rows, > 0, in original units [row, output].
+    """
+    chosen = np.unique(np.linspace(0, len(targets) - 1, _ROWS).round().astype(int))
+    rows, values = transformed(inputs[chosen]).double().numpy(), targets[chosen]
+    logs = np.log(values)
+    return left_out_density(rows, logs) - float(logs.sum(1).mean()) > left_out_density(rows, values)
 
 
-def _numbers(source: Source) -> dict[str, Any]:
-    """Return how numbers are written in a CSV file, if not with a decimal point alone: new rows are read like it."""
-    if not isinstance(source, Table) or (source.csv.decimal, source.csv.thousands) == (".", ""):
-        return {}
-    return {"numbers": {"decimal": source.csv.decimal, "thousands": source.csv.thousands}}
+def left_out_density(rows: np.ndarray, targets: np.ndarray) -> float:
+    """Return the mean log density of left-out targets over rows; outputs are independent."""
+    phi = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
+    ridge = np.full(phi.shape[1], _RIDGE)
+    ridge[-1] = 1e-8  # the bias has a tiny penalty, so that the matrix of one row has an inverse
+    inverse = np.linalg.inv(phi.T @ phi + np.diag(ridge))
+    leverage = np.einsum("nd,de,ne->n", phi, inverse, phi)
+    residuals = (targets - phi @ (inverse @ (phi.T @ targets))) / np.maximum(1 - leverage, 1e-12)[:, None]
+    square = np.maximum((residuals**2).mean(axis=0), np.finfo(float).tiny)
+    return float(-0.5 * (np.log(2 * math.pi * square) + 1).sum())

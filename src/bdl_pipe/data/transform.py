@@ -1,22 +1,144 @@
-"""The transform between raw rows and network inputs: scaling, standardisation, whitening.
+"""The transform between raw rows and network inputs: encoding, scaling, standardisation, whitening.
 
 Images: x/255, then (x − mean)/std per channel, then optionally W(x − centre) with a ZCA matrix W. Tables: categories,
-dates and gaps become numbers (:mod:`.encoding`), then z = (x − mean)/std per column and, with ``smooth``, z/√(1 +
+dates and gaps become numbers (:class:`Encoding`), then z = (x − mean)/std per column and, with ``smooth``, z/√(1 +
 (z/3)²), which is in (−3, 3) (Holzmüller et al. 2024, section 3). Regression targets: (y − shift)/scale, or with ``log``
 (log y − shift)/scale. Every constant is given or fitted to training rows only; a transform is plain tensors, stored
 with the data and the posterior.
+
+A table with described columns stores one number for each cell, so that nothing is fitted when a file is read: a number,
+the days since 1970 of a date, the index of a category in the sorted list of the file's categories, NaN for an empty
+cell, and ``UNSEEN`` for a category that the file does not have. An :class:`Encoding` turns such a row into network
+inputs:
+
+- ``number``: the number, or the median of the training rows if it is missing;
+- ``category``: one column for each of the most frequent categories of the training rows, and one for all other
+  categories (scikit-learn's ``OneHotEncoder``); a category without training rows counts as one of the other categories
+  or, if there are none, as no category;
+- ``date``: days since 1970, then sine and cosine with periods of a year, a week and, if the column has times of day, a
+  day.
+
+Each column with a missing value in the file has an additional indicator column. The number of columns depends only on
+the file, so that it is the same for all splits; the meaning of the columns depends only on the training rows.
 """
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ..artifacts import State, under
-from .encoding import Encoding
+from ..errors import without_warnings
 from .examples import native
+from .tables.columns import Column
+
+BOUNDED_SCALE: Final = 0.5  # the scale of 0/1 columns, which are not divided by their standard deviation (Gelman 2008)
+_YEAR, _WEEK, _DAY = 365.2425, 7.0, 1.0
+
+
+class Encoding:
+    """A fitted map from rows [n, column] to numbers without gaps [n, width], in float64 on any device.
+
+    Attributes:
+        columns: the columns of the file.
+        medians: the medians of numbers and dates in the training rows [column].
+        places: for each category column, in order: the slot of each of its values, then the slot of unseen values; −1
+            means no slot.
+    """
+
+    def __init__(self, columns: Sequence[Column], medians: Tensor, places: Sequence[Tensor]) -> None:
+        self.columns, self.medians, self.places = tuple(columns), medians, tuple(places)
+
+    @classmethod
+    def fit(cls, columns: Sequence[Column], rows: Float[np.ndarray, "n column"]) -> "Encoding":
+        """Fit to these rows, which must be training rows."""
+        medians = np.zeros(len(columns))
+        places = []
+        for number, (column, values) in enumerate(zip(columns, rows.T, strict=True)):
+            there = values[~np.isnan(values)]
+            if column.kind == "category":
+                places.append(torch.from_numpy(_places(column, there)))
+            elif len(there):
+                medians[number] = np.median(there)
+        return cls(columns, torch.from_numpy(medians), places)
+
+    @property
+    def width(self) -> int:
+        """Return the number of network inputs of a row."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def bounded(self) -> np.ndarray:
+        """Return, for each input, whether it is 0/1, a sine or a cosine [width]."""
+        return np.array(list(itertools.chain(*(column.bounded for column in self.columns))), dtype=bool)
+
+    def __call__(self, rows: Float[Tensor, "n column"]) -> Float[Tensor, "n width"]:
+        """Encode rows."""
+        places, parts = iter(self.places), []
+        for column, values, median in zip(self.columns, rows.double().T, self.medians.tolist(), strict=True):
+            gaps = values.isnan()
+            if column.kind == "category":  # one-hot; a row is zero if the cell is empty
+                index = torch.where(gaps | (values < 0), float(len(column.values)), values).long()
+                slot = torch.where(gaps, -1, next(places).to(values.device)[index])
+                slots = torch.arange(min(len(column.values), column.slots), device=values.device)
+                parts.append((slot[:, None] == slots).double())
+            else:
+                filled = values.masked_fill(gaps, median)
+                parts.append(filled[:, None])
+                periods = () if column.kind == "number" else (_YEAR, _WEEK, *([_DAY] if column.hours else []))
+                for period in periods:
+                    angle = 2 * math.pi * filled / period
+                    parts += [angle.sin()[:, None], angle.cos()[:, None]]
+            if column.missing:
+                parts.append(gaps.double()[:, None])
+        return torch.cat(parts, dim=1)
+
+    def names(self) -> list[str]:
+        """Return the names of the inputs."""
+        places, names = iter(self.places), list[str]()
+        for column in self.columns:
+            if column.kind == "category":
+                slots = [""] * min(len(column.values), column.slots)
+                for value, slot in zip(column.values, next(places).tolist(), strict=False):
+                    slots[slot] = f"{slots[slot]}|{value}" if slots[slot] else value
+                names += [f"{column.name}={slot}" for slot in slots]
+            else:
+                periods = () if column.kind == "number" else ("year", "week", *(["day"] if column.hours else []))
+                names += [column.name, *(f"{column.name}:{of} {f}" for of in periods for f in ("sin", "cos"))]
+            names += [f"{column.name} missing"] if column.missing else []
+        return names
+
+    def state(self) -> State:
+        """Return the state, for :meth:`from_state`."""
+        tensors = {"medians": self.medians, **{f"places.{i}": places for i, places in enumerate(self.places)}}
+        return State(tensors, {"columns": [column.mapping() for column in self.columns]})
+
+    @classmethod
+    def from_state(cls, state: State) -> "Encoding":
+        """Rebuild the encoding from its :meth:`state`."""
+        columns = [Column.of(mapping) for mapping in state.config["columns"]]
+        count = sum(column.kind == "category" for column in columns)
+        return cls(columns, state.tensors["medians"], [state.tensors[f"places.{i}"] for i in range(count)])
+
+
+def _places(column: Column, codes: np.ndarray) -> np.ndarray:
+    """Return the slot of each value of the column and of unseen values, given the training rows' categories."""
+    from sklearn.preprocessing import OneHotEncoder
+
+    count = len(column.values)
+    if not len(codes):
+        return np.full(count + 1, -1, np.int64)
+    encoder = OneHotEncoder(max_categories=column.slots, handle_unknown="infrequent_if_exist", dtype=np.int64)
+    encoder.fit(codes[:, None])
+    with without_warnings(UserWarning):  # the code of unseen values is no category
+        slots = encoder.transform(np.append(np.arange(count), count).astype(float)[:, None]).toarray()
+    return np.where(slots.any(1), slots.argmax(1), -1)
 
 
 @dataclass(frozen=True)
@@ -51,6 +173,11 @@ class Transform:
     encoding: Encoding | None = None
     smooth: bool = False
     log: bool = False
+
+    @classmethod
+    def of_targets(cls, shift: Tensor | None = None, scale: Tensor | None = None) -> "Transform":
+        """Return the transform that keeps the columns of a table unchanged."""
+        return cls("table", torch.zeros(1).double(), torch.ones(1).double(), shift=shift, scale=scale)
 
     def shape(self, raw: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a network's input, given a raw row's shape."""
@@ -93,6 +220,12 @@ class Transform:
         values = values.double().log() if self.log else values.double()
         return ((values - self.shift.to(values)) / self.scale.to(values)).to(torch.float32)
 
+    def rows(
+        self, inputs: np.ndarray | Tensor, targets: np.ndarray | Tensor, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, Tensor]:
+        """Convert raw rows, see :meth:`inputs` and :meth:`targets`."""
+        return self.inputs(inputs, device), self.targets(targets, device)
+
     def own_units(self, values: Tensor) -> Tensor:
         """Convert transformed targets, or ends of intervals, to the targets' own units, in float64."""
         assert self.shift is not None and self.scale is not None, "classes have no units"
@@ -102,36 +235,27 @@ class Transform:
 
     def state(self) -> State:
         named: dict[str, Any] = {"mean": self.mean, "std": self.std, "shift": self.shift, "scale": self.scale}
-        if self.whitening is not None:
-            named |= {f"whitening.{k}": getattr(self.whitening, k) for k in ("centre", "matrix", "inverse")}
         about: dict[str, Any] = {"kind": self.kind}
         about |= {name: True for name in ("smooth", "log") if getattr(self, name)}
+        if self.whitening is not None:
+            named |= {f"whitening.{name}": value for name, value in vars(self.whitening).items()}
         if self.encoding is not None:
             encoded = self.encoding.state()
-            named |= {f"encoding.{k}": v for k, v in encoded.tensors.items()}
+            named |= {f"encoding.{name}": value for name, value in encoded.tensors.items()}
             about["encoding"] = dict(encoded.config)
-        return State({k: v for k, v in named.items() if v is not None}, about)
+        return State({name: value for name, value in named.items() if value is not None}, about)
 
     @classmethod
     def from_state(cls, state: State) -> "Transform":
-        t = state.tensors
-        white = None
-        if "whitening.matrix" in t:
-            white = Whitening(t["whitening.centre"], t["whitening.matrix"], t["whitening.inverse"])
-        about = state.config
-        encoding = None
-        if "encoding" in about:
-            encoding = Encoding.from_state(State(under("encoding.", t), about["encoding"]))
+        """Rebuild the transform from its :meth:`state`."""
+        parts = {name: state.tensors.get(name) for name in ("mean", "std", "shift", "scale")}
+        whitening, about = under("whitening.", state.tensors), dict(state.config)
+        encoding = State(under("encoding.", state.tensors), about.pop("encoding", {}))
         return cls(
-            about["kind"],
-            t["mean"],
-            t["std"],
-            white,
-            t.get("shift"),
-            t.get("scale"),
-            encoding,
-            about.get("smooth", False),
-            about.get("log", False),
+            **parts,  # type: ignore[arg-type]
+            **about,
+            whitening=Whitening(**whitening) if whitening else None,
+            encoding=Encoding.from_state(encoding) if encoding.config else None,
         )
 
     def _wide(self, constants: Tensor, values: Tensor) -> Tensor:

@@ -19,12 +19,11 @@ from ..fitting import FittedRuns, address
 from ..joint_predictive import DRAWS, Joint
 from ..predictive import Predictive
 from ..recalibration import Recalibration
-from ..torch_settings import own_settings
-from . import given, groups
-from .fitted import Fitted, fit_parts
-from .inputs import TakesRows
+from ..seeds import own_settings
+from .fitted import Fitted, fit_parts, place_of, warn_of_few
+from .given import TakesRows
 from .plan import DATASET, about, check_parameters, known, plan, root_of
-from .sampling import sample
+from .targets import sample
 
 T = TypeVar("T", bound="BayesianEstimator")
 _SPLIT_SHARE: Final = 0.2  # share of the rows that split conformal leaves out
@@ -119,15 +118,16 @@ class BayesianEstimator(TakesRows):
         check_parameters(self)
         profile, names = self._profile(x, y)
         classes = profile.raw.task == "classification"
-        grouped_by = groups.place_of(self.groups, profile.raw.columns, names, classes=classes)
+        grouped_by = place_of(self.groups, profile.raw.columns, names, classes=classes)
         seed = root_of(self.random_state)
         share = _SPLIT_SHARE if self.conformal == "split" else 0.0
-        size = given.size_of(profile, share, float(self.pace))
+        # all rows but the share that no fit uses are training rows
+        size = replace(profile.size(share), has_test=True, pace=float(self.pace))
         if self.minutes is not None:
             timing = offers.timing([known(self.method, size.task)], size, 60 * float(self.minutes), splits=1)
             size = replace(size, pace=size.pace * min(timing.paces.values(), default=1.0))
         runs = plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
-        entry = offers.dataset(profile.dataset(), size, splits=1)
+        entry = size.dataset(profile.dataset(), splits=1)
         typed = config.read(DatasetConfig, entry, "data")
         with own_settings(self.threads):
             parts, self.fit_seconds_ = fit_parts(
@@ -196,8 +196,8 @@ class BayesianEstimator(TakesRows):
         """
         check_is_fitted(self, "fitted_")
         params = {**self.get_params(deep=False), "random_state": self.fitted_.about["seed"]}
-        own = {"estimator": type(self).__name__, "params": params, "fitted": self._own_facts()}
-        self.fitted_.save(Path(path), json.loads(json.dumps(own)))
+        entries = {"estimator": type(self).__name__, "params": params, "fitted": self._facts()}
+        self.fitted_.save(Path(path), json.loads(json.dumps(entries)))
 
     @classmethod
     def load(cls: type[T], path: str | Path, *, device: str = "cpu") -> T:
@@ -206,15 +206,15 @@ class BayesianEstimator(TakesRows):
         Raises:
             ArtifactError: the folder is not a complete artifact of such an estimator.
         """
-        fitted, own = Fitted.load(Path(path), device)
-        if own.get("estimator") != cls.__name__:
-            raise ArtifactError(f"{path}: must be of a {cls.__name__}, got {short(own.get('estimator'))}")
-        made = cls(**{**own["params"], "device": device})
-        made.fitted_, made.made_from_ = fitted, {}
-        made._set_facts(own["fitted"])
-        return made
+        fitted, entries = Fitted.load(Path(path), device)
+        if entries.get("estimator") != cls.__name__:
+            raise ArtifactError(f"{path}: must be of a {cls.__name__}, got {short(entries.get('estimator'))}")
+        estimator = cls(**{**entries["params"], "device": device})
+        estimator.fitted_, estimator.made_from_ = fitted, {}
+        estimator._set_facts(entries["fitted"])
+        return estimator
 
-    def _own_facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         names = getattr(self, "feature_names_in_", None)
         return {
             "n_features_in_": int(self.n_features_in_),
@@ -243,7 +243,7 @@ class BayesianEstimator(TakesRows):
             name = type(self).__name__
             raise ValueError(f"conformal must be set before fit: {name}(…, conformal='split') or 'cross'")
         rows, learnt = self._rows(x), [r for i in numbers if (r := self.fitted_.predictor(i).recalibration)]
-        groups.warn_of_few(learnt, rows, level, self.fitted_)
+        warn_of_few(learnt, rows, level, self.fitted_)
         return rows, numbers, learnt
 
     def _each_part(
@@ -256,7 +256,7 @@ class BayesianEstimator(TakesRows):
                 yield rows[many[0][0]], [predictive for _, predictive in many]
 
     def _samples(self, x: Any, draws: int) -> np.ndarray:
-        """Draw the targets of each row independently, as :func:`.sampling.sample`."""
+        """Draw the targets of each row independently, as :func:`.targets.sample`."""
         require(draws > 0, "draws", "must be > 0", draws)
         check_is_fitted(self, "fitted_")
         rng, batches = self.fitted_.address().fold("sample"), self._batches(x)

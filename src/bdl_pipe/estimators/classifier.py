@@ -48,7 +48,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`.
         """
-        places = self.predict_proba(X).argmax(axis=1)
+        places = self.predict_proba(X).argmax(axis=1)  # before the classes, which only a fitted estimator has
         return self.classes_[places]
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -57,8 +57,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             NotFittedError, ValueError: as :meth:`predict_dist`.
         """
-        found = np.concatenate([p.mean.double().cpu().numpy() for _, p in self._batches(X)])
-        return found / found.sum(axis=1, keepdims=True)
+        probs = np.concatenate([p.mean.double().cpu().numpy() for _, p in self._batches(X)])
+        return probs / probs.sum(axis=1, keepdims=True)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the share of rows whose most probable class is ``y``; labels may have any type that ``fit`` takes.
@@ -69,13 +69,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         given.warn_of_another_order(X, y)
         return float(super().score(X, labels_of(y), sample_weight))
 
-    def predict_set(
-        self,
-        X: Any,
-        level: float = 0.9,
-        *,
-        conformal: bool = False,
-    ) -> np.ndarray:
+    def predict_set(self, X: Any, level: float = 0.9, *, conformal: bool = False) -> np.ndarray:
         """Return each row's set of classes, bool [n, class].
 
         Args:
@@ -124,19 +118,19 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """
         labels = labels_of(y).reshape(-1)
         require(len(labels) == rows, "y", f"must have as many rows as X ({rows:,})", len(labels))
-        known = {label: place for place, label in enumerate(self.classes_.tolist())}
+        places = {label: place for place, label in enumerate(self.classes_.tolist())}
         for row, label in enumerate(labels.tolist(), 1):
-            if label not in known:
+            if label not in places:
                 raise DataError(f"y: must be classes of fit, got {short(label)} in row {row}")
-        return np.array([known[label] for label in labels.tolist()], np.int64)
+        return np.array([places[label] for label in labels.tolist()], np.int64)
 
     def _targets(self, y: Any, rows: int) -> Targets:
         self.classes_, labels = classes_of(y, rows)
         return Targets(labels, tuple(map(str, self.classes_.tolist())))
 
-    def _own_facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         kind = "O" if self.classes_.dtype.kind == "O" else self.classes_.dtype.str
-        return {**super()._own_facts(), "classes_": self.classes_.tolist(), "classes_dtype": kind}
+        return {**super()._facts(), "classes_": self.classes_.tolist(), "classes_dtype": kind}
 
     def _set_facts(self, facts: Mapping[str, Any]) -> None:
         super()._set_facts(facts)

@@ -16,10 +16,8 @@ from ..errors import require, short
 from ..fitting import FittedRuns
 from ..metrics import stored, table
 from ..scores import Quantity, RunScores, Score
-from ..seeds import Seed
-from ..torch_settings import own_settings
+from ..seeds import Seed, own_settings
 from . import given
-from .base import BayesianEstimator
 from .classifier import BayesianClassifier
 from .comparison import Comparison, Line
 from .plan import DATASET, root_of
@@ -62,46 +60,44 @@ def compare(
     require(task in (None, "classification", "regression"), "task", "must be classification, regression or None", task)
     chosen = cast(Task, task) if task else _task(y)
     kind = BayesianClassifier if chosen == "classification" else BayesianRegressor
-    made = {
-        name: kind(of, random_state=random_state, **params) if isinstance(of, str) else clone(of)
-        for name, of in named.items()
-    }
-    for name, estimator in made.items():
-        require(
-            isinstance(estimator, kind), f"methods.{name}", f"must be a name or a {kind.__name__}", short(estimator)
-        )
+    estimators = dict[str, Any]()
+    for name, of in named.items():
+        estimators[name] = kind(of, random_state=random_state, **params) if isinstance(of, str) else clone(of)
+    for name, estimator in estimators.items():
+        rule = f"must be a name or a {kind.__name__}"
+        require(isinstance(estimator, kind), f"methods.{name}", rule, short(estimator))
     x = given.as_table(X) if given.is_frame(X) else np.asarray(without_masks(X))
     folds = list(_folds(x, y, cv, chosen, random_state))
     require(len(folds) > 1, "cv", "must be at least 2 folds", len(folds))
-    figures, drawn = {name: list[Score]() for name in made}, Seed(root_of(random_state)).fold("scores")
-    said = {name: list[np.ndarray]() for name in made}
+    figures, drawn = {name: list[Score]() for name in estimators}, Seed(root_of(random_state)).fold("scores")
+    stated = {name: list[np.ndarray]() for name in estimators}
     for number, (train, test) in enumerate(folds):
         shared = dict[str, dict[int, FittedRuns]]()
-        for name, estimator in made.items():
+        for name, estimator in estimators.items():
             model = clone(estimator)
-            fitted_before = shared.setdefault(_sharing(model), {})
-            model._fit(given.taken(x, train), given.taken(y, train), fitted_before)
-            found, line = _scored(model, given.taken(x, test), given.taken(y, test), drawn.fold(number))
-            figures[name] += [Score(number, 0, of, *value) for of, value in found.items()]
-            said[name].append(line)
-    tables = {name: scores.table(DATASET, name, "", values) for name, values in figures.items()}
+            # what determines the rows and the addresses of a model's runs
+            key = repr((model.conformal, model.columns, model.random_state, model.device, model.threads))
+            model._fit(given.taken(x, train), given.taken(y, train), shared.setdefault(key, {}))
+            values, probabilities = _scored(model, given.taken(x, test), given.taken(y, test), drawn.fold(number))
+            figures[name] += [Score(number, 0, of, *value) for of, value in values.items()]
+            stated[name].append(probabilities)
+    tables = {name: RunScores(scores.table(DATASET, name, "", values)) for name, values in figures.items()}
     ratio = float(np.mean([len(test) / len(train) for train, test in folds]))
-    lines = {name: _line(parts, chosen) for name, parts in said.items()}
-    return Comparison(chosen, {name: RunScores(table) for name, table in tables.items()}, lines, ratio)
+    return Comparison(chosen, tables, {name: _line(parts, chosen) for name, parts in stated.items()}, ratio)
 
 
 def _named(methods: Any) -> dict[str, Any]:
     if isinstance(methods, Mapping):
-        found = dict(methods)
+        named = dict(methods)
     else:
         good = isinstance(methods, Iterable) and not isinstance(methods, str)
         require(good, "methods", "must be names of methods or estimators", methods)
         names = [of if isinstance(of, str) else getattr(of, "method", short(of)) for of in methods]
         doubled = [name for name in names if names.count(name) > 1]
         require(not doubled, "methods", "must not have a method twice; give a mapping name -> estimator", doubled[:1])
-        found = dict(zip(names, methods, strict=True))
-    require(len(found) > 1, "methods", "must be at least 2", list(found))
-    return found
+        named = dict(zip(names, methods, strict=True))
+    require(len(named) > 1, "methods", "must be at least 2", list(named))
+    return named
 
 
 def _task(y: Any) -> Task:
@@ -117,14 +113,8 @@ def _folds(x: Any, y: Any, cv: Any, task: Task, random_state: Any) -> Any:
         state = Seed(root_of(random_state)).fold("folds").integer() % 2**32
         kind = StratifiedKFold if task == "classification" else KFold
         cv = kind(cv, shuffle=True, random_state=state)
-    rows = x.shape[0]
     labels = values_of(y)
-    return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((rows, 1)), labels)
-
-
-def _sharing(model: BayesianEstimator) -> str:
-    """Return the parameters that determine the rows and the addresses of a model's runs."""
-    return repr((model.conformal, model.columns, model.random_state, model.device, model.threads))
+    return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((x.shape[0], 1)), labels)
 
 
 def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tuple[float, int]], np.ndarray]:
@@ -139,13 +129,13 @@ def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tup
     with own_settings(model.threads):
         predictor, test, settings = fitted.predictor(), Examples(rows, targets), evaluation.USUAL
         at = (fitted.address(), model.device)
-        found, clean = evaluation.score_all(predictor, test, settings, *at, ood={}, transfer={})
+        figures, clean = evaluation.score_all(predictor, test, settings, *at, ood={}, transfer={})
     more = table.scores(stored.of_table(clean.predictions, drawn, clean.draws))
-    found |= {Quantity(name): figure for name, figure in more.items()}
-    return {**found, Quantity("fit_seconds", "cost"): (model.fit_seconds_, 1)}, _said(clean.predictions, classes)
+    figures |= {Quantity(name): figure for name, figure in more.items()}
+    return {**figures, Quantity("fit_seconds", "cost"): (model.fit_seconds_, 1)}, _stated(clean.predictions, classes)
 
 
-def _said(predictions: pa.Table, classes: bool) -> np.ndarray:
+def _stated(predictions: pa.Table, classes: bool) -> np.ndarray:
     """Return each row's confidence and correctness [n, 2], or the level of the central interval up to each target."""
     columns = {name: predictions[name].to_numpy().astype(np.float64) for name in predictions.column_names}
     if not classes:
@@ -161,5 +151,4 @@ def _line(parts: Sequence[np.ndarray], task: Task) -> Line:
         return Line(_LEVELS, np.array([(values <= level).mean() for level in _LEVELS]))
     count = evaluation.USUAL.calibration_bins
     bins = np.minimum((values[:, 0] * count).astype(int), count - 1)
-    there = np.unique(bins)
-    return Line(*(np.array([values[bins == each, column].mean() for each in there]) for column in (0, 1)))
+    return Line(*(np.array([values[bins == number, column].mean() for number in np.unique(bins)]) for column in (0, 1)))

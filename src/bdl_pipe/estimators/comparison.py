@@ -1,11 +1,11 @@
 """Several methods on the same folds of the same rows: the report's scores, and the differences that exceed chance.
 
-found = compare(X, y, ["ensemble", "vbll", "swag", "gp"], cv=5)
-found.table, found.differences, found.plot_reliability(), found.plot_cost()
+comparison = compare(X, y, ["ensemble", "vbll", "swag", "gp"], cv=5)
+comparison.table, comparison.differences, comparison.plot_reliability(), comparison.plot_cost()
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,10 +91,8 @@ class Comparison:
         for metric in ("nll", self._accuracy):
             for name in others:
                 gap = self.difference(name, best, metric, comparisons=len(others))
-                ends = {"low": gap.mean - gap.half, "high": gap.mean + gap.half, "apart": gap.apart}
-                rows.append(
-                    {"metric": metric, "method": name, "to": best, "mean": gap.mean, "error": gap.error, **ends}
-                )
+                ends = gap.mean - gap.half, gap.mean + gap.half
+                rows.append([metric, name, best, gap.mean, gap.error, *ends, gap.apart])
         return pd.DataFrame(rows, columns=["metric", "method", "to", "mean", "error", "low", "high", "apart"])
 
     def difference(self, one: str, other: str, metric: str = "nll", *, comparisons: int = 1) -> Difference:
@@ -108,9 +106,9 @@ class Comparison:
             KeyError: the comparison has no method of this name.
         """
         pair = self._candidates[one], self._candidates[other]
-        found = difference(*pair, comparisons, metric, self._ratio)
-        assert found is not None, "all methods have the same folds"
-        return found
+        paired = difference(*pair, comparisons, metric, self._ratio)
+        assert paired is not None, "all methods have the same folds"
+        return paired
 
     @cached_property
     def verdict(self) -> str:
@@ -125,9 +123,9 @@ class Comparison:
         """
         figures = _figures()
         classes = self.task == "classification"
-        said, seen = ("confidence", "accuracy") if classes else ("level of the interval", "share of targets inside")
+        axes = ("confidence", "accuracy") if classes else ("level of the interval", "share of targets inside")
         lines = {name: [*zip(of.said, of.seen, strict=True)] for name, of in self.reliability.items()}
-        return figures.calibration(lines, self._marks(), said, seen)
+        return figures.calibration(lines, self._marks(), *axes)
 
     def plot_cost(self) -> "Drawing":
         """Plot the NLL against the seconds of a fit and against the seconds to predict 1,000 rows.
@@ -138,10 +136,10 @@ class Comparison:
         figures = _figures()
         priced = []
         for (name, of), mark in zip(self.scores.items(), self._marks(), strict=True):
-            known = {cost: of.estimate(Quantity(cost, "cost")) for cost in _COSTS}
             nll = of.estimate(Quantity("nll"))
             assert nll is not None
-            costs = {cost: each.mean for cost, each in known.items() if each is not None}
+            estimates = {cost: of.estimate(Quantity(cost, "cost")) for cost in _COSTS}
+            costs = {cost: estimate.mean for cost, estimate in estimates.items() if estimate is not None}
             priced.append(figures.Priced(name, mark, nll, costs))
         drawing = figures.against_costs(priced, _COSTS)
         assert drawing is not None, "a fit takes time"
@@ -151,14 +149,10 @@ class Comparison:
         return f"{self.table.to_string()}\n{self.verdict}"
 
     def _repr_html_(self) -> str:
-        cells = {
-            metric: [self._cell(name, metric) for name in self.table.index]
-            for metric in self.table.columns
-            if metric in METRICS or metric in _COSTS
-        }
-        frame = (
-            _pandas().DataFrame(cells, index=self.table.index).rename(columns=lambda metric: metric_of(metric).label)
-        )
+        shown = [metric for metric in self.table.columns if metric in METRICS or metric in _COSTS]
+        cells = {metric: [self._cell(name, metric) for name in self.table.index] for metric in shown}
+        frame = _pandas().DataFrame(cells, index=self.table.index)
+        frame = frame.rename(columns=lambda metric: metric_of(metric).label)
         return f"{frame.to_html(escape=True)}<p>{self.verdict}</p>"
 
     @property
@@ -174,21 +168,19 @@ class Comparison:
         mean, error = (float(of.at[name, metric]) for of in (self.table, self.errors))  # type: ignore[arg-type]
         return f"{mean:.4g}" if metric in _COSTS or not math.isfinite(error) else f"{mean:.4g} ± {error:.2g}"
 
-    def _frame(self, value: Any) -> "pd.DataFrame":
-        known = {of.metric for each in self.scores.values() for of in each.quantities}
-        names = [name for name in (*OF_TEST_ROWS, *_ALL_COSTS) if name in known]
+    def _frame(self, value: Callable[[Estimate], float]) -> "pd.DataFrame":
+        scored = {of.metric for scores in self.scores.values() for of in scores.quantities}
+        names = [name for name in (*OF_TEST_ROWS, *_ALL_COSTS) if name in scored]
         rows = {name: {metric: _value(of, metric, value) for metric in names} for name, of in self.scores.items()}
         frame: pd.DataFrame = _pandas().DataFrame.from_dict(rows, orient="index", columns=names)
-        order: Sequence[str] = sorted(
-            rows, key=lambda name: (_value(self.scores[name], "nll", lambda of: of.mean), name)
-        )
+        nll = {name: _value(scores, "nll", lambda of: of.mean) for name, scores in self.scores.items()}
         frame.index.name = "method"
-        return frame.loc[list(order)]
+        return frame.loc[sorted(rows, key=lambda name: (nll[name], name))]
 
 
-def _value(of: RunScores, metric: str, value: Any) -> float:
-    known: Estimate | None = of.estimate(Quantity(metric, "cost" if metric in _ALL_COSTS else "test"))
-    return math.nan if known is None else value(known)
+def _value(of: RunScores, metric: str, value: Callable[[Estimate], float]) -> float:
+    estimate = of.estimate(Quantity(metric, "cost" if metric in _ALL_COSTS else "test"))
+    return math.nan if estimate is None else value(estimate)
 
 
 def _pandas() -> Any:

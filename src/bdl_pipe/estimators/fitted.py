@@ -2,10 +2,15 @@
 
 Intervals and sets are calibrated on left-out rows, or by further fits that leave out parts.
 
+Groups of rows may be calibrated apart (:mod:`bdl_pipe.conformal`): the values of a column, or the classes. A group is a
+number: a cell of the column as rows of a fit store it, so that NaN is the group of gaps, or the index of a class.
+
 A saved fit is a student artifact as in the pipeline: ``bdl_pipe.load_predictor`` also reads it. Nothing is unpickled.
 """
 
 import json
+import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,13 +19,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import artifacts, recalibration
+from .. import artifacts, conformal, recalibration
 from ..artifacts import State
+from ..conformal import OF_CLASSES
 from ..data.config import DatasetConfig
 from ..data.examples import Examples
 from ..data.raw import FEWEST_ROWS, Raw
 from ..data.split_rows import fit_data
-from ..data.tables.columns import Column
+from ..data.tables.columns import UNSEEN, Column
+from ..data.tables.forms import clean, listed
 from ..data.transform import Transform
 from ..errors import ArtifactError, require
 from ..files import write_bytes
@@ -35,7 +42,8 @@ from .plan import DATASET
 PARTS: Final = 5  # the folds of cross-conformal
 KIND: Final = "student"
 SCHEMA: Final = "schema.json"
-_OWN: Final = "estimator.json"
+_ESTIMATOR: Final = "estimator.json"
+_CLASS: Final = "class"
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,17 @@ class Fitted:
         """Return the fields without the posteriors, which are rebuilt from the states."""
         return {**{k: v for k, v in self.__dict__.items() if k != "columns"}, "_ready": {}}
 
+    def group(self, place: int, value: float) -> str:
+        """Return the name of a group of the column ``place``, or of the class ``value``."""
+        if place == OF_CLASSES:
+            return str(self.schema["classes"][int(value)])
+        column = self.columns[place]
+        if math.isnan(value):
+            return "a gap"
+        if column.kind != "category":
+            return f"{value:g}"
+        return "an unseen value" if value == UNSEEN else column.values[int(value)]
+
     @cached_property
     def columns(self) -> tuple[Column, ...]:
         """The columns of a table's rows; empty for images."""
@@ -80,14 +99,10 @@ class Fitted:
     def predictor(self, part: int = 0) -> Predictor:
         """Return the posterior of a part with its transform."""
         if part not in self._ready:
-            of = self.parts[part]
-            recalibration = None if of.recalibration is None else Recalibration.from_state(of.recalibration)
-            self._ready[part] = Predictor(
-                posterior_of(of.posterior, self.device),
-                Transform.from_state(of.transform),
-                tuple(self.schema["classes"]),
-                recalibration,
-            )
+            states, classes = self.parts[part], tuple(self.schema["classes"])
+            learnt = None if states.recalibration is None else Recalibration.from_state(states.recalibration)
+            posterior, transform = posterior_of(states.posterior, self.device), Transform.from_state(states.transform)
+            self._ready[part] = Predictor(posterior, transform, classes, learnt)
         return self._ready[part]
 
     def address(self, part: int = 0) -> Seed:
@@ -98,11 +113,11 @@ class Fitted:
         """Yield the predictive of each batch of raw rows, in transformed units."""
         return self.predictor(part).transformed_batches(rows, batch, rng=self.address(part), device=self.device)
 
-    def save(self, path: Path, own: Mapping[str, Any]) -> None:
+    def save(self, path: Path, estimator: Mapping[str, Any]) -> None:
         """Write the artifact.
 
         Args:
-            own: the estimator's own entries, as JSON values.
+            estimator: the estimator's own entries, as JSON values.
         """
         with artifacts.publish(path, KIND, about=self.about) as folder:
             for part in self.parts:
@@ -112,7 +127,7 @@ class Fitted:
                 if part.recalibration is not None:
                     artifacts.write_state(folder / f"{RECALIBRATION}-{name}", part.recalibration)
             write_bytes(folder / SCHEMA, json.dumps(self.schema, sort_keys=True, indent=1).encode())
-            write_bytes(folder / _OWN, json.dumps(own, sort_keys=True, indent=1).encode())
+            write_bytes(folder / _ESTIMATOR, json.dumps(estimator, sort_keys=True, indent=1).encode())
 
     @classmethod
     def load(cls, path: Path, device: str) -> "tuple[Fitted, dict[str, Any]]":
@@ -122,7 +137,7 @@ class Fitted:
             ArtifactError: the artifact is incomplete, or no estimator saved it.
         """
         artifact = artifacts.load(path, KIND)
-        if _OWN not in artifact.manifest["files"]:
+        if _ESTIMATOR not in artifact.manifest["files"]:
             raise ArtifactError(f"{path}: was saved by no estimator; read it with bdl_pipe.load_predictor")
         about, names = artifact.manifest["about"], artifact.names()
         load_plugins_of(path, about)
@@ -136,7 +151,7 @@ class Fitted:
             )
             for split in splits
         ]
-        return cls(parts, about, artifact.json(SCHEMA), device), artifact.json(_OWN)
+        return cls(parts, about, artifact.json(SCHEMA), device), artifact.json(_ESTIMATOR)
 
 
 def fit_parts(
@@ -190,3 +205,41 @@ def fit_parts(
 def drawn(rows: int, rng: Seed, count: int = PARTS) -> list[np.ndarray]:
     """Draw the sorted row numbers of each part; the parts' sizes differ by at most one."""
     return [np.sort(part) for part in np.array_split(rng.numpy().permutation(rows), count)]
+
+
+def place_of(groups: Any, columns: Sequence[Column], names: Sequence[str], *, classes: bool) -> int | None:
+    """Return the place of the column of groups among the columns of the fit; ``OF_CLASSES``, or None for one group.
+
+    Args:
+        groups: the parameter of the estimator: a column's name, its number among ``names``, ``class`` or None.
+        columns: the columns that the fit uses.
+        names: all columns of ``X``.
+        classes: whether the targets are classes.
+
+    Raises:
+        ConfigError: there is no such column, or ``class`` means both a column and the classes.
+    """
+    if groups is None:
+        return None
+    features = [column.name for column in columns]
+    if classes and groups == _CLASS:
+        require(_CLASS not in features, "groups", "must not be class if X has a column class: rename it", groups)
+        return OF_CLASSES
+    number = isinstance(groups, int | np.integer) and not isinstance(groups, bool) and 0 <= groups < len(names)
+    name = names[groups] if number else clean(str(groups))
+    rule = f"must be a column of X that the fit uses ({listed(features)}), or class with BayesianClassifier"
+    require(name in features, "groups", rule, groups)
+    return features.index(name)
+
+
+def warn_of_few(learnt: Sequence[Recalibration], rows: np.ndarray, level: float, fitted: Fitted) -> None:
+    """Warn of groups of raw rows, or of classes, with too few calibration rows for the level."""
+    place, fewest = learnt[0].grouped_by, conformal.fewest_rows(level)
+    if place is None:
+        return
+    groups = np.unique(conformal.groups_of(place, rows, len(fitted.schema["classes"]))).tolist()
+    few = [g for g in groups if sum(len(conformal.rows_of_group(each, g)) for each in learnt) < fewest]
+    if few:
+        what = "its class is in every set" if place == OF_CLASSES else "its rows get everything"
+        rule = f"fewer than the {fewest} calibration rows of level {level:g}, so that {what}"
+        warnings.warn(f"groups: {listed([fitted.group(place, group) for group in few])}: {rule}", stacklevel=4)

@@ -1,4 +1,4 @@
-"""Convert rows in memory to the library's form: arrays, frames, Arrow tables and images.
+"""``X`` of an estimator: arrays, frames, Arrow tables and images in memory, in the library's form.
 
 ``data.tables`` reads cells here and in the files of ``add``, so that categories, dates, gaps and words for gaps
 mean the same; the same inspection decides which columns are features.
@@ -7,16 +7,16 @@ mean the same; the same inspection decides which columns are features.
 import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from ..data.examples import Examples, native
 from ..data.inspect.profile import Profile
-from ..data.raw import Raw, checked
-from ..data.size import Size
+from ..data.raw import FEWEST_ROWS, Raw, checked
 from ..data.sources.images import Npz, image_array
 from ..data.sources.table import Table
 from ..data.tables import lint
@@ -24,35 +24,37 @@ from ..data.tables.columns import Column, ColumnKind, coded_matrix, typed_cells,
 from ..data.tables.forms import clean, listed
 from ..data.tables.kinds import features_of
 from ..errors import DataError, short
+from .fitted import Fitted
 from .targets import Targets, is_gap, without_masks
 
 ORIGIN: Final = "X"
 _TARGET: Final = "y"
+_AS_IT_IS: Final[dict[str, Any]] = {"dtype": None, "ensure_all_finite": False, "allow_nd": True}
 _ARROW_UNITS: Final = ("s", "ms", "us", "ns")
 
 
-def is_frame(given: Any) -> bool:
+def is_frame(x: Any) -> bool:
     """Return True for frames of pandas and polars, Arrow tables, objects with Arrow's column interface, and NumPy's
     arrays with named fields."""
-    fields = isinstance(given, np.ndarray) and given.dtype.names is not None
-    return fields or hasattr(given, "iloc") or hasattr(given, "__arrow_c_stream__")
+    fields = isinstance(x, np.ndarray) and x.dtype.names is not None
+    return fields or hasattr(x, "iloc") or hasattr(x, "__arrow_c_stream__")
 
 
-def as_table(given: Any) -> Any:
+def as_table(x: Any) -> Any:
     """Return a pandas frame unchanged, and any other frame as an Arrow table.
 
     Raises:
         DataError: ``given`` is one column, not a frame.
     """
-    if isinstance(given, np.ndarray):
-        return pa.table({name: _column(without_masks(given[name])) for name in given.dtype.names or ()})
-    if getattr(given, "ndim", 2) != 1 and (hasattr(given, "iloc") or isinstance(given, pa.Table)):
-        return given
+    if isinstance(x, np.ndarray):
+        return pa.table({name: _column(without_masks(x[name])) for name in x.dtype.names or ()})
+    if getattr(x, "ndim", 2) != 1 and (hasattr(x, "iloc") or isinstance(x, pa.Table)):
+        return x
     with contextlib.suppress(pa.ArrowInvalid):  # for one column of polars
-        if getattr(given, "ndim", 2) != 1 and not isinstance(given, pa.ChunkedArray):
-            return pa.table(given)
-    what = short(type(given).__name__)
-    of_pandas = hasattr(given, "iloc")
+        if getattr(x, "ndim", 2) != 1 and not isinstance(x, pa.ChunkedArray):
+            return pa.table(x)
+    what = short(type(x).__name__)
+    of_pandas = hasattr(x, "iloc")
     cure = "X.to_frame() for one column, X.to_frame().T for one row" if of_pandas else "a frame or a table"
     raise DataError(f"{ORIGIN}: must be a frame of columns, got one column ({what}); pass {cure}")
 
@@ -72,11 +74,11 @@ def warn_of_another_order(x: Any, y: Any, level: int = 3) -> None:
     except TypeError:  # labels of several types
         return
     if alike:
-        said = "y: its index is that of X in another order, and rows are paired by place; pass y.loc[X.index]"
-        warnings.warn(said, stacklevel=level)
+        rule = "y: its index is that of X in another order, and rows are paired by place; pass y.loc[X.index]"
+        warnings.warn(rule, stacklevel=level)
 
 
-def table_of(given: Any, names: Sequence[str] | None = None) -> pa.Table:
+def table_of(x: Any, names: Sequence[str] | None = None) -> pa.Table:
     """Return a frame, or an array [n, column], as an Arrow table of typed columns.
 
     Args:
@@ -85,31 +87,28 @@ def table_of(given: Any, names: Sequence[str] | None = None) -> pa.Table:
     Raises:
         DataError: two columns have the same name.
     """
-    if isinstance(given, np.ndarray):
-        columns: list[Any] = [_column(values) for values in given.T]
-        own = [f"x{number}" for number in range(len(columns))]
-    elif isinstance(given, pa.Table):
-        columns, own = given.columns, [clean(name) for name in given.column_names]
+    if isinstance(x, np.ndarray):
+        columns: list[Any] = [_column(values) for values in x.T]
+        present = [f"x{number}" for number in range(len(columns))]
+    elif isinstance(x, pa.Table):
+        columns, present = x.columns, [clean(name) for name in x.column_names]
     else:
-        columns = [typed_cells(given.iloc[:, place]) for place in range(given.shape[1])]
-        own = [clean(str(name)) for name in given.columns]
-    doubled = next((name for name in own if own.count(name) > 1), None) if len({*own}) < len(own) else None
-    if doubled is not None:
+        columns = [typed_cells(x.iloc[:, place]) for place in range(x.shape[1])]
+        present = [clean(str(name)) for name in x.columns]
+    if len({*present}) < len(present):
+        doubled = next(name for name in present if present.count(name) > 1)
         raise DataError(f"{ORIGIN}: column names must differ, got {short(doubled)} twice")
-    return pa.table(columns, names=list(names or own))
+    return pa.table(columns, names=list(names or present))
 
 
-def taken(given: Any, index: np.ndarray) -> Any:
+def taken(x: Any, index: np.ndarray) -> Any:
     """Return the rows ``index`` of an array, a frame, a frame's column or an Arrow table."""
-    if hasattr(given, "iloc"):
-        return given.iloc[index]
-    if isinstance(given, pa.Table | pa.Array | pa.ChunkedArray):
-        return given.take(pa.array(index))
-    return (
-        as_table(given).take(pa.array(index))
-        if is_frame(given) and hasattr(given, "columns")
-        else np.asarray(given)[index]
-    )
+    if hasattr(x, "iloc"):
+        return x.iloc[index]
+    if not isinstance(x, pa.Array | pa.ChunkedArray) and is_frame(x) and hasattr(x, "columns"):
+        x = as_table(x)
+    arrow = isinstance(x, pa.Table | pa.Array | pa.ChunkedArray)
+    return x.take(pa.array(index)) if arrow else np.asarray(x)[index]
 
 
 def table_profile(
@@ -126,13 +125,10 @@ def table_profile(
     """
     for name in columns or {}:
         if name not in table.column_names:
-            raise DataError(
-                f"columns: must name columns of {ORIGIN}, got {short(name)} (it has {listed(table.column_names)})"
-            )
-    kinds: dict[str, ColumnKind] = {
-        **(dict.fromkeys(table.column_names, "number") if numbers else {}),
-        **(columns or {}),
-    }
+            rule = f"must name columns of {ORIGIN}"
+            raise DataError(f"columns: {rule}, got {short(name)} (it has {listed(table.column_names)})")
+    kinds: dict[str, ColumnKind] = dict.fromkeys(table.column_names, "number") if numbers else {}
+    kinds |= columns or {}
     features = features_of(table, table.column_names, ORIGIN, kinds=kinds, remarks=lint.of_cells)
     if features.left_out and not numbers:
         reasons = "; ".join(f"column {name or 'without a name'}: {why}" for name, why in features.left_out.items())
@@ -141,7 +137,9 @@ def table_profile(
     names = (_TARGET,) if outputs == 1 else tuple(f"{_TARGET}_{i}" for i in range(outputs))
     rows, kept = Examples(features.matrix(), targets.values), tuple(features.kinds)
     raw = checked(Raw(ORIGIN, targets.task, "table", rows, None, targets.classes, kept, names, features.columns))
-    source = Table(ORIGIN, tuple(_apart(name, kept) for name in names), targets.task, columns=features.kinds)
+    longest = "_" * max(map(len, kept))  # appended to a target that is called like a column
+    apart = tuple(f"{name}{longest}" if name in kept else name for name in names)
+    source = Table(ORIGIN, apart, targets.task, columns=features.kinds)
     counts, width = _counts(targets), (features.width,)
     return Profile(source, raw, len(rows), width, counts, features.remarks, left_out=features.left_out)
 
@@ -152,7 +150,7 @@ def image_profile(images: np.ndarray, targets: Targets) -> Profile:
     return Profile(Npz(ORIGIN), raw, len(images), images.shape[1:], _counts(targets), ())
 
 
-def images_of(given: np.ndarray, shape: Sequence[int] | None = None) -> np.ndarray:
+def images_of(x: np.ndarray, shape: Sequence[int] | None = None) -> np.ndarray:
     """Return whole numbers from 0 to 255 as uint8 [n, channel, height, width]; channels may come last.
 
     Args:
@@ -161,9 +159,9 @@ def images_of(given: np.ndarray, shape: Sequence[int] | None = None) -> np.ndarr
     Raises:
         DataError: ``given`` is not an array of such images.
     """
-    if given.dtype.kind in "iu" and given.size and given.min() >= 0 and given.max() <= 255:
-        given = given.astype(np.uint8)
-    images = image_array(given, ORIGIN, ORIGIN)
+    if x.dtype.kind in "iu" and x.size and x.min() >= 0 and x.max() <= 255:
+        x = x.astype(np.uint8)
+    images = image_array(x, ORIGIN, ORIGIN)
     if shape is not None and list(images.shape[1:]) != list(shape):
         raise DataError(f"{ORIGIN}: images must have shape {list(shape)}, as in fit, got {list(images.shape[1:])}")
     return images
@@ -184,15 +182,6 @@ def rows_of(table: pa.Table, columns: Sequence[Column]) -> np.ndarray:
     for line in lines:
         warnings.warn(line, stacklevel=4)
     return coded
-
-
-def size_of(profile: Profile, share: float, pace: float) -> Size:
-    """Return the size that determines hyperparameters; all rows but a share are training rows.
-
-    Args:
-        share: the share of rows that no fit uses.
-    """
-    return replace(profile.size(share), has_test=True, pace=pace)
 
 
 def _column(values: np.ndarray) -> pa.Array:
@@ -218,7 +207,73 @@ def _counts(targets: Targets) -> dict[str, int]:
     return dict(zip(targets.classes, map(int, counts), strict=True))
 
 
-def _apart(name: str, taken: Sequence[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
+class TakesRows(BaseEstimator):
+    """An estimator that takes an array, a frame or images.
+
+    Attributes:
+        columns: the parameter of :class:`.base.BayesianEstimator`.
+        fitted_: the fit, whose form new rows must have.
+    """
+
+    columns: Any
+    fitted_: Fitted
+
+    def _profile(self, x: Any, y: Any) -> tuple[Profile, list[str]]:
+        """Return the description of the rows, and the names of all columns of a table."""
+        warn_of_another_order(x, y, 6)
+        x, named = self._validated(x, reset=True, ensure_min_samples=FEWEST_ROWS)
+        if not named and x.ndim > 2:
+            return image_profile(images_of(x), self._image_targets(y, len(x))), []
+        table, numbers = table_of(x), not named and x.dtype.kind in "biuf"
+        if table.num_rows < FEWEST_ROWS:
+            raise ValueError(f"X: must have at least {FEWEST_ROWS} samples, got {table.num_rows} sample(s)")
+        kinds = None if self.columns is None else {clean(str(name)): kind for name, kind in self.columns.items()}
+        targets = self._targets(y, table.num_rows)
+        return table_profile(table, targets, kinds, numbers=numbers), table.column_names
+
+    def _validated(self, x: Any, **rules: Any) -> tuple[Any, bool]:
+        """Return ``X`` as a frame or an array, after scikit-learn's checks, and whether it is a frame."""
+        x = without_masks(x)
+        if not is_frame(x):
+            return validate_data(self, x, **rules, **_AS_IT_IS), False
+        x = as_table(x)
+        validate_data(self, x, reset=rules["reset"], skip_check_array=True)
+        return x, True
+
+    def _targets(self, y: Any, rows: int) -> Targets:
+        raise NotImplementedError
+
+    def _image_targets(self, y: Any, rows: int) -> Targets:
+        return self._targets(y, rows)
+
+    def _rows(self, x: Any) -> np.ndarray:
+        """Return new rows in the form of the fit's rows."""
+        check_is_fitted(self, "fitted_")
+        schema = self.fitted_.schema
+        if schema["kind"] == "image":
+            x = without_masks(x)
+            if is_frame(x) or np.ndim(x) < 3:
+                raise ValueError(f"X: must be images, as in fit, got {short(type(x).__name__)} {list(np.shape(x))}")
+            return images_of(check_array(x, **_AS_IT_IS), schema["input_shape"])
+        x, named = self._validated(x, reset=False)
+        if named and x.shape[0] == 0:
+            raise ValueError("X: must have at least 1 row, got 0 sample(s)")
+        if not named and x.ndim > 2:
+            raise ValueError(f"X: must be rows of columns, as in fit, got an array {list(x.shape)}")
+        x = self._in_order(x, schema["names"]) if named else x
+        return rows_of(table_of(x, schema["names"]), self.fitted_.columns)
+
+    def _in_order(self, x: Any, names: list[str]) -> Any:
+        """Return a frame with its columns in the fit's order; scikit-learn compares names only if all are texts."""
+        present = [clean(str(name)) for name in (x.columns if hasattr(x, "iloc") else x.column_names)]
+        if present == names:
+            return x
+        if sorted(present) == sorted(names):
+            places = [present.index(name) for name in names]
+            return x.iloc[:, places] if hasattr(x, "iloc") else x.select(places)
+        of_array = names == [f"x{number}" for number in range(len(names))]
+        unnamed = hasattr(x, "iloc") and not any(isinstance(name, str) for name in x.columns)
+        if unnamed and not of_array and not hasattr(self, "feature_names_in_"):
+            columns = short(", ".join(names))
+            raise DataError(f"X: must have the columns of fit by name, {columns}, got {short(', '.join(present))}")
+        return x

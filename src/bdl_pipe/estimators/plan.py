@@ -20,7 +20,7 @@ from ..data.size import Section, Size
 from ..data.tables.columns import KINDS
 from ..errors import ConfigError, UserError, require
 from ..fitting import Run
-from ..method import Default, Kind, Method, StageSpec
+from ..method import Kind, Method, StageSpec
 from ..plugins import loaded
 from ..registry import METHODS
 
@@ -69,8 +69,8 @@ def known(name: str, task: Task) -> Method:
         raise UserError(f"method must be a name of bdl_pipe.METHODS{config.nearest(name, METHODS)}, got {name!r}")
     method = METHODS[name]
     if "student" not in method.stages:
-        made = " and ".join(method.stages)
-        raise UserError(f"method must have a posterior, got {name}, which makes a {made} for other methods (made_from)")
+        got = f"got {name}, which makes a {' and '.join(method.stages)} for other methods (made_from)"
+        raise UserError(f"method must have a posterior, {got}")
     if task not in method.tasks:
         others = [n for n in METHODS if task in METHODS[n].tasks and "student" in METHODS[n].stages]
         near = difflib.get_close_matches(name, others, n=2, cutoff=0.5)
@@ -159,15 +159,15 @@ def _runs(
         require(not stage.required, "made_from", f"must be a {' and a '.join(stage.required)}", made_from)
     above = [] if made_from == DATA else _upstream(made_from, stage, size, changes)
     last = above[-1] if above else None
-    return [*above, _run(kind, method.name, method, config.merge(_own(method, default, size, last), override), 1, last)]
+    return [*above, _run(kind, method.name, method, config.merge(_section(method, size, last), override), 1, last)]
 
 
 def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) -> list[Run]:
     """List the run of the upstream key or method ``name``, after the runs that it needs."""
     override = changes.pop(name, {})
-    found = next(((m, m.upstream[name]) for m in METHODS.values() if name in m.upstream), None)
-    if found is not None:
-        method, above = found[0], found[1].of([stage])
+    method = next((m for m in METHODS.values() if name in m.upstream), None)
+    if method is not None:
+        above = method.upstream[name].of([stage])
         _require_kind(name, above.kind, stage)
         merged = config.merge(config.merge(method.settings, above.override(size)), override)
         return [_run(above.kind, name, method, merged, above.seeds, None)]
@@ -186,7 +186,7 @@ def _require_kind(name: str, kind: str, stage: StageSpec) -> None:
     require(kind in stage.needs, "made_from", rule, f"{name}, which makes a {kind}")
 
 
-def _own(method: Method, default: Default | None, size: Size, above: Run | None) -> Section:
+def _section(method: Method, size: Size, above: Run | None) -> Section:
     """Return a run's hyperparameters: its section, overlaid by the values that the data determine.
 
     A method without a ``default`` copies the keys that it shares with its source run, such as the network of a coreset.
@@ -194,16 +194,16 @@ def _own(method: Method, default: Default | None, size: Size, above: Run | None)
     this kind.
     """
     base = method.settings
-    if default is not None:
-        return config.merge(base, default.override(size))
+    if method.default is not None:
+        return config.merge(base, method.default.override(size))
     fields = {field.name for field in dataclasses.fields(method.config)}
     if above is not None:
         theirs = config.to_mapping(above.config)
         return {**base, **{key: value for key, value in theirs.items() if key in fields and key in _SHARED}}
     if "network" in base and (base["network"]["name"] == "mlp") == (size.image is None):
         return base
-    found: Section = {"network": size.network, "training": size.training()}
-    return {**base, **{key: value for key, value in found.items() if key in fields}}
+    usual = {"network": size.network, "training": size.training()}
+    return {**base, **{key: value for key, value in usual.items() if key in fields}}
 
 
 _SHARED: Final = frozenset({"network", "rho", "gamma", "feature_scale"})  # a posterior copies these from its coreset

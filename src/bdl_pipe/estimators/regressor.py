@@ -13,7 +13,7 @@ from sklearn.base import RegressorMixin
 
 from ..conformal import intervals
 from ..errors import require
-from ..predictive import Continuous, Predictive
+from ..predictive import Continuous
 from . import given
 from .base import BayesianEstimator
 from .targets import Targets, targets_of
@@ -54,13 +54,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """
         return self._shaped(np.concatenate([p.mean.double().cpu().numpy() for _, p in self._batches(X)]))
 
-    def predict_interval(
-        self,
-        X: Any,
-        level: float = 0.9,
-        *,
-        conformal: bool = False,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def predict_interval(self, X: Any, level: float = 0.9, *, conformal: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return the ends of the central intervals of probability ``level``, each of the shape of :meth:`predict`.
 
         Args:
@@ -82,7 +76,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             batches = self._each_part(rows, numbers, learnt)
             ends = [intervals(of_parts, learnt, units, level, at).cpu() for at, of_parts in batches]
         else:
-            ends = [_central(predictive, level) for _, predictive in self._batches(X)]
+            ends = []
+            for _, predictive in self._batches(X):
+                assert isinstance(predictive, Continuous)
+                ends.append([predictive.quantile(share).cpu() for share in ((1 - level) / 2, (1 + level) / 2)])
         low, high = (np.concatenate([pair[i].double().numpy() for pair in ends]) for i in (0, 1))
         return self._shaped(low), self._shaped(high)
 
@@ -128,8 +125,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def _shaped(self, values: np.ndarray) -> np.ndarray:
         return values[:, 0] if self._flat else values
 
-    def _own_facts(self) -> dict[str, Any]:
-        return {**super()._own_facts(), "flat": self._flat}
+    def _facts(self) -> dict[str, Any]:
+        return {**super()._facts(), "flat": self._flat}
 
     def _set_facts(self, facts: Mapping[str, Any]) -> None:
         super()._set_facts(facts)
@@ -139,9 +136,3 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _central(predictive: Predictive, level: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the quantiles between which the middle ``level`` of a predictive lies, each [batch, output]."""
-    assert isinstance(predictive, Continuous)
-    return predictive.quantile((1 - level) / 2).cpu(), predictive.quantile((1 + level) / 2).cpu()

@@ -1,15 +1,21 @@
-"""Convert targets in memory to the library's form: numbers and labels of pandas, polars, Arrow and NumPy."""
+"""Targets of estimators: numbers and labels of pandas, polars, Arrow and NumPy, and draws from predictives."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from ..data.examples import Task
 from ..data.tables.forms import LARGEST
 from ..errors import DataError, short
+from ..predictive import Categorical, Continuous, Exponential, Gaussian, Mixture, Predictive
+from ..seeds import Seed
+
+_FURTHEST: Final = 1e-9  # the probability beyond each end of the bracket in which draws are searched
+_TOLERANCE: Final = 1e-12  # the largest error of a draw's level
 
 
 @dataclass(frozen=True)
@@ -30,37 +36,37 @@ class Targets:
         return "classification" if self.values.ndim == 1 else "regression"
 
 
-def without_masks(given: Any) -> Any:
+def without_masks(values: Any) -> Any:
     """Return a masked array of NumPy as an array with gaps, a tensor as an array, and anything else unchanged."""
-    if isinstance(given, torch.Tensor):  # NumPy takes none that needs a gradient, and none of bfloat16
-        given = given.detach().cpu()
-        return (given.double() if given.is_floating_point() else given).numpy()
-    if not isinstance(given, np.ma.MaskedArray):
-        return given
-    if not np.ma.getmaskarray(given).any():
-        return np.asarray(given.data)
-    if given.dtype.kind in "biuf":
-        return np.ma.filled(given.astype(np.float64), np.nan)
-    return np.ma.filled(given.astype(object), None)
+    if isinstance(values, torch.Tensor):  # NumPy takes none that needs a gradient, and none of bfloat16
+        values = values.detach().cpu()
+        return (values.double() if values.is_floating_point() else values).numpy()
+    if not isinstance(values, np.ma.MaskedArray):
+        return values
+    if not np.ma.getmaskarray(values).any():
+        return np.asarray(values.data)
+    if values.dtype.kind in "biuf":
+        return np.ma.filled(values.astype(np.float64), np.nan)
+    return np.ma.filled(values.astype(object), None)
 
 
-def values_of(given: Any) -> np.ndarray:
+def values_of(y: Any) -> np.ndarray:
     """Return targets of pandas, polars, Arrow or NumPy as an array; masked ones become gaps."""
-    if isinstance(given, pa.Array):
-        given = pa.chunked_array([given])
-    if isinstance(given, pa.ChunkedArray) and pa.types.is_dictionary(given.type):
-        given = given.cast(given.type.value_type)
-    found = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else without_masks(given))
-    return np.array(found.tolist()) if found.dtype.kind == "T" else found
+    if isinstance(y, pa.Array):
+        y = pa.chunked_array([y])
+    if isinstance(y, pa.ChunkedArray) and pa.types.is_dictionary(y.type):
+        y = y.cast(y.type.value_type)
+    values = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else without_masks(y))
+    return np.array(values.tolist()) if values.dtype.kind == "T" else values
 
 
-def targets_of(given: Any, rows: int) -> tuple[np.ndarray, int]:
+def targets_of(y: Any, rows: int) -> tuple[np.ndarray, int]:
     """Return targets of regression float64 [n, output], and their original number of dimensions.
 
     Raises:
         DataError: a target is not a finite number, or targets and rows differ in number.
     """
-    values = values_of(given)
+    values = values_of(y)
     if values.dtype.kind == "M":
         raise DataError("y: must be numbers, got dates; write them as numbers, such as days since 2000")
     if values.ndim not in (1, 2) or values.dtype.kind not in "biufOUS" or 0 in values.shape:
@@ -69,19 +75,19 @@ def targets_of(given: Any, rows: int) -> tuple[np.ndarray, int]:
     flat = values.reshape(len(values), -1)
     if values.dtype.kind not in "biuf":
         flat = np.array([[_number(v, row) for v in one] for row, one in enumerate(flat.tolist(), 1)], np.float64)
-    found = np.ascontiguousarray(flat, np.float64)
-    if values.dtype.kind in "iu" and (np.abs(found) > LARGEST).any():
-        row = int(np.argmax((np.abs(found) > LARGEST).any(1)))
+    numbers = np.ascontiguousarray(flat, np.float64)
+    if values.dtype.kind in "iu" and (np.abs(numbers) > LARGEST).any():
+        row = int(np.argmax((np.abs(numbers) > LARGEST).any(1)))
         rule = "must be numbers that a float64 holds (whole ones up to 2^53)"
         raise DataError(f"y: {rule}, got {flat[row].tolist()[0]} in row {row + 1}; subtract a constant")
-    if not np.isfinite(found).all():
-        row = int(np.argmax(~np.isfinite(found).all(1)))
-        got = found[row][~np.isfinite(found[row])][0]
+    if not np.isfinite(numbers).all():
+        row = int(np.argmax(~np.isfinite(numbers).all(1)))
+        got = numbers[row][~np.isfinite(numbers[row])][0]
         raise DataError(f"y: must be finite in every row, got {got:g} in row {row + 1}")
-    return found, values.ndim
+    return numbers, values.ndim
 
 
-def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def classes_of(y: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the sorted classes, in their own type, and the index of each row's class among them, int64 [n].
 
     Raises:
@@ -91,7 +97,7 @@ def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import column_or_1d
 
-    values = labels_of(given)
+    values = labels_of(y)
     check_classification_targets(values)
     values = column_or_1d(values, warn=True)
     _require_as_many(values, rows)
@@ -101,13 +107,13 @@ def classes_of(given: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return classes, labels.astype(np.int64)
 
 
-def labels_of(given: Any) -> np.ndarray:
+def labels_of(y: Any) -> np.ndarray:
     """Return labels as an array; Python's objects get the type that they share.
 
     Raises:
         DataError: a label is missing, or the labels are neither texts, whole numbers, truths nor floats.
     """
-    labels = values_of(given)
+    labels = values_of(y)
     if labels.ndim != 1 and labels.shape[1:] != (1,):
         return labels
     flat = labels.ravel().tolist()
@@ -147,3 +153,48 @@ def _number(value: Any, row: int) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise DataError(f"y: must be numbers, got {short(value)} in row {row}") from None
+
+
+def sample(predictive: Predictive, draws: int, rng: Seed) -> Tensor:
+    """Draw the targets of each row separately: labels int64 [draw, batch], or float64 [draw, batch, output].
+
+    Draws of a mixture of Gaussians are exact. Draws of other distributions invert the distribution function and stay in
+    its central 1 − 2·10⁻⁹. Random numbers are drawn on the CPU.
+    """
+    if isinstance(predictive, Categorical):
+        probabilities = predictive.mean.double().cpu()
+        return torch.multinomial(probabilities, draws, replacement=True, generator=rng.generator()).T
+    assert isinstance(predictive, Continuous)
+    if isinstance(predictive, Exponential):
+        return sample(predictive.base, draws, rng).exp()
+    shape = (draws, *predictive.mean.shape)
+    if isinstance(predictive, Mixture):
+        shares = torch.tensor(predictive.shares, dtype=torch.float64).expand(shape[1], -1)
+        which = torch.multinomial(shares, draws, replacement=True, generator=rng.fold("part").generator()).T
+        drawn = torch.stack([sample(part, draws, rng.fold("of", k)) for k, part in enumerate(predictive.parts)])
+        return drawn.gather(0, which[None, :, :, None].expand(1, *shape))[0]
+    if isinstance(predictive, Gaussian):
+        mean, sd = predictive.draw_mean.double().cpu(), predictive.draw_variance.double().sqrt().cpu()
+        which = torch.randint(len(mean), (draws, shape[1], 1), generator=rng.fold("component").generator())
+        index = which.expand(shape)
+        normal = torch.randn(shape, dtype=torch.float64, generator=rng.fold("normal").generator())
+        return mean.gather(0, index) + sd.gather(0, index) * normal
+    levels = torch.rand(shape, dtype=torch.float64, generator=rng.generator()).clamp(_FURTHEST, 1 - _FURTHEST)
+    lowest, highest = predictive.bracket(_FURTHEST)[0].cpu(), predictive.bracket(1 - _FURTHEST)[1].cpu()
+    return torch.stack([_inverted(predictive, level, lowest, highest) for level in levels])
+
+
+def _inverted(predictive: Continuous, levels: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return the values [batch, output] at which the distribution function has these levels (Chandrupatla 1997)."""
+    from scipy.optimize.elementwise import find_root  # at the top it would add half a second to every import
+
+    values, wanted, device = ((low + high) / 2).numpy().ravel(), levels.numpy().ravel(), predictive.mean.device
+
+    def excess(at: np.ndarray, which: np.ndarray) -> np.ndarray:
+        values[which] = at
+        below = predictive.cdf(torch.tensor(values).reshape(levels.shape).to(device)).cpu().numpy().ravel()
+        return below[which] - wanted[which]
+
+    ends = low.double().numpy().ravel(), high.double().numpy().ravel()
+    roots = find_root(excess, ends, args=(np.arange(len(wanted)),), tolerances={"fatol": _TOLERANCE})
+    return torch.tensor(roots.x).reshape(levels.shape)

@@ -6,8 +6,7 @@ from typing import Final, Literal, final
 
 import torch
 
-from ..data.fitdata import FitData
-from ..data.minibatches import Minibatches
+from ..data.fitdata import FitData, Minibatches
 from ..errors import require
 from ..seeds import Seed
 from .kernel import Chains, ChainState, Density, Kernel, Positions

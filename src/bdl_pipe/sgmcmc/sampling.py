@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..artifacts import State
-from ..data.minibatches import Minibatches
+from ..data.fitdata import Minibatches
 from ..errors import ConfigError, Diverged, require
 from ..progress import Report
 from ..seeds import Seed

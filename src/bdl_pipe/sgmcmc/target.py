@@ -18,8 +18,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from ..config import LATER
-from ..data.fitdata import FitData
-from ..data.rows import Rows
+from ..data.fitdata import FitData, Rows
 from ..errors import ConfigError, require
 from ..networks import NetworkConfig
 from ..networks.convnet import BatchStatistics

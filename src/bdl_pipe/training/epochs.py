@@ -9,8 +9,7 @@ from torch import Tensor
 
 from .. import distributed
 from ..artifacts import stack, under, unstack
-from ..data.fitdata import FitData
-from ..data.minibatches import epoch_order
+from ..data.fitdata import FitData, epoch_order
 from ..seeds import Seed
 from .learner import Learner, NoisyLearner, TrainingConfig, nll
 from .loop import Objective

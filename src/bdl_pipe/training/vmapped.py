@@ -12,7 +12,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from .. import distributed
 from ..data.augment import AugmentConfig, augment
-from ..data.rows import HeldRows, Rows
+from ..data.fitdata import HeldRows, Rows
 from ..errors import require
 from ..networks import dropout_masks, fastest_order, has_dropout
 from ..seeds import Seed

@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
 from ..artifacts import State
-from ..data.fitdata import FitData
-from ..data.minibatches import distinct
+from ..data.fitdata import FitData, distinct
 from ..data.size import Section
 from ..errors import require
 from ..method import Default, FromModel, Inputs, Method, StageSpec

@@ -20,8 +20,7 @@ from torch import Tensor
 from ... import networks
 from ...artifacts import State
 from ...data.augment import AugmentConfig, augment
-from ...data.fitdata import FitData
-from ...data.minibatches import distinct
+from ...data.fitdata import FitData, distinct
 from ...data.size import CONVNET
 from ...errors import Diverged, require
 from ...method import Inputs, Method, StageSpec

@@ -63,39 +63,34 @@ def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolde
             raise DataError(f"{path}: --size is for folders of images; leave it out for an .npz")
         return Npz(str(path)), []
     try:
-        skipped = _broken(path, skip_broken)
+        files = [file for root in _roots(path) for images in class_files(root).values() for file in images]
+        errors = {file: error for file in files if (error := broken(file)) is not None}
+        if errors and not skip_broken:
+            first = next(iter(errors.values()))
+            more = f", and {len(errors) - 1} more of {len(files):,} files cannot be read" if len(errors) > 1 else ""
+            raise DataError(f"{first}{more}; leave such files out with --skip-broken")
     except DataError:
-        _require_no_tables(path)
+        for suffix, command in _JOINED.items():
+            if any(path.rglob(f"*{suffix}")):
+                joined = command.format(folder=path, file=path.with_suffix(suffix))
+                raise DataError(f"{path}: is a folder of {suffix} files, must be one file: {joined}") from None
         raise
-    hidden = [found for root in _roots(path) for found in hidden_images(root)]
-    remarks = []
+    skipped, remarks = list(errors), list[str]()
     if skipped:
         remarks.append(f"{len(skipped)} files are not readable images and are left out; the first is {skipped[0]}")
-    if hidden:
-        names = listed([str(found.relative_to(path)) for found in hidden])
-        remarks.append(f"hidden files and folders are left out: {names}")
-    if others := beside_images(path):
-        names = listed([str(found.relative_to(path)) for found in others])
-        remarks.append(f"left out, because only images of a known kind directly in a class's folder are read: {names}")
-    remarks += _layers([file for file in _files(path) if file not in {*skipped}], path)
+    reasons = {
+        "hidden files and folders are left out": [file for root in _roots(path) for file in hidden_images(root)],
+        "left out, because only images of a known kind directly in a class's folder are read": beside_images(path),
+    }
+    for reason, others in reasons.items():
+        remarks += [f"{reason}: {listed([str(file.relative_to(path)) for file in others])}"] if others else []
+    remarks += _layers([file for file in files if file not in errors], path)
     return ImageFolder(str(path), size, bool(skipped)), remarks
 
 
 def _roots(path: Path) -> list[Path]:
     """List the folders that contain the classes' folders."""
     return parts(path) or [path]
-
-
-def _files(path: Path) -> list[Path]:
-    return [file for root in _roots(path) for files in class_files(root).values() for file in files]
-
-
-def _require_no_tables(path: Path) -> None:
-    """Raise DataError if a folder holds tables; the message has a command that joins them."""
-    for suffix, command in _JOINED.items():
-        if any(path.rglob(f"*{suffix}")):
-            joined = command.format(folder=path, file=path.with_suffix(suffix))
-            raise DataError(f"{path}: is a folder of {suffix} files, must be one file: {joined}")
 
 
 def _layers(files: list[Path], root: Path) -> list[str]:
@@ -107,15 +102,11 @@ def _layers(files: list[Path], root: Path) -> list[str]:
                 films.append(file)
             if image.has_transparency_data and np.asarray(image.convert("RGBA"))[:, :, 3].min() < 255:
                 transparent.append(file)
-    said = {
-        "have transparent pixels, which are laid on white": transparent,
-        "have several frames, and only one is read": films,
-    }
-    return [
-        f"{len(found):,} images {what}; the first is {found[0].relative_to(root)}"
-        for what, found in said.items()
-        if found
-    ]
+    kinds = (
+        ("have transparent pixels, which are laid on white", transparent),
+        ("have several frames, and only one is read", films),
+    )
+    return [f"{len(some):,} images {what}; the first is {some[0].relative_to(root)}" for what, some in kinds if some]
 
 
 def _frames(image: Image.Image) -> int:
@@ -124,21 +115,6 @@ def _frames(image: Image.Image) -> int:
         return int(getattr(image, "n_frames", 1))
     except Exception:
         return 2
-
-
-def _broken(path: Path, skip: bool) -> list[Path]:
-    """List the unreadable image files.
-
-    Raises:
-        DataError: a file is unreadable and ``skip`` is False.
-    """
-    paths = _files(path)
-    errors = {file: error for file in paths if (error := broken(file)) is not None}
-    if errors and not skip:
-        first = next(iter(errors.values()))
-        more = f", and {len(errors) - 1} more of {len(paths):,} files cannot be read" if len(errors) > 1 else ""
-        raise DataError(f"{first}{more}; leave such files out with --skip-broken")
-    return list(errors)
 
 
 def _require_enough(path: Path, classes: dict[str, int]) -> None:

@@ -82,7 +82,13 @@ class Profile:
 
     def describe(self) -> list[str]:
         """Return a description of the data, a line for each finding."""
-        lines = [f"{self.source.path}: {self._kind()}"]
+        if isinstance(self.source, Table):
+            kind = f"{self.rows:,} rows, {len(self.columns)} columns to predict {', '.join(self.source.target)}"
+        else:
+            (channels, height, width), tests = self.shape, f" and {self.test_rows:,} test images"
+            kind = f"{self.rows:,} {'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels"
+            kind += tests if self.test_rows else ""
+        lines = [f"{self.source.path}: {kind}"]
         for kind in ("number", "category", "date"):
             names = [name or "''" for name, its_kind in self.columns.items() if its_kind == kind]
             lines += [f"  {kind}: {listed(names)}"] if names else []
@@ -94,13 +100,6 @@ class Profile:
             counts = [f"{label} {count:,}" for label, count in self.classes.items()]
             lines.append(f"  {len(counts)} classes: {listed(counts)}")
         return lines
-
-    def _kind(self) -> str:
-        if isinstance(self.source, Table):
-            return f"{self.rows:,} rows, {len(self.columns)} columns to predict {', '.join(self.source.target)}"
-        channels, height, width = self.shape
-        tests = f" and {self.test_rows:,} test images" if self.test_rows else ""
-        return f"{self.rows:,} {'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels{tests}"
 
 
 def _changed(config: Any) -> dict[str, Any]:

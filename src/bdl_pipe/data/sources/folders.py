@@ -89,8 +89,8 @@ def beside_images(path: Path) -> list[Path]:
         path: the folder that contains the classes' folders, or ``train/`` and ``test/``.
     """
     roots = parts(path)
-    found = [p for p in path.iterdir() if p not in roots] if roots else []
+    entries = [p for p in path.iterdir() if p not in roots] if roots else []
     for root in roots or [path]:
-        found += [p for p in root.iterdir() if not p.is_dir()]
-        found += [p for folder in class_folders(root) for p in folder.iterdir() if p not in {*image_files(folder)}]
-    return sorted(p for p in found if not is_hidden(p))
+        entries += [p for p in root.iterdir() if not p.is_dir()]
+        entries += [p for folder in class_folders(root) for p in folder.iterdir() if p not in {*image_files(folder)}]
+    return sorted(p for p in entries if not is_hidden(p))

@@ -25,7 +25,7 @@ from PIL import Image
 
 from ...errors import DataError, brief, require
 from ..examples import Examples
-from ..raw import Kind, Raw, Task
+from ..raw import Kind, OfPath, Raw, Task
 from .folders import SUFFIXES
 from .images import open_npz
 
@@ -35,7 +35,7 @@ _BATCH: Final = re.compile(r"train_data_batch_(\d+)\.npz")
 
 
 @dataclass(frozen=True)
-class TinyImageNet:
+class TinyImageNet(OfPath):
     """Tiny-ImageNet: ``path`` is its zip file, or the folder ``tiny-imagenet-200`` in it."""
 
     path: str
@@ -69,13 +69,9 @@ class TinyImageNet:
         training, held = (Examples(images, rows) for images, rows in zip(sets, targets, strict=True))
         return Raw(self.path, "classification", "image", training, held, tuple(words.get(i, i) for i in ids))
 
-    def files(self) -> tuple[Path, ...]:
-        """List the user's archive or folder."""
-        return (Path(self.path),)
-
 
 @dataclass(frozen=True)
-class ImageWoof:
+class ImageWoof(OfPath):
     """ImageWoof, or ImageNette: ``path`` is its ``.tgz`` file, or the folder in it.
 
     Attributes:
@@ -99,10 +95,10 @@ class ImageWoof:
             DataError: a folder is missing or an image is unreadable.
         """
         with _members(Path(self.path)) as members:
-            found = [[n for n in members.images(part) if n.count("/") == 2] for part in ("train", "val")]
-            classes = sorted({name.split("/")[1] for name in found[0]})
+            parts = [[n for n in members.images(part) if n.count("/") == 2] for part in ("train", "val")]
+            classes = sorted({name.split("/")[1] for name in parts[0]})
             numbers = {name: number for number, name in enumerate(classes)}
-            for name in found[1]:
+            for name in parts[1]:
                 if name.split("/")[1] not in numbers:
                     raise DataError(f"{self.path}: {name}: must be of a class that train/ has ({', '.join(classes)})")
             training, held = (
@@ -110,17 +106,13 @@ class ImageWoof:
                     members.read(part, self.side, self.side),
                     np.array([numbers[name.split("/")[1]] for name in part], np.int64),
                 )
-                for part in found
+                for part in parts
             )
         return Raw(self.path, "classification", "image", training, held, tuple(classes))
 
-    def files(self) -> tuple[Path, ...]:
-        """List the user's archive or folder."""
-        return (Path(self.path),)
-
 
 @dataclass(frozen=True)
-class ImageNetNpz:
+class ImageNetNpz(OfPath):
     """The downsampled ImageNet as ``.npz`` files in the folder ``path``.
 
     Attributes:
@@ -143,7 +135,7 @@ class ImageNetNpz:
             DataError: a file is missing or damaged, or its arrays are of another type or shape.
         """
         folder = Path(self.path)
-        names = {int(found[1]): p for p in sorted(folder.glob("*.npz")) if (found := _BATCH.fullmatch(p.name))}
+        names = {int(match[1]): p for p in sorted(folder.glob("*.npz")) if (match := _BATCH.fullmatch(p.name))}
         if not names or sorted(names) != list(range(1, len(names) + 1)):
             raise DataError(f"{folder}: must hold train_data_batch_1.npz, …_2.npz, …, got {sorted(names)}")
         counts = [self._rows(names[number]) for number in sorted(names)]
@@ -163,10 +155,6 @@ class ImageNetNpz:
                 f"{folder / 'val_data.npz'}: labels must be among the training rows' 1 … {count}, got {got}"
             )
         return Raw(self.path, "classification", "image", train, test, tuple(str(number + 1) for number in range(count)))
-
-    def files(self) -> tuple[Path, ...]:
-        """List the user's folder."""
-        return (Path(self.path),)
 
     def _rows(self, path: Path) -> int:
         """Return the number of a batch's labels; an ``.npz`` reads only the accessed array."""
@@ -206,10 +194,10 @@ class _Members:
     def images(self, part: str) -> list[str]:
         """List the images below the folder ``part``, by name."""
         below = f"{part}/"
-        found = sorted(n for n in self._names if n.startswith(below) and n.lower().endswith(SUFFIXES))
-        if not found:
+        names = sorted(n for n in self._names if n.startswith(below) and n.lower().endswith(SUFFIXES))
+        if not names:
             raise DataError(f"{self._origin}: must hold images in {below}, got none")
-        return found
+        return names
 
     def read(self, names: Sequence[str], side: int, resize: int | None) -> np.ndarray:
         """Read images as uint8 [n, 3, side, side], one after another; resized to ``resize`` if it is given."""
@@ -266,6 +254,6 @@ def _of_tar(path: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
 def _below(names: Sequence[str]) -> dict[str, str]:
     """Map paths below the top folder, if any, to the archive's own names, without the files that macOS adds."""
     plain = {name: name.removeprefix("./") for name in names}
-    own = {name: p for name, p in plain.items() if not p.startswith("__MACOSX/") and "/._" not in f"/{p}"}
-    cut = len({p.split("/")[0] for p in own.values()}) == 1
-    return {(p.split("/", 1)[1] if cut and "/" in p else p): name for name, p in own.items()}
+    kept = {name: p for name, p in plain.items() if not p.startswith("__MACOSX/") and "/._" not in f"/{p}"}
+    cut = len({p.split("/")[0] for p in kept.values()}) == 1
+    return {(p.split("/", 1)[1] if cut and "/" in p else p): name for name, p in kept.items()}

@@ -13,7 +13,7 @@ from ...config import LATER
 from ...errors import DataError, brief, require
 from ...files import require_file
 from ..examples import Examples
-from ..raw import Kind, Raw, Task, encode_labels, relabel
+from ..raw import Kind, OfPath, Raw, Task, encode_labels, relabel
 from ..tables.formats import beginning, other_kind
 from ..tables.forms import clean
 from .folders import class_files, parts
@@ -23,7 +23,7 @@ _DEEP: Final = ("I", "F")  # prefixes of image modes with more than 8 bits
 
 
 @dataclass(frozen=True)
-class ImageFolder:
+class ImageFolder(OfPath):
     """A folder with one subfolder of images for each class, or with ``train/`` and ``test/`` that have such subfolders.
 
     Attributes:
@@ -62,10 +62,6 @@ class ImageFolder:
         test, names = self._class_folders(root / "test", train.inputs.shape[1:])
         return Raw(self.path, "classification", "image", train, relabel(test, names, classes, self.path), classes)
 
-    def files(self) -> tuple[Path, ...]:
-        """List the user's folder."""
-        return (Path(self.path),)
-
     def _class_folders(self, root: Path, shape: tuple[int, ...] | None = None) -> tuple[Examples, tuple[str, ...]]:
         files = class_files(root)
         if self.skip_broken:
@@ -79,7 +75,7 @@ class ImageFolder:
 
 
 @dataclass(frozen=True)
-class Npz:
+class Npz(OfPath):
     """An ``.npz`` with uint8 images and labels: x, y, or x_train, y_train, x_test, y_test."""
 
     path: str
@@ -104,10 +100,6 @@ class Npz:
             raise DataError(f"{self.path}: x_test and x_train must have images of one shape, got {shapes}")
         test = relabel(test, names, classes, self.path)
         return Raw(self.path, "classification", "image", train, test, classes, (), ("y_train",))
-
-    def files(self) -> tuple[Path, ...]:
-        """List the user's file."""
-        return (Path(self.path),)
 
 
 def open_npz(path: Path) -> Mapping[str, np.ndarray]:
@@ -232,8 +224,8 @@ def _labelled(arrays: Mapping[str, np.ndarray], x: str, y: str, origin: str) -> 
     for name in (x, y):
         if name not in arrays:
             names = ", ".join(sorted(arrays)) or "none"
-            known = "x and y, or x_train, y_train, x_test and y_test"
-            raise DataError(f"{origin}: must have the array {name!r}, got {names}; save the arrays as {known}")
+            usual = "x and y, or x_train, y_train, x_test and y_test"
+            raise DataError(f"{origin}: must have the array {name!r}, got {names}; save the arrays as {usual}")
     images, labels = image_array(arrays[x], origin, x), arrays[y]
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != (len(images),):

@@ -1,7 +1,7 @@
 """A user's table: CSV with a header line, or Parquet.
 
 Without ``columns`` every feature is a number, and no cell is empty. With ``columns`` each feature is a number, a
-category or a date, and :mod:`bdl_pipe.data.encoding` fits its network inputs to the training rows.
+category or a date, and :mod:`bdl_pipe.data.transform` fits its network inputs to the training rows.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import pyarrow as pa
 from ...config import LATER
 from ...errors import DataError, require
 from ..examples import Examples
-from ..raw import Kind, Raw, Task, encode_labels
+from ..raw import Kind, OfPath, Raw, Task, encode_labels
 from ..tables.cells import Cells
 from ..tables.columns import Column, ColumnKind, described_matrix, feature_matrix, is_index, labels_of
 from ..tables.forms import names_of, require_column
@@ -22,7 +22,7 @@ from ..tables.read import CsvForm, open_table
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(OfPath):
     """A user's CSV (with a header line) or Parquet file.
 
     Attributes:
@@ -73,10 +73,6 @@ class Table:
                 raise DataError(f"{self.path}: must have a row with a target, got none")
         return table_rows(table, self)
 
-    def files(self) -> tuple[Path, ...]:
-        """List the user's file."""
-        return (Path(self.path),)
-
 
 def check_columns(target: tuple[str, ...], features: tuple[str, ...]) -> None:
     """Raise ConfigError if a column is named twice."""
@@ -89,10 +85,10 @@ def check_columns(target: tuple[str, ...], features: tuple[str, ...]) -> None:
 def table_rows(table: pa.Table, source: Table) -> Raw:
     """Return the rows of an open table, whose columns ``source`` describes."""
     answers = [require_column(table, name, source.path) for name in source.target]
-    described: tuple[Column, ...] = ()
+    columns: tuple[Column, ...] = ()
     if source.columns is not None:
         features = tuple(source.columns)
-        described, inputs = described_matrix(table, source.columns, source.categories, source.path)
+        columns, inputs = described_matrix(table, source.columns, source.categories, source.path)
     else:
         others = (n for n in table.column_names if n not in answers and not is_index(table, n))
         features = source.features or tuple(others)
@@ -106,7 +102,7 @@ def table_rows(table: pa.Table, source: Table) -> Raw:
         column = source.target[0]
         labels, classes = encode_labels(labels_of(Cells.of(table, column, source.path)), source.path, column)
         rows = Examples(inputs, labels)
-    return Raw(source.path, source.task, "table", rows, None, classes, features, source.target, described)
+    return Raw(source.path, source.task, "table", rows, None, classes, features, source.target, columns)
 
 
 def with_targets(table: pa.Table, targets: Sequence[str], origin: str) -> pa.Table:

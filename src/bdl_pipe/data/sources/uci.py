@@ -1,13 +1,15 @@
-"""Regression sets of the UCI protocol (Hernández-Lobato and Adams, 2015): copies in packages, and users' own files.
+"""Small sets: those of the UCI protocol (Hernández-Lobato and Adams, 2015), and images that packages contain.
 
-``concrete`` and ``wine`` come from optional packages, or from ``$BDL_DATA_DIR/<set>/`` as ``<set>.csv`` (a header line,
-the target last) or ``data.txt`` (the published split repository's format: no header, blanks between values). A hash
-pins their values and the order of rows, so that the standard splits are the published splits. Any other set is a user's
-file, which must have the set's number of rows and features.
+``boston``, ``mnist5k`` and ``digits`` come from packages, or the first two from the same file in
+``$BDL_DATA_DIR/<set>/``. ``concrete`` and ``wine`` come from optional packages, or from that folder as ``<set>.csv`` (a
+header line, the target last) or ``data.txt`` (the published split repository's format: no header, blanks between
+values). A hash pins their values and the order of rows, so that the standard splits are the published splits. Any other
+set is a user's file, which must have the set's number of rows and features.
 """
 
 import hashlib
 import importlib.util
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Literal
@@ -16,14 +18,20 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import DataError, UserError, brief, require
-from ...files import read_text
+from ...files import read_text, require_file
 from ..examples import Examples
-from ..raw import Kind, Raw, Task
+from ..raw import Kind, OfPath, Raw, Task
 from ..tables.columns import feature_matrix
 from ..tables.read import open_table
-from .archive import FOLDER_VARIABLE, manual_folder
+from .archive import FOLDER_VARIABLE, manual_folder, unzipped
 from .table import Table, check_columns, table_rows
 
+_BOSTON: Final = "boston_housing.csv", "8594f084258ead302f20a7479463f7a7584d33fe00042d442a7101530c8b46de"
+_MNIST5K: Final = "mnist_5k.csv.gz", "167bbe5fc3dfbce27f9a4c6c1814964f3367677ee226d9811d79cbd41fd5d053"
+_BOSTON_FEATURES: Final = (
+    *("CRIM", "ZN", "INDUS", "CHAS", "NOX", "RM", "AGE"),
+    *("DIS", "RAD", "TAX", "PTRATIO", "B", "LSTAT"),
+)
 _CONCRETE: Final = (
     *("cement", "blast_furnace_slag", "fly_ash", "water", "superplasticizer"),
     *("coarse_aggregate", "fine_aggregate", "age", "compressive_strength"),
@@ -55,7 +63,7 @@ UCI_SIZES: Final = {  # rows and features of the sets of the UCI protocol
 
 
 @dataclass(frozen=True)
-class Uci:
+class Uci(OfPath):
     """A user's file of one UCI regression set: CSV with a header line, Parquet, or ``.txt`` without a header.
 
     Attributes:
@@ -96,9 +104,58 @@ class Uci:
             )
         return raw
 
-    def files(self) -> tuple[Path, ...]:
-        """List the user's file."""
-        return (Path(self.path),)
+
+def boston() -> Raw:
+    """Read 506 rows in the order of the published split files: features [506, 13], target [506, 1]."""
+    path = _find("boston", _BOSTON[0])
+    values = _csv(path, _BOSTON[1], np.float64)
+    examples = Examples(values[:, :-1], values[:, -1:])
+    return Raw(str(path), "regression", "table", examples, None, (), _BOSTON_FEATURES, ("MEDV",))
+
+
+def mnist5k() -> Raw:
+    """Read 500 images of each digit: uint8 [5000, 1, 28, 28]."""
+    path = _find("mnist5k", _MNIST5K[0])
+    values = _csv(path, _MNIST5K[1], np.uint8)
+    examples = Examples(np.ascontiguousarray(values[:, :-1]).reshape(-1, 1, 28, 28), values[:, -1].astype(np.int64))
+    return Raw(str(path), "classification", "image", examples, None, tuple("0123456789"))
+
+
+def digits() -> Raw:
+    """Read optical digits 8×8, intensities 0..16 scaled to 0..255: uint8 [1797, 1, 8, 8]."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
+    examples = Examples(images, bunch.target.astype(np.int64))
+    return Raw("scikit-learn digits", "classification", "image", examples, None, tuple("0123456789"))
+
+
+def _find(name: str, file: str) -> Path:
+    folder = manual_folder(name)
+    if folder is not None and (folder / file).is_file():
+        return folder / file
+    spec = importlib.util.find_spec("mlxtend")  # only its location, because the import is slow
+    path = Path(spec.origin).parent / "data" / "data" / file if spec and spec.origin else None
+    if path is None or not path.is_file():
+        raise UserError(
+            f"data set {name}: not found; install the package mlxtend, or put {file} from it into "
+            f"${FOLDER_VARIABLE}/{name}/"
+        )
+    return path
+
+
+def _csv(path: Path, sha256: str, dtype: type) -> np.ndarray:
+    import pyarrow.csv
+
+    require_file(path)
+    blob = unzipped(path) if path.suffix == ".gz" else path.read_bytes()
+    digest = hashlib.sha256(blob).hexdigest()
+    if digest != sha256:
+        raise DataError(f"{path}: SHA-256 of its content must be {sha256}, got {digest}")
+    options = pyarrow.csv.ReadOptions(autogenerate_column_names=True, use_threads=False)
+    table = pyarrow.csv.read_csv(io.BytesIO(blob), read_options=options)
+    return np.stack([c.to_numpy().astype(dtype) for c in table.columns], axis=1)
 
 
 def concrete() -> Raw:
@@ -186,14 +243,14 @@ def _qualities(folder: Path) -> np.ndarray:
     Repeated wines have the same quality, so a row's features suffice to find it in the other files.
     """
     every, three, eight, seven = (_keel(folder, name) for name in ("4", "3_vs_5", "8_vs_6", "8_vs_6-7"))
-    known = {row: 4 for row, positive in every if positive}
-    known |= {row: 3 if positive else 5 for row, positive in three}
-    known |= {row: 8 if positive else 6 for row, positive in eight}
-    known |= {row: 7 for row, _ in seven if row not in known}
-    lost = next((i for i, (row, _) in enumerate(every, start=1) if row not in known), None)
+    qualities = {row: 4 for row, positive in every if positive}
+    qualities |= {row: 3 if positive else 5 for row, positive in three}
+    qualities |= {row: 8 if positive else 6 for row, positive in eight}
+    qualities |= {row: 7 for row, _ in seven if row not in qualities}
+    lost = next((i for i, (row, _) in enumerate(every, start=1) if row not in qualities), None)
     if lost is not None:
         raise DataError(f"{folder}: winequality-red-4.dat: row {lost} must be in another of its files, got none")
-    return np.array([(*row, known[row]) for row, _ in every])
+    return np.array([(*row, qualities[row]) for row, _ in every])
 
 
 def _keel(folder: Path, name: str) -> list[tuple[tuple[float, ...], bool]]:

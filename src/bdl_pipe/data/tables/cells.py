@@ -224,8 +224,8 @@ class Cells:
     def _numeric(self) -> pa.ChunkedArray | None:
         """Return texts as float64; None if a text is not a number, or all are words for gaps."""
         plain = self.decimal == "." and self.thousands != "."
-        if plain and (found := forms.cast(self.values, pa.float64())) is not None:
-            return found
+        if plain and (numbers := forms.cast(self.values, pa.float64())) is not None:
+            return numbers
         texts = self._words
         if texts.null_count == len(texts):
             return None
@@ -271,8 +271,8 @@ class Cells:
         words = self._words if self.is_text else self.values
         form = form.replace("[.,]", f"[{self.decimal}]")
         wrong = pc.invert(pc.match_substring_regex(words, form)) if self.is_text else words.is_valid()
-        found = np.asarray(pc.fill_null(wrong, False).to_numpy())
-        row = int(np.argmax(found if found.any() else words.is_valid().to_numpy()))
+        mask = np.asarray(pc.fill_null(wrong, False).to_numpy())
+        row = int(np.argmax(mask if mask.any() else words.is_valid().to_numpy()))
         return row + 1, str(words[row].as_py())
 
     def _error(self, rule: str) -> DataError:

@@ -1,7 +1,7 @@
 """The columns of an open table as arrays: numbers, categories, dates, labels; cells are read by :class:`.cells.Cells`.
 
-A column is stored as one number for each cell, see :mod:`bdl_pipe.data.encoding`. Every function raises DataError for a
-value that breaks its rule, and names the file (``origin``), column and row.
+A column is stored as one number for each cell, see :mod:`bdl_pipe.data.transform`. Every function raises DataError for
+a value that breaks its rule, and names the file (``origin``), column and row.
 """
 
 import re
@@ -53,8 +53,8 @@ class Column:
     @property
     def width(self) -> int:
         """Return the number of network inputs of the column."""
-        own = {"number": 1, "category": min(len(self.values), self.slots), "date": 7 if self.hours else 5}[self.kind]
-        return own + self.missing
+        widths = {"number": 1, "category": min(len(self.values), self.slots), "date": 7 if self.hours else 5}
+        return widths[self.kind] + self.missing
 
     @property
     def bounded(self) -> list[bool]:
@@ -107,12 +107,12 @@ def described_matrix(
     table: pa.Table, kinds: Mapping[str, ColumnKind], categories: int, origin: str
 ) -> tuple[tuple[Column, ...], np.ndarray]:
     """Describe columns, and return their cells as numbers [n, column], see :func:`describe`."""
-    described = []
+    columns = []
     matrix = scratch.empty((table.num_rows, len(kinds)), np.float64)
     for place, (name, kind) in enumerate(kinds.items()):
         column, matrix[:, place] = describe(Cells.of(table, name, origin), kind, categories)
-        described.append(column)
-    return tuple(described), matrix
+        columns.append(column)
+    return tuple(columns), matrix
 
 
 def coded_matrix(table: pa.Table, columns: Sequence[Column], origin: str) -> np.ndarray:
@@ -170,15 +170,15 @@ def _place(value: str, cells: Cells, column: Column) -> float:
     One system writes a truth as ``yes``, another as true: the two words of a column that mean true and false stand for
     all words with these meanings.
     """
-    written = {canonical(word): place for place, word in enumerate(column.values)}
-    is_truth, text = {*written} <= {*TRUTHS}, canonical(value)
+    places = {canonical(word): place for place, word in enumerate(column.values)}
+    is_truth, text = {*places} <= {*TRUTHS}, canonical(value)
     text = TRUTHS[int(text)] if is_truth and text in ("0", "1") else text
-    if text in written:
-        return written[text]
-    truths = {truth(word): place for word, place in written.items()}
-    if {*truths} == {True, False} and len(written) == 2 and (meaning := truth(text)) is not None:
+    if text in places:
+        return places[text]
+    truths = {truth(word): place for word, place in places.items()}
+    if {*truths} == {True, False} and len(places) == 2 and (meaning := truth(text)) is not None:
         return truths[meaning]
-    if is_gap_word(value) and (is_truth or all(map(is_number, written))):
+    if is_gap_word(value) and (is_truth or all(map(is_number, places))):
         return np.nan
     codes = [word for word in column.values if word.startswith("0") and word.lstrip("0") == text]
     if is_truth or (codes and not cells.is_text):
@@ -254,12 +254,12 @@ def typed_cells(column: "pd.Series[Any]") -> pa.Array | pa.ChunkedArray:
     have a time zone.
     """
     labels = getattr(column.dtype, "categories", None)
-    written = str(getattr(labels, "dtype", column.dtype)).startswith(("interval", "period"))
+    as_texts = str(getattr(labels, "dtype", column.dtype)).startswith(("interval", "period"))
     if column.dtype == object:
         zones = {value.tzinfo is None for value in column if hasattr(value, "tzinfo") and value == value}
-        written = len(zones) > 1
+        as_texts = len(zones) > 1
     try:
-        if written:
+        if as_texts:
             raise TypeError
         return pa.Table.from_pandas(column.to_frame("cells"), preserve_index=False).column(0)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, OverflowError):

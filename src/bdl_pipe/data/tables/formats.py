@@ -36,16 +36,13 @@ _OTHERS: Final = (
     (b"\x89HDF\r\n", f"is an HDF5 file; {_PANDAS.format('hdf')}"),
     (b"SQLite format 3\0", "is a database of SQLite; write its table as CSV or Parquet"),
     (b"%PDF", "is a PDF document; tables are CSV or Parquet"),
-    (b"\x80\x02", _PICKLE),
-    (b"\x80\x03", _PICKLE),
-    (b"\x80\x04", _PICKLE),
-    (b"\x80\x05", _PICKLE),
+    *((b"\x80" + bytes([protocol]), _PICKLE) for protocol in range(2, 6)),
     (b"\xff\xfe\0\0", _TEXT.format("UTF-32")),
     (b"\0\0\xfe\xff", _TEXT.format("UTF-32")),
     (b"\xff\xfe", _TEXT.format("UTF-16")),
     (b"\xfe\xff", _TEXT.format("UTF-16")),
 )
-_WRITTEN: Final = (  # texts, compared in lower case without leading blanks
+_TEXTS: Final = (  # beginnings of texts, compared in lower case without leading blanks
     (b"version https://git-lfs", "is a pointer of Git LFS, not the file itself; fetch it: git lfs pull"),
     (b"outs:", "is a pointer of DVC, not the file itself; fetch it: dvc pull"),
     (b"<!doctype", "is a web page, perhaps one that asks to sign in; fetch the file itself"),
@@ -72,22 +69,18 @@ def other_kind(start: bytes, name: str) -> str:
         return f"is an Excel workbook; {_CSV}" if office else f"is a zip archive; unpack it first: unzip {name}"
     if start.startswith(b"ORC") and b"\0" in start:  # a CSV file may begin with ORCID
         return f"is an ORC file; {_PANDAS.format('orc')}".replace("{}", name)
-    found = next((said for known, said in _OTHERS if start.startswith(known)), "")
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    found = found or next((said for known, said in _WRITTEN if text.startswith(known)), "")
-    return (found or _json(b"".join(text.split()))).replace("{}", name)
-
-
-def _json(text: bytes) -> str:
-    """Return the command for JSON that begins with ``text``, without blanks; empty for other texts."""
-    if text.startswith(b"[["):
-        return "is JSON with a list for each row; write it as CSV"
-    if not text.startswith((b'{"', b"[{")):
-        return ""
-    an_object_a_line = text.startswith(b"{") and b'}{"' in text
-    options = "dtype=False" + (", lines=True" if an_object_a_line else "")  # texts such as 00501 stay texts
-    command = _PANDAS.replace("('{{}}')", f"('{{{{}}}}', {options})")
-    return f"is JSON; {command.format('json')}"
+    kinds = [kind for first, kind in _OTHERS if start.startswith(first)]
+    kinds += [kind for first, kind in _TEXTS if text.startswith(first)]
+    json = b"".join(text.split())
+    if json.startswith(b"[["):
+        kinds.append("is JSON with a list for each row; write it as CSV")
+    if json.startswith((b'{"', b"[{")):
+        an_object_a_line = json.startswith(b"{") and b'}{"' in json
+        options = "dtype=False" + (", lines=True" if an_object_a_line else "")  # texts such as 00501 stay texts
+        command = _PANDAS.replace("('{{}}')", f"('{{{{}}}}', {options})")
+        kinds.append(f"is JSON; {command.format('json')}")
+    return kinds[0].replace("{}", name) if kinds else ""
 
 
 def require_table(path: Path, parquet: bool) -> None:
@@ -97,11 +90,10 @@ def require_table(path: Path, parquet: bool) -> None:
         parquet: whether the name says Parquet; otherwise the file must be CSV.
     """
     start = beginning(path)
-    is_parquet = start.startswith(b"PAR1")
+    is_parquet, kind = start.startswith(b"PAR1"), other_kind(start, path.name)
     if parquet and not is_parquet:
-        found = other_kind(start, path.name) or "is named as a Parquet file and is none; name a CSV file .csv"
-        raise DataError(f"{path}: {found}")
+        raise DataError(f"{path}: {kind or 'is named as a Parquet file and is none; name a CSV file .csv'}")
     if not parquet and is_parquet:
         raise DataError(f"{path}: is a Parquet file; name it so: mv {path.name} {path.stem}.parquet")
-    if not parquet and (found := other_kind(start, path.name)):
-        raise DataError(f"{path}: {found}")
+    if not parquet and kind:
+        raise DataError(f"{path}: {kind}")

@@ -132,8 +132,8 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _cleaned(texts: pa.Array) -> pa.Array:
     """Clean each different text once. Arrow's ``utf8_normalize`` does not compose (apache/arrow#51225)."""
     encoded = texts.dictionary_encode()
-    known = [None if text is None else clean(text) for text in encoded.dictionary.to_pylist()]
-    return pa.array(known, pa.string()).take(encoded.indices)
+    different = [None if text is None else clean(text) for text in encoded.dictionary.to_pylist()]
+    return pa.array(different, pa.string()).take(encoded.indices)
 
 
 def is_numeric(kind: pa.DataType) -> bool:
@@ -157,15 +157,14 @@ def parsed(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Read dates as microseconds, all with a time zone or all without; None if a text is not a date."""
     for zone in (None, "UTC"):
         for unit in ("us", "ns"):
-            if (found := cast(texts, pa.timestamp(unit, zone))) is not None:
-                return found.cast(pa.timestamp("us", zone), safe=False)
+            if (moments := cast(texts, pa.timestamp(unit, zone))) is not None:
+                return moments.cast(pa.timestamp("us", zone), safe=False)
     return None
 
 
 def are_all(texts: pa.ChunkedArray, form: str) -> bool:
     """Return True if there is at least one text, and all texts have this form."""
-    found = pc.match_substring_regex(texts, form)
-    return bool(pc.all(found, min_count=1).as_py())
+    return bool(pc.all(pc.match_substring_regex(texts, form), min_count=1).as_py())
 
 
 def number_texts(values: np.ndarray) -> pa.ChunkedArray:
@@ -186,12 +185,12 @@ def date_texts(moments: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def require_column(table: pa.Table, name: str, origin: str) -> str:
     """Return the table's own spelling of a column's name; raise DataError if there is no such column."""
-    if (found := clean(name)) not in table.column_names:
-        near = difflib.get_close_matches(found.lower(), table.column_names, 1, 0.75)
-        near = [other for other in table.column_names if other.lower() == found.lower()] or near
+    if (wanted := clean(name)) not in table.column_names:
+        near = difflib.get_close_matches(wanted.lower(), table.column_names, 1, 0.75)
+        near = [other for other in table.column_names if other.lower() == wanted.lower()] or near
         hint = f"; did you mean {short(near[0])}?" if near else ""
         raise DataError(f"{origin}: must have the column {short(name)}, got {names_of(table)}{hint or _cure(table)}")
-    return found
+    return wanted
 
 
 def _cure(table: pa.Table) -> str:

@@ -111,7 +111,7 @@ def features_of(
         DataError: no column is left, or a cell does not have the user's kind.
     """
     left_out = dict.fromkeys(leave_out, "as you said")
-    described, codes, lines = dict[str, Column](), dict[str, np.ndarray](), list[str]()
+    columns, codes, lines = list[Column](), dict[str, np.ndarray](), list[str]()
     for name in names:
         if name in left_out:
             continue
@@ -127,17 +127,18 @@ def features_of(
             if why := _useless(cells, column, values, wanted is not None, rows or len(values)):
                 left_out[name] = why
                 continue
-            described[name], codes[name] = column, values
+            columns.append(column)
+            codes[name] = values
             lines += remarks(cells)
     first = dict[bytes, str]()
     for name, values in sorted(codes.items(), key=lambda item: not item[0]):  # a column without a name is last
         original = first.setdefault((values + 0.0).tobytes(), name)  # −0 is 0
         if original != name:
             left_out[name] = f"it is equal to {original}"
-    columns = tuple(column for name, column in described.items() if name not in left_out)
-    if not columns:
+    kept = tuple(column for column in columns if column.name not in left_out)
+    if not kept:
         raise DataError(f"{origin}: must have a column to predict from, got {listed(left_out, 6) or 'none'}")
-    return Features(columns, codes, left_out, lines)
+    return Features(kept, codes, left_out, lines)
 
 
 def _useless(cells: Cells, column: Column, values: np.ndarray, is_wanted: bool, rows: int) -> str:
@@ -231,11 +232,8 @@ def amounts(texts: pa.ChunkedArray) -> str:
         rows[form] += pair["counts"]
         values[form] += 1
         examples.setdefault(form, pair["values"])
-    usual = [
-        form
-        for form, _ in rows.most_common(_FEW)
-        if are_all(pa.chunked_array([[form]]), _BEFORE) and not _BANDS.fullmatch(form)
-    ]
+    frequent = [form for form, _ in rows.most_common(_FEW) if not _BANDS.fullmatch(form)]
+    usual = [form for form in frequent if are_all(pa.chunked_array([[form]]), _BEFORE)]
     dressed = [form for form in usual if not is_number(examples[form])]
     is_most = sum(rows[form] for form in usual) >= MOST * rows.total()
     if not dressed or not is_most or sum(values[form] for form in usual) < 2 * len(usual):

@@ -54,8 +54,8 @@ def _of_numbers(cells: Cells) -> Iterator[str]:
     values = numbers[~np.isnan(numbers)]
     if not len(values):
         return
-    low, high, is_whole, written = values.min(), values.max(), (values == np.floor(values)).all(), "{:.15g}".format
-    yield from _fills(values, lambda value: bool(_FILL.fullmatch(written(value))) or value in _FILLS, written)
+    low, high, is_whole, write = values.min(), values.max(), (values == np.floor(values)).all(), "{:.15g}".format
+    yield from _fills(values, lambda value: bool(_FILL.fullmatch(write(value))) or value in _FILLS, write)
     scales = (1, 1e2, 1e4, 1e6) if is_whole and low < high else ()  # hours, minutes and seconds may follow a day
     days = any(_are_dates(day // 10_000, day // 100 % 100, day % 100) for day in (values // scale for scale in scales))
     if days or (is_whole and _are_dates(values // 100, values % 100, 1) and len(np.unique(values)) > 2):
@@ -102,8 +102,8 @@ def _of_texts(cells: Cells) -> Iterator[str]:
         yield f"{share:.0%} of its cells are {rule}; write gaps as empty cells"
     if dates := mixed_dates(cells):
         yield f"{dates}; as it is, it is a category"
-    elif said := amounts(filled):
-        yield f"{said}; as they are, they are categories"
+    elif dressed := amounts(filled):
+        yield f"{dressed}; as they are, they are categories"
     if pairs := twins(filled.unique().to_pylist()):
         more = f", and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
         first, second = pairs[0]
@@ -115,15 +115,15 @@ def _of_texts(cells: Cells) -> Iterator[str]:
         yield f"periods such as {short(filled[0].as_py())} are categories; write 2026-01-31 for dates"
 
 
-def _fills(values: np.ndarray, is_known: Callable[[float], bool], written: Callable[[float], str]) -> Iterator[str]:
+def _fills(values: np.ndarray, is_fill: Callable[[float], bool], write: Callable[[float], str]) -> Iterator[str]:
     """Name the usual fill values that are repeated and far from all values that are no fill values."""
     different, counts = np.unique(values, return_counts=True)
-    known = np.array([is_known(float(value)) for value in different], bool)
-    rest = different[~known]
+    fill = np.array([is_fill(float(value)) for value in different], bool)
+    rest = different[~fill]
     if not len(rest):
         return
     for side in (different < rest[0], different > rest[-1]):
-        fills = different[known & side]
+        fills = different[fill & side]
         if len(rest) < 2:
             fills = fills[np.abs(fills) >= 99]  # 8 beside 6 is no fill value
         far = len(fills) and min(abs(fills[-1] - rest[0]), abs(fills[0] - rest[-1])) > np.ptp(rest)
@@ -132,7 +132,7 @@ def _fills(values: np.ndarray, is_known: Callable[[float], bool], written: Calla
             usual = value <= -99 and value % 100 != 0  # -999 beside positive numbers is none of them, -200 may be
             if count > 1 and (far or (usual and rest[0] >= 0)):
                 rule = f"in {count:,} rows, far from other values; write a gap as an empty cell"
-                yield f"{written(value)} is a value, {rule}"
+                yield f"{write(value)} is a value, {rule}"
 
 
 def _are_dates(years: np.ndarray, months: np.ndarray, days: np.ndarray | int) -> bool:
