@@ -158,7 +158,7 @@ class PoolSurrogate(Surrogate):
     """A loss of a batch given the coreset, computed with one network of a pool."""
 
     def __init__(self, data: FitData, config: Any, memory: Memory | None, rng: Seed) -> None:
-        """Create the surrogate of a method whose config has the pool's ``network``, and ``coreset``: `DistilConfig`."""
+        """Create the surrogate; ``config`` has the pool's ``network`` and ``coreset``, a :class:`DistilConfig`."""
         self._data, self._config, self._memory, self._rng = data, config.coreset, memory, rng
         shape, outputs, pool = data.input_shape, data.outputs, config.coreset.pool
         self._pool = ModelPool(pool, config.network, shape, outputs, rng=rng.fold("pool"), device=data.device)
