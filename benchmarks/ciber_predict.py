@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from bdl_pipe.collapsed.classes import CubicConfig, ExactConfig, Form, SoftmaxConfig, cubics, log_probs
+from bdl_pipe.collapsed.classes import CiberConfig, CubicConfig, ExactConfig, Form, SoftmaxConfig, cubics, log_probs
 from bdl_pipe.collapsed.head import Collapsed, Head
 from bdl_pipe.seeds import Seed
 
@@ -58,7 +58,7 @@ def timed(form: Form, options: argparse.Namespace) -> tuple[float, float, float]
     features = torch.randn((options.batch, options.width), generator=generator).relu().to(options.device)
     if isinstance(form, CubicConfig):
         cubics(form.pieces)  # fitted once in a process
-    count, choosing = form.count(options.width), 0.0
+    count, choosing = CiberConfig(form).count(options.width), 0.0
     logits = 3 * features @ head.weights[:, :, :-1].mT  # [snapshot, image, class]
     start, processor = time.perf_counter(), time.process_time()
     for _ in range(-(-options.images // options.batch)):

@@ -20,7 +20,7 @@ import torch
 
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State, unstack
-from bdl_pipe.collapsed.integrals.triangle import radius
+from bdl_pipe.collapsed.integrals.piecewise import radius
 from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.collapsed.output_distributions import Linear
 from bdl_pipe.collapsed.regression import CiberLastConfig, CiberLastPosterior

@@ -126,7 +126,7 @@ def steps_of(args: argparse.Namespace, device: str) -> Steps:
     }
     read = config.read(VBPC.config, section, "methods.vbpc")
     data = noise(args.image).on(device)
-    made = DatasetLoss(data, read.network, read, read.beta_dataset, read.coreset, rng=Seed(0))
+    made = DatasetLoss(data, read, None, Seed(0))
     start = balanced(data, args.ipc, 1.0, rng=Seed(1)).to(device)
     return Steps(CoresetDescent(start, made, label_unit=1.0, average=None, rng=Seed(2)))
 

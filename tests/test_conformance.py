@@ -28,7 +28,7 @@ from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS, POSTERIORS, posterior_of
 from bdl_pipe.seeds import Seed
-from pipeline.export.traced import CLOSE, trace
+from pipeline.export.torch_program import CLOSE, trace
 from tests.baselines.cases import table
 from tests.cases import CASES, CONFIGS, STUDENTS, Case, fit
 from tests.conftest import make_tiny_images, make_tiny_table

@@ -205,7 +205,7 @@ def test_probabilities_agree_with_draws_from_the_box(form: Form) -> None:
     divided by their sum, must fail."""
     weights, rows = snapshots(2), inputs(4)
     got = predicted(form, weights, rows).draw_log_probs.exp().numpy()
-    exact, count, limit = Box.of(weights, rows), form.count(6), chi2.isf(1e-6, 8)
+    exact, count, limit = Box.of(weights, rows), CiberConfig(form).count(6), chi2.isf(1e-6, 8)
     assert z_squared(exact, got, count, 20_000) < limit
     assert z_squared(exact, got, count, 20_000, widen=2.0) > limit
     assert z_squared(exact, got, count, 20_000, divide=False) > limit

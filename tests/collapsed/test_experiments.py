@@ -12,7 +12,7 @@ from scipy.special import expit
 from scipy.stats import norm
 from torch import Tensor
 
-from bdl_pipe.collapsed.integrals.triangle import density_matched
+from bdl_pipe.collapsed.integrals.piecewise import density_matched
 from bdl_pipe.seeds import Seed
 from benchmarks import ciber_figure2 as figure2
 from benchmarks import ciber_integrals as integrals

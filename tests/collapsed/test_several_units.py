@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bdl_pipe.collapsed.integrals import few_uniforms
-from bdl_pipe.collapsed.integrals.triangle import triangle_and_uniform
+from bdl_pipe.collapsed.integrals.piecewise import triangle_and_uniform
 from bdl_pipe.collapsed.output_distributions import Linear, Part, Pieces
 from bdl_pipe.collapsed.rectified import Rectified, Unit, of_units
 from bdl_pipe.errors import DataError

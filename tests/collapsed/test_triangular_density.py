@@ -12,8 +12,8 @@ from scipy.stats import norm
 from torch import Tensor
 
 from bdl_pipe.collapsed.integrals import cubic_sigmoid, few_uniforms, radius, sigmoid_error, triangular
+from bdl_pipe.collapsed.integrals.piecewise import density_matched
 from bdl_pipe.collapsed.integrals.softmax import mean_sigmoid
-from bdl_pipe.collapsed.integrals.triangle import density_matched
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
 

@@ -16,9 +16,8 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.coresets import frepo
 from bdl_pipe.coresets.rcig import method as rcig
 from bdl_pipe.coresets.shared.init import Coreset, balanced
-from bdl_pipe.coresets.shared.memory import Memory
 from bdl_pipe.coresets.shared.pool import ModelPool
-from bdl_pipe.coresets.shared.pool_surrogate import PoolSurrogate
+from bdl_pipe.coresets.shared.pool_surrogate import Memory, PoolSurrogate
 from bdl_pipe.coresets.vbpc import method as vbpc
 from bdl_pipe.data.augment import augment
 from bdl_pipe.data.examples import Examples
@@ -36,7 +35,7 @@ from .test_oracles_gradients import AUGMENTATION, AUGMENTED, DoubleData, smoothe
 HERE = Seed(8)
 NETWORK = {"name": "convnet", "width": 2, "blocks": 1, "norm": "none"}
 METHODS = {"vbpc": vbpc.VBPC, "frepo": frepo.FREPO, "rcig": rcig.RCIG}
-SURROGATES = {"vbpc": vbpc._surrogate, "frepo": frepo._RidgeLoss, "rcig": rcig._Implicit}
+SURROGATES = {"vbpc": vbpc.DatasetLoss, "frepo": frepo._RidgeLoss, "rcig": rcig._Implicit}
 
 
 def of_classes(data: FitData, *kept: int) -> FitData:

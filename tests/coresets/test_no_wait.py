@@ -9,7 +9,7 @@ from torch import Tensor
 from bdl_pipe import config
 from bdl_pipe.coresets.shared.descent import CoresetDescent
 from bdl_pipe.coresets.shared.init import balanced
-from bdl_pipe.coresets.shared.memory import Memory
+from bdl_pipe.coresets.shared.pool_surrogate import Memory
 from bdl_pipe.coresets.vbpc import closed_form
 from bdl_pipe.coresets.vbpc.method import VBPC, DatasetLoss
 from bdl_pipe.errors import Diverged
@@ -37,7 +37,7 @@ def steps(surrogate: type[DatasetLoss], device: str, *, beside: bool = False, **
     memory = Memory(balanced(DATA, 3, 1.0, rng=Seed(4)), 2) if beside else None
     if memory is not None:
         memory.coreset = memory.coreset.to(device)  # after a fit's start, which reads its classes once
-    made = surrogate(data, read.network, read, read.beta_dataset, read.coreset, memory=memory, rng=Seed(1))
+    made = surrogate(data, read, memory, Seed(1))
     start = balanced(data, read.ipc, 1.0, rng=Seed(0)).to(device)
     task = CoresetDescent(start, made, label_unit=2.0, average=0.9, rng=Seed(2))
     optimiser, watch = (

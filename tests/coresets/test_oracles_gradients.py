@@ -293,7 +293,7 @@ def test_the_gradients_of_vbpc_equal_central_differences(ipc: int, norm: str, po
     changes = {"beta_dataset": 0.1, "feature_scale": 0.7, "rho": 2.0, "gamma": 20.0}
     outer = tiny_vbpc()["coreset"] | {"augmentation": AUGMENTATION}
     read_config = config.read(VBPC.config, tiny_vbpc(network=network, ipc=ipc, coreset=outer) | changes, "methods.vbpc")
-    surrogate = DatasetLoss(data(), read_config.network, read_config, 0.1, read_config.coreset, rng=Seed(2))
+    surrogate = DatasetLoss(data(), read_config, None, Seed(2))
     for member in surrogate._pool._members:
         smoothed(member.network.double())
     start = balanced(data(), ipc, 1.0, rng=Seed(5))

@@ -84,7 +84,7 @@ def settings(student: dict, **override) -> distil.DarkKnowledgeConfig:
 
 
 def learner(data: FitData, posterior: NetworkDraws, student: dict) -> distil.FunctionStudent:
-    return distil.function_student(data, teachers.StoredDraws(posterior, Seed(0)), settings(student), Seed(0))
+    return distil.FunctionStudent(data, teachers.StoredDraws(posterior, Seed(0)), settings(student), Seed(0))
 
 
 def at_the_minimum(student: distil.FunctionStudent) -> functions.StudentFunctions:
@@ -135,12 +135,10 @@ def test_a_student_with_all_latents_has_the_exact_joint() -> None:
 
 def test_fewer_latents_keep_the_marginals_and_the_largest_part_of_the_covariance() -> None:
     model = Conjugate()
-    teacher, config = teachers.StoredDraws(model.teacher, Seed(0)), settings(LATENT)
     latents = functions.embed(model.teacher.predict(torch.eye(INPUTS)).draw_mean, 2)
-    coefficients = torch.cat([torch.ones(DRAWS, 1), latents], 1)
-    student = at_the_minimum(
-        distil.FunctionStudent(unit_vectors(), config, teacher, torch.arange(DRAWS), coefficients, 6, Seed(0))
-    )
+    made = learner(unit_vectors(), model.teacher, {**LATENT, "dimension": 2})
+    made._coefficients = torch.cat([torch.ones(DRAWS, 1), latents], 1)
+    student = at_the_minimum(made)
     mean, factor, log_variance = student.affine(torch.eye(INPUTS))
     sizes, directions = torch.linalg.eigh(model.covariance)
     kept = directions[:, -2:] @ sizes[-2:].diag() @ directions[:, -2:].T

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from bdl_pipe.inducing.matheron import Noise, Side, conditional_draw, conditional_kl, conditional_mean, inner_rank, side
+from bdl_pipe.inducing.matheron import Noise, Side, conditional_draw, conditional_kl, conditional_mean, side
 
 OUT, IN, ROWS, COLS = 4, 5, 3, 2
 
@@ -31,7 +31,7 @@ def vec(matrix: Tensor) -> Tensor:
 
 def noise(draws: int, rows: int = ROWS, cols: int = COLS, out: int = OUT, columns: int = IN) -> Noise:
     g = generator(4)
-    rank = inner_rank(cols, columns)
+    rank = min(cols, columns)
     return Noise(*(torch.randn(draws, *s, generator=g).double() for s in ((out, columns), (rows, cols), (rows, rank))))
 
 

@@ -50,12 +50,11 @@ from ..posterior import NetworkSpec
 from ..predictive import Categorical
 from ..progress import Report
 from ..seeds import Seed
-from .head import Collapsed, Head
+from .head import Collapsed, CollapsedSnapshots, Head, trajectory
 from .integrals import few_uniforms, uniform_logits
 from .integrals.layout import wide
-from .integrals.piecewise import Piecewise, cubic_sigmoid
+from .integrals.piecewise import cubic_sigmoid
 from .integrals.softmax import mean_sigmoid, within
-from .snapshots import CollapsedSnapshots, trajectory
 
 POINTS: Final = 1 << 17  # averages that are computed together
 
@@ -79,20 +78,12 @@ class CubicConfig:
         require(good, "weights", f"must be 1 … {few_uniforms.MOST}, or null for all", self.weights)
         require(0 < self.pieces <= 64, "pieces", "must be 1 … 64", self.pieces)
 
-    def count(self, inputs: int) -> int:
-        """Return the number of collapsed weights of each class, which has ``inputs`` weights including the bias."""
-        return inputs if self.weights is None else self.weights
-
 
 @dataclass(frozen=True)
 class SoftmaxConfig:
     """The form with one collapsed weight of each class, and the exact average of its sigmoid."""
 
     name: Literal["softmax"] = "softmax"
-
-    def count(self, inputs: int) -> int:
-        """Return the number of collapsed weights of each class, which is one."""
-        return 1
 
 
 @dataclass(frozen=True)
@@ -112,10 +103,6 @@ class ExactConfig:
         )
         require(0 < self.weights <= uniform_logits.MOST, "weights", rule, self.weights)
 
-    def count(self, inputs: int) -> int:
-        """Return the number of collapsed weights of each class."""
-        return self.weights
-
 
 Form = ExactConfig | CubicConfig | SoftmaxConfig
 
@@ -130,6 +117,11 @@ class CiberConfig:
 
     form: Form
 
+    def count(self, inputs: int) -> int:
+        """Return the number of collapsed weights of each class, which has ``inputs`` weights including the bias."""
+        weights = 1 if isinstance(self.form, SoftmaxConfig) else self.form.weights
+        return inputs if weights is None else weights
+
 
 @final
 class CiberPosterior(CollapsedSnapshots[CiberConfig]):
@@ -140,7 +132,7 @@ class CiberPosterior(CollapsedSnapshots[CiberConfig]):
     def __init__(self, spec: NetworkSpec, config: CiberConfig, weights: dict[str, Tensor]) -> None:
         super().__init__(spec, config, weights)
         self._head = Head.of(weights["head.weight"], weights["head.bias"])
-        self._count = config.form.count(self._head.weights.shape[-1])
+        self._count = config.count(self._head.weights.shape[-1])
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
@@ -194,31 +186,21 @@ def log_probs(logits: Float[Tensor, "*batch class"], collapsed: Collapsed, form:
         still = (collapsed.half_widths == 0).all((-2, -1))[..., None]  # not integrated, so that the values are exact
         return torch.where(still, logits.log_softmax(-1), averages.to(logits))
     sigmoid = cubics(form.pieces).to(wide(logits)) if isinstance(form, CubicConfig) else None
-    rows = max(1, POINTS // logits.shape[-1])
+    rows, log_probs = max(1, POINTS // logits.shape[-1]), []
     shifts, half_widths = collapsed.shift.flatten(0, -2).split(rows), collapsed.half_widths.flatten(0, -3).split(rows)
-    blocks = zip(logits.flatten(0, -2).split(rows), shifts, half_widths, strict=True)
-    return torch.cat([_log_probs(own, shift, half, sigmoid) for own, shift, half in blocks]).reshape(logits.shape)
-
-
-def _log_probs(logits: Tensor, shift: Tensor, half_widths: Tensor, sigmoid: Piecewise | None) -> Tensor:
-    """Return log p [row, class].
-
-    With ``sigmoid`` None the exact sigmoid is averaged over one collapsed weight.
-    """
-    odds, half_widths = log_odds(logits), wide(half_widths)
-    centre = wide(odds + shift)
-    average = mean_sigmoid(centre, half_widths[..., 0]) if sigmoid is None else _expected(sigmoid, centre, half_widths)
-    logs = within(average, centre, half_widths).to(logits)
-    logs = torch.where((half_widths > 0).any(-1), logs, F.logsigmoid(odds))
-    return logs - logs.logsumexp(-1, keepdim=True)
-
-
-def _expected(sigmoid: Piecewise, centre: Tensor, half_widths: Tensor) -> Tensor:
-    """Return E[g] [row, class], integrated only if a box reaches between g's outer breakpoints."""
-    average = (centre > 0).to(centre)
-    reached = centre.abs() - half_widths.sum(-1) < sigmoid.breakpoints[-1]  # a sigmoid's breakpoints are symmetric
-    average[reached] = few_uniforms.expect(sigmoid, centre[reached], half_widths[reached])
-    return average
+    for block, shift, half in zip(logits.flatten(0, -2).split(rows), shifts, half_widths, strict=True):
+        odds, half = log_odds(block), wide(half)
+        centre = wide(odds + shift)
+        if sigmoid is None:
+            average = mean_sigmoid(centre, half[..., 0])
+        else:  # integrated only if a box reaches between the outer breakpoints, which are symmetric
+            average = (centre > 0).to(centre)
+            reached = centre.abs() - half.sum(-1) < sigmoid.breakpoints[-1]
+            average[reached] = few_uniforms.expect(sigmoid, centre[reached], half[reached])
+        logs = within(average, centre, half).to(block)
+        logs = torch.where((half > 0).any(-1), logs, F.logsigmoid(odds))
+        log_probs.append(logs - logs.logsumexp(-1, keepdim=True))
+    return torch.cat(log_probs).reshape(logits.shape)
 
 
 def log_odds(logits: Float[Tensor, "batch class"]) -> Float[Tensor, "batch class"]:
@@ -241,7 +223,7 @@ def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report
     width = weights["head.weight"].shape[-1] + 1
     most = min(uniform_logits.MOST if isinstance(config.form, ExactConfig) else few_uniforms.MOST, width)
     rule = f"must be 1 … {most} for a last layer of {width} weights a class, with the bias"
-    count = config.form.count(width)
+    count = config.count(width)
     require(count <= most, "methods.ciber.form.weights", rule, count)
     state = CiberPosterior(spec, config, weights).state()
     report(1, 1)

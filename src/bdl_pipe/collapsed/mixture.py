@@ -32,79 +32,6 @@ _BARYCENTRIC: Final = np.where(np.arange(len(_NODES)) % 2, -1, 1) * np.sqrt((1 -
 _LONGEST: Final = 8.0  # on random trajectories the error was at most 3e-4 below 8, and reached 8e-3 above
 
 
-@final
-class Interpolated(Continuous):
-    """A predictive whose distribution function is a polynomial on each panel of its ``table``; the rest is the base's.
-
-    A value of the polynomial takes less time than a value of the base, and a mixture of the base at several widths asks
-    for hundreds. The distribution function is 0 and 1 beyond the outer ends. It is within 1e-3 of the base's for rows
-    whose panels are at most ``_LONGEST`` standard deviations of a draw; for other rows it is the base's own.
-    """
-
-    def __init__(self, base: "CollapsedMixture", narrowest: Float[Tensor, "batch output"]) -> None:
-        """Create the predictive; ``narrowest`` is the least standard deviation of a draw of the base."""
-        self.base, self.narrowest = base, narrowest
-
-    @property
-    def mean(self) -> Tensor:
-        return self.base.mean
-
-    @property
-    def variance(self) -> Tensor:
-        return self.base.variance
-
-    @property
-    def epistemic_variance(self) -> Float[Tensor, "batch output"]:
-        return self.base.epistemic_variance
-
-    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
-        ends, _, below = self.base.table
-        panel = (ends[1:-1] < values).sum(0, keepdim=True)
-        start, stop = ends.gather(0, panel)[0], ends.gather(0, panel + 1)[0]
-        t = 2 * (values - start) / (stop - start).clamp_min(1e-300) - 1
-        apart = t - torch.tensor(_NODES, device=t.device)[:, None, None]
-        parts = torch.tensor(_BARYCENTRIC, device=t.device)[:, None, None] / torch.where(apart == 0, 1e-300, apart)
-        known = below.gather(0, panel[:, None].expand(-1, len(_NODES), -1, -1))[0]
-        found = ((parts * known).sum(0) / parts.sum(0)).clamp(0, 1)
-        found = torch.where(values <= ends[0], 0.0, found)
-        found = torch.where(values >= ends[-1], 1.0, found)
-        if self._exact is not None:
-            long, some, index = self._exact
-            found[index] = torch.where(long[index], some.cdf(values[index]), found[index])
-        return found
-
-    @cached_property
-    def _exact(self) -> tuple[Bool[Tensor, "batch output"], Continuous, Int[Tensor, " some"]] | None:
-        """Return which values have the base's own distribution function, the base of their rows, and the rows' indices.
-
-        None if no value has. The base is not asked for other rows: one of 300 would make each call 40 times as slow.
-        """
-        long = self.base.table[0].diff(dim=0).amax(0) > _LONGEST * self.narrowest
-        index = long.any(1).nonzero()[:, 0]
-        return (long, self.base.rows(index), index) if len(index) else None
-
-    @property
-    def table(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.base.table
-
-    def bracket(self, level: float) -> tuple[Tensor, Tensor]:
-        return self.base.bracket(level)
-
-    @property
-    def reach(self) -> tuple[Tensor, Tensor]:
-        return self.base.reach
-
-    def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
-        return self.base.log_prob(targets)
-
-    def draw_log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch"]:
-        return self.base.draw_log_prob(targets)
-
-    def rescale(self, shift: Tensor, scale: Tensor) -> "Interpolated":
-        return Interpolated(self.base.rescale(shift, scale), scale.to(self.narrowest) * self.narrowest)
-
-
-@final
 class CollapsedMixture(Continuous):
     """A mixture of S equally weighted collapsed samples; outputs are independent given a sample."""
 
@@ -164,7 +91,7 @@ class CollapsedMixture(Continuous):
         return low.amin(0), high.amax(0)
 
     @cached_property
-    def quick(self) -> Interpolated:
+    def quick(self) -> "Interpolated":
         return Interpolated(self, self.draw_variance.double().sqrt().amin(0))
 
     def rows(self, index: Int[Tensor, " some"]) -> "CollapsedMixture":
@@ -173,3 +100,55 @@ class CollapsedMixture(Continuous):
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "CollapsedMixture":
         return CollapsedMixture(self.part.rescale(shift.to(self.draw_mean), scale.to(self.draw_mean)), self.tail)
+
+
+@final
+class Interpolated(CollapsedMixture):
+    """A predictive whose distribution function is a polynomial on each panel of its ``table``; the rest is the base's.
+
+    A value of the polynomial takes less time than a value of the base, and a mixture of the base at several widths asks
+    for hundreds. The distribution function is 0 and 1 beyond the outer ends. It is within 1e-3 of the base's for rows
+    whose panels are at most ``_LONGEST`` standard deviations of a draw; for other rows it is the base's own.
+    """
+
+    def __init__(self, base: CollapsedMixture, narrowest: Float[Tensor, "batch output"]) -> None:
+        """Create the predictive; ``narrowest`` is the least standard deviation of a draw of the base."""
+        self.base, self.narrowest, self.part, self.tail = base, narrowest, base.part, base.tail
+        self.draw_mean, self.draw_variance = base.draw_mean, base.draw_variance
+
+    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        ends, _, below = self.base.table
+        panel = (ends[1:-1] < values).sum(0, keepdim=True)
+        start, stop = ends.gather(0, panel)[0], ends.gather(0, panel + 1)[0]
+        t = 2 * (values - start) / (stop - start).clamp_min(1e-300) - 1
+        apart = t - torch.tensor(_NODES, device=t.device)[:, None, None]
+        parts = torch.tensor(_BARYCENTRIC, device=t.device)[:, None, None] / torch.where(apart == 0, 1e-300, apart)
+        at_nodes = below.gather(0, panel[:, None].expand(-1, len(_NODES), -1, -1))[0]
+        share = ((parts * at_nodes).sum(0) / parts.sum(0)).clamp(0, 1)
+        share = torch.where(values <= ends[0], 0.0, share)
+        share = torch.where(values >= ends[-1], 1.0, share)
+        if self._exact is not None:
+            long, some, index = self._exact
+            share[index] = torch.where(long[index], some.cdf(values[index]), share[index])
+        return share
+
+    @cached_property
+    def _exact(self) -> tuple[Bool[Tensor, "batch output"], Continuous, Int[Tensor, " some"]] | None:
+        """Return which values have the base's own distribution function, the base of their rows, and the rows' indices.
+
+        None if no value has. The base is not asked for other rows: one of 300 would make each call 40 times as slow.
+        """
+        long = self.base.table[0].diff(dim=0).amax(0) > _LONGEST * self.narrowest
+        index = long.any(1).nonzero()[:, 0]
+        return (long, self.base.rows(index), index) if len(index) else None
+
+    @property
+    def table(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.base.table
+
+    @property
+    def quick(self) -> "Interpolated":
+        return self
+
+    def rescale(self, shift: Tensor, scale: Tensor) -> "Interpolated":
+        return Interpolated(self.base.rescale(shift, scale), scale.to(self.narrowest) * self.narrowest)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .integrals import few_uniforms
-from .integrals.piecewise import Piecewise, increasing
-from .integrals.triangle import triangle_and_uniform
+from .integrals.piecewise import Piecewise, increasing, triangle_and_uniform
 from .output_distributions import Linear, Part, Pieces
 
 _BELOW: Final = 2.0**-60  # relative to the radius: a knot at zero is moved below zero by this
@@ -127,8 +126,8 @@ def _around(q: Tensor, r: Tensor, knots: Tensor) -> Tensor:
     """
     lost = (q - r >= q) | (q + r <= q)
     if bool(lost.any()):
-        found = f"{float(r[lost][0]):.3g} and {float(q[lost].abs()[0]):.3g}"
-        raise DataError(f"radius must be above the rounding of a target's distance from the base, got {found}")
+        pair = f"{float(r[lost][0]):.3g} and {float(q[lost].abs()[0]):.3g}"
+        raise DataError(f"radius must be above the rounding of a target's distance from the base, got {pair}")
     return increasing(q[..., None] + knots)
 
 
@@ -205,8 +204,8 @@ def of_units(base: Float[Tensor, "draw batch output"], units: Sequence[Unit], ra
         most = most.clamp_min(0)
         share = torch.cat([share * off, share * on])
         centre = torch.cat([centre, centre + unit.outgoing * (least + most) / 2])
-        own = (unit.outgoing.abs() * (most - least) / 2).expand(len(share) // 2, *base.shape)
-        widths = [torch.cat([width, width]) for width in widths] + [torch.cat([torch.zeros_like(own), own])]
+        added = (unit.outgoing.abs() * (most - least) / 2).expand(len(share) // 2, *base.shape)
+        widths = [torch.cat([width, width]) for width in widths] + [torch.cat([torch.zeros_like(added), added])]
 
     def each(values: Tensor) -> Tensor:
         """Broadcast values to all pieces."""

@@ -35,11 +35,10 @@ from ..posterior import NetworkSpec
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
-from .head import Head
-from .integrals.triangle import radius
+from .head import CollapsedSnapshots, Config, Head, trajectory
+from .integrals.piecewise import radius
 from .mixture import CollapsedMixture
 from .output_distributions import Linear
-from .snapshots import CollapsedSnapshots, Config, trajectory
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,9 @@ class Regression(CollapsedSnapshots[Config]):
 
     def outputs(self, weights: dict[str, Tensor], features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean and standard deviation of one snapshot [batch, output]."""
-        found = self.spec.predictive(F.linear(features, weights["head.weight"], weights["head.bias"])[None])
-        assert isinstance(found, Gaussian)
-        return found.draw_mean[0].double(), found.draw_variance[0].double().sqrt()
+        predictive = self.spec.predictive(F.linear(features, weights["head.weight"], weights["head.bias"])[None])
+        assert isinstance(predictive, Gaussian)
+        return predictive.draw_mean[0].double(), predictive.draw_variance[0].double().sqrt()
 
 
 @final

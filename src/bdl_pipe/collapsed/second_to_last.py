@@ -33,13 +33,12 @@ from ..networks.replicas import Replicas
 from ..posterior import NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
-from .head import Head
+from .head import Head, trajectory
 from .integrals import few_uniforms
-from .integrals.triangle import radius
+from .integrals.piecewise import radius
 from .mixture import CollapsedMixture
 from .rectified import Unit, of_units
 from .regression import DEFAULT, SETTINGS, LikelihoodConfig, Regression
-from .snapshots import trajectory
 
 MOST_OF_LAYER: Final = 3  # two units with two weights each have no closed form
 
@@ -136,44 +135,32 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
         """Return one snapshot with its collapsed units at each input."""
         names = {k: v for k, v in under("trunk.", weights).items() if int(k.split(".")[0]) < self._last}
         before = self._before.call(names, inputs)
-        own = self.layer.weights[number]
-        active = F.linear(before, own[:, :-1], own[:, -1])  # [batch, unit]
+        layer = self.layer.weights[number]
+        active = F.linear(before, layer[:, :-1], layer[:, -1])  # [batch, unit]
         mean, sd = self.outputs(weights, F.relu(active))
         outgoing = self.head.weights[number, 0, :-1]
-        choose = self._of_each_input if self.chosen is None else self._of_the_layer
+        if self.chosen is None:  # the unit with the widest effect on the mean, for each input
+            collapsed = self.layer.collapse(number, before, self.config.weights)
+            centre, spread = active + collapsed.shift, collapsed.half_widths.sum(-1)
+            at = (outgoing.abs() * (F.relu(centre + spread) - F.relu(centre - spread))).argmax(-1)
+            units = [(at, _of_unit(collapsed.shift, at), _of_unit(collapsed.half_widths, at))]
+        else:  # the same units for all inputs
+            features, units = F.pad(before, (0, 1), value=1.0), []
+            for unit, columns in self.chosen.items():
+                past, taken = self.layer.weights[:, unit, columns], features[:, columns]
+                low, high = past.amin(0), past.amax(0)
+                offset = ((low - past[number]) + (high - past[number])) / 2  # 0 if the snapshots are equal
+                at = torch.full((len(before),), unit, device=before.device)
+                units.append((at, taken @ offset, taken.abs() * ((high - low) / 2)))
         base, noise = mean[:, 0], radius(sd[:, 0], self.config.radius)
         sample = _Sample(before, [], [], [], base, noise)
-        for at, shift, half_widths in choose(number, before, active, outgoing):
-            passed, w = _own(active, at), outgoing[at].double()
+        for at, shift, half_widths in units:
+            passed, w = _of_unit(active, at), outgoing[at].double()
             base = base - w * F.relu(passed).double()
             sample.active.append(passed)
             sample.numbers.append(at)
             sample.units.append(Unit(w, (passed + shift).double(), half_widths.double()))
         return sample._replace(base=base)
-
-    def _of_each_input(
-        self, number: int, before: Tensor, active: Tensor, outgoing: Tensor
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return the unit with the widest effect on the mean [batch], the shift [batch] and half-widths [batch, d]."""
-        collapsed = self.layer.collapse(number, before, self.config.weights)
-        centre, spread = active + collapsed.shift, collapsed.half_widths.sum(-1)
-        effect = outgoing.abs() * (F.relu(centre + spread) - F.relu(centre - spread))
-        at = effect.argmax(-1)
-        return [(at, _own(collapsed.shift, at), _own(collapsed.half_widths, at))]
-
-    def _of_the_layer(
-        self, number: int, before: Tensor, active: Tensor, outgoing: Tensor
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return each unit with collapsed weights, in the format of :meth:`_of_each_input`, for all inputs."""
-        assert self.chosen is not None
-        features, found = F.pad(before, (0, 1), value=1.0), []
-        for unit, columns in self.chosen.items():
-            past, inputs = self.layer.weights[:, unit, columns], features[:, columns]
-            low, high = past.amin(0), past.amax(0)
-            offset = ((low - past[number]) + (high - past[number])) / 2  # 0 if the snapshots are equal
-            at = torch.full((len(before),), unit, device=before.device)
-            found.append((at, inputs @ offset, inputs.abs() * ((high - low) / 2)))
-        return found
 
 
 def most_varied(weights: Float[Tensor, "snapshot unit input"], count: int) -> dict[int, list[int]]:
@@ -188,7 +175,7 @@ def most_varied(weights: Float[Tensor, "snapshot unit input"], count: int) -> di
     return chosen
 
 
-def _own(values: Float[Tensor, "batch unit ..."], unit: Tensor) -> Float[Tensor, "batch ..."]:
+def _of_unit(values: Float[Tensor, "batch unit ..."], unit: Tensor) -> Float[Tensor, "batch ..."]:
     """Return the values of each input's unit."""
     return values[torch.arange(len(unit), device=values.device), unit]
 

@@ -27,9 +27,8 @@ from ..errors import require
 from ..method import Method
 from ..seeds import Seed
 from .protocols.network import ridge_head
-from .shared.memory import Memory
-from .shared.pool_surrogate import DistilConfig, PoolSurrogate, label_margin, pool_stage
-from .shared.stage import POOLED
+from .shared.descent import POOLED, distilled_stage
+from .shared.pool_surrogate import DistilConfig, Memory, OuterProblem, PoolSurrogate, label_margin
 from .shared.trunk import features
 
 
@@ -77,18 +76,11 @@ class _RidgeLoss(PoolSurrogate):
     """The loss of a batch under ridge regression on the coreset's features."""
 
     def __init__(self, data: FitData, config: FrepoConfig, memory: Memory | None, rng: Seed) -> None:
-        super().__init__(data, config.network, config.coreset, memory=memory, rng=rng)
+        super().__init__(data, config, memory, rng)
         self._ridge = config.ridge
 
-    def outer_loss(
-        self,
-        network: networks.Network,
-        coreset: Tensor,
-        labels: Tensor,
-        images: Tensor,
-        classes: Tensor,
-        weights: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    def outer_loss(self, problem: OuterProblem) -> tuple[Tensor, Tensor]:
+        network, coreset, labels, images, classes, weights, _ = problem
         head = ridge_head(features(network, coreset, 1.0), labels, self._ridge)
         with torch.no_grad():
             phi = features(network, images, 1.0)
@@ -100,9 +92,7 @@ FREPO = Method(
     name="frepo",
     config=FrepoConfig,
     tasks=("classification",),
-    stages={
-        "coreset": pool_stage("frepo", _RidgeLoss),
-    },
+    stages={"coreset": distilled_stage("frepo", _RidgeLoss.of_fit, "coreset")},
     search={
         "coreset.lr": (1e-3, 1e-1, "log"),
         "coreset.label_lr": (1e-3, 1.0, "log"),

@@ -14,8 +14,8 @@ from ..errors import require
 from ..method import Default, Inputs, Method, StageSpec, Upstream
 from ..progress import Report
 from ..seeds import Seed
+from .shared.descent import with_earlier
 from .shared.init import balanced
-from .shared.stage import with_earlier
 from .vbpc.posterior import SETTINGS, HeadConfig, StudentConfig, default, fit_student
 
 

@@ -1,6 +1,5 @@
 """Bayesian dark knowledge: a student network of the posterior predictive (Korattikara et al. 2015)."""
 
-from .functions import StudentFunctions, embed
-from .losses import classification_loss, regression_loss
+from .functions import StudentFunctions, classification_loss, embed, regression_loss
 
 __all__ = ["StudentFunctions", "classification_loss", "embed", "regression_loss"]

@@ -24,7 +24,7 @@ from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require
-from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec
+from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..networks import NetworkConfig, dropout_masks, fastest_order
 from ..posterior import Likelihood, NetworkDraws, NetworkSpec, Posterior
 from ..predictive import Categorical
@@ -33,19 +33,10 @@ from ..registry import posterior_of
 from ..seeds import Seed
 from ..sgmcmc.method import average
 from ..training.loop import Objective, OptimiserConfig, run_steps
-from . import functions
-from . import inputs as student_inputs
-from .losses import classification_loss, regression_loss
-from .teachers import (
-    FunctionTeacher,
-    LivingChains,
-    OfflineConfig,
-    OnlineConfig,
-    Teacher,
-    start_at_a_draw,
-    stored,
-    validate_sources,
-)
+from ..training.snapshots import snapshot
+from . import functions, teachers
+from .inputs import Generator, InputsConfig
+from .teachers import FunctionTeacher, OfflineConfig, OnlineConfig, Teacher
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class DarkKnowledgeConfig:
     network: NetworkConfig
     student: functions.StudentConfig
     mode: OfflineConfig | OnlineConfig
-    inputs: student_inputs.InputsConfig
+    inputs: InputsConfig
     batch: int
     steps: int
     optimiser: OptimiserConfig
@@ -99,10 +90,10 @@ class PlainStudent:
         """Return the loss at a batch of inputs, a scalar."""
         predictive, outputs = self._teacher.predictive(step, inputs), self.network(inputs)
         if isinstance(predictive, Categorical):
-            return classification_loss(F.log_softmax(outputs, dim=-1), predictive.mean.to(outputs)).mean()
+            return functions.classification_loss(F.log_softmax(outputs, dim=-1), predictive.mean.to(outputs)).mean()
         mean, log_variance = outputs.chunk(2, dim=-1)
         teacher_mean, teacher_variance = (moment.to(mean) for moment in (predictive.mean, predictive.variance))
-        return regression_loss(mean, log_variance, teacher_mean, teacher_variance).mean()
+        return functions.regression_loss(mean, log_variance, teacher_mean, teacher_variance).mean()
 
     def posterior(self, weights: dict[str, Tensor]) -> NetworkDraws:
         """Return the posterior that the network has with ``weights``."""
@@ -111,46 +102,48 @@ class PlainStudent:
 
 @final
 class FunctionStudent:
-    """A student with several functions, each of which imitates a draw of the teacher.
+    """A student with several functions, heads or a latent's, each of which imitates a draw of the teacher."""
 
-    Args:
-        drawn: the numbers of the teacher's draws that the student imitates [draw].
-        coefficients: the coefficients of the blocks that give each draw's function [draw, block].
-        latent_draws: the number of functions in a prediction of a student with a latent; None for heads.
-    """
+    def __init__(self, data: FitData, teacher: FunctionTeacher, config: DarkKnowledgeConfig, rng: Seed) -> None:
+        """Choose the draws that the student imitates, and the coefficients [draw, block] that give their functions.
 
-    def __init__(
-        self,
-        data: FitData,
-        config: DarkKnowledgeConfig,
-        teacher: FunctionTeacher,
-        drawn: Tensor,
-        coefficients: Tensor,
-        latent_draws: int | None,
-        rng: Seed,
-    ) -> None:
-        assert not isinstance(config.student, functions.PlainConfig)
-        likelihood, blocks = _likelihood(data), coefficients.shape[1]
+        Raises:
+            ConfigError: the teacher has fewer than two functions.
+        """
+        rule, student = "must have at least two draws for a student of several functions", config.student
+        require(teacher.count > 1, "input", rule, teacher.count)
+        latent_draws = None
+        if isinstance(student, functions.HeadsConfig):
+            heads = min(student.heads, teacher.count)
+            index, coefficients = [(i + 1) * teacher.count // heads - 1 for i in range(heads)], torch.eye(heads)
+        else:
+            assert isinstance(student, functions.LatentConfig)
+            index, latent_draws = list(range(teacher.count)), student.draws
+            probe = Generator(config.inputs, data).draw(student.probe, rng.fold("probe"))
+            values = functions.function_values(teacher.functions(probe, torch.tensor(index)))
+            latents = functions.embed(values, student.dimension)
+            coefficients = torch.cat([torch.ones_like(latents[:, :1]), latents], 1)
         self._spec = functions.FunctionsSpec(
-            config.network, data.input_shape, data.outputs, likelihood, blocks, latent_draws
+            config.network, data.input_shape, data.outputs, _likelihood(data), coefficients.shape[1], latent_draws
         )
-        self._teacher, self._drawn, self._rng = teacher, drawn, rng.fold("draw")
+        self._teacher, self._draws, self._rng = teacher, torch.tensor(index), rng.fold("draw")
         self._coefficients = coefficients.float().to(data.device)
-        self._per_step = min(config.student.draws_per_step, len(drawn))
+        self._per_step = min(student.draws_per_step, len(index))
         network = self._spec.build(rng.fold("start")).to(data.device)
         self.network = network.to(memory_format=fastest_order(network))  # type: ignore[call-overload]
 
     def loss(self, step: int, inputs: Tensor) -> Tensor:
         """Return the loss at a batch of inputs, a scalar."""
-        chosen = torch.randperm(len(self._drawn), generator=self._rng.fold(step).generator())[: self._per_step]
-        predictive = self._teacher.functions(inputs, self._drawn[chosen])
+        chosen = torch.randperm(len(self._draws), generator=self._rng.fold(step).generator())[: self._per_step]
+        predictive = self._teacher.functions(inputs, self._draws[chosen])
         coefficients = self._coefficients[chosen.to(self._coefficients.device)]
         values, log_variances = self._spec.read(self.network(inputs), coefficients)
         if isinstance(predictive, Categorical):
-            return classification_loss(F.log_softmax(values, dim=-1), predictive.draw_log_probs.exp().to(values)).mean()
+            probs = predictive.draw_log_probs.exp().to(values)
+            return functions.classification_loss(F.log_softmax(values, dim=-1), probs).mean()
         assert log_variances is not None
         mean, variance = predictive.draw_mean.to(values), predictive.draw_variance.to(values)
-        return regression_loss(values, log_variances, mean, variance).mean()
+        return functions.regression_loss(values, log_variances, mean, variance).mean()
 
     def posterior(self, weights: dict[str, Tensor]) -> functions.StudentFunctions:
         """Return the posterior that the network has with ``weights``."""
@@ -168,7 +161,7 @@ class Distillation(Objective):
         self, data: FitData, teacher: Teacher, student: Student, config: DarkKnowledgeConfig, rng: Seed
     ) -> None:
         self._teacher, self._student, self._config, self._rng = teacher, student, config, rng
-        self._inputs = student_inputs.Generator(config.inputs, data)
+        self._inputs = Generator(config.inputs, data)
         share = config.mode.average if isinstance(config.mode, OnlineConfig) else None
         self._average_from = config.steps if share is None else int((1 - share) * config.steps)
         self._averaged, self._average = 0, dict[str, Tensor]()
@@ -183,8 +176,8 @@ class Distillation(Objective):
 
     def state(self) -> dict[str, Tensor]:
         weights = {f"student.{k}": v.detach() for k, v in self._student.network.state_dict().items()}
-        kept = {f"average.{k}": v for k, v in self._average.items()} | {"averaged": torch.tensor(self._averaged)}
-        return weights | kept | {f"teacher.{k}": v for k, v in self._teacher.state().items()}
+        average = {f"average.{k}": v for k, v in self._average.items()} | {"averaged": torch.tensor(self._averaged)}
+        return weights | average | {f"teacher.{k}": v for k, v in self._teacher.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         self._student.network.load_state_dict(under("student.", state))
@@ -213,50 +206,33 @@ def _likelihood(data: FitData) -> Likelihood:
     return "categorical" if data.task == "classification" else "gaussian_head"
 
 
-def function_student(
-    data: FitData, teacher: FunctionTeacher, config: DarkKnowledgeConfig, rng: Seed
-) -> FunctionStudent:
-    """Return a student with heads or with a latent.
-
-    Raises:
-        ConfigError: the teacher has fewer than two functions.
-    """
-    rule = "must have at least two draws for a student of several functions"
-    require(teacher.count > 1, "input", rule, teacher.count)
-    if isinstance(config.student, functions.HeadsConfig):
-        heads = min(config.student.heads, teacher.count)
-        drawn = torch.tensor([(i + 1) * teacher.count // heads - 1 for i in range(heads)])
-        return FunctionStudent(data, config, teacher, drawn, torch.eye(heads), None, rng)
-    assert isinstance(config.student, functions.LatentConfig)
-    drawn = torch.arange(teacher.count)
-    probe = student_inputs.Generator(config.inputs, data).draw(config.student.probe, rng.fold("probe"))
-    latents = functions.embed(functions.function_values(teacher.functions(probe, drawn)), config.student.dimension)
-    coefficients = torch.cat([torch.ones_like(latents[:, :1]), latents], 1)
-    return FunctionStudent(data, config, teacher, drawn, coefficients, config.student.draws, rng)
-
-
 def student(data: FitData, inputs: Inputs, config: DarkKnowledgeConfig, *, rng: Seed, report: Report) -> State:
     """Distil a student from a stored posterior, or from chains that run with it.
 
+    Args:
+        inputs: may have, besides the teacher, a trajectory, at whose last snapshot the student's network starts.
+
     Raises:
-        ConfigError: :func:`validate_sources` refuses the inputs, the posterior has another task or too few draws, or
-            the student cannot start at one of its draws.
+        ConfigError: :func:`.teachers.validate_sources` refuses the inputs, the posterior has another task or too few
+            draws, or the student cannot start at one of its draws.
     """
-    validate_sources(config.mode, inputs)
+    teachers.validate_sources(config.mode, {kind: states for kind, states in inputs.items() if kind != "trajectory"})
     if isinstance(config.mode, OnlineConfig):
-        teacher: Teacher = LivingChains(data, config.mode, rng.fold("teacher"))
+        teacher: Teacher = teachers.LivingChains(data, config.mode, rng.fold("teacher"))
         learner: Student = PlainStudent(data, config.network, teacher, rng.fold("start"))
     else:
         chains = inputs.get("teacher")
         state = average(chains, config.mode.max_draws).state() if chains else inputs["student"][0]
-        source = stored(posterior_of(state, data.device), data, rng.fold("teacher"))
+        source = teachers.stored(posterior_of(state, data.device), data, rng.fold("teacher"))
         if isinstance(config.student, functions.PlainConfig):
             learner = PlainStudent(data, config.network, source, rng.fold("start"))
         else:
-            learner = function_student(data, source, config, rng)
+            learner = FunctionStudent(data, source, config, rng)
         if config.start == "draw":
-            start_at_a_draw(source, learner.network, config.network, rng.fold("start", "draw"))
+            teachers.start_at_a_draw(source, learner.network, config.network, rng.fold("start", "draw"))
         teacher = source
+    for trajectory in inputs.get("trajectory", ()):
+        learner.network.load_state_dict(snapshot(trajectory, -1))
     task = Distillation(data, teacher, learner, config, rng)
     run_steps(task, config.optimiser, config.steps, report)
     return task.posterior().state()
@@ -278,18 +254,6 @@ def default(size: Size) -> Section:
     }
 
 
-def _from_model(fit: ModelFit) -> Section:
-    return {
-        "network": fit.network,
-        "student": {"name": "plain"},
-        "mode": {"name": "offline", "max_draws": None},
-        "inputs": {"name": "noisy_training", "noise": 0.0},  # no noise: inputs may be whole numbers
-        "batch": fit.batch,
-        "steps": fit.steps,
-        "optimiser": fit.training(1e-3, weight_decay=0.0)["optimiser"],
-    }
-
-
 DARK_KNOWLEDGE = Method(
     name="dark_knowledge",
     bayesian=True,
@@ -300,7 +264,7 @@ DARK_KNOWLEDGE = Method(
             student,
             needs={"teacher": "all", "student": "cyclic"},
             input_optional=True,
-            validate_sources=lambda config, sources: validate_sources(config.mode, sources),
+            validate_sources=lambda config, sources: teachers.validate_sources(config.mode, sources),
         )
     },
     search={
@@ -314,7 +278,17 @@ DARK_KNOWLEDGE = Method(
         "start": "draw",
     },
     default=Default(2.0, "sgmcmc", default),
-    from_model=FromModel(_from_model),
+    from_model=FromModel(
+        lambda fit: {
+            "network": fit.network,
+            "student": {"name": "plain"},
+            "mode": {"name": "offline", "max_draws": None},
+            "inputs": {"name": "noisy_training", "noise": 0.0},  # no noise: inputs may be whole numbers
+            "batch": fit.batch,
+            "steps": fit.steps,
+            "optimiser": fit.training(1e-3, weight_decay=0.0)["optimiser"],
+        }
+    ),
     imitates=True,
     program=True,
 )

@@ -84,13 +84,13 @@ def validate_sources(mode: OfflineConfig | OnlineConfig, sources: Mapping[Any, A
     Raises:
         ConfigError: a student has another input.
     """
-    given = [kind for kind in sources if sources[kind]]
+    kinds = [kind for kind in sources if sources[kind]]
     if isinstance(mode, OnlineConfig):
         rule = "must be prepare/<data set> for the mode online, which runs its own chains"
-        require(not given, "input", rule, ", ".join(given))
+        require(not kinds, "input", rule, ", ".join(kinds))
     else:
         rule = "must be teacher/<run> or student/<run> for the mode offline"
-        require(len(given) == 1, "input", rule, " and ".join(given) or "the data alone")
+        require(len(kinds) == 1, "input", rule, " and ".join(kinds) or "the data alone")
 
 
 class Teacher(ABC):
@@ -250,6 +250,6 @@ def start_at_a_draw(teacher: FunctionTeacher, network: Network, architecture: Ne
     if not isinstance(teacher, StoredDraws) or teacher.spec.network != architecture:
         rule = "must be fresh unless the teacher is a set of networks of the student's architecture"
         raise ConfigError("start", rule, "draw")
-    own, drawn = network.state_dict(), teacher.draws[rng.integer() % teacher.count]
-    same_head = all(own[f"head.{name}"].shape == value.shape for name, value in under("head.", drawn).items())
-    network.load_state_dict(own | {k: v for k, v in drawn.items() if same_head or not k.startswith("head.")})
+    fresh, draw = network.state_dict(), teacher.draws[rng.integer() % teacher.count]
+    same_head = all(fresh[f"head.{name}"].shape == value.shape for name, value in under("head.", draw).items())
+    network.load_state_dict(fresh | {k: v for k, v in draw.items() if same_head or not k.startswith("head.")})

@@ -2,6 +2,7 @@
 
 import copy
 import fnmatch
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
@@ -15,7 +16,6 @@ from ..networks.base import WEIGHTED, has_bias
 from ..seeds import Seed
 from .config import Kind, WeightConfig
 from .layers import Inducing, Shared, Weights, inducing_posterior
-from .matheron import prior_sd
 from .network import Bayesian, Place
 from .weightspace import FactorisedWeights, FullCovarianceWeights, LocalLayer
 
@@ -56,22 +56,17 @@ def bayesianize(
         raise UserError("the network has no linear or convolutional layer to convert")
     members = {c.members for c in chosen.values() if c.kind == "ensemble_u"}
     require(len(members) <= 1, "members", "must be the same for all layers, which change members together", members)
-    layers: dict[str, Weights] = {}
-    places: dict[str, Place] = {}
+    layers, places = dict[str, Weights](), dict[str, Place]()
     for name, config in chosen.items():
-        layer = network.get_submodule(name)
-        key = key_of(name)
-        own = rng.fold("start", name).generator()
-        layers[key] = _distribution(layer, name, config, own, joint=shared is not None)
+        layer, generator = network.get_submodule(name), rng.fold("start", name).generator()
+        key = name.replace(".", "/") or "network"
+        key = (
+            f"{key}/" if key in dir(nn.ModuleDict) else key
+        )  # a key of a ModuleDict has no dots and is no method's name
+        layers[key] = _distribution(layer, name, config, generator, joint=shared is not None)
         places[key] = Place(name, tuple(layer.weight.shape), has_bias(layer))  # type: ignore[arg-type]
         network = _emptied(network, layer, local=isinstance(layers[key], FactorisedWeights))
     return Bayesian(network, layers, places, _shared(layers, chosen, shared, rng), rng)
-
-
-def key_of(name: str) -> str:
-    """Return a layer's key in a ``ModuleDict``; it has no dots and is not a ``ModuleDict`` method's name."""
-    key = name.replace(".", "/") or "network"
-    return f"{key}/" if key in dir(nn.ModuleDict) else key
 
 
 def _choose(
@@ -86,14 +81,14 @@ def _choose(
         if not fitting or not (computes or any(p.ndim > 1 for p in module.parameters(recurse=False))):
             continue  # a container, or a normalisation layer, whose weights are not converted
         unused -= set(fitting)
-        own = patterns[fitting[0]]
-        if own is None:
+        fields_of_pattern = patterns[fitting[0]]
+        if fields_of_pattern is None:
             continue
         _check(name, module, owners)
-        given = dict(options) | dict(own)
-        for key in given:
+        values = {**options, **fields_of_pattern}
+        for key in values:
             require(key in _OPTIONS | {"kind"}, f"{fitting[0]}.{key}", "is not a field of a weight's config")
-        chosen[name] = WeightConfig(**given)
+        chosen[name] = WeightConfig(**values)
     for pattern in sorted(unused - {"*"}):
         require(False, "kind", "must have patterns that fit a layer with weights", pattern)
     return chosen
@@ -121,19 +116,19 @@ def _distribution(
     if has_bias(layer):  # the last column
         matrix = torch.cat([matrix, layer.bias.detach()[:, None]], 1)  # type: ignore[operator]
     out, columns = matrix.shape
-    scale = prior_sd(columns, config.prior_scale) if config.prior_sd is None else config.prior_sd
+    scale = config.prior_scale / math.sqrt(columns) if config.prior_sd is None else config.prior_sd
     size = {"fcg_u": config.rows * config.cols, "fcg_w": out * columns}.get(config.kind, 0)
     if size > config.full_limit and not (joint and config.kind == "fcg_u"):
         rule = f"must be >= {size} for the full covariance of {name!r}, {size * (size + 1) // 2:,} numbers"
         require(False, "full_limit", rule, config.full_limit)
     if config.kind == "ffg_w":
-        found: Weights = FactorisedWeights(matrix, config, scale)
+        weights: Weights = FactorisedWeights(matrix, config, scale)
     elif config.kind == "fcg_w":
-        found = FullCovarianceWeights(matrix, config, scale)
+        weights = FullCovarianceWeights(matrix, config, scale)
     else:
         posterior = None if joint else inducing_posterior(config, generator)
-        found = Inducing((out, columns), config, scale, posterior, generator)
-    return found.to(matrix.device, matrix.dtype)
+        weights = Inducing((out, columns), config, scale, posterior, generator)
+    return weights.to(matrix.device, matrix.dtype)
 
 
 def _shared(
@@ -152,9 +147,9 @@ def _shared(
     size = shared[0] * shared[1]
     fits = config.kind != "fcg_u" or size <= config.full_limit
     require(fits, "full_limit", f"must be >= {size} for the full covariance of the shared weights", config.full_limit)
-    found = Shared(rows, first.cols, config, rng.fold("start of shared").generator())
+    joint = Shared(rows, first.cols, config, rng.fold("start of shared").generator())
     like = next(p for layer in layers.values() if isinstance(layer, Inducing) for p in layer.parameters())
-    return found.to(like.device, like.dtype)
+    return joint.to(like.device, like.dtype)
 
 
 def _emptied(network: nn.Module, layer: nn.Module, *, local: bool) -> nn.Module:

@@ -61,7 +61,7 @@ def outputs(
         step = 1 if alone else max(1, min(num_draws, _AT_ONCE // size))
     require(step > 0, "together", "must be > 0 or null", together)
     parts = _laid_out(inputs, net, step).split(rows or max(len(inputs), 1))
-    found = []
+    drawn_outputs = []
     with evaluation(net):
         for first in range(0, num_draws, step):
             numbers = range(first, min(first + step, num_draws))
@@ -73,16 +73,16 @@ def outputs(
                 if net.members is not None:
                     noise[-1]["member"] = net.turns(k, 1)[0].to(inputs.device)
             if local and noise[0]:
-                found.append(torch.cat(list(_by_part(net, factors, parts, noise)), 1))
+                drawn_outputs.append(torch.cat(list(_by_part(net, factors, parts, noise)), 1))
             elif len(noise) == 1 or not noise[0]:  # points have no noise, so all draws are equal
                 weights = net.weights(noise[0], factors)
                 one = torch.cat([net.run(part, weights) for part in parts])
-                found.append(one.expand(len(noise), *one.shape))
+                drawn_outputs.append(one.expand(len(noise), *one.shape))
             else:
                 stacked = {k: torch.stack([n[k] for n in noise]) for k in noise[0]}
                 drawn = vmap(lambda n: net.weights(n, factors))(stacked)  # name -> [draw, ...]
-                found.append(torch.cat([vmap(net.run, (None, 0))(part, drawn) for part in parts], 1))
-    return torch.cat(found)
+                drawn_outputs.append(torch.cat([vmap(net.run, (None, 0))(part, drawn) for part in parts], 1))
+    return torch.cat(drawn_outputs)
 
 
 def _by_part(net: Bayesian, factors: Any, parts: Sequence[Tensor], noise: Sequence[Noise]) -> Iterator[Tensor]:
@@ -91,8 +91,9 @@ def _by_part(net: Bayesian, factors: Any, parts: Sequence[Tensor], noise: Sequen
     for part in parts:
         drawn = []
         for one in noise:
-            own = {k: v[len(v) * rows // whole :][: len(v) * len(part) // whole] for k, v in one.items() if is_local(k)}
-            drawn.append(net.run(part, net.weights(one | own, factors)))
+            local = {name: values for name, values in one.items() if is_local(name)}
+            local = {n: v[len(v) * rows // whole :][: len(v) * len(part) // whole] for n, v in local.items()}
+            drawn.append(net.run(part, net.weights(one | local, factors)))
         rows += len(part)
         yield torch.stack(drawn)
 

@@ -10,7 +10,6 @@ layer's W, with σ = 1. This gives correlations between layers for one more Z_r,
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, final
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from .config import WeightConfig
 from .matheron import Noise as ConditionalNoise
-from .matheron import Side, conditional_draw, conditional_kl, conditional_mean, inner_rank, side
+from .matheron import Side, conditional_draw, conditional_kl, conditional_mean, side
 from .posteriors import Factorised, FullCovariance, InducingPosterior, Members, Noise, capped, free, log_capped
 from .sparse import Kept, whole
 
@@ -127,15 +126,11 @@ class Inducing(Weights):
         self.kept_out, self.kept_in = out, columns
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        found = {} if self.posterior is None else self.posterior.shapes()
+        shapes = {} if self.posterior is None else self.posterior.shapes()
         if self.free_lambda is None:
-            return found
+            return shapes
         (out, columns), (rows, cols) = self._shape, self._inducing
-        return found | {
-            "weight": (out, columns),
-            "outer": (rows, cols),
-            "inner": (rows, inner_rank(cols, columns)),
-        }
+        return shapes | {"weight": (out, columns), "outer": (rows, cols), "inner": (rows, min(cols, columns))}
 
     def factors(self) -> Factors:
         z_out, z_in = self.z()
@@ -160,17 +155,17 @@ class Inducing(Weights):
         if inducing is None:
             assert self.posterior is not None
             inducing = self.posterior.centre()
-        found = self.factors()
-        return conditional_mean(inducing, found.row, found.column, self.scale)
+        factors = self.factors()
+        return conditional_mean(inducing, factors.row, factors.column, self.scale)
 
     def kl(self, rows: int | None) -> Float[Tensor, ""]:
         out, columns = self._shape
-        own = self.z_out.new_zeros(()) if self.posterior is None else self.posterior.kl()
+        of_inducing = self.z_out.new_zeros(()) if self.posterior is None else self.posterior.kl()
         if self.free_lambda is None:
-            return own
+            return of_inducing
         share = 1.0 if rows is None else min(1.0, rows / columns)
         log_rescale = log_capped(self.free_lambda, self._cap)
-        return own + share * conditional_kl(self.rescale, log_rescale, out * columns)
+        return of_inducing + share * conditional_kl(self.rescale, log_rescale, out * columns)
 
 
 def inducing_posterior(config: WeightConfig, generator: torch.Generator) -> InducingPosterior:
@@ -194,29 +189,25 @@ class FactorCache:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[list[Tensor], Any]] = {}
+        self._cached: dict[str, tuple[list[Tensor], Any]] = {}
 
     def get(self, key: str, layer: Weights) -> Any:
         """Return the layer's factors; compute them only if the parameters have changed."""
         sources: list[Tensor] = [p for n, p in layer.named_parameters() if n not in _DRAWN]
         sources += [b for n, b in layer.named_buffers() if n in _PLACES]
-        kept = self._kept.get(key)
-        if kept is None or not _same(kept[0], sources):
-            kept = ([p.detach().clone() for p in sources], layer.factors())
-            self._kept[key] = kept
-        return kept[1]
+        copies, factors = self._cached.get(key, ([], None))
+        pairs = zip(copies, sources, strict=False)
+        same = all(a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in pairs)
+        if not same or len(copies) != len(sources):
+            copies, factors = [p.detach().clone() for p in sources], layer.factors()
+            self._cached[key] = copies, factors
+        return factors
 
     def __deepcopy__(self, _: dict[int, Any]) -> "FactorCache":
         return FactorCache()
 
     def __reduce__(self) -> tuple[type["FactorCache"], tuple[()]]:
         return FactorCache, ()
-
-
-def _same(kept: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
-    return len(kept) == len(now) and all(
-        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(kept, now, strict=True)
-    )
 
 
 @final

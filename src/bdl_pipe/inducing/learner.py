@@ -127,8 +127,8 @@ class RandomConfig:
 
     def kinds(self) -> dict[str, dict[str, Any] | None]:
         """Return the argument ``kind`` of :func:`~.convert.bayesianize`: fields by pattern of layer names."""
-        every = asdict(self.weights)
-        return {name: None if own is None else every | own for name, own in self.layers.items()} | {"*": every}
+        every, layers = asdict(self.weights), self.layers.items()
+        return {name: None if changes is None else every | changes for name, changes in layers} | {"*": every}
 
 
 def require_same_shape(config: RandomConfig, other: RandomConfig) -> None:

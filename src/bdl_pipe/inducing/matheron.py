@@ -16,7 +16,6 @@ needs no factor; otherwise it is a Cholesky factor of A_cA_cᵀ, with a jitter o
 computed in float64 for every type of the weights, because D² = 1e-6 is below float32's resolution of Ψ.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -95,13 +94,3 @@ def conditional_kl(
 ) -> Float[Tensor, "*member"]:
     """Return R(λ) = KL[q(W | U) ‖ p(W | U)] = d(λ²/2 − log λ − 1/2) in nats, d = ``size`` weights (eq. 8)."""
     return size * (0.5 * rescale.square() - log_rescale - 0.5)
-
-
-def inner_rank(cols: int, columns: int) -> int:
-    """Return the number of columns of E₃."""
-    return min(cols, columns)
-
-
-def prior_sd(columns: int, multiple: float = 1.0) -> float:
-    """Return σ = multiple/√d_in, where d_in counts the bias as an input."""
-    return multiple / math.sqrt(columns)

@@ -58,7 +58,7 @@ class RandomWeightsPosterior(LearnerPosterior[RandomWeights]):
 def fit(
     data: Sequence[FitData], inputs: Sequence[Inputs], config: RandomConfig, *, rngs: Sequence[Seed], report: Report
 ) -> list[State]:
-    """Fit a posterior to each of ``data``.
+    """Fit a posterior to each of ``data``; a posterior in the inputs is pruned and trained with a new optimiser.
 
     Raises:
         ConfigError: a full covariance is over too many weights, the trajectory has another network, or
@@ -66,10 +66,20 @@ def fit(
         UserError: the posterior to prune is already pruned.
         Diverged: a loss became NaN or infinite.
     """
-    if config.prune is not None or any(sources.get("student") for sources in inputs):
-        assert len(data) == 1, "pruned posteriors are of different shapes: each is fitted alone"
-        return [_fine_tuned(data[0], inputs[0], config, rngs[0], report)]
-    return RandomWeightsPosterior.fit(data, inputs, config, rngs=rngs, report=report)
+    if config.prune is None and not any(sources.get("student") for sources in inputs):
+        return RandomWeightsPosterior.fit(data, inputs, config, rngs=rngs, report=report)
+    assert len(data) == 1, "pruned posteriors are of different shapes: each is fitted alone"
+    source = None
+    for state in inputs[0].get("student", ()):
+        key = state.config["posterior"]
+        require(key == RandomWeightsPosterior.key, "input", f"must be a posterior {RandomWeightsPosterior.key}", key)
+        source = RandomWeightsPosterior.from_state(state).learner
+    validate_sources(config.weights.kind, config, {} if source is None else {"student": source.spec.config})
+    assert source is not None
+    pruned = RandomWeights.pruned(source, config)
+    assert (pruned.spec.input_shape, pruned.spec.outputs) == (data[0].input_shape, data[0].outputs), "one data set"
+    (fitted,) = fit_epochs(lambda *_: copy.deepcopy(pruned), data, config.training, rngs=rngs, report=report)
+    return [RandomWeightsPosterior.fitted_state(pruned.spec, fitted, data[0], rngs[0])]
 
 
 def validate_sources(kind: Kind, config: RandomConfig, sources: Mapping[StageKind, Any]) -> None:
@@ -97,38 +107,23 @@ def validate_sources(kind: Kind, config: RandomConfig, sources: Mapping[StageKin
     require(config.training.early_stopping is None, "training.early_stopping", rule, config.training.early_stopping)
 
 
-def _fine_tuned(data: FitData, inputs: Inputs, config: RandomConfig, rng: Seed, report: Report) -> State:
-    """Return the posterior in ``inputs``, pruned and trained further with a new optimiser."""
-    source = None
-    for state in inputs.get("student", ()):
-        key = state.config["posterior"]
-        require(key == RandomWeightsPosterior.key, "input", f"must be a posterior {RandomWeightsPosterior.key}", key)
-        source = RandomWeightsPosterior.from_state(state).learner
-    validate_sources(config.weights.kind, config, {} if source is None else {"student": source.spec.config})
-    assert source is not None
-    pruned = RandomWeights.pruned(source, config)
-    assert (pruned.spec.input_shape, pruned.spec.outputs) == (data.input_shape, data.outputs), "one data set"
-    (fitted,) = fit_epochs(lambda *_: copy.deepcopy(pruned), [data], config.training, rngs=[rng], report=report)
-    return RandomWeightsPosterior.fitted_state(pruned.spec, fitted, data, rng)
-
-
-def _method(kind: Kind, cost: float = 0.0, own: Section | None = None, settings: Section | None = None) -> Method:
+def _method(kind: Kind, cost: float = 0.0, weights: Section | None = None, settings: Section | None = None) -> Method:
     """Return the method of a kind of weights.
 
     Args:
-        own: the keys of ``weights`` in the method's default with this ``cost``; None for no default.
+        weights: the keys of ``weights`` in the method's default with this ``cost``; None for no default.
         settings: see :class:`Method`.
     """
-    weights = kind.endswith("_w")
+    of_weights = kind.endswith("_w")
     search: dict[str, tuple[float, float, Literal["log"]]] = {
         "training.optimiser.lr": (1e-4, 1e-2, "log"),
         "kl_weight": (1e-2, 1.0, "log"),
     }
-    if not weights:
+    if not of_weights:
         search["weights.lambda_max"] = (1e-2, 1.0, "log")
     if kind != "ensemble_u":
         search["weights.sd_max"] = (1e-2, 1.0, "log")
-    trajectory: tuple[StageKind, ...] = ("trajectory",) if weights else ()
+    trajectory: tuple[StageKind, ...] = ("trajectory",) if of_weights else ()
     posterior: tuple[StageKind, ...] = () if kind == "fcg_w" else ("student",)
     stage = StageSpec(
         fit_many=fit,
@@ -137,7 +132,19 @@ def _method(kind: Kind, cost: float = 0.0, own: Section | None = None, settings:
         data_parallel=True,
         validate_sources=partial(validate_sources, kind),
     )
-    default = Default(cost, override=lambda size: _default(size, {"kind": kind, **own})) if own else None
+
+    def override(size: Size) -> Section:
+        return {
+            "network": size.network,
+            "training": size.training(1e-2, decay=0.0, name="adam", regularised=True),
+            "weights": {"kind": kind, **(weights or {})},
+            "draws": 30,
+            "validation_draws": 10,
+            "kl_weight": 0.2,
+            "annealing": None,
+            **size.noise,
+        }
+
     return Method(
         name=kind,
         bayesian=True,
@@ -146,22 +153,9 @@ def _method(kind: Kind, cost: float = 0.0, own: Section | None = None, settings:
         stages={"student": stage},
         search=search,
         settings=settings or {},
-        default=default,
+        default=Default(cost, override=override) if weights else None,
         from_model=FromModel(partial(_from_model, kind)),
     )
-
-
-def _default(size: Size, weights: Section) -> Section:
-    return {
-        "network": size.network,
-        "training": size.training(1e-2, decay=0.0, name="adam", regularised=True),
-        "weights": weights,
-        "draws": 30,
-        "validation_draws": 10,
-        "kl_weight": 0.2,
-        "annealing": None,
-        **size.noise,
-    }
 
 
 def _from_model(kind: Kind, fit: ModelFit) -> Section:

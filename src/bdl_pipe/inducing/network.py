@@ -41,8 +41,8 @@ class Place(NamedTuple):
     def lend(self, matrix: Tensor, weight: str = "weight", bias: str = "bias") -> dict[str, Tensor]:
         """Return the layer's tensors, by their names in the network, for ``matrix`` [out, in]."""
         weights = matrix[:, :-1] if self.bias else matrix
-        found = {self.inside(weight): weights.reshape(self.shape)}
-        return found | ({self.inside(bias): matrix[:, -1]} if self.bias else {})
+        tensors = {self.inside(weight): weights.reshape(self.shape)}
+        return tensors | ({self.inside(bias): matrix[:, -1]} if self.bias else {})
 
     @property
     def size(self) -> int:
@@ -106,27 +106,25 @@ class Bayesian(nn.Module):
             if factors is None:
                 factors = self.factors()
             joint = {} if self.shared is None else self.shared(_part(_SHARED, noise), factors[_SHARED])
-            found: dict[str, Tensor] = {}
+            weights: dict[str, Tensor] = {}
             for key, place in self.places.items():
-                found |= self._drawn(key, place, _part(key, noise), factors[key], joint)
-        return found
-
-    def _drawn(self, key: str, place: Place, noise: Noise, factors: Any, joint: dict[str, Tensor]) -> dict[str, Tensor]:
-        layer = self.layers[key]
-        if key in joint:
-            return place.lend(cast(Inducing, layer)(noise, factors, joint[key]))
-        if not isinstance(layer, FactorisedWeights):
-            return place.lend(layer(noise, factors))
-        if _OUTPUTS not in noise:
-            return place.lend(layer(noise, factors), "layer.weight", "layer.bias")
-        moments = place.lend(layer.centre(), "layer.weight", "layer.bias")
-        moments |= place.lend(factors.square(), "variance", "bias_variance")
-        return moments | {place.inside("noise"): noise[_OUTPUTS]}
+                layer, part, of_layer = self.layers[key], _part(key, noise), factors[key]
+                if key in joint:
+                    weights |= place.lend(cast(Inducing, layer)(part, of_layer, joint[key]))
+                elif not isinstance(layer, FactorisedWeights):
+                    weights |= place.lend(layer(part, of_layer))
+                elif _OUTPUTS not in part:
+                    weights |= place.lend(layer(part, of_layer), "layer.weight", "layer.bias")
+                else:
+                    weights |= place.lend(layer.centre(), "layer.weight", "layer.bias")
+                    weights |= place.lend(of_layer.square(), "variance", "bias_variance")
+                    weights[place.inside("noise")] = part[_OUTPUTS]
+        return weights
 
     def factors(self) -> dict[str, Any]:
         """Return the tensors that all draws share, by layer and for ``shared`` if it exists."""
-        found = {key: cast(Weights, layer).factors() for key, layer in self.layers.items()}
-        return found if self.shared is None else found | {_SHARED: self.shared.weights.factors()}
+        factors = {key: cast(Weights, layer).factors() for key, layer in self.layers.items()}
+        return factors if self.shared is None else factors | {_SHARED: self.shared.weights.factors()}
 
     @torch.no_grad()
     def kept_factors(self) -> dict[str, Any]:
@@ -134,8 +132,8 @@ class Bayesian(nn.Module):
         inducing = {key: layer for key, layer in self.layers.items() if isinstance(layer, Inducing)}
         if self.shared is not None:
             inducing[_SHARED] = self.shared.weights
-        kept = {key: self._cache.get(key, layer) for key, layer in inducing.items()}
-        return kept | {k: cast(Weights, v).factors() for k, v in self.layers.items() if k not in kept}
+        cached = {key: self._cache.get(key, layer) for key, layer in inducing.items()}
+        return cached | {k: cast(Weights, v).factors() for k, v in self.layers.items() if k not in cached}
 
     def draw(self, steps: int, generator: torch.Generator, inputs: Tensor | None = None) -> Noise:
         """Draw standard normal numbers for ``steps`` draws of all weights.
@@ -148,24 +146,24 @@ class Bayesian(nn.Module):
             UserError: with ``inputs``, an ``ffg_w`` layer is called more than once in a forward pass.
         """
         local = {} if inputs is None else self._output_shapes(inputs)
-        found: Noise = {}
+        noise: Noise = {}
         for key, shapes in self._shapes().items():
             if key in local:
                 shapes = {_OUTPUTS: local[key]}
             for name, shape in shapes.items():
-                found[f"{key}:{name}"] = torch.randn(
+                noise[f"{key}:{name}"] = torch.randn(
                     steps, *shape, generator=generator, device=generator.device, dtype=self.dtype
                 )
         if self.members is not None:
             first = torch.randint(self.members, (1,), generator=generator, device=generator.device)
-            found[_MEMBER] = self.turns(first, steps)
-        return found
+            noise[_MEMBER] = self.turns(first, steps)
+        return noise
 
     def noise_size(self, inputs: Tensor | None) -> int:
         """Return the count of random numbers that :meth:`draw` makes for one step, with or without ``inputs``."""
         local = {} if inputs is None else self._output_shapes(inputs)
-        known = {key: shapes for key, shapes in self._shapes().items() if key not in local}
-        return sum(math.prod(s) for shapes in (*known.values(), local) for s in shapes.values())
+        of_weights = [shapes for key, shapes in self._shapes().items() if key not in local]
+        return sum(math.prod(shape) for shapes in (*of_weights, local) for shape in shapes.values())
 
     def turns(self, first: Tensor | int, steps: int) -> Float[Tensor, "steps member"]:
         """Return one-hot rows of the members in turn, from ``first`` on."""
@@ -197,19 +195,19 @@ class Bayesian(nn.Module):
         Args:
             inputs: a batch of one row.
         """
-        found = self._probe(inputs, self.places)
-        return {key: sum(map(math.prod, found[key])) // place.shape[0] for key, place in self.places.items()}
+        shapes = self._probe(inputs, self.places)
+        return {key: sum(map(math.prod, shapes[key])) // place.shape[0] for key, place in self.places.items()}
 
     def centre(self) -> dict[str, Tensor]:
         """Return the means of all weights, by name in the network."""
         joint = {} if self.shared is None else self.shared.centre()
-        found: dict[str, Tensor] = {}
+        means: dict[str, Tensor] = {}
         for key, place in self.places.items():
             layer = cast(Weights, self.layers[key])
             matrix = cast(Inducing, layer).centre(joint[key]) if key in joint else layer.centre()
             local = "layer." if isinstance(layer, FactorisedWeights) else ""
-            found |= place.lend(matrix, f"{local}weight", f"{local}bias")
-        return found
+            means |= place.lend(matrix, f"{local}weight", f"{local}bias")
+        return means
 
     def reseed(self, rng: Seed) -> None:
         """Set the seed address of calls without noise, and count calls from 0 again."""
@@ -224,8 +222,8 @@ class Bayesian(nn.Module):
         return next(self.layers.parameters()).dtype
 
     def _shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        found = {key: cast(Weights, layer).shapes() for key, layer in self.layers.items()}
-        return found if self.shared is None else found | {_SHARED: self.shared.weights.shapes()}
+        shapes = {key: cast(Weights, layer).shapes() for key, layer in self.layers.items()}
+        return shapes if self.shared is None else shapes | {_SHARED: self.shared.weights.shapes()}
 
     def _fresh(self, inputs: Tensor) -> Noise:
         """Return the noise of the next call."""
@@ -241,23 +239,23 @@ class Bayesian(nn.Module):
             return {}
         row = tuple(inputs.shape[1:])
         if row not in self._outputs:
-            found = self._probe(inputs[:1], local)
-            for key, shapes in found.items():
+            calls = self._probe(inputs[:1], local)
+            for key, shapes in calls.items():
                 if len(shapes) > 1:
                     raise UserError(
                         f"layer {local[key].name!r} is called {len(shapes)} times in a pass: draw weights, not outputs"
                     )
-            self._outputs[row] = {key: shapes[0] for key, shapes in found.items() if shapes}
+            self._outputs[row] = {key: shapes[0] for key, shapes in calls.items() if shapes}
         return {k: (len(inputs) * first, *rest) for k, (first, *rest) in self._outputs[row].items()}
 
     @torch.no_grad()
     def _probe(self, inputs: Tensor, places: Mapping[str, Place]) -> dict[str, list[tuple[int, ...]]]:
         """Return the shapes of each layer's outputs in a forward pass at the means, one for each call."""
-        found: dict[str, list[tuple[int, ...]]] = {key: [] for key in places}
+        calls: dict[str, list[tuple[int, ...]]] = {key: [] for key in places}
         hooks = []
         for key, place in places.items():
             layer = self.network.get_submodule(place.name)
-            seen = found[key]
+            seen = calls[key]
             hooks.append(layer.register_forward_hook(lambda _m, _i, out, seen=seen: seen.append(tuple(out.shape))))
         try:
             with evaluation(self):
@@ -265,7 +263,7 @@ class Bayesian(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
-        return found
+        return calls
 
 
 def kl(net: Bayesian, rows: int | None = None, positions: Mapping[str, int] | None = None) -> Float[Tensor, ""]:

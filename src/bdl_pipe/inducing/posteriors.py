@@ -125,8 +125,8 @@ class Members(InducingPosterior):
 
     def __init__(self, shape: tuple[int, int], members: int, spread: float, generator: torch.Generator) -> None:
         super().__init__()
-        shared, own = torch.randn(shape, generator=generator), torch.randn(members, *shape, generator=generator)
-        self.members = nn.Parameter(shared + spread * own)
+        shared, different = torch.randn(shape, generator=generator), torch.randn(members, *shape, generator=generator)
+        self.members = nn.Parameter(shared + spread * different)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {}

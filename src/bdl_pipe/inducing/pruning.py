@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import UserError, require
 from .layers import Weights
 from .network import Bayesian
-from .sparse import Kept, first
+from .sparse import Kept
 
 _POOLS: Final = (("out", "in"), ("weight",))  # groups of matrices that are ranked together: Z; weights
 
@@ -47,13 +47,13 @@ def prune(net: Bayesian, share: float) -> Bayesian:
     masks: dict[tuple[str, str], Tensor] = {}
     for names in _POOLS:
         masks |= _greatest({at: values for at, values in scores.items() if at[1] in names}, share)
-    found = copy.deepcopy(net)
-    for name, layer, bias in _layers(found):
+    pruned = copy.deepcopy(net)
+    for name, layer, bias in _layers(pruned):
         kept = {matrix: mask for (of, matrix), mask in masks.items() if of == name}
         if bias and "weight" in kept:  # the last column is kept
             kept["weight"] = torch.cat([kept["weight"], torch.ones_like(kept["weight"][:, :1])], 1)
         layer.keep(kept)
-    return found
+    return pruned
 
 
 def kept_counts(net: Bayesian) -> dict[str, int]:
@@ -64,12 +64,12 @@ def kept_counts(net: Bayesian) -> dict[str, int]:
 def shrink(net: Bayesian, counts: Mapping[str, int]) -> Bayesian:
     """Return ``net`` in the shape of a pruned network, to load its ``state_dict``; its own values are not defined."""
     for name, layer, _ in _layers(net):
-        found = {}
+        masks = {}
         for matrix, values in layer.importance().items():
             at = f"{name}.kept" if matrix == "weight" else f"{name}.kept_{matrix}"
-            if at in counts:
-                found[matrix] = first(tuple(values.shape), counts[at]).to(values.device)
-        layer.keep(found)
+            if at in counts:  # a placeholder with the right number of entries
+                masks[matrix] = (torch.arange(values.numel(), device=values.device) < counts[at]).view(values.shape)
+        layer.keep(masks)
     assert kept_counts(net) == dict(counts), "counts of another network"
     return net
 
@@ -89,10 +89,10 @@ def _greatest(
     if not scores:
         return {}
     flat = torch.cat([values.flatten() for values in scores.values()])
-    left = math.floor((1 - Fraction(repr(float(share)))) * len(flat))  # 1 − 0.9 in floating point is below 0.1
-    threshold = flat.kthvalue(len(flat) - left).values  # the largest removed score; at least one entry is removed
+    count = math.floor((1 - Fraction(repr(float(share)))) * len(flat))  # 1 − 0.9 in floating point is below 0.1
+    threshold = flat.kthvalue(len(flat) - count).values  # the largest removed score; at least one entry is removed
     mask = flat > threshold
     ties = (flat == threshold).nonzero()[:, 0]
-    mask[ties[: left - int(mask.sum())]] = True
+    mask[ties[: count - int(mask.sum())]] = True
     parts = mask.split([values.numel() for values in scores.values()])
     return {at: part.view(values.shape) for part, (at, values) in zip(parts, scores.items(), strict=True)}

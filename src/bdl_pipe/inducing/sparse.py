@@ -50,18 +50,13 @@ class Kept(nn.Module):
         size = math.prod(self.shape)
         bits = (packed[:, None] & _powers(packed.device)).ne(0).flatten()[:size]
         slots = torch.where(bits, bits.cumsum(0) - 1, self.count)  # removed entries go to an additional slot
-        found = torch.zeros(self.count + 1, dtype=torch.int64, device=packed.device)
-        return found.scatter(0, slots, torch.arange(size, device=packed.device))[: self.count]
+        numbers = torch.zeros(self.count + 1, dtype=torch.int64, device=packed.device)
+        return numbers.scatter(0, slots, torch.arange(size, device=packed.device))[: self.count]
 
 
 def whole(values: Tensor, kept: Kept | None) -> Float[Tensor, "row column"]:
     """Return the matrix of ``values``; if it is pruned, ``values`` are only the kept entries."""
     return values if kept is None else kept(values)
-
-
-def first(shape: tuple[int, ...], count: int) -> Bool[Tensor, "row column"]:
-    """Return a placeholder mask with ``count`` entries, to load another mask into."""
-    return (torch.arange(math.prod(shape)) < count).view(shape)
 
 
 def _powers(device: torch.device) -> Tensor:

@@ -16,8 +16,6 @@ from torch import nn
 
 from ..artifacts import State
 from ..config import merge, read, to_mapping
-from ..dark_knowledge.distil import Distillation, PlainStudent
-from ..dark_knowledge.teachers import stored
 from ..data.examples import Task
 from ..data.fitdata import FitData
 from ..errors import UserError, require, short
@@ -27,8 +25,6 @@ from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed
 from ..torch_settings import own_settings
-from ..training.loop import run_steps
-from ..training.snapshots import snapshot
 from . import methods, start
 from .methods import CHAINS, INDUCING
 from .module import Registered, register
@@ -213,15 +209,9 @@ class _Fit:
     def _distilled(self, teacher: ModulePosterior) -> tuple[State, Any]:
         """Return a student that imitates ``teacher``; a plain student with ``start: fresh`` begins at the model."""
         inputs, config = {"student": [teacher.inner.state()]}, self._read(self._setting)
-        stage, rng = self._method.stages["student"], self._rng.fold("student")
-        if config.student.name != "plain" or config.start != "fresh":
-            return self._run(stage, inputs, config, rng), config
-        source = stored(teacher.inner, self._data, rng.fold("teacher"))
-        learner = PlainStudent(self._data, config.network, source, rng.fold("start"))
-        learner.network.load_state_dict(snapshot(start.trajectory(self._model, self._data), -1))
-        task = Distillation(self._data, source, learner, config, rng)
-        run_steps(task, config.optimiser, config.steps, self._report)
-        return task.posterior().state(), config
+        if config.student.name == "plain" and config.start == "fresh":
+            inputs["trajectory"] = [start.trajectory(self._model, self._data)]
+        return self._run(self._method.stages["student"], inputs, config, self._rng.fold("student")), config
 
     def _read(self, setting: ModelFit, snapshots: int = 1) -> Any:
         of_model, fit = self._method.from_model, replace(setting, snapshots=snapshots, config=self._config)

@@ -4,9 +4,8 @@ The package does not depend on networks or posteriors and can be used on its own
 """
 
 from .few_uniforms import expect, log_triangular_density, triangular_cdf, triangular_density
-from .piecewise import Piecewise, cubic_sigmoid, sigmoid_error
+from .piecewise import Piecewise, cubic_sigmoid, radius, sigmoid_error, triangular
 from .softmax import mean_sigmoid, softmax_one
-from .triangle import radius, triangular
 from .uniform_logits import log_expected_softmax
 
 __all__ = [

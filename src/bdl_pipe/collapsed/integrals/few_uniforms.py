@@ -137,22 +137,16 @@ def _expect(centre: Tensor, half_widths: Tensor, breaks: Tensor, coefficients: T
     first, last = _mirrored(scale * _factorials(coefficients[0])), scale * _factorials(coefficients[-1])
     left = one_sided(_sum(-centre, breaks[0], *half_widths) / unit, box, list(first), 0)[0][0]
     right = one_sided(_sum(centre, -breaks[-1], *half_widths) / unit, box, list(last), 0)[0][0]
-    piece, point = _reached(centre, half_widths, breaks)
+    spread = half_widths.sum(0)
+    spread = spread + SLACK * (spread + centre.abs() + breaks.abs().amax(0))
+    within = (breaks[:-1] <= centre + spread) & (breaks[1:] >= centre - spread)
+    piece, point = within.nonzero(as_tuple=True)  # bounded pieces, and the points whose box (nearly) reaches them
     if not len(piece):
         return left + right
     wider = Box(box.widths[:, point], order - 1)
     ends, inner = (breaks[piece, point], breaks[piece + 1, point]), coefficients[piece + 1, :, point].T
     between = _between(centre[point], half_widths[:, point], unit[point], wider, ends, inner)
     return (left + right).index_add(0, point, between)
-
-
-def _reached(centre: Tensor, half_widths: Tensor, breaks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the numbers of bounded pieces, and the points whose box reaches them (or nearly does)."""
-    spread = half_widths.sum(0)
-    spread = spread + SLACK * (spread + centre.abs() + breaks.abs().amax(0))
-    within = (breaks[:-1] <= centre + spread) & (breaks[1:] >= centre - spread)
-    piece, point = within.nonzero(as_tuple=True)
-    return piece, point
 
 
 def _between(

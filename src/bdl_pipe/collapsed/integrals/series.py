@@ -58,8 +58,16 @@ class Series:
         count = math.ceil(float((_cutoff(widths).amax(0) * period).max()) / (2 * math.pi))
         if count > LONGEST:
             return None
-        blocks = torch.arange(1, count + 1, device=centre.device).split(max(1, BLOCK // max(1, widths.numel())))
-        terms = [_terms(block, period, centre - first, widths, variance, tail) for block in blocks]
+        offset, terms = centre - first, []
+        for k in torch.arange(1, count + 1, device=centre.device).split(max(1, BLOCK // max(1, widths.numel()))):
+            t = 2 * math.pi * k[:, None, None].double() / period  # [term, batch, output]
+            each = t[:, None]  # broadcasts over draws
+            modulus = (1 - tail) * torch.sinc(each[..., None] * widths / math.pi).prod(-1)
+            if tail > 0:
+                modulus = modulus + tail * (-variance * each.square() / 2).exp()
+            phase = each * offset
+            mixed = torch.complex((modulus * phase.cos()).mean(1), (modulus * phase.sin()).mean(1))
+            terms.append(mixed / (1j * t) * (2 / period))
         return cls(first, period, torch.cat(terms))
 
     def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
@@ -85,15 +93,3 @@ def _cutoff(widths: Tensor) -> Tensor:
         large = 0.5 * torch.log1p(squares * (2 * middle).exp()[..., None]).sum(-1) < LOG_ERROR
         low, high = torch.where(large, middle, low), torch.where(large, high, middle)
     return high.exp()
-
-
-def _terms(k: Tensor, period: Tensor, offset: Tensor, widths: Tensor, variance: Tensor, tail: float) -> Tensor:
-    """Return the terms k [term]; ``offset`` is the samples' centres minus the window's left end."""
-    t = 2 * math.pi * k[:, None, None].double() / period  # [term, batch, output]
-    each = t[:, None]  # broadcasts over draws
-    modulus = (1 - tail) * torch.sinc(each[..., None] * widths / math.pi).prod(-1)
-    if tail > 0:
-        modulus = modulus + tail * (-variance * each.square() / 2).exp()
-    phase = each * offset
-    mixed = torch.complex((modulus * phase.cos()).mean(1), (modulus * phase.sin()).mean(1))
-    return mixed / (1j * t) * (2 / period)

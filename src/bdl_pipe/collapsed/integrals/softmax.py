@@ -45,41 +45,7 @@ def softmax_one(
     """
     ends = [torch.as_tensor(end, dtype=feature.dtype, device=feature.device) for end in (low, high)]
     index = torch.as_tensor(index, device=logits.device).long()
-    _check(logits, index, feature, *ends)
-    batch = broadcast(logits.shape[:-1], index.shape, feature.shape, *(end.shape for end in ends))
-    logits, chosen = logits.expand(*batch, -1), index.expand(batch)[..., None]  # [..., class], [..., 1]
-    own = F.one_hot(chosen[..., 0], logits.shape[-1]).bool()
-    rest = logits.masked_fill(own, -torch.inf)
-    middle, half = feature * (ends[0] + ends[1]) / 2, (feature * (ends[1] - ends[0]) / 2).abs()
-    others = rest.logsumexp(-1, keepdim=True)
-    above = logits.gather(-1, chosen) + middle.expand(batch)[..., None] - others  # a [..., 1]
-    below = torch.where(above > 0, -above, above)  # −|a|, with a derivative at 0
-    tail = mean_sigmoid(below, half.expand(batch)[..., None])  # the smaller probability, with full relative accuracy
-    more, less = torch.where(above > 0, 1 - tail, tail), torch.where(above > 0, tail, 1 - tail)
-    return torch.where(own, more, less * (rest - others).exp())
-
-
-def mean_sigmoid(centre: Float[Tensor, "*#batch"], half: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
-    """Return E[σ(a + hU)], h ≥ 0, accurate in both tails, by three formulas, each where it does not cancel."""
-    centre, half = torch.broadcast_tensors(centre, half)
-    blocks = zip(centre.flatten().split(BLOCK), half.flatten().split(BLOCK), strict=True)
-    return torch.cat([_mean_sigmoid(*block) for block in blocks]).reshape(centre.shape)
-
-
-def _mean_sigmoid(centre: Tensor, half: Tensor) -> Tensor:
-    small, large = half.clamp_max(NARROW), half.clamp_min(WIDE)
-    between = half.clamp(NARROW, WIDE)
-    narrow = torch.zeros_like(centre)
-    for node, weight in zip(*(part.tolist() for part in np.polynomial.legendre.leggauss(10)), strict=True):
-        narrow = narrow + weight / 2 * (centre + node * small).sigmoid()
-    medium = torch.log1p(torch.expm1(2 * between) * (centre - between).sigmoid()) / (2 * between)
-    # softplus x = −log σ(−x); torch's softplus returns x above 20
-    far = (F.logsigmoid(large - centre) - F.logsigmoid(-centre - large)) / (2 * large)
-    return torch.where(half <= NARROW, narrow, torch.where(half <= WIDE, medium, far))
-
-
-def _check(logits: Tensor, index: Tensor, feature: Tensor, low: Tensor, high: Tensor) -> None:
-    for name, value in {"logits": logits, "feature": feature, "low": low, "high": high}.items():
+    for name, value in {"logits": logits, "feature": feature, "low": ends[0], "high": ends[1]}.items():
         if not bool(value.isfinite().all()):
             raise DataError(f"{name} must be finite, got {value[~value.isfinite()][0].item()}")
     classes = logits.shape[-1]
@@ -88,8 +54,35 @@ def _check(logits: Tensor, index: Tensor, feature: Tensor, low: Tensor, high: Te
     wrong = index[(index < 0) | (index >= classes)]
     if wrong.numel():
         raise DataError(f"index must be in 0 … {classes - 1}, got {int(wrong.flatten()[0])}")
-    if not bool((low <= high).all()):
-        raise DataError(f"low must be ≤ high, got high − low = {float((high - low).min())}")
+    if not bool((ends[0] <= ends[1]).all()):
+        raise DataError(f"low must be ≤ high, got high − low = {float((ends[1] - ends[0]).min())}")
+    batch = broadcast(logits.shape[:-1], index.shape, feature.shape, *(end.shape for end in ends))
+    logits, chosen = logits.expand(*batch, -1), index.expand(batch)[..., None]  # [..., class], [..., 1]
+    is_chosen = F.one_hot(chosen[..., 0], logits.shape[-1]).bool()
+    rest = logits.masked_fill(is_chosen, -torch.inf)
+    middle, half = feature * (ends[0] + ends[1]) / 2, (feature * (ends[1] - ends[0]) / 2).abs()
+    others = rest.logsumexp(-1, keepdim=True)
+    above = logits.gather(-1, chosen) + middle.expand(batch)[..., None] - others  # a [..., 1]
+    below = torch.where(above > 0, -above, above)  # −|a|, with a derivative at 0
+    tail = mean_sigmoid(below, half.expand(batch)[..., None])  # the smaller probability, with full relative accuracy
+    more, less = torch.where(above > 0, 1 - tail, tail), torch.where(above > 0, tail, 1 - tail)
+    return torch.where(is_chosen, more, less * (rest - others).exp())
+
+
+def mean_sigmoid(centre: Float[Tensor, "*#batch"], half: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
+    """Return E[σ(a + hU)], h ≥ 0, accurate in both tails, by three formulas, each where it does not cancel."""
+    centres, halves = torch.broadcast_tensors(centre, half)
+    means, rule = [], [part.tolist() for part in np.polynomial.legendre.leggauss(10)]
+    for a, h in zip(centres.flatten().split(BLOCK), halves.flatten().split(BLOCK), strict=True):
+        small, between, large = h.clamp_max(NARROW), h.clamp(NARROW, WIDE), h.clamp_min(WIDE)
+        narrow = torch.zeros_like(a)
+        for node, weight in zip(*rule, strict=True):
+            narrow = narrow + weight / 2 * (a + node * small).sigmoid()
+        medium = torch.log1p(torch.expm1(2 * between) * (a - between).sigmoid()) / (2 * between)
+        # softplus x = −log σ(−x); torch's softplus returns x above 20
+        far = (F.logsigmoid(large - a) - F.logsigmoid(-a - large)) / (2 * large)
+        means.append(torch.where(h <= NARROW, narrow, torch.where(h <= WIDE, medium, far)))
+    return torch.cat(means).reshape(centres.shape)
 
 
 def within(

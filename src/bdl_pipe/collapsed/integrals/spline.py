@@ -108,8 +108,8 @@ def smooth(box: Box, terms: list[Tensor], first: int, level: int) -> list[Tensor
     coefficients: list[Tensor | None] = []
     for power in range(top + 1):
         orders = [(a, first + i + level - power) for i, a in enumerate(terms)]
-        found = [a * moments[m // 2] for a, m in orders if m >= 0 and m % 2 == 0 and m // 2 < len(moments)]
-        coefficients.append(sum(found[1:], found[0]) / math.factorial(power) if found else None)
+        parts = [a * moments[m // 2] for a, m in orders if m >= 0 and m % 2 == 0 and m // 2 < len(moments)]
+        coefficients.append(sum(parts[1:], parts[0]) / math.factorial(power) if parts else None)
     return coefficients
 
 

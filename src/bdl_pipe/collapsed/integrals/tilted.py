@@ -43,26 +43,20 @@ def log_convolution(widths: Tensor, endless: Tensor, longest: float = math.inf) 
         widths: half-widths [n, point], > 0.
         endless: number of intervals [0, ∞) of height 1 [point].
     """
-    size = max(1, BLOCK // len(widths))
-    plans = [_plan(*block) for block in zip(widths.split(size, -1), endless.split(size), strict=True)]
-    tilt, step, terms = (torch.cat(values) for values in zip(*plans, strict=True))
+    size, plans = max(1, BLOCK // len(widths)), []
+    for some, ends in zip(widths.split(size, -1), endless.split(size), strict=True):
+        tilt = _saddle(some, ends)
+        variances = _moments(some, tilt)[1]
+        sigma = (variances.sum(0) + ends / tilt.square()).sqrt()
+        period, last = _period(some, ends, tilt, sigma), _cutoff(variances, ends, tilt, sigma)
+        plans.append((tilt, 2 * math.pi / period, (last * period / (2 * math.pi)).ceil()))
+    tilt, step, terms = (torch.cat(values) for values in zip(*plans, strict=True))  # θ, the step in t; [point] each
     result = torch.full_like(tilt, torch.nan)
-    order = terms.argsort()[
-        : int((terms <= longest).sum())
-    ]  # sorted, so that a block's points have similar numbers of terms
+    # sorted, so that a block's points have similar numbers of terms
+    order = terms.argsort()[: int((terms <= longest).sum())]
     for at in order.split(size) if len(order) else ():
         result[at] = _summed(widths[:, at], endless[at], tilt[at], step[at], int(terms[at[-1]]))
     return result, terms
-
-
-def _plan(widths: Tensor, endless: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tilt θ, the step in t and the number of terms [point]."""
-    tilt = _saddle(widths, endless)
-    _, variances = _moments(widths, tilt)
-    sigma = (variances.sum(0) + endless / tilt.square()).sqrt()
-    period = _period(widths, endless, tilt, sigma)
-    last = _cutoff(variances, endless, tilt, sigma)
-    return tilt, 2 * math.pi / period, (last * period / (2 * math.pi)).ceil()
 
 
 def _moments(widths: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:

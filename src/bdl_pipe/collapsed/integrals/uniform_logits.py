@@ -57,22 +57,15 @@ def log_expected_softmax(
     classes, count = half_widths.shape[-2:]
     centres, widths = wide(centre).reshape(-1, classes), wide(half_widths).reshape(-1, classes, count)
     alike = widths.amax((-2, -1)).argsort()  # sorted, because the widest box of a block sets its grid
-    result = torch.empty_like(centres)
-    for index in _blocks(widths.sum(-1).amax(-1)[alike], alike, classes):
+    reach, end, result = widths.sum(-1).amax(-1)[alike], len(alike), torch.empty_like(centres)
+    while end > 0:  # blocks of about CACHE terms
+        rows = max(1, CACHE // (classes * _grid(float(reach[end - 1]), classes)))
+        index = alike[max(0, end - rows) : end]
         result[index] = _log_shares(centres[index], widths[index])
+        end -= rows
     still = (widths == 0).all((-2, -1))
     result = torch.where(still[:, None], centres, result).log_softmax(-1)
     return result.reshape(centre.shape).to(widest(centre, half_widths))
-
-
-def _blocks(reach: Tensor, order: Tensor, classes: int) -> list[Tensor]:
-    """Split the rows in ``order``, with ascending ``reach``, into blocks of about CACHE terms."""
-    blocks, end = [], len(order)
-    while end:
-        rows = max(1, CACHE // (classes * _grid(float(reach[end - 1]), classes)))
-        blocks.append(order[max(0, end - rows) : end])
-        end = max(0, end - rows)
-    return blocks
 
 
 def _grid(reach: float, classes: int) -> int:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from ...data.augment import AugmentConfig
 from ...errors import require
 from ...training import loop
-from ..shared.descent import check_average
-from ..shared.stage import Descent
+from ..shared.descent import Descent, check_average
 
 
 @dataclass(frozen=True)

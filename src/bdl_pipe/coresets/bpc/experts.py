@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ...artifacts import State
 from ...config import read
-from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import require
 from ...method import Kind
@@ -103,8 +102,3 @@ def noisy(weights: Tensor, draws: int, sd: float, rng: Seed) -> Tensor:
     """Draw from N(weights, sd² I): [draw, weight], on the weights' device."""
     noise = torch.randn((draws, len(weights)), generator=rng.generator(), dtype=weights.dtype)
     return weights + sd * noise.to(weights.device)
-
-
-def augmented(images: Tensor, config: AugmentConfig, rng: Seed) -> Tensor:
-    """Augment all images of the coreset with one draw."""
-    return augment(images, config, rng.fold("augment"))

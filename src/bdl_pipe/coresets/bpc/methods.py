@@ -9,7 +9,6 @@ Only ``bpc_w`` differentiates the steps to θ_S with respect to the images.
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final, Literal, final
 
 import torch
@@ -19,14 +18,13 @@ from ...data.augment import augment
 from ...data.fitdata import FitData
 from ...data.size import Section
 from ...errors import require
-from ...method import FanIn, Inputs, Kind, Method
+from ...method import Inputs, Method
 from ...seeds import Seed
-from ..shared.descent import Surrogate
+from ..shared.descent import Surrogate, distilled_stage
 from ..shared.init import Coreset, mean_log_likelihood
-from ..shared.stage import distilled_stage
 from . import surrogates
-from .config import BpcConfig, ContrastiveConfig, ForwardKlConfig, FunctionConfig, ReverseKlConfig, WassersteinConfig
-from .experts import Experts, augmented, check_experts, drawn_epoch, drawn_start, noisy
+from .config import ContrastiveConfig, ForwardKlConfig, FunctionConfig, ReverseKlConfig, WassersteinConfig
+from .experts import Experts, check_experts, drawn_epoch, drawn_start, noisy
 from .inner import Loss, descended, langevin, unrolled
 
 
@@ -36,6 +34,22 @@ class _Bpc(Surrogate):
     def __init__(self, experts: Experts, start: Coreset, data: FitData, config: Any) -> None:
         self.experts, self.data, self.config = experts, data, config
         self.classes, self.augmentation = start.classes, config.outer.augmentation
+
+    @classmethod
+    def of_fit(cls, data: FitData, inputs: Inputs, config: Any, start: Coreset, rng: Seed) -> "_Bpc":
+        """Return the surrogate with the experts in ``inputs``.
+
+        Raises:
+            ConfigError: the experts are not suitable, see :class:`Experts`, or lack an epoch that the config needs.
+        """
+        experts = Experts(inputs["trajectory"], data)
+        rule = f"asks for epoch {config.last_epoch} of {experts.epochs}"
+        require(config.last_epoch <= experts.epochs, "start_epochs", rule)
+        return cls(experts, start, data, config)
+
+    def path(self, start: Tensor, images: Tensor, rng: Seed) -> list[Tensor]:
+        """Return the weights [1, weight] after each step on the coreset from ``start``, without a graph."""
+        return descended(self.inner_loss(rng), start[None], images, self.config.inner.steps, self.config.inner.lr)
 
     @abstractmethod
     def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
@@ -48,9 +62,13 @@ class _Bpc(Surrogate):
         metrics = {"surrogate": float(loss), "rms": float(images.detach().square().mean().sqrt())}
         return metrics | ({} if images.grad is None else {"gradient": float(images.grad.norm())})
 
-    def likelihood(self, weights: Tensor, images: Tensor) -> Tensor:
+    def outputs(self, weights: Tensor, images: Tensor, rng: Seed) -> Tensor:
+        """Return the logits under each draw of the weights, [draw, row, class], with one augmentation of the images."""
+        return self.experts.network.outputs(weights, augment(images, self.augmentation, rng.fold("augment")))
+
+    def likelihood(self, weights: Tensor, images: Tensor, rng: Seed) -> Tensor:
         """Compute the coreset's mean log-likelihood under each draw of the weights, [draw]."""
-        return mean_log_likelihood(self.experts.network.outputs(weights, images), self.classes)
+        return mean_log_likelihood(self.outputs(weights, images, rng), self.classes)
 
     def inner_loss(self, rng: Seed) -> Loss:
         """Return the mean cross-entropy of the coreset, with a new augmentation at each step."""
@@ -68,11 +86,11 @@ class _ForwardKl(_Bpc):
     def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
         config: ForwardKlConfig = self.config
         start, target = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
-        path = descended(self.inner_loss(rng), start[None], images, config.inner.steps, config.inner.lr)
+        end = self.path(start, images, rng)[-1][0]
         other = rng.fold("noise" if config.shared_noise else "noise of the coreset's")
         data = noisy(target, config.draws, config.sd, rng.fold("noise"))
-        coreset = noisy(path[-1][0], config.draws, config.sd, other)
-        both = self.likelihood(torch.cat([data, coreset]), augmented(images, self.augmentation, rng))
+        coreset = noisy(end, config.draws, config.sd, other)
+        both = self.likelihood(torch.cat([data, coreset]), images, rng)
         return surrogates.contrast(both[: config.draws], both[config.draws :])
 
 
@@ -81,12 +99,11 @@ class _ReverseKl(_Bpc):
     def surrogate(self, images: Tensor, rng: Seed) -> Tensor:
         config: ReverseKlConfig = self.config
         start, _ = drawn_start(self.experts, config.start_epochs, config.inner.ahead, rng)
-        path = descended(self.inner_loss(rng), start[None], images, config.inner.steps, config.inner.lr)
-        draws = noisy(path[-1][0], config.draws, config.sd, rng.fold("noise"))
+        draws = noisy(self.path(start, images, rng)[-1][0], config.draws, config.sd, rng.fold("noise"))
         with torch.no_grad():
             rows, classes = self.data.batch(config.batch, rng.fold("batch"))
             data = mean_log_likelihood(self.experts.network.outputs(draws, rows), classes)
-        coreset = self.likelihood(draws, augmented(images, self.augmentation, rng))
+        coreset = self.likelihood(draws, images, rng)
         return surrogates.covariance(coreset, data, config.weight)
 
 
@@ -123,7 +140,7 @@ class _Contrastive(_Bpc):
             return config.weight * len(pictures) * mean(step, weights, pictures) + prior
 
         negative = langevin(energy, positive, images, config.steps, config.step_size, config.temperature, rng=rng)
-        both = self.likelihood(torch.cat([positive, negative]), augmented(images, self.augmentation, rng))
+        both = self.likelihood(torch.cat([positive, negative]), images, rng)
         return surrogates.contrast(both[: config.chains], both[config.chains :])
 
 
@@ -134,10 +151,8 @@ class _FunctionSpace(_Bpc):
         count = config.inner.ahead
         expert, epoch = drawn_epoch(self.experts, config.start_epochs, rng)
         data = torch.stack([self.experts.weights(expert, epoch + ahead) for ahead in range(1, count + 1)])
-        start = self.experts.weights(expert, epoch)[None]
-        path = descended(self.inner_loss(rng), start, images, config.inner.steps, config.inner.lr)
-        pictures = augmented(images, self.augmentation, rng)
-        outputs = self.experts.network.outputs(torch.cat([data, torch.cat(path[-count:])]), pictures)
+        path = self.path(self.experts.weights(expert, epoch), images, rng)
+        outputs = self.outputs(torch.cat([data, torch.cat(path[-count:])]), images, rng)
         likelihoods = [
             mean_log_likelihood(
                 surrogates.function_draws(of, config.draws, config.noise, rng=rng.fold("functions")), self.classes
@@ -145,22 +160,6 @@ class _FunctionSpace(_Bpc):
             for of in (outputs[:count], outputs[count:])
         ]
         return surrogates.contrast(*likelihoods)
-
-
-def _of_experts(surrogate: type[_Bpc], data: FitData, inputs: Inputs, config: Any, start: Coreset, rng: Seed) -> _Bpc:
-    """Return the surrogate with the experts in ``inputs``.
-
-    Raises:
-        ConfigError: the experts are not suitable, see :class:`Experts`, or lack an epoch that the config needs.
-    """
-    experts = Experts(inputs["trajectory"], data)
-    rule = f"asks for epoch {config.last_epoch} of {experts.epochs}"
-    require(config.last_epoch <= experts.epochs, "start_epochs", rule)
-    return surrogate(experts, start, data, config)
-
-
-def _check(config: BpcConfig, sources: Mapping[Kind, Any]) -> None:
-    check_experts(sources, config.last_epoch, "start_epochs")
 
 
 _Space = Mapping[str, tuple[float, float, Literal["log", "integer"]]]
@@ -179,8 +178,13 @@ def _method(
         "augmentation": {"choose": "one", "operations": _MOVES},
         "average": None,
     }
-    needs: Mapping[Kind, FanIn] = {"trajectory": "all"}
-    stage = distilled_stage(name, partial(_of_experts, surrogate), "outer", needs=needs, validate_sources=_check)
+    stage = distilled_stage(
+        name,
+        surrogate.of_fit,
+        "outer",
+        needs={"trajectory": "all"},
+        validate_sources=lambda config, sources: check_experts(sources, config.last_epoch, "start_epochs"),
+    )
     return Method(
         name=name,
         config=config,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ... import networks
-from ...artifacts import State, pack, unpack
+from ...artifacts import State, pack, under, unpack
 from ...config import LATER
 from ...data.fitdata import FitData
 from ...data.size import CONVNET
@@ -21,7 +21,7 @@ from ...joint_predictive import GaussianFunctions
 from ...method import Inputs, Method, StageSpec
 from ...networks.last_layer import LastLayer
 from ...predictive import Categorical, mixture
-from ...progress import Report
+from ...progress import Phase, Report
 from ...seeds import Seed
 from ..vbpc.closed_form import class_log_probs
 from ..vbpc.posterior import SETTINGS, HeadConfig, StudentConfig, VbpcPosterior, fit_student
@@ -95,36 +95,17 @@ class TrunkMixture:
         return cls([VbpcPosterior.from_state(part, device) for part in unpack(state)])
 
 
-@final
-class _OneTrunk(Report):
-    """The report of one trunk's fit; its checkpoints include the finished trunks."""
-
-    def __init__(self, report: Report, done: list[State], trunks: int) -> None:
-        self._report, self._done, self._trunks = report, list(done), trunks
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        self._report(len(self._done) * total + step, self._trunks * total, metrics)
-
-    def due(self) -> bool:
-        return self._report.due()
-
-    def save(self, state: State) -> None:
-        self._report.save(pack([*self._done, state]))
-
-    def load(self) -> State | None:
-        last = self._report.load()
-        states = unpack(last) if last else []
-        return states[-1] if len(states) == len(self._done) + 1 else None
-
-
 def fit_mixture(data: FitData, inputs: Inputs, config: MixtureConfig, *, rng: Seed, report: Report) -> State:
     """Fit one trunk after another like ``coreset_vi``; a fit resumed from ``report.load()`` has the same bits."""
-    last = report.load()
-    done = unpack(last)[:-1] if last else []
-    while len(done) < config.trunks:
-        one = _OneTrunk(report, done, config.trunks)
-        done.append(fit_student(data, inputs, config, rng=rng.fold("trunk", len(done)), report=one))
-    parts, factor = scaled(done, data, config.logit_scale)
+    last, steps = report.load(), config.student.steps
+    number = int(last.config["phase"]) if last is not None else 0
+    fitted: list[Mapping[str, Tensor]] = [under(f"{trunk}.", last.tensors) for trunk in range(number)] if last else []
+    while number < config.trunks:
+        carried = {f"{trunk}.{name}": tensor for trunk, part in enumerate(fitted) for name, tensor in part.items()}
+        phase = Phase(report, str(number), number * steps, config.trunks * steps, carried)
+        state = fit_student(data, inputs, config, rng=rng.fold("trunk", number), report=phase)
+        number, fitted = number + 1, [*fitted, state.tensors]
+    parts, factor = scaled([State(part, state.config) for part in fitted], data, config.logit_scale)  # of one config
     return noted(TrunkMixture(parts).state(), config.logit_scale, factor)
 
 

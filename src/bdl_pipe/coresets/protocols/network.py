@@ -10,7 +10,7 @@ The outputs are regressions on centred labels. Class probabilities are softmax(s
 hundredth).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -28,8 +28,9 @@ from ...posterior import NetworkDraws, NetworkSpec
 from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
+from ..shared.descent import NOISY
 from ..shared.init import Coreset
-from ..shared.stage import NOISY
+from ..shared.trunk import NetworkObjective
 from .scale import LogitScale, check_scale, noted, resolved
 
 _CHUNK: Final = 250  # rows in one forward pass
@@ -77,18 +78,19 @@ class RidgeConfig(TrainedOnCoresetConfig):
 
 
 @final
-class _Regression(loop.Objective):
+class _Regression(NetworkObjective):
     """The squared error ½‖f(x̂) − ŷ‖², averaged over the rows of a batch."""
 
     def __init__(self, network: networks.Network, coreset: Coreset, config: TrainedOnCoresetConfig, rng: Seed) -> None:
-        self.network, self._coreset, self._config, self._rng = network.train(), coreset, config, rng
+        super().__init__(network.train(), coreset, rng)
+        self._config = config
 
     def parameters(self) -> list[Tensor]:
         return list(self.network.parameters())
 
     def loss(self, step: int) -> Tensor:
-        address, count = self._rng.fold("step", step), len(self._coreset.images)
-        images, labels = self._coreset.images, self._coreset.labels
+        address, count = self._rng.fold("step", step), len(self.coreset.images)
+        images, labels = self.coreset.images, self.coreset.labels
         if self._config.batch < count:
             rows = distinct(count, self._config.batch, address.fold("rows").generator())
             images, labels = images[rows.to(images.device)], labels[rows.to(images.device)]
@@ -96,15 +98,6 @@ class _Regression(loop.Objective):
             images = augment(images, self._config.augmentation, address.fold("augment"))
         with networks.dropout_masks(self.network, address.fold("dropout")):
             return 0.5 * (self.network(images) - labels).square().sum(1).mean()
-
-    def after(self, step: int, loss: Tensor) -> dict[str, float]:
-        return {"loss": float(loss)}
-
-    def state(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.network.load_state_dict(dict(state))
 
 
 def ridge_head(features: Tensor, labels: Tensor, ridge: float) -> Tensor:

@@ -80,31 +80,22 @@ class Linearisation:
         for name in relus:
             network.set_submodule(name, nn.Softplus(beta=softplus))
         self._trunk = network.trunk.eval()
-        self._shapes = {name: p.shape for name, p in self._trunk.named_parameters()}
 
     def at(self, network: networks.Network) -> "Model":
         """Return the model around the weights of ``network``, without their gradients."""
-        weights = {name: p.detach() for name, p in network.trunk.named_parameters()}
-        buffers = {name: b.detach() for name, b in network.trunk.named_buffers()}
-        head = network.head
-        assert isinstance(head, nn.Linear)
-        return Model(self._trunk, self._shapes, weights, buffers, head.weight.detach())
+        return Model(self._trunk, network)
 
 
 @final
 class Model:
     """The linearised model around one network's weights."""
 
-    def __init__(
-        self,
-        trunk: nn.Module,
-        shapes: dict[str, torch.Size],
-        weights: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        head: Float[Tensor, "class feature"],
-    ) -> None:
-        self._trunk, self._shapes, self._weights, self._buffers = trunk, shapes, weights, buffers
-        self._head = head
+    def __init__(self, trunk: nn.Module, network: networks.Network) -> None:
+        assert isinstance(network.head, nn.Linear)
+        self._trunk, self._head = trunk, network.head.weight.detach()
+        self._weights = {name: p.detach() for name, p in network.trunk.named_parameters()}
+        self._buffers = {name: b.detach() for name, b in network.trunk.named_buffers()}
+        self._shapes = {name: weight.shape for name, weight in self._weights.items()}
 
     @property
     def size(self) -> int:
@@ -216,20 +207,18 @@ class InnerProblem:
             return right - self._jacobian.T @ inner[:, 0].to(self._jacobian.dtype)
         return self._conjugate(right, self._solver)
 
-    def _product(self, tangent: Tangent) -> Tangent:
-        """Return (JᵀAJ + I)τ."""
-        _, moved = self._model.both(self._images, tangent)
-        solved = torch.cholesky_solve(moved.double(), self._factor).to(moved.dtype)
-        return self._model.transposed(self._images, solved) + tangent
-
     def _conjugate(self, right: Tangent, solver: ConjugateGradientConfig) -> Tangent:
-        kind = right.cpu().numpy().dtype
+        """Solve (JᵀAJ + I)τ = ``right``."""
 
         def product(vector: object) -> object:
-            return self._product(torch.as_tensor(vector).to(right)).cpu().numpy()
+            tangent = torch.as_tensor(vector).to(right)
+            _, moved = self._model.both(self._images, tangent)
+            solved = torch.cholesky_solve(moved.double(), self._factor).to(moved.dtype)
+            return (self._model.transposed(self._images, solved) + tangent).cpu().numpy()
 
-        operator = LinearOperator((len(right), len(right)), matvec=product, dtype=kind)
-        solved, _ = cg(operator, right.cpu().numpy(), rtol=solver.tolerance, maxiter=solver.iterations)
+        start = right.cpu().numpy()
+        operator = LinearOperator((len(right), len(right)), matvec=product, dtype=start.dtype)
+        solved, _ = cg(operator, start, rtol=solver.tolerance, maxiter=solver.iterations)
         return torch.as_tensor(solved).to(right)
 
 

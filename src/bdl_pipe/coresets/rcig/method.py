@@ -24,9 +24,8 @@ from ...data.fitdata import FitData
 from ...errors import require
 from ...method import Method
 from ...seeds import Seed
-from ..shared.memory import Memory
-from ..shared.pool_surrogate import DistilConfig, PoolSurrogate, label_margin, pool_stage
-from ..shared.stage import POOLED
+from ..shared.descent import POOLED, distilled_stage
+from ..shared.pool_surrogate import DistilConfig, Memory, OuterProblem, PoolSurrogate, label_margin
 from .linearised import InnerProblem, Linearisation, Model, SolverConfig, fitted, slope_along
 
 
@@ -134,15 +133,15 @@ def outer_gradient(
 
 def clipped(implicit: Tensor, direct: Tensor) -> Tensor:
     """Scale ``implicit`` down to the norm of ``direct`` if its norm is larger."""
-    ours, most = implicit.norm(), direct.norm()
-    return implicit * (most / ours) if bool(ours > most) else implicit
+    norm, most = implicit.norm(), direct.norm()
+    return implicit * (most / norm) if bool(norm > most) else implicit
 
 
 @final
 class _Implicit(PoolSurrogate):
     def __init__(self, data: FitData, config: RcigConfig, memory: Memory | None, rng: Seed) -> None:
-        super().__init__(data, config.network, config.coreset, memory=memory, rng=rng)
-        self._rcig, self._address = config, rng
+        super().__init__(data, config, memory, rng)
+        self._rcig = config
         template = networks.build(config.network, data.input_shape, data.outputs, rng=Seed(0)).to(data.device)
         self._linearisation = Linearisation(template, config.softplus)
         self._unit = config.scale_lr / config.coreset.lr  # with this unit one learning rate suits ℓ and the images
@@ -152,35 +151,26 @@ class _Implicit(PoolSurrogate):
         return [self._log_scale]
 
     def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
-        for _ in range(self._address.fold("network steps", step).integer() % self._rcig.network_steps):
+        for _ in range(self._rng.fold("network steps", step).integer() % self._rcig.network_steps):
             self.train_network(images, labels)
         return super().after(step, loss, images, labels)
 
-    def outer_loss(
-        self,
-        network: networks.Network,
-        coreset: Tensor,
-        labels: Tensor,
-        images: Tensor,
-        classes: Tensor,
-        weights: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    def outer_loss(self, problem: OuterProblem) -> tuple[Tensor, Tensor]:
+        network, coreset, labels, images, classes, weights, _ = problem
         log_scale, model = self._unit * self._log_scale, self._linearisation.at(network)
         penalty, solver = self._rcig.ridge * len(labels), self._rcig.solver
-        found = outer_gradient(model, coreset, labels, log_scale, images, classes, penalty, solver, weights)
-        parts = [d + clipped(i, d) for d, i in zip(found.direct, found.implicit, strict=False)]
-        slopes, values = [*parts, found.direct[2]], (coreset, labels, log_scale)
+        outer = outer_gradient(model, coreset, labels, log_scale, images, classes, penalty, solver, weights)
+        parts = [d + clipped(i, d) for d, i in zip(outer.direct, outer.implicit, strict=False)]
+        slopes, values = [*parts, outer.direct[2]], (coreset, labels, log_scale)
         linear = torch.stack([(slope * value).sum() for slope, value in zip(slopes, values, strict=True)]).sum()
-        return found.loss + (linear - linear.detach()), found.outputs  # L_t, with the computed gradient
+        return outer.loss + (linear - linear.detach()), outer.outputs  # L_t, with the computed gradient
 
 
 RCIG = Method(
     name="rcig",
     config=RcigConfig,
     tasks=("classification",),
-    stages={
-        "coreset": pool_stage("rcig", _Implicit),
-    },
+    stages={"coreset": distilled_stage("rcig", _Implicit.of_fit, "coreset")},
     search={
         "coreset.lr": (1e-3, 1e-1, "log"),
         "coreset.label_lr": (1e-3, 1.0, "log"),

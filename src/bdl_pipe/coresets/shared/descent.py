@@ -1,21 +1,35 @@
-"""The outer loop of all methods that distil a coreset: it minimises a surrogate loss.
+"""The outer loop of all methods that distil a coreset by a surrogate loss, and the stage ``coreset`` that runs it.
 
 An outer step computes the surrogate's loss at the images and labels, with random numbers from the step's seed address,
 and makes one optimiser step of the images, the labels (if they are learned) and the surrogate's own parameters. The
 result is the last coreset or an unbiased exponential average.
+
+In class-incremental learning a step's data have only its new classes (``data.increment``). A step with the previous
+step's coreset as input distils its own data and puts the earlier rows first: S_0 ∪ … ∪ S_j is one coreset, and any
+protocol can be fitted to it. The published code of Zhou et al. 2022 (FRePo) trains on the same union.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
 
+from ...artifacts import State, under
+from ...config import to_mapping
+from ...data.fitdata import FitData
 from ...errors import require
+from ...method import FanIn, Inputs, Kind, StageSpec
+from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
-from .init import Coreset
+from .init import Choice, Coreset, balanced
+
+NOISY: Final = {"choose": "all", "operations": {"noise": 0.1}}
+POOLED: Final = {"label_scale": 1.0, "pool": {"networks": 10, "steps": 100, "lr": 3e-4}, "augmentation": NOISY}
 
 
 class Surrogate(ABC):
@@ -74,7 +88,7 @@ class CoresetDescent(loop.Objective):
 
     def coreset(self) -> Coreset:
         """Return the current coreset, or its average if there is one."""
-        return kept(self._own(), self._start, self._unit, self._decay)
+        return kept(self._tensors(), self._start, self._unit, self._decay)
 
     def parameters(self) -> list[Tensor]:
         return [self._images, *([self._labels] if self._learns else []), *self._surrogate.parameters()]
@@ -91,7 +105,7 @@ class CoresetDescent(loop.Objective):
 
     def state(self) -> dict[str, Tensor]:
         learned = {f"learned.{i}": parameter for i, parameter in enumerate(self._surrogate.parameters())}
-        now = {name: value.detach().clone() for name, value in (self._own() | learned).items()}
+        now = {name: value.detach().clone() for name, value in (self._tensors() | learned).items()}
         return now | self._surrogate.state()
 
     @torch.no_grad()
@@ -106,7 +120,7 @@ class CoresetDescent(loop.Objective):
             parameter.copy_(state[f"learned.{i}"])
         self._surrogate.restore(state)
 
-    def _own(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         """Return the state for :func:`kept`."""
         now = {"images": self._images.detach(), "labels": self._labels.detach()}
         if self._decay is None:
@@ -127,3 +141,94 @@ def kept(state: Mapping[str, Tensor], start: Coreset, label_unit: float | None, 
 def check_average(average: float | None) -> None:
     """Raise ConfigError unless ``average`` is in (0, 1) or None."""
     require(average is None or 0 < average < 1, "average", "must be in (0, 1) or null", average)
+
+
+Make = Callable[[FitData, Inputs, Any, Coreset, Seed], Surrogate]  # (data, inputs, config, start, seed) -> surrogate
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The outer loop of a distillation.
+
+    Attributes:
+        steps: the number of outer steps.
+        optimiser: the update rule of images, labels and the surrogate's parameters.
+        average, label_unit: see :class:`CoresetDescent`.
+        label_scale, start: the scale of the initial labels and the choice of the initial images, see :func:`balanced`.
+    """
+
+    steps: int
+    optimiser: loop.OptimiserConfig
+    average: float | None
+    label_unit: float | None = None
+    label_scale: float = 1.0
+    start: Choice = "random"
+
+
+def distilled_stage(
+    name: str,
+    surrogate: Make,
+    section: str,
+    *,
+    needs: Mapping[Kind, FanIn] | None = None,
+    validate_sources: Callable[[Any, Mapping[Kind, Any]], None] | None = None,
+) -> StageSpec:
+    """Return the stage of a method that distils a coreset by a surrogate loss.
+
+    Args:
+        name: the method's name.
+        surrogate: makes the method's surrogate.
+        section: the key of the method's config whose ``descent`` is the outer loop; the config also has ``ipc``.
+        needs, validate_sources: see ``StageSpec``.
+    """
+    method = _Distillation(name, surrogate, attrgetter(f"{section}.descent"))
+    return StageSpec(
+        method.fit,
+        needs={**(needs or {}), "coreset": "earlier"},
+        from_checkpoint=method.read,
+        validate_sources=validate_sources,
+    )
+
+
+@final
+@dataclass(frozen=True)
+class _Distillation:
+    """The distillation of one method; its fields are the arguments of :func:`distilled_stage`."""
+
+    name: str
+    surrogate: Make
+    descent: Callable[[Any], Descent]
+
+    def fit(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
+        """Distil a coreset: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``.
+
+        A fit resumed from ``report.load()`` has the same bits.
+
+        Raises:
+            ConfigError: the surrogate cannot be made from the inputs.
+            Diverged: the loss or an image became NaN or infinite.
+        """
+        outer, start, address = self.descent(config), self._start(data, config, rng), rng.fold("distil")
+        loss = self.surrogate(data, inputs, config, start, address)
+        task = CoresetDescent(start, loss, label_unit=outer.label_unit, average=outer.average, rng=address)
+        loop.run_steps(task, outer.optimiser, outer.steps, report)
+        about = {"coreset": self.name, "ipc": config.ipc, "config": to_mapping(config)}
+        return with_earlier(inputs, task.coreset().state(data, about))
+
+    def read(self, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
+        """Return the coreset in a checkpoint; searches score it before the distillation ends."""
+        outer, start = self.descent(config), self._start(data, config, rng)
+        coreset = kept(under("task.", checkpoint.tensors), start, outer.label_unit, outer.average)
+        return with_earlier(inputs, coreset.state(data, {"coreset": self.name, "ipc": config.ipc}))
+
+    def _start(self, data: FitData, config: Any, rng: Seed) -> Coreset:
+        outer, place = self.descent(config), rng.fold("start")
+        return balanced(data, config.ipc, outer.label_scale, rng=place, choice=outer.start).to(data.device)
+
+
+def with_earlier(inputs: Inputs, new: State) -> State:
+    """Return a new coreset after the rows of the earlier coreset in ``inputs``, if there is one."""
+    for earlier in inputs.get("coreset", ()):
+        rows = {name: torch.cat([earlier.tensors[name], new.tensors[name]]) for name in Coreset.TENSORS}
+        new = State({**new.tensors, **rows}, new.config)
+    return new

@@ -80,20 +80,16 @@ class Coreset:
         return cls.from_state(state, data.device)
 
 
-def scaled_labels(classes: Int[Tensor, " n"], outputs: int, label_scale: float = 1.0) -> Float[Tensor, "n k"]:
-    """Return (onehot − 1/k)/√(k/10) (Zhou et al. 2022), times ``label_scale``."""
-    onehot = F.one_hot(classes, outputs).to(torch.float32)
-    return label_scale * (onehot - 1 / outputs) / math.sqrt(outputs / 10)
-
-
 def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed, choice: Choice = "random") -> Coreset:
     """Select ``ipc`` different training rows of each class that has training rows.
+
+    The labels are (onehot − 1/k)/√(k/10) (Zhou et al. 2022), times ``label_scale``.
 
     Raises:
         DataError: a class with training rows has fewer than ``ipc``.
     """
-    generator, chosen, there = rng.numpy(), [], np.unique(data.train.targets).tolist()
-    for number in there:
+    generator, chosen, numbers = rng.numpy(), [], np.unique(data.train.targets).tolist()
+    for number in numbers:
         rows = np.flatnonzero(data.train.targets == number)
         if len(rows) < ipc:
             raise DataError(f"class {number} has {len(rows)} training rows: ipc must be at most that, got {ipc}")
@@ -104,12 +100,13 @@ def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed, choice: 
         first = _near_centres(inputs, ipc, generator) if choice == "kmeans" else _herded(inputs, ipc)
         chosen.append(rows[np.sort(first)])
     index = np.concatenate(chosen)
-    classes = torch.tensor(there).repeat_interleave(ipc)
+    classes = torch.tensor(numbers).repeat_interleave(ipc)
     raw = data.train.inputs[index]
     if choice == "noise":
         raw = generator.integers(0, 256, raw.shape).astype(np.uint8)
-    images = data.transform.inputs(raw)
-    return Coreset(images, scaled_labels(classes, data.outputs, label_scale), classes)
+    onehot = F.one_hot(classes, data.outputs).to(torch.float32)
+    labels = label_scale * (onehot - 1 / data.outputs) / math.sqrt(data.outputs / 10)
+    return Coreset(data.transform.inputs(raw), labels, classes)
 
 
 def _near_centres(inputs: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:

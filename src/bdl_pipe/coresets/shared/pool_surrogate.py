@@ -5,18 +5,23 @@ the loss of B given the coreset with this network's features, and makes one Adam
 Adam step of the network on the coreset (Zhou et al. 2022; Lee et al. 2025, algorithm 1).
 
 A step of class-incremental learning distils its coreset from its own rows alone (published), or together with the
-earlier coreset (ours, :mod:`.memory`).
+earlier coreset as a memory (ours). The networks of the pool are then trained on the union of the earlier and the new
+coreset; the earlier rows do not change. At each outer step a random half of the rows of each earlier class is in the
+inner problem with the new rows. The other half is in the outer loss with a batch of the step's rows, where it replaces
+the earlier classes' data. Each class, earlier or new, has the same weight.
+
+No row is in both problems: rows that the inner problem fits have no loss left, and then nothing would keep the new
+classes from claiming all inputs that differ from an earlier *synthetic* row (results/vbpc/increments.md).
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ... import networks
@@ -25,14 +30,12 @@ from ...config import LATER
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...errors import require
-from ...method import Inputs, StageSpec
+from ...method import Inputs
 from ...seeds import Seed
 from ...training import loop
-from .descent import Surrogate, check_average
+from .descent import Descent, Surrogate, check_average
 from .init import Choice, Coreset
-from .memory import Memory
 from .pool import ModelPool, PoolConfig
-from .stage import Descent, distilled_stage
 
 _REPORT_EVERY: Final = 20  # steps between reports of the batch accuracy
 
@@ -91,41 +94,87 @@ def label_margin(labels: Float[Tensor, "n k"], most: float) -> Float[Tensor, ""]
     return (top[:, 0] - top[:, 1]).clamp(max=most).mean()
 
 
+@final
+class Memory:
+    """An earlier coreset, and the share of the step's own classes in the outer loss."""
+
+    def __init__(self, coreset: Coreset, new: int) -> None:
+        """Create the memory of an earlier coreset, to which ``new`` classes are added.
+
+        Raises:
+            ConfigError: a class has only one row, so it cannot be halved.
+        """
+        self.coreset, self._classes = coreset, coreset.classes.cpu()
+        _, place, counts = self._classes.unique(return_inverse=True, return_counts=True)
+        rule = "must be alone if the earlier coreset has only one row of a class"
+        require(int(counts.min()) > 1, "coreset.increment", rule, "with_earlier")
+        out, seen = counts // 2, len(counts) + new
+        self.share = new / seen
+        # True if a row, in the order of classes, is in the outer half
+        self._out = torch.cat([torch.arange(int(n)) < n // 2 for n in counts])
+        self._weights = 1 / (seen * out[place].float())
+
+    def halves(self, rng: Seed) -> tuple[Int[Tensor, " inner"], Int[Tensor, " outer"]]:
+        """Draw the earlier rows of the inner problem and of the outer loss."""
+        order = torch.randperm(len(self._classes), generator=rng.generator())
+        order = order[self._classes[order].argsort(stable=True)]
+        return order[~self._out].sort().values, order[self._out].sort().values
+
+    def union(self, images: Tensor, labels: Tensor, rows: Int[Tensor, " row"] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the images and labels of both coresets; the earlier rows (all, or only ``rows``) come first."""
+        earlier = self.coreset.images, self.coreset.labels
+        if rows is not None:
+            there = rows.to(images.device, non_blocking=True)
+            earlier = earlier[0][there], earlier[1][there]
+        return torch.cat([earlier[0], images]), torch.cat([earlier[1], labels])
+
+    def weights(self, batch: int, rows: Int[Tensor, " outer"]) -> Float[Tensor, " row"]:
+        """Return the weights of a batch of the step's rows followed by the earlier ``rows``; their sum is 1."""
+        of_batch = torch.full((batch,), self.share / batch)
+        return torch.cat([of_batch, self._weights[rows]]).to(self.coreset.images.device, non_blocking=True)
+
+
+class OuterProblem(NamedTuple):
+    """What an outer loss is of.
+
+    Attributes:
+        network: a network of the pool.
+        coreset, labels: the coreset's augmented images and its labels, with a graph.
+        images, classes: augmented training rows and their classes.
+        weights: the weights of these rows [b], with the sum 1. With None, the loss is the mean over the rows.
+        rng: the step's seed address.
+    """
+
+    network: networks.Network
+    coreset: Tensor
+    labels: Tensor
+    images: Tensor
+    classes: Tensor
+    weights: Tensor | None
+    rng: Seed
+
+
 class PoolSurrogate(Surrogate):
     """A loss of a batch given the coreset, computed with one network of a pool."""
 
-    def __init__(
-        self,
-        data: FitData,
-        network: networks.NetworkConfig,
-        config: DistilConfig,
-        *,
-        memory: Memory | None = None,
-        rng: Seed,
-    ) -> None:
-        self._data, self._config, self._memory, self._rng = data, config, memory, rng
-        shape, outputs = data.input_shape, data.outputs
-        self._pool = ModelPool(config.pool, network, shape, outputs, rng=rng.fold("pool"), device=data.device)
+    def __init__(self, data: FitData, config: Any, memory: Memory | None, rng: Seed) -> None:
+        """Create the surrogate; ``config`` has the pool's ``network`` and ``coreset``, a :class:`DistilConfig`."""
+        self._data, self._config, self._memory, self._rng = data, config.coreset, memory, rng
+        shape, outputs, pool = data.input_shape, data.outputs, config.coreset.pool
+        self._pool = ModelPool(pool, config.network, shape, outputs, rng=rng.fold("pool"), device=data.device)
         self._slot, self._accuracy = 0, torch.zeros(())
 
-    @abstractmethod
-    def outer_loss(
-        self,
-        network: networks.Network,
-        coreset: Tensor,
-        labels: Tensor,
-        images: Tensor,
-        classes: Tensor,
-        weights: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the loss [] of a batch given the coreset, and the outputs [b, k] that predict classes.
+    @classmethod
+    def of_fit(cls, data: FitData, inputs: Inputs, config: Any, start: Coreset, rng: Seed) -> "PoolSurrogate":
+        """Return the surrogate of a fit; its memory is the earlier coreset in ``inputs``, if the config asks for it."""
+        memory, earlier = None, inputs.get("coreset", ())
+        if earlier and config.coreset.increment == "with_earlier":
+            memory = Memory(Coreset.for_fit(earlier[0], data), len(np.unique(data.train.targets)))
+        return cls(data, config, memory, rng)
 
-        Args:
-            network: a network of the pool.
-            coreset, labels: the coreset's augmented images and its labels, with a graph.
-            images, classes: augmented training rows and their classes.
-            weights: the weights of these rows [b], with the sum 1. With None, the loss is the mean over the rows.
-        """
+    @abstractmethod
+    def outer_loss(self, problem: OuterProblem) -> tuple[Tensor, Tensor]:
+        """Return the loss [] of a batch given the coreset, and the outputs [b, k] that predict classes."""
 
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
         self._slot, network = self._pool.draw(step)
@@ -138,7 +187,7 @@ class PoolSurrogate(Surrogate):
             stand_ins = augment(memory.coreset.images[there], augmentation, rng.fold("memory"))
             rows, classes = torch.cat([rows, stand_ins]), torch.cat([classes, memory.coreset.classes[there]])
         coreset = augment(images, augmentation, rng.fold("coreset"))
-        loss, outputs = self.outer_loss(network, coreset, labels, rows, classes, weights)
+        loss, outputs = self.outer_loss(OuterProblem(network, coreset, labels, rows, classes, weights, rng))
         if self._reports(step):
             right = (outputs.detach().argmax(1) == classes).float()
             self._accuracy = right.mean() if weights is None else weights @ right
@@ -170,27 +219,3 @@ class PoolSurrogate(Surrogate):
         """Draw augmented training rows with replacement, and their classes."""
         images, classes = self._data.batch(self._config.batch, address.fold("batch"))
         return augment(images, self._config.augmentation, address.fold("augment")), classes
-
-
-def pool_stage(name: str, surrogate: Callable[[FitData, Any, Memory | None, Seed], PoolSurrogate]) -> StageSpec:
-    """Return the stage ``coreset`` of a method whose config has a :class:`DistilConfig` as ``coreset``.
-
-    Args:
-        name: the method's name.
-        surrogate: makes the method's surrogate from (data, config, memory, seed).
-    """
-    return distilled_stage(name, partial(_with_memory, surrogate), "coreset")
-
-
-def _with_memory(
-    surrogate: Callable[[FitData, Any, Memory | None, Seed], PoolSurrogate],
-    data: FitData,
-    inputs: Inputs,
-    config: Any,
-    start: Coreset,
-    rng: Seed,
-) -> PoolSurrogate:
-    memory, earlier = None, inputs.get("coreset", ())
-    if earlier and config.coreset.increment == "with_earlier":
-        memory = Memory(Coreset.for_fit(earlier[0], data), len(np.unique(data.train.targets)))
-    return surrogate(data, config, memory, rng)

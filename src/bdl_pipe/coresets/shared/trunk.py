@@ -1,7 +1,7 @@
 """Networks trained on a coreset alone: features φ(x), the loss and its Adam steps.
 
-A fit of one network uses the training loop (:class:`TrunkObjective`). The networks of a pool make one step each between
-two steps of the coreset, without a training loop (:class:`OptimisedNetwork`).
+A fit of one network uses the training loop (:class:`NetworkObjective`). The networks of a pool make one step each
+between two steps of the coreset, without a training loop (:class:`OptimisedNetwork`).
 
 The loss is the coreset's Gaussian negative log-likelihood ½·mean_i ‖ŷ_i − Wᵀφ(x̂_i)‖². Its precision γ is omitted,
 because Adam's steps do not depend on the scale of the loss.
@@ -42,32 +42,40 @@ class OptimisedNetwork:
         return loss.detach()
 
 
-@final
-class TrunkObjective(loop.Objective):
+class NetworkObjective(loop.Objective):
     """A network that is trained on one coreset alone."""
 
-    def __init__(self, network: networks.Network, coreset: Coreset, augmentation: AugmentConfig, rng: Seed) -> None:
+    def __init__(self, network: networks.Network, coreset: Coreset, rng: Seed) -> None:
         """Create the objective of a network on the coreset's device; step t draws from ``rng`` and t."""
-        self._network, self._coreset, self._augmentation, self._rng = network, coreset, augmentation, rng
-
-    def parameters(self) -> list[Tensor]:
-        return trained(self._network)
-
-    def optimiser(self, config: loop.OptimiserConfig) -> Adam:
-        return adam(self._network, config.lr)
-
-    def loss(self, step: int) -> Tensor:
-        rng = self._rng.fold("step", step)
-        return coreset_loss(self._network, self._coreset.images, self._coreset.labels, self._augmentation, rng)
+        self.network, self.coreset, self._rng = network, coreset, rng
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         return {"loss": float(loss)}
 
     def state(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self._network.state_dict().items()}
+        return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self._network.load_state_dict(state)
+        self.network.load_state_dict(state)
+
+
+@final
+class TrunkObjective(NetworkObjective):
+    """The loss of the trunk's features and a head without bias, minimised by Adam."""
+
+    def __init__(self, network: networks.Network, coreset: Coreset, augmentation: AugmentConfig, rng: Seed) -> None:
+        super().__init__(network, coreset, rng)
+        self._augmentation = augmentation
+
+    def parameters(self) -> list[Tensor]:
+        return trained(self.network)
+
+    def optimiser(self, config: loop.OptimiserConfig) -> Adam:
+        return adam(self.network, config.lr)
+
+    def loss(self, step: int) -> Tensor:
+        rng = self._rng.fold("step", step)
+        return coreset_loss(self.network, self.coreset.images, self.coreset.labels, self._augmentation, rng)
 
 
 def trained(network: networks.Network) -> list[Tensor]:

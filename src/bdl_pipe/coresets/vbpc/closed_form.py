@@ -62,10 +62,17 @@ class HeadPosterior:
         return 0.5 * (classes * (log_det - shrink) + self.rho * self.mean.square().sum())
 
     def logit_moments(self, test_features: Float[Tensor, "b h"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, " b"]]:
-        """Compute the mean φᵀm of each class's logit and their common variance φᵀVφ (diagonal of eq. 31)."""
-        return test_features @ self.mean, variance(
-            test_features, self.features, self.factor, rho=self.rho, ratio=self.ratio
-        )
+        """Compute the mean φᵀm of each class's logit and their common variance φᵀVφ (diagonal of eq. 31).
+
+        Dual: ρ⁻¹(‖φ‖² − a‖L⁻¹Φφ‖²), a difference that rounding can make negative; it is clamped at 0. Primal
+        (``features`` is None): ρ⁻¹‖L⁻¹φ‖², a sum of squares.
+        """
+        mean = test_features @ self.mean
+        if self.features is None:
+            whitened = torch.linalg.solve_triangular(self.factor, test_features.T, upper=False)
+            return mean, whitened.square().sum(0) / self.rho
+        whitened = torch.linalg.solve_triangular(self.factor, self.features @ test_features.T, upper=False)  # L⁻¹Φφ
+        return mean, (test_features.square().sum(1) - self.ratio * whitened.square().sum(0)).clamp_min(0) / self.rho
 
     def functions(self, test_features: Float[Tensor, "group row h"]) -> GaussianFunctions:
         """Return the Gaussian over the logits φᵀw_j at the rows of each group, which share w_j (eq. 31), in float64.
@@ -78,9 +85,9 @@ class HeadPosterior:
             white = _whitened(self.factor.double(), phi)
             covariance = white @ white.mT
         else:
-            known = self.features.double()
-            identity = torch.eye(len(known), dtype=known.dtype, device=known.device)
-            white = _whitened(torch.linalg.cholesky(identity + self.ratio * known @ known.T), phi @ known.T)
+            coreset = self.features.double()
+            identity = torch.eye(len(coreset), dtype=coreset.dtype, device=coreset.device)
+            white = _whitened(torch.linalg.cholesky(identity + self.ratio * coreset @ coreset.T), phi @ coreset.T)
             covariance = phi @ phi.mT - self.ratio * white @ white.mT
         mean = phi @ self.mean.double()
         noise = mean.new_zeros(1, mean.shape[-1])
@@ -185,25 +192,6 @@ def _factor(matrix: Float[Tensor, "m m"], ratio: float) -> Float[Tensor, "m m"]:
         f"I + aΦΦᵀ has entries up to {largest:.3g} at a = gamma/(rho n) = {ratio:.3g}, too large for a factor in "
         f"{matrix.dtype}: raise rho, or lower gamma or feature_scale"
     )
-
-
-def variance(
-    test_features: Float[Tensor, "b h"],
-    features: Float[Tensor, "n h"] | None,
-    factor: Float[Tensor, "m m"],
-    *,
-    rho: float,
-    ratio: float,
-) -> Float[Tensor, " b"]:
-    """Compute φᵀVφ of each test row.
-
-    Dual: ρ⁻¹(‖φ‖² − a‖L⁻¹Φφ‖²), a difference that rounding can make negative; it is clamped at 0. Primal (``features``
-    is None): ρ⁻¹‖L⁻¹φ‖², a sum of squares.
-    """
-    if features is None:
-        return torch.linalg.solve_triangular(factor, test_features.T, upper=False).square().sum(0) / rho
-    whitened = torch.linalg.solve_triangular(factor, features @ test_features.T, upper=False)  # L⁻¹Φφ [n, b]
-    return (test_features.square().sum(1) - ratio * whitened.square().sum(0)).clamp_min(0) / rho
 
 
 def class_log_probs(mean: Float[Tensor, "b k"], logit_variance: Float[Tensor, " b"]) -> Float[Tensor, "b k"]:

@@ -16,7 +16,6 @@ with the coreset's statistics and predicts each row independently, so it is our 
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, Literal, final
 
 import torch
@@ -29,65 +28,13 @@ from ...data.size import Section, Size
 from ...errors import require
 from ...method import Default, Method, StageSpec, Upstream
 from ...seeds import Seed
-from ..shared.memory import Memory
-from ..shared.pool_surrogate import DistilConfig, PoolSurrogate, pool_stage
-from ..shared.stage import POOLED
+from ..shared.descent import POOLED, distilled_stage
+from ..shared.pool_surrogate import DistilConfig, Memory, OuterProblem, PoolSurrogate
 from ..shared.trunk import features
 from . import closed_form, posterior
 from .posterior import HeadConfig, StudentConfig, fit_student
 
-Outer = Literal["predictive", "expected"]
 _PAIRS: Final = 16  # pairs of draws of a row's logits
-
-
-@final
-class DatasetLoss(PoolSurrogate):
-    """The loss of eq. 27 on a batch, or the bound, as a function of (images, labels)."""
-
-    def __init__(
-        self,
-        data: FitData,
-        network: networks.NetworkConfig,
-        head: HeadConfig,
-        beta_dataset: float,
-        config: DistilConfig,
-        *,
-        outer: Outer = "predictive",
-        memory: Memory | None = None,
-        rng: Seed,
-    ) -> None:
-        super().__init__(data, network, config, memory=memory, rng=rng)
-        self._head, self._beta, self._outer = head, beta_dataset, outer
-        # the number of rows of all classes so far, if each class had as many rows as a class of this step
-        self._rows = len(data.train) if memory is None else round(len(data.train) / memory.share)
-        self._step = rng
-
-    def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
-        self._step = rng
-        return super().loss(images, labels, step, rng)
-
-    def outer_loss(
-        self,
-        network: networks.Network,
-        coreset: Tensor,
-        labels: Tensor,
-        images: Tensor,
-        classes: Tensor,
-        weights: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        q = self._head.solve(network, coreset, labels)
-        with torch.no_grad():
-            phi = features(network, images, self._head.feature_scale)
-        noise = None
-        if self._outer == "expected":
-            generator = self._step.fold("logits").generator()
-            noise = torch.randn(_PAIRS, *phi.shape[:1], q.mean.shape[1], generator=generator, dtype=phi.dtype)
-            noise = noise.to(phi.device, non_blocking=True)
-        loss = closed_form.dataset_loss(q, phi, classes, self._rows, self._beta, noise, weights)
-        return loss, phi @ q.mean.detach()
-
-    def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
-        return super().after(step, loss / self._rows, images, labels)  # eq. 27 is a sum over all rows
 
 
 @dataclass(frozen=True)
@@ -109,7 +56,7 @@ class VbpcConfig(HeadConfig):
     beta_dataset: float
     coreset: DistilConfig
     student: StudentConfig
-    outer: Outer = field(default="predictive", metadata=LATER)
+    outer: Literal["predictive", "expected"] = field(default="predictive", metadata=LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,9 +64,31 @@ class VbpcConfig(HeadConfig):
         require(self.beta_dataset >= 0, "beta_dataset", "must be >= 0", self.beta_dataset)
 
 
-def _surrogate(data: FitData, config: VbpcConfig, memory: Memory | None, rng: Seed) -> DatasetLoss:
-    loss = partial(DatasetLoss, data, config.network, config, config.beta_dataset, config.coreset)
-    return loss(outer=config.outer, memory=memory, rng=rng)
+@final
+class DatasetLoss(PoolSurrogate):
+    """The loss of eq. 27 on a batch, or the bound, as a function of (images, labels)."""
+
+    def __init__(self, data: FitData, config: VbpcConfig, memory: Memory | None, rng: Seed) -> None:
+        super().__init__(data, config, memory, rng)
+        # the number of rows of all classes so far, if each class had as many rows as a class of this step
+        self._rows = len(data.train) if memory is None else round(len(data.train) / memory.share)
+        self._vbpc = config
+
+    def outer_loss(self, problem: OuterProblem) -> tuple[Tensor, Tensor]:
+        network, coreset, labels, images, classes, weights, rng = problem
+        config, noise = self._vbpc, None
+        q = config.solve(network, coreset, labels)
+        with torch.no_grad():
+            phi = features(network, images, config.feature_scale)
+        if config.outer == "expected":
+            generator = rng.fold("logits").generator()
+            noise = torch.randn(_PAIRS, *phi.shape[:1], q.mean.shape[1], generator=generator, dtype=phi.dtype)
+            noise = noise.to(phi.device, non_blocking=True)
+        loss = closed_form.dataset_loss(q, phi, classes, self._rows, config.beta_dataset, noise, weights)
+        return loss, phi @ q.mean.detach()
+
+    def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
+        return super().after(step, loss / self._rows, images, labels)  # eq. 27 is a sum over all rows
 
 
 def default(size: Size) -> Section:
@@ -133,7 +102,7 @@ VBPC = Method(
     config=VbpcConfig,
     tasks=("classification",),
     stages={
-        "coreset": pool_stage("vbpc", _surrogate),
+        "coreset": distilled_stage("vbpc", DatasetLoss.of_fit, "coreset"),
         "student": StageSpec(fit_student, needs={"coreset": "cyclic"}),
     },
     search={

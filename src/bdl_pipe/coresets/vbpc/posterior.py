@@ -26,8 +26,8 @@ from ...predictive import Categorical
 from ...progress import Report
 from ...seeds import Seed
 from ...training.loop import OptimiserConfig, run_steps
+from ..shared.descent import NOISY
 from ..shared.init import Coreset
-from ..shared.stage import NOISY
 from ..shared.trunk import TrunkObjective, features
 from . import closed_form
 from .closed_form import HeadPosterior
