@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..predictive import Categorical, Continuous, Exponential, Gaussian, Mixture, Predictive
+from ..derived_predictive import Exponential, Mixture
+from ..predictive import Categorical, Continuous, Gaussian, Predictive
 from ..seeds import Seed
 
 _FURTHEST: Final = 1e-9  # the probability beyond each end of the bracket in which draws are searched
