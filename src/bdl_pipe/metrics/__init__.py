@@ -5,8 +5,7 @@ Docstrings state which functions need the single draws, such as mutual informati
 means are per row.
 """
 
-from .bins import Bins, bins_of
-from .classification import accuracy, batch_nll, brier, log_likelihood, nll
+from .classification import Bins, accuracy, batch_nll, bins_of, brier, log_likelihood, nll
 from .cost import COSTS
 from .joint import GroupLogProbs
 from .metric import Mean, Metric, StoredMetric
