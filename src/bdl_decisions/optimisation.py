@@ -24,7 +24,7 @@ def branin(x: np.ndarray) -> np.ndarray:
     """Return Branin's function [row] of rows of the unit square; its minimum is 0.397887."""
     u, v = 15 * x[..., 0] - 5, 15 * x[..., 1]
     b, c, t = 5.1 / (4 * np.pi**2), 5 / np.pi, 1 / (8 * np.pi)
-    return (v - b * u**2 + c * u - 6) ** 2 + 10 * (1 - t) * np.cos(u) + 10  # type: ignore[no-any-return]
+    return (v - b * u**2 + c * u - 6) ** 2 + 10 * (1 - t) * np.cos(u) + 10
 
 
 _ALPHA: Final = np.array([1.0, 1.2, 3.0, 3.2])
@@ -44,7 +44,7 @@ _P: Final = 1e-4 * np.array(
 def hartmann6(x: np.ndarray) -> np.ndarray:
     """Return Hartmann's function of six inputs [row]; its minimum is −3.32237."""
     inner = (_A * (x[..., None, :] - _P) ** 2).sum(-1)
-    return -(_ALPHA * np.exp(-inner)).sum(-1)  # type: ignore[no-any-return]
+    return -(_ALPHA * np.exp(-inner)).sum(-1)
 
 
 FUNCTIONS: Final[Mapping[str, tuple[Callable[[np.ndarray], np.ndarray], int, float]]] = {  # with inputs and minimum
@@ -140,7 +140,7 @@ class Steps:
         require(self.candidates > self.batch, "candidates", f"must be > batch, {self.batch}", self.candidates)
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, Any]:
         """Return the sizes of a search."""
         return {"rounds": self.evaluations, "batch": self.batch, "candidates": self.candidates}
 
