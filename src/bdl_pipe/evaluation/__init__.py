@@ -14,38 +14,24 @@ import torch
 from .. import metrics
 from ..data.examples import Examples
 from ..metrics import cost
-from ..metrics.ood.predictives import OOD_SCORES, ood_scores, register_ood_score
-from ..networks.last_layer import LastLayer
+from ..metrics.ood.predictives import OOD_SCORES as OOD_SCORES
+from ..metrics.ood.predictives import ood_scores as ood_scores
+from ..metrics.ood.predictives import register_ood_score as register_ood_score
+from ..networks.last_layer import LastLayer as LastLayer
 from ..posterior import Predictor
 from ..predictive import Categorical, Continuous
 from ..scores import Quantity, Set
 from ..seeds import Seed
 from . import references
-from .gathered import USUAL, DrawnRows, EvaluateConfig, Gathered, Scores, has_one_noise, normalised
-from .joint import joint_scores, keeps_functions, lines_between_classes, same_class_along
-from .unfamiliar import last_layer, stored_rows, training_rows
-
-__all__ = [
-    "OOD_SCORES",
-    "USUAL",
-    "CleanResult",
-    "EvaluateConfig",
-    "LastLayer",
-    "Scores",
-    "last_layer",
-    "measure_cost",
-    "ood_scores",
-    "register_ood_score",
-    "same_class_along",
-    "score_all",
-    "score_classification",
-    "score_clean",
-    "score_corrupted",
-    "score_ood",
-    "stored_rows",
-    "training_rows",
-]
-
+from .gathered import USUAL as USUAL
+from .gathered import DrawnRows, Gathered, has_one_noise, normalised
+from .gathered import EvaluateConfig as EvaluateConfig
+from .gathered import Scores as Scores
+from .joint import joint_scores, keeps_functions, lines_between_classes
+from .joint import same_class_along as same_class_along
+from .unfamiliar import last_layer as last_layer
+from .unfamiliar import stored_rows as stored_rows
+from .unfamiliar import training_rows as training_rows
 
 Figures = dict[Quantity, tuple[float, int]]  # quantity -> (value, number of examples behind it)
 
