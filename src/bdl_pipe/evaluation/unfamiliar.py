@@ -123,28 +123,19 @@ def _outputs(
         inputs = fitted.transform.inputs(examples.inputs[rows], device)
         layer = _last_layer(fitted.posterior, inputs, rng.fold("predict"))
         if layer is not None:
-            columns |= _stored(layer)
+            width = layer.features.shape[1]
+            projection = None if width <= WIDEST else _directions(width).to(layer.features)
+            for name, features in (("features", layer.features), (ORIGIN, layer.origin)):
+                if features is not None:
+                    columns[name] = (features if projection is None else features @ projection).cpu().numpy()
+            if layer.logits is not None:
+                columns["logits"] = layer.logits.cpu().numpy()
             layers.append(layer)
         for name, values in columns.items():
             parts.setdefault(name, []).append(values)
     origin = parts.pop(ORIGIN, [])
     whole = {name: np.concatenate(values) for name, values in parts.items()}
     return whole | ({ORIGIN: origin[0]} if origin else {}), layers
-
-
-def _stored(layer: LastLayer) -> dict[str, np.ndarray]:
-    width = layer.features.shape[1]
-    projection = None if width <= WIDEST else _directions(width).to(layer.features)
-
-    def narrow(features: Tensor) -> np.ndarray:
-        return (features if projection is None else features @ projection).cpu().numpy()
-
-    columns = {"features": narrow(layer.features)}
-    if layer.logits is not None:
-        columns["logits"] = layer.logits.cpu().numpy()
-    if layer.origin is not None:
-        columns[ORIGIN] = narrow(layer.origin)
-    return columns
 
 
 def _directions(width: int) -> Float[Tensor, "width direction"]:

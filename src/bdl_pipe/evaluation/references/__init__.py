@@ -84,7 +84,14 @@ def find(test: Examples, transform: Transform) -> Reference | None:
     if len(test) not in {rows for rows, _ in states}:
         return None
     state = states.get((len(test), digest(test)))
-    if state is None or not _same(transform, State(under("transform.", state.tensors), state.config["transform"])):
+    fitted = transform.state()
+    if state is None or fitted.config != state.config["transform"]:
+        return None
+    tensors = under("transform.", state.tensors)
+    if fitted.tensors.keys() != tensors.keys():
+        return None
+    pairs = ((fitted.tensors[name].double(), value.double()) for name, value in tensors.items())
+    if not all(a.shape == b.shape and torch.allclose(a, b, rtol=_CLOSE, atol=0) for a, b in pairs):
         return None
     return Reference(state.tensors["draws"].double(), state.config["noise_variance"], state.config)
 
@@ -94,14 +101,6 @@ def stored(folder: Path = HERE) -> Mapping[tuple[int, str], State]:
     """Read the references of a folder, by the number and the hash of their rows."""
     states = [artifacts.from_bytes(path.read_bytes(), path.name) for path in sorted(folder.glob(f"*{SUFFIX}"))]
     return {(state.tensors["draws"].shape[1], state.config["rows"]): state for state in states}
-
-
-def _same(transform: Transform, stored: State) -> bool:
-    state = transform.state()
-    if state.config != stored.config or state.tensors.keys() != stored.tensors.keys():
-        return False
-    pairs = ((state.tensors[name].double(), value.double()) for name, value in stored.tensors.items())
-    return all(a.shape == b.shape and torch.allclose(a, b, rtol=_CLOSE, atol=0) for a, b in pairs)
 
 
 def distances(reference: Gaussian, other: Continuous) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
