@@ -34,7 +34,7 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged, require
 from bdl_pipe.evaluation import references
-from bdl_pipe.evaluation.distance import distances
+from bdl_pipe.evaluation.references import distances
 from bdl_pipe.method import fan_in
 from bdl_pipe.posterior import NetworkDraws
 from bdl_pipe.predictive import Categorical, Gaussian

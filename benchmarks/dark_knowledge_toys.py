@@ -22,7 +22,7 @@ from torch import Tensor
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.evaluation import references
-from bdl_pipe.evaluation.distance import distances
+from bdl_pipe.evaluation.references import distances
 from bdl_pipe.predictive import Categorical, Continuous, Gaussian, Predictive
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed

@@ -12,8 +12,7 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation import references
-from bdl_pipe.evaluation.distance import Distances, distances
-from bdl_pipe.evaluation.references import Reference
+from bdl_pipe.evaluation.references import Distances, Reference, distances
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.seeds import Seed

@@ -17,7 +17,7 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import DataError
 from bdl_pipe.evaluation import EvaluateConfig, score_clean
-from bdl_pipe.evaluation.draws import MOST_DRAWS, MOST_ROWS
+from bdl_pipe.evaluation.gathered import MOST_DRAWS, MOST_ROWS
 from bdl_pipe.metrics import stored
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.seeds import Seed

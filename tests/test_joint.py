@@ -16,6 +16,7 @@ from bdl_pipe.collapsed.mixture import CollapsedMixture
 from bdl_pipe.collapsed.output_distributions import Linear
 from bdl_pipe.coresets.vbpc.closed_form import solve
 from bdl_pipe.data.transform import Transform
+from bdl_pipe.derived_predictive import Exponential
 from bdl_pipe.errors import DataError
 from bdl_pipe.joint_predictive import (
     GaussianFunctions,
@@ -28,7 +29,7 @@ from bdl_pipe.last_layer import Discriminative, Generative, Regression
 from bdl_pipe.linear_regression import posterior
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec, Predictor, joint
-from bdl_pipe.predictive import Exponential, Gaussian
+from bdl_pipe.predictive import Gaussian
 from bdl_pipe.seeds import Seed
 from tests.last_layer.cases import FORMS, draw, perturbed
 

@@ -6,7 +6,8 @@ import scipy.integrate
 import scipy.stats
 import torch
 
-from bdl_pipe.predictive import Categorical, Exponential, Gaussian, Mixture
+from bdl_pipe.derived_predictive import Exponential, Mixture
+from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.recalibration import Widened
 
 

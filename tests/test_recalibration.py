@@ -16,10 +16,11 @@ from bdl_pipe import artifacts, recalibration, summary
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.transform import Transform
+from bdl_pipe.derived_predictive import Exponential, Mixture
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.evaluation import EvaluateConfig, score_clean
 from bdl_pipe.posterior import Predictor
-from bdl_pipe.predictive import Categorical, Exponential, Gaussian, Mixture, Predictive
+from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.recalibration import Recalibration, Widened
 from bdl_pipe.seeds import Seed
 from pipeline.prepared import folders

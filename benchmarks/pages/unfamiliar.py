@@ -17,7 +17,7 @@ from typing import Final
 
 from bdl_pipe.metrics import ood
 from bdl_pipe.metrics.ood.rows import StoredFit
-from bdl_pipe.metrics.ood.sets import GROUPS
+from bdl_pipe.metrics.ood.table import GROUPS
 from benchmarks.pages.coresets import uncommitted
 from pipeline.core import places
 from pipeline.core.load import load

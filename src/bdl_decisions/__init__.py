@@ -1,7 +1,7 @@
 """Decisions by a posterior: bandits, active learning and Bayesian optimisation, in one loop with one interface.
 
 A task makes problems, an agent is a registered method with a rule, and a rule chooses from draws of functions,
-marginals or class probabilities of the fitted posterior (:mod:`.questions`). See ``docs/decisions.md`` to add more.
+marginals or class probabilities of the fitted posterior (:mod:`.question`). See ``docs/decisions.md`` to add more.
 """
 
 from .agents import Agent as Agent

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, final
 import numpy as np
 
 from bdl_pipe.data import catalog
-from bdl_pipe.errors import require
+from bdl_pipe.errors import ConfigError, require
 from bdl_pipe.seeds import Seed
 
 from .question import Belief, Question
@@ -27,9 +27,6 @@ class Labelling:
         start: indices of the rows that are known at the start.
         pool: indices of the rows with hidden labels.
         held: indices of the rows that are scored.
-        batch: the number of labels in each step.
-        candidates: the number of rows of the pool from which each step chooses.
-        wanted: the number of rows of the pool that represent future predictions (``epig``).
     """
 
     standardised = False
@@ -42,17 +39,13 @@ class Labelling:
         start: np.ndarray,
         pool: np.ndarray,
         held: np.ndarray,
-        *,
-        rounds: int,
-        batch: int,
-        candidates: int,
-        wanted: int,
+        task: "ActiveLearning",
         rng: Seed,
     ) -> None:
         self._rows, self._labels, self.classes = rows, labels, classes
         self._known, self._pool, self._held = start, pool, held
-        self._candidates, self._wanted, self._rng = candidates, wanted, rng
-        self.rounds, self.refits = rounds, (*range(0, rounds, batch), rounds)
+        self._candidates, self._wanted, self._rng = task.candidates, task.wanted, rng
+        self.rounds, self.refits = task.labels, (*range(0, task.labels, task.batch), task.labels)
         self._scores: dict[str, list[tuple[int, float]]] = {"accuracy": [], "nll": []}
 
     def known(self) -> tuple[np.ndarray, np.ndarray]:
@@ -75,8 +68,8 @@ class Labelling:
         Raises:
             ConfigError: the agent has no belief.
         """
-        require(belief is not None, "method", "must be named: the scores of active learning are its posterior's")
-        assert belief is not None
+        if belief is None:
+            raise ConfigError("method", "must be named: the scores of active learning are its posterior's")
         log_probs, labels = belief.log_probs(self._rows[self._held], rng).numpy(), self._labels[self._held]
         scores = {
             "accuracy": (log_probs.argmax(1) == labels).mean(),
@@ -111,6 +104,7 @@ class ActiveLearning:
     candidates: int = 500
     wanted: int = 100
     held: int = 1000
+    task = "classification"
     name: Literal["active_learning"] = "active_learning"
 
     def __post_init__(self) -> None:
@@ -119,10 +113,6 @@ class ActiveLearning:
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
         require(self.batch <= self.labels, "batch", f"must be <= labels, {self.labels}", self.batch)
         require(self.candidates >= self.batch, "candidates", f"must be >= batch, {self.batch}", self.candidates)
-
-    @property
-    def task(self) -> str:
-        return "classification"
 
     def problem(self, rng: Seed) -> Labelling:
         """Draw the known rows, the held rows, and the pool.
@@ -142,12 +132,7 @@ class ActiveLearning:
         needed = self.labels + self.candidates + self.wanted
         rule = f"must leave {needed} of the data set's {len(rows)} rows for labels, candidates and wanted"
         require(len(pool) >= needed, "held", rule, self.held)
-        sizes = {"rounds": self.labels, "batch": self.batch, "candidates": self.candidates, "wanted": self.wanted}
-        return Labelling(rows, labels, raw.classes, start, pool, held, **sizes, rng=rng)
-
-    def files(self) -> tuple[Any, ...]:
-        """List the user's files that the rows come from."""
-        return tuple(self.source.files())
+        return Labelling(rows, labels, raw.classes, start, pool, held, self, rng)
 
 
 Configs: Final[Mapping[str, type]] = {"active_learning": ActiveLearning}

@@ -1,6 +1,5 @@
 """Agents: a registered method, and the rule by which its posterior chooses."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -10,6 +9,7 @@ from bdl_pipe import config
 from bdl_pipe.config import nearest
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.raw import FEWEST_ROWS
+from bdl_pipe.data.size import Size
 from bdl_pipe.errors import DataError, require
 from bdl_pipe.estimators import given
 from bdl_pipe.estimators.fitted import Fitted, fit_parts
@@ -97,13 +97,13 @@ class Agent:
             return None
         if len(rows) < FEWEST_ROWS:
             raise DataError(f"{self.method}: must be fitted to at least {FEWEST_ROWS} rows, got {len(rows)}")
-        own = Targets(targets if classes else targets.reshape(-1, 1).astype(np.float64), classes)
+        answers = Targets(targets if classes else targets.reshape(-1, 1).astype(np.float64), classes)
         columns = None
         if rows.ndim > 2:
-            profile = given.image_profile(rows, own)
+            profile = given.image_profile(rows, answers)
         else:
             table = given.table_of(rows.astype(np.float64))
-            profile = given.table_profile(table, own, None, numbers=True)
+            profile = given.table_profile(table, answers, None, numbers=True)
             columns = [table.column_names.index(name) for name in profile.raw.features]  # without constant columns
         size = replace(profile.size(), has_test=True, pace=self.pace)
         runs = self.plan(size)
@@ -115,7 +115,6 @@ class Agent:
         predictor = Fitted(parts, about, {"classes": classes}).predictor()
         return PosteriorBelief(predictor, self.method, updates=self.updates, columns=columns)
 
-    def plan(self, size: Any) -> list[Run]:
+    def plan(self, size: Size) -> list[Run]:
         """List the upstream runs of a fit at this size."""
-        above: Mapping[str, Any] = self.upstream
-        return plan(self.method, size, override=self.override, made_from=self.made_from, upstream=above)
+        return plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)

@@ -65,7 +65,8 @@ class Bandit:
 
     def known(self) -> tuple[np.ndarray, np.ndarray]:
         rounds = np.arange(self._done)
-        return in_blocks(self._rows[: self._done], self._means.shape[1])[rounds, self._chosen], self._got()
+        rows = in_blocks(self._rows[: self._done], self._means.shape[1])[rounds, self._chosen]
+        return rows, self._rewards[rounds, self._chosen]
 
     def question(self, rounds: int) -> Question:
         here = slice(self._done, self._done + rounds)
@@ -95,10 +96,6 @@ class Bandit:
         curve = [(int(place), float(share[place - 1])) for place in places]
         return {"regret": curve, "simple_regret": [(len(means), simple)]}
 
-    def _got(self) -> np.ndarray:
-        found: np.ndarray = self._rewards[np.arange(self._done), self._chosen]
-        return found
-
 
 def in_blocks(contexts: np.ndarray, arms: int) -> np.ndarray:
     """Return the row of each arm [round, arm, arm·(column + 1)]: (context, 1) in the arm's own block."""
@@ -106,8 +103,28 @@ def in_blocks(contexts: np.ndarray, arms: int) -> np.ndarray:
     return np.einsum("ab,rc->rabc", np.eye(arms), padded).reshape(len(contexts), arms, -1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """The settings of every bandit.
+
+    Attributes:
+        rounds: the number of rounds, including the rounds before the first fit.
+        initial: the number of rounds of each arm before the first fit.
+        growth: a posterior is fitted again when the known rows have grown by this factor.
+    """
+
+    task = "regression"
+    rounds: int = 2000
+    initial: int = 3
+    growth: float = 1.6
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 0), ("initial", 0), ("growth", 1)):
+            require(getattr(self, name) > least, name, f"must be > {least}", getattr(self, name))
+
+
 @dataclass(frozen=True)
-class Wheel:
+class Wheel(Rounds):
     """The wheel bandit (Riquelme, Tucker & Snoek 2018, "Deep Bayesian bandits showdown", section 5.4).
 
     Contexts are uniform in the unit disc. Arm 0 gives 1.2, the other arms 1.0; but beyond radius δ one other arm, which
@@ -115,24 +132,14 @@ class Wheel:
 
     Attributes:
         delta: the radius δ.
-        rounds: the number of rounds, including the rounds before the first fit.
-        initial: the number of rounds of each arm before the first fit.
-        growth: a posterior is fitted again when the known rows have grown by this factor.
     """
 
     delta: float
-    rounds: int = 2000
-    initial: int = 3
-    growth: float = 1.6
     name: Literal["wheel"] = "wheel"
 
     def __post_init__(self) -> None:
         require(0 < self.delta < 1, "delta", "must be between 0 and 1", self.delta)
-        _check_lengths(self.rounds, self.initial, self.growth)
-
-    @property
-    def task(self) -> str:
-        return "regression"
+        super().__post_init__()
 
     def problem(self, rng: Seed) -> Bandit:
         """Draw contexts and rewards."""
@@ -146,12 +153,9 @@ class Wheel:
         rewards = means + 0.01 * random.standard_normal(means.shape)
         return Bandit(contexts, rewards, means, self.initial, self.growth)
 
-    def files(self) -> tuple[Any, ...]:
-        return ()
-
 
 @dataclass(frozen=True)
-class RowsBandit:
+class RowsBandit(Rounds):
     """A bandit with the rows of a labelled data set as contexts, without repetition, in random order.
 
     Attributes:
@@ -160,26 +164,16 @@ class RowsBandit:
             with reward 0, and an arm to eat: +5 if the label is ``edible``, else +5 or −35 with probability ½ each
             (Riquelme et al. 2018).
         edible: the label of edible rows in ``mushroom``.
-        rounds: the number of rounds, including the rounds before the first fit.
-        initial: the number of rounds of each arm before the first fit.
-        growth: a posterior is fitted again when the known rows have grown by this factor.
     """
 
     source: Any = field(metadata={"read": catalog.read})
     game: Literal["label", "mushroom"] = "label"
     edible: str = "e"
-    rounds: int = 2000
-    initial: int = 3
-    growth: float = 1.6
     name: Literal["rows_bandit"] = "rows_bandit"
 
     def __post_init__(self) -> None:
         require(self.source.task == "classification", "source", "must be a data set of classes", self.source.name)
-        _check_lengths(self.rounds, self.initial, self.growth)
-
-    @property
-    def task(self) -> str:
-        return "regression"
+        super().__post_init__()
 
     def problem(self, rng: Seed) -> Bandit:
         """Draw the rows' order and the rewards.
@@ -202,16 +196,6 @@ class RowsBandit:
         nothing = np.zeros(len(rows))
         means = np.stack([nothing, np.where(good, 5.0, -15.0)], 1)
         return Bandit(rows, np.stack([nothing, np.where(good, 5.0, luck)], 1), means, self.initial, self.growth)
-
-    def files(self) -> tuple[Any, ...]:
-        """List the user's files that the rows come from."""
-        return tuple(self.source.files())
-
-
-def _check_lengths(rounds: int, initial: int, growth: float) -> None:
-    require(rounds > 0, "rounds", "must be > 0", rounds)
-    require(initial > 0, "initial", "must be > 0", initial)
-    require(growth > 1, "growth", "must be > 1", growth)
 
 
 Configs: Final[Mapping[str, type]] = {"wheel": Wheel, "rows_bandit": RowsBandit}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bdl_pipe.errors import UserError
 from bdl_pipe.joint_predictive import GaussianFunctions, JointCategorical
-from bdl_pipe.posterior import GaussianPosterior, Posterior, Predictor
+from bdl_pipe.posterior import GaussianPosterior, Predictor
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.linearised import LinearisedFunctions
@@ -22,7 +22,7 @@ _AT_ONCE: Final = 2_000_000  # the most numbers in a batch of candidates, to lim
 
 @final
 class PosteriorBelief:
-    """The belief of a fitted posterior; :class:`.questions.Belief` documents its answers.
+    """The belief of a fitted posterior; :class:`.question.Belief` documents its answers.
 
     Attributes:
         learns: whether the belief uses one-row updates.
@@ -42,7 +42,7 @@ class PosteriorBelief:
         self._predictor, self._method, self._columns = predictor, method, columns
         self._updated: RecursivePosterior | None = recursive(predictor.posterior) if updates else None
         if updates and self._updated is None:
-            raise UserError(f"{method}: has no one-row updates: its posterior must be refitted (updates: false)")
+            raise self._no_updates
 
     @property
     def learns(self) -> bool:
@@ -63,8 +63,13 @@ class PosteriorBelief:
                 means = self._draws(part, address)
                 which = torch.randint(len(means), (draws, len(part)), generator=address.fold("which").generator())
                 drawn = means[which, torch.arange(len(part))]
-            else:
-                drawn = _sample(functions, draws, address)
+            else:  # each group draws its own parts of a mixture
+                count = len(functions.mean)
+                drawn = functions.sample(draws * count, address)[..., 0]  # part by part within each repetition
+                if count > 1:
+                    which = torch.randint(count, (draws, drawn.shape[1]), generator=address.fold("which").generator())
+                    rows = torch.arange(draws)[:, None] * count + which
+                    drawn = drawn[rows, torch.arange(drawn.shape[1])]
             parts.append(self._own_units(drawn))
         return torch.cat(parts, 1)
 
@@ -85,7 +90,9 @@ class PosteriorBelief:
                 mean, variance = functions.mean[..., 0], functions.covariance[:, :, 0].diagonal(dim1=-2, dim2=-1)
                 sd = variance.clamp_min(0).sqrt()
             means.append(self._own_units(mean))
-            deviations.append(sd.double() * self._scale)
+            scale = self._predictor.transform.scale
+            assert scale is not None
+            deviations.append(sd.double() * scale[0].double())
         return torch.cat(means, 1), torch.cat(deviations, 1)
 
     @torch.no_grad()
@@ -93,12 +100,12 @@ class PosteriorBelief:
         """Return the mean of the predictive, which every posterior of regression has."""
         if self._updated is not None:
             return self.parts(candidates, rng)[0].mean(0)
-        found = []
+        means = []
         for number, part in enumerate(self._in_parts(candidates)):
             flat = part.reshape(-1, *part.shape[2:])
             predictive = self._predictor.transformed(flat, rng=rng.fold("part", number))
-            found.append(self._own_units(predictive.mean[:, 0].unflatten(0, part.shape[:2])))
-        return torch.cat(found)
+            means.append(self._own_units(predictive.mean[:, 0].unflatten(0, part.shape[:2])))
+        return torch.cat(means)
 
     @torch.no_grad()
     def log_probs(self, rows: np.ndarray, rng: Seed) -> Float[Tensor, "row class"]:
@@ -113,10 +120,10 @@ class PosteriorBelief:
         Raises:
             UserError: the joint of several rows is the product of its marginals, or has no draws.
         """
-        found = self._predictor.joint(self._fitted(rows)[None], rng=rng, draws=draws)
-        if not isinstance(found, JointCategorical) or found.is_product:
+        joint = self._predictor.joint(self._fitted(rows)[None], rng=rng, draws=draws)
+        if not isinstance(joint, JointCategorical) or joint.is_product:
             raise self._refusal("draws of class probabilities")
-        return found.draw_log_probs[:, 0].double()
+        return joint.draw_log_probs[:, 0].double()
 
     @torch.no_grad()
     def learn(self, rows: np.ndarray, targets: np.ndarray) -> None:
@@ -126,27 +133,27 @@ class PosteriorBelief:
             UserError: the belief does not learn row by row.
         """
         if self._updated is None:
-            raise UserError(f"{self._method}: has no one-row updates: its posterior must be refitted (updates: false)")
+            raise self._no_updates
         transform = self._predictor.transform
         self._updated.learn(transform.inputs(self._fitted(rows)), transform.targets(targets.reshape(-1, 1)))
 
     @property
-    def _posterior(self) -> Posterior | RecursivePosterior:
-        return self._predictor.posterior if self._updated is None else self._updated
+    def _no_updates(self) -> UserError:
+        return UserError(f"{self._method}: has no one-row updates: its posterior must be refitted (updates: false)")
 
     def _functions(self, candidates: np.ndarray, rng: Seed) -> GaussianFunctions | None:
         """Return the Gaussian over functions at each group; None if the posterior holds none."""
-        posterior = self._posterior
+        posterior = self._updated or self._predictor.posterior
         if not isinstance(posterior, GaussianPosterior | RecursivePosterior):
             return None
-        found = posterior.functions(self._inputs(candidates), rng=rng)
-        if isinstance(found, LinearisedFunctions):  # a network that predicts a variance has a second output
-            outputs = found.mean.shape[-1]
-            covariance = found.covariance[:, ::outputs, ::outputs]
-            return GaussianFunctions(found.mean[None, ..., :1], covariance[None, :, None], torch.zeros(1, 1), False)
-        if not isinstance(found, GaussianFunctions):
+        functions = posterior.functions(self._inputs(candidates), rng=rng)
+        if isinstance(functions, LinearisedFunctions):  # a network that predicts a variance has a second output
+            outputs = functions.mean.shape[-1]
+            covariance = functions.covariance[:, ::outputs, ::outputs]
+            return GaussianFunctions(functions.mean[None, ..., :1], covariance[None, :, None], torch.zeros(1, 1), False)
+        if not isinstance(functions, GaussianFunctions):
             raise self._refusal("draws of functions")
-        return found
+        return functions
 
     def _draws(self, candidates: np.ndarray, rng: Seed) -> Float[Tensor, "draw group candidate"]:
         inputs = self._inputs(candidates)
@@ -162,12 +169,6 @@ class PosteriorBelief:
     def _own_units(self, values: Tensor) -> Tensor:
         return self._predictor.transform.own_units(values[..., None])[..., 0]
 
-    @property
-    def _scale(self) -> Tensor:
-        scale = self._predictor.transform.scale
-        assert scale is not None
-        return scale[0].double()
-
     def _fitted(self, rows: np.ndarray) -> np.ndarray:
         return rows if self._columns is None else rows[..., self._columns]
 
@@ -180,14 +181,3 @@ class PosteriorBelief:
         return UserError(
             f"{self._method}: must give {what}, but its posterior has one draw or no Gaussian over functions"
         )
-
-
-def _sample(functions: GaussianFunctions, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:
-    """Draw functions; each group draws its own parts of the mixture."""
-    drawn = functions.sample(draws * len(functions.mean), rng)[..., 0]  # part by part within each repetition
-    count = len(functions.mean)
-    if count == 1:
-        return drawn
-    which = torch.randint(count, (draws, drawn.shape[1]), generator=rng.fold("which").generator())
-    rows = torch.arange(draws)[:, None] * count + which
-    return drawn[rows, torch.arange(drawn.shape[1])]

@@ -22,7 +22,10 @@ from .loop import play
 from .question import Belief, Problem
 from .rules import RULES
 
-COLUMNS: Final = ("decision", "agent", "seed", "metric", "round", "value")
+SCHEMA: Final = pa.schema(
+    {"decision": pa.string(), "agent": pa.string(), "seed": pa.int64()}
+    | {"metric": pa.string(), "round": pa.int64(), "value": pa.float64()}
+)
 
 
 @runtime_checkable
@@ -87,8 +90,9 @@ class DecisionConfig:
                 raise ConfigError(f"agents.{name}", str(error)) from None
 
     def files(self) -> list[Path]:
-        """List the users' files that the task reads."""
-        return [Path(path) for path in getattr(self.task, "files", tuple)()]
+        """List the users' files that the task, or the source of its rows, reads."""
+        reader = self.task if hasattr(self.task, "files") else getattr(self.task, "source", None)
+        return [Path(path) for path in getattr(reader, "files", tuple)()]
 
     def methods(self) -> set[str]:
         """Return the methods of the agents and of their upstream runs."""
@@ -123,19 +127,16 @@ def decide(entry: DecisionConfig, decision: str, agent: str, seed: int, root: in
         return player.fit(rows, targets, problem.classes, rng, standardised=problem.standardised)
 
     curves = play(problem, fit, player.choosing, address.fold("agent", agent), width=player.width)
-    found = {metric: torch.tensor(points, dtype=torch.float64).reshape(-1, 2) for metric, points in curves.items()}
-    return State(found, {"decision": decision, "agent": agent, "seed": seed})
+    tensors = {metric: torch.tensor(points, dtype=torch.float64).reshape(-1, 2) for metric, points in curves.items()}
+    return State(tensors, {"decision": decision, "agent": agent, "seed": seed})
 
 
 def table(states: Iterable[State]) -> pa.Table:
-    """Return the curves of several agents and seeds as a table of :data:`COLUMNS`."""
+    """Return the curves of several agents and seeds as a table of :data:`SCHEMA`."""
     rows = [
-        (*(state.config[name] for name in COLUMNS[:3]), metric, int(at), value)
+        {**state.config, "metric": metric, "round": int(at), "value": value}
         for state in states
         for metric, points in sorted(state.tensors.items())  # a stored state has another order
         for at, value in points.tolist()
     ]
-    kinds = (pa.string(), pa.string(), pa.int64(), pa.string(), pa.int64(), pa.float64())
-    columns = zip(*rows, strict=True) if rows else [()] * len(COLUMNS)
-    arrays = [pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)]
-    return pa.table(arrays, names=list(COLUMNS))
+    return pa.Table.from_pylist(rows, SCHEMA)

@@ -51,10 +51,10 @@ def play(
 
 def refits(rounds: int, first: int, growth: float) -> tuple[int, ...]:
     """Return the rounds of the refits: 0, and each time the known rows, ``first`` at the start, grew by ``growth``."""
-    found = [0]
-    while (at := max(round((first + found[-1]) * growth) - first, found[-1] + 1)) < rounds:
-        found.append(at)
-    return tuple(found)
+    at = [0]
+    while (after := max(round((first + at[-1]) * growth) - first, at[-1] + 1)) < rounds:
+        at.append(after)
+    return tuple(at)
 
 
 def _require_finite(rows: np.ndarray, targets: np.ndarray, at: int) -> None:

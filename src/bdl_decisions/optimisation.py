@@ -24,8 +24,7 @@ def branin(x: np.ndarray) -> np.ndarray:
     """Return Branin's function [row] of rows of the unit square; its minimum is 0.397887."""
     u, v = 15 * x[..., 0] - 5, 15 * x[..., 1]
     b, c, t = 5.1 / (4 * np.pi**2), 5 / np.pi, 1 / (8 * np.pi)
-    found: np.ndarray = (v - b * u**2 + c * u - 6) ** 2 + 10 * (1 - t) * np.cos(u) + 10
-    return found
+    return (v - b * u**2 + c * u - 6) ** 2 + 10 * (1 - t) * np.cos(u) + 10
 
 
 _ALPHA: Final = np.array([1.0, 1.2, 3.0, 3.2])
@@ -45,8 +44,7 @@ _P: Final = 1e-4 * np.array(
 def hartmann6(x: np.ndarray) -> np.ndarray:
     """Return Hartmann's function of six inputs [row]; its minimum is −3.32237."""
     inner = (_A * (x[..., None, :] - _P) ** 2).sum(-1)
-    found: np.ndarray = -(_ALPHA * np.exp(-inner)).sum(-1)
-    return found
+    return -(_ALPHA * np.exp(-inner)).sum(-1)
 
 
 FUNCTIONS: Final[Mapping[str, tuple[Callable[[np.ndarray], np.ndarray], int, float]]] = {  # with inputs and minimum
@@ -98,8 +96,8 @@ class Search:
             self._asked = np.concatenate([random.random((self._count - half[0], half[1])), near])
         else:
             seen = {row.tobytes() for row in self._rows}
-            left = np.array([row for row in self._grid if row.tobytes() not in seen])
-            self._asked = left[random.permutation(len(left))[: self._count]]
+            rest = np.array([row for row in self._grid if row.tobytes() not in seen])
+            self._asked = rest[random.permutation(len(rest))[: self._count]]
         return Question(self._asked[None], rounds, best=float(self._values.max()))
 
     def answer(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -118,12 +116,11 @@ class Search:
         return {"regret": curve, "mean_regret": [(self.rounds, float(reached[1:].mean()))]}
 
 
-@dataclass(frozen=True)
-class Optimisation:
-    """The section ``task`` for a function from the literature.
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The settings of every search.
 
     Attributes:
-        function: a key of ``FUNCTIONS``.
         start: the number of random evaluations before the first fit.
         evaluations: the number of evaluations after the first fit.
         batch: the number of evaluations between refits. A belief that learns row by row chooses them one by one, any
@@ -131,58 +128,57 @@ class Optimisation:
         candidates: the number of candidates in each step.
     """
 
-    function: Literal["branin", "hartmann6"]
+    task = "regression"
     start: int = 10
     evaluations: int = 40
     batch: int = 4
     candidates: int = 1000
-    name: Literal["optimisation"] = "optimisation"
 
     def __post_init__(self) -> None:
-        _check_lengths(self)
+        for name in ("start", "evaluations", "batch"):
+            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require(self.candidates > self.batch, "candidates", f"must be > batch, {self.batch}", self.candidates)
 
     @property
-    def task(self) -> str:
-        return "regression"
+    def sizes(self) -> dict[str, Any]:
+        """Return the sizes of a search."""
+        return {"rounds": self.evaluations, "batch": self.batch, "candidates": self.candidates}
+
+
+@dataclass(frozen=True)
+class Optimisation(Steps):
+    """The section ``task`` for a function from the literature.
+
+    Attributes:
+        function: a key of ``FUNCTIONS``.
+    """
+
+    function: Literal["branin", "hartmann6"]
+    name: Literal["optimisation"] = "optimisation"
 
     def problem(self, rng: Seed) -> Search:
         """Draw the first evaluations."""
         function, columns, minimum = FUNCTIONS[self.function]
         start = rng.numpy().random((self.start, columns))
-        return Search(lambda x: -function(x), start, -minimum, **_sizes(self), rng=rng)
-
-    def files(self) -> tuple[Any, ...]:
-        return ()
+        return Search(lambda x: -function(x), start, -minimum, **self.sizes, rng=rng)
 
 
 @dataclass(frozen=True)
-class TableOptimisation:
+class TableOptimisation(Steps):
     """The section ``task`` for a table of evaluations: its columns are inputs, its target is the value.
 
     Attributes:
         source: the source of a regression data set with one target and no repeated inputs.
         goal: whether to search for the smallest or the largest value.
-        start: the number of random evaluations before the first fit.
-        evaluations: the number of evaluations after the first fit.
-        batch: the number of evaluations between refits, see :class:`Optimisation`.
-        candidates: the number of candidates in each step.
     """
 
     source: Any = field(metadata={"read": catalog.read})
     goal: Literal["minimise", "maximise"] = "minimise"
-    start: int = 10
-    evaluations: int = 40
-    batch: int = 4
-    candidates: int = 1000
     name: Literal["table_optimisation"] = "table_optimisation"
 
     def __post_init__(self) -> None:
         require(self.source.task == "regression", "source", "must be a data set of numbers", self.source.name)
-        _check_lengths(self)
-
-    @property
-    def task(self) -> str:
-        return "regression"
+        super().__post_init__()
 
     def problem(self, rng: Seed) -> Search:
         """Draw the first evaluations; columns are scaled to the unit cube.
@@ -205,21 +201,7 @@ class TableOptimisation:
             return np.array([known[row.tobytes()] for row in np.ascontiguousarray(x)])
 
         start = grid[rng.numpy().permutation(len(grid))[: self.start]]
-        return Search(value, start, max(known.values()), **_sizes(self), rng=rng, grid=grid)
-
-    def files(self) -> tuple[Any, ...]:
-        """List the user's files that the evaluations come from."""
-        return tuple(self.source.files())
-
-
-def _sizes(task: Optimisation | TableOptimisation) -> dict[str, Any]:
-    return {"rounds": task.evaluations, "batch": task.batch, "candidates": task.candidates}
-
-
-def _check_lengths(task: Optimisation | TableOptimisation) -> None:
-    for name in ("start", "evaluations", "batch"):
-        require(getattr(task, name) > 0, name, "must be > 0", getattr(task, name))
-    require(task.candidates > task.batch, "candidates", f"must be > batch, {task.batch}", task.candidates)
+        return Search(value, start, max(known.values()), **self.sizes, rng=rng, grid=grid)
 
 
 Configs: Final[Mapping[str, type]] = {"optimisation": Optimisation, "table_optimisation": TableOptimisation}

@@ -1,15 +1,7 @@
 """The interface of decisions: the questions of a problem, and the answers of a posterior.
 
-A problem makes a :class:`Question`: groups of candidates. A rule chooses candidates from each group, by one of five
-answers of a :class:`Belief`:
-
-- ``values``: draws of functions, each at all candidates of its group together;
-- ``parts``: the marginal distribution of the function at each candidate, an equal mixture of Gaussians or of points;
-- ``means``: the mean of each candidate's predictive;
-- ``log_probs``: the class probabilities of each candidate;
-- ``class_draws``: the class probabilities of all candidates under each of several draws of one function.
-
-A belief that cannot answer raises a :class:`~bdl_pipe.errors.UserError` of one line.
+A problem makes a :class:`Question`: groups of candidates. A rule chooses candidates from each group, by one of the
+answers of a :class:`Belief`. A belief that cannot answer raises a :class:`~bdl_pipe.errors.UserError` of one line.
 """
 
 from dataclasses import dataclass
@@ -57,7 +49,7 @@ class Belief(Protocol):
     def parts(
         self, candidates: np.ndarray, rng: Seed
     ) -> tuple[Float[Tensor, "part group candidate"], Float[Tensor, "part group candidate"]]:
-        """Return the means and standard deviations of the marginals, which are equal mixtures over parts."""
+        """Return the means and standard deviations of the marginals, equal mixtures of Gaussians or points."""
         ...
 
     def means(self, candidates: np.ndarray, rng: Seed) -> Float[Tensor, "group candidate"]:

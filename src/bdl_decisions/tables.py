@@ -28,8 +28,7 @@ def inputs_of(source: Any) -> np.ndarray:
     if raw.kind == "image" or not raw.columns:
         return raw.train.inputs
     rows = raw.train.inputs
-    found: np.ndarray = Encoding.fit(raw.columns, rows)(torch.from_numpy(rows)).numpy()
-    return found
+    return Encoding.fit(raw.columns, rows)(torch.from_numpy(rows)).numpy()
 
 
 def numbers_of(source: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:

@@ -196,13 +196,13 @@ def _by_group(
     grouped_by = fits[0].grouped_by
     if grouped_by is None:
         return answer([fit.scores for fit in fits])
-    groups, found = groups_of(grouped_by, rows, everything.shape[-1]), everything
+    groups, answers = groups_of(grouped_by, rows, everything.shape[-1]), everything
     for group in np.unique(groups).tolist():
         scores = [rows_of_group(fit, group) for fit in fits]
         if sum(map(len, scores)) >= fewest_rows(level):
-            inside = torch.tensor(np.isnan(groups) if math.isnan(group) else groups == group, device=found.device)
-            found = torch.where(inside, answer(scores), found)
-    return found
+            inside = torch.tensor(np.isnan(groups) if math.isnan(group) else groups == group, device=answers.device)
+            answers = torch.where(inside, answer(scores), answers)
+    return answers
 
 
 def _place(scores: Sequence[Tensor], level: float) -> tuple[int, int]:

@@ -105,8 +105,8 @@ def curves(lines: Iterable[Curve], metric: str, xlabel: str, alt: str) -> Drawin
         lines: the methods; the figure omits points that are not finite.
         alt: the description of the last points in the alternative text, such as ``accuracy at severity 5``.
     """
-    known = [(curve, [(x, score) for x, score in curve.points if math.isfinite(score.mean)]) for curve in lines]
-    shown = [(curve, points) for curve, points in known if points]
+    finite = [(curve, [(x, score) for x, score in curve.points if math.isfinite(score.mean)]) for curve in lines]
+    shown = [(curve, points) for curve, points in finite if points]
     scale = 100 if metric_of(metric).percent else 1
     figure = Figure(figsize=(5.4, max(3.2, 0.4 + 0.14 * len(shown))))
     axes = figure.subplots()

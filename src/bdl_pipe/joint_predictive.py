@@ -232,7 +232,15 @@ class GaussianFunctions:
         kept in float32.
         """
         if not self.classes:
-            return self._gaussian(places)
+            mean, covariance, noise = self.mean, self.covariance, self.noise
+            if noise.ndim == 2:
+                noise = noise[:, None, None].expand_as(mean)
+            if places is not None:
+                noise = torch.take_along_dim(noise, places[None, :, :, None], 2)
+                mean = torch.take_along_dim(mean, places[None, :, :, None], 2)
+                covariance = torch.take_along_dim(covariance, places[None, :, None, :, None], 3)
+                covariance = torch.take_along_dim(covariance, places[None, :, None, None, :], 4)
+            return JointGaussian(mean, noise, covariance)
         logits = self.sample(draws, rng.fold("functions")).float().mT  # [draw, group, class, row]
         if not bool((self.noise > 0).any()):
             return JointCategorical(F.log_softmax(logits, dim=-2).mT, places)
@@ -243,17 +251,6 @@ class GaussianFunctions:
         return JointCategorical(
             F.log_softmax(noise.mul_(scale).add_(logits), dim=-2).mT
         )  # In place, since the logits are large.
-
-    def _gaussian(self, places: Tensor | None) -> JointGaussian:
-        mean, covariance, noise = self.mean, self.covariance, self.noise
-        if noise.ndim == 2:
-            noise = noise[:, None, None].expand_as(mean)
-        if places is not None:
-            noise = torch.take_along_dim(noise, places[None, :, :, None], 2)
-            mean = torch.take_along_dim(mean, places[None, :, :, None], 2)
-            covariance = torch.take_along_dim(covariance, places[None, :, None, :, None], 3)
-            covariance = torch.take_along_dim(covariance, places[None, :, None, None, :], 4)
-        return JointGaussian(mean, noise, covariance)
 
 
 def mean_mixture(log_terms: Float[Tensor, "draw ..."], at_once: int | None) -> Tensor:

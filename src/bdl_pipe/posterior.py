@@ -20,6 +20,7 @@ from . import networks
 from .artifacts import State, stack, under, unstack
 from .config import LATER, read, to_mapping
 from .data.transform import Transform
+from .derived_predictive import Exponential, Mixture
 from .errors import Diverged
 from .joint_predictive import DRAWS, Joint
 from .joint_regression import JointInOwnUnits
@@ -30,7 +31,7 @@ from .posterior_protocols import GaussianPosterior as GaussianPosterior
 from .posterior_protocols import JointPosterior as JointPosterior
 from .posterior_protocols import Posterior as Posterior
 from .posterior_protocols import joint as joint
-from .predictive import Categorical, Continuous, Exponential, Gaussian, Mixture, Predictive
+from .predictive import Categorical, Continuous, Gaussian, Predictive
 from .recalibration import Recalibration
 from .seeds import Seed
 

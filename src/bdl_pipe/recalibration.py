@@ -36,8 +36,9 @@ from . import conformal
 from .artifacts import State
 from .data.examples import Examples
 from .data.transform import Transform
+from .derived_predictive import Mixture
 from .errors import ArtifactError
-from .predictive import Categorical, Continuous, Gaussian, Mixture, Predictive
+from .predictive import Categorical, Continuous, Gaussian, Predictive
 
 _BOUNDS: Final = (math.log(0.02), math.log(50))  # bounds of log T
 _EXPONENTS: Final = range(-6, 4)  # k, if c is 1; a width above 2.83 would move the mean of exp(z) by far
@@ -141,13 +142,18 @@ def fit(
         groups = torch.tensor(of_row, dtype=torch.float64)[order]
     if isinstance(parts[0][0], Categorical):
         return Recalibration((_temperature(parts),), (1.0,), scores, groups, grouped_by)
-    octaves = _octaves(torch.cat([conformal.standardised(*part).flatten() for part in parts]))
+    median = float(torch.cat([conformal.standardised(*part).flatten() for part in parts]).median())
+    octaves = min(round(math.log2(max(median, _MEDIAN) / _MEDIAN)), 6)  # log2 c
     widths = [2 ** (k / 2) for k in range(_EXPONENTS.start, _EXPONENTS.stop + 2 * octaves)]
     most = 1 / transform.scale.double() if transform.log and transform.scale is not None else None
-    densities = torch.cat([_densities(*part, widths, most) for part in parts], 1).numpy()
-    shares = _shares(densities, np.array(widths) / 2**octaves).tolist()
-    some = [(width, share) for width, share in zip(widths, shares, strict=True) if share]
-    factors, kept = tuple(width for width, _ in some), tuple(share for _, share in some)
+    densities = list[Tensor]()  # log p_k(z) of each row at each width [width, row]
+    for predictive, targets in parts:
+        assert isinstance(predictive, Continuous)
+        there = targets.to(predictive.mean.device)
+        of_widths = [_stretched(predictive, width, most).log_prob(there).double().cpu() for width in widths]
+        densities.append(torch.stack(of_widths))
+    shares = _shares(torch.cat(densities, 1).numpy(), np.array(widths) / 2**octaves).tolist()
+    factors, kept = zip(*((width, share) for width, share in zip(widths, shares, strict=True) if share), strict=True)
     return Recalibration(factors, kept, scores, groups, grouped_by)
 
 
@@ -156,26 +162,11 @@ def _temperature(parts: Sequence[tuple[Predictive, Tensor]]) -> float:
     from scipy.optimize import minimize_scalar
 
     def loss(log_factor: float) -> float:
-        made = Recalibration((math.exp(log_factor),), (1.0,), torch.zeros(0))
-        return -sum(float(made.apply(p).log_prob(t.to(p.mean.device)).double().sum()) for p, t in parts)
+        tempered = Recalibration((math.exp(log_factor),), (1.0,), torch.zeros(0))
+        return -sum(float(tempered.apply(p).log_prob(t.to(p.mean.device)).double().sum()) for p, t in parts)
 
-    found = minimize_scalar(loss, bounds=_BOUNDS, method="bounded", options={"xatol": 1e-4})
-    return math.exp(float(found.x)) if math.isfinite(found.fun) and found.fun < loss(0.0) else 1.0
-
-
-def _octaves(standardised: Float[Tensor, " value"]) -> int:
-    """Return log2 c."""
-    median = max(float(standardised.median()), _MEDIAN)
-    return min(round(math.log2(median / _MEDIAN)), 6)
-
-
-def _densities(
-    predictive: Predictive, targets: Tensor, widths: Sequence[float], most: Float[Tensor, " output"] | None
-) -> Float[Tensor, "width row"]:
-    """Return log p_k(z) of each row at each width, in float64; for ``most`` see :func:`_stretched`."""
-    assert isinstance(predictive, Continuous)
-    there = targets.to(predictive.mean.device)
-    return torch.stack([_stretched(predictive, width, most).log_prob(there).double().cpu() for width in widths])
+    best = minimize_scalar(loss, bounds=_BOUNDS, method="bounded", options={"xatol": 1e-4})
+    return math.exp(float(best.x)) if math.isfinite(best.fun) and best.fun < loss(0.0) else 1.0
 
 
 def _stretched(predictive: Continuous, factor: float, most: Float[Tensor, " output"] | None) -> Continuous:
@@ -197,9 +188,9 @@ def _shares(
     t = np.linspace(-4, 4, _IMAGINED)[None]
     weight = np.exp(-(t**2) / 2)
     imagined = -(t**2) / (2 * relative[:, None] ** 2) - np.log(relative[:, None])
-    known = log_densities[:, np.isfinite(log_densities.max(0))]
-    every = np.concatenate([known, imagined], axis=1)
-    count = np.concatenate([np.ones(known.shape[1]), (_IMAGINED * weight / weight.sum())[0]])
+    possible = log_densities[:, np.isfinite(log_densities.max(0))]
+    every = np.concatenate([possible, imagined], axis=1)
+    count = np.concatenate([np.ones(possible.shape[1]), (_IMAGINED * weight / weight.sum())[0]])
     density, shares = np.exp(every - every.max(0)), np.full(len(relative), 1 / len(relative))
     for _ in range(_STEPS):
         joint = shares[:, None] * density

@@ -9,12 +9,13 @@ they are averaged first. The standard error is s / sqrt(n) over these n averages
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .errors import ArtifactError
@@ -113,8 +114,27 @@ def of_fit(stored: pa.Table, split: int, seed: int) -> pa.Table:
 
     Fits' tables are stored in this form; see :func:`merged_bins` and :func:`mean_same_class`.
     """
-    own, count = dict(zip(stored.column_names, stored.columns, strict=True)), len(stored)
-    return pa.table({n: pa.array([v] * count, pa.int32()) for n, v in (("split", split), ("seed", seed))} | own)
+    count, columns = len(stored), dict(zip(stored.column_names, stored.columns, strict=True))
+    return pa.table({n: pa.array([v] * count, pa.int32()) for n, v in (("split", split), ("seed", seed))} | columns)
+
+
+def by_fit(table: pa.Table) -> Iterator[tuple[tuple[int, int], pa.Table]]:
+    """Yield ((split, seed), rows) of each fit, in order."""
+    fits = table.select(["split", "seed"]).group_by(["split", "seed"]).aggregate([]).to_pylist()
+    for split, seed in sorted((one["split"], one["seed"]) for one in fits):
+        yield (split, seed), table.filter((pc.field("split") == split) & (pc.field("seed") == seed))
+
+
+def parquet(path: Path) -> pa.Table:
+    """Read a Parquet file.
+
+    Raises:
+        ArtifactError: the file is missing or is not a Parquet table.
+    """
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ArtifactError(f"{path}: is missing or not a Parquet table ({error})") from None
 
 
 def read(path: Path) -> pa.Table:
@@ -123,10 +143,7 @@ def read(path: Path) -> pa.Table:
     Raises:
         ArtifactError: the file is missing, is not a Parquet table, or has another version.
     """
-    try:
-        stored = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ArtifactError(f"{path}: is missing or not a Parquet table ({error})") from None
+    stored = parquet(path)
     if not stored.schema.equals(SCHEMA, check_metadata=True):
         rule = f"must have version {VERSION.decode()} of the columns {', '.join(COLUMNS)}, each of its type"
         raise ArtifactError(f"{path}: {rule}, got {', '.join(stored.schema.names)}; make it again")

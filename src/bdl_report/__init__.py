@@ -140,5 +140,5 @@ def _show_columns(grid: Grid, console: Console) -> list[str]:
     return grid.head[shown:]
 
 
-def _print(text: str, console: Console, **how: Any) -> None:
-    console.print(text, markup=False, emoji=False, highlight=False, **how)
+def _print(text: str, console: Console, **look: Any) -> None:
+    console.print(text, markup=False, emoji=False, highlight=False, **look)

@@ -70,8 +70,8 @@ def choose(candidates: Iterable[Candidate], metric: str) -> Choice | None:
     if not ordered:
         return None
     best, *others = ordered
-    found = {one.key: difference(one, best, metric=metric) for one in others}
-    gaps = {key: gap for key, gap in found.items() if gap is not None and math.isfinite(gap.half)}
+    differences = {one.key: difference(one, best, metric=metric) for one in others}
+    gaps = {key: gap for key, gap in differences.items() if gap is not None and math.isfinite(gap.half)}
     near = [one for one in others if one.key in gaps and gaps[one.key].mean <= gaps[one.key].error]
     tied = [one for one in others if one.key in gaps and not gaps[one.key].apart]
     return Choice(metric, ordered, gaps, [best, *near], [best, *tied])
@@ -83,15 +83,14 @@ def coverage(one: Candidate) -> Difference | None:
     On one split the error is binomial, and the seeds' error is added. The outputs of one row may depend on each other,
     so that the binomial error is of as many targets as there are rows.
     """
-    found = np.array(one.scores.values(Quantity("coverage_90")))
-    if not len(found) or not np.isfinite(found).all():
+    shares = np.array(one.scores.values(Quantity("coverage_90")))
+    if not len(shares) or not np.isfinite(shares).all():
         return None
     if one.scores.splits > 1:
-        return comparison.over_splits(found - LEVEL, TEST_OVER_TRAIN)
-    table = one.scores.stored
-    rows = table.filter(np.array(table["metric"].to_pylist()) == "nll")["n"][0].as_py()
-    binomial = Difference(average(found.tolist()) - LEVEL, math.nan, math.sqrt(LEVEL * (1 - LEVEL) / rows))
-    return comparison.over_seeds(binomial, [] if one.optimal else [found.tolist()])
+        return comparison.over_splits(shares - LEVEL, TEST_OVER_TRAIN)
+    rows = one.scores.stored.filter(pc.field("metric") == "nll")["n"][0].as_py()
+    binomial = Difference(average(shares.tolist()) - LEVEL, math.nan, math.sqrt(LEVEL * (1 - LEVEL) / rows))
+    return comparison.over_seeds(binomial, [] if one.optimal else [shares.tolist()])
 
 
 def off_by_width(one: Candidate) -> str:
@@ -101,20 +100,20 @@ def off_by_width(one: Candidate) -> str:
     the share of all rows agrees with 90 %. The warning is empty if no third is outside these bounds, or if the third's
     distance from 90 % is below two binomial errors; seeds are averaged, since they share rows.
     """
-    said = []
+    outside = []
     for name, third in THIRDS.items():
-        groups = one.scores.groups(Quantity(name))
-        if not groups:
+        shares = one.scores.values(Quantity(name))
+        if not shares:
             return ""
-        share, table = average([average(group) for group in groups]), one.scores.stored
-        rows = sum(table.filter(pc.and_(pc.equal(table["metric"], name), pc.equal(table["seed"], 0)))["n"].to_pylist())
-        error = math.sqrt(LEVEL * (1 - LEVEL) * len(THIRDS) / max(rows, 1))
+        share = average(shares)
+        of_seed = one.scores.stored.filter((pc.field("metric") == name) & (pc.field("seed") == 0))
+        error = math.sqrt(LEVEL * (1 - LEVEL) * len(THIRDS) / max(sum(of_seed["n"].to_pylist()), 1))
         if not _HELD[0] <= share <= _HELD[1] and abs(share - LEVEL) > 2 * error:
-            said.append(f"{100 * share:.0f} % of the targets in the third of the {third} intervals")
+            outside.append(f"{100 * share:.0f} % of the targets in the third of the {third} intervals")
     noise = one.scores.values(Quantity("noise_ratio"))
     same = bool(noise) and writer(metric_of("noise_ratio"))(average(noise)) == "one"
     cure = ": its noise is one for all inputs; take noise: each input, where the method has it" if same else ""
-    return f"90 % intervals hold {' and '.join(said)}{cure}" if said else ""
+    return f"90 % intervals hold {' and '.join(outside)}{cure}" if outside else ""
 
 
 def half_width(splits: int) -> float:
@@ -135,13 +134,14 @@ def ended(config: Any, epochs: int, validated: bool) -> Literal["validation", "s
         the limit of epochs ended the fit, so soon after the best score that more epochs could improve it. ``schedule``:
         the fit had to run all epochs. Empty: the config has no such fields.
     """
-    how = getattr(config, "training", config)
-    if not hasattr(how, "early_stopping"):
+    training = getattr(config, "training", config)
+    if not hasattr(training, "early_stopping"):
         return ""
-    if how.early_stopping is None or not validated:
+    stopping = training.early_stopping
+    if stopping is None or not validated:
         return "schedule"
-    chosen = epochs - getattr(how, "extra_epochs", 0)
-    return "validation" if chosen + (how.early_stopping.patience or how.early_stopping.every) <= how.epochs else "steps"
+    best = epochs - getattr(training, "extra_epochs", 0)
+    return "validation" if best + (stopping.patience or stopping.every) <= training.epochs else "steps"
 
 
 def ends(folder: Path, kind: str, config: Any, validated: bool) -> tuple[str, ...]:
@@ -154,7 +154,7 @@ def ends(folder: Path, kind: str, config: Any, validated: bool) -> tuple[str, ..
         return ()
     stored = artifacts.load(folder, kind, verify=False)
     epochs = [state["epochs"] for state in (stored.open(name).config for name in stored.names()) if "epochs" in state]
-    return tuple(how for count in epochs if (how := ended(config, count, validated)))
+    return tuple(reason for count in epochs if (reason := ended(config, count, validated)))
 
 
 def finite(candidates: Iterable[Candidate], metric: str) -> list[Candidate]:
@@ -164,17 +164,17 @@ def finite(candidates: Iterable[Candidate], metric: str) -> list[Candidate]:
 
 def loss(one: Candidate, metric: str) -> float:
     """Return a run's mean loss by a metric. It is NaN if there is none."""
-    known = one.scores.values(Quantity(metric), -metric_of(metric).better)
-    return average(known) if known else math.nan
+    losses = one.scores.values(Quantity(metric), -metric_of(metric).better)
+    return average(losses) if losses else math.nan
 
 
 def fit_seconds(one: Candidate) -> float:
     """Return the seconds of a fit, with its upstream stages. They are infinite if they are not recorded."""
-    known = one.scores.estimate(_FIT)
-    return known.mean if known and math.isfinite(known.mean) else math.inf
+    seconds = one.scores.estimate(_FIT)
+    return seconds.mean if seconds and math.isfinite(seconds.mean) else math.inf
 
 
 def split_seconds(one: Candidate) -> float:
     """Return the seconds of all fits of a split, one for each seed; infinite if a time is not recorded."""
-    found = [value for group in one.scores.groups(_FIT) for value in group]
-    return math.fsum(found) / one.scores.splits if found and all(map(math.isfinite, found)) else math.inf
+    seconds = [value for group in one.scores.groups(_FIT) for value in group]
+    return math.fsum(seconds) / one.scores.splits if seconds and all(map(math.isfinite, seconds)) else math.inf

@@ -128,21 +128,21 @@ def with_figures(table: Table, shown: Iterable[Column]) -> list[Column]:
 
 def rows(table: Table, shown: Sequence[Column], *, with_paper: bool = False) -> list[list[Cell]]:
     """Return a row of cells for each run; ``with_paper`` adds the papers' figures."""
-    made = [cells(table, column, with_paper=with_paper) for column in shown]
-    return [[column[i] for column in made] for i in range(len(table.runs))]
+    by_column = [cells(table, column, with_paper=with_paper) for column in shown]
+    return [[column[i] for column in by_column] for i in range(len(table.runs))]
 
 
 def cells(table: Table, column: Column, *, with_paper: bool = False) -> list[Cell]:
     """Return a cell for each run. All cells with the best value are marked, but none if all values are equal."""
     estimates, better = [table.estimate(run.key, column.of) for run in table.runs], column.metric.better
     values = [better * max(e.mean, column.metric.least) if e and math.isfinite(e.mean) else math.nan for e in estimates]
-    known = {value for value in values if not math.isnan(value)}
-    best, made = max(known) if len(known) > 1 else math.nan, []
+    different = {value for value in values if not math.isnan(value)}
+    best, shown = max(different) if len(different) > 1 else math.nan, []
     papers = paper_figures() if with_paper and column.of.set == "test" else {}
     for run, estimate, value in zip(table.runs, estimates, values, strict=True):
         printed, _ = papers.get((run.dataset, run.method, run.setting, column.of.metric), ("", ""))
-        made.append(replace(figure(estimate, column), best=value == best, paper=printed))
-    return made
+        shown.append(replace(figure(estimate, column), best=value == best, paper=printed))
+    return shown
 
 
 def figure(estimate: Estimate | None, column: Column) -> Cell:
@@ -157,16 +157,16 @@ def figure(estimate: Estimate | None, column: Column) -> Cell:
 
 def headline(table: Table) -> Grid:
     """Return a data set's table: method, setting, count of independent values, a column for each quantity, network."""
-    shown, made = columns(table), []
+    shown, cells_of_runs = columns(table), []
     for run, figures in zip(table.runs, rows(table, shown, with_paper=True), strict=True):
         n = table.scores[run.key].count if run.key in table.scores else None
         count = Cell(NOTHING if n is None else str(n), value=n)
-        made.append([Cell(run.method), Cell(run.setting), count, *figures, Cell(run.network or NOTHING)])
+        cells_of_runs.append([Cell(run.method), Cell(run.setting), count, *figures, Cell(run.network or NOTHING)])
     keys = {(run.dataset, run.method, run.setting) for run in table.runs}
     independent = "Splits" if any(table.scores[run.key].splits > 1 for run in table.done.runs) else "Seeds"
     return Grid(
         ["Method", "Setting", independent, *(column.title for column in shown), "Network"],
-        made,
+        cells_of_runs,
         table.dataset,
         {column.title: column.metric.about for column in shown} | {"Network": "the architecture that predicts"},
         sources=sorted({source for key, (_, source) in paper_figures().items() if key[:3] in keys}),
@@ -183,9 +183,9 @@ def by_run(table: Table, head: Sequence[str], rows: Sequence[list[Cell]], **more
 
 def by_score(table: Table, shown: Sequence[Column], **more: Any) -> Grid:
     """Return the table of runs, with the columns for which a run has a figure."""
-    known = with_figures(table, shown)
-    hints = {column.title: column.metric.about for column in known}
-    return by_run(table, [column.title for column in known], rows(table, known), hints=hints, **more)
+    shown = with_figures(table, shown)
+    hints = {column.title: column.metric.about for column in shown}
+    return by_run(table, [column.title for column in shown], rows(table, shown), hints=hints, **more)
 
 
 def named(table: Table, run: RunInfo) -> Cell:
@@ -202,9 +202,8 @@ def asked(table: Table, question: Question) -> list[Grid]:
     if not shown:
         return []
     first = next((column for column in shown if column.metric.better), shown[0])
-    known = table.finite(first.of)
-    ordered = sorted(known, key=lambda run: -first.metric.better * known[run].mean)
-    by_key = {run.key: run for run in table.runs}
+    scores, by_key = table.finite(first.of), {run.key: run for run in table.runs}
+    ordered = sorted(scores, key=lambda run: -first.metric.better * scores[run].mean)
     return [by_score(table.only(by_key[key] for key in ordered), shown)]
 
 
@@ -216,14 +215,15 @@ def of_predictions(table: Table) -> list[Column]:
 
 def diagnostics(chains: Mapping[str, ChainsInfo]) -> Grid:
     """Return the table of the chains' diagnostics; its heading states over how many splits each is the worst."""
-    rows = [[Cell(key), *(_diagnostic(name, one.metrics) for name in DIAGNOSTICS)] for key, one in chains.items()]
+    lines = []
+    for key, one in chains.items():
+        line, values = [Cell(key)], one.metrics
+        for name in DIAGNOSTICS:
+            digits = ".2f" if name.startswith("rhat") else ".3g"
+            line.append(Cell(f"{values[name]:{digits}}", value=values[name]) if name in values else Cell(NOTHING))
+        lines.append(line)
     hints, splits = dict(DIAGNOSTICS.values()), max((one.splits for one in chains.values()), default=1)
-    return Grid([f"Chains, worst of {splits} splits" if splits > 1 else "Chains", *hints], rows, hints=hints)
-
-
-def _diagnostic(name: str, metrics: Mapping[str, float]) -> Cell:
-    digits = ".2f" if name.startswith("rhat") else ".3g"
-    return Cell(f"{metrics[name]:{digits}}", value=metrics[name]) if name in metrics else Cell(NOTHING)
+    return Grid([f"Chains, worst of {splits} splits" if splits > 1 else "Chains", *hints], lines, hints=hints)
 
 
 def metrics(table: Table) -> dict[str, dict[str, float | None]]:

@@ -67,15 +67,15 @@ def of(table: Table) -> list[Row]:
         return []
     rows, floors = list[Row](), dict[tuple[int | None, int], dict[str, RunInfo]]()
     for coreset in coresets.values():
-        own = [run for run in table.runs if run.coreset == coreset]
-        by_protocol = ([run for run in own if named[run.method] == protocol] for protocol in names)
+        of_coreset = [run for run in table.runs if run.coreset == coreset]
+        by_protocol = ([run for run in of_coreset if named[run.method] == protocol] for protocol in names)
         places = [{named[run.method]: run for run in together if run} for together in zip_longest(*by_protocol)]
-        for place, found in enumerate(places):
-            settings = ", ".join(dict.fromkeys(run.setting for run in found.values()))
+        for place, runs in enumerate(places):
+            settings = ", ".join(dict.fromkeys(run.setting for run in runs.values()))
             label = coreset.key.removeprefix(f"{table.dataset}-") + (f" ({settings})" if len(places) > 1 else "")
-            rows.append(Row(coreset, label, place, found, {}))
+            rows.append(Row(coreset, label, place, runs, {}))
             if coreset.method == START and coreset.ipc is not None:
-                floors[coreset.ipc, place] = found | floors.get((coreset.ipc, place), {})
+                floors[coreset.ipc, place] = runs | floors.get((coreset.ipc, place), {})
     for i, row in enumerate(rows):
         if row.coreset.method != START:
             rows[i] = replace(row, floors=floors.get((row.coreset.ipc, row.place), {}))

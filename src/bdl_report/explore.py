@@ -86,9 +86,8 @@ class Played:
         """Return the agent with uniform choices to compare ``agent`` with, of the same method if there is one."""
         if agent in (uniform := self.ruled(UNIFORM)):
             return None
-        own = self.agents[agent].get("method", "")
-        methods = {self.agents[name].get("method", ""): name for name in reversed(uniform)}
-        return methods.get(own, methods.get(""))
+        by_method = {self.agents[name].get("method", ""): name for name in reversed(uniform)}
+        return by_method.get(self.agents[agent].get("method", ""), by_method.get(""))
 
 
 def read(place: Path) -> Played | None:
@@ -104,7 +103,7 @@ def read(place: Path) -> Played | None:
     return Played(entry["task"], entry["agents"], pq.read_table(stored.path / CURVES).to_pandas())
 
 
-def known(name: str) -> Metric:
+def metric_or_loss(name: str) -> Metric:
     """Return the registered metric of this name; an unregistered metric counts as a loss."""
     try:
         return metric_of(name)
@@ -114,7 +113,7 @@ def known(name: str) -> Metric:
 
 def better(metric: str) -> int:
     """Return +1 if a higher score is better, otherwise −1."""
-    return known(metric).better or -1
+    return metric_or_loss(metric).better or -1
 
 
 def sentences(played: Played) -> list[str]:
@@ -122,7 +121,7 @@ def sentences(played: Played) -> list[str]:
     ranked, metric = [name for name in played.ranked() if name not in played.ruled(ORACLE)], played.metrics[0]
     if not ranked:
         return []
-    best, rivals, score = ranked[0], ranked[1:], known(metric)
+    best, rivals, score = ranked[0], ranked[1:], metric_or_loss(metric)
     label, unit = score.label.lower().removesuffix(" %"), " %" if score.percent else ""
     mean = f"{writer(score)(float(played.ends[metric][best].mean()))}{unit}"
     worse = [name for name in rivals if verdict(played.difference(name, best, len(rivals)), metric) == "worse"]
@@ -131,20 +130,21 @@ def sentences(played: Played) -> list[str]:
         others = f"not told apart from it: {', '.join(near)}" if near else "all others are worse"
     else:
         others = f"shown to be worse: {', '.join(worse)}" if worse else "no other is shown to be worse"
-    said = [f"Best: {best} with {label} {mean}; {others}."]
+    texts = [f"Best: {best} with {label} {mean}; {others}."]
     chance, groups = _to_chance(played, ranked), dict[str, list[str]]()
     for name, gap in chance.items():
         groups.setdefault(verdict(gap, metric), []).append(name)
     if groups:
         parts = [f"{word} {', '.join(groups[word])}" for word in ("better", "worse", APART) if word in groups]
-        said.append(f"Against uniform choices: {'; '.join(parts) if {*groups} != {APART} else f'all {APART}'}.")
-    pairs = [(a, b) for a in played.ruled(JOINT) for b in played.ruled(MARGINAL) if _alike(played, a, b)]
+        texts.append(f"Against uniform choices: {'; '.join(parts) if {*groups} != {APART} else f'all {APART}'}.")
+    rest = {name: {key: value for key, value in of.items() if key != "rule"} for name, of in played.agents.items()}
+    pairs = [(a, b) for a in played.ruled(JOINT) for b in played.ruled(MARGINAL) if rest[a] == rest[b]]
     for one, other in pairs:
         gap = played.difference(one, other, len(pairs))
-        how = f" ({' '.join(_written(gap, metric))}{unit})" if gap else ""
+        size = f" ({' '.join(_gap_and_half(gap, metric))}{unit})" if gap else ""
         agents = f"{one}, with draws of the joint, against {other}, with marginals"
-        said.append(f"Joint draws: {agents}: {verdict(gap, metric)}{how}.")
-    return said
+        texts.append(f"Joint draws: {agents}: {verdict(gap, metric)}{size}.")
+    return texts
 
 
 def _to_chance(played: Played, names: Sequence[str]) -> dict[str, Difference | None]:
@@ -167,19 +167,25 @@ def grid(played: Played) -> Grid:
     chance, rows = _to_chance(played, rivals), list[list[Cell]]()
     for name in ranked:
         agent, mark = played.agents[name], played.marks[name]
-        how = " ".join(filter(None, (agent["rule"].replace("_", " "), agent.get("method", ""))))
+        rule = " ".join(filter(None, (agent["rule"].replace("_", " "), agent.get("method", ""))))
         to_best = played.difference(name, rivals[0], len(rivals) - 1) if name in rivals[1:] else None
-        cells = [_mean(played.ends[metric][name].tolist(), metric) for metric in played.metrics]
-        gaps = [_gap(gap, first) for gap in (to_best, chance.get(name))]
-        rows.append([Cell(name, how, colour=f"var(--m{mark.colour})"), *cells, *gaps])
+        cells = [Cell(name, rule, colour=f"var(--m{mark.colour})")]
+        for metric in played.metrics:
+            mean, write = estimate(played.ends[metric][name].tolist()), writer(metric_or_loss(metric))
+            error = "" if mean is None or mean.error is None else f"± {write(mean.error)}"
+            cells.append(Cell(NOTHING) if mean is None else Cell(write(mean.mean), error, mean.mean))
+        for gap in (to_best, chance.get(name)):
+            best = verdict(gap, first) == "better"
+            cells.append(Cell(*_gap_and_half(gap, first), gap.mean, best) if gap else Cell(NOTHING))
+        rows.append(cells)
     title = f"At the end: means over {len(played.ends[first])} problems"
-    head = ["Agent, rule", *(known(metric).label for metric in played.metrics), "to the best", "to uniform choices"]
-    return Grid(head, rows, title)
+    labels = [metric_or_loss(metric).label for metric in played.metrics]
+    return Grid(["Agent, rule", *labels, "to the best", "to uniform choices"], rows, title)
 
 
 def drawn(played: Played, name: str) -> list[Drawing]:
     """Draw each metric that has several rounds, a line for each agent."""
-    made = []
+    drawings, unit = [], "labels" if played.task["name"] == _LABELS else "rounds"
     for metric in played.metrics:
         part = played.curves[played.curves["metric"] == metric]
         if part["round"].nunique() < 2:
@@ -188,35 +194,12 @@ def drawn(played: Played, name: str) -> list[Drawing]:
         points = grouped.agg(mean="mean", error="sem")
         lines = [Series(agent, played.marks[agent], points.loc[agent]) for agent in played.agents]
         log = str(played.task["name"]).endswith(_OPTIMUM) and bool((points["mean"] > 0).all())
-        title = f"{name}: {known(metric).label.lower()}"
-        made.append(figures.progress(lines, title, _unit(played), higher=better(metric) > 0, log=log))
-    return made
+        title = f"{name}: {metric_or_loss(metric).label.lower()}"
+        drawings.append(figures.progress(lines, title, unit, higher=better(metric) > 0, log=log))
+    return drawings
 
 
-def _alike(played: Played, one: str, other: str) -> bool:
-    """Return whether two agents differ only in their rule."""
-    mine, its = ({k: v for k, v in played.agents[name].items() if k != "rule"} for name in (one, other))
-    return mine == its
-
-
-def _unit(played: Played) -> str:
-    return "labels" if played.task["name"] == _LABELS else "rounds"
-
-
-def _mean(values: Sequence[float], metric: str) -> Cell:
-    found, write = estimate(values), writer(known(metric))
-    if found is None:
-        return Cell(NOTHING)
-    return Cell(write(found.mean), "" if found.error is None else f"± {write(found.error)}", found.mean)
-
-
-def _gap(gap: Difference | None, metric: str) -> Cell:
-    if gap is None:
-        return Cell(NOTHING)
-    return Cell(*_written(gap, metric), gap.mean, best=verdict(gap, metric) == "better")
-
-
-def _written(gap: Difference, metric: str) -> tuple[str, str]:
+def _gap_and_half(gap: Difference, metric: str) -> tuple[str, str]:
     """Return the mean of a difference and half of its interval; a metric of shares in per cent."""
-    mean, half = ((100 if known(metric).percent else 1) * value for value in (gap.mean, gap.half))
+    mean, half = ((100 if metric_or_loss(metric).percent else 1) * value for value in (gap.mean, gap.half))
     return f"{mean:+.3g}", f"± {half:.2g}"

@@ -68,21 +68,22 @@ class GridConfig:
             require(len(getattr(self, name)) > 0, name, "must not be empty")
         taken: list[str] = []
         for axis, values in self.grid.items():
-            keys = keys_of(axis)
-            require(all(keys) and SEED not in keys, f"grid.{axis}", f"must be keys with + between, none of them {SEED}")
+            keys, path = keys_of(axis), f"grid.{axis}"
+            require(all(keys) and SEED not in keys, path, f"must be keys with + between, none of them {SEED}")
             twice = next((key for key in keys if key in taken or keys.count(key) > 1), None)
-            require(twice is None, f"grid.{axis}", "must not vary a key twice", twice)
-            texts = {*map(written, values)}
-            require(len(texts) == len(values) > 0, f"grid.{axis}", "must list values, none of them twice", values)
+            require(twice is None, path, "must not vary a key twice", twice)
+            require(
+                len({*map(written, values)}) == len(values) > 0, path, "must list values, none of them twice", values
+            )
             taken += keys
         if self.base:
             self._check_chosen(self.base, list(self.grid), "base")
-        known = f"must be an axis ({', '.join(self.grid)})"
+        rule = f"must be an axis ({', '.join(self.grid)})"
         for axis in self.names:
-            require(axis in self.grid, f"names.{axis}", known)
+            require(axis in self.grid, f"names.{axis}", rule)
         for i, panel in enumerate(self.figure):
             for name, shown in (("x", panel.x), ("lines", panel.lines)):
-                require(shown is None or shown in self.grid, f"figure[{i}].{name}", known, shown)
+                require(shown is None or shown in self.grid, f"figure[{i}].{name}", rule, shown)
             require(panel.lines != panel.x, f"figure[{i}].lines", "must be another axis than x", panel.lines)
             if self.base:
                 require(not (panel.lines or panel.at), f"figure[{i}]", "must have x alone: the base has the others")
@@ -201,8 +202,8 @@ def mean_of(results: Sequence[Result], metric: str) -> Estimate | None:
     return estimate([score for score in scores if math.isfinite(score)])
 
 
-def _written_mean(found: Estimate | None) -> str:
+def _written_mean(mean: Estimate | None) -> str:
     """Write a mean with its standard error."""
-    if found is None:
+    if mean is None:
         return "—"
-    return f"{found.mean:.4f}" + (f" ± {found.error:.4f}" if found.error is not None else "")
+    return f"{mean.mean:.4f}" + (f" ± {mean.error:.4f}" if mean.error is not None else "")

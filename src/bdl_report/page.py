@@ -56,9 +56,9 @@ def which_one(table: Table) -> Data:
 
 def chains(table: Table) -> Data:
     """Return the diagnostics of Markov chains, and the traces of their predictions."""
-    known = table.chains()
-    drawn = [inline(figures.traces(one.traces, key), f"traces-{key}") for key, one in known.items() if one.traces]
-    return {"grid": columns.diagnostics(known), "figures": drawn} if known else None
+    by_key = table.chains()
+    drawn = [inline(figures.traces(one.traces, key), f"traces-{key}") for key, one in by_key.items() if one.traces]
+    return {"grid": columns.diagnostics(by_key), "figures": drawn} if by_key else None
 
 
 def imitation(table: Table) -> Data:
@@ -112,8 +112,8 @@ def cost(table: Table) -> Data:
     """Return the figure of NLL against each cost."""
     priced = []
     for key, nll in table.finite(Quantity("nll")).items():
-        known = {name: table.estimate(key, Quantity(name, "cost")) for name in DRAWN_COSTS}
-        paid = {name: estimate.mean for name, estimate in known.items() if estimate}
+        costs = {name: table.estimate(key, Quantity(name, "cost")) for name in DRAWN_COSTS}
+        paid = {name: estimate.mean for name, estimate in costs.items() if estimate}
         priced.append(Priced(table.names[key], table.marks[key], nll, paid))
     drawing = figures.against_costs(priced, DRAWN_COSTS)
     return {"figures": [inline(drawing, f"cost-{table.dataset}")]} if drawing else None
@@ -122,15 +122,13 @@ def cost(table: Table) -> Data:
 def together(table: Table) -> Data:
     """Return the joint scores of groups of test rows around two anchors, the gap of random pairs, and the lines."""
     shown = [Column(metric.label, Quantity(metric.name)) for metric in (*DYADIC, JOINT_GAP, JOINT_DRAWS)]
-    known = {metric.name for metric in DYADIC} & {of.metric for of in table.quantities()}
-    known_lines = table.drawn["same_class"]
-    lines = [
-        Series(table.names[run.key], table.marks[run.key], known_lines[run.key])
-        for run in table.runs
-        if run.key in known_lines
-    ]
+    if not {metric.name for metric in DYADIC} & {of.metric for of in table.quantities()}:
+        return None
+    points = table.drawn["same_class"]
+    with_line = [run.key for run in table.runs if run.key in points]
+    lines = [Series(table.names[key], table.marks[key], points[key]) for key in with_line]
     drawn = [inline(figures.same_class(lines), f"same-{table.dataset}")] if lines else []
-    return {"grid": columns.by_score(table.done, shown), "figures": drawn} if known else None
+    return {"grid": columns.by_score(table.done, shown), "figures": drawn}
 
 
 def coreset_images(table: Table) -> Data:
@@ -146,44 +144,47 @@ def steps(table: Table) -> Data:
     for run in table.runs:
         if run.step is not None:
             groups.setdefault(run.step.group, {}).setdefault((run.method, run.setting), []).append(run)
-    made = []
+    experiments = []
     for number, lines in enumerate(groups.values()):
         drawn, grids, first = list[Mapping[str, Any]](), list[Grid](), table.only(runs[0] for runs in lines.values())
         for metric in SHIFTED:
             scores = {runs[0].key: over_orders(table, runs, metric) for runs in lines.values()}
             counts, rows = sorted({count for points in scores.values() for count, _ in points}), []
             for runs in lines.values():
-                orders, known = len({run.step.increment.order for run in runs if run.step}), dict(scores[runs[0].key])
-                cells = [columns.figure(known.get(count), Column("", Quantity(metric))) for count in counts]
+                orders, by_count = (
+                    len({run.step.increment.order for run in runs if run.step}),
+                    dict(scores[runs[0].key]),
+                )
+                cells = [columns.figure(by_count.get(count), Column("", Quantity(metric))) for count in counts]
                 rows.append([Cell(first.names[runs[0].key]), Cell(str(orders)), *cells])
             head = ["Method", "Orders", *(f"{count} classes" for count in counts)]
             grids.append(Grid(head, rows, metric_of(metric).label))
             curves = [Curve(first.names[key], first.marks[key], points) for key, points in scores.items()]
             drawing = figures.curves(curves, metric, "classes so far", f"{metric} after the last step")
             drawn.append(inline(drawing, f"increments-{number}-{metric}"))
-        made.append({"step": first.runs[0].step, "figures": drawn, "grids": grids})
-    return {"groups": made} if made else None
+        experiments.append({"step": first.runs[0].step, "figures": drawn, "grids": grids})
+    return {"groups": experiments} if experiments else None
 
 
 def over_orders(table: Table, runs: Sequence[RunInfo], metric: str) -> list[tuple[int, Estimate]]:
     """Return (classes so far, the mean over orders) for each step of ``runs``; seeds and splits are averaged first."""
     means: dict[int, dict[int, list[float]]] = {}
     for run in runs:
-        if run.step and (known := table.estimate(run.key, Quantity(metric))):
+        if run.step and (score := table.estimate(run.key, Quantity(metric))):
             at = run.step.increment
-            means.setdefault((at.step + 1) * at.classes, {}).setdefault(at.order, []).append(known.mean)
-    found = {count: estimate([average(values) for values in orders.values()]) for count, orders in means.items()}
-    return [(count, mean) for count, mean in sorted(found.items()) if mean is not None]
+            means.setdefault((at.step + 1) * at.classes, {}).setdefault(at.order, []).append(score.mean)
+    points = ((count, estimate([*map(average, orders.values())])) for count, orders in sorted(means.items()))
+    return [(count, mean) for count, mean in points if mean is not None]
 
 
 def ranks(table: Table) -> Data:
     """Return the methods' mean ranks over data sets."""
     nll = [part.finite(Quantity("nll")) for part in table.by_dataset().values()]
-    found = which.ranks([(run.method, of[run.key].mean) for run in table.runs if run.key in of] for of in nll)
-    if found is None:
+    by_nll = which.ranks([(run.method, of[run.key].mean) for run in table.runs if run.key in of] for of in nll)
+    if by_nll is None:
         return None
-    grid = Grid(["Method", "Mean rank"], [[Cell(m), Cell(f"{r:.2f}", value=r)] for m, r in found.means.items()])
-    return {"ranks": found, "grid": grid}
+    rows = [[Cell(method), Cell(f"{rank:.2f}", value=rank)] for method, rank in by_nll.means.items()]
+    return {"ranks": by_nll, "grid": Grid(["Method", "Mean rank"], rows)}
 
 
 @dataclass(frozen=True)
@@ -258,10 +259,8 @@ def markdown(grids: Sequence[Grid]) -> str:
 
 def _rendered(sections: Sequence[Section], table: Table, **more: Any) -> list[tuple[Section, str]]:
     """Return the HTML of the sections that have data."""
-    made = []
-    for section in sections:
-        data = section.data(table)
-        if data is not None:
-            template = _TEMPLATES.get_template(f"{section.name}.html")
-            made.append((section, template.render(data, section=section, table=table, **more)))
-    return made
+    with_data = [(section, data) for section in sections if (data := section.data(table)) is not None]
+    return [
+        (section, _TEMPLATES.get_template(f"{section.name}.html").render(data, section=section, table=table, **more))
+        for section, data in with_data
+    ]

@@ -1,18 +1,26 @@
-"""The pages that each answer one question: for each data set, sentences that its scores support, figures, tables."""
+"""The pages that each answer one question: for each data set, sentences that its scores support, figures, tables.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+The page of unseen rows has every OOD score on every set; the stage ``scores`` computes each run's figures from the rows
+that ``evaluate`` stores, and they are read here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 from bdl_pipe import drawing, figures
 from bdl_pipe.drawing import INK, LINE, MUTED, Drawing
+from bdl_pipe.metrics import DETECTION, ood
 from bdl_pipe.metrics.metric import Question
+from bdl_pipe.metrics.ood.rows import label_of
+from bdl_pipe.metrics.ood.table import GROUPS, Figure, Group, Result, scores_in
 from bdl_pipe.metrics.pit import band
-from bdl_pipe.scores import Quantity
+from bdl_pipe.scores import DEFAULT_SCORE, Quantity
 
-from . import columns, unseen
-from .columns import Grid
+from . import columns
+from .columns import NOTHING, Cell, Column, Grid
 from .questions import SENTENCES
 from .tables import Table
 
@@ -20,6 +28,7 @@ COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"}
     colour: f"var(--m{number})" for number, colour in enumerate(drawing.COLOURS)
 }
 """Colour of a figure -> the CSS variable that replaces it, whose values for light and dark are in ``style.css``."""
+SHOWN: Final = {"auroc": "AUROC %", "fpr95": "FPR95 %"}
 Answer = tuple[list[str], list[Grid]]
 Drawn = list[Mapping[str, Any]]
 
@@ -44,9 +53,9 @@ def answers(table: Table, question: Question) -> Mapping[str, Any]:
     page, parts = PAGES[question], {}
     for dataset, whole in table.by_dataset().items():
         part = whole.done
-        said, grids = page.answer(part)
+        sentences, grids = page.answer(part)
         if grids:
-            parts[dataset] = {"sentences": said, "figures": page.draw(part), "grids": grids}
+            parts[dataset] = {"sentences": sentences, "figures": page.draw(part), "grids": grids}
     return {"parts": parts}
 
 
@@ -58,9 +67,10 @@ def by_metrics(table: Table, question: Question) -> Answer:
 def reliability(table: Table) -> Drawn:
     """Draw the reliability diagrams."""
     bins = table.drawn["calibration"]
-    drawn = (run for run in table.runs if run.key in bins)
     return [
-        inline(figures.reliability(bins[r.key], table.names[r.key], table.marks[r.key]), f"rel-{r.key}") for r in drawn
+        inline(figures.reliability(bins[r.key], table.names[r.key], table.marks[r.key]), f"rel-{r.key}")
+        for r in table.runs
+        if r.key in bins
     ]
 
 
@@ -70,15 +80,16 @@ def pit(table: Table) -> Drawn:
     for run in table.runs:
         if (count := table.drawn["pit"].get(run.key)) is not None:
             low, high = band(int(count.sum()), len(count))
-            one = figures.pit(count, low, high, table.names[run.key], table.marks[run.key])
-            drawn.append(inline(one, f"pit-{run.key}"))
+            histogram = figures.pit(count, low, high, table.names[run.key], table.marks[run.key])
+            drawn.append(inline(histogram, f"pit-{run.key}"))
     return drawn
 
 
 def risk(table: Table) -> Drawn:
     """Draw the risk against coverage, all runs together."""
-    runs, known = [run for run in table.runs if run.key in table.drawn["risk"]], table.drawn["risk"]
-    lines = {table.names[run.key]: known[run.key] for run in runs}
+    risks = table.drawn["risk"]
+    runs = [run for run in table.runs if run.key in risks]
+    lines = {table.names[run.key]: risks[run.key] for run in runs}
     wrong = Quantity("accuracy") in table.quantities()
     marks = [table.marks[run.key] for run in runs]
     return [inline(figures.risk(lines, marks, wrong=wrong), f"risk-{table.dataset}")] if lines else []
@@ -89,9 +100,57 @@ def inline(figure: Drawing, name: str) -> Mapping[str, Any]:
     return {"inline": figure.svg(name, COLOURS), "inches": figure.inches}
 
 
+def unseen(table: Table) -> Answer:
+    """Return sentences on all scores together, then tables: all scores on near and on far sets, then set by set."""
+    stored = table.drawn["ood"]
+    results = {r.key: replace(stored[r.key], name=table.names[r.key]) for r in table.runs if r.key in stored}
+    groups = [group for group in GROUPS if any(one.figures.get(group) for one in results.values())]
+    sentences = []
+    for group in groups:  # a sentence begins with the sets, as others begin with their subject
+        sets, rest = ood.sentence([*results.values()], group).removeprefix(f"On {group} sets (").split("), ", 1)
+        sentences.append(f"{group.capitalize()} sets ({sets}): {rest}")
+    part = table.only(run for run in table.runs if run.key in results)
+    grids = [_of_group(part, [*results.values()], group, metric) for metric, group in product(SHOWN, groups)]
+    return sentences, [*grids, *_by_set(table)]
+
+
+def _of_group(table: Table, results: Sequence[Result], group: Group, metric: str) -> Grid:
+    """Return the table of runs by scores, averaged over a group's sets; each run's best AUROC scores are bold."""
+    scores, rows = scores_in(results), list[list[Cell]]()
+    for one in results:
+        figures_of_run = one.figures.get(group, {})
+        best = set(one.tied(group)) if figures_of_run and metric == "auroc" else set[str]()
+        rows.append([_cell(figures_of_run.get(score), metric, best=score in best) for score in scores])
+    sets = ", ".join(dict.fromkeys(name for one in results for name in one.sets.get(group, ())))
+    title = f"{SHOWN[metric]} by each score, on {group} sets ({sets})"
+    return columns.by_run(table, [label_of(score) for score in scores], rows, title=title)
+
+
+def _cell(figure: Figure | None, metric: str, *, best: bool) -> Cell:
+    if figure is None:
+        return Cell(NOTHING)
+    mean, error = 100 * figure.mean(metric), 100 * figure.error(metric)
+    return Cell(f"{mean:.1f}", f"± {error:.1f}" if error < float("inf") else "", mean, best)
+
+
+def _by_set(table: Table) -> list[Grid]:
+    """Return a table for each other set: every metric of out-of-distribution detection by each score."""
+    scores = {of.score for of in table.quantities() if of.set == "ood" and of.score is not None}
+    grids = []
+    for other in table.sets("ood"):
+        shown, groups = list[Column](), list[tuple[str, int]]()
+        for score in sorted(scores, key=lambda score: (score != DEFAULT_SCORE, score)):
+            wanted = [Column(m.label, Quantity(m.name, "ood", other, score=score)) for m in DETECTION]
+            some = columns.with_figures(table, wanted)
+            shown += some
+            groups += [(f"score: {score.replace('_', ' ')}", len(some))] if some else []
+        grids.append(columns.by_score(table, shown, title=f"against {other}", groups=groups))
+    return grids
+
+
 PAGES: Final[Mapping[Question, Page]] = {
     "trust": Page("Can I trust its probabilities?", partial(by_metrics, question="trust"), reliability),
     "intervals": Page("Are its intervals right?", partial(by_metrics, question="intervals"), pit),
     "refuse": Page("Which answers should I refuse?", partial(by_metrics, question="refuse"), risk),
-    "unseen": Page("Does it know what it has not seen?", unseen.answer, lambda _: []),
+    "unseen": Page("Does it know what it has not seen?", unseen, lambda _: []),
 }

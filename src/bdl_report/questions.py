@@ -23,16 +23,15 @@ FALSE_ALARMS: Final = 0.05
 
 def trust(candidates: Sequence[Candidate]) -> list[str]:
     """Name the runs with probabilities that are not shown to be wrong, and the run with the smallest error."""
-    known = finite(candidates, "ece_adaptive")
-    if not known:
+    scored = finite(candidates, "ece_adaptive")
+    if not scored:
         return []
-    right = [one for one in known if p_value(one, "ece_adaptive_p") > FALSE_ALARMS]
-    best = min(known, key=lambda one: loss(one, "ece_adaptive"))
+    best = min(scored, key=lambda one: loss(one, "ece_adaptive"))
     chance, p = _written(best, "ece_adaptive_expected"), p_value(best, "ece_adaptive_p")
-    said = f"{best.name} has the smallest adaptive ECE, {_written(best, 'ece_adaptive')} %"
+    smallest = f"{best.name} has the smallest adaptive ECE, {_written(best, 'ece_adaptive')} %"
     return [
-        f"Probabilities: {_shown(known, right, 'an adaptive ECE above chance')}",
-        f"Smallest error: {said}; by chance alone it would be {chance} % (p = {p:.2g}).",
+        f"Probabilities: {_shown(scored, 'ece_adaptive_p', 'an adaptive ECE above chance')}",
+        f"Smallest error: {smallest}; by chance alone it would be {chance} % (p = {p:.2g}).",
     ]
 
 
@@ -44,36 +43,32 @@ def intervals(candidates: Sequence[Candidate]) -> list[str]:
     sized = finite(candidates, "set_size_lac")
     if sized:
         return [f"Smallest sets at 90 % coverage: {first(candidates, 'set_size_lac')}"]
-    known = finite(candidates, "pit_p")
-    if not known:
+    scored = finite(candidates, "pit_p")
+    if not scored:
         return []
-    right = [one for one in known if p_value(one, "pit_p") > FALSE_ALARMS]
     off = [(one.name, gap) for one in candidates if (gap := coverage(one)) is not None]
     few, many = ([name for name, gap in off if gap.apart and gap.mean * sign > 0] for sign in (-1, 1))
-    held = [
-        f"too {what} targets inside for {', '.join(names)}" for what, names in (("few", few), ("many", many)) if names
-    ]
-    whole = f"a share that agrees with 90 % for all {'others' if held else 'runs'}"
+    wrong = [f"too {x} targets inside for {', '.join(names)}" for x, names in (("few", few), ("many", many)) if names]
+    rest = f"a share that agrees with 90 % for all {'others' if wrong else 'runs'}"
     return [
-        f"Distributions: {_shown(known, right, 'an F(y) that is not uniform')}",
-        f"90 % intervals: {'; '.join([*held, whole])}.",
-        *(f"{one.name}: {said}." for one in candidates if (said := off_by_width(one))),
+        f"Distributions: {_shown(scored, 'pit_p', 'an F(y) that is not uniform')}",
+        f"90 % intervals: {'; '.join([*wrong, rest])}.",
+        *(f"{one.name}: {warning}." for one in candidates if (warning := off_by_width(one))),
         f"Narrowest at equal coverage: {first(candidates, 'width_at_90')}",
     ]
 
 
 def refuse(candidates: Sequence[Candidate]) -> list[str]:
     """Name the run with the lowest cost of refusal, and the shares that it answers with at most 1 and 5 % wrong."""
-    known = finite(candidates, "augrc")
-    if not known:
+    scored = finite(candidates, "augrc")
+    if not scored:
         return []
-    best = min(known, key=lambda one: loss(one, "augrc"))
-    said = [f"Lowest cost of refusal: {first(candidates, 'augrc')}"]
+    best = min(scored, key=lambda one: loss(one, "augrc"))
+    sentences = [f"Lowest cost of refusal: {first(candidates, 'augrc')}"]
     if best.scores.values(Quantity("coverage_at_1")):
-        share = {risk: _written(best, f"coverage_at_{risk}") for risk in (1, 5)}
-        shares = [f"{written} % of the rows with at most {risk} % wrong" for risk, written in share.items()]
-        said.append(f"Answered: {best.name} answers {' and '.join(shares)}.")
-    return [*said, f"Best order of refusal: {first(candidates, 'refusal_gain')}"]
+        shares = [f"{_written(best, f'coverage_at_{r}')} % of the rows with at most {r} % wrong" for r in (1, 5)]
+        sentences.append(f"Answered: {best.name} answers {' and '.join(shares)}.")
+    return [*sentences, f"Best order of refusal: {first(candidates, 'refusal_gain')}"]
 
 
 SENTENCES: Final[dict[Question, Callable[[Sequence[Candidate]], list[str]]]] = {
@@ -90,40 +85,38 @@ def first(candidates: Sequence[Candidate], metric: str) -> str:
         return "no run has such a score."
     best, *others = ordered
     of = metric_of(metric)
-    said = f"{best.name} has the {'highest' if of.better > 0 else 'lowest'} {of.label.removesuffix(' %')}, "
-    said += f"{_written(best, metric)}{' %' if of.percent else ''}."
-    gaps = {one.name: difference(one, best, len(others), metric) for one in others}
-    known = {name: gap for name, gap in gaps.items() if gap is not None and math.isfinite(gap.error)}
-    if not others or not known:
-        return (
-            f"{said} The errors of differences are unknown: there is one split, without scores by row."
-            if others
-            else said
-        )
-    tied = [name for name, gap in known.items() if not gap.apart]
-    if len(known) < len(gaps):
-        said += f" {len(gaps) - len(known)} others cannot be compared with it in pairs."
+    text = f"{best.name} has the {'highest' if of.better > 0 else 'lowest'} {of.label.removesuffix(' %')}, "
+    text += f"{_written(best, metric)}{' %' if of.percent else ''}."
+    if not others:
+        return text
+    differences = {one.name: difference(one, best, len(others), metric) for one in others}
+    gaps = {name: gap for name, gap in differences.items() if gap is not None and math.isfinite(gap.error)}
+    if not gaps:
+        return f"{text} The errors of differences are unknown: there is one split, without scores by row."
+    tied = [name for name, gap in gaps.items() if not gap.apart]
+    if len(gaps) < len(differences):
+        text += f" {len(differences) - len(gaps)} others cannot be compared with it in pairs."
     if not tied:
-        return f"{said} All others that can be compared are worse by more than chance."
-    worse = f"{len(known) - len(tied)} of {len(known)} others are worse by more than chance"
-    return f"{said} It cannot be told apart from {', '.join(tied)}; {worse}."
+        return f"{text} All others that can be compared are worse by more than chance."
+    worse = f"{len(gaps) - len(tied)} of {len(gaps)} others are worse by more than chance"
+    return f"{text} It cannot be told apart from {', '.join(tied)}; {worse}."
 
 
 def p_value(one: Candidate, metric: str) -> float:
     """Return the joint p-value of all fits of a run, see the module; NaN if no fit has one."""
-    found = [p for group in one.scores.groups(Quantity(metric)) for p in group]
-    return math.nan if not found else found[0] if len(found) == 1 else min(1.0, 2 * average(found))
+    of_fits = [p for group in one.scores.groups(Quantity(metric)) for p in group]
+    return math.nan if not of_fits else of_fits[0] if len(of_fits) == 1 else min(1.0, 2 * average(of_fits))
 
 
-def _shown(known: Sequence[Candidate], right: Sequence[Candidate], how: str) -> str:
-    names = ", ".join(one.name for one in right)
-    wrong = len(known) - len(right)
-    test = f"tested at the 5 % level for {how}"
+def _shown(scored: Sequence[Candidate], p: str, error: str) -> str:
+    """Write how many runs the test with the p-value ``p`` shows to be wrong, and the names of the others."""
+    right, test = [one.name for one in scored if p_value(one, p) > FALSE_ALARMS], f"tested at the 5 % level for {error}"
     if not right:
-        return f"all {len(known)} runs are shown to be wrong ({test})."
+        return f"all {len(scored)} runs are shown to be wrong ({test})."
+    wrong = len(scored) - len(right)
     if not wrong:
-        return f"none of {len(known)} runs is shown to be wrong ({test})."
-    return f"{wrong} of {len(known)} runs are shown to be wrong ({test}). Not shown to be wrong: {names}."
+        return f"none of {len(scored)} runs is shown to be wrong ({test})."
+    return f"{wrong} of {len(scored)} runs are shown to be wrong ({test}). Not shown to be wrong: {', '.join(right)}."
 
 
 def _written(one: Candidate, metric: str) -> str:

@@ -52,15 +52,14 @@ class Beside:
 
 def beside(student: RunScores | None, teacher: RunScores | None, wanted: Quantity) -> Beside:
     """Return a quantity of a student beside the same quantity of its teacher; None stands for a run without scores."""
-    own = student.estimate(wanted) if student is not None else None
-    theirs = teacher.estimate(wanted) if teacher is not None else None
-    if student is None or teacher is None or own is None or theirs is None or student.splits != teacher.splits:
-        return Beside(own, theirs, None)
+    figures = (student.estimate(wanted) if student else None), (teacher.estimate(wanted) if teacher else None)
+    if not (student and teacher and figures[0] and figures[1]) or student.splits != teacher.splits:
+        return Beside(*figures, None)
     sign = -1 if metric_of(wanted.metric).better > 0 else 1
     if student.splits == 1:
-        return Beside(own, theirs, Estimate(sign * (own.mean - theirs.mean), None, 1))
+        return Beside(*figures, Estimate(sign * (figures[0].mean - figures[1].mean), None, 1))
     pairs = zip(student.values(wanted), teacher.values(wanted), strict=True)
-    return Beside(own, theirs, estimate([sign * (one - other) for one, other in pairs]))
+    return Beside(*figures, estimate([sign * (one - other) for one, other in pairs]))
 
 
 def of(table: Table) -> Table:
@@ -88,13 +87,9 @@ def _lost(pair: Beside, column: Column) -> Cell:
     return Cell(f"+{cell.text}", cell.small, cell.value) if cell.value is not None and cell.value > 0 else cell
 
 
-def _ratio(pair: Beside, column: Column) -> Cell:
-    return Cell(NOTHING) if pair.ratio is None else Cell(f"{pair.ratio:.3g} ×", value=pair.ratio)
-
-
 CELLS: Final[dict[str, Callable[[Beside, Column], Cell]]] = {
     "student": lambda pair, column: figure(pair.student, column),
     "teacher": lambda pair, column: figure(pair.teacher, column),
     "lost": _lost,
-    "ratio": _ratio,
+    "ratio": lambda pair, _: Cell(NOTHING) if pair.ratio is None else Cell(f"{pair.ratio:.3g} ×", value=pair.ratio),
 }

@@ -169,12 +169,12 @@ class Table:
 
     def remarks(self) -> list[tuple[str, str]]:
         """List notes on runs, as (kind, text): missing scores, and warnings. Each is listed once, with its runs."""
-        found: dict[tuple[str, str], list[str]] = {}
+        runs: dict[tuple[str, str], list[str]] = {}
         for run in self.runs:
             absent = [] if run.key in self.scores else [("note", ABSENT)]
             for remark in (*absent, *(("warn", warning) for warning in self.warnings(run))):
-                found.setdefault(remark, []).append(run.key)
-        return [(kind, f"{text}. Runs: {', '.join(keys)}") for (kind, text), keys in found.items()]
+                runs.setdefault(remark, []).append(run.key)
+        return [(kind, f"{text}. Runs: {', '.join(keys)}") for (kind, text), keys in runs.items()]
 
     def quantities(self) -> set[Quantity]:
         """Return the quantities for which any run has a score."""
@@ -190,8 +190,8 @@ class Table:
 
     def finite(self, wanted: Quantity) -> dict[str, Estimate]:
         """Return the estimates of a quantity that are finite, by run."""
-        known = {run.key: self.estimate(run.key, wanted) for run in self.runs}
-        return {key: e for key, e in known.items() if e is not None and math.isfinite(e.mean)}
+        estimates = {run.key: self.estimate(run.key, wanted) for run in self.runs}
+        return {key: e for key, e in estimates.items() if e is not None and math.isfinite(e.mean)}
 
     @cached_property
     def _off_by_width(self) -> dict[str, str]:
@@ -199,9 +199,9 @@ class Table:
 
     def candidates(self) -> list[Candidate]:
         """Return the runs with scores, for the verdict and for :func:`bdl_pipe.metrics.standings.standings`."""
-        known, names = self.scores, labels(self.done.runs)
+        scores, names = self.scores, labels(self.done.runs)
         return [
-            Candidate(r.key, names[r.key], known[r.key], r.evaluate, r.network, r.method, r.ended, optimal(r.method))
+            Candidate(r.key, names[r.key], scores[r.key], r.evaluate, r.network, r.method, r.ended, optimal(r.method))
             for r in self.done.runs
         ]
 
@@ -212,16 +212,16 @@ def gather(runs: Sequence[RunInfo]) -> Table:
     Raises:
         ArtifactError: a table that exists is altered, truncated or of an older version.
     """
-    known, drawn = dict[str, RunScores](), {name: dict[str, Any]() for name in DRAWN}
+    scores_of, drawn = dict[str, RunScores](), {name: dict[str, Any]() for name in DRAWN}
     for run in runs:
         folders = _folders(run)
         if folders:
             stored = [scores.read(folder / "scores.parquet") for folder in folders]
-            known[run.key] = RunScores(pyarrow.concat_tables(stored))
+            scores_of[run.key] = RunScores(pyarrow.concat_tables(stored))
         for name, folder in product(DRAWN, folders):
             if (folder / f"{name}.parquet").is_file():
                 drawn[name][run.key] = DRAWN[name](folder / f"{name}.parquet")
-    return Table(tuple(runs), known, drawn, _marks(runs))
+    return Table(tuple(runs), scores_of, drawn, _marks(runs))
 
 
 def _folders(run: RunInfo) -> list[Path]:
@@ -248,7 +248,7 @@ def _marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:
 
 def write_comparison(table: Table, folder: Path) -> None:
     """Write ``comparison.parquet`` and ``comparison.csv``, a row for each figure, sorted."""
-    whole = pyarrow.concat_tables([SCHEMA.empty_table(), *(known.stored for known in table.scores.values())])
+    whole = pyarrow.concat_tables([SCHEMA.empty_table(), *(of_run.stored for of_run in table.scores.values())])
     rows = whole.sort_by([(column, "ascending") for column in KEYS])
     pyarrow.parquet.write_table(rows, folder / "comparison.parquet")
     write_csv(folder / "comparison.csv", COLUMNS, (row.values() for row in rows.to_pylist()))
@@ -264,10 +264,13 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) ->
 def paper_figures() -> dict[tuple[str, ...], tuple[str, str]]:
     """Read the papers' figures: (dataset, method, setting, metric) -> the figure as printed there, and its source."""
     with open(Path(__file__).with_name("paper.csv"), encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    keys = ("dataset", "method", "setting", "metric")
-    texts = ((f"{row['value']} ± {row['error']}", f"{row['paper']}, {row['table']}") for row in rows)
-    return {tuple(row[key] for key in keys): text for row, text in zip(rows, texts, strict=True)}
+        return {
+            (row["dataset"], row["method"], row["setting"], row["metric"]): (
+                f"{row['value']} ± {row['error']}",
+                f"{row['paper']}, {row['table']}",
+            )
+            for row in csv.DictReader(file)
+        }
 
 
 def labels(runs: Sequence[RunInfo], space: str = "_") -> dict[str, str]:

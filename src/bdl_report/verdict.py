@@ -36,12 +36,12 @@ def verdict(candidates: Sequence[Candidate]) -> list[str]:
     accuracy, nll = choose(candidates, by_accuracy), choose(candidates, "nll")
     if nll is None:
         return ["Verdict: none, because no run has a finite NLL."] if candidates else []
-    said = [f"Accuracy: {taking(accuracy)}"] if accuracy else []
+    sentences = [f"Accuracy: {taking(accuracy)}"] if accuracy else []
     what = "Intervals" if by_accuracy == "rmse" else "Probabilities"
-    said += [f"{what}: {taking(nll)}{calibration(nll.taken)}", f"Cost: {cheapest(nll)}"]
+    sentences += [f"{what}: {taking(nll)}{calibration(nll.taken)}", f"Cost: {cheapest(nll)}"]
     better = "Is a Bayesian network better by"
-    said += [f"{better} {_label(metric)}? {worth(candidates, metric)}" for metric in ("nll", by_accuracy)]
-    said.append(f"One more hour: {hour(candidates, nll.taken)}")
+    sentences += [f"{better} {_label(metric)}? {worth(candidates, metric)}" for metric in ("nll", by_accuracy)]
+    sentences.append(f"One more hour: {hour(candidates, nll.taken)}")
     limits = []
     if len(nll.ordered) > 1:
         limits.append(f"the best of {len(nll.ordered)} runs is chosen by its test score, so this score is optimistic.")
@@ -49,7 +49,7 @@ def verdict(candidates: Sequence[Candidate]) -> list[str]:
         limits.append("There is one split: other training rows could rank the runs differently.")
     if few := sum(one.one_seed for one in nll.ordered):
         limits.append(f"{few} of {len(nll.ordered)} runs have one seed: give them three (seeds: 3) to compare them.")
-    return [*said, *([f"Beware: {' '.join(limits)}"] if limits else [])]
+    return [*sentences, *([f"Beware: {' '.join(limits)}"] if limits else [])]
 
 
 def taking(choice: Choice) -> str:
@@ -60,31 +60,30 @@ def taking(choice: Choice) -> str:
         return f"{best.name} is the only run with a finite {label}, {value}."
     if taken is not best:
         of = f"{len(choice.near)} runs within one standard error of the best {label}"
-        beside = (
-            f"Its {label} is {_value(taken, choice.metric)}; {best.name} has the best, {value} ({_of(choice, taken)})"
+        text = (
+            f"take {taken.name}: of the {of}, it is the cheapest to fit ({seconds(fit_seconds(taken))}). Its {label} is"
         )
-        return f"take {taken.name}: of the {of}, it is the cheapest to fit ({seconds(fit_seconds(taken))}). {beside}."
+        return f"{text} {_value(taken, choice.metric)}; {best.name} has the best, {value} ({_of(choice, taken)})."
     end = "highest" if metric_of(choice.metric).better > 0 else "lowest"
     if best.one_seed:
         return f"{ONE_SEED}: {best.name} has the {end} {label}, {value}."
-    said, faster = f"take {best.name}: its {label}, {value}, is the {end}", choice.faster(best)
+    text, faster = f"take {best.name}: its {label}, {value}, is the {end}", choice.faster(best)
     if not math.isfinite(fit_seconds(best)):
-        return f"{said}; the time of its fit is not recorded."
+        return f"{text}; the time of its fit is not recorded."
     if not faster:
-        return f"{said}, and no run is cheaper to fit ({seconds(fit_seconds(best))})."
+        return f"{text}, and no run is cheaper to fit ({seconds(fit_seconds(best))})."
     if unknown := [one for one in faster if one.key not in choice.gaps]:
-        return f"{said}; {_many(len(unknown), 'cheaper run')} cannot be compared with it in pairs."
-    return f"{said}, and no cheaper run is within one standard error of it."
+        return f"{text}; {_many(len(unknown), 'cheaper run')} cannot be compared with it in pairs."
+    return f"{text}, and no cheaper run is within one standard error of it."
 
 
 def calibration(one: Candidate) -> str:
     """Write whether 90 % of the targets are in a run's 90 % intervals; for classes, write the ECE."""
     off, ece = coverage(one), one.scores.values(Quantity("ece"))
     if off is not None:
-        how = "this agrees with 90 %" if not off.apart else "too few" if off.mean < 0 else "too many"
-        how = ONE_SEED if one.one_seed else how
+        answer = "this agrees with 90 %" if not off.apart else "too few" if off.mean < 0 else "too many"
         share = f"{100 * (LEVEL + off.mean):.1f} ± {100 * off.error:.1f} %"
-        return f" Its 90 % intervals contain {share} of the test targets: {how}."
+        return f" Its 90 % intervals contain {share} of the test targets: {ONE_SEED if one.one_seed else answer}."
     return f" Its ECE is {100 * average(ece):.2f} %." if ece and math.isfinite(average(ece)) else ""
 
 
@@ -96,17 +95,17 @@ def cheapest(choice: Choice) -> str:
         return "the times of the fits are not recorded."
     predicts = taken.scores.estimate(_PREDICT)
     named = f"{ONE_SEED}: {taken.name}, with the best {label}," if taken.one_seed else taken.name
-    said = f"{named} fits in {seconds(fit_seconds(taken))}"
-    said += f" and predicts 1,000 rows in {seconds(predicts.mean)}" if predicts and math.isfinite(predicts.mean) else ""
+    text = f"{named} fits in {seconds(fit_seconds(taken))}"
+    text += f" and predicts 1,000 rows in {seconds(predicts.mean)}" if predicts and math.isfinite(predicts.mean) else ""
     if taken is not choice.best:
-        said += f"; {over} its {label} cannot be told apart from the best ({_of(choice, taken)})"
+        text += f"; {over} its {label} cannot be told apart from the best ({_of(choice, taken)})"
     faster = choice.faster(taken)
-    known = sum(one.key in choice.gaps for one in faster)
-    said += f"; worse than the best: {_many(known, 'cheaper run')}" if known else ""
-    said += f"; not comparable in pairs: {_many(len(faster) - known, 'cheaper run')}" if known < len(faster) else ""
+    worse = sum(one.key in choice.gaps for one in faster)
+    text += f"; worse than the best: {_many(worse, 'cheaper run')}" if worse else ""
+    text += f"; not comparable in pairs: {_many(len(faster) - worse, 'cheaper run')}" if worse < len(faster) else ""
     if len(choice.ordered) > 1 and any(one.method == "constant" for one in choice.tied):
-        said += f". No run is shown to be better than constant: {over} the inputs are not shown to help"
-    return f"{said}."
+        text += f". No run is shown to be better than constant: {over} the inputs are not shown to help"
+    return f"{text}."
 
 
 def worth(candidates: Sequence[Candidate], metric: str) -> str:
@@ -115,57 +114,57 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
     A network is Bayesian if its method says so (``Method.bayesian``): it has a posterior over weights. An ensemble of
     networks that are trained apart has none.
     """
-    known = finite(candidates, metric)
-    networks = [one for one in known if one.network and one.method in METHODS and METHODS[one.method].bayesian]
+    scored = finite(candidates, metric)
+    networks = [one for one in scored if one.network and one.method in METHODS and METHODS[one.method].bayesian]
     if not networks:
         return "No Bayesian network has a finite score."
     best = min(networks, key=lambda one: loss(one, metric))
     named = [method.name for method in METHODS.values() if method.rival]
     without = not any(one.method in named for one in candidates)
-    plain = [one for one in known if one.method == BASELINE and one.network == best.network]
-    rivals = plain if without else [one for one in known if one.method in named]
+    plain = [one for one in scored if one.method == BASELINE and one.network == best.network]
+    rivals = plain if without else [one for one in scored if one.method in named]
     worse, tied, better, single = list[str](), list[str](), list[str](), list[str]()
     for rival in rivals:
         gap = difference(best, rival, len(networks), metric)  # the interval allows for the choice of the best network
-        how = tied if gap is None or not gap.apart else better if gap.mean < 0 else worse
-        how = single if best.one_seed or rival.one_seed else how
-        how.append(f"{rival.name} ({_gap(gap, metric)})")
+        group = tied if gap is None or not gap.apart else better if gap.mean < 0 else worse
+        group = single if best.one_seed or rival.one_seed else group
+        group.append(f"{rival.name} ({_gap(gap, metric)})")
     verbs = {"is worse than": worse, "cannot be told apart from": tied, "is better than": better}
     verbs["differs on one seed from"] = single
     parts = [f"{verb} {', '.join(names)}" for verb, names in verbs.items() if names]
     answer = "No" if worse else "Not shown" if tied else ONE_SEED.capitalize() if single else "Yes"
     answer += ", against a plain network" if without else ""
     of = f"{best.name}, the best of {len(networks)} with a posterior over weights," if len(networks) > 1 else best.name
-    said = f"{answer}: {of} {' and '.join(parts)}." if parts else f"There is no run to compare {best.name} with."
-    return f"{said} There is no run of {', '.join(named[:-1])} or {named[-1]}." if without else said
+    text = f"{answer}: {of} {' and '.join(parts)}." if parts else f"There is no run to compare {best.name} with."
+    return f"{text} There is no run of {', '.join(named[:-1])} or {named[-1]}." if without else text
 
 
 def hour(candidates: Sequence[Candidate], taken: Candidate) -> str:
     """Write whether longer fits of a run would help, which other fits were too short, and what more splits bring."""
     name, ended = taken.name, taken.ended
     if taken.optimal:
-        said = [f"the fits of {name} end at an optimum, so more time would not help."]
+        text = f"the fits of {name} end at an optimum, so more time would not help."
     elif "chains" in ended:
-        said = [f"the Markov chains of {name} are too short, so longer chains may change its scores."]
+        text = f"the Markov chains of {name} are too short, so longer chains may change its scores."
     elif late := ended.count("steps"):
         many = f"{late} of {len(ended)} fits of {name}"
-        said = [f"{many} used all their steps while their validation score still improved: more steps may help."]
+        text = f"{many} used all their steps while their validation score still improved: more steps may help."
     elif "validation" in ended:
-        said = [f"early stopping ended the fits of {name}, so more steps would not help."]
+        text = f"early stopping ended the fits of {name}, so more steps would not help."
     elif "schedule" in ended:
-        said = [f"the fits of {name} ran their fixed number of steps; whether more steps would help is not recorded."]
+        text = f"the fits of {name} ran their fixed number of steps; whether more steps would help is not recorded."
     else:
-        said = [f"whether longer fits of {name} would help is not recorded."]
-    for how, why in (("steps", "still improving at their last step"), ("chains", "with chains that are too short")):
-        names = [one.name for one in candidates if one is not taken and how in one.ended]
-        said += [f"Other runs {why}: {', '.join(names)}."] if names else []
+        text = f"whether longer fits of {name} would help is not recorded."
+    for end, why in (("steps", "still improving at their last step"), ("chains", "with chains that are too short")):
+        names = [one.name for one in candidates if one is not taken and end in one.ended]
+        text += f" Other runs {why}: {', '.join(names)}." if names else ""
     splits, a_split = taken.scores.splits, math.fsum(map(split_seconds, candidates))
     more = min(_MOST_SPLITS - splits, int(3600 / a_split)) if splits > 1 and 0 < a_split < math.inf else 0
     if more > 0:
         what = f"{_many(more, 'more split')} would take {seconds(more * a_split)} of fitting"
         percent = 100 * (1 - half_width(splits + more) / half_width(splits))
-        said.append(f"{what} and narrow the intervals of differences by about {percent:.0f} %.")
-    return " ".join(said)
+        text += f" {what} and narrow the intervals of differences by about {percent:.0f} %."
+    return text
 
 
 def _of(choice: Choice, one: Candidate) -> str:
@@ -176,13 +175,13 @@ def _gap(gap: Difference | None, metric: str) -> str:
     """Write a difference of losses as a difference of scores and its standard error, which has two digits."""
     if gap is None:
         return "not comparable"
-    of, known = metric_of(metric), 1e-6 * abs(gap.mean) < gap.error < math.inf  # a smaller error is rounding
+    of, measured = metric_of(metric), 1e-6 * abs(gap.mean) < gap.error < math.inf  # a smaller error is rounding
     mean, error, unit = -of.better * gap.mean, gap.error, ""
     if of.percent:
         mean, error, unit = 100 * mean, 100 * error, " %"
-    digits = max(0, 1 - math.floor(math.log10(error))) if known else 3
-    said = f"{_label(metric)} {'−' if mean < 0 else '+'}{abs(mean):,.{digits}f}"
-    return f"{said} ± {error:,.{digits}f}{unit}" if math.isfinite(error) else f"{said}{unit}, error unknown"
+    digits = max(0, 1 - math.floor(math.log10(error))) if measured else 3
+    text = f"{_label(metric)} {'−' if mean < 0 else '+'}{abs(mean):,.{digits}f}"
+    return f"{text} ± {error:,.{digits}f}{unit}" if math.isfinite(error) else f"{text}{unit}, error unknown"
 
 
 def _value(one: Candidate, metric: str) -> str:

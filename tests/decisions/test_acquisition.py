@@ -8,7 +8,7 @@ import torch
 from scipy import integrate, stats
 from torch import Tensor
 
-from bdl_decisions import acquisition
+from bdl_decisions import rules as acquisition
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.predictive import mixture
 from bdl_pipe.seeds import Seed

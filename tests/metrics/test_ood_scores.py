@@ -13,7 +13,7 @@ import torch
 
 from bdl_pipe.errors import DataError
 from bdl_pipe.metrics import ood
-from bdl_pipe.metrics.ood.fitted import principal_dimension
+from bdl_pipe.metrics.ood.arrays import principal_dimension
 from bdl_pipe.seeds import Seed
 
 CLASSES, WIDTH = 3, 8

@@ -14,7 +14,7 @@ import sklearn.metrics
 
 from bdl_pipe.errors import ArtifactError, DataError
 from bdl_pipe.metrics import ood
-from bdl_pipe.metrics.ood import fitted
+from bdl_pipe.metrics.ood import arrays as fitted
 from bdl_pipe.metrics.ood import rows as stored
 from bdl_pipe.metrics.ood.rows import Rows, StoredFit
 from bdl_pipe.metrics.ood.table import scores_in

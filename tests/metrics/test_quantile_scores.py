@@ -12,8 +12,9 @@ import scipy.stats
 import torch
 
 from bdl_pipe import metrics
+from bdl_pipe.derived_predictive import Exponential, Mixture
 from bdl_pipe.metrics.quantile_scores import Weight, interval_score, quantile_weighted_crps
-from bdl_pipe.predictive import Exponential, Gaussian, Mixture
+from bdl_pipe.predictive import Gaussian
 from bdl_pipe.seeds import Seed
 
 WEIGHTS: dict[Weight, Callable[[float], float]] = {

@@ -7,8 +7,9 @@ import scipy.stats
 import torch
 
 from bdl_pipe import metrics
+from bdl_pipe.derived_predictive import Exponential, Mixture
 from bdl_pipe.metrics import regression
-from bdl_pipe.predictive import Exponential, Gaussian, Mixture
+from bdl_pipe.predictive import Gaussian
 from bdl_pipe.seeds import Seed
 
 

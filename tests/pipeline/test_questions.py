@@ -13,7 +13,7 @@ from bdl_pipe import artifacts, scores
 from bdl_pipe.metrics.ood.rows import Rows, StoredFit
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
-from bdl_report import RunInfo, columns, question_pages, tables, unseen
+from bdl_report import RunInfo, columns, question_pages, tables
 from pipeline.core import places
 from pipeline.stages import scores as stage
 from tests.metrics.test_ood_tables import several
@@ -222,7 +222,7 @@ def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: 
             stage.run(Stage(name), Params(about), None, None)  # type: ignore[arg-type]
             both = [places.artifact(kind, name) for kind in ("evaluate", "scores")]
             runs.append(RunInfo(name, "fashion_mnist", name, "s", both[0], scores=both[1]))
-    said, grids = unseen.answer(tables.gather(runs))
+    said, grids = question_pages.unseen(tables.gather(runs))
 
     for sentence, group, sets in zip(said, ("near", "far"), ("held_out", "noise"), strict=True):
         assert sentence.startswith(f"{group.capitalize()} sets ({sets}): ")

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..data.examples import Task
 from ..data.tables.forms import LARGEST
+from ..derived_predictive import Exponential, Mixture
 from ..errors import DataError, short
-from ..predictive import Categorical, Continuous, Exponential, Gaussian, Mixture, Predictive
+from ..predictive import Categorical, Continuous, Gaussian, Predictive
 from ..seeds import Seed
 
 _FURTHEST: Final = 1e-9  # the probability beyond each end of the bracket in which draws are searched

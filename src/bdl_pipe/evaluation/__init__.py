@@ -14,41 +14,24 @@ import torch
 from .. import metrics
 from ..data.examples import Examples
 from ..metrics import cost
-from ..metrics.ood.predictives import OOD_SCORES, ood_scores, register_ood_score
-from ..networks.last_layer import LastLayer
+from ..metrics.ood.predictives import OOD_SCORES as OOD_SCORES
+from ..metrics.ood.predictives import ood_scores as ood_scores
+from ..metrics.ood.predictives import register_ood_score as register_ood_score
+from ..networks.last_layer import LastLayer as LastLayer
 from ..posterior import Predictor
 from ..predictive import Categorical, Continuous
 from ..scores import Quantity, Set
 from ..seeds import Seed
 from . import references
-from .config import USUAL, EvaluateConfig
-from .distance import Distances
-from .draws import DrawnRows
-from .gathered import Gathered, Scores, has_one_noise, normalised
-from .joint import joint_scores, keeps_functions, lines_between_classes, same_class_along
-from .unfamiliar import last_layer, stored_rows, training_rows
-
-__all__ = [
-    "OOD_SCORES",
-    "USUAL",
-    "CleanResult",
-    "EvaluateConfig",
-    "LastLayer",
-    "Scores",
-    "last_layer",
-    "measure_cost",
-    "ood_scores",
-    "register_ood_score",
-    "same_class_along",
-    "score_all",
-    "score_classification",
-    "score_clean",
-    "score_corrupted",
-    "score_ood",
-    "stored_rows",
-    "training_rows",
-]
-
+from .gathered import USUAL as USUAL
+from .gathered import DrawnRows, Gathered, has_one_noise, normalised
+from .gathered import EvaluateConfig as EvaluateConfig
+from .gathered import Scores as Scores
+from .joint import joint_scores, keeps_functions, lines_between_classes
+from .joint import same_class_along as same_class_along
+from .unfamiliar import last_layer as last_layer
+from .unfamiliar import stored_rows as stored_rows
+from .unfamiliar import training_rows as training_rows
 
 Figures = dict[Quantity, tuple[float, int]]  # quantity -> (value, number of examples behind it)
 
@@ -65,7 +48,7 @@ class CleanResult:
         in_distribution_scores: score -> [n], higher for rows that look like training data: what :func:`score_ood`
             compares with.
         unfamiliar: what scores of the unfamiliar are computed from; see :mod:`.unfamiliar`.
-        draws: predictions by draw of some test rows, where there are several draws; see :mod:`.draws`.
+        draws: predictions by draw of some test rows, where there are several draws; see :class:`.gathered.DrawnRows`.
     """
 
     metrics: Scores
@@ -83,9 +66,9 @@ class CleanResult:
         They are ``predictions``, where there are several draws ``draws``, and, for classes, ``calibration``,
         ``same_class`` and, where there are unfamiliar sets, ``unfamiliar``.
         """
-        found = {"predictions": self.predictions, "calibration": self.calibration, "same_class": self.line}
-        found |= {"unfamiliar": self.unfamiliar, "draws": self.draws}
-        return {name: table for name, table in found.items() if table is not None}
+        tables = {"predictions": self.predictions, "calibration": self.calibration, "same_class": self.line}
+        tables |= {"unfamiliar": self.unfamiliar, "draws": self.draws}
+        return {name: table for name, table in tables.items() if table is not None}
 
 
 def score_clean(
@@ -107,8 +90,8 @@ def score_clean(
     Raises:
         Diverged: a prediction is not finite.
     """
-    gathered, own_joint = Gathered(), keeps_functions(fitted.posterior)
-    distances, drawn = Distances(references.find(examples, fitted.transform)), DrawnRows(len(examples))
+    gathered, has_joint = Gathered(), keeps_functions(fitted.posterior)
+    distances, drawn = references.Distances(references.find(examples, fitted.transform)), DrawnRows(len(examples))
     row = fitted.transform.inputs(examples.inputs[:1], device)[None]
     one_noise = examples.targets.ndim > 1 and has_one_noise(fitted.posterior, row, rng)
     for rows, transformed in fitted.transformed_batches(examples.inputs, config.batch, rng=rng, device=device):
@@ -125,7 +108,7 @@ def score_clean(
         drawn.add(rows, before, targets)
         if isinstance(transformed, Continuous):
             gathered.add_noise(transformed, is_one=one_noise)
-        if config.joint_pairs and not own_joint:
+        if config.joint_pairs and not has_joint:
             gathered.terms.append(before.draw_log_prob(targets).cpu())
     scores = gathered.scores() | distances.scores()
     terms = torch.cat(gathered.terms, dim=1) if gathered.terms else None
@@ -172,10 +155,10 @@ def score_ood(
     """
     parts = [ood_scores(predictive) for _, predictive in fitted.batches(inputs, config.batch, rng=rng, device=device)]
     scores: dict[str, Scores] = {}
-    for name, known in in_distribution_scores.items():
-        other = np.concatenate([part[name] for part in parts])
-        results = metrics.detection(known, other)
-        scores[name] = {metric: (value, len(known) + len(other)) for metric, value in results.items()}
+    for name, inside in in_distribution_scores.items():
+        outside = np.concatenate([part[name] for part in parts])
+        results = metrics.detection(inside, outside)
+        scores[name] = {metric: (value, len(inside) + len(outside)) for metric, value in results.items()}
     return scores
 
 

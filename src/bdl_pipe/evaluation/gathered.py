@@ -1,8 +1,8 @@
-"""The sums and columns that evaluation gathers over batches, and the scores and tables that follow from them."""
+"""The section ``evaluate`` of params.yaml; the sums, columns and draws that evaluation gathers over batches."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, final
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import metrics
+from ..config import LATER
 from ..data.transform import Transform
+from ..errors import require
 from ..joint_predictive import GaussianFunctions
 from ..metrics.registered import BEFORE
 from ..metrics.regression import LEVEL
@@ -19,9 +21,38 @@ from ..posterior import GaussianPosterior, Posterior, Predictor
 from ..predictive import Categorical, Continuous, Predictive
 from ..recalibration import Recalibration
 from ..seeds import Seed
-from .config import EvaluateConfig
 
+MOST_ROWS: Final = 500
+MOST_DRAWS: Final = 32
 Scores = dict[str, tuple[float, int]]  # metric -> (value, number of examples behind it)
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """The section ``evaluate`` of params.yaml.
+
+    Attributes:
+        calibration_bins: the number of equal-width bins of the expected calibration error.
+        batch: the largest number of inputs in one forward pass.
+        joint_pairs: the number of random pairs of test rows for the joint likelihood; 0 for none.
+        joint_groups: the number of groups of test rows for the joint likelihood of several rows; 0 for none. Group k
+            lies around pair k of ``joint_pairs``. A posterior that holds functions is scored on these pairs only.
+    """
+
+    calibration_bins: int
+    batch: int
+    joint_pairs: int
+    joint_groups: int = field(default=0, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        require(self.calibration_bins > 0, "calibration_bins", "must be > 0", self.calibration_bins)
+        require(self.batch > 0, "batch", "must be > 0", self.batch)
+        require(self.joint_pairs >= 0, "joint_pairs", "must be >= 0", self.joint_pairs)
+        rule = f"must be in [0, {self.joint_pairs}], at most joint_pairs"
+        require(0 <= self.joint_groups <= self.joint_pairs, "joint_groups", rule, self.joint_groups)
+
+
+USUAL: Final = EvaluateConfig(calibration_bins=15, batch=250, joint_pairs=10_000, joint_groups=250)  # as in params.yaml
 
 
 @dataclass
@@ -136,6 +167,52 @@ class Gathered:
 
     def _sum(self, name: str, more: Any) -> None:
         self.sums[name] = self.sums[name] + more if name in self.sums else more
+
+
+@final
+class DrawnRows:
+    """Predictions by draw of some test rows, gathered over batches, so that a metric of draws needs no new prediction.
+
+    For each fit with several draws, 500 test rows, drawn once for all runs on a data set, and at most 32 draws, evenly
+    spaced, are stored: for classes the log-probabilities in float16 (a relative error below 5e-4), for regression the
+    log densities of the targets in float32, before recalibration.
+
+    Args:
+        count: test rows.
+    """
+
+    def __init__(self, count: int) -> None:
+        rows = Seed(0).fold("rows of draws").numpy().permutation(count)[:MOST_ROWS]
+        self._is_kept = np.zeros(count, dtype=bool)
+        self._is_kept[rows] = True
+        self._parts: dict[str, list[np.ndarray]] = {}
+
+    def add(self, rows: slice, predictive: Predictive, targets: Tensor) -> None:
+        """Add the kept rows of a batch, in original units; a predictive of one draw has none."""
+        of_targets = predictive.draw_log_prob(targets)
+        if len(of_targets) == 1:
+            return
+        at = np.flatnonzero(self._is_kept[rows])
+        draws = torch.linspace(0, len(of_targets) - 1, min(len(of_targets), MOST_DRAWS)).round().long()
+        if isinstance(predictive, Categorical):
+            name, values, kind = "log_probs", predictive.draw_log_probs, "float16"
+        else:
+            name, values, kind = "log_density", of_targets, "float32"
+        stored = values[draws.to(values.device)][:, torch.from_numpy(at).to(values.device)].transpose(0, 1).flatten(1)
+        with np.errstate(over="ignore"):  # the logarithm of a probability below e^-65504 is stored as −∞
+            self._parts.setdefault(name, []).append(stored.cpu().numpy().astype(kind))
+        self._parts.setdefault("row", []).append((rows.start + at).astype(np.int32))
+
+    def table(self) -> pa.Table | None:
+        """Return the columns row, and log_probs [draw · class] or log_density [draw]; None for a single draw."""
+        whole = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+        if not whole:
+            return None
+        columns = {"row": pa.array(whole.pop("row"))}
+        for name, values in whole.items():  # as lists: another fit of the run may have another number of draws
+            ends = pa.array(np.arange(len(values) + 1) * values.shape[1], pa.int32())
+            columns[name] = pa.ListArray.from_arrays(ends, values.ravel())
+        return pa.table(columns)
 
 
 def has_one_noise(posterior: Posterior, row: Float[Tensor, "1 1 ..."], rng: Seed) -> bool:

@@ -12,7 +12,6 @@ one, and a posterior that believes in too little noise, or is too wide, would be
 Groups, anchors and pairs depend only on the root seed and on the test rows: they are the same for all posteriors.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -28,8 +27,7 @@ from ..metrics import GroupLogProbs
 from ..metrics.joint import AT_ONCE, JOINT_DRAWS, SIZES, names
 from ..posterior import GaussianPosterior, JointPosterior, Posterior, Predictor, joint
 from ..seeds import Seed
-from .config import EvaluateConfig
-from .gathered import Scores
+from .gathered import EvaluateConfig, Scores
 
 LINE_STEPS: Final = 21  # Inputs on the line between two test rows: both ends, the middle, and others between them.
 LINES: Final = 10  # number of pairs of test rows; the mean is over the lines between them
@@ -84,16 +82,13 @@ def neighbours(
         torch.cdist(flat[part], flat).topk(min(rows, 2 * size), largest=False).indices
         for part in anchors.flatten().split(_NEAREST)
     ]
-    candidates = torch.cat(nearest).unflatten(0, anchors.shape).tolist()
-    return torch.tensor([_taken(*group) for group in zip(candidates, places.tolist(), strict=True)])
-
-
-def _taken(candidates: list[list[int]], places: list[int]) -> list[int]:
-    """Return the rows of one group. ``candidates`` are the rows near each anchor, the nearest first."""
-    taken: dict[int, None] = {}
-    for place in places:
-        taken[next(row for row in candidates[place] if row not in taken)] = None
-    return list(taken)
+    groups, near = [], torch.cat(nearest).unflatten(0, anchors.shape).tolist()
+    for candidates, of_group in zip(near, places.tolist(), strict=True):
+        taken: dict[int, None] = {}
+        for place in of_group:
+            taken[next(row for row in candidates[place] if row not in taken)] = None
+        groups.append(list(taken))
+    return torch.tensor(groups)
 
 
 def joint_scores(
@@ -125,15 +120,14 @@ def joint_scores(
         scored[None] = GroupLogProbs.of_terms(terms, pairs)
     used = 0 if terms is None else min(len(terms), AT_ONCE)
     if len(anchors):
-        found = _Groups(fitted, examples, rng, device)
-        groups = found.neighbours(anchors, places)
+        groups = neighbours(fitted.transform.inputs(examples.inputs, device).cpu(), anchors, places)
         if terms is not None:
             scored |= dict.fromkeys(sizes, GroupLogProbs.of_terms(terms, groups))
         else:
-            around, used = found.scored(groups)
+            around, used = _scored(fitted, examples, groups, rng, device)
             scored |= dict.fromkeys(sizes, around)
             if classes:
-                scored[None], _ = found.scored(anchors)
+                scored[None], _ = _scored(fitted, examples, anchors, rng, device)
     scores: Scores = {}
     for size, of_groups in scored.items():
         for name, mean in zip(names(size), of_groups.scores(size or 2), strict=True):
@@ -191,47 +185,31 @@ def lines_between_classes(
     return pa.table(means)
 
 
-@dataclass(frozen=True)
-class _Groups:
-    """The joints of groups of test rows, some groups at a time, by a posterior with its own joint."""
+def _scored(
+    fitted: Predictor, examples: Examples, groups: Tensor, rng: Seed, device: torch.device | str
+) -> tuple[GroupLogProbs, int]:
+    """Return the log probabilities of the rows' own targets, in original units, and the draws of each of them.
 
-    fitted: Predictor
-    examples: Examples
-    rng: Seed
-    device: torch.device | str
+    A posterior without a Gaussian draws its weights. Given a draw, rows are independent, so each row is predicted
+    once for all groups. Otherwise the posterior's own joint predicts some groups at a time.
+    """
 
-    def neighbours(self, anchors: Tensor, places: Tensor) -> Tensor:
-        """Return :func:`neighbours` among the transformed test rows."""
-        return neighbours(self.fitted.transform.inputs(self.examples.inputs, self.device).cpu(), anchors, places)
+    def joint_of(part: Tensor, number: int) -> tuple[Joint, Tensor]:
+        """Return the joint of some groups, with ``number`` in the address of its draws, and their targets."""
+        raw, targets = examples.inputs[part.numpy()], torch.from_numpy(examples.targets[part.numpy()]).to(device)
+        return fitted.joint(raw, rng=rng.fold("groups", number), device=device), targets
 
-    def scored(self, groups: Tensor) -> tuple[GroupLogProbs, int]:
-        """Return the log probabilities of the rows' own targets, in original units, and the draws of each of them.
-
-        A posterior without a Gaussian draws its weights. Given a draw, rows are independent, so each row is predicted
-        once for all groups.
-        """
-        if not isinstance(self.fitted.posterior, GaussianPosterior):
-            rows, places = groups.unique(return_inverse=True)
-            terms = [
-                self._joint(part, 0).draw_log_prob(self._targets(part))[:, 0] for part in rows[None].split(_ROWS, 1)
-            ]
-            together = torch.cat(terms, 1).cpu()
-            return GroupLogProbs.of_terms(together, places), min(len(together), AT_ONCE)
-        parts, used, count = [], 0, max(1, _ROWS // groups.shape[1])
-        for start in range(0, len(groups), count):
-            part = groups[start : start + count]
-            joint = self._joint(part, start)
-            parts.append(GroupLogProbs.of_joint(joint, self._targets(part)))
-            used = 0 if joint.draws == 1 else min(joint.draws, AT_ONCE)
-        return GroupLogProbs.cat(parts), used
-
-    def _targets(self, groups: Tensor) -> Tensor:
-        return torch.from_numpy(self.examples.targets[groups.numpy()]).to(self.device)
-
-    def _joint(self, groups: Tensor, number: int) -> Joint:
-        """Return the joint of some groups of rows. ``number`` is part of the address of the draws."""
-        raw, rng = self.examples.inputs[groups.numpy()], self.rng.fold("groups", number)
-        return self.fitted.joint(raw, rng=rng, device=self.device)
+    if not isinstance(fitted.posterior, GaussianPosterior):
+        rows, places = groups.unique(return_inverse=True)
+        joints = (joint_of(part, 0) for part in rows[None].split(_ROWS, 1))
+        together = torch.cat([joint.draw_log_prob(targets)[:, 0] for joint, targets in joints], 1).cpu()
+        return GroupLogProbs.of_terms(together, places), min(len(together), AT_ONCE)
+    parts, used, count = [], 0, max(1, _ROWS // groups.shape[1])
+    for start in range(0, len(groups), count):
+        joint, targets = joint_of(groups[start : start + count], start)
+        parts.append(GroupLogProbs.of_joint(joint, targets))
+        used = 0 if joint.draws == 1 else min(joint.draws, AT_ONCE)
+    return GroupLogProbs.cat(parts), used
 
 
 def same_class_along(
@@ -266,8 +244,8 @@ def same_class_along(
     line, fixed = (
         torch.lerp(first, second, at.reshape(-1, *[1] * first.ndim)) for at in (share, share.new_tensor([anchor]))
     )
-    found = joint(posterior, torch.stack([fixed.expand_as(line), line], 1), rng=rng, draws=draws)
-    if not isinstance(found, JointCategorical):
+    pairs = joint(posterior, torch.stack([fixed.expand_as(line), line], 1), rng=rng, draws=draws)
+    if not isinstance(pairs, JointCategorical):
         raise DataError("the posterior must be one of classes, got one of regression")
-    columns = {"share": share.double(), "joint": found.same_class(), "product": found.marginal_same_class()}
+    columns = {"share": share.double(), "joint": pairs.same_class(), "product": pairs.marginal_same_class()}
     return pa.table({name: values.cpu().numpy() for name, values in columns.items()})

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from ..data.examples import Examples
 from ..errors import DataError
-from ..metrics.ood.fitted import react
+from ..metrics.ood.arrays import react
 from ..metrics.ood.predictives import ood_scores
 from ..metrics.ood.rows import ORIGIN, OWN, REACT, TEST, TRAIN
 from ..networks.last_layer import LastLayer
 from ..posterior import FeaturesPosterior, Posterior, Predictor
 from ..predictive import Categorical
 from ..seeds import Seed
-from .config import EvaluateConfig
+from .gathered import EvaluateConfig
 
 MOST: Final = {TRAIN: 1_500, TEST: 1_000}
 MOST_OTHERS: Final = 500
@@ -98,7 +98,13 @@ def stored_rows(
             return None
         part, layers = outputs
         of_train = layers if name == TRAIN else of_train
-        part |= _react(of_train, layers)
+        if layers and layers[0].weight is not None:
+            bias = None if layers[0].bias is None else layers[0].bias.numpy(force=True)
+            fitted_to, of_rows = (
+                torch.cat([one.features for one in some]).cpu().numpy() for some in (of_train, layers)
+            )
+            score = react(fitted_to, of_rows, layers[0].weight.numpy(force=True), bias)
+            part |= {} if score is None else {f"{OWN}{REACT}": score.astype(np.float32)}
         target = chosen.targets if name in (TRAIN, TEST) else np.full(len(rows), -1)
         tables.append({"set": np.full(len(rows), name), "row": rows, "target": target.astype(np.int32), **part})
     return _table(tables)
@@ -117,38 +123,19 @@ def _outputs(
         inputs = fitted.transform.inputs(examples.inputs[rows], device)
         layer = _last_layer(fitted.posterior, inputs, rng.fold("predict"))
         if layer is not None:
-            columns |= _stored(layer)
+            width = layer.features.shape[1]
+            projection = None if width <= WIDEST else _directions(width).to(layer.features)
+            for name, features in (("features", layer.features), (ORIGIN, layer.origin)):
+                if features is not None:
+                    columns[name] = (features if projection is None else features @ projection).cpu().numpy()
+            if layer.logits is not None:
+                columns["logits"] = layer.logits.cpu().numpy()
             layers.append(layer)
         for name, values in columns.items():
             parts.setdefault(name, []).append(values)
     origin = parts.pop(ORIGIN, [])
     whole = {name: np.concatenate(values) for name, values in parts.items()}
     return whole | ({ORIGIN: origin[0]} if origin else {}), layers
-
-
-def _react(train: list[LastLayer], layers: list[LastLayer]) -> dict[str, np.ndarray]:
-    """Return ReAct as a column, or no column if the rows do not have it."""
-    if not layers or layers[0].weight is None:
-        return {}
-    bias = None if layers[0].bias is None else layers[0].bias.numpy(force=True)
-    of_train, of_rows = (torch.cat([layer.features for layer in part]).cpu().numpy() for part in (train, layers))
-    score = react(of_train, of_rows, layers[0].weight.numpy(force=True), bias)
-    return {} if score is None else {f"{OWN}{REACT}": score.astype(np.float32)}
-
-
-def _stored(layer: LastLayer) -> dict[str, np.ndarray]:
-    width = layer.features.shape[1]
-    projection = None if width <= WIDEST else _directions(width).to(layer.features)
-
-    def narrow(features: Tensor) -> np.ndarray:
-        return (features if projection is None else features @ projection).cpu().numpy()
-
-    columns = {"features": narrow(layer.features)}
-    if layer.logits is not None:
-        columns["logits"] = layer.logits.cpu().numpy()
-    if layer.origin is not None:
-        columns[ORIGIN] = narrow(layer.origin)
-    return columns
 
 
 def _directions(width: int) -> Float[Tensor, "width direction"]:

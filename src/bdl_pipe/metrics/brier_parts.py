@@ -24,6 +24,7 @@ import numpy as np
 
 from .calibration import BINS, equal_mass, stated
 from .metric import StoredMetric
+from .stored import StoredClasses
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,12 @@ def _of_event(probs: np.ndarray, happened: np.ndarray, bins: int, *, corrected: 
     place = _without_single(equal_mass(probs, bins)) if corrected else equal_mass(probs, bins)
     _, place, count = np.unique(place, return_inverse=True, return_counts=True)
     rows = len(probs)
-    said, share = np.bincount(place, probs) / count, np.bincount(place, happened) / count
+    mean, share = np.bincount(place, probs) / count, np.bincount(place, happened) / count
     overall = happened.mean()
-    reliability = count @ (said - share) ** 2 / rows
+    reliability = count @ (mean - share) ** 2 / rows
     resolution = count @ (share - overall) ** 2 / rows
     uncertainty = overall * (1 - overall)
-    within = np.mean((probs - happened) ** 2 - (said[place] - happened) ** 2)
+    within = np.mean((probs - happened) ** 2 - (mean[place] - happened) ** 2)
     if corrected:
         varying = float(np.sum(count / rows * share * (1 - share) / (count - 1)))
         of_all = uncertainty / (rows - 1)
@@ -87,21 +88,20 @@ def _of_event(probs: np.ndarray, happened: np.ndarray, bins: int, *, corrected: 
 
 def _without_single(place: np.ndarray) -> np.ndarray:
     """Join each bin of one row with the bin before it, and the first one with the next."""
-    found = place.copy()
-    before = -1
+    joined, before = place.copy(), -1
     for one, count in zip(*np.unique(place, return_counts=True), strict=True):
         if count == 1 and before >= 0:
-            found[place == one] = before
+            joined[place == one] = before
         else:
             before = one
-    numbers, counts = np.unique(found, return_counts=True)
+    numbers, counts = np.unique(joined, return_counts=True)
     if counts[0] == 1 and len(numbers) > 1:
-        found[found == numbers[0]] = numbers[1]
-    return found
+        joined[joined == numbers[0]] = numbers[1]
+    return joined
 
 
 def _metric(part: str, about: str, better: Literal[-1, 0, 1], least: float = -math.inf) -> StoredMetric:
-    def of(fit: Any) -> float | None:
+    def of(fit: StoredClasses) -> float | None:
         parts = brier_parts(fit.probs, fit.labels)
         return None if parts is None else float(getattr(parts, part))
 

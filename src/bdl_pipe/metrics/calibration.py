@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..errors import DataError
+from .classification import equal_width
 
 Probs = Float[np.ndarray, "row class"]
 Labels = Int[np.ndarray, "draw row"]
@@ -37,15 +38,15 @@ def stated(probs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarra
         DataError: there is no row, the shapes differ, a label is not a class, or a row is not a distribution (within
             1e-3).
     """
-    found, classes = np.asarray(probs, np.float64), np.atleast_2d(np.asarray(labels))
-    if found.ndim != 2 or not found.size or classes.shape[-1] != len(found):
-        raise DataError(f"probabilities must be [row, class] with a label for each row, got {found.shape}")
-    if not np.isin(classes, np.arange(found.shape[1])).all():
-        raise DataError(f"labels must be whole numbers from 0 to {found.shape[1] - 1}")
-    total = found.sum(1, keepdims=True)
-    if not (np.abs(total - 1) <= 1e-3).all() or (found < 0).any():
+    probs, classes = np.asarray(probs, np.float64), np.atleast_2d(np.asarray(labels))
+    if probs.ndim != 2 or not probs.size or classes.shape[-1] != len(probs):
+        raise DataError(f"probabilities must be [row, class] with a label for each row, got {probs.shape}")
+    if not np.isin(classes, np.arange(probs.shape[1])).all():
+        raise DataError(f"labels must be whole numbers from 0 to {probs.shape[1] - 1}")
+    total = probs.sum(1, keepdims=True)
+    if not (np.abs(total - 1) <= 1e-3).all() or (probs < 0).any():
         raise DataError("probabilities must be at least 0 and sum to 1 in each row")
-    return found / total, classes.astype(np.int64)
+    return probs / total, classes.astype(np.int64)
 
 
 def equal_mass(values: Float[np.ndarray, " row"], bins: int) -> Int[np.ndarray, " row"]:
@@ -56,11 +57,6 @@ def equal_mass(values: Float[np.ndarray, " row"], bins: int) -> Int[np.ndarray, 
     _, which, count = np.unique(values, return_inverse=True, return_counts=True)
     middle = np.cumsum(count) - (count + 1) / 2  # the middle 0-based rank of equal values
     return np.floor(bins * middle / len(values)).astype(np.int64)[which]
-
-
-def equal_width(values: np.ndarray, bins: int) -> Int[np.ndarray, "..."]:
-    """Return the bin of each probability in ((b − 1)/B, b/B]; 0 goes to the first bin."""
-    return np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], values, side="left")
 
 
 def adaptive(probs: Probs, labels: Labels, bins: int = BINS) -> Float[np.ndarray, " draw"]:
@@ -78,8 +74,8 @@ def class_wise(probs: Probs, labels: Labels, bins: int = BINS) -> Float[np.ndarr
     rows, classes = probs.shape
     place = equal_width(probs, bins) + bins * np.arange(classes)  # each pair of a class and a bin has its own number
     expected = np.bincount(place.ravel(), probs.ravel(), bins * classes)
-    own = (np.bincount(place[np.arange(rows), column], minlength=bins * classes) for column in labels)
-    return np.array([np.abs(happened - expected).sum() for happened in own]) / (rows * classes)
+    counts = (np.bincount(place[np.arange(rows), column], minlength=bins * classes) for column in labels)
+    return np.array([np.abs(happened - expected).sum() for happened in counts]) / (rows * classes)
 
 
 def smooth(probs: Probs, labels: Labels) -> Float[np.ndarray, " draw"]:
@@ -98,20 +94,19 @@ def smooth_error(at: Float[np.ndarray, " row"], residuals: Float[np.ndarray, "dr
     from scipy.fft import dct
     from scipy.optimize.elementwise import find_root
 
-    left = np.minimum((at * _NODES).astype(np.int64), _NODES - 1)
-    share = at * _NODES - left
+    node = np.minimum((at * _NODES).astype(np.int64), _NODES - 1)  # the node below
+    share = at * _NODES - node
     mass = np.empty((len(residuals), _NODES + 1))
     for row, values in enumerate(residuals):
-        mass[row] = np.bincount(left, values * (1 - share), _NODES + 1)
-        mass[row] += np.bincount(left + 1, values * share, _NODES + 1)
+        mass[row] = np.bincount(node, values * (1 - share), _NODES + 1)
+        mass[row] += np.bincount(node + 1, values * share, _NODES + 1)
     mass[:, 1:-1] /= 2  # a transform of type 1 doubles the inner entries
     waves = dct(mass / len(at), type=1, axis=1)
     squares = (np.pi * np.arange(_NODES + 1)) ** 2 / 2
 
     def excess(sigma: np.ndarray, which: np.ndarray) -> np.ndarray:
         density = np.abs(dct(waves[which] * np.exp(-squares * sigma[:, None] ** 2), type=1, axis=1))
-        integral: np.ndarray = (density.sum(1) - (density[:, 0] + density[:, -1]) / 2) / _NODES
-        return integral - sigma
+        return (density.sum(1) - (density[:, 0] + density[:, -1]) / 2) / _NODES - sigma
 
     rows = np.arange(len(residuals))
     return find_root(excess, (np.zeros(len(rows)), np.full(len(rows), 2.0)), args=(rows,), tolerances=_TOLERANCES).x

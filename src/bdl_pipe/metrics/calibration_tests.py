@@ -84,12 +84,12 @@ def check_all(
     for columns in drawn_labels(probs, rng, draws):
         for name, measure in measures.items():
             errors.setdefault(name, []).append(measure(probs, columns))
-    found = {}
+    checked = {}
     for name, measure in measures.items():
         value, drawn = float(measure(probs, observed)[0]), np.concatenate(errors[name])
         as_large = int((drawn >= value - 1e-12).sum())  # sums in another order may differ in the last digit
-        found[name] = Checked(value, float(drawn.mean()), (1 + as_large) / (draws + 1), draws)
-    return found
+        checked[name] = Checked(value, float(drawn.mean()), (1 + as_large) / (draws + 1), draws)
+    return checked
 
 
 def drawn_labels(probs: Probs, rng: Seed, draws: int) -> Iterator[Labels]:

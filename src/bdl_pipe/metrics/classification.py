@@ -1,12 +1,14 @@
-"""Scores of probabilities: accuracy, likelihood, Brier, and what the draws say of classes.
+"""Scores of probabilities: accuracy, likelihood, Brier, calibration by bins, and what the draws say of classes.
 
 NLL of a batch: −log (1/S) Σ_s exp(mean_i log p(y_i | x_i, θ_s)) mixes the draws once for the whole batch. The published
 evaluation of pseudo-coresets by Markov chains (Kim et al. 2022, 2023) prints its mean over batches as the NLL. It is an
 upper bound of the NLL, which mixes the draws at each row, and a lower bound of the draws' mean NLL.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -44,6 +46,59 @@ def batch_nll(terms: Float[Tensor, "draw batch"]) -> Mean:
     """
     rows = terms.shape[1]
     return Mean(-rows * float(mixture(terms.double().mean(1))), rows)
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The sums of each bin [bin] of stated probabilities, added by ``+``.
+
+    ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over bins of the largest class probability (Naeini et al. 2015; Guo
+    et al. 2017, eq. 3). Equal-width bins are ((b−1)/B, b/B] as in Guo; their sums add up across workers.
+
+    Attributes:
+        count: the number of examples.
+        confidence: the sum of the stated probabilities.
+        correct: how often the stated event happened.
+    """
+
+    count: np.ndarray
+    confidence: np.ndarray
+    correct: np.ndarray
+
+    def __add__(self, other: "Bins") -> "Bins":
+        return Bins(self.count + other.count, self.confidence + other.confidence, self.correct + other.correct)
+
+    def ece(self) -> float:
+        """Return Σ_b |correct_b − confidence_b| / N."""
+        return float(np.abs(self.correct - self.confidence).sum() / self.count.sum())
+
+    def table(self) -> dict[str, np.ndarray]:
+        """Return the reliability diagram: bin, lower, upper, count, mean confidence, accuracy (NaN: empty bin)."""
+        number = len(self.count)
+        edges = np.linspace(0, 1, number + 1)
+        filled = np.where(self.count > 0, self.count, np.nan)
+        return {
+            "bin": np.arange(number),
+            "lower": edges[:-1],
+            "upper": edges[1:],
+            "count": self.count,
+            "confidence": self.confidence / filled,
+            "accuracy": self.correct / filled,
+        }
+
+
+def equal_width(values: np.ndarray, bins: int) -> Int[np.ndarray, "..."]:
+    """Return the bin of each probability in ((b − 1)/B, b/B]; 0 goes to the first bin."""
+    return np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], values, side="left")
+
+
+def bins_of(predictive: Categorical, targets: Int[Tensor, " batch"], bins: int) -> Bins:
+    """Return sums over equal-width bins of the largest class probability."""
+    top, label = predictive.log_probs.max(-1)
+    stated, happened = top.double().exp().cpu().numpy(), (label == targets).double().cpu().numpy()
+    place = equal_width(stated, bins)
+    count = np.bincount(place, minlength=bins)
+    return Bins(count, np.bincount(place, stated, bins), np.bincount(place, happened, bins))
 
 
 def _has_draws(predictive: Categorical) -> bool:
@@ -106,4 +161,14 @@ METRICS = (
         task="regression",
         of=log_likelihood,
     ),
+)
+ECE = Metric(
+    "ece",
+    "ECE %",
+    "expected calibration error, equal-width bins",
+    -1,
+    percent=True,
+    value=Bins.ece,
+    question="trust",
+    **_FIRST,
 )

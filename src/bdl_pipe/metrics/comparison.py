@@ -70,12 +70,12 @@ def over_seeds(rows: Difference, seeds: Iterable[Sequence[float]], *, comparison
             half-width if a method has one seed.
         comparisons: the number of intervals that hold together.
     """
-    known = [np.asarray(of) for of in seeds]
-    if any(len(of) < 2 for of in known) or not math.isfinite(rows.error):
+    means = [np.asarray(of_method) for of_method in seeds]
+    if any(len(of) < 2 for of in means) or not math.isfinite(rows.error):
         return Difference(rows.mean, math.inf, rows.error)
-    added = [float(of.var(ddof=1)) / len(of) for of in known]
+    added = [float(of.var(ddof=1)) / len(of) for of in means]
     square = rows.error**2 + sum(added)
-    spread = sum(each**2 / (len(of) - 1) for each, of in zip(added, known, strict=True))
+    spread = sum(each**2 / (len(of) - 1) for each, of in zip(added, means, strict=True))
     error, freedom = math.sqrt(square), square**2 / spread if spread else math.inf
     return Difference(rows.mean, quantile(comparisons, freedom) * error, error)
 

@@ -28,6 +28,7 @@ from ..conformal import threshold
 from ..errors import DataError, require
 from ..seeds import Seed
 from .metric import StoredMetric
+from .stored import StoredClasses
 
 _WEIGHT: Final = 0.01
 _BEYOND: Final = 5
@@ -74,9 +75,9 @@ def raps(
     ordered = np.take_along_axis(probs, order, axis=1)
     share = np.broadcast_to(np.asarray(uniform, np.float64), len(probs))[:, None]
     rank = np.arange(1, probs.shape[1] + 1)
-    found = ordered.cumsum(1) - (1 - share) * ordered + weight * np.maximum(0, rank - beyond)
-    scores = np.empty_like(found)
-    np.put_along_axis(scores, order, found, axis=1)
+    by_rank = ordered.cumsum(1) - (1 - share) * ordered + weight * np.maximum(0, rank - beyond)
+    scores = np.empty_like(by_rank)
+    np.put_along_axis(scores, order, by_rank, axis=1)
     return scores
 
 
@@ -93,8 +94,7 @@ def class_sets(
         calibration: the scores of the calibration rows.
         labels: the labels of the calibration rows.
     """
-    own = calibration[np.arange(len(labels)), labels]
-    return scores <= threshold(own, level)
+    return scores <= threshold(calibration[np.arange(len(labels)), labels], level)
 
 
 def cqr(
@@ -144,8 +144,8 @@ def sets_by_halves(
     """
     scores = score(probs, rng.fold("uniform").numpy().random(len(probs)))
     members = np.empty(scores.shape, bool)
-    for known, others in halves(len(probs), rng):
-        members[others] = class_sets(scores[others], scores[known], labels[known], level)
+    for half, other in halves(len(probs), rng):
+        members[other] = class_sets(scores[other], scores[half], labels[half], level)
     return members
 
 
@@ -163,8 +163,8 @@ def widened_by_halves(
     The ends are infinite where a half has too few rows for the level.
     """
     factor = np.empty(len(targets))
-    for known, others in halves(len(targets), rng):
-        factor[others] = widening(low[known], centre[known], high[known], targets[known], level)
+    for half, other in halves(len(targets), rng):
+        factor[other] = widening(low[half], centre[half], high[half], targets[half], level)
     return centre - factor * (centre - low), centre + factor * (high - centre)
 
 
@@ -177,8 +177,8 @@ def moved_by_halves(
 ) -> Ends:
     """Move both ends of intervals outwards by one distance for all rows of a half, by :func:`cqr`."""
     outwards = np.empty(len(targets))
-    for known, others in halves(len(targets), rng):
-        outwards[others] = cqr(low[known], high[known], targets[known], level)
+    for half, other in halves(len(targets), rng):
+        outwards[other] = cqr(low[half], high[half], targets[half], level)
     return low - outwards, high + outwards
 
 
@@ -217,21 +217,21 @@ def held_by_group(held: Bool[np.ndarray, " row"], groups: np.ndarray, confidence
     values, which, counts = np.unique(groups, return_inverse=True, return_counts=True)
     sums = np.bincount(which, np.asarray(held, np.float64), len(values)).astype(int)
     each = 1 - (1 - confidence) / max(1, len(values))
-    found = []
+    by_group = []
     for value, count, happened in zip(values.tolist(), counts.tolist(), sums.tolist(), strict=True):
         exact = binomtest(happened, count).proportion_ci(each, method="exact")
-        found.append(Held(value, count, happened / count, float(exact.low), float(exact.high)))
-    return sorted(found, key=lambda one: one.share)
+        by_group.append(Held(value, count, happened / count, float(exact.low), float(exact.high)))
+    return sorted(by_group, key=lambda one: one.share)
 
 
 def _set_size(name: str, score: Score) -> StoredMetric:
-    def sets(fit: Any, level: float) -> np.ndarray:
+    def sets(fit: StoredClasses, level: float) -> np.ndarray:
         return sets_by_halves(score, fit.probs, fit.labels, level, fit.rng)
 
-    def of(fit: Any) -> float | None:
+    def of(fit: StoredClasses) -> float | None:
         return float(sets(fit, LEVEL).sum(1).mean()) if len(fit) > 1 else None
 
-    def rows(fit: Any) -> np.ndarray:
+    def rows(fit: StoredClasses) -> np.ndarray:
         """Return sizes plus each row's effect on the threshold, to first order: rows outside their set raise it."""
         low, members, high = (sets(fit, LEVEL + step) for step in (-_STEP, 0, _STEP))
         slope = (high.sum() - low.sum()) / len(fit) / (2 * _STEP)  # d mean size / d level
@@ -243,7 +243,7 @@ def _set_size(name: str, score: Score) -> StoredMetric:
     return StoredMetric(f"set_size_{name}", f"Set size {name.upper()}", about, -1, function=of, **look)
 
 
-def _worst(fit: Any) -> float | None:
+def _worst(fit: StoredClasses) -> float | None:
     if len(fit) < 2:
         return None
     members = sets_by_halves(lambda probs, _: lac(probs), fit.probs, fit.labels, LEVEL, fit.rng)

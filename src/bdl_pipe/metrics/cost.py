@@ -5,7 +5,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,22 +78,17 @@ def peak_bytes(device: torch.device | str = "cpu") -> Iterator[Peak]:
     On a GPU it is the memory that torch allocated there. Otherwise it is the resident memory of the whole process,
     libraries included; if the kernel cannot reset the peak, it is the peak since the process began.
     """
-    peak, cuda = Peak(), torch.device(device).type == "cuda"
+    peak, cuda, restarted = Peak(), torch.device(device).type == "cuda", False
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    restarted = not cuda and _restart()
+    else:
+        with suppress(OSError):
+            (_PROC / "clear_refs").write_text("5", encoding="utf-8")  # proc(5): sets the peak to the present size
+            restarted = True
     try:
         yield peak
     finally:
         peak.bytes = torch.cuda.max_memory_allocated(device) if cuda else _resident(restarted)
-
-
-def _restart() -> bool:
-    try:
-        (_PROC / "clear_refs").write_text("5", encoding="utf-8")  # proc(5): sets the peak to the present size
-    except OSError:
-        return False
-    return True
 
 
 def _resident(restarted: bool) -> int:

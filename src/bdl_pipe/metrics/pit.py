@@ -7,7 +7,6 @@ continuous, so that F(y) needs no randomisation.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -19,6 +18,7 @@ from ..errors import DataError, require
 from ..predictive import Continuous
 from .conformal import LEVEL, moved_by_halves, widened_by_halves
 from .metric import StoredMetric
+from .stored import StoredValues
 
 THIRDS: Final = {"coverage_narrow": "narrowest", "coverage_middle": "middle", "coverage_wide": "widest"}
 _EQUAL: Final = 1e-4  # widths whose relative difference is smaller are equal, up to the rounding of quantiles
@@ -112,19 +112,19 @@ def quantile_error(values: Float[np.ndarray, " row"], levels: int = LEVELS) -> Q
     values = _checked(values)
     at = np.arange(1, levels + 1) / (levels + 1)
     shares = np.searchsorted(np.sort(values), at, side="right") / len(values)
-    found, expected = np.mean((shares - at) ** 2), np.mean(at * (1 - at)) / len(values)
-    return QuantileError(float(found), float(expected), float(kstest(values, "uniform").pvalue), at, shares)
+    error, expected = np.mean((shares - at) ** 2), np.mean(at * (1 - at)) / len(values)
+    return QuantileError(float(error), float(expected), float(kstest(values, "uniform").pvalue), at, shares)
 
 
 def _checked(values: np.ndarray) -> np.ndarray:
-    found = np.asarray(values, np.float64)
-    if found.ndim != 1 or not len(found) or not ((found >= 0) & (found <= 1)).all():
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or not len(values) or not ((values >= 0) & (values <= 1)).all():
         raise DataError("values of a distribution function must be [row] and in [0, 1]")
-    return found
+    return values
 
 
 def _of_pit(name: str, label: str, about: str, better: Literal[-1, 0, 1], value: str, **look: Any) -> StoredMetric:
-    def of(fit: Any) -> float | None:
+    def of(fit: StoredValues) -> float | None:
         return None if fit.pit is None else float(getattr(quantile_error(fit.pit), value))
 
     return StoredMetric(name, label, about, better, "regression", function=of, **look)
@@ -136,7 +136,7 @@ def _third(number: int, third: str) -> StoredMetric:
     Rows with equally wide intervals stay in their order. If all are equally wide, thirds have no meaning.
     """
 
-    def of(fit: Any) -> float | None:
+    def of(fit: StoredValues) -> float | None:
         if fit.interval is None or len(fit) < len(THIRDS):
             return None
         (low, _, high), targets = fit.interval, fit.targets[:, 0]
@@ -151,28 +151,21 @@ def _third(number: int, third: str) -> StoredMetric:
     return StoredMetric([*THIRDS][number], f"Coverage, {third} %", about, 0, function=of, **look)
 
 
-def _widened(fit: Any) -> float | None:
-    if fit.interval is None or len(fit) < 2:
-        return None
-    low, centre, high = fit.interval
-    if not ((low < centre) & (centre < high)).all():
-        return None
-    return _mean_width(*widened_by_halves(low, centre, high, fit.targets[:, 0], LEVEL, fit.rng))
+def _width(name: str, label: str, change: str, *, scaled: bool) -> StoredMetric:
+    def of(fit: StoredValues) -> float | None:
+        if fit.interval is None or len(fit) < 2:
+            return None
+        (low, centre, high), calibration = fit.interval, (fit.targets[:, 0], LEVEL, fit.rng)
+        if not scaled:
+            low, high = moved_by_halves(low, high, *calibration)
+        elif ((low < centre) & (centre < high)).all():
+            low, high = widened_by_halves(low, centre, high, *calibration)
+        else:
+            return None
+        width = float((high - low).mean())
+        return width if math.isfinite(width) else None
 
-
-def _moved(fit: Any) -> float | None:
-    if fit.interval is None or len(fit) < 2:
-        return None
-    return _mean_width(*moved_by_halves(fit.interval[0], fit.interval[2], fit.targets[:, 0], LEVEL, fit.rng))
-
-
-def _mean_width(low: np.ndarray, high: np.ndarray) -> float | None:
-    width = float((high - low).mean())
-    return width if math.isfinite(width) else None
-
-
-def _width(name: str, label: str, how: str, of: Callable[[Any], float | None]) -> StoredMetric:
-    about = f"mean width of intervals {how} to 90 % coverage, original units; each half calibrates the other"
+    about = f"mean width of intervals {change} to 90 % coverage, original units; each half calibrates the other"
     return StoredMetric(name, label, about, -1, "regression", function=of, **_ASKED)
 
 
@@ -186,6 +179,6 @@ METRICS: Final = (
     _of_pit("quantile_error_expected", "Quantile error by chance", _BY_CHANCE, 0, "expected", unit="digits"),
     _of_pit("pit_p", "PIT p", _PIT_P, 0, "p_value", **_ASKED),
     *(_third(number, third) for number, third in enumerate(THIRDS.values())),
-    _width("width_at_90", "Calibrated width", "scaled", _widened),
-    _width("width_cqr_90", "Width CQR", "with ends moved", _moved),
+    _width("width_at_90", "Calibrated width", "scaled", scaled=True),
+    _width("width_cqr_90", "Width CQR", "with ends moved", scaled=False),
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import short
 from ..plugins import PluginError, Registered
 from ..predictive import Predictive
-from . import bins, classification, joint, regression
+from . import classification, joint, regression
 from .metric import Mean, Metric, Question, StoredMetric, Task
 
 Values = Callable[[Predictive, Tensor], Tensor | None]
@@ -30,7 +30,7 @@ _FAMILIES: Final = (
     RECALIBRATED,
     classification.METRICS,
     regression.METRICS,
-    bins.METRICS,
+    (classification.ECE, classification.ECE.other("recalibrated", "after")),
     joint.METRICS,
     regression.OTHER_UNITS,
 )

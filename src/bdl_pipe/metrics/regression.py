@@ -23,7 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..predictive import Continuous, Exponential, Gaussian, Mixture
+from ..derived_predictive import Exponential, Mixture
+from ..predictive import Continuous, Gaussian
 from .metric import Mean, Metric
 
 LEVEL: Final = 0.9  # of the scored intervals

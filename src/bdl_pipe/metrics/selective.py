@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from ..errors import DataError, require
 from .metric import StoredMetric
+from .stored import Stored
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def gain_contributions(losses: np.ndarray, uncertainty: np.ndarray) -> Float[np.
     return share + (saved - share * saving) / saving.mean()
 
 
-def _curve(fit: Any) -> RiskCoverage:
+def _curve(fit: Stored) -> RiskCoverage:
     return risk_coverage(fit.losses, fit.uncertainty)
 
 

@@ -70,14 +70,14 @@ class Candidate:
     @property
     def nll(self) -> float:
         """Return the mean NLL. It is NaN if there is none."""
-        known = self.scores.estimate(METRIC)
-        return known.mean if known else math.nan
+        nll = self.scores.estimate(METRIC)
+        return nll.mean if nll else math.nan
 
     @property
     def cost(self) -> float:
         """Return the seconds to predict 1,000 rows. They are infinite if they are not recorded."""
-        known = self.scores.estimate(COST)
-        return known.mean if known else math.inf
+        seconds = self.scores.estimate(COST)
+        return seconds.mean if seconds else math.inf
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,14 @@ def difference(
     if one.scores.splits != other.scores.splits:
         return None
     sign = -metric_of(metric).better
-    own, others = (each.scores.values(Quantity(metric), sign) for each in (one, other))
-    if one.scores.splits > 1 and len(own) == len(others):
-        return comparison.over_splits(np.subtract(own, others), test_over_train, comparisons=comparisons)
+    values, others = (each.scores.values(Quantity(metric), sign) for each in (one, other))
+    if one.scores.splits > 1 and len(values) == len(others):
+        return comparison.over_splits(np.subtract(values, others), test_over_train, comparisons=comparisons)
     rows, others_rows = (losses(each.folder / "predictions.parquet", metric) for each in (one, other))
     if one.scores.splits > 1 or rows is None or others_rows is None or len(rows) != len(others_rows):
-        return Difference(float(np.mean(own) - np.mean(others)), math.inf)
+        return Difference(float(np.mean(values) - np.mean(others)), math.inf)
     scale = float(np.sqrt(rows.mean()) + np.sqrt(others_rows.mean())) or 1.0 if metric == "rmse" else 1.0
-    seeds = [losses for each, losses in ((one, own), (other, others)) if not each.optimal]
+    seeds = [of_seeds for each, of_seeds in ((one, values), (other, others)) if not each.optimal]
     return comparison.over_rows((rows - others_rows) / scale, seeds, comparisons=comparisons)
 
 
@@ -165,23 +165,23 @@ def losses(path: Path, metric: str) -> np.ndarray | None:
         None if there is no such file, or if the rows' contributions are unknown.
     """
     of = metric_of(metric)
-    stored = of if isinstance(of, StoredMetric) else None
-    if not path.is_file() or (stored is None and metric not in _BY_ROW) or (stored is not None and stored.rows is None):
+    if not path.is_file():
         return None
-    if stored is not None and stored.rows is not None:
-        fits = [stored.rows(fit) for _, fit in read(path)]
-        known = [rows for rows in fits if rows is not None]
-        return -stored.better * np.mean(known, axis=0) if known else None
+    if isinstance(of, StoredMetric):
+        fits = [of.rows(fit) for _, fit in read(path)] if of.rows is not None else []
+        contributions = [rows for rows in fits if rows is not None]
+        return -of.better * np.mean(contributions, axis=0) if contributions else None
+    if metric not in _BY_ROW:
+        return None
     rows = pq.read_table(path, columns=["row", "log_prob"] if metric == "nll" else None).to_pandas()
     if metric == "nll":
-        found = -rows["log_prob"].to_numpy()
+        loss = -rows["log_prob"].to_numpy()
     elif metric == "rmse":
         targets, means = (rows.filter(regex=rf"^{name}(_\d+)?$").to_numpy() for name in ("target", "mean"))
-        found = ((targets - means) ** 2).mean(1)
+        loss = ((targets - means) ** 2).mean(1)
     else:
-        found = -1.0 * (rows["target"].to_numpy() == rows.filter(regex=r"^p_\d+$").to_numpy().argmax(1))
-    of_row: np.ndarray = rows.assign(loss=found).groupby("row")["loss"].mean().to_numpy(np.float64)
-    return of_row
+        loss = -1.0 * (rows["target"].to_numpy() == rows.filter(regex=r"^p_\d+$").to_numpy().argmax(1))
+    return rows.assign(loss=loss).groupby("row")["loss"].mean().to_numpy(np.float64)
 
 
 def sentences(standings: Sequence[Standing]) -> list[str]:
@@ -192,27 +192,27 @@ def sentences(standings: Sequence[Standing]) -> list[str]:
     splits = best.candidate.scores.splits
     over = f"over {splits} splits" if splits > 1 else "over the test rows of one split"
     tied = [one.candidate.name for one in others if one.to_best is None or not one.to_best.apart]
-    said = [f"{best.candidate.name} has the lowest NLL."]
+    texts = [f"{best.candidate.name} has the lowest NLL."]
     if not tied:
-        said.append(f"It is better than all others: {over}, the 95 % interval of every difference from it excludes 0.")
+        texts.append(f"It is better than all others: {over}, the 95 % interval of every difference from it excludes 0.")
     else:
         worse = f"{len(others) - len(tied)} of {len(others)} others are worse"
-        said.append(f"{over.capitalize()} it cannot be told apart from {', '.join(tied)}; {worse}.")
+        texts.append(f"{over.capitalize()} it cannot be told apart from {', '.join(tied)}; {worse}.")
     if splits == 1:
-        said.append("There is one split: other training rows could rank the runs differently.")
+        texts.append("There is one split: other training rows could rank the runs differently.")
     if few := sum(one.candidate.one_seed for one in standings):
-        said.append(f"{few} of {len(standings)} runs have one seed, so that no difference from them is established.")
+        texts.append(f"{few} of {len(standings)} runs have one seed, so that no difference from them is established.")
     networks = {one.candidate.network for one in standings if one.candidate.network}
     if len(networks) > 1:
-        said.append(f"The runs use {len(networks)} networks: a difference can come from the network, not the method.")
+        texts.append(f"The runs use {len(networks)} networks: a difference can come from the network, not the method.")
     to_baseline = [one.to_baseline for one in standings if one.to_baseline is not None]
     if to_baseline:
         better = sum(one.apart and one.mean < 0 for one in to_baseline)
-        said.append(
+        texts.append(
             f"{better} of {len(to_baseline)} runs are better than the deterministic network of the same architecture."
         )
     front = ", ".join(one.candidate.name for one in standings if one.efficient)
-    return [*said, f"Best trade-offs between NLL and prediction time: {front}."]
+    return [*texts, f"Best trade-offs between NLL and prediction time: {front}."]
 
 
 def ranks(datasets: Iterable[Iterable[tuple[str, float]]]) -> Ranks | None:

@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import Float
 
 from ..errors import DataError
+from ..scores import by_fit
 from ..seeds import Seed
 from .calibration import MEASURES, stated
 from .calibration_tests import Checked, check_all
@@ -28,7 +28,7 @@ QUANTILES: Final = {"q05": 0.05, "q50": 0.5, "q95": 0.95}  # the columns of quan
 
 @dataclass(frozen=True, eq=False)
 class StoredDraws:
-    """The predictions by draw of some rows of one fit; :mod:`bdl_pipe.evaluation.draws` says which.
+    """The predictions by draw of some rows of one fit; :class:`bdl_pipe.evaluation.gathered.DrawnRows` says which.
 
     Attributes:
         rows: the indices of these rows among the fit's rows [place].
@@ -143,14 +143,12 @@ def read(path: Path, rng: Seed = Seed(0)) -> Iterator[tuple[tuple[int, int], Sto
         DataError: a file is not a table of predictions.
     """
     table, beside = _table(path), path.with_name("draws.parquet")
-    drawn = _table(beside) if beside.is_file() else None
+    drawn = dict(by_fit(_table(beside))) if beside.is_file() else {}
     missing = {"split", "seed", "log_prob"} - {*table.column_names}
     if missing:
         raise DataError(f"{path} must have the columns split, seed and log_prob, got no {sorted(missing)}")
-    fits = table.select(["split", "seed"]).group_by(["split", "seed"]).aggregate([]).to_pylist()
-    for split, seed in sorted((one["split"], one["seed"]) for one in fits):
-        draws = None if drawn is None else _of_fit(drawn, split, seed)
-        yield (split, seed), of_table(_of_fit(table, split, seed), rng.fold(split, seed), draws)
+    for at, rows in by_fit(table):
+        yield at, of_table(rows, rng.fold(*at), drawn.get(at))
 
 
 def of_table(rows: pa.Table, rng: Seed = Seed(0), draws: pa.Table | None = None) -> Stored:
@@ -164,8 +162,8 @@ def of_table(rows: pa.Table, rng: Seed = Seed(0), draws: pa.Table | None = None)
         drawn = _draws(draws, "log_probs", probs.shape[1])
         return StoredClasses(probs, _columns(rows, "target")[:, 0], rng, drawn)
     targets, means, variances = (_columns(rows, name) for name in ("target", "mean", "variance"))
-    known, below, quantiles = {name.partition("_")[0] for name in rows.column_names}, None, None
-    if {"pit", *QUANTILES} <= known:
+    below = quantiles = None
+    if {"pit", *QUANTILES} <= {name.partition("_")[0] for name in rows.column_names}:
         below, quantiles = _columns(rows, "pit"), np.stack([_columns(rows, name) for name in QUANTILES])
     log_prob, drawn = _columns(rows, "log_prob")[:, 0], _draws(draws, "log_density")
     return StoredValues(targets, means, variances, log_prob, rng, below, quantiles, drawn)
@@ -176,10 +174,6 @@ def _table(path: Path) -> pa.Table:
         return pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path} must be a table of predictions: {error}") from error
-
-
-def _of_fit(table: pa.Table, split: int, seed: int) -> pa.Table:
-    return table.filter(pc.and_(pc.equal(table["split"], split), pc.equal(table["seed"], seed)))
 
 
 def _draws(table: pa.Table | None, name: str, classes: int = 1) -> StoredDraws | None:

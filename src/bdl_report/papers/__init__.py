@@ -21,7 +21,7 @@ from bdl_pipe.errors import UserError, require
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity, RunScores
 from bdl_pipe.yaml_files import read_yaml
 
-from .figures import Pair, Printed
+from .order import Pair, Printed
 
 __all__ = ["Pair", "Printed"]
 HERE: Final = Path(__file__).parent
@@ -144,11 +144,11 @@ class PaperTable:
 
         It is None if ``dataset`` has no stand-in, or if the table prints figures of the stand-in itself.
         """
-        known = self.names.stand_ins.get(self.table, self.names.stand_ins.get("all", {}))
-        if known.get(dataset) in (None, *(self.names.datasets[name] for name in self.figures)):
+        stand_ins = self.names.stand_ins.get(self.table, self.names.stand_ins.get("all", {}))
+        if stand_ins.get(dataset) in (None, *(self.names.datasets[name] for name in self.figures)):
             return None
-        others = {name: known.get(name, ours) for name, ours in self.names.transfers.items()}
-        return replace(self, names=replace(self.names, datasets=self.names.datasets | known, transfers=others))
+        others = {name: stand_ins.get(name, ours) for name, ours in self.names.transfers.items()}
+        return replace(self, names=replace(self.names, datasets=self.names.datasets | stand_ins, transfers=others))
 
     @property
     def folder(self) -> str:
@@ -166,9 +166,9 @@ class PaperTable:
         Args:
             method: the paper's name of a method, see :meth:`quantity`.
         """
-        known = self.names.metrics[metric.partition(":")[0]]
-        ours = stored.estimate(self.quantity(metric, method), known.scale)
-        return None if ours is None else replace(ours, mean=known.offset + ours.mean)
+        theirs = self.names.metrics[metric.partition(":")[0]]
+        ours = stored.estimate(self.quantity(metric, method), theirs.scale)
+        return None if ours is None else replace(ours, mean=theirs.offset + ours.mean)
 
     def quantity(self, metric: str, method: str | None) -> Quantity:
         """Return the quantity of the stored scores for the paper's ``metric``.
@@ -193,8 +193,8 @@ class PaperTable:
 
 def tables(folder: Path = HERE) -> list[str]:
     """List ``<paper>:<table>`` of every table, in the order of the files."""
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
-    return [f"{paper}:{table}" for paper in known for table in dict.fromkeys(r["table"] for r in _rows(paper, folder))]
+    papers = sorted(path.stem for path in folder.glob("*.yaml"))
+    return [f"{paper}:{table}" for paper in papers for table in dict.fromkeys(r["table"] for r in _rows(paper, folder))]
 
 
 @cache
@@ -215,9 +215,9 @@ def load(name: str, folder: Path = HERE) -> PaperTable:
         UserError: there is no such paper or table.
     """
     paper, _, table = name.partition(":")
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
-    if paper not in known:
-        raise UserError(f"{paper or name}: is not a paper{nearest(paper, known)}")
+    papers = sorted(path.stem for path in folder.glob("*.yaml"))
+    if paper not in papers:
+        raise UserError(f"{paper or name}: is not a paper{nearest(paper, papers)}")
     names, rows = _names(paper, folder), _rows(paper, folder)
     tables = sorted({row["table"] for row in rows})
     if table not in tables:
@@ -236,11 +236,11 @@ def load(name: str, folder: Path = HERE) -> PaperTable:
 
 def _check(row: Mapping[str, str], names: Names, path: str) -> None:
     metric, _, where = row["metric"].partition(":")
-    known: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    names_of: tuple[tuple[str, Mapping[str, Any]], ...] = (
         (row["dataset"], names.datasets),
         (row["method"], names.methods),
         (metric, names.metrics),
         *([(where, {**names.datasets, **names.transfers, **CORRUPTED})] if where else []),
     )
-    for name, there in known:
+    for name, there in names_of:
         require(name in there, f"{path}: {name}", "has no counterpart in the paper's yaml")

@@ -23,10 +23,11 @@ def datasets(table: PaperTable, there: Collection[str], names: str | None, path:
         UserError: a name is empty or unknown, or its data set is not in the params file.
     """
     keys = {name: table.names.datasets[name] for name in table.figures}
-    known = {name: [name] if key in there else [] for name, key in keys.items()}
+    by_name = {name: [name] if key in there else [] for name, key in keys.items()}
     if names is None:
-        return [name for found in known.values() for name in found]
-    return list(dict.fromkeys(_chosen("--dataset", names, known | {keys[name]: known[name] for name in keys}, path)))
+        return [name for names in by_name.values() for name in names]
+    by_name |= {keys[name]: by_name[name] for name in keys}
+    return list(dict.fromkeys(_chosen("--dataset", names, by_name, path)))
 
 
 def methods(table: PaperTable, runs: Sequence[Ours], names: str | None, path: Path) -> list[Ours]:
@@ -38,24 +39,24 @@ def methods(table: PaperTable, runs: Sequence[Ours], names: str | None, path: Pa
     if names is None:
         return list(runs)
     theirs = dict.fromkeys(name for figures in table.figures.values() for name in figures)
-    known = {name: [run for run in runs if run.stands_for(name, table)] for name in theirs}
+    by_name = {name: [run for run in runs if run.stands_for(name, table)] for name in theirs}
     for run in runs:
-        known.setdefault(run.method, []).append(run)
-    chosen = _chosen("--method", names, known, path)
+        by_name.setdefault(run.method, []).append(run)
+    chosen = _chosen("--method", names, by_name, path)
     return [run for run in runs if run in chosen]
 
 
 def _chosen(option: str, names: str, known: Mapping[str, Sequence[T]], path: Path) -> list[T]:
     """List the objects that the names of an option choose, ignoring case."""
     chosen = list[T]()
-    for given in (name.strip() for name in names.split(",")):
-        if not given:
+    for wanted in (name.strip() for name in names.split(",")):
+        if not wanted:
             raise UserError(f"{option}: must be names with a comma between, got {names!r}")
-        same = [values for name, values in known.items() if name.lower() == given.lower()]
+        same = [values for name, values in known.items() if name.lower() == wanted.lower()]
         if not same:
-            raise UserError(f"{option} {given}: is not in the table or in {path}{nearest(given, known)}")
+            raise UserError(f"{option} {wanted}: is not in the table or in {path}{nearest(wanted, known)}")
         if not any(same):
             has = ", ".join(name for name, values in known.items() if values)
-            raise UserError(f"{option} {given}: has no run in {path} (it has: {has or 'none'})")
+            raise UserError(f"{option} {wanted}: has no run in {path} (it has: {has or 'none'})")
         chosen += [value for values in same for value in values]
     return chosen

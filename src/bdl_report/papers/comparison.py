@@ -15,7 +15,7 @@ from bdl_pipe.metrics.written import seconds
 from bdl_pipe.scores import Estimate, Quantity, RunScores
 
 from . import PaperTable
-from .figures import FAR, Pair
+from .order import FAR, Pair
 
 Kind = Literal["protocol", "default run", "stand-in"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -47,8 +47,8 @@ class Ours:
     def stands_for(self, method: str, table: PaperTable) -> bool:
         """Return True if the run stands for ``method`` of the paper."""
         counterpart, others = table.names.methods[method], table.names.settings
-        known = counterpart.setting in ("", self.setting) or self.setting in others.get(counterpart.setting, ())
-        return self.method == counterpart.method and known
+        same_setting = counterpart.setting in ("", self.setting) or self.setting in others.get(counterpart.setting, ())
+        return self.method == counterpart.method and same_setting
 
 
 @dataclass(frozen=True)
@@ -127,18 +127,18 @@ class Comparison:
     @property
     def first(self) -> Mapping[str, Line]:
         """Return the line of each method of the paper; if it has several runs, the first run with scores."""
-        found: dict[str, Line] = {}
+        first: dict[str, Line] = {}
         for line in self.lines:
             name = self.method(line)
-            if name is not None and not (name in found and (found[name].ran or not line.ran)):
-                found[name] = line
-        return found
+            if name is not None and not (name in first and (first[name].ran or not line.ran)):
+                first[name] = line
+        return first
 
     def method(self, line: Line) -> str | None:
         """Return the paper's name of a line's method; None for a run that the paper does not have."""
-        known = self.table.figures[self.dataset]
+        figures = self.table.figures[self.dataset]
         bare = line.method.removesuffix(f" ({line.setting})")
-        return line.method if line.method in known else bare if bare in known else None
+        return line.method if line.method in figures else bare if bare in figures else None
 
     @property
     def cells(self) -> Mapping[tuple[str, str], Pair]:
@@ -196,13 +196,13 @@ def compare(table: PaperTable, dataset: str, runs: Iterable[Ours], kind: Kind = 
         dataset: the paper's name.
         kind: for a stand-in, ``table`` must be the result of ``on_stand_ins``.
     """
-    own, lines = runs_of(table, dataset, runs), list[Line]()
+    runs, lines = runs_of(table, dataset, runs), list[Line]()
     for method in table.figures[dataset]:
-        matching: list[Ours | None] = [run for run in own if run.stands_for(method, table)]
+        matching: list[Ours | None] = [run for run in runs if run.stands_for(method, table)]
         lines += [_line(table, dataset, method, run, len(matching) > 1) for run in matching or [None]]
     used = {line.run for line in lines}
-    for run in (run for run in own if run.key not in used):
-        several = sum(other.method == run.method for other in own) > 1
+    for run in (run for run in runs if run.key not in used):
+        several = sum(other.method == run.method for other in runs) > 1
         lines.append(_line(table, dataset, None, run, several))
     return Comparison(table, dataset, lines, kind)
 
@@ -213,10 +213,10 @@ def read(table: PaperTable, text: str) -> Comparison:
     dataset = rows[0]["dataset"]
     kind: Kind = next((kind for kind in KINDS if kind == rows[0].get("kind")), "protocol")
     table = table.on_stand_ins(dataset) or table if kind == "stand-in" else table
-    own, lines = table.figures[dataset], list[Line]()
+    figures, lines = table.figures[dataset], list[Line]()
     for (title, run, setting), group in groupby(rows, lambda row: (row["method"], row["run"], row["setting"])):
         bare, pairs, took = title.removesuffix(f" ({setting})"), dict[str, Pair](), list[str]()
-        printed = own.get(title, own.get(bare, {}))
+        printed = figures.get(title, figures.get(bare, {}))
         for row in group:
             error = float(row["error"]) if row["error"] else None
             ours = Estimate(float(row["ours"]), error, int(row["n"])) if row["ours"] else None
@@ -229,13 +229,12 @@ def read(table: PaperTable, text: str) -> Comparison:
 
 def runs_of(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> list[Ours]:
     """List the runs on ``dataset`` (the paper's name) that match a method of ``table``, or of no table of its fits."""
-    own, others, ours = table.figures[dataset], table.others, table.names.datasets[dataset]
+    ours = [run for run in runs if run.dataset == table.names.datasets[dataset]]
 
-    def belongs(run: Ours) -> bool:
-        is_own = any(run.stands_for(method, table) for method in own)
-        return is_own or not any(run.stands_for(method, table) for method in others)
+    def stands_for_one(run: Ours, methods: Iterable[str]) -> bool:
+        return any(run.stands_for(method, table) for method in methods)
 
-    return [run for run in runs if run.dataset == ours and belongs(run)]
+    return [r for r in ours if stands_for_one(r, table.figures[dataset]) or not stands_for_one(r, table.others)]
 
 
 def _line(table: PaperTable, dataset: str, method: str | None, run: Ours | None, several: bool) -> Line:

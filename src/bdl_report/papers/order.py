@@ -1,4 +1,4 @@
-"""The order of methods in a paper's table and in our results, for comparisons in which values need not be equal.
+"""Printed figures and ours beside them; the order of methods in a table and in ours, where values need not be equal.
 
 pairs = compared({"DNN": Pair(ours, printed), "SNGP": Pair(...), "D-VBLL": Pair(...)})
 Order(pairs).tau        # Kendall's τ-b of the two orders
@@ -10,10 +10,75 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from .figures import Pair
+from bdl_pipe.scores import Estimate
 
+FAR: Final = 3.0  # a difference of more combined standard errors is marked
 CLEAR: Final = 2.0  # two methods differ clearly on a side beyond this many combined standard errors
 Figure = tuple[float, float | None]  # a value, and its standard error if it has one
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A figure as the paper prints it.
+
+    Attributes:
+        error: the figure's ±; empty if the paper prints none.
+        setting: the figure's setting beside its data set, such as the network or the images per class. Only figures of
+            one setting are ordered.
+    """
+
+    value: str
+    error: str = ""
+    setting: str = ""
+
+    @property
+    def figure(self) -> Figure:
+        """Return the value, and the ± or None, as numbers."""
+        return float(self.value), float(self.error) if self.error else None
+
+    @property
+    def digits(self) -> int:
+        """Return the number of digits after the point."""
+        return len(self.value.partition(".")[2])
+
+    @property
+    def text(self) -> str:
+        """Return the figure with its ±, if it has one."""
+        return f"{self.value} ± {self.error}" if self.error else self.value
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Our figure in the paper's unit, and the paper's figure; each is None if it does not exist."""
+
+    ours: Estimate | None = None
+    paper: Printed | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Return our figure minus the paper's, in the paper's unit; None if a figure is missing."""
+        return None if self.ours is None or self.paper is None else self.ours.mean - float(self.paper.value)
+
+    @property
+    def z(self) -> float | None:
+        """Return (ours − paper's) / √(our standard error² + the paper's²).
+
+        It is None if an error is unknown or if both errors are 0.
+        """
+        if self.ours is None or self.paper is None or self.ours.error is None or not self.paper.error:
+            return None
+        combined = math.hypot(self.ours.error, float(self.paper.error))
+        return (self.ours.mean - float(self.paper.value)) / combined if combined != 0 else None
+
+    @property
+    def far(self) -> bool:
+        """Return True if the figures differ by more than ``FAR`` combined standard errors, or by NaN."""
+        return self.z is not None and not abs(self.z) <= FAR
+
+    @property
+    def digits(self) -> int:
+        """Return the number of digits to show: as many as the paper prints, and at least two."""
+        return max(2, self.paper.digits) if self.paper else 2
 
 
 @dataclass(frozen=True)
@@ -88,21 +153,15 @@ def compared(cells: Mapping[str, Pair]) -> Order:
     Args:
         cells: method -> the figures of one metric and one printed setting.
     """
-    both = {name: sides for name, pair in cells.items() if (sides := _sides(pair))}
-    return Order([_compared(one, two, both[one], both[two]) for one, two in combinations(both, 2)])
-
-
-def _sides(pair: Pair) -> tuple[Figure, Figure] | None:
-    """Return our figure and the paper's; None if one is missing or ours is not a number."""
-    ours, paper = pair.ours, pair.paper
-    if ours is None or paper is None or math.isnan(ours.mean):
-        return None
-    return (ours.mean, ours.error), (float(paper.value), float(paper.error) if paper.error else None)
-
-
-def _compared(one: str, two: str, first: tuple[Figure, Figure], second: tuple[Figure, Figure]) -> Compared:
-    (ours, clear_ours), (paper, clear_paper) = (_sign(a, b) for a, b in zip(first, second, strict=True))
-    return Compared(one, two, ours, paper, clear_ours and clear_paper)
+    both = dict[str, tuple[Figure, Figure]]()
+    for name, pair in cells.items():
+        if pair.ours is not None and pair.paper is not None and not math.isnan(pair.ours.mean):
+            both[name] = (pair.ours.mean, pair.ours.error), pair.paper.figure
+    pairs = []
+    for one, two in combinations(both, 2):
+        (ours, clear_ours), (paper, clear_paper) = map(_sign, both[one], both[two])
+        pairs.append(Compared(one, two, ours, paper, clear_ours and clear_paper))
+    return Order(pairs)
 
 
 def _sign(first: Figure, second: Figure) -> tuple[int, bool]:

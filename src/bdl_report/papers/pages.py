@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from . import CORRUPTED, PaperTable
 from .comparison import Comparison, Kind
-from .figures import FAR, Pair
-from .order import CLEAR, Order, compared
+from .order import CLEAR, FAR, Order, Pair, compared
 
 _NOTHING: Final = "nothing"
 FACTS: Final = "## Where the figures come from"
@@ -49,9 +48,8 @@ def stem(table: PaperTable, dataset: str, kind: Kind) -> str:
         table: the result of ``on_stand_ins`` if the page compares a stand-in.
         dataset: the paper's name.
     """
-    ours = table.names.datasets[dataset]
-    own = dataset.lower().replace(" ", "_")
-    ends = {"protocol": ours, "default run": f"{ours}-default_run", "stand-in": f"{own}-on-{ours}"}
+    ours, theirs = table.names.datasets[dataset], dataset.lower().replace(" ", "_")
+    ends = {"protocol": ours, "default run": f"{ours}-default_run", "stand-in": f"{theirs}-on-{ours}"}
     return f"{table.table}-{ends[kind]}"
 
 
@@ -71,8 +69,7 @@ def orders(comparison: Comparison) -> dict[tuple[str, str], Order]:
     for (method, metric), pair in comparison.cells.items():
         if pair.paper:
             groups.setdefault((metric, pair.paper.setting), {})[method] = pair
-    found = {key: compared(cells) for key, cells in groups.items()}
-    return {key: order for key, order in found.items() if order.pairs}
+    return {key: order for key, cells in groups.items() if (order := compared(cells)).pairs}
 
 
 def markdown(comparison: Comparison, facts: Mapping[str, Any]) -> str:
@@ -112,10 +109,10 @@ def _limits(comparison: Comparison) -> list[str]:
         seen = {named[metric] for (_, metric), pair in comparison.cells.items() if pair.ours}
         sets = {**table.names.datasets, **table.names.transfers}
         others = [where for where in dict.fromkeys(named.values()) if where not in {"", *CORRUPTED}]
-        told = [f"{sets[where] if where in seen else 'nothing'} for {where}" for where in others]
+        pairs = [f"{sets[where] if where in seen else 'nothing'} for {where}" for where in others]
         points.append(
             f"Ours are of {comparison.stand_in}, the paper's of {dataset}: the order of the methods is "
-            "compared, but not the values" + (f". Of other sets: {', '.join(told)}" if told else "")
+            "compared, but not the values" + (f". Of other sets: {', '.join(pairs)}" if pairs else "")
         )
     printed = dict.fromkeys(p.setting for m in first for p in table.figures[dataset][m].values() if p.setting)
     settings = dict.fromkeys(line.setting for line in first.values() if line.ran and line.setting)
@@ -148,13 +145,13 @@ def _orders(comparison: Comparison) -> tuple[list[str], list[str]]:
     for (metric, setting), order in orders(comparison).items():
         title, clear = f"{comparison.table.title(metric)} ({setting})", order.clear
         tau = "" if order.tau is None else f" (Kendall's τ-b {order.tau:.2f})"
-        said = f"{title}: {len(order.same)} of {len(order.pairs)} pairs of methods in the paper's order{tau}"
-        said += f"; of {len(clear.pairs)} that both sides tell apart {len(clear.same)}"
+        text = f"{title}: {len(order.same)} of {len(order.pairs)} pairs of methods in the paper's order{tau}"
+        text += f"; of {len(clear.pairs)} that both sides tell apart {len(clear.same)}"
         for baseline in baselines:
             if signs := order.against(baseline).pairs:
                 right = sum(pair.same for pair in signs)
-                said += f"; against {baseline} {right} of {len(signs)} differences have the paper's sign"
-        agrees.append(said)
+                text += f"; against {baseline} {right} of {len(signs)} differences have the paper's sign"
+        agrees.append(text)
         if order.opposite:
             not_so.append(f"{title}, opposite to the paper's order, which is: {', '.join(map(str, order.opposite))}")
     if not agrees:

@@ -99,37 +99,37 @@ def _source(path: Path, content: Mapping[str, Any], command: str, only: str = ""
 
 def survey(results: Path, known: Sequence[Source]) -> list[Row]:
     """Count the cells of every table and data set, and find the ``known`` files that could make the missing ones."""
-    own, others = set[tuple[str, ...]](), set[tuple[str, ...]]()
+    on_data, on_stand_in = set[tuple[str, ...]](), set[tuple[str, ...]]()
     for _, comparison in stored(results):
-        made = others if comparison.stand_in else own
+        cells_of_page = on_stand_in if comparison.stand_in else on_data
         about = (str(comparison.table), comparison.dataset)
-        made |= {(*about, *cell) for cell, pair in comparison.cells.items() if pair.ours}
+        cells_of_page |= {(*about, *cell) for cell, pair in comparison.cells.items() if pair.ours}
     rows = []
     for table in map(load, tables()):
         for dataset, methods in table.figures.items():
             cells = [(str(table), dataset, name, metric) for name, figures in methods.items() for metric in figures]
             missing = Missing()
             for cell in cells:
-                if cell not in own and cell not in others:
+                if cell not in on_data and cell not in on_stand_in:
                     _sort(table, *cell[1:], known, missing)
-            count = sum(cell in own for cell in cells), sum(cell in others and cell not in own for cell in cells)
+            count = len(on_data & {*cells}), len((on_stand_in - on_data) & {*cells})
             rows.append(Row(table, dataset, len(cells), *count, missing))
     return rows
 
 
 def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequence[Source], missing: Missing) -> None:
     """Count a cell under a command that makes it, or under its missing requirement."""
-    own = table.names.datasets[dataset] in AT_HAND
-    of = table if own else table.on_stand_ins(dataset)
-    gpu = own and table.names.source(table.table) in table.names.gpu
+    at_hand = table.names.datasets[dataset] in AT_HAND
+    of = table if at_hand else table.on_stand_ins(dataset)
+    gpu = at_hand and table.names.source(table.table) in table.names.gpu
     if table.names.methods[method].method is None:
         missing.needs["a method that is not built here"] += 1
     elif of is None or of.names.datasets[dataset] not in AT_HAND:
         missing.needs[f"the data of {dataset}"] += 1
     elif (where := of.quantity(metric, method)).set in ("ood", "transfer") and where.name not in AT_HAND:
         missing.needs[f"the data of {metric.partition(':')[2]}"] += 1
-    elif found := _maker(of, dataset, method, known, own=own, gpu=gpu):
-        source, key = found
+    elif maker := _maker(of, dataset, method, known, at_hand=at_hand, gpu=gpu):
+        source, key = maker
         command = source.command.format(table=table, dataset=dataset)
         missing.cells[command] += 1
         missing.runs.setdefault(command, set()).add(key)
@@ -139,18 +139,18 @@ def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequ
 
 
 def _maker(
-    table: PaperTable, dataset: str, method: str, known: Sequence[Source], *, own: bool, gpu: bool
+    table: PaperTable, dataset: str, method: str, known: Sequence[Source], *, at_hand: bool, gpu: bool
 ) -> tuple[Source, str] | None:
     """Return the first params file with a run for a method, and the run; None if this machine can run none.
 
     Args:
-        own: whether the paper's data set is at hand. Otherwise ``table`` is on stand-ins, which its own params file
+        at_hand: whether the paper's data set is at hand. Otherwise ``table`` is on stand-ins, which its own params file
             lacks.
         gpu: whether the table's own params file is for a GPU.
     """
     for source in known:
-        fits = own and not gpu and source.only == table.source
-        if fits if source.only else not own or table.table in table.names.default_run:
+        fits = at_hand and not gpu and source.only == table.source
+        if fits if source.only else not at_hand or table.table in table.names.default_run:
             for run in source.runs:
                 if run.dataset == table.names.datasets[dataset] and run.stands_for(method, table):
                     return source, run.key
@@ -179,8 +179,8 @@ def report(rows: Sequence[Row], took: Mapping[str, float]) -> Iterator[str]:
 def _time(missing: Missing, command: str, took: Mapping[str, float]) -> str:
     """Write the sum of the recorded seconds of a command's runs, or else the time in the params file's head."""
     runs = missing.runs[command]
-    known = [took[run] for run in sorted(runs) if run in took]
-    if not known:
+    recorded = [took[run] for run in sorted(runs) if run in took]
+    if not recorded:
         return f"{missing.says[command]} for all of the file" if missing.says[command] else "time unknown"
-    rest = f", unknown for {len(runs) - len(known)} of {len(runs)} runs" if len(known) < len(runs) else ""
-    return f"{seconds(sum(known))} of fitting as recorded{rest}"
+    rest = f", unknown for {len(runs) - len(recorded)} of {len(runs)} runs" if len(recorded) < len(runs) else ""
+    return f"{seconds(sum(recorded))} of fitting as recorded{rest}"

@@ -44,28 +44,21 @@ class Area:
         Args:
             comparisons: the number of intervals that hold together (Bonferroni).
         """
-        error = _error(
-            self.inside - other.inside,
-            [own - theirs for own, theirs in zip(self.outside, other.outside, strict=True)],
-        )
+        outside = [one - two for one, two in zip(self.outside, other.outside, strict=True)]
+        error = _error(self.inside - other.inside, outside)
         return Difference(self.mean - other.mean, quantile(comparisons, math.inf) * error, error)
 
 
 def area(inside: np.ndarray, outside: Sequence[np.ndarray]) -> Area:
     """Return the mean area of a score, high for rows *in*, against one or more sets of rows *out*."""
-    places = [_places(inside, out) for out in outside]
-    return Area(np.mean([own for own, _ in places], axis=0), tuple(out for _, out in places))
-
-
-def _places(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of each side's rows, from ranks in which ties share their mean rank."""
     from scipy.stats import rankdata  # here: it takes half a second in each command
 
-    count, others = len(inside), len(outside)
-    ranks = rankdata(np.concatenate([inside, outside]))
-    below = (ranks[:count] - rankdata(inside)) / others
-    above = 1 - (ranks[count:] - rankdata(outside)) / count
-    return below, above
+    count, below, above = len(inside), list[np.ndarray](), list[np.ndarray]()
+    for part in outside:  # places follow from ranks in which ties share their mean rank
+        ranks = rankdata(np.concatenate([inside, part]))
+        below.append((ranks[:count] - rankdata(inside)) / len(part))
+        above.append(1 - (ranks[count:] - rankdata(part)) / count)
+    return Area(np.mean(below, axis=0), tuple(above))
 
 
 def _error(inside: np.ndarray, outside: Sequence[np.ndarray]) -> float:

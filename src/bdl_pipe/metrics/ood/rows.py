@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,8 @@ from jaxtyping import Float, Int
 
 from ...errors import DataError
 from ...plugins import PluginError, Registered
-from . import fitted, outputs
+from ...scores import by_fit
+from . import arrays
 
 TRAIN, TEST, ORIGIN = "train", "test", "origin"
 REACT: Final = "react"  # computed by evaluation, which has the features of all directions and the last layer's weights
@@ -77,52 +78,41 @@ def _of_logits(score: Callable[[np.ndarray], np.ndarray]) -> Callable[[Rows, Row
     return lambda train, rows: None if rows.logits is None else score(rows.logits)
 
 
-def _mahalanobis(train: Rows, rows: Rows) -> np.ndarray | None:
-    distance = _class_distance(train, rows)
-    return None if distance is None else -distance
-
-
-def _relative(train: Rows, rows: Rows) -> np.ndarray | None:
-    distance = _class_distance(train, rows)
-    if distance is None or train.features is None or rows.features is None:
-        return None
-    return -(distance - fitted.whole_distance(train.features, rows.features))
+def _of_features(score: Callable[[Any, Any], np.ndarray | None]) -> Callable[[Rows, Rows], np.ndarray | None]:
+    return lambda train, rows: None if train.features is None or rows.features is None else score(train, rows)
 
 
 @lru_cache(maxsize=1)  # for both of Mahalanobis' scores
-def _class_distance(train: Rows, rows: Rows) -> np.ndarray | None:
-    if train.features is None or rows.features is None:
+def _distance(train: Any, rows: Any) -> np.ndarray:
+    return arrays.class_distance(train.features, train.labels, rows.features)
+
+
+def _relative(train: Any, rows: Any) -> np.ndarray:
+    return -(_distance(train, rows) - arrays.whole_distance(train.features, rows.features))
+
+
+def _vim(train: Any, rows: Any) -> np.ndarray | None:
+    if train.logits is None or train.origin is None:
         return None
-    return fitted.class_distance(train.features, train.labels, rows.features)
-
-
-def _nearest(train: Rows, rows: Rows) -> np.ndarray | None:
-    if train.features is None or rows.features is None:
-        return None
-    return fitted.nearest(train.features, rows.features)
-
-
-def _vim(train: Rows, rows: Rows) -> np.ndarray | None:
-    if train.features is None or train.logits is None or train.origin is None:
-        return None
-    assert rows.features is not None and rows.logits is not None
-    return fitted.vim(train.features, train.logits, rows.features, rows.logits, train.origin)
+    return arrays.vim(train.features, train.logits, rows.features, rows.logits, train.origin)
 
 
 SCORES: Final[Registered[StoredScore]] = Registered(
     "score of stored rows",
     {
-        "max_softmax": StoredScore("Max softmax", lambda train, rows: outputs.max_softmax(rows.log_probs)),
-        "max_logit": StoredScore("Max logit", _of_logits(outputs.max_logit)),
-        "entropy": StoredScore("Entropy", lambda train, rows: outputs.entropy(rows.log_probs)),
-        "energy": StoredScore("Energy", _of_logits(outputs.energy)),
+        "max_softmax": StoredScore("Max softmax", lambda train, rows: arrays.max_softmax(rows.log_probs)),
+        "max_logit": StoredScore("Max logit", _of_logits(arrays.max_logit)),
+        "entropy": StoredScore("Entropy", lambda train, rows: arrays.entropy(rows.log_probs)),
+        "energy": StoredScore("Energy", _of_logits(arrays.energy)),
         REACT: StoredScore("ReAct", lambda train, rows: rows.own.get(REACT)),
-        "gen": StoredScore("GEN", lambda train, rows: outputs.gen(rows.log_probs)),
-        "kl_matching": StoredScore("KL", lambda train, rows: fitted.kl_matching(train.log_probs, rows.log_probs)),
-        "mahalanobis": StoredScore("Mahalanobis", _mahalanobis),
-        "relative_mahalanobis": StoredScore("Relative Mahalanobis", _relative),
-        "nearest": StoredScore("Nearest neighbours", _nearest),
-        "vim": StoredScore("ViM", _vim),
+        "gen": StoredScore("GEN", lambda train, rows: arrays.gen(rows.log_probs)),
+        "kl_matching": StoredScore("KL", lambda train, rows: arrays.kl_matching(train.log_probs, rows.log_probs)),
+        "mahalanobis": StoredScore("Mahalanobis", _of_features(lambda train, rows: -_distance(train, rows))),
+        "relative_mahalanobis": StoredScore("Relative Mahalanobis", _of_features(_relative)),
+        "nearest": StoredScore(
+            "Nearest neighbours", _of_features(lambda train, rows: arrays.nearest(train.features, rows.features))
+        ),
+        "vim": StoredScore("ViM", _of_features(_vim)),
     },
 )
 _KNOWN_AS: Final = {"max_prob": "max_softmax"}  # evaluation's name of a score -> its name here
@@ -153,13 +143,13 @@ def scores_of(fit: StoredFit) -> dict[str, dict[str, np.ndarray]]:
     parts = {TEST: fit.test, **fit.others}
     ends = np.cumsum([len(rows) for rows in parts.values()])[:-1]
     together = _together(list(parts.values()))  # so that each score is fitted once
-    found = {name: values for name, score in SCORES.items() if (values := score.of(fit.train, together)) is not None}
+    scores = {name: values for name, score in SCORES.items() if (values := score.of(fit.train, together)) is not None}
     for name, values in together.own.items():
-        found.setdefault(_KNOWN_AS.get(name, name), values)
-    for name, values in found.items():
+        scores.setdefault(_KNOWN_AS.get(name, name), values)
+    for name, values in scores.items():
         if np.shape(values) != (len(together),) or np.isnan(values).any():
             raise PluginError(f"the score {name} must be one number for each of {len(together)} rows, got others")
-    return {name: dict(zip(parts, np.split(np.asarray(values), ends), strict=True)) for name, values in found.items()}
+    return {name: dict(zip(parts, np.split(np.asarray(values), ends), strict=True)) for name, values in scores.items()}
 
 
 def read(path: Path) -> Iterator[tuple[tuple[int, int], StoredFit]]:
@@ -175,9 +165,8 @@ def read(path: Path) -> Iterator[tuple[tuple[int, int], StoredFit]]:
     missing = {*_ALWAYS} - {*table.column_names}
     if missing:
         raise DataError(f"{path} must have the columns {', '.join(_ALWAYS)}, got no {sorted(missing)}")
-    fits = table.select(["split", "seed"]).group_by(["split", "seed"]).aggregate([]).to_pylist()
-    for split, seed in sorted((one["split"], one["seed"]) for one in fits):
-        yield (split, seed), of_table(table.filter((pc.field("split") == split) & (pc.field("seed") == seed)))
+    for at, rows in by_fit(table):
+        yield at, of_table(rows)
 
 
 def of_table(table: pa.Table) -> StoredFit:
@@ -197,15 +186,15 @@ def of_table(table: pa.Table) -> StoredFit:
 
 
 def _rows(table: pa.Table) -> Rows:
-    arrays = {name: _matrix(table, name) for name in ("log_probs", "features", "logits") if name in table.column_names}
-    own = {name.removeprefix(OWN): table[name].to_numpy() for name in table.column_names if name.startswith(OWN)}
-    return Rows(labels=table["target"].to_numpy(), own=own, **arrays)
-
-
-def _matrix(table: pa.Table, name: str) -> np.ndarray:
-    column = table[name].combine_chunks()
-    width = column.type.list_size
-    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    matrices, scores = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for name in table.column_names:
+        if name in ("log_probs", "features", "logits"):
+            column = table[name].combine_chunks()
+            width = column.type.list_size
+            matrices[name] = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+        elif name.startswith(OWN):
+            scores[name.removeprefix(OWN)] = table[name].to_numpy()
+    return Rows(labels=table["target"].to_numpy(), own=scores, **matrices)
 
 
 def _together(parts: list[Rows]) -> Rows:
@@ -213,7 +202,7 @@ def _together(parts: list[Rows]) -> Rows:
         values = [getattr(part, name) for part in parts]
         return None if any(value is None for value in values) else np.concatenate(values)
 
-    own = {name: np.concatenate([part.own[name] for part in parts]) for name in parts[0].own}
+    scores = {name: np.concatenate([part.own[name] for part in parts]) for name in parts[0].own}
     log_probs, labels = joined("log_probs"), joined("labels")
     assert log_probs is not None and labels is not None
-    return Rows(log_probs, labels, joined("features"), joined("logits"), None, own)
+    return Rows(log_probs, labels, joined("features"), joined("logits"), None, scores)

@@ -1,13 +1,15 @@
-"""OOD scores that are fitted to training rows and then computed for other rows.
+"""OOD scores as functions of arrays, fitted to nothing or to training rows.
 
-Each function takes the arrays of training rows, then the arrays of the rows to score. It returns one number in float64
-for each row to score, high if the row looks like the training data. The rows to score are not used in the fit.
+Each function returns one number in float64 for each row, high if the row looks like the training data. ``log_probs``
+are the logarithms of the predicted probabilities, which are a mixture if there are several draws. ``logits`` are the
+outputs of the last layer, averaged if there are several draws. A function that is fitted takes the arrays of training
+rows first, then the arrays of the rows to score, which are not used in the fit.
 """
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.linalg import pinvh
-from scipy.special import xlogy
+from scipy.special import logsumexp, xlogy
 
 from ...errors import DataError
 
@@ -16,6 +18,46 @@ Train = Float[np.ndarray, "train width"]
 Features = Float[np.ndarray, "row width"]
 NEIGHBOURS_A_ROW = 1e-3  # k per training row: 50 for CIFAR's 50,000
 _SMALLEST = 1e-9  # a residual below this share of the rows' own length is rounding
+
+
+def max_softmax(log_probs: Float[np.ndarray, "row class"]) -> Values:
+    """Return log max_k p_k, which orders rows as max_k p_k does (Hendrycks & Gimpel 2017, section 3)."""
+    return np.asarray(log_probs, np.float64).max(1)
+
+
+def max_logit(logits: Float[np.ndarray, "row class"]) -> Values:
+    """Return max_k z_k (Hendrycks et al. 2022, section 3)."""
+    return np.asarray(logits, np.float64).max(1)
+
+
+def energy(logits: Float[np.ndarray, "row class"], temperature: float = 1.0) -> Values:
+    """Return T log Σ_k exp(z_k / T), the energy with its sign changed (Liu et al. 2020, eq. 4 and 7)."""
+    return temperature * logsumexp(np.asarray(logits, np.float64) / temperature, axis=1)
+
+
+def entropy(log_probs: Float[np.ndarray, "row class"]) -> Values:
+    """Return Σ_k p_k log p_k, the entropy with its sign changed, in nats."""
+    return -_entropy(np.asarray(log_probs, np.float64))
+
+
+def mutual_information(draw_log_probs: Float[np.ndarray, "draw row class"]) -> Values:
+    """Return mean_s H[p_s] − H[mean_s p_s], the information of label and draw with its sign changed, in nats.
+
+    Source: Houlsby et al. 2011, eq. 2, with draws of equal weight. A single draw gives 0.
+    """
+    logs = np.asarray(draw_log_probs, np.float64)
+    mixed = logsumexp(logs, axis=0) - np.log(len(logs))
+    return _entropy(logs).mean(0) - _entropy(mixed)
+
+
+def gen(log_probs: Float[np.ndarray, "row class"], gamma: float = 0.1, top: int = 100) -> Values:
+    """Return −Σ_j p_j^γ (1 − p_j)^γ over the ``top`` most probable classes j (Liu, Lochman & Zach 2023, eq. 4 and 5).
+
+    1 − p is computed from the logarithm, so that rows whose probability rounds to 1 keep their order.
+    """
+    largest = np.sort(np.asarray(log_probs, np.float64), axis=1)[:, ::-1][:, :top]
+    rest = -np.expm1(np.minimum(largest, 0.0))
+    return -(np.exp(gamma * largest) * rest**gamma).sum(1)
 
 
 def kl_matching(train_log_probs: Float[np.ndarray, "train class"], log_probs: Float[np.ndarray, "row class"]) -> Values:
@@ -28,10 +70,10 @@ def kl_matching(train_log_probs: Float[np.ndarray, "train class"], log_probs: Fl
     predicted = train.argmax(1)
     typical = np.stack([np.exp(train[predicted == k]).mean(0) for k in np.unique(predicted)])  # [class, class]
     probs = np.exp(logs)
-    own = xlogy(probs, probs).sum(1)
+    inner = xlogy(probs, probs).sum(1)
     with np.errstate(divide="ignore"):
         log_typical = np.maximum(np.log(typical), np.log(np.finfo(np.float64).tiny))  # 0 · log 0 is 0
-    return (probs @ log_typical.T - own[:, None]).max(1)
+    return (probs @ log_typical.T - inner[:, None]).max(1)
 
 
 def mahalanobis(train: Train, labels: Int[np.ndarray, " train"], features: Features) -> Values:
@@ -53,18 +95,18 @@ def relative_mahalanobis(train: Train, labels: Int[np.ndarray, " train"], featur
 
 def class_distance(train: Train, labels: Int[np.ndarray, " train"], features: Features) -> Values:
     """Return the squared distance to the nearest class, (h − μ_k)ᵀ Σ⁻¹ (h − μ_k); see :func:`mahalanobis`."""
-    known, rows = _float64(train, features)
+    of_train, rows = _float64(train, features)
     classes, place = np.unique(labels, return_inverse=True)
-    means = np.stack([known[place == k].mean(0) for k in range(len(classes))])
-    precision = _precision(known - means[place])
+    means = np.stack([of_train[place == k].mean(0) for k in range(len(classes))])
+    precision = _precision(of_train - means[place])
     return np.stack([_squared(rows - mean, precision) for mean in means], axis=1).min(1)
 
 
 def whole_distance(train: Train, features: Features) -> Values:
     """Return the squared distance to the mean of all training rows under their covariance."""
-    known, rows = _float64(train, features)
-    centre = known.mean(0)
-    return _squared(rows - centre, _precision(known - centre))
+    of_train, rows = _float64(train, features)
+    centre = of_train.mean(0)
+    return _squared(rows - centre, _precision(of_train - centre))
 
 
 def nearest(train: Train, features: Features, neighbours: int | None = None) -> Values:
@@ -77,11 +119,12 @@ def nearest(train: Train, features: Features, neighbours: int | None = None) -> 
     Raises:
         DataError: there are fewer training rows than ``neighbours``.
     """
-    known, rows = (part / np.maximum(_lengths(part), np.finfo(np.float64).tiny) for part in _float64(train, features))
-    k = max(1, round(NEIGHBOURS_A_ROW * len(known))) if neighbours is None else neighbours
-    if not 0 < k <= len(known):
-        raise DataError(f"neighbours must be 1 … {len(known)}, the number of training rows, got {k}")
-    squared = (known**2).sum(1) + (rows**2).sum(1)[:, None] - 2 * rows @ known.T
+    tiny = np.finfo(np.float64).tiny
+    of_train, rows = (part / np.maximum(_lengths(part), tiny) for part in _float64(train, features))
+    k = max(1, round(NEIGHBOURS_A_ROW * len(of_train))) if neighbours is None else neighbours
+    if not 0 < k <= len(of_train):
+        raise DataError(f"neighbours must be 1 … {len(of_train)}, the number of training rows, got {k}")
+    squared = (of_train**2).sum(1) + (rows**2).sum(1)[:, None] - 2 * rows @ of_train.T
     return -np.sqrt(np.maximum(np.partition(squared, k - 1, axis=1)[:, k - 1], 0.0))
 
 
@@ -110,14 +153,12 @@ def vim(
     Returns:
         None if no training row leaves the principal space, so that there is no α.
     """
-    from .outputs import energy
-
-    known, rows = (part - np.asarray(origin, np.float64) for part in _float64(train, features))
-    first = principal_dimension(known.shape[1]) if dimension is None else dimension
-    _, vectors = np.linalg.eigh(known.T @ known / len(known))  # eigenvalues ascend
-    rest = vectors[:, : known.shape[1] - first]
-    typical = float(_lengths(known @ rest).mean())
-    if not typical > _SMALLEST * float(_lengths(known).mean()):
+    of_train, rows = (part - np.asarray(origin, np.float64) for part in _float64(train, features))
+    first = principal_dimension(of_train.shape[1]) if dimension is None else dimension
+    _, vectors = np.linalg.eigh(of_train.T @ of_train / len(of_train))  # eigenvalues ascend
+    rest = vectors[:, : of_train.shape[1] - first]
+    typical = float(_lengths(of_train @ rest).mean())
+    if not typical > _SMALLEST * float(_lengths(of_train).mean()):
         return None
     alpha = float(np.asarray(train_logits, np.float64).max(1).mean()) / typical
     virtual: np.ndarray = alpha * _lengths(rows @ rest)[:, 0]
@@ -143,8 +184,6 @@ def react(
     Returns:
         None if c is not above 0: features after a ReLU would all become 0, and all rows equal.
     """
-    from .outputs import energy
-
     limit = float(np.percentile(np.asarray(train, np.float64), percentile))
     if limit <= 0:
         return None
@@ -170,3 +209,8 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
 
 def _float64(known: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(known, np.float64), np.asarray(rows, np.float64)
+
+
+def _entropy(log_probs: np.ndarray) -> np.ndarray:
+    probs = np.exp(log_probs)
+    return -xlogy(probs, probs).sum(-1)

@@ -1,0 +1,135 @@
+"""Predictives that follow from others: the mixture of several, and the distribution of the exponential of one."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .predictive import Continuous, Gaussian
+
+
+@final
+class Mixture(Continuous):
+    """A mixture Σ_k share_k p_k(y | x) of several distributions of the same targets.
+
+    A component is one distribution of all outputs of a row: outputs are dependent if components differ.
+
+    Attributes:
+        parts: the components p_k.
+        shares: their probabilities, which sum to 1, the same for all inputs.
+    """
+
+    def __init__(self, parts: Sequence[Continuous], shares: Sequence[float]) -> None:
+        self.parts, self.shares = tuple(parts), tuple(shares)
+
+    @property
+    def mean(self) -> Float[Tensor, "batch output"]:
+        return self._expected([part.mean for part in self.parts])
+
+    @property
+    def variance(self) -> Float[Tensor, "batch output"]:
+        """Return the mean of the components' variances, plus the variance of their means."""
+        mean = self.mean
+        return self._expected([part.variance + (part.mean - mean).square() for part in self.parts])
+
+    @property
+    def epistemic_variance(self) -> Float[Tensor, "batch output"]:
+        """Return the mean of the components' variances over draws."""
+        return self._expected([part.epistemic_variance for part in self.parts])
+
+    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        return self._expected([part.cdf(values) for part in self.parts])
+
+    def bracket(self, level: float) -> tuple[Tensor, Tensor]:
+        lows, highs = zip(*(part.bracket(level) for part in self.parts), strict=True)
+        return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+
+    @property
+    def reach(self) -> tuple[Tensor, Tensor]:
+        lows, highs = zip(*(part.reach for part in self.parts), strict=True)
+        return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+
+    def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
+        terms = [part.log_prob(targets) + math.log(share) for part, share in zip(self.parts, self.shares, strict=True)]
+        return torch.logsumexp(torch.stack(terms), dim=0)
+
+    def rescale(self, shift: Tensor, scale: Tensor) -> "Mixture":
+        return Mixture([part.rescale(shift, scale) for part in self.parts], self.shares)
+
+    def _expected(self, values: Sequence[Tensor]) -> Tensor:
+        """Return Σ_k share_k values_k."""
+        return torch.stack([share * value for share, value in zip(self.shares, values, strict=True)]).sum(0)
+
+
+@final
+class Exponential(Continuous):
+    """The distribution of exp(z), where z has the distribution ``base``, for targets that were fitted as logarithms.
+
+    Densities, quantiles and distribution functions are exact. Moments are exact if ``base`` is a mixture of Gaussians;
+    otherwise they are integrals of a distribution whose outermost 1e-6 is at its ends.
+    """
+
+    def __init__(self, base: Continuous) -> None:
+        self.base = base
+
+    @property
+    def mean(self) -> Float[Tensor, "batch output"]:
+        return self._moments[0]
+
+    @property
+    def variance(self) -> Float[Tensor, "batch output"]:
+        return self._moments[1]
+
+    @property
+    def epistemic_variance(self) -> Float[Tensor, "batch output"]:
+        if not isinstance(self.base, Gaussian):
+            return self.base.epistemic_variance * self.mean.square()  # to first order
+        return self._draw_means.var(0, correction=0)
+
+    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        below = self.base.cdf(values.double().clamp_min(torch.finfo(torch.float64).tiny).log())
+        return torch.where(values > 0, below, torch.zeros_like(below))
+
+    def bracket(self, level: float) -> tuple[Tensor, Tensor]:
+        low, high = self.base.bracket(level)
+        return low.exp(), high.exp()
+
+    @property
+    def reach(self) -> tuple[Tensor, Tensor]:
+        low, high = self.base.reach
+        return low.exp(), high.exp()
+
+    def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
+        """Return log p(log y | x) − Σ log y; −∞ where a target is not above 0."""
+        return self._own_units(self.base.log_prob, targets)
+
+    def draw_log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch"]:
+        return self._own_units(self.base.draw_log_prob, targets)
+
+    def _own_units(self, log_density: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+        """Return the log density of the targets, given the log density of their logarithms."""
+        logs = targets.log()
+        return torch.where((targets > 0).all(-1), log_density(logs) - logs.sum(-1), -torch.inf)
+
+    def rescale(self, shift: Tensor, scale: Tensor) -> "Continuous":
+        raise TypeError("the exponential of a predictive cannot be rescaled")
+
+    @cached_property
+    def _draw_means(self) -> Tensor:
+        assert isinstance(self.base, Gaussian)
+        return (self.base.draw_mean.double() + self.base.draw_variance.double() / 2).exp()
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, in float64."""
+        if isinstance(self.base, Gaussian):
+            within = self._draw_means.square() * torch.expm1(self.base.draw_variance.double())
+            return self._draw_means.mean(0), within.mean(0) + self._draw_means.var(0, correction=0)
+        low, z, weight = self.base.survival
+        first, values = low.exp(), z.exp()
+        mean = first + (weight * values).sum(0)
+        return mean, (first - mean).square() + (weight * 2 * (values - mean) * values).sum(0)
