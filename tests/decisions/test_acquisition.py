@@ -37,25 +37,18 @@ def test_bald_equals_the_mutual_information_of_label_and_draw() -> None:
     draws = drawn(5, 7, 4)
     by_hand = [information(draws[:, row].exp().numpy() / 5) for row in range(7)]
     assert acquisition.bald(draws).numpy() == pytest.approx(by_hand, rel=1e-10)
-
-
-def test_bald_of_equal_draws_with_probability_zero_is_zero() -> None:
     draws = torch.tensor([[[0.0, -torch.inf]], [[0.0, -torch.inf]]], dtype=torch.float64)
     assert acquisition.bald(draws).tolist() == [0.0]
 
 
-def test_epig_equals_the_mean_mutual_information_of_two_labels() -> None:
+def test_epig_equals_the_mean_mutual_information_of_two_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     own, theirs = drawn(5, 4, 3), drawn(5, 6, 3, "b")
     p, q = own.exp().numpy(), theirs.exp().numpy()
     tables = [[np.einsum("sc,sk->ck", p[:, row], q[:, target]) / 5 for target in range(6)] for row in range(4)]
     by_hand = [np.mean([information(table) for table in of_row]) for of_row in tables]
-    assert acquisition.epig(own, theirs).numpy() == pytest.approx(by_hand, rel=1e-9)
-
-
-def test_epig_in_parts_equals_epig_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, theirs = drawn(5, 9, 3), drawn(5, 6, 3, "b")
     whole = acquisition.epig(own, theirs)
-    monkeypatch.setattr(acquisition, "_AT_ONCE", 100)
+    assert whole.numpy() == pytest.approx(by_hand, rel=1e-9)
+    monkeypatch.setattr(acquisition, "_AT_ONCE", 110)  # in parts
     assert torch.allclose(acquisition.epig(own, theirs), whole, atol=1e-12)
 
 
@@ -82,7 +75,7 @@ def test_batch_bald_maximises_the_information_of_the_whole_batch_greedily() -> N
     assert float(gain) == pytest.approx(of_batch(tuple(chosen)), rel=1e-9)
 
 
-def test_batch_bald_avoids_copies_that_bald_takes() -> None:
+def test_batch_bald_avoids_copies_that_bald_takes_and_refuses_too_large_a_batch() -> None:
     """Rows 0 to 2 tell the first two of four draws from the last two; row 3 splits both pairs, with less certainty."""
     first = torch.tensor([0.99, 0.99, 0.01, 0.01]).double()
     second = torch.tensor([0.9, 0.1, 0.9, 0.1]).double()
@@ -90,9 +83,6 @@ def test_batch_bald_avoids_copies_that_bald_takes() -> None:
     draws = torch.stack([probs, 1 - probs], -1).log()
     assert 3 not in acquisition.bald(draws).topk(2).indices.tolist()
     assert acquisition.batch_bald(draws, 2) == [0, 3]
-
-
-def test_too_large_a_batch_for_batch_bald_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^batch must be <= 5 for batch_bald with 10 classes, got 6$"):
         acquisition.batch_bald(drawn(2, 8, 10), 6)
 
@@ -108,10 +98,8 @@ def test_expected_improvement_equals_its_integral(mean: float, deviation: float,
 
 def test_expected_improvement_of_a_mixture_is_the_mean_over_its_parts() -> None:
     mean, deviation = torch.tensor([[[0.2]], [[1.5]]]), torch.tensor([[[0.7]], [[0.0]]])
-    first = acquisition.expected_improvement(mean[:1], deviation[:1], 0.4)
-    assert float(acquisition.expected_improvement(mean, deviation, 0.4)) == pytest.approx(
-        (float(first) + 1.1) / 2, rel=1e-6
-    )
+    first, both = (acquisition.expected_improvement(mean[:n], deviation[:n], 0.4) for n in (1, 2))
+    assert float(both) == pytest.approx((float(first) + 1.1) / 2, rel=1e-6)
 
 
 def test_batch_improvement_adds_the_best_row_at_each_step() -> None:

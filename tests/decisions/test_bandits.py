@@ -1,6 +1,7 @@
 """Bandits: the wheel's facts, regret's definition, and Thompson sampling against its exact Bayesian regret."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -113,14 +114,9 @@ def test_thompson_sampling_has_its_exact_bayesian_regret() -> None:
 
 def test_a_player_may_begin_without_a_known_row() -> None:
     """And has the posterior from the first round on."""
-    problem, begun = TwoArms(2, Seed(0)), []
-
-    def fit(rows: np.ndarray, *_: object) -> Arms:
-        begun.append(len(rows))
-        return Arms(2, False)
-
+    problem, fit = TwoArms(2, Seed(0)), Mock(side_effect=lambda *_: Arms(2, False))
     play(problem, fit, RULES["thompson"], Seed(1))
-    assert begun == [0] and len(problem.regret) == 2
+    assert [len(call.args[0]) for call in fit.call_args_list] == [0] and len(problem.regret) == 2
 
 
 def test_the_wheel_has_its_published_shares_rewards_and_noise() -> None:
@@ -167,10 +163,7 @@ def test_the_regret_of_a_fixed_arm_equals_the_sum_by_hand() -> None:
     assert rows.shape == (60, 6) and targets[10:] == pytest.approx(after[:, 2] / means.max())
 
 
-def test_blocks_give_each_arm_its_own_columns() -> None:
+def test_each_arm_has_its_own_columns_and_refits_come_each_time_the_known_rows_grow_by_the_factor() -> None:
     assert in_blocks(np.array([[7.0, 8.0]]), 2).tolist() == [[[7, 8, 1, 0, 0, 0], [0, 0, 0, 7, 8, 1]]]
-
-
-def test_refits_come_each_time_the_known_rows_grow_by_the_factor() -> None:
     assert refits(100, 10, 2.0) == (0, 10, 30, 70)
     assert refits(5, 10, 1.01) == (0, 1, 2, 3, 4)

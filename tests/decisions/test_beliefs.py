@@ -1,10 +1,13 @@
-"""Answers of fitted posteriors, and the questions that they refuse."""
+"""Answers of fitted posteriors, their one-row updates, and the questions that they refuse."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from bdl_decisions import Agent, DecisionConfig, decide, register_task, table
+from bdl_decisions.recursive import recursive
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.seeds import Seed
@@ -118,8 +121,52 @@ def test_active_learning_without_a_method_is_refused() -> None:
 
 
 def test_a_task_that_is_no_frozen_dataclass_is_refused() -> None:
-    class Loose:
-        name = "loose"
-
     with pytest.raises(UserError, match="must be a frozen dataclass"):
-        register_task(Loose)
+        register_task(type("Loose", (), {"name": "loose"}))
+
+
+UPDATED: dict[str, dict[str, Any]] = {  # the method, and other hyperparameters
+    "linear": {},
+    "map_blr": {},
+    "gbll": {},
+    "gbll, noise of each input": {"noise": "each input"},
+    "vbll": {},
+    "vbll exact": {"layer": {"posterior": "exact"}},
+    "vbll, noise of each input": {"layer": {"noise": "each input"}},
+}
+
+
+@pytest.mark.parametrize("name", UPDATED)
+def test_updates_equal_conditioning_the_fitted_posterior_on_the_new_rows(name: str) -> None:
+    """Against conditioning the fitted posterior's own Gaussian over functions at old and new inputs (Bishop 2.81)."""
+    random = np.random.default_rng(3)
+    rows = random.normal(size=(24, 3))
+    targets = np.sin(rows[:, 0]) + rows[:, 1] + 0.1 * random.normal(size=24)
+    agent = Agent("thompson", name.split(",")[0].split()[0], updates=True, override=UPDATED[name])
+    belief = agent.fit(rows[:16], targets[:16], (), Seed(0))
+    assert belief is not None and belief.learns
+    predictor = belief._predictor
+    inputs, after = predictor.transform.inputs(rows), predictor.transform.targets(targets[16:, None]).double()[:, 0]
+    fitted = predictor.posterior.functions(inputs[None], rng=Seed(0))
+    mean, covariance = fitted.mean[0, 0, :, 0].double(), fitted.covariance[0, 0, 0].double()
+    before = recursive(predictor.posterior)
+    assert before is not None
+    start = before.functions(inputs[None], rng=Seed(0))
+    assert torch.allclose(start.mean[0, 0, :, 0], mean, atol=2e-4)
+    assert torch.allclose(start.covariance[0, 0, 0], covariance, atol=2e-3 * float(covariance.diagonal().max()))
+
+    old, new = slice(0, 16), slice(16, 24)
+    each = fitted.noise[0, 0, new, 0].double() if "each" in name else fitted.noise[0, 0].double().expand(8)
+    assert ("each" in name) == (float(each.std()) > 0)
+    noisy = covariance[new, new] + each.diag()
+    gain = covariance[old, new] @ torch.linalg.inv(noisy)
+    expected = mean[old] + gain @ (after - mean[new])
+    left = covariance[old, old] - gain @ covariance[new, old]
+    for row in range(16, 24):
+        belief.learn(rows[[row]], targets[[row]])
+    found = belief._updated.functions(inputs[None, old], rng=Seed(0))
+    assert torch.allclose(found.mean[0, 0, :, 0], expected, atol=2e-3)
+    assert torch.allclose(found.covariance[0, 0, 0], left, atol=2e-3 * float(covariance.diagonal().max()))
+    phi = before.features(inputs[new]).double()
+    added = belief._updated.layer.precision - before.layer.precision
+    assert torch.allclose(added, phi.mT @ (phi / each[:, None]), rtol=1e-5, atol=1e-6 * float(added.abs().max()))

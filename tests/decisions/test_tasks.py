@@ -1,10 +1,13 @@
 """Active learning, optimisation and bandits of rows: a task's questions, observations and scores; bad settings."""
 
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from bdl_decisions import RULES, DecisionConfig, play
 from bdl_decisions.active import ActiveLearning
@@ -115,41 +118,14 @@ def test_a_table_becomes_a_bandit_of_labels_or_of_mushrooms(tmp_path: Path) -> N
         read(RowsBandit, {"source": source, "rounds": 200, "game": "mushroom"}, "task").problem(Seed(0))
 
 
-WHEEL = {"name": "wheel", "delta": 0.5}
-BAD = {
-    "rule": (
-        {"a": {"rule": "thomson", "method": "vbll"}},
-        r"^d.agents.a.rule must be a rule \(did you mean thompson\?\)",
-    ),
-    "method": ({"a": {"rule": "thompson"}}, "^d.agents.a.method must be named: the rule asks a posterior"),
-    "unknown": ({"a": {"rule": "thompson", "method": "vbl"}}, "^d.agents.a method must be a name of bdl_pipe.METHODS"),
-    "classes": ({"a": {"rule": "thompson", "method": "d_vbll"}}, "^d.agents.a method must support regression"),
-    "for labels": ({"a": {"rule": "bald", "method": "vbll"}}, r"^d.agents.a.rule must be one for numbers \(uniform"),
-    "pace": ({"a": {"rule": "thompson", "method": "vbll", "pace": 0.0}}, "^d.agents.a.pace must be > 0, got 0.0"),
-    "none": ({}, "^d.agents must have at least one agent"),
-}
+SOUND = {"task": {"name": "wheel", "delta": 0.5}, "agents": {"a": {"rule": "uniform"}}}
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_agent_is_refused(name: str) -> None:
-    agents, said = BAD[name]
-    with pytest.raises(ConfigError, match=said):
-        read(DecisionConfig, {"task": WHEEL, "agents": agents}, "d")
-
-
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [
-        ({"name": "wheel", "delta": 1.0}, "^d.task.delta must be between 0 and 1, got 1.0"),
-        ({"name": "wheels", "delta": 0.5}, "^d.task.name must be one of wheel, rows_bandit, active_learning"),
-        ({"name": "rows_bandit", "source": {"name": "boston"}}, "^d.task.source must be a data set of classes, got"),
-        ({"name": "optimisation", "function": "branin", "batch": 0}, "^d.task.batch must be > 0, got 0"),
-        ({"name": "wheel", "delta": 0.5, "growth": 1.0}, "^d.task.growth must be > 1, got 1.0"),
-    ],
-)
-def test_a_bad_task_is_refused(task: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        read(DecisionConfig, {"task": task, "agents": {"a": {"rule": "uniform"}}}, "d")
+@pytest.mark.parametrize(("key", "value", "message"), [(key, *row) for key, rows in REFUSED.items() for row in rows])
+def test_a_bad_entry_is_refused(key: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(DecisionConfig, SOUND | {key: value}, "d")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -167,37 +143,24 @@ def test_a_search_begins_on_a_plateau_and_leaves_it(rule: str, seed: int) -> Non
     def value(x: np.ndarray) -> np.ndarray:
         return np.array([known[row.tobytes()] for row in np.ascontiguousarray(x)])
 
-    fits = []
-
-    def fit(rows: np.ndarray, targets: np.ndarray, rng: Seed) -> object:
-        fits.append(targets)
-        return Agent(rule, "linear").fit(rows, targets, (), rng)
-
+    fit = Mock(side_effect=lambda rows, targets, rng: Agent(rule, "linear").fit(rows, targets, (), rng))
     problem = Search(value, plateau, 1.0, rounds=60, batch=6, candidates=100, rng=Seed(seed), grid=grid)
     play(problem, fit, RULES[rule], Seed(seed))
     assert len(problem.known()[0]) == 70
-    assert 0 < len(fits) < 10 and all(np.ptp(targets) > 0 for targets in fits)
+    assert 0 < fit.call_count < 10 and all(np.ptp(call.args[1]) > 0 for call in fit.call_args_list)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "said"),
-    [
-        (np.zeros((60, 3)), "rewards must have a mean that differs between arms, got 0.0"),
-        (np.full((60, 3), 2.5), "rewards must have a mean that differs between arms, got 2.5"),
-        (np.where(np.arange(180).reshape(60, 3) == 100, np.nan, 1.0), r"rewards must be finite, got \[nan\]"),
-    ],
-)
-def test_rewards_that_leave_nothing_to_decide_or_are_missing_are_refused(rewards: np.ndarray, said: str) -> None:
-    contexts = np.random.default_rng(0).normal(size=(60, 2))
-    with pytest.raises(ConfigError, match=said):
-        Bandit(contexts, rewards, rewards, 1, 2.0)
-
-
-def test_contexts_that_are_missing_are_refused() -> None:
-    contexts = np.random.default_rng(0).normal(size=(60, 2))
-    contexts[40, 1] = np.nan
-    with pytest.raises(ConfigError, match=r"contexts must be finite, got \[nan\]"):
-        Bandit(contexts, np.eye(3)[np.arange(60) % 3], np.eye(3)[np.arange(60) % 3], 1, 2.0)
+def test_rewards_that_leave_nothing_to_decide_and_missing_rewards_or_contexts_are_refused() -> None:
+    contexts, rewards = np.random.default_rng(0).normal(size=(60, 2)), np.eye(3)[np.arange(60) % 3]
+    missing = np.arange(180).reshape(60, 3) == 100
+    for bad, said in (
+        ((contexts, np.zeros((60, 3))), "rewards must have a mean that differs between arms, got 0.0"),
+        ((contexts, np.full((60, 3), 2.5)), "rewards must have a mean that differs between arms, got 2.5"),
+        ((contexts, np.where(missing, np.nan, 1.0)), r"rewards must be finite, got \[nan\]"),
+        ((np.where(missing[:, :2], np.nan, contexts), rewards), r"contexts must be finite, got \[nan\]"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Bandit(bad[0], bad[1], bad[1], 1, 2.0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf])

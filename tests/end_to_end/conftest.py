@@ -14,29 +14,7 @@ from tests.end_to_end import forked
 
 FORKED = pytest.mark.xdist_group("forked")  # tests whose commands are forks of one process
 ROOT = Path(__file__).parents[2]
-PARAMS = """
-seed: 0
-datasets:
-  digits: {source: {name: digits}, normalise: train, whiten: false, validation: 0.1, fit_rows: train_and_validation,
-           splits: 1, ood: [mnist5k], corrupted_images: 10, corruptions: made, transfer: [mnist5k]}
-  boston: {source: {name: boston}, normalise: train, whiten: false, validation: 0.2, fit_rows: train_and_validation,
-           splits: 2, ood: [], corrupted_images: 0, corruptions: made}
-methods:
-  sgd: {network: {name: mlp, hidden: [16]}, epochs: 2, snapshots: 1, batch: 32, optimiser: {name: adam, lr: 3e-3}}
-  deterministic: {}
-  ensemble: {}
-trajectories:
-  digits-sgd: {dataset: digits, method: sgd, seeds: 2, input: prepare/digits}
-  boston-sgd: {dataset: boston, method: sgd, seeds: 2, input: prepare/boston, override: {epochs: 3}}
-teachers: {}
-coresets: {}
-runs:
-  digits-ensemble: {dataset: digits, method: ensemble, setting: small, seeds: 1, input: trajectory/digits-sgd}
-  boston-deterministic:
-    {dataset: boston, method: deterministic, setting: small, seeds: 2, input: trajectory/boston-sgd}
-evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 100}
-report: {figures_dpi: 110}
-"""
+PARAMS = Path(__file__).with_name("tiny.yaml").read_text()
 
 
 class Project:

@@ -28,15 +28,10 @@ SEARCHES: Final[dict[str, tuple[str, ...]]] = {
     "tune": ("tune", "sgd", "--dataset", "digits", "--samples", "2"),
     "study": ("study", "params/study/tiny-rates.yaml"),
 }
-STUDY: Final = {
-    "method": "sgd",
-    "dataset": "digits",
-    "overlay": {},
-    "grid": {"optimiser.lr": [3.0e-3, 1.0e-2]},
-    "seeds": 1,
-    "metrics": ["nll"],
-    "figure": [{"x": "optimiser.lr"}],
-}
+STUDY: Final = """
+{method: sgd, dataset: digits, overlay: {}, grid: {optimiser.lr: [3.0e-3, 1.0e-2]}, seeds: 1, metrics: [nll],
+ figure: [{x: optimiser.lr}]}
+"""
 PLUGIN: Final = """
 import time
 from dataclasses import dataclass
@@ -67,29 +62,7 @@ def fit(data, inputs, config, *, rng, report):
 
 register_method(Method("waits", WaitsConfig, ("classification",), {"trajectory": StageSpec(fit)}))
 """
-
-
-PARAMS: Final = """
-seed: 0
-plugins: [plugins/waits.py]
-datasets:
-  digits: {source: {name: digits}, normalise: train, whiten: false, validation: 0.2, fit_rows: train_and_validation,
-           splits: 1, ood: [], corrupted_images: 0, corruptions: made}
-methods:
-  waits: {steps: 10, gate: GATE}  # one trajectory of two fits that wait for this file
-  sgd: {network: {name: mlp, hidden: [32]}, epochs: 30, snapshots: 1, batch: 32,
-        optimiser: {name: adamw, lr: 3.0e-3, weight_decay: 1.0e-4}}
-  deterministic: {}
-trajectories:
-  digits-waits: {dataset: digits, method: waits, seeds: 2, input: prepare/digits}
-  digits-sgd: {dataset: digits, method: sgd, seeds: 2, input: prepare/digits}
-teachers: {}
-coresets: {}
-runs:
-  digits-deterministic: {dataset: digits, method: deterministic, setting: small, seeds: 2, input: trajectory/digits-sgd}
-evaluate: {calibration_bins: 15, batch: 1000, joint_pairs: 0}
-report: {figures_dpi: 110}
-"""
+PARAMS: Final = Path(__file__).with_name("cluster.yaml").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +78,7 @@ def prepared(gate: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = make(folder, PARAMS.replace("GATE", str(gate)))
     (folder / "plugins/waits.py").write_text(PLUGIN)
     (folder / "params/study").mkdir(parents=True, exist_ok=True)
-    (folder / "params/study/tiny-rates.yaml").write_text(yaml.safe_dump(STUDY))
+    (folder / "params/study/tiny-rates.yaml").write_text(STUDY)
     project.pipeline("repro", "prepare@digits", env={"BDL_EXECUTOR": "inline"})
     return project
 
@@ -147,9 +120,8 @@ def cluster(project: Project) -> Iterator[Cluster]:
 def fits(folder: Path) -> dict[str, bytes]:
     """Read the fits that a command made, without records of seconds and dates."""
     paths = [path for path in (folder / "work/trajectory").rglob("*") if path.is_file()]
-    made = {
-        path.name: path.read_bytes() for path in paths if path.name not in ("identity.json", "digits-waits.run.json")
-    }
+    others = ("identity.json", "digits-waits.run.json")
+    made = {path.name: path.read_bytes() for path in paths if path.name not in others}
     assert any(name.endswith(".safetensors") for name in made), sorted(made)
     return made
 
@@ -184,26 +156,18 @@ def ended(process: Any) -> None:
     assert process.returncode == 0, f"{out}\n{error}"
 
 
-def test_a_lost_node_changes_no_bit(project: Project, cluster: Cluster, gate: Path, alone: Any) -> None:
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_lost_node_changes_no_bit(silent: bool, project: Project, cluster: Cluster, gate: Path, alone: Any) -> None:
+    """Or a silent node is given up: its packets are lost for good, as if the machine were switched off."""
     process = started(project, cluster)
-    cluster.kill()
-    gate.touch()
-    ended(process)
-    assert fits(project.folder) == alone
-
-
-def test_a_silent_node_is_given_up_and_changes_no_bit(
-    project: Project, cluster: Cluster, gate: Path, alone: Any
-) -> None:
-    """Its packets are lost for good, as if the machine were switched off."""
-    process = started(project, cluster)
-    cluster.cut()
+    (cluster.cut if silent else cluster.kill)()
     gate.touch()
     try:
         ended(process)
     finally:
-        cluster.mend()
-        cluster.kill()
+        if silent:
+            cluster.mend()
+            cluster.kill()
     assert fits(project.folder) == alone
 
 

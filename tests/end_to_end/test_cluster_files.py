@@ -85,24 +85,14 @@ def test_the_slurm_script_runs_a_stage_and_requeues_a_terminated_job(taken: bool
         (stand_ins / name).write_text(text)
         (stand_ins / name).chmod(0o755)
     number = str(os.getpid() * 2 + taken)
-    environment = {k: v for k, v in project.env.items() if k not in ("BDL_EXECUTOR", "PYTHONPATH")} | {
-        "PATH": f"{stand_ins}{os.pathsep}{project.env['PATH']}",
-        "SLURM_SUBMIT_DIR": str(project.folder),
-        "SLURM_JOB_ID": number,
-        "SLURM_JOB_NODELIST": "one",
-        "SLURM_CPUS_PER_TASK": "2",
-    }
+    environment = {k: v for k, v in project.env.items() if k not in ("BDL_EXECUTOR", "PYTHONPATH")}
+    environment |= {"PATH": f"{stand_ins}{os.pathsep}{project.env['PATH']}", "SLURM_SUBMIT_DIR": str(project.folder)}
+    environment |= {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": "one", "SLURM_CPUS_PER_TASK": "2"}
     if taken:
         project.edit("params.yaml", "override: {epochs: 3}", "override: {epochs: 100000}")
-    script = subprocess.Popen(
-        ["bash", str(CLUSTER / "slurm.sh"), "trajectory@boston-sgd"],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    words = ["bash", str(CLUSTER / "slurm.sh"), "trajectory@boston-sgd"]
+    options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    script = subprocess.Popen(words, text=True, start_new_session=True, **options)
     if taken:
         _until(lambda: list(project.folder.glob(".state/locks/trajectory/*.pid")), 120)
         time.sleep(2)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -44,14 +44,12 @@ def stale_for_dvc(project: Project) -> set[str]:
 
 def alive(project: Project) -> list[psutil.Process]:
     """Every process of the project's commands, found by the variable ``BDL_TEST`` in its environment."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             if process.environ().get("BDL_TEST") == str(project.folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+                processes.append(process)
+    return processes
 
 
 def left(project: Project) -> list[psutil.Process]:
@@ -111,11 +109,7 @@ def test_dvc_and_the_pipeline_find_the_same_stages_out_of_date(project: Project)
         assert stale_for_dvc(project) == own
         return own
 
-    for unread in (
-        "src/bdl_pipe/coresets/vbpc/closed_form.py",
-        "pipeline/work/display.py",
-        "pipeline/cli.py",
-    ):
+    for unread in ("src/bdl_pipe/coresets/vbpc/closed_form.py", "pipeline/work/display.py", "pipeline/cli.py"):
         project.edit(unread, *WORD)
     assert found() == set()
     project.edit("params.yaml", "override: {epochs: 3}", "override: {epochs: 4}")
@@ -147,6 +141,7 @@ def test_a_new_method_makes_only_its_stages_and_the_report_out_of_date(project: 
 
 
 def test_a_truncated_lock_file_is_rewritten_and_no_stage_runs_again(project: Project) -> None:
+    """And a clone, whose lock file came by git, has the results that it makes in its cache."""
     before, whole = identities(project), (project.folder / "dvc.lock").read_bytes()
     hashed = whole.index(b"md5: ", whole.index(b"path: work/trajectory/"))
     for cut in (hashed + 20, hashed + 2, whole.rindex(b"    outs:")):  # within a hash, within a word, at a line
@@ -154,15 +149,11 @@ def test_a_truncated_lock_file_is_rewritten_and_no_stage_runs_again(project: Pro
         done = project.pipeline("repro")
         assert "nothing to do" in done.stdout
         assert identities(project) == before and "up to date" in project.dvc("status")
-
-
-def test_results_that_a_clone_makes_are_in_its_cache_though_dvc_lock_came_by_git(project: Project) -> None:
     for place in ("work", ".state", ".dvc/cache"):
         shutil.rmtree(project.folder / place)
     project.pipeline("repro", "prepare")
     project.dvc("repro", "sources")
-    for name in ("prepare@boston", "prepare@digits"):
-        assert "up to date" in project.dvc("status", name)
+    assert all("up to date" in project.dvc("status", f"prepare@{name}") for name in ("boston", "digits"))
 
 
 def test_a_killed_command_leaves_no_process_and_its_finished_results_are_kept(
@@ -212,14 +203,6 @@ def test_of_two_commands_one_runs_a_stage_and_the_other_takes_the_result(tmp_pat
     assert stale(project).isdisjoint({"prepare@boston", "trajectory@boston-sgd"})
 
 
-def test_a_stage_whose_inputs_come_out_the_same_is_not_run_again(project: Project) -> None:
-    """A comment in the trajectory's module: it is made again with the same bytes, and nothing below it is."""
-    project.edit("src/bdl_pipe/trajectory/sgd.py", '"""', '"""A word more. ')
-    said = project.pipeline("repro").stdout
-    assert "2 stages done" in said and "came out up to date" in said
-    assert stale_for_dvc(project) == set() and stale(project) == set()
-
-
 def test_an_altered_result_is_found_and_made_again(project: Project) -> None:
     """It is found by its size, and by its bytes where the size is the same."""
     file = project.folder / "work/student/digits-ensemble/0-0.safetensors"
@@ -232,7 +215,12 @@ def test_an_altered_result_is_found_and_made_again(project: Project) -> None:
     assert file.read_bytes() == blob and stale(project) == set()
 
 
-def test_another_spelling_of_a_command_in_dvc_yaml_runs_no_stage_again(project: Project) -> None:
+def test_a_stage_that_comes_out_the_same_and_another_spelling_of_a_command_run_no_stage_again(project: Project) -> None:
+    """A comment in the trajectory's module: it is made again with the same bytes, and nothing below it is."""
+    project.edit("src/bdl_pipe/trajectory/sgd.py", *WORD)
+    said = project.pipeline("repro").stdout
+    assert "2 stages done" in said and "came out up to date" in said
+    assert stale_for_dvc(project) == set() and stale(project) == set()
     project.edit("dvc.yaml", "exec python -m stages prepare", "exec python -m  stages prepare")
     assert stale_for_dvc(project) == {"prepare@boston", "prepare@digits"}
     assert "nothing to do" in project.pipeline("repro").stdout
@@ -258,16 +246,8 @@ def test_a_failed_run_prints_its_own_results_and_not_the_old_report(project: Pro
     """The existing report is of other params; the run prints its own results, the missing runs and the reason."""
     older = (project.folder / "report/comparison.md").read_text()
     assert "| ensemble |" in older
-    project.edit(
-        "params.yaml",
-        "batch: 32, optimiser: {name: adam, lr: 3e-3}",
-        "batch: 32, optimiser: {name: adam, lr: 1e30}",
-    )
-    project.edit(
-        "params.yaml",
-        "input: prepare/boston, override: {epochs: 3}",
-        "input: prepare/boston, override: {epochs: 3, optimiser: {lr: 3e-3}}",
-    )
+    project.edit("params.yaml", "lr: 3.0e-3", "lr: 1.0e+30")
+    project.edit("params.yaml", "override: {epochs: 3}", "override: {epochs: 3, optimiser: {lr: 3.0e-3}}")
     done = project.pipeline("repro", code=1)
     assert "FAILED trajectory@digits-sgd" in done.stderr and "lower the learning rate" in done.stderr
     needing = "evaluate@digits-ensemble, report, scores@digits-ensemble, student@digits-ensemble"
@@ -277,3 +257,20 @@ def test_a_failed_run_prints_its_own_results_and_not_the_old_report(project: Pro
     assert "1 of 2 runs are not in this comparison: digits-ensemble: trajectory@digits-sgd failed: " in said
     assert "report: " not in done.stdout, "the page is of other numbers"
     assert (project.folder / "report/comparison.md").read_text() == older
+
+
+def test_a_plain_dvc_repro_plays_an_added_decision_and_updates_the_report(project: Project) -> None:
+    """DVC runs ``sources``, the decision and the report, and no fit again; its cache restores all results."""
+    agents = "agents: {linear: {rule: thompson, method: linear, updates: true}, chance: {rule: uniform}}"
+    task = "task: {name: optimisation, function: branin, evaluations: 3, candidates: 20}"
+    with open(project.folder / "params.yaml", "a") as file:
+        file.write(f"decisions: {{valley: {{{task}, {agents}}}}}\n")
+    said = project.dvc("repro")
+    ran = [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
+    assert ran == ["sources", "decide@valley", "report"]
+    assert '<section id="valley">' in (project.folder / "report/explore.html").read_text()
+    assert "up to date" in project.dvc("status")
+    assert "nothing to do" in project.pipeline("repro").stdout
+    shutil.rmtree(project.folder / "work")
+    project.dvc("checkout")
+    assert "up to date" in project.dvc("status")

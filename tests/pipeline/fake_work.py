@@ -18,6 +18,8 @@ from bdl_pipe.progress import Report
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.snapshots import snapshot
 from pipeline.stages import fit
+from pipeline.work.display import Display
+from pipeline.work.executor import Done, Executor, Task
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ MAY = Method(
 )
 ONLY_CLASSES = Method("only_classes", NothingConfig, ("classification",), {"teacher": StageSpec(walk)})
 REGISTRY: Mapping[str, Method] = {m.name: m for m in (WALK, PAIR, LAST, MAY, ONLY_CLASSES)}
+
+
+def run(executor: Executor, work: Any, *tasks: Task, shared: Any = None, **more: Any) -> list[Done]:
+    with Display("tasks") as display:
+        return executor.map(work, tasks, shared=shared or {}, display=display, **more)
 
 
 def slow_square(payload: tuple[int, float], shared: Mapping[str, Any], report: Report) -> int:

@@ -12,6 +12,8 @@ from bdl_pipe.errors import UserError
 from pipeline.core import overlays
 from pipeline.core.load import load
 
+RUN = "{dataset: toy, method: shift, setting: s, seeds: 1, input: teacher/toy-level}"
+
 
 @pytest.fixture
 def target(tmp_path, monkeypatch):
@@ -27,7 +29,7 @@ def overlay(target, text):
     return path
 
 
-def test_only_the_named_numbers_change(target):
+def test_only_the_named_numbers_change_and_an_overlay_applied_twice_changes_nothing_more(target):
     before = target.read_text().splitlines()
     text = "methods: {level: {add: 1.0e-4}}\nruns: {toy-shift: {override: {inner: {shift: 2.5}}}}\n"
     lines = overlays.apply(overlay(target, text), target)
@@ -35,44 +37,29 @@ def test_only_the_named_numbers_change(target):
     changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
     assert [a.split(":")[0].strip() for a, _ in changed] == ["level", "toy-shift"]
     assert len(lines) == 2
+    once = target.read_bytes()
+    assert overlays.apply(overlay(target, text), target) == [] and target.read_bytes() == once
     read = load(target)
     assert read.run("teacher", "toy-level").config.add == 1e-4
     assert read.run("student", "toy-shift").config.inner.shift == 2.5
     assert read.run("student", "toy-other").config.inner.shift == 6.0
 
 
-def test_applying_an_overlay_twice_changes_nothing_more(target):
-    path = overlay(target, "seed: 9\n")
-    assert overlays.apply(path, target) == ["seed: 3 -> 9"]
-    once = target.read_bytes()
-    assert overlays.apply(path, target) == []
-    assert target.read_bytes() == once
-
-
 def test_new_entries_are_reported_in_one_line_per_section(target):
-    runs = "".join(
-        f"  toy-new{i}: {{dataset: toy, method: shift, setting: s, seeds: 1, input: teacher/toy-level}}\n"
-        for i in range(6)
-    )
-    lines = overlays.apply(overlay(target, f"seed: 9\nruns:\n{runs}"), target)
+    runs = ", ".join(f"toy-new{number}: {RUN}" for number in range(6))
+    lines = overlays.apply(overlay(target, f"seed: 9\nruns: {{{runs}}}\n"), target)
     assert lines == ["seed: 3 -> 9", "runs: 6 new: toy-new0, toy-new1, toy-new2, toy-new3 and 2 more"]
     assert load(target).run("student", "toy-new5").config.inner.shift == 6.0
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("methods: {shift: {inner: {shfit: 1.0}}}", "is not a known key"),
-        ("methods: {level: {add: many}}", "must be a number"),
-        ("[1, 2]", "must be sections"),
-        ("a: [", "is not YAML"),
-    ],
-)
-def test_a_bad_overlay_changes_nothing(target, text, said):
+def test_a_bad_overlay_changes_nothing(target):
     before = target.read_bytes()
-    with pytest.raises(UserError, match=said):
-        overlays.apply(overlay(target, text), target)
-    assert target.read_bytes() == before
+    bad = {"methods: {shift: {inner: {shfit: 1.0}}}": "is not a known key", "a: [": "is not YAML"}
+    bad |= {"methods: {level: {add: many}}": "must be a number", "[1, 2]": "must be sections"}
+    for text, message in bad.items():
+        with pytest.raises(UserError, match=message):
+            overlays.apply(overlay(target, text), target)
+        assert target.read_bytes() == before
     assert sorted(p.name for p in target.parent.iterdir()) == [".state", "overlay.yaml", "params.yaml"]  # with the lock
 
 
@@ -87,12 +74,9 @@ def test_of_changes_at_once_none_is_lost(target, monkeypatch, alone):
     monkeypatch.setattr(overlays, "_check", slowly)
     if not alone:
         monkeypatch.setattr(overlays, "_alone", lambda path: nullcontext())
-    paths = []
-    for number in range(4):
-        paths.append(target.with_name(f"{number}.yaml"))
-        paths[-1].write_text(
-            f"runs: {{toy-{number}: {{dataset: toy, method: shift, setting: s, seeds: 1, input: teacher/toy-level}}}}\n"
-        )
+    paths = [target.with_name(f"{number}.yaml") for number in range(4)]
+    for number, path in enumerate(paths):
+        path.write_text(f"runs: {{toy-{number}: {RUN}}}\n")
     with ThreadPoolExecutor(4) as pool:
         changes = [pool.submit(overlays.apply, path, target) for path in paths]
     failed = [change.exception() for change in changes if change.exception()]
@@ -101,14 +85,11 @@ def test_of_changes_at_once_none_is_lost(target, monkeypatch, alone):
     assert (kept == [0, 1, 2, 3]) == alone
 
 
-def test_a_new_data_set_that_another_command_has_added_meanwhile_is_refused(target):
+def test_a_data_set_that_was_added_meanwhile_and_a_lock_that_is_held_too_long_are_named(target, monkeypatch):
     path = target.with_name("toy.yaml")
     with pytest.raises(UserError, match=r"--name: params.yaml has a data set 'toy' already"):
         overlays.add("toy", path, {}, [], target)
     assert not path.exists()
-
-
-def test_a_change_that_waits_too_long_names_the_lock(target, monkeypatch):
     monkeypatch.setattr(overlays, "_LONGEST", 0.1)
     with overlays._alone(target), pytest.raises(UserError, match=r"another command has been changing it.*lock"):
         overlays.apply(overlay(target, "seed: 9\n"), target)

@@ -1,9 +1,15 @@
-"""The command line: arguments reach a verb's function, and a mistake gives one or two lines and exit code 2."""
+"""The command line: arguments reach a verb's function, and a mistake gives one or two lines and exit code 2.
 
+And terminals and systems whose own encoding is not UTF-8.
+"""
+
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,65 +17,41 @@ import click
 import pytest
 
 from pipeline import cli
+from pipeline.core import terminal
 from tests import commands
+from tests.pipeline import background
+from tests.pipeline.params_cases import REFUSED
 
 ROOT = Path(__file__).parents[2]
 
-WRONG = {
-    "no verb": ([], "python -m pipeline: Missing command."),
-    "an unknown verb": (["chekc"], "chekc: No such command 'chekc'."),
-    "an unknown option": (["check", "--all"], "check: No such option '--all'."),
-    "a missing argument": (["add"], "add: Missing argument 'FILE'."),
-    "a missing option": (["tune", "gp", "--samples", "2"], "tune: Missing option '--dataset'."),
-    "no number": (["repro", "-j", "two"], "repro: Invalid value for '-j' / '--jobs': 'two' is not a valid"),
-    "zero": (["add", "a.csv", "--splits", "0"], "add: Invalid value for '--splits': 0 is not in the range x>=1."),
-    "a share of one": (["add", "a.csv", "--calibration", "1"], "add: Invalid value for '--calibration': 1.0 is not in"),
-    "no share": (["add", "a.csv", "--calibration", "nan"], "add: Invalid value for '--calibration': nan is not in"),
-    "no choice": (
-        ["tune", "gp", "--scheduler", "bo"],
-        "tune: Invalid value for '--scheduler': 'bo' is not one of 'asha', 'pbt'.",
-    ),
-    "an option without a value": (["add", "a.csv", "--target"], "add: Option '--target' requires an argument."),
-    "an unknown export": (["export", "figure"], "export: Invalid value for '{coreset|model|program}': 'figure'"),
-}
 
-
-@pytest.mark.parametrize(("words", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("words", "message"), REFUSED["cli"])
 def test_wrong_arguments_print_two_lines_and_exit_with_code_2(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(words) == 2
+    assert cli.main(words.split()) == 2
     out, error = capsys.readouterr()
     first, second = error.splitlines()
     assert not out and first.startswith(message) and second.startswith("Try: python -m pipeline")
 
 
-def test_a_missing_params_file_is_reported_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["check"]) == 2
-    assert capsys.readouterr().err == f"check: params.yaml: there is no such file in {tmp_path}\n"
+def test_a_missing_params_file_is_reported_in_one_line(here: Path, command: Callable[..., str]) -> None:
+    assert command("check", code=2) == f"check: params.yaml: there is no such file in {here}\n"
 
 
-def test_every_verb_has_a_line_of_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help"]) == 0
-    out = capsys.readouterr().out
-    for name, command in cli.verbs.commands.items():
-        assert f"  {name} " in out and command.get_short_help_str()
-        assert cli.main([name, "-h"]) == 0
-        assert f"Usage: python -m pipeline {name}" in capsys.readouterr().out
+def test_every_verb_has_a_line_of_help(command: Callable[..., str]) -> None:
+    out = command("--help")
+    for name, verb in cli.verbs.commands.items():
+        assert f"  {name} " in out and verb.get_short_help_str()
+        assert f"Usage: python -m pipeline {name}" in command(name, "-h")
 
 
-def test_an_option_takes_several_words() -> None:
+def test_an_option_takes_several_words_and_job_passes_its_command_on_unchanged() -> None:
     words = ["add", "a.csv", "--target", "x", "y", "--leave-out", "u", "--target", "z", "--skip-broken", "--no-log"]
     options = commands.parse(words).params
     assert (options["path"], options["target"], options["leave_out"]) == (Path("a.csv"), ("x", "y", "z"), ("u",))
     assert options["skip_broken"] and options["log"] is False
     assert commands.parse(["add", "a.csv"]).params["log"] is None
-
-
-def test_job_passes_its_command_on_unchanged_and_refuses_an_empty_command() -> None:
     expected = ("tune", "all", "--samples", "3", "-j", "2")
     assert commands.parse(["job", "--", *expected]).params["command"] == expected
     assert commands.parse(["job", *expected]).params["command"] == expected
@@ -79,16 +61,9 @@ def test_job_passes_its_command_on_unchanged_and_refuses_an_empty_command() -> N
 
 @pytest.mark.process
 def test_ctrl_c_ends_a_command_that_was_started_with_sigint_ignored(tmp_path: Path) -> None:
-    """A shell without job control starts ``command &`` in this way. The command waits for a writer of params.yaml."""
+    """The command waits for a writer of params.yaml."""
     os.mkfifo(tmp_path / "params.yaml")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "check"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
+    process = background.start([sys.executable, "-m", "pipeline", "check"], tmp_path)
     try:
         with open(tmp_path / "params.yaml", "w"):  # This returns when the command has opened the file to read it.
             process.send_signal(signal.SIGINT)
@@ -99,15 +74,44 @@ def test_ctrl_c_ends_a_command_that_was_started_with_sigint_ignored(tmp_path: Pa
 
 
 def test_add_with_tune_starts_a_search_unless_it_is_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuned = list[dict[str, Any]]()
-
-    def tune(method: str, **options: Any) -> int:
-        tuned.append({"method": method, **options})
-        return 0
-
+    tuned = list[tuple[str, dict[str, Any]]]()
     monkeypatch.setattr("pipeline.add.add", lambda request, dry_run: request.path.stem)
-    monkeypatch.setattr("pipeline.search.tune.tune", tune)
+    monkeypatch.setattr("pipeline.search.tune.tune", lambda method, **more: tuned.append((method, more)) or 0)
     assert cli.main(["add", "houses.csv", "--tune", "4", "--dry-run"]) == 0 and not tuned
     assert cli.main(["add", "houses.csv", "--tune", "4"]) == 0
-    (options,) = tuned
-    assert {"method": "all", "dataset": "houses", "samples": 4, "apply": True}.items() <= options.items()
+    ((method, options),) = tuned
+    assert method == "all" and {"dataset": "houses", "samples": 4, "apply": True}.items() <= options.items()
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_character_that_the_terminal_lacks_is_a_question_mark(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, name, io.TextIOWrapper(shown, encoding="ascii", write_through=True))
+    with pytest.raises(UnicodeEncodeError):
+        print("8×8 pixels, größe", file=getattr(sys, name))
+    terminal.replace_what_it_lacks()
+    print("8×8 pixels, größe", file=getattr(sys, name))
+    assert shown.getvalue() == b"8?8 pixels, gr??e\n"
+
+
+@pytest.mark.parametrize("program", ["pipeline", "stages"])
+def test_both_programs_prepare_the_terminal(program: str) -> None:
+    assert "terminal.replace_what_it_lacks()" in (ROOT / program / "__main__.py").read_text(encoding="utf-8")
+
+
+def test_texts_are_read_and_written_as_utf_8_on_every_system() -> None:
+    files = [path for folder in ("src", "pipeline", "stages") for path in (ROOT / folder).rglob("*.py")]
+    without = re.compile(r"\.read_text\(\)|\.write_text\((?![^\n]*encoding=)(?!\n)|open\([^)\n]*\"[rw]\"\)")
+    found = [f"{path.relative_to(ROOT)}: {m[0]}" for path in files for m in without.finditer(path.read_text("utf-8"))]
+    assert not found, found
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("output", ["> /dev/full", ">&-", "| :"])
+def test_an_output_that_cannot_be_written_is_no_traceback(output: str) -> None:
+    """The output goes to a file on a full disk, has been closed by the caller, or has lost its reader."""
+    script = f"set -o pipefail; {sys.executable} -m pipeline --help {output}"
+    ended = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    full = output == "> /dev/full"
+    assert ended.stderr == ("--help: the output cannot be written: the disk is full\n" if full else "")
+    assert ended.returncode == full or output == "| :"

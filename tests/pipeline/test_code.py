@@ -1,5 +1,6 @@
-"""The digest of a stage's code against another tool's import graph, against a running process, and against edits."""
+"""The digest of a stage's code against another tool's import graph, and against edits."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -54,36 +55,6 @@ def test_the_closure_of_a_method_equals_the_import_graph_of_grimp(
     }
 
 
-SEEN = ("deterministic", "vbpc", "gp", "d_vbll", "ciber_last")
-IMPORTED = """
-import importlib, json, os, sys
-import torch
-for name in sys.argv[1:]:
-    sys.stdout.flush()
-    if os.fork() == 0:
-        importlib.import_module(name)
-        print(json.dumps([name, [m for m in sys.modules if m.startswith("bdl_pipe")]]), flush=True)
-        os._exit(0)
-    assert os.wait()[1] == 0, name
-"""
-
-
-@pytest.fixture(scope="module")
-def imported() -> dict[str, list[str]]:
-    """Module of a method -> the bdl_pipe modules of a process that imports it; torch is imported before the fork."""
-    command = [sys.executable, "-c", IMPORTED, *map(module, SEEN)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return dict(map(json.loads, said.splitlines()))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("method", SEEN)
-def test_the_closure_holds_every_module_that_a_process_imports(method: str, imported: dict[str, list[str]]) -> None:
-    modules = imported[module(method)]
-    assert {module(method)} <= {*modules} - {code.PUBLIC, code.SIZES} <= code.closure([module(method)])
-    assert code.REGISTRY not in modules, "no method reads the registry"
-
-
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The code alone, for a test to edit and put back."""
@@ -115,23 +86,12 @@ def digests(copy: Path) -> Iterator[Digests]:
     Each call is a fork of a process that has imported nothing of the project; that process has parsed the files, since
     parsing 300 files anew for each edit of one would take most of the time.
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", ANSWERS, DIGESTS],
-        cwd=copy,
-        env={"PYTHONPATH": f"{copy / 'src'}:{copy}"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        asked, said = process.stdin, process.stdout
-        assert asked is not None and said is not None
-
-        def ask() -> dict[str, str]:
-            asked.write("\n")
-            asked.flush()
-            return dict(json.loads(said.readline()))
-
-        yield ask
+    environment, pipe = {"PYTHONPATH": f"{copy / 'src'}:{copy}"}, subprocess.PIPE
+    words = [sys.executable, "-c", ANSWERS, DIGESTS]
+    with subprocess.Popen(words, cwd=copy, env=environment, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
+        asked, answered = process.stdin, process.stdout
+        assert asked is not None and answered is not None
+        yield lambda: dict(json.loads(asked.write("\n") and answered.readline()))
         asked.close()
 
 
@@ -141,91 +101,52 @@ def before(digests: Digests) -> dict[str, str]:
     return digests()
 
 
-COMMENT = "\n# a comment\n"
+def of_methods(*names: str) -> set[str]:
+    return {f"{kind} {name}" for kind in ("student", "evaluate") for name in names}
+
+
+EVALUATIONS = {f"evaluate {name}" for name in METHODS}
+REGISTRY, LINE = "src/bdl_pipe/registry.py", '        "sgd": "trajectory.sgd:SGD",\n'
+METRICS = {f"src/bdl_pipe/metrics/{name}.py": {"scores", "report"} for name in ("table", "selective", "calibration")}
+REPORT = {f"src/bdl_report/{name}": {"report"} for name in ("columns.py", "templates/style.css", "paper.csv")}
+STALE: dict[str, set[str]] = {  # an edited file, and the digests that change
+    "src/bdl_pipe/coresets/vbpc/closed_form.py": of_methods("vbpc", "random_coreset", "coreset_bma", "coreset_vi"),
+    "src/bdl_pipe/baselines/gp.py": of_methods("gp"),
+    "src/bdl_pipe/seeds.py": {*of_methods(*METHODS), "prepare", "scores", "report"},
+    "pipeline/stages/fit.py": of_methods(*METHODS),
+    "src/bdl_pipe/evaluation/references/new.safetensors": EVALUATIONS,  # a stored reference
+    **{f"pipeline/{name}.py": set() for name in ("work/executor", "run/body", "tracking/store")},
+    REGISTRY: set(),
+    # Neither a fit nor an evaluation depends on a metric of stored predictions.
+    **METRICS | REPORT,
+}
+
+
+@contextlib.contextmanager
+def edited(place: Path, old: str = "", new: str = "\n# a comment\n") -> Iterator[None]:
+    """Append to a file, replace a part of it, or make it, and undo that."""
+    text = place.read_text() if place.exists() else None
+    place.write_text((text or "").replace(old, new) if old else (text or "") + new)
+    try:
+        yield
+    finally:
+        place.unlink() if text is None else place.write_text(text)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("file", "stale"),
-    [
-        ("src/bdl_pipe/coresets/vbpc/closed_form.py", {"vbpc", "random_coreset", "coreset_bma", "coreset_vi"}),
-        ("src/bdl_pipe/baselines/gp.py", {"gp"}),
-        ("src/bdl_pipe/registry.py", set()),
-        ("pipeline/work/executor.py", set()),
-        ("pipeline/run/body.py", set()),
-        ("pipeline/tracking/store.py", set()),
-        ("src/bdl_pipe/seeds.py", {*METHODS}),
-        ("pipeline/stages/fit.py", {*METHODS}),
-    ],
-)
-def test_an_edit_changes_only_the_digests_of_the_methods_that_use_the_file(
-    copy: Path, digests: Digests, before: dict[str, str], file: str, stale: set[str]
+@pytest.mark.parametrize("file", STALE)
+def test_an_edit_changes_only_the_digests_that_depend_on_the_file(
+    copy: Path, digests: Digests, before: dict[str, str], file: str
 ) -> None:
-    text = (copy / file).read_text()
-    (copy / file).write_text(text + COMMENT)
-    try:
+    with edited(copy / file):
         after = digests()
-    finally:
-        (copy / file).write_text(text)
-    assert {key.split()[1] for key in before if before[key] != after[key] and key.startswith("student ")} == stale
+    assert {key for key in before if before[key] != after[key]} == STALE[file]
 
 
 @pytest.mark.process
 def test_a_new_method_changes_no_digest_of_another_method(copy: Path, digests: Digests, before: dict[str, str]) -> None:
-    registry = copy / "src/bdl_pipe/registry.py"
-    text = registry.read_text()
-    new = copy / "src/bdl_pipe/baselines/snapshots.py"
-    new.write_text("SNAPSHOTS = None\n")
-    line = '        "sgd": "trajectory.sgd:SGD",\n'
-    registry.write_text(text.replace(line, line + '        "snapshots": "baselines.snapshots:SNAPSHOTS",\n'))
-    try:
+    line = LINE + '        "snapshots": "baselines.snapshots:SNAPSHOTS",\n'
+    module = edited(copy / "src/bdl_pipe/baselines/snapshots.py", new="SNAPSHOTS = None\n")
+    with edited(copy / REGISTRY, LINE, line), module:
         after = digests()
-    finally:
-        registry.write_text(text)
-        new.unlink()
     assert {key: after.pop(key) for key in list(after) if "snapshots" in key} and after == before
-
-
-@pytest.mark.process
-def test_a_stored_reference_changes_only_the_digests_of_evaluations(
-    copy: Path, digests: Digests, before: dict[str, str]
-) -> None:
-    new = copy / "src/bdl_pipe/evaluation/references/new.safetensors"
-    new.write_bytes(b"draws")
-    try:
-        after = digests()
-    finally:
-        new.unlink()
-    assert {key.split()[0] for key in before if before[key] != after[key]} == {"evaluate"}
-    assert all(before[key] != after[key] for key in before if key.startswith("evaluate "))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("file", ["columns.py", "templates/style.css", "paper.csv"])
-def test_a_file_of_the_report_changes_only_the_digest_of_the_report(
-    copy: Path, digests: Digests, before: dict[str, str], file: str
-) -> None:
-    place = copy / "src/bdl_report" / file
-    text = place.read_text()
-    place.write_text(text + COMMENT)
-    try:
-        after = digests()
-    finally:
-        place.write_text(text)
-    assert {key for key in before if before[key] != after[key]} == {"report"}
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("file", ["table", "selective", "calibration"])
-def test_a_metric_of_stored_predictions_changes_only_scores_and_the_report(
-    copy: Path, digests: Digests, before: dict[str, str], file: str
-) -> None:
-    """No fit and no evaluation depends on such a metric; the report prints it."""
-    place = copy / f"src/bdl_pipe/metrics/{file}.py"
-    text = place.read_text()
-    place.write_text(text + COMMENT)
-    try:
-        after = digests()
-    finally:
-        place.write_text(text)
-    assert {key for key in before if before[key] != after[key]} == {"scores", "report"}

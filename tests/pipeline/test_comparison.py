@@ -4,15 +4,13 @@ import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow.tracking import MlflowClient
 
 from pipeline import tracking
 from pipeline.tracking import Compared, Comparison, store
-from tests.pipeline.tracking_cases import client, project, tables
-
-__all__ = ["client", "project", "tables"]
 
 NLL = {"Scores": {"nll": "NLL"}}
 VIEWS = {
@@ -21,9 +19,7 @@ VIEWS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def store_of_the_project(client: MlflowClient) -> None:
-    """Every test has an empty store."""
+pytestmark = pytest.mark.usefixtures("client")  # an empty store
 
 
 def compared(key: str, nll: float = 1.5) -> Compared:
@@ -37,18 +33,13 @@ def published(*runs: Compared) -> dict[str, Any]:
     return {run.info.run_name: run for run in MlflowClient(tracking.store_uri()).search_runs([experiment])}
 
 
-def test_each_run_is_stored_once_with_its_metrics_params_and_description() -> None:
-    runs = published(compared("a"), compared("b", nll=2.0))
-    assert runs.keys() == {"toy a", "toy b"}
-    one = runs["toy b"]
+def test_each_run_is_stored_once_and_kept_until_it_changes_or_is_removed() -> None:
+    before = published(compared("a"), compared("b"), compared("c"), compared("d", nll=2.0))
+    assert before.keys() == {"toy a", "toy b", "toy c", "toy d"}
+    one = before["toy d"]
     assert one.data.metrics == {"nll": 2.0, "nll_se": 0.25} and one.info.status == "FINISHED"
-    assert one.data.params == {"dataset": "toy", "method": "b"}
-    assert one.data.tags["mlflow.note.content"] == "**about**"
-    assert "mlflow.parentRunId" not in one.data.tags
-
-
-def test_a_run_is_kept_until_it_changes_or_is_removed() -> None:
-    before = published(compared("a"), compared("b"), compared("c"), compared("d"))
+    assert one.data.params == {"dataset": "toy", "method": "d"}
+    assert one.data.tags["mlflow.note.content"] == "**about**" and "mlflow.parentRunId" not in one.data.tags
     changed = dataclasses.replace(compared("c"), about="another text")
     after = published(compared("a"), compared("b", nll=1.25), changed)
     assert after.keys() == {"toy a", "toy b", "toy c"}
@@ -58,24 +49,19 @@ def test_a_run_is_kept_until_it_changes_or_is_removed() -> None:
 
 
 def test_a_run_that_was_half_written_is_written_again(monkeypatch: pytest.MonkeyPatch, client: MlflowClient) -> None:
-    def killed(*args: Any, **more: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(store, "log", killed)
+        patched.setattr(store, "log", Mock(side_effect=KeyboardInterrupt))
         published(compared("a"))
     (half,) = client.search_runs([client.get_experiment_by_name(store.COMPARISON).experiment_id])
     (whole,) = published(compared("a")).values()
     assert whole.info.run_id != half.info.run_id and whole.info.status == "FINISHED"
 
 
-def test_runs_of_another_project_in_the_same_store_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+def test_runs_of_another_project_in_the_same_store_are_left_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{here}/mlruns/mlflow.db")
     published(compared("a"))
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
+    (here / "other").mkdir()
+    monkeypatch.chdir(here / "other")
     assert sorted(published(compared("b"))) == ["toy a", "toy b"]
     assert sorted(published()) == ["toy a"]
 
@@ -96,11 +82,6 @@ def test_the_stored_view_has_its_filter_columns_and_charts(client: MlflowClient)
     assert bar["metricSectionId"] == state["compareRunSections"][0]["uuid"]
 
 
-def test_a_failed_comparison_gives_one_warning(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> Comparison:
-        raise OSError("no")
-
-    assert tracking.compare(fail) is None
+def test_a_failed_comparison_gives_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tracking.compare(Mock(side_effect=OSError("no"))) is None
     assert capsys.readouterr().err.count("no tracking") == 1

@@ -1,6 +1,7 @@
 """The stage kind decide: a stage for each entry, tasks that resume, and digests of the methods and files it reads."""
 
 from pathlib import Path
+from unittest.mock import DEFAULT, Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -8,7 +9,7 @@ import yaml
 
 from bdl_decisions import decide, table
 from bdl_pipe import plugins
-from bdl_pipe.errors import ConfigError, UserError
+from bdl_pipe.errors import UserError
 from pipeline.core.load import typed
 from pipeline.core.model import Params
 from pipeline.core.settings import Settings
@@ -55,23 +56,15 @@ def test_a_digest_depends_on_the_methods_and_on_the_files_that_are_read(tmp_path
     assert digest("linear") != before
 
 
-def test_an_interrupted_stage_resumes_and_makes_the_same_curves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_interrupted_stage_resumes_and_makes_the_same_curves(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = params(key=ENTRY)
-    stage, asked = plan.one("decide", "key", loaded), list[tuple[str, int]]()
-
-    def counted(entry: object, key: str, agent: str, seed: int, root: int) -> object:
-        asked.append((agent, seed))
-        if len(asked) == 3:
-            raise KeyboardInterrupt
-        return decide(entry, key, agent, seed, root)
-
-    monkeypatch.setattr(body, "decide", counted)
+    stage, watched = plan.one("decide", "key", loaded), Mock(wraps=decide)
+    watched.side_effect = [DEFAULT, DEFAULT, KeyboardInterrupt, DEFAULT, DEFAULT]
+    monkeypatch.setattr(body, "decide", watched)
     with pytest.raises(KeyboardInterrupt):
         body.run(stage, loaded, Inline(Settings()), Settings())
     store = body.run(stage, loaded, Inline(Settings()), Settings())
+    asked = [call.args[2:4] for call in watched.call_args_list]
     assert asked == [("linear", 0), ("chance", 0), ("linear", 1), ("linear", 1), ("chance", 1)]
     found = pq.read_table("work/decide/key/curves.parquet")
     entry = loaded.decisions["key"]
@@ -80,10 +73,7 @@ def test_an_interrupted_stage_resumes_and_makes_the_same_curves(
     store.clear()
 
 
-def test_the_task_of_a_plugin_runs_and_its_module_is_part_of_the_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten_plugins: None
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_task_of_a_plugin_runs_and_its_module_is_part_of_the_entry(forgotten_plugins: None) -> None:
     Path("plugins").mkdir()
     Path("plugins/prices.py").write_text(plugin_files()["plugins/prices.py"])
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
@@ -94,8 +84,3 @@ def test_the_task_of_a_plugin_runs_and_its_module_is_part_of_the_entry(
     assert plugins.loaded()[-1].module in loaded.decisions["prices"].modules()
     played = decide(loaded.decisions["prices"], "prices", "oracle", 0, 0)
     assert played.tensors["regret"][-1].tolist() == [45.0, 0.0]
-
-
-def test_an_entry_with_zero_seeds_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^decisions.key.seeds must be >= 1, got 0$"):
-        params(key={**ENTRY, "seeds": 0})

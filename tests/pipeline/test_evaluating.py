@@ -4,6 +4,7 @@ import json
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,9 +33,8 @@ def images(count: int, seed: int) -> Examples:
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def plan(here: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The plan for one member of each of two splits, on images with three corrupted sets; hashed files are listed."""
-    monkeypatch.chdir(tmp_path)
     student = fitted_cases.student(Path("work/student/run"), images=True)
     with artifacts.publish(Path("work/holdout/d"), "holdout") as folder:
         for split in range(2):
@@ -50,18 +50,15 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             transform = Transform("image", torch.zeros(1), torch.ones(1))
             artifacts.write_state(folder / str(split) / "transform", transform.state())
     with artifacts.publish(student, "student") as folder:
-        made = fitted_cases.student(tmp_path / "made", images=True)
+        made = fitted_cases.student(here / "made", images=True)
         for name in ("0-0", "transform-0"):
             state = artifacts.read_state(made / name)
             for split in range(2):
                 artifacts.write_state(folder / name.replace("0", str(split), 1), state)
         (folder / "schema.json").write_bytes((made / "schema.json").read_bytes())
-    hashed: list[str] = []
-    sha256 = artifacts.sha256
-    monkeypatch.setattr(artifacts, "sha256", lambda path: hashed.append(str(path)) or sha256(path))
-    row = SimpleNamespace(
-        key="run", spec=SimpleNamespace(dataset="d", setting="s", seeds=1), method=SimpleNamespace(name="m")
-    )
+    monkeypatch.setattr(artifacts, "sha256", hashed := Mock(wraps=artifacts.sha256))
+    spec = SimpleNamespace(dataset="d", setting="s", seeds=1)
+    row = SimpleNamespace(key="run", spec=spec, method=SimpleNamespace(name="m"))
     config = EvaluateConfig(calibration_bins=5, batch=16, joint_pairs=0)
     params = SimpleNamespace(seed=0, datasets={"d": SimpleNamespace(splits=2)}, evaluate=config)
     shared, tasks = evaluate._plan(row, params, Settings())  # type: ignore[arg-type]
@@ -70,7 +67,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_every_file_of_the_holdout_is_hashed_once(plan: SimpleNamespace) -> None:
     """A file is not hashed again for each split."""
-    files = [name for name in plan.hashed if "holdout" in name]
+    files = [str(call.args[0]) for call in plan.hashed.call_args_list if "holdout" in str(call.args[0])]
     assert len(files) == len(set(files)) == 2 + 1 + len(SETS)
 
 

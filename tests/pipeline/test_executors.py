@@ -7,8 +7,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,6 +27,7 @@ from pipeline.work.executor import Batch, Done, Executor, Inline, Task, run_here
 from pipeline.work.nodes import require_head
 from pipeline.work.store import Store
 from tests.pipeline import fake_work
+from tests.pipeline.fake_work import run
 
 EAGER = Settings(executor="inline", checkpoint_seconds=0.0)
 
@@ -49,45 +53,39 @@ def opened(folder: Path, identity: str = "a") -> Store:
 
 def test_results_come_in_the_order_of_the_tasks(executor: Executor) -> None:
     tasks = [Task(f"t{i}", i, ("one",) if i % 2 else ()) for i in range(5)]
-    with Display("squares") as display:
-        done = executor.map(fake_work.square, tasks, shared={"one": 1, "unused": 100}, display=display)
+    done = run(executor, fake_work.square, *tasks, shared={"one": 1, "unused": 100})
     assert [d.result for d in done] == [0, 2, 4, 10, 16]
     assert all(d.seconds >= 0 and d.peak_bytes > 2**20 for d in done)
 
 
 def test_errors_of_tasks_are_raised_unchanged(executor: Executor) -> None:
-    with Display("wrong") as display:
-        with pytest.raises(UserError, match=r"^the number must not be 1$"):
-            executor.map(fake_work.wrong, [Task("a", 1)], shared={}, display=display)
-        with pytest.raises(ZeroDivisionError, match="by two"):
-            executor.map(fake_work.wrong, [Task("a", 2)], shared={}, display=display)
+    with pytest.raises(UserError, match=r"^the number must not be 1$"):
+        run(executor, fake_work.wrong, Task("a", 1))
+    with pytest.raises(ZeroDivisionError, match="by two"):
+        run(executor, fake_work.wrong, Task("a", 2))
 
 
 @pytest.mark.ray
 def test_other_tasks_are_cancelled_when_one_task_fails(ray_executor: Executor, tmp_path: Path) -> None:
     """One task waits for a file that never comes: the test ends only if that task is cancelled."""
-    with Display("wrong") as display, pytest.raises(UserError):
-        tasks = [Task("waits", str(tmp_path / "never")), Task("fails", "")]
-        ray_executor.map(fake_work.waits_or_fails, tasks, shared={}, display=display)
+    with pytest.raises(UserError):
+        run(ray_executor, fake_work.waits_or_fails, Task("waits", str(tmp_path / "never")), Task("fails", ""))
 
 
 def test_a_finished_task_is_not_run_again(executor: Executor, tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with Display("steps") as display:
-        first = executor.map(fake_work.steps, [Task("a", 10)], shared={}, display=display, store=store)
-        again = executor.map(fake_work.wrong, [Task("a", 1)], shared={}, display=display, store=store)
-    assert first[0].result.tensors["sum"] == again[0].result.tensors["sum"] == 55
-    assert again[0].seconds == first[0].seconds
+    (first,) = run(executor, fake_work.steps, Task("a", 10), store=store)
+    (again,) = run(executor, fake_work.wrong, Task("a", 1), store=store)
+    assert first.result.tensors["sum"] == again.result.tensors["sum"] == 55
+    assert again.seconds == first.seconds
 
 
 def test_a_task_continues_from_its_checkpoint_and_its_seconds_add_up(executor: Executor, tmp_path: Path) -> None:
     store = opened(tmp_path)
     kept = State({"sum": torch.tensor(15)}, {"state": {"step": 5}, "seconds": 100.0, "peak_bytes": 0})
     store.save("a", to_bytes(kept))
-    with Display("steps") as display:
-        (done,) = executor.map(fake_work.steps, [Task("a", 10)], shared={}, display=display, store=store)
-    assert done.result.tensors["sum"] == 55
-    assert done.result.config == {"began_at": 5}
+    (done,) = run(executor, fake_work.steps, Task("a", 10), store=store)
+    assert done.result.tensors["sum"] == 55 and done.result.config == {"began_at": 5}
     assert 100 <= done.seconds < 200
     assert store.load("a") is None, "the finished member's checkpoint is left"
 
@@ -96,8 +94,7 @@ def test_a_damaged_checkpoint_or_result_is_ignored(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.save("a", b"\x00\x01garbage")
     store.finish("b", to_bytes(State({"sum": torch.tensor(1)}, {"state": {}, "seconds": 1.0, "peak_bytes": 1}))[:-3])
-    with Display("steps") as display:
-        done = Inline(EAGER).map(fake_work.steps, [Task("a", 4), Task("b", 4)], shared={}, display=display, store=store)
+    done = run(Inline(EAGER), fake_work.steps, Task("a", 4), Task("b", 4), store=store)
     assert [(int(d.result.tensors["sum"]), d.result.config["began_at"]) for d in done] == [(10, 0), (10, 0)]
 
 
@@ -105,10 +102,9 @@ def test_a_damaged_checkpoint_or_result_is_ignored(tmp_path: Path) -> None:
 def test_results_lie_in_the_drivers_folder_wherever_ray_was_started(
     ray_executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Display("elsewhere") as display:
-        ray_executor.map(fake_work.square, [Task("a", 3)], shared={}, display=display)  # Ray starts in this folder
-        monkeypatch.chdir(tmp_path)
-        ray_executor.map(fake_work.steps, [Task("a", 10)], shared={}, display=display, store=opened(Path("s")))
+    run(ray_executor, fake_work.square, Task("a", 3))  # Ray starts in this folder
+    monkeypatch.chdir(tmp_path)
+    run(ray_executor, fake_work.steps, Task("a", 10), store=opened(Path("s")))
     assert (tmp_path / "s/a/a.done").is_file()
 
 
@@ -151,16 +147,9 @@ for process in psutil.Process().children(recursive=True):
 @pytest.mark.ray
 def test_a_task_that_loses_its_worker_continues_from_its_checkpoint(ray_executor: Executor, tmp_path: Path) -> None:
     """The worker kills itself at step 50 of 100; the next attempt starts where it was."""
-    fuse = str(tmp_path / "fuse")
-    with Display("steps") as display:
-        (done,) = ray_executor.map(
-            fake_work.steps,
-            [Task("a", 100, ("fuse",))],
-            shared={"fuse": fuse},
-            display=display,
-            store=opened(tmp_path / "s"),
-        )
-    assert os.path.exists(fuse), "no worker died"
+    task, fuse, store = Task("a", 100, ("fuse",)), tmp_path / "fuse", opened(tmp_path / "s")
+    (done,) = run(ray_executor, fake_work.steps, task, shared={"fuse": str(fuse)}, store=store)
+    assert fuse.exists(), "no worker died"
     assert done.result.tensors["sum"] == 5050
     assert done.result.config["began_at"] >= 50
 
@@ -171,27 +160,19 @@ def test_a_task_that_loses_every_worker_fails_and_keeps_its_checkpoint(
 ) -> None:
     """Its checkpoints are kept, so that the same command continues from the last checkpoint."""
     monkeypatch.setattr(cluster, "RETRIES", 1)
-    store = opened(tmp_path)
-
-    def run() -> Done:
-        with Display("doomed") as display:
-            (done,) = ray_executor.map(fake_work.doomed, [Task("a", 3)], shared={}, display=display, store=store)
-        return done
-
+    again = partial(run, ray_executor, fake_work.doomed, Task("a", 3), store=opened(tmp_path))
     with pytest.raises(UserError, match=r"^a worker was lost"):
-        run()
-    assert store.load("a") is not None
-    assert run().result.config["step"] == 3
+        again()
+    assert opened(tmp_path).load("a") is not None
+    assert again()[0].result.config["step"] == 3
 
 
 def test_an_error_of_the_ray_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on a machine with a hundred processes in the queue: no worker started in time, five times over."""
     import ray
 
-    def cannot(ref: object) -> None:
-        raise ray.exceptions.RaySystemError("Failed to startup worker after retrying 5 times.\nThis is most often ...")
-
-    monkeypatch.setattr(ray, "get", cannot)
+    error = ray.exceptions.RaySystemError("Failed to startup worker after retrying 5 times.\nThis is most often ...")
+    monkeypatch.setattr(ray, "get", Mock(side_effect=error))
     with pytest.raises(UserError, match=r"^Ray could not run the task: System error: Failed to startup .* 5 times\.$"):
         hub.get(None)
 
@@ -217,18 +198,14 @@ def test_the_smallest_task_decides_where_the_others_run(
     """Up to 60 s of work run here, estimated by size: .1 s at size 1 stands for 30 s at 300 and for 90 s at 900."""
     executor = choose(Settings(executor="ray", address="127.0.0.1:9"))
     tasks = [Task(str(k), (k, 0.1 if size == 1.0 else 0.0), size=size) for k, size in enumerate(sizes)]
-    with Display("try") as display:
-        made = executor.map(fake_work.slow_square, tasks, shared={}, display=display, where="try")
-    assert [done.result for done in made] == [0, 1]
+    assert [done.result for done in run(executor, fake_work.slow_square, *tasks, where="try")] == [0, 1]
     assert sent == expected
 
 
 def test_work_that_runs_here_starts_no_ray() -> None:
     executor = choose(Settings(executor="ray", address="127.0.0.1:9"))  # where connecting would fail
-    with Display("here") as display:
-        (done,) = executor.map(fake_work.square, [Task("a", 3)], shared={}, display=display, where="here")
-        assert done.result == 9
-        assert executor.map(fake_work.square, [], shared={}, display=display) == []
+    assert [done.result for done in run(executor, fake_work.square, Task("a", 3), where="here")] == [9]
+    assert run(executor, fake_work.square) == []
     executor.close()
 
 
@@ -246,10 +223,8 @@ def test_a_dead_address_is_refused_before_ray_is_imported(monkeypatch: pytest.Mo
     with socket.socket() as taken:  # bound, but nothing listens
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with Display("dead") as display, pytest.raises(UserError, match="no Ray cluster answers there"):
-            choose(Settings(executor="ray", address=address)).map(
-                fake_work.square, [Task("a", 3)], shared={}, display=display
-            )
+        with pytest.raises(UserError, match="no Ray cluster answers there"):
+            run(choose(Settings(executor="ray", address=address)), fake_work.square, Task("a", 3))
     for wrong in ("auto", "ray://127.0.0.1:1", "127.0.0.1"):
         with pytest.raises(UserError, match="RAY_ADDRESS must be host:port"):
             require_head(wrong)
@@ -298,8 +273,7 @@ def test_only_a_long_task_continues_on_workers_from_its_checkpoint(
     executor, walk = choose(Settings(executor="ray", checkpoint_seconds=60.0)), _Walk(steps=3)
     monkeypatch.setattr(cluster, "_TRY_SECONDS", seconds)
     tasks, store = [Task(str(k), k) for k in range(3)], opened(tmp_path)
-    with Display("try") as display:
-        made = executor.map(walk, tasks, shared={}, display=display, store=store, where="try")
+    made = run(executor, walk, *tasks, store=store, where="try")
     assert [int(done.result.tensors["x"]) for done in made] == [0, 1, 2]
     assert sent == (["0", "1", "2"] if is_sent else [])
     assert walk.attempts == ([1, 2, 3, 3] if is_sent else [3, 3, 3])  # no step was taken twice
@@ -313,28 +287,16 @@ def test_on_few_cores_more_seconds_of_work_run_without_workers(
     assert cluster.few_seconds(address) == seconds
 
 
-class _Slow:
-    """A hub that has read only the messages whose numbers are in ``read``."""
-
-    def __init__(self) -> None:
-        self.got: list[tuple[Any, ...]] = []
-        self.read: set[int] = set()
-        self.report = self
-
-    def remote(self, *message: Any) -> int:
-        self.got.append(message)
-        return len(self.got) - 1
-
-
 def test_a_busy_hub_gets_all_skipped_metrics_with_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = _Slow()
-    monkeypatch.setattr("ray.wait", lambda refs, timeout: ([r for r in refs if r in slow.read], []))
-    send = hub.Progress(slow)
+    sent, read = list[tuple[Any, ...]](), set[int]()
+    report = SimpleNamespace(remote=lambda *message: sent.append(message) or len(sent) - 1)
+    monkeypatch.setattr("ray.wait", lambda refs, timeout: ([ref for ref in refs if ref in read], []))
+    send = hub.Progress(SimpleNamespace(report=report))
     for step in range(1, 4):
         send("a", step, 10, {"loss": float(step), f"only-{step}": 1.0})
-    assert slow.got == [("a", 1, 10, {"loss": 1.0, "only-1": 1.0})]
-    slow.read.add(0)
+    assert sent == [("a", 1, 10, {"loss": 1.0, "only-1": 1.0})]
+    read.add(0)
     send("a", 4, 10, {"loss": 4.0})
-    assert slow.got[1:] == [("a", 4, 10, {"loss": 4.0, "only-2": 1.0, "only-3": 1.0})]
+    assert sent[1:] == [("a", 4, 10, {"loss": 4.0, "only-2": 1.0, "only-3": 1.0})]
     send("a", 10, 10, {"loss": 5.0})  # the last step is always sent
-    assert slow.got[2:] == [("a", 10, 10, {"loss": 5.0})]
+    assert sent[2:] == [("a", 10, 10, {"loss": 5.0})]

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,16 +16,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from bdl_pipe import artifacts
+from bdl_pipe.config import merge
 from bdl_pipe.registry import load_predictor
 from bdl_pipe.seeds import Seed
 from pipeline import cli
 from pipeline.prepared.folders import load_fit
 from tests.pipeline import walk
+from tests.pipeline.params_cases import changed
+from tests.pipeline.params_cases import params as small_params
 
 pytestmark = pytest.mark.slow  # a coreset is distilled first
 ROOT = Path(__file__).parents[2]
 KEY = "digits-vbpc"
-ROW = {"dataset": "digits", "method": "vbpc", "seeds": 2}
 TRAINED = """
 import json, runpy, sys
 sys.path = [p for p in sys.path if not p.endswith("src")]
@@ -39,22 +43,13 @@ print(json.dumps(reached))
 """
 
 
-def params() -> dict[str, object]:
-    whole = yaml.safe_load((ROOT / "params.yaml").read_text())
-    digits = {"source": {"name": "digits"}, "normalise": "train", "whiten": True, "validation": 200}
-    digits |= {"fit_rows": "train_and_validation", "splits": 1, "ood": [], "corrupted_images": 0}
-    vbpc = whole["methods"]["vbpc"]
-    vbpc |= {"ipc": 3, "network": {"name": "convnet", "width": 8, "blocks": 1, "norm": "instance"}}
-    vbpc["coreset"] |= {"steps": 40, "batch": 64}
-    vbpc["student"] |= {"steps": 3}
-    sections = {name: {} for name in ("trajectories", "teachers", "inputs") if name in whole}
-    return sections | {
-        **{name: whole[name] for name in ("seed", "evaluate", "report")},
-        "datasets": {"digits": digits | {"corruptions": "made", "targets": "none"}},
-        "methods": {"vbpc": vbpc},
-        "coresets": {KEY: {**ROW, "input": "prepare/digits"}},
-        "runs": {f"{KEY}-student": {**ROW, "setting": "small", "input": f"coreset/{KEY}"}},
-    }
+def params() -> dict[str, Any]:
+    default = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw = merge(small_params("digits vbpc"), {name: default[name] for name in ("seed", "evaluate", "report")})
+    changes = {"ipc": 3, "network": {"name": "convnet", "width": 8, "blocks": 1, "norm": "instance"}}
+    changes |= {"coreset.steps": 40, "coreset.batch": 64, "student.steps": 3}
+    raw["methods"] = {"vbpc": changed(default["methods"]["vbpc"], changes)}
+    return raw
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +60,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("BDL_TRACKING", "off")
-        stages = (
-            ("prepare", "digits"),
-            ("coreset", KEY),
-            ("student", f"{KEY}-student"),
-            ("evaluate", f"{KEY}-student"),
-        )
-        for stage, key in stages:
-            walk.stage(stage, key)
+        for stage in ("prepare digits", f"coreset {KEY}", f"student {KEY}-student", f"evaluate {KEY}-student"):
+            walk.stage(*stage.split())
     return folder
 
 
@@ -145,59 +134,44 @@ def test_plain_torch_learns_from_the_folder_alone(project: Path, tmp_path: Path)
     assert unlearned < 0.4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([KEY[:-1]], "is not a run (did you mean digits-vbpc?)"),
-        ([KEY, "--seed", "3"], "has no split 0 with seed 3 (did you mean 0-1?)"),
-    ],
-)
-def test_an_unknown_run_or_seed_is_named_and_no_folder_is_written(
-    project: Path, tmp_path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_a_refused_export_is_named_and_writes_nothing(
+    project: Path, tmp_path: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cli.main(["export", "coreset", *arguments, "--to", str(tmp_path / "out")]) == 2
-    assert said in capsys.readouterr().err
+    """Of an unknown run or seed, to a folder with files, or of a coreset that is not made."""
+
+    def refused(run: str, to: str, *options: str) -> str:
+        return command("export", "coreset", run, "--to", tmp_path / to, *options, code=2)
+
+    assert "is not a run (did you mean digits-vbpc?)" in refused(KEY[:-1], "out")
+    assert "has no split 0 with seed 3 (did you mean 0-1?)" in refused(KEY, "out", "--seed", "3")
     assert not list(tmp_path.iterdir())
-
-
-def test_export_refuses_a_folder_with_files_and_a_coreset_that_is_not_made(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "mine").write_text("!")
-    assert cli.main(["export", "coreset", KEY, "--to", str(tmp_path)]) == 2
-    assert "--to must be a new or an empty folder" in capsys.readouterr().err
+    assert "--to must be a new or an empty folder" in refused(KEY, "")
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
     empty = tmp_path / "empty"
     empty.mkdir()
     exported(empty)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params()))
-    assert cli.main(["export", "coreset", KEY, "--to", str(tmp_path / "new")]) == 2
-    assert "is not made yet; make repro" in capsys.readouterr().err
+    assert "is not made yet; make repro" in refused(KEY, "new")
 
 
 def test_a_coreset_of_data_with_another_transform_is_refused(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    made: Path, here: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The export would write another transform than the one of the coreset's images."""
-    (tmp_path / "work").mkdir()
-    for name in (f"coreset/{KEY}", f"coreset/{KEY}.run.json"):
-        (tmp_path / "work" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "work" / name).symlink_to(made / "work" / name)
-    changed = params()
-    changed["datasets"]["digits"]["whiten"] = False  # type: ignore[index]
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
-    monkeypatch.chdir(tmp_path)
+    (here / "work").mkdir()
+    (here / "work/coreset").symlink_to(made / "work/coreset")
+    (here / "params.yaml").write_text(yaml.safe_dump(changed(params(), {"datasets.digits.whiten": False})))
     monkeypatch.setenv("BDL_TRACKING", "off")
     walk.stage("prepare", "digits")
-    assert cli.main(["export", "coreset", KEY, "--to", "out"]) == 2
-    assert "whose images have the transform of this data set); make repro" in capsys.readouterr().err
-    assert not Path("out").exists()
+    error = command("export", "coreset", KEY, "--to", "out", code=2)
+    assert "whose images have the transform of this data set); make repro" in error and not Path("out").exists()
 
 
-def test_a_fitted_posterior_is_exported_as_a_program(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["export", "program", f"{KEY}-student", "--to", "program"]) == 0
-    assert f"program.pt2 and model.onnx of {KEY}-student" in capsys.readouterr().out
+def test_a_fitted_posterior_is_exported_as_a_program(project: Path, command: Callable[..., str]) -> None:
+    words = ("export", "program", f"{KEY}-student", "--to", "program")
+    assert f"program.pt2 and model.onnx of {KEY}-student" in command(*words)
     data = load_fit(Path("work/prepare/digits"), 0, final=True)
     fitted = load_predictor(Path(f"work/student/{KEY}-student"))
     rows = torch.from_numpy(data.train.inputs[100:130])
@@ -207,5 +181,4 @@ def test_a_fitted_posterior_is_exported_as_a_program(project: Path, capsys: pyte
     rows_of = pq.read_table(f"work/evaluate/{KEY}-student/scores.parquet").to_pylist()
     (nll,) = (r["value"] for r in rows_of if (r["set"], r["metric"], r["seed"]) == ("test", "nll", 0))
     assert f"| Test nll | {nll:.3f} |" in card and "CC BY 4.0 (Alpaydin and Kaynak 1998" in card
-    assert cli.main(["export", "program", f"{KEY}-student", "--to", "program"]) == 2
-    assert "program: exists; --to" in capsys.readouterr().err
+    assert "program: exists; --to" in command(*words, code=2)

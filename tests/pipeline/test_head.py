@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -39,28 +39,20 @@ def served(folder: Path) -> Iterator[str]:
 def test_the_first_stage_that_asks_starts_one_head_for_all_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = list[Settings]()
-
-    @contextlib.contextmanager
-    def starts(settings: Settings) -> Iterator[str]:
-        started.append(settings)
-        yield "127.0.0.1:1"
-
+    starts = Mock(return_value=contextlib.nullcontext("127.0.0.1:1"))
     monkeypatch.setattr(head.cluster, "head", starts)
     with served(tmp_path) as place:
         with socket.socket(socket.AF_UNIX) as gone:
             gone.connect(place)  # a stage that was killed before it read the answer
         assert [head.address(place) for _ in range(3)] == ["127.0.0.1:1"] * 3
-    assert len(started) == 1
+    assert starts.call_count == 1
 
 
 def test_every_stage_gets_the_error_of_a_ray_that_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(settings: Settings) -> contextlib.AbstractContextManager[str]:
-        raise UserError("Ray (inside this process) did not start: no memory")
-
-    monkeypatch.setattr(head.cluster, "head", fails)
+    error = UserError("Ray (inside this process) did not start: no memory")
+    monkeypatch.setattr(head.cluster, "head", Mock(side_effect=error))
     with served(tmp_path) as place:
         for _ in range(2):
             with pytest.raises(UserError, match=r"did not start: no memory$"):
@@ -106,25 +98,17 @@ def test_a_local_ray_is_started_up_to_three_times_and_a_cluster_is_asked_once(
     """Ray gives up after 30 seconds, by a plain Exception; the third failure is an error."""
     import ray
 
-    asked, fails = [], 2
-
-    def init(**options: Any) -> None:
-        asked.append(options["address"])
-        if len(asked) <= fails:
-            raise Exception("The current node timed out during startup.\nMore.")
-
+    failure = Exception("The current node timed out during startup.\nMore.")
+    init = Mock(side_effect=[failure, failure, None, failure, failure, failure, failure])
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(nodes, "ensure", lambda settings, say: None)
     with cluster.connected(Settings()):
-        assert asked == ["local"] * 3
-    asked.clear()
-    fails = 3
+        assert init.call_count == 3
     said = r"^Ray \(inside this process\) did not start: The current node timed out"
     with pytest.raises(UserError, match=said), cluster.connected(Settings()):
         pass
-    assert asked == ["local"] * 3
-    asked.clear()
+    assert init.call_count == 6
     with pytest.raises(UserError, match="did not start"), cluster.connected(Settings(), head=lambda: "127.0.0.1:1"):
         pass
-    assert asked == ["127.0.0.1:1"]
+    assert [call.kwargs["address"] for call in init.call_args_list] == ["local"] * 6 + ["127.0.0.1:1"]

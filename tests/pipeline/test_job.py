@@ -7,10 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from pipeline.core.settings import Settings
 
 SETTINGS = Settings(jobs="http://head:8265", remote=True)
 SECRET = "wJalrXUtnFEMI/K7MDENG"
+Head = Callable[..., "Client"]
 
 
 class Status(str):
@@ -28,7 +30,7 @@ class Status(str):
         return self in ("SUCCEEDED", "FAILED", "STOPPED")
 
 
-RUNNING = Status("RUNNING")
+RUNNING, DONE = Status("RUNNING"), Status("SUCCEEDED")
 
 
 @dataclass
@@ -80,37 +82,38 @@ class Client:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
+def head(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    """A function that makes the client of a head, by which jobs are sent from then on."""
     monkeypatch.setattr(job, "_RETRY_SECONDS", 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield tmp_path
+
+    def make(*script: Any) -> Client:
+        client = Client(list(script))
+        monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda url, headers: client)
+        return client
+
+    yield make
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-def use(monkeypatch: pytest.MonkeyPatch, *script: Any) -> Client:
-    client = Client(list(script))
-    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda url, headers: client)
-    return client
+def send(*words: str, taken: Callable[[], object] = lambda: None) -> int:
+    return job.send(SETTINGS, words or ["repro"], taken)
 
 
-@pytest.mark.parametrize(
-    ("words", "sent_as"),
-    [
-        (["repro", "-j", "2", "a b"], "python -m pipeline repro -j 2 'a b'"),
-        (["dvc", "repro"], "dvc repro"),
-        (["python", "-m", "pipeline", "status"], "python -m pipeline status"),
-    ],
-)
+STATUS = "python -m pipeline status"
+SENT = [(["repro", "-j", "2", "a b"], "python -m pipeline repro -j 2 'a b'"), (["dvc", "repro"], "dvc repro")]
+
+
+@pytest.mark.parametrize(("words", "sent_as"), [*SENT, (STATUS.split(), STATUS)])
 def test_the_whole_command_is_sent_as_one_job_with_its_environment(
-    words: list[str], sent_as: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], sent_as: str, head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"AWS_SECRET_ACCESS_KEY": SECRET, "BDL_REMOTE": "on", "HOME_OF": "x"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/home/me/.aws/credentials")
-    client, taken = use(monkeypatch, ["a line\n", Status("SUCCEEDED")]), []
-    assert job.send(SETTINGS, words, lambda: taken.append(1)) == 0
+    client, taken = head(["a line\n", DONE]), []
+    assert send(*words, taken=lambda: taken.append(1)) == 0
     (sent,) = client.submitted
     assert sent["entrypoint"].endswith(f"-m pipeline.job {sent['submission_id']} {sent_as}")
     environment = sent["runtime_env"]["env_vars"]
@@ -124,54 +127,54 @@ def test_the_whole_command_is_sent_as_one_job_with_its_environment(
 
 
 def test_the_results_of_a_failed_job_are_taken_and_its_exit_code_is_returned(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client, taken = use(monkeypatch, [Status("FAILED")], [Status("FAILED")]), []
+    client, taken = head([Status("FAILED")], [Status("FAILED")]), []
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     client.get_job_info = lambda name: Job(name, {}, Status("FAILED"), f"exit code 3 {SECRET}", 3)  # type: ignore[method-assign]
-    assert job.send(SETTINGS, ["repro"], lambda: taken.append(1)) == 3
+    assert send(taken=lambda: taken.append(1)) == 3
     assert taken == [1]
     assert "FAILED: exit code 3 ***" in capsys.readouterr().err
 
 
 def test_after_a_cut_connection_the_log_continues_without_repeated_lines(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    head: Head, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    use(monkeypatch, ["one\n", "tw", ConnectionError("cut")], ["one\n", "two\nthree\n", Status("SUCCEEDED")])
-    assert job.send(SETTINGS, ["repro"], lambda: None) == 0
+    head(["one\n", "tw", ConnectionError("cut")], ["one\n", "two\nthree\n", DONE])
+    assert send() == 0
     said = capsys.readouterr()
     assert said.out.endswith("submitted\none\ntwo\nthree\n")
     assert said.err == "http://head:8265 does not answer (cut); the job continues\n"
 
 
 def test_a_dashboard_that_does_not_answer_ends_the_command_but_not_the_job(
-    project: Path, monkeypatch: pytest.MonkeyPatch
+    head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = use(monkeypatch, [ConnectionError("cut")])
+    client = head([ConnectionError("cut")])
     monkeypatch.setattr(job, "_PATIENCE_SECONDS", -1.0)
     with pytest.raises(UserError, match=r"has not answered for 0 s: once it answers, follow the job with python -m"):
-        job.send(SETTINGS, ["repro"], lambda: None)
+        send()
     assert not client.stopped
 
 
 def test_an_interrupt_stops_the_job(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = use(monkeypatch, ["a line\n", KeyboardInterrupt()])
+    client = head(["a line\n", KeyboardInterrupt()])
     with pytest.raises(KeyboardInterrupt):
-        job.send(SETTINGS, ["repro"], lambda: None)
+        send()
     (name,) = client.stopped
     assert f"job {name} has been stopped" in capsys.readouterr().err
-    client = use(monkeypatch, [KeyboardInterrupt()])
+    client = head([KeyboardInterrupt()])
     monkeypatch.setattr(client, "stop_job", lambda name: 1 // 0)
     with pytest.raises(KeyboardInterrupt):
-        job.send(SETTINGS, ["repro"], lambda: None)
+        send()
     assert f"run ray job stop {name}" in capsys.readouterr().err
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_job_even_if_a_shell_ignores_sigint(number: signal.Signals, project: Path) -> None:
+def test_a_signal_stops_the_job_even_if_a_shell_ignores_sigint(number: signal.Signals, here: Path) -> None:
     """The shell starts a background process without job control, so Python finds SIGINT ignored."""
     code = """
 import asyncio, types
@@ -189,7 +192,7 @@ client = types.SimpleNamespace(
 job._connect = lambda settings: client
 job.send(Settings(jobs="http://head:8265", remote=True), ["repro"], lambda: None)
 """
-    (project / "sends.py").write_text(code)
+    (here / "sends.py").write_text(code)
     command = ["sh", "-c", f"{sys.executable} sends.py & wait $!"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None
@@ -200,27 +203,23 @@ job.send(Settings(jobs="http://head:8265", remote=True), ["repro"], lambda: None
         assert "STOPPED" in shell.communicate()[0]
 
 
-def test_a_running_job_of_a_command_is_followed_and_an_ended_job_is_replaced(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = use(monkeypatch, [Status("SUCCEEDED")], [Status("SUCCEEDED")], [Status("SUCCEEDED")])
-    job.send(SETTINGS, ["repro"], lambda: None)
+def test_a_running_job_of_a_command_is_followed_and_an_ended_job_is_replaced(head: Head) -> None:
+    client = head([DONE], [DONE], [DONE])
+    send()
     (name,) = client.jobs
-    client.jobs[name].status = Status("RUNNING")
-    job.send(SETTINGS, ["repro"], lambda: None)
+    client.jobs[name].status = RUNNING
+    send()
     assert len(client.submitted) == 1 and not client.deleted
-    job.send(SETTINGS, ["repro"], lambda: None)
+    send()
     assert len(client.submitted) == 2 and client.deleted == [name]
 
 
-def test_attach_finds_the_projects_running_job(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    client = use(monkeypatch, [Status("SUCCEEDED")], [Status("SUCCEEDED")], ["log\n", Status("SUCCEEDED")])
-    for words in (["repro"], ["status"]):
-        job.send(SETTINGS, words, lambda: None)
+def test_attach_finds_the_projects_running_job(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    client = head([DONE], [DONE], ["log\n", DONE])
+    send("repro")
+    send("status")
     running, ended = client.jobs.values()
-    running.status, ended.start_time = Status("RUNNING"), 9
+    running.status, ended.start_time = RUNNING, 9
     client.jobs["other"] = Job("other", {"project": "another"})
     taken: list[int] = []
     assert job.attach(SETTINGS, lambda: taken.append(1)) == 0
@@ -230,7 +229,7 @@ def test_attach_finds_the_projects_running_job(
         job.attach(SETTINGS, lambda: None)
 
 
-def test_a_job_that_cannot_be_sent_is_an_error_with_its_cause(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_cannot_be_sent_is_an_error_with_its_cause(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^RAY_ADDRESS must be http://host:8265"):
         job.send(Settings(remote=True), ["repro"], lambda: None)
     with pytest.raises(UserError, match=r"^BDL_REMOTE must be on: "):
@@ -240,55 +239,39 @@ def test_a_job_that_cannot_be_sent_is_an_error_with_its_cause(project: Path, mon
         (RuntimeError("Version check returned 404. Jobs API is not supported\nmore"), r"Jobs API is not supported\)$"),
         (RuntimeError("The SDK require the ray[default] installation"), r"; pip install 'ray\[default\]'$"),
     ):
-
-        def refuse(url: str, headers: object, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr("ray.job_submission.JobSubmissionClient", refuse)
+        monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Mock(side_effect=error))
         with pytest.raises(UserError, match=rf"^RAY_ADDRESS=http://head:8265: the Ray Jobs API cannot be used.*{said}"):
-            job.send(SETTINGS, ["repro"], lambda: None)
-
-
-@pytest.fixture
-def there(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[list[str]]]]:
-    """The folder in which the job runs on the cluster, and the commands that the job gives."""
-    given: list[list[str]] = []
-
-    def call(words: list[str], cwd: Path, env: dict[str, str]) -> int:
-        given.append([word for word in words if word != sys.executable] + [str(cwd)])
-        return 4 if "fails" in words else 0
-
-    monkeypatch.setattr(subprocess, "call", call)
-    monkeypatch.setattr(job.tempfile, "gettempdir", lambda: str(project / "temporary"))
-    monkeypatch.setattr(job.signal, "signal", lambda number, handler: None)
-    monkeypatch.delenv("BDL_REMOTE", raising=False)
-    sent = project / "sent"
-    (sent / ".dvc").mkdir(parents=True)
-    (sent / "dvc.yaml").write_text("new")
-    monkeypatch.chdir(sent)
-    yield project / f"temporary/bdl-jobs-{os.getuid()}/bdl-1", given
+            send()
 
 
 def test_the_job_runs_in_a_folder_that_keeps_results_and_pushes_them(
-    there: tuple[Path, list[list[str]]], monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, given = there
-    for path in ("work/result", ".state/checkpoint", ".dvc/cache/x", "plugins/gone.py"):
+    commands: list[list[str]] = []
+
+    def call(words: list[str], cwd: Path, env: dict[str, str]) -> int:
+        commands.append([word for word in words if word != sys.executable] + [str(cwd)])
+        return 4 if "fails" in words else 0
+
+    monkeypatch.setattr(subprocess, "call", call)
+    monkeypatch.setattr(job.tempfile, "gettempdir", lambda: str(here / "temporary"))
+    monkeypatch.setattr(job.signal, "signal", lambda number, handler: None)
+    monkeypatch.delenv("BDL_REMOTE", raising=False)
+    folder = here / f"temporary/bdl-jobs-{os.getuid()}/bdl-1"
+    (here / "sent/.dvc").mkdir(parents=True)
+    (here / "sent/dvc.yaml").write_text("new")
+    for path in ("work/result", ".state/checkpoint", ".dvc/cache/x", "plugins/gone.py", "dvc.yaml"):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text("old")
-    (folder / "dvc.yaml").write_text("old")
+    monkeypatch.chdir(here / "sent")
     assert job.main(["bdl-1", "python", "-m", "pipeline", "repro"]) == 0
-    assert (folder / "work/result").exists() and (folder / ".state/checkpoint").exists()
-    assert (folder / ".dvc/cache/x").exists() and not (folder / "plugins").exists()
-    assert (folder / "dvc.yaml").read_text() == "new"
-    dvc, where = ["-m", "dvc"], [str(folder)]
-    assert given == [
-        [*dvc, "config", "--local", "core.no_scm", "true", *where],
-        ["-m", "pipeline", "repro", *where],
-        [*dvc, "push", "--run-cache", *where],
-    ]
+    assert all((folder / path).exists() for path in ("work/result", ".state/checkpoint", ".dvc/cache/x"))
+    assert not (folder / "plugins").exists() and (folder / "dvc.yaml").read_text() == "new"
+    dvc, push = ["-m", "dvc"], ["-m", "dvc", "push", "--run-cache", str(folder)]
+    configured = [*dvc, "config", "--local", "core.no_scm", "true", str(folder)]
+    assert commands == [configured, ["-m", "pipeline", "repro", str(folder)], push]
     assert job.main(["bdl-1", "dvc", "fails"]) == 4
-    assert given[-2:] == [[*dvc, "fails", *where], [*dvc, "push", "--run-cache", *where]]
+    assert commands[-2:] == [[*dvc, "fails", str(folder)], push]
 
 
 SQUARES = """
@@ -324,9 +307,7 @@ def test_dvc_repro_runs_as_a_job_and_its_results_are_pulled_at_home(
         shutil.copytree(root / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
     (home / ".dvc/config").write_text(f"[core]\n    remote = ours\n['remote \"ours\"']\n    url = {remote}\n")
     (home / "number").write_text("6")
-    (home / "dvc.yaml").write_text(
-        "stages:\n  square:\n    cmd: python squares.py\n    deps: [number]\n    outs: [squared]\n"
-    )
+    (home / "dvc.yaml").write_text("stages: {square: {cmd: python squares.py, deps: [number], outs: [squared]}}")
     (home / "squares.py").write_text(SQUARES)
     (home / "squaring.py").write_text("def square(payload, shared, report):\n    return payload * payload\n")
     subprocess.run(["git", "init", "-q", str(home)], check=True)
@@ -334,9 +315,8 @@ def test_dvc_repro_runs_as_a_job_and_its_results_are_pulled_at_home(
     url, log = f"http://127.0.0.1:{_free_port()}", tmp_path / "head.log"
     command = ["ray", "start", "--head", "--block", "--num-cpus=1", "--node-ip-address=127.0.0.1"]
     command += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-port={url.rpartition(':')[2]}"]
-    command += [
-        f"--{name}={_free_port()}" for name in ("port", "ray-client-server-port", "dashboard-agent-listen-port")
-    ]
+    ports = ("port", "ray-client-server-port", "dashboard-agent-listen-port")
+    command += [f"--{name}={_free_port()}" for name in ports]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k != "PYTHONPATH"}
     environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # the head serves 127.0.0.1 alone
     with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as head:
@@ -355,9 +335,8 @@ def test_dvc_repro_runs_as_a_job_and_its_results_are_pulled_at_home(
                 for process in [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]:
                     process.kill()
     assert not (home / "squared").exists()
-    pulled = subprocess.run(
-        [sys.executable, "-m", "dvc", "repro", "--pull"], capture_output=True, text=True, check=True
-    )
+    pull = [sys.executable, "-m", "dvc", "repro", "--pull"]
+    pulled = subprocess.run(pull, capture_output=True, text=True, check=True)
     assert "skipping run" in pulled.stdout, pulled.stdout
     assert (home / "squared").read_text() == "[36, 49]"
 

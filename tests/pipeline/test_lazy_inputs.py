@@ -11,25 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import FileBytes
 from pipeline.core import places
-from pipeline.core.load import load
 from pipeline.core.settings import Settings
-from pipeline.plan.plan import one
-from pipeline.stages import prepare
 from pipeline.work import choose
 from pipeline.work.cluster import through_hub
-from pipeline.work.display import Display
-from pipeline.work.executor import Executor, Inline, Task
+from pipeline.work.executor import Executor, Task
 from pipeline.work.hub import HubFile
-from tests.pipeline import fake_work
+from tests.pipeline import fake_work, walk
 from tests.pipeline.fake_work import REGISTRY
-from tests.pipeline.test_params import GOOD
+from tests.pipeline.params_cases import changed, params
 
 ROOT = Path(__file__).parents[2]
 EXPERTS, SNAPSHOTS, WEIGHTS = 8, 50, 160_000  # 256 MB together, 32 MB for each expert
@@ -60,18 +55,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with boston prepared and eight experts, of which a run reads only the last snapshots."""
     folder = tmp_path_factory.mktemp("lazy")
     row = {"dataset": "boston", "method": "walk", "seeds": 1, "input": "prepare/boston"}
-    raw: dict[str, Any] = {
-        **GOOD,
-        "datasets": {"boston": GOOD["datasets"]["boston"] | {"splits": 1}},
-        "methods": {"walk": {"steps": 2}, "last": {}},
-        "trajectories": {"b-walk": row | {"seeds": EXPERTS}},
-        "teachers": {"b-walk": row},
-        "runs": {"b-last": row | {"method": "last", "setting": "s", "input": "trajectory/b-walk"}},
-    }
-    (folder / "params.yaml").write_text(yaml.safe_dump(raw))
+    raw = params("good", methods={"walk": {"steps": 2}, "last": {}}, teachers={"b-walk": row})
+    changes = {"datasets.boston.splits": 1, "trajectories.b-walk.seeds": EXPERTS}
+    changes["runs"] = {"b-last": row | {"method": "last", "setting": "s", "input": "trajectory/b-walk"}}
+    walk.prepared(folder, changed(raw, changes), registry=REGISTRY)
     with chdir(folder):
-        loaded, settings = load(registry=REGISTRY), Settings(tracking=False)
-        prepare.run(one("prepare", "boston", loaded), loaded, Inline(settings), settings)
         trajectory = places.artifact("trajectory", "b-walk")
         with artifacts.publish(trajectory, "trajectory", about={"seeds": EXPERTS}) as place:
             for member in range(EXPERTS):
@@ -84,15 +72,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.ray
 def test_a_fit_takes_memory_only_for_the_parts_that_it_reads(prepared: Path) -> None:
     """The last snapshots of eight experts are 5 MB of 256 MB; the driver and a worker may each take up to 64 MB."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-        "OMP_NUM_THREADS": "1",
-        "BDL_TRACKING": "off",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER], cwd=prepared, env=env, capture_output=True, text=True, check=True
-    )
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    options: dict[str, Any] = {"cwd": prepared, "env": env | {"BDL_TRACKING": "off"}, "check": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", DRIVER], capture_output=True, **options)
     before, after = json.loads(done.stdout.splitlines()[-1])
     limit = EXPERTS * SNAPSHOTS * WEIGHTS * 4 // 4
     assert (after - before) * 1024 < limit
@@ -117,14 +99,13 @@ def test_a_worker_without_the_file_reads_it_through_the_driver(ray_head: str, tm
     away = tmp_path / "away" / "a" / "b"
     away.mkdir(parents=True)
     try:
-        with Display("ends") as display:
-            tasks = [Task(place, place, tuple(shared)) for place in (str(Path.cwd()), str(away))]
-            done = executor.map(fake_work.ends, tasks, shared=shared, display=display)
-            assert [d.result for d in done] == [(True, 9.0, b"bcd"), (False, 9.0, b"bcd")]
-            (tmp_path / "notes").write_bytes(b"others")
-            os.utime(tmp_path / "notes", ns=(1, 1))
-            with pytest.raises(ArtifactError, match="has been replaced since it was opened"):
-                executor.map(fake_work.ends, tasks[1:], shared=shared, display=display)
+        tasks = [Task(place, place, tuple(shared)) for place in (str(Path.cwd()), str(away))]
+        done = fake_work.run(executor, fake_work.ends, *tasks, shared=shared)
+        assert [d.result for d in done] == [(True, 9.0, b"bcd"), (False, 9.0, b"bcd")]
+        (tmp_path / "notes").write_bytes(b"others")
+        os.utime(tmp_path / "notes", ns=(1, 1))
+        with pytest.raises(ArtifactError, match="has been replaced since it was opened"):
+            fake_work.run(executor, fake_work.ends, tasks[1], shared=shared)
     finally:
         executor.close()
 

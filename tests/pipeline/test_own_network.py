@@ -14,6 +14,7 @@ from bdl_pipe.errors import ConfigError
 from pipeline.core.load import typed, unwatched
 from pipeline.stages.report import run_info
 from tests.end_to_end.conftest import FORKED, PARAMS
+from tests.pipeline.params_cases import written
 from tests.pipeline.test_plugin_stages import digests
 
 MINE = '''
@@ -25,48 +26,11 @@ from torch import nn
 def build(input_shape, hidden=12):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 '''
-NETWORK = {"name": "python", "path": "plugins/mine.py", "object": "build"}
-OWN: dict[str, Any] = {
-    "methods": {
-        "pretrained": {"network": NETWORK, "weights": "data/mine.pt"},
-        "kfac_laplace": {
-            "layers": "last",
-            "prior_precision": None,
-            "temperature": 1.0,
-            "rows": None,
-            "predictive": "draws",
-            "max_factor": 100,
-            "draws": 4,
-            "batch_norm_rows": None,
-            "batch_norm_batch": 100,
-        },
-    },
-    "trajectories": {
-        "digits-mine": {"dataset": "digits", "method": "pretrained", "seeds": 1, "input": "prepare/digits"},
-        "digits-on": {
-            "dataset": "digits",
-            "method": "sgd",
-            "seeds": 1,
-            "input": "trajectory/digits-mine",
-            "override": {"network": NETWORK},
-        },
-    },
-    "runs": {
-        f"digits-mine-{method}": {
-            "dataset": "digits",
-            "method": method,
-            "setting": "mine",
-            "seeds": 1,
-            "input": "trajectory/digits-mine",
-        }
-        for method in ("deterministic", "kfac_laplace")
-    },
-}
 
 
 def own_params() -> dict[str, Any]:
     """The tiny project, with runs on the user's weights."""
-    return merge(yaml.safe_load(PARAMS.replace("3e-3", "3.0e-3")), OWN)
+    return merge(yaml.safe_load(PARAMS), written("own network"))
 
 
 def write_own(folder: Path, text: str = MINE, seed: int = 0) -> None:
@@ -76,19 +40,16 @@ def write_own(folder: Path, text: str = MINE, seed: int = 0) -> None:
     (folder / "plugins/mine.py").write_text(text)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        torch.save(
-            nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)).state_dict(),
-            folder / "data/mine.pt",
-        )
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+        torch.save(network.state_dict(), folder / "data/mine.pt")
     (folder / "params.yaml").write_text(yaml.safe_dump(own_params()))
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(plugins, "_loaded", {})
-    write_own(tmp_path)
-    return tmp_path
+    write_own(here)
+    return here
 
 
 @pytest.mark.process
@@ -121,14 +82,11 @@ def test_a_missing_file_is_named_before_any_work(folder: Path) -> None:
         typed(own_params())
 
 
-def test_weights_outside_data_and_plugins_are_named_as_unwatched(folder: Path) -> None:
+def test_weights_outside_data_and_plugins_are_named_as_unwatched_and_the_report_names_the_network(folder: Path) -> None:
     assert not any("pretrained" in line for line in unwatched(typed(own_params())))
     Path("data/mine.pt").rename("mine.pt")
     raw = merge(own_params(), {"methods": {"pretrained": {"weights": "mine.pt"}}})
     (line,) = (line for line in unwatched(typed(raw)) if "pretrained" in line)
     assert line.startswith("methods.pretrained: mine.pt is outside data/ and plugins/")
-
-
-def test_the_report_names_the_network(folder: Path) -> None:
-    params = typed(own_params())
+    params = typed(raw)
     assert run_info(params.run("student", "digits-mine-deterministic"), params).network == "python"

@@ -6,6 +6,7 @@ import math
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,93 +21,62 @@ from pipeline.papers import COMMANDS, read
 from pipeline.run import pool
 from pipeline.stages import fit
 from tests.pipeline import walk
-from tests.pipeline.test_params import GOOD
+from tests.pipeline.params_cases import REFUSED, changed, params
 
 ROOT = Path(__file__).parents[2]
 TREE = Path("work/paper/vbll-table2")
-SGD = {
-    "network": {"name": "mlp", "hidden": [4]},
-    "epochs": 2,
-    "snapshots": 1,
-    "batch": 64,
-    "optimiser": {"name": "adamw", "lr": 1.0e-2},
-}
-ROW = {"dataset": "boston", "seeds": 1, "setting": "tiny", "input": "trajectory/boston-sgd"}
-TINY: dict[str, Any] = GOOD | {
-    "methods": {"sgd": SGD, "deterministic": {}, "ensemble": {}},
-    "trajectories": {
-        "boston-sgd": {"dataset": "boston", "method": "sgd", "seeds": 2, "input": "prepare/boston"},
-        "boston-other": {"dataset": "boston", "method": "sgd", "seeds": 1, "input": "prepare/boston"},
-    },
-    "runs": {
-        "boston-deterministic": {**ROW, "method": "deterministic", "input": "trajectory/boston-other"},
-        "boston-ensemble": {**ROW, "method": "ensemble"},
-    },
-}
-ALL = [
-    "prepare boston",
-    "trajectory boston-sgd",
-    "trajectory boston-other",
-    "student boston-deterministic",
-    "student boston-ensemble",
-    "evaluate boston-deterministic",
-    "evaluate boston-ensemble",
-]
+Go = Callable[..., tuple[list[str], str]]
+ALL = ["prepare boston", "trajectory boston-sgd", "trajectory boston-other", "student boston-deterministic"]
+ALL += ["student boston-ensemble", "evaluate boston-deterministic", "evaluate boston-ensemble"]
+
+
+@pytest.fixture(autouse=True)
+def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project with the tiny params file, without tracking."""
+    monkeypatch.setenv("BDL_TRACKING", "off")
+    monkeypatch.setattr(pool, "run", walk.run)
+    write({})
+    return here
+
+
+def write(changes: dict[str, Any]) -> None:
+    path = Path("params/paper/vbll-table2.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(changed(params("paper"), changes), sort_keys=False))
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project with the tiny params file, without tracking."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BDL_TRACKING", "off")
-    monkeypatch.setattr(pool, "run", walk.run)
-    write(TINY)
-    return tmp_path
+def go(command: Callable[..., str]) -> Go:
+    """A function that runs the table, and returns the stages that ran, and all that was printed."""
+
+    def run(*words: str) -> tuple[list[str], str]:
+        out = command("paper", "vbll:table2", *words)
+        return [line[:-6].replace("@", " ") for line in out.splitlines() if line.endswith(": done")], out
+
+    return run
 
 
-def write(raw: Any) -> None:
-    path = Path("params/paper/vbll-table2.yaml")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(raw, sort_keys=False))
-
-
-def with_override(section: str, key: str, override: dict[str, Any]) -> dict[str, Any]:
-    row = {**TINY[section][key], "override": override}
-    return {**TINY, section: {**TINY[section], key: row}}
-
-
-def go(capsys: pytest.CaptureFixture[str], *words: str, rc: int = 0) -> tuple[list[str], str]:
-    """The stages that ran, and all that was printed on stdout (on stderr if the command fails)."""
-    capsys.readouterr()
-    assert cli.main(["paper", "vbll:table2", *words]) == rc
-    out, err = capsys.readouterr()
-    ran = [line.removesuffix(": done").replace("@", " ") for line in out.splitlines() if line.endswith(": done")]
-    return ran, err if rc else out
-
-
-def test_only_stages_that_are_out_of_date_run_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran, _ = go(capsys)
+def test_only_stages_that_are_out_of_date_run_again(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
+    ran, _ = go()
     assert ran == ALL
     first = {p: p.read_bytes() for p in Path("results").rglob("*.*")}
     assert sorted(p.name for p in first) == ["table2-boston.csv", "table2-boston.md"]
-    assert go(capsys)[0] == []
+    assert cli.main(["paper", "vbll:table2"]) == 0 and "nothing to run: 7 stages" in capsys.readouterr().err
     assert {p: p.read_bytes() for p in Path("results").rglob("*.*")} == first, "equal results, other bytes"
     # a changed number: its stage runs, and the stages that depend on it, and no others
-    write(with_override("trajectories", "boston-other", {"epochs": 1}))
-    assert go(capsys)[0] == [name for name in ALL if "other" in name or "deterministic" in name]
+    write({"trajectories.boston-other.override": {"epochs": 1}})
+    assert go()[0] == [name for name in ALL if "other" in name or "deterministic" in name]
     # a missing artifact: its stage alone runs, since the artifact comes out as it was
     gone = TREE / "trajectory/boston-sgd"
     (gone / "manifest.json").unlink()
-    assert go(capsys)[0] == ["trajectory boston-sgd"]
+    assert go()[0] == ["trajectory boston-sgd"]
     # a recorded identity that lists no made artifact: its stage alone runs
     place = TREE / "identity/evaluate/boston-ensemble.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "made": {}}))
-    assert go(capsys)[0] == ["evaluate boston-ensemble"]
+    assert go()[0] == ["evaluate boston-ensemble"]
 
 
-def test_an_interrupted_command_continues_where_it_stopped(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_command_continues_where_it_stopped(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     make, calls = fit.make, list[int]()
 
     def stopped(*args: Any) -> Any:
@@ -121,16 +91,14 @@ def test_an_interrupted_command_continues_where_it_stopped(
     assert (TREE / "prepare/boston/manifest.json").is_file()
     assert (TREE / "trajectory/boston-other").exists()
     assert not any(path.is_dir() for path in (TREE / "student").glob("*"))
-    ran, _ = go(capsys)
+    ran, _ = go()
     assert ran == ALL[3:]
     assert len(calls) == 4 + 1 + 2, "finished members were made again"
     assert not list(Path(".state/checkpoints").rglob("*.done"))
 
 
-def test_the_figures_of_a_table_equal_the_means_of_the_scores(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, out = go(capsys, "--dataset", "boston")
+def test_the_figures_of_a_table_equal_the_means_of_the_scores(go: Go) -> None:
+    _, out = go("--dataset", "boston")
     scores = pq.read_table(TREE / "evaluate/boston-ensemble/scores.parquet").to_pylist()
     nll = [s["value"] for s in scores if (s["set"], s["metric"]) == ("test", "nll")]
     assert len(nll) == 2
@@ -152,76 +120,46 @@ def test_the_figures_of_a_table_equal_the_means_of_the_scores(
     assert page.count("| not run |") == 2 * 9 and "2.48 ± 0.09" in page
 
 
-def test_only_the_chosen_method_runs_and_every_method_is_shown(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran, out = go(capsys, "--method", "ENSEMBLE")
+def test_only_the_chosen_method_runs_and_every_method_is_shown(go: Go) -> None:
+    ran, out = go("--method", "ENSEMBLE")
     assert ran == [name for name in ALL if "other" not in name and "deterministic" not in name]
     assert all(name in out for name in papers.load("vbll:table2").figures["Boston"])
-    line = next(line for line in out.splitlines() if line.startswith("| deterministic"))
-    assert line.count("not run") == 2
+    assert not_run(out, "deterministic") == 2
     # a method that is up to date is shown whatever was chosen; after a change it is not
-    _, out = go(capsys, "--method", "deterministic")
-    assert next(line for line in out.splitlines() if line.startswith("| Ensemble")).count("not run") == 0
-    write(with_override("trajectories", "boston-sgd", {"epochs": 1}))
-    _, out = go(capsys, "--method", "deterministic")
-    assert next(line for line in out.splitlines() if line.startswith("| Ensemble")).count("not run") == 2
+    assert not_run(go("--method", "deterministic")[1], "Ensemble") == 0
+    write({"trajectories.boston-sgd.override": {"epochs": 1}})
+    assert not_run(go("--method", "deterministic")[1], "Ensemble") == 2
 
 
-def test_a_command_with_fewer_splits_keeps_the_earlier_results(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    go(capsys, "--method", "deterministic")
-    ran, out = go(capsys, "--method", "deterministic", "--splits", "1")
+def not_run(out: str, method: str) -> int:
+    """Count the cells without a run in the method's line."""
+    return next(line for line in out.splitlines() if line.startswith(f"| {method}")).count("not run")
+
+
+def test_a_command_with_fewer_splits_keeps_the_earlier_results(go: Go) -> None:
+    go("--method", "deterministic")
+    ran, out = go("--method", "deterministic", "--splits", "1")
     assert len(ran) == 4
     assert "agreement: no method has figures with a standard error on both sides" in out
     assert Path("results/vbll/table2-boston-1-splits.md").is_file()
-    assert go(capsys, "--method", "deterministic")[0] == []
+    assert go("--method", "deterministic")[0] == []
 
 
-WRONG = {
-    "paper": (["vbl:table2"], "paper: vbl: is not a paper (did you mean vbll?)"),
-    "no table": (["vbll"], "vbll: must be <paper>:<table>"),
-    "table": (["vbll:tabel2"], "vbll has no such table (did you mean table2?)"),
-    "no params file": (["vbll:table1"], "vbll:table1: needs params/paper/vbll-table1.yaml"),
-    "data set": (
-        ["vbll:table2", "--dataset", "Bostn"],
-        "--dataset Bostn: is not in the table or in params/paper/vbll-table2.yaml (did you mean Boston?)",
-    ),
-    "data set without a row": (
-        ["vbll:table2", "--dataset", "Boston,Concrete"],
-        "--dataset Concrete: has no run in params/paper",
-    ),
-    "empty name": (
-        ["vbll:table2", "--dataset", "Boston,"],
-        "--dataset: must be names with a comma between, got 'Boston,'",
-    ),
-    "method": (["vbll:table2", "--method", "Ensembel"], "(did you mean Ensemble?)"),
-    "an option of a benchmark": (["vbpc:table5", "--splits", "2"], "vbpc:table5: is made by python"),
-    "table without an entry": (["vbpc:table21"], "vbpc:table21: must be <paper>:<table>"),
-    "method without a run": (["vbll:table2", "--method", "SWAG"], "(it has: Ensemble, deterministic, ensemble)"),
-}
-
-
-@pytest.mark.parametrize("words, said", WRONG.values(), ids=WRONG)
-def test_a_bad_name_is_one_line_before_any_work(
-    project: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    assert cli.main(["paper", *words]) == 2
-    err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
+@pytest.mark.parametrize(("words", "message"), REFUSED["paper"])
+def test_a_bad_name_is_one_line_before_any_work(command: Callable[..., str], words: str, message: str) -> None:
+    error = command("paper", *words.split(), code=2)
+    assert message in error and error.count("\n") == 1
     assert not Path("work").exists() and not Path("results").exists()
 
 
 def test_a_table_of_costs_or_settings_runs_its_command(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = list[list[str]]()
     failed = subprocess.CompletedProcess([], returncode=3)
-    monkeypatch.setattr(subprocess, "run", lambda command: ran.append(command) or failed)
-    assert cli.main(["paper", "vbpc:table14"]) == 3
+    monkeypatch.setattr(subprocess, "run", lambda words: ran.append(words) or failed)
+    assert command("paper", "vbpc:table14", code=3) == "python -m pipeline study params/study/vbpc-lamb.yaml\n"
     assert ran == [[sys.executable, "-m", "pipeline", "study", "params/study/vbpc-lamb.yaml"]]
-    assert capsys.readouterr().err == "python -m pipeline study params/study/vbpc-lamb.yaml\n"
 
 
 def test_the_commands_of_other_tables_name_existing_files() -> None:
@@ -233,7 +171,7 @@ def test_the_commands_of_other_tables_name_existing_files() -> None:
             papers.load(table)
 
 
-def test_the_error_of_a_wrong_number_names_the_params_file(project: Path) -> None:
-    write({**TINY, "methods": {**TINY["methods"], "sgd": {**SGD, "epochs": 0}}})
+def test_the_error_of_a_wrong_number_names_the_params_file() -> None:
+    write({"methods.sgd.epochs": 0})
     with pytest.raises(UserError, match=r"params/paper/vbll-table2\.yaml: methods\.sgd\.epochs must be > 0, got 0"):
         read(papers.load("vbll:table2"), None, None, None)

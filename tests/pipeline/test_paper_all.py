@@ -1,8 +1,7 @@
 """``paper all``: pages from stored scores and stored CSV files, and the list of missing cells; nothing is run."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,10 +11,8 @@ from bdl_pipe import scores
 from bdl_pipe.scores import Quantity, Score
 from bdl_report import papers
 from bdl_report.papers.pages import facts_of
-from pipeline import cli
 from pipeline.run import pool
 
-ROOT = Path(__file__).parents[2]
 PAGE = Path("results/vbll/table1-cifar10-on-fashion_mnist.md")
 
 
@@ -39,23 +36,18 @@ def store(key: str, method: str, nll: list[float], commit: str, seconds: dict[st
     identity.write_text(json.dumps({"params": {"seed": 3, "runs.x": key}}))
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the stored scores of two default runs, made at two commits; a test fails if a stage runs."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pool, "run", lambda *_, **__: pytest.fail("something was run"))
     store("fashion_mnist-deterministic", "deterministic", [0.31, 0.33], "a" * 40, {"shared": 5.0, "own": 0.5})
     store("fashion_mnist-d_vbll", "d_vbll", [0.25], "b" * 40, {"shared": 5.0, "own": 2.0})
-    (tmp_path / "params.yaml").write_text(
-        "runs:\n  fashion_mnist-sngp: {dataset: fashion_mnist, method: sngp, setting: small}\n"
-    )
-    (tmp_path / "params").mkdir()
-    return tmp_path
+    Path("params.yaml").write_text("runs: {fashion_mnist-sngp: {dataset: fashion_mnist, method: sngp, setting: small}}")
+    Path("params").mkdir()
 
 
-def test_pages_are_made_from_stored_scores(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["paper", "all"]) == 0
-    assert f"written: {PAGE}\n" in capsys.readouterr().out
+def test_pages_are_made_from_stored_scores(command: Callable[..., str]) -> None:
+    assert f"written: {PAGE}\n" in command("paper", "all")
     page = PAGE.read_text()
     assert "| DNN | — | 95.8 ± 0.19 | — | 0.028 ± 0.028 | 0.320 ± 0.010 | 0.183 ± 0.007 |" in page
     assert "| D-VBLL | — | 96.4 ± 0.12 | — | 0.022 ± 0.001 | 0.250 | 0.160 ± 0.001 |" in page
@@ -65,63 +57,38 @@ def test_pages_are_made_from_stored_scores(project: Path, capsys: pytest.Capture
     # two fits of the shared trajectory, each counted once, and the three fits of the two runs
     assert float(facts["seconds of fitting"]) == 2 * 5.0 + 2 * 0.5 + 2.0
     # equal scores give equal bytes; without the scores, the stored CSV gives the same bytes
-    first = {path: path.read_bytes() for path in Path("results").rglob("*.*")}
-    assert cli.main(["paper", "all"]) == 0
+    first = files("results")
+    command("paper", "all")
     Path("work").rename("gone")
     PAGE.write_text(page.replace("**37 cells", "**38 cells"))
-    assert cli.main(["paper", "all"]) == 0
-    assert {path: path.read_bytes() for path in Path("results").rglob("*.*")} == first
+    command("paper", "all")
+    assert files("results") == first
 
 
-def test_a_page_keeps_its_cells_when_the_project_has_fewer_runs(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def files(folder: str) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(folder).rglob("*.*") if path.is_file()}
+
+
+def test_a_page_keeps_its_cells_when_the_project_has_fewer_runs(command: Callable[..., str]) -> None:
     """For example, an overlay's runs were made in another clone. A page with as many cells as before is rewritten."""
-    assert cli.main(["paper", "all"]) == 0
+    assert "not changed" not in command("paper", "all")
     first, other = PAGE.read_bytes(), Path("results/inducing/table5-cifar10-on-fashion_mnist.csv")
-    assert "not changed" not in capsys.readouterr().out
     Path("work/identity/evaluate/fashion_mnist-d_vbll.json").unlink()
     other.write_text(other.read_text().replace("0.32", "0.99"))
-    assert cli.main(["paper", "all"]) == 0
-    said = capsys.readouterr().out
+    said = command("paper", "all")
     assert f"not changed, since the runs here fill fewer of its cells: {PAGE.with_suffix('.csv')}\n" in said
     assert said.count("not changed") == 1 and PAGE.read_bytes() == first and "0.99" not in other.read_text()
 
 
-def test_missing_lists_the_cells_that_can_be_made_and_writes_nothing(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["paper", "all"]) == 0
-    before = {path: path.read_bytes() for path in project.rglob("*.*") if path.is_file()}
+def test_missing_lists_the_cells_that_can_be_made_and_writes_nothing(command: Callable[..., str]) -> None:
+    command("paper", "all")
     record = Path("work/student/fashion_mnist-sngp.run.json")
     record.write_text(Path("work/student/fashion_mnist-d_vbll.run.json").read_text())
-    before[record.absolute()] = record.read_bytes()
-    capsys.readouterr()
-    assert cli.main(["paper", "all", "--missing"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    before = files(".")
+    said = command("paper", "all", "--missing").splitlines()
     at = said.index("vbll:table1 CIFAR10: 37 printed, 0 made, 2 on a stand-in")
     assert said[at + 1] == "  4 can be made: python -m pipeline repro, then paper all (7 s of fitting as recorded)"
     # two cells of this table, and the trained network's NLL in tables 3 and 7 of CIBER and table 5 of inducing weights
     printed = sum(len(path.read_text().splitlines()) - 1 for path in papers.HERE.glob("*.csv"))
     assert said[-1] == f"made: 5 of {printed}, 0 on the papers' data and 5 on a stand-in"
-    assert {path: path.read_bytes() for path in project.rglob("*.*") if path.is_file()} == before
-
-
-def test_options_that_do_not_go_together_are_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["all", "--dataset", "Boston"], ["all", "--splits", "2"], ["vbll:table2", "--missing"]):
-        assert cli.main(["paper", *words]) == 2
-        assert "paper: all takes no --dataset, --method or --splits, and a table takes no --missing" in (
-            capsys.readouterr().err
-        )
-    assert not Path("results").exists()
-
-
-@pytest.mark.process
-def test_the_list_of_missing_cells_imports_neither_ray_nor_mlflow() -> None:
-    script = (
-        "import sys; from pipeline import cli; code = cli.main(['paper', 'all', '--missing']); "
-        "sys.exit(code or int('ray' in sys.modules or 'mlflow' in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("made: ")
+    assert files(".") == before

@@ -26,15 +26,9 @@ def params(source: str) -> Params:
 
 def test_tables_that_share_a_params_file_show_only_their_own_runs() -> None:
     found = params("inducing-table2")
-    shown = {
-        name: [row.key for row in runs_of(papers.load(f"inducing:{name}"), dataset, ours(found))]
-        for name, dataset in (
-            ("table2", "CIFAR10"),
-            ("table5", "CIFAR10"),
-            ("table3", "CIFAR100"),
-            ("table7", "CIFAR100"),
-        )
-    }
+    datasets = {"table2": "CIFAR10", "table5": "CIFAR10", "table3": "CIFAR100", "table7": "CIFAR100"}
+    tables = {name: papers.load(f"inducing:{name}") for name in datasets}
+    shown = {name: [row.key for row in runs_of(tables[name], datasets[name], ours(found))] for name in datasets}
     own = ["deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u"]
     assert shown["table2"] == [f"cifar10-{key}" for key in own]
     assert shown["table5"] == [f"cifar10-{key}" for key in (*own, "ffg_u-128", "ensemble_u-128")]
@@ -61,11 +55,7 @@ def test_every_method_of_ritter_has_one_run_and_every_run_is_shown() -> None:
 
 
 def test_every_params_file_has_only_data_sets_of_its_table_and_names_its_command() -> None:
-    paths = sorted(
-        path
-        for paper in ("vbll", "inducing", "ciber", "vbpc", "dark_knowledge")
-        for path in ROOT.glob(f"params/paper/{paper}-*.yaml")
-    )
+    paths = sorted(ROOT.glob("params/paper/*-*.yaml"))
     assert len(paths) >= 12
     for path in paths:
         table = papers.load(path.stem.replace("-", ":", 1))

@@ -1,7 +1,12 @@
-"""Tables of papers, from data to our figures beside the paper's: shrunk params and small files of the real format."""
+"""Tables of papers, from data to our figures beside the paper's: shrunk params and small files of the real format.
+
+So is the one overlay that needs a GPU; the others have stored results.
+"""
 
 import csv
 import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,7 @@ from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.scores import Quantity
 from bdl_report import papers
-from pipeline import cli
+from pipeline.core import overlays
 from pipeline.core.params_files import read_params
 from pipeline.prepared import folders
 from pipeline.run import pool
@@ -81,39 +86,40 @@ def shrunk(value: Any, small: dict[str, int], key: str = "") -> Any:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project, small archives and releases of corrupted images, no tracking."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BDL_TRACKING", "off")
     monkeypatch.setattr(pool, "run", walk.run)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "data"))
-    for name in ("cifar10", "cifar100", "svhn", "stl10"):
-        monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, tmp_path / "data" / name))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(here / "data"))
+    for name in ("cifar10", "cifar100", "svhn", "stl10", "fashion_mnist"):
+        monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, here / "data" / name))
     monkeypatch.setattr(corrupt, "NAMES", KINDS)
     for name in ("cifar10", "cifar100"):
-        folder = tmp_path / "data" / f"{name}_corrupted"
+        folder = here / "data" / f"{name}_corrupted"
         folder.mkdir()
         for i, kind in enumerate(KINDS):
             np.save(folder / f"{kind}.npy", made.images(5 * CORRUPTED, (32, 32, 3), i))
-    (tmp_path / "params/paper").mkdir(parents=True)
-    return tmp_path
+    Path("params/paper").mkdir(parents=True)
+    return here
 
 
-def write(project: Path, name: str, raw: Any) -> None:
-    (project / f"params/paper/{name}.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-
-
-def small_file(project: Path, name: str, small: dict[str, int]) -> Any:
-    """Write a shrunk copy of a params file into ``project``, and return its content."""
-    raw = shrunk(read_params(ROOT / f"params/paper/{name}.yaml"), small)
-    write(project, name, raw)
+def write(name: str, raw: Any) -> Any:
+    Path(f"params/paper/{name}.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     return raw
 
 
-def run(table: str, capsys: pytest.CaptureFixture[str], *words: str) -> set[str]:
-    """Run a table, and return the stages that were done."""
-    assert cli.main(["paper", table, *words]) == 0, capsys.readouterr().err
-    return {line for line in capsys.readouterr().out.splitlines() if line.endswith(": done")}
+def small_file(name: str, small: dict[str, int]) -> Any:
+    """Write a shrunk copy of a params file, and return its content."""
+    return write(name, shrunk(read_params(ROOT / f"params/paper/{name}.yaml"), small))
+
+
+Run = Callable[..., set[str]]
+
+
+@pytest.fixture
+def run(project: Path, command: Callable[..., str]) -> Run:
+    """A function that runs a table, and returns the stages that were done."""
+    return lambda table, *words: {line for line in command("paper", table, *words).splitlines() if ": done" in line}
 
 
 def shown(path: Path) -> dict[tuple[str, str], dict[str, str]]:
@@ -123,23 +129,21 @@ def shown(path: Path) -> dict[tuple[str, str], dict[str, str]]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", FILES)
-def test_every_image_table_is_filled_and_no_stage_runs_twice(
-    name: str, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_image_table_is_filled_and_no_stage_runs_twice(name: str, run: Run) -> None:
     small, numbers, scored, expected = FILES[name]
     paper = name.partition("-")[0]
     part = ["--dataset", PART[paper]] if paper in PART else []
-    raw = small_file(project, name, small)
+    raw = small_file(name, small)
     done = set[str]()
     for number in numbers:
-        more = run(f"{paper}:table{number}", capsys, *part)
+        more = run(f"{paper}:table{number}", *part)
         assert not done & more, "made twice"
         done |= more
         known = papers.load(f"{paper}:table{number}")
         for dataset, figures in known.figures.items():
             if part and dataset != PART[paper]:
                 continue
-            stem = project / f"results/{known.folder}/table{number}-{known.names.datasets[dataset]}"
+            stem = Path(f"results/{known.folder}/table{number}-{known.names.datasets[dataset]}")
             text = stem.with_suffix(".md").read_text()
             assert text.count("not run") == len(NOT_RUN & {*figures}) and (paper == "vbll" or "nan" not in text)
             cells = shown(stem.with_suffix(".csv"))
@@ -148,7 +152,7 @@ def test_every_image_table_is_filled_and_no_stage_runs_twice(
             assert all(row["ours"] for (method, _), row in cells.items() if row["paper"] and method not in NOT_RUN)
     keys = [key for key in raw["runs"] if not part or key.startswith("cifar10-")]
     assert {f"evaluate@{key}: done" for key in keys} <= done
-    stored = scores.read(project / f"work/paper/{name}/evaluate/{scored}/scores.parquet")
+    stored = scores.read(Path(f"work/paper/{name}/evaluate/{scored}/scores.parquet"))
     assert expected <= {*scores.RunScores(stored).quantities}
 
 
@@ -170,27 +174,25 @@ def made_up(source: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("number", "dataset"), [(2, "Skillcraft"), (1, "Naval")])
 def test_a_uci_table_is_refused_without_its_file_and_filled_with_it(
-    number: int, dataset: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    number: int, dataset: str, run: Run, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The set has few rows, since an exact integral takes long for each test row. Table 2 is in normalised units."""
-    raw = small_file(project, f"ciber-table{number}", UCI)
+    raw = small_file(f"ciber-table{number}", UCI)
     table, second = papers.load(f"ciber:table{number}"), number + 4  # the table of RMSE
     key = table.names.datasets[dataset]
     monkeypatch.setitem(UCI_SIZES, key, (60, UCI_SIZES[key][1]))
-    assert cli.main(["paper", str(table), "--dataset", dataset]) == 2
-    assert "is missing" in capsys.readouterr().err
+    assert "is missing" in command("paper", table, "--dataset", dataset, code=2)
     made_up(raw["datasets"][key]["source"])
-    run(str(table), capsys, "--dataset", dataset)
-    found = shown(project / f"results/collapsed/table{number}-{key}.csv")
+    run(str(table), "--dataset", dataset)
+    found = shown(Path(f"results/collapsed/table{number}-{key}.csv"))
     built = {method for method in table.figures[dataset] if table.names.methods[method].method is not None}
     more = {"swa", "kfac_laplace", "dropout" if number == 2 else "ciber_second (input)"}  # not in the paper's table
     assert {method for method, _ in found} == {*table.figures[dataset]} | more
     assert {method for (method, _), row in found.items() if row["ours"]} == built | more
-    assert cli.main(["paper", f"ciber:table{second}", "--dataset", dataset]) == 0
-    assert "nothing to run" in capsys.readouterr().err
-    assert float(shown(project / f"results/collapsed/table{second}-{key}.csv")["SWAG", "rmse"]["ours"]) > 0
+    assert run(f"ciber:table{second}", "--dataset", dataset) == set(), "nothing to run"
+    assert float(shown(Path(f"results/collapsed/table{second}-{key}.csv"))["SWAG", "rmse"]["ours"]) > 0
     if number == 2:  # log p(z) of z = (y − m)/s is log p(y) + log s, with the s of the training rows
-        work = project / "work/paper/ciber-table2"
+        work = Path("work/paper/ciber-table2")
         stored = pq.read_table(work / f"evaluate/{key}-deterministic/scores.parquet").to_pylist()
         (own,) = [row["value"] for row in stored if (row["set"], row["metric"]) == ("test", "log_likelihood")]
         spread = math.log(np.std(folders.load_fit(work / f"prepare/{key}", 0, final=True).train.targets))
@@ -198,29 +200,27 @@ def test_a_uci_table_is_refused_without_its_file_and_filled_with_it(
         assert float(found["SGD", "log_likelihood_normalised"]["ours"]) == pytest.approx(own + spread, abs=1e-5)
 
 
-def test_the_second_step_of_vbpc_table_9_makes_a_coreset_of_40_rows(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_second_step_of_vbpc_table_9_makes_a_coreset_of_40_rows(run: Run) -> None:
     """Two methods after two steps of VBPC's table 9: the second step's coreset also has the rows of the first."""
-    raw = small_file(project, "vbpc-table9", VBPC)
+    raw = small_file("vbpc-table9", VBPC)
     for dataset in raw["datasets"].values():
         dataset["validation"] = 0  # most classes have one row
-    write(project, "vbpc-table9", raw)
-    run("vbpc:table9", capsys, "--dataset", "CIFAR100 (40 classes)", "--method", "BPC-CD (ipc 20),VBPC (ipc 20)")
-    cells = shown(project / "results/vbpc/table9-cifar100-40-classes.csv")
+    write("vbpc-table9", raw)
+    run("vbpc:table9", "--dataset", "CIFAR100 (40 classes)", "--method", "BPC-CD (ipc 20),VBPC (ipc 20)")
+    cells = shown(Path("results/vbpc/table9-cifar100-40-classes.csv"))
     ours = {method: float(row["ours"]) for (method, _), row in cells.items() if row["ours"]}
     assert ours.keys() == {"BPC-CD (ipc 20)", "VBPC (ipc 20)"} and all(0 <= percent <= 100 for percent in ours.values())
     for method in ("bpc_cd", "vbpc"):
-        place = project / f"work/paper/vbpc-table9/coreset/cifar100-40-classes-{method}/0-0.safetensors"
+        place = Path(f"work/paper/vbpc-table9/coreset/cifar100-40-classes-{method}/0-0.safetensors")
         assert len(load_file(place)["labels"]) == 40  # one row a class
 
 
-def test_four_tables_of_vbpc_use_the_same_two_coresets(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_four_tables_of_vbpc_use_the_same_two_coresets(run: Run) -> None:
     """On CIFAR-10: tables of other networks, corruptions and unseen data; each coreset is made once."""
-    raw = small_file(project, "vbpc-table1", VBPC)
+    raw = small_file("vbpc-table1", VBPC)
     for section in ("datasets", "trajectories", "coresets", "runs"):  # test_params_files.py checks the others
         raw[section] = {key: value for key, value in raw[section].items() if key.partition("-")[0] == "cifar10"}
-    write(project, "vbpc-table1", raw)
+    write("vbpc-table1", raw)
     done = set[str]()
     for number, methods in (
         (4, ["BPC-CD (VGG11-GN)", "VBPC (AlexNet-NN)", "BPC-CD (Conv-BN)"]),
@@ -228,10 +228,10 @@ def test_four_tables_of_vbpc_use_the_same_two_coresets(project: Path, capsys: py
         (3, ["BPC-CD (ipc 10)"]),
         (10, ["BPC-CD (ipc 10)"]),
     ):
-        more = run(f"vbpc:table{number}", capsys, "--dataset", "CIFAR10", "--method", ",".join(methods))
+        more = run(f"vbpc:table{number}", "--dataset", "CIFAR10", "--method", ",".join(methods))
         assert not done & more and bool(more) == (number in (2, 4)), "made twice"
         done |= more
-        cells = shown(project / f"results/vbpc/table{number}-cifar10.csv")
+        cells = shown(Path(f"results/vbpc/table{number}-cifar10.csv"))
         for method in methods:
             ours = {metric for (name, metric), row in cells.items() if name == method and row["ours"]}
             wanted = {m for m in papers.load(f"vbpc:table{number}").metrics("CIFAR10") if "TinyImageNet" not in m}
@@ -239,3 +239,31 @@ def test_four_tables_of_vbpc_use_the_same_two_coresets(project: Path, capsys: py
     assert {line for line in done if line.startswith("coreset@")} == {
         f"coreset@cifar10-{method}-ipc10: done" for method in ("bpc_cd", "vbpc")
     }
+
+
+@pytest.mark.soak
+def test_the_runs_of_the_overlay_that_needs_a_gpu_are_made_and_scored(project: Path) -> None:
+    """params/inducing-fashion_mnist.yaml on few rows."""
+    shutil.copy(ROOT / "params.yaml", "params.yaml")
+    for name in ("comparison", "inducing-fashion_mnist"):
+        overlays.apply(ROOT / f"params/{name}.yaml")
+    raw = yaml.safe_load(Path("params.yaml").read_text())
+    own = {"methods": {name: raw["methods"][name] for name in ("ffg_w", "ffg_u", "ensemble_u")}}
+    for section in ("trajectories", "runs"):
+        own[section] = {key: run for key, run in raw[section].items() if "resnet" in key}
+    raw["datasets"]["fashion_mnist"] |= {"validation": 10, "corrupted_images": 2, "ood": ["digits"]}
+    own = shrunk(own, VBLL | FEW | {"validation_draws": 2, "seeds": 2})
+    own["runs"]["fashion_mnist-resnet-ensemble"]["seeds"] = 1
+    raw |= {"teachers": {}, "coresets": {}, **own, "methods": raw["methods"] | own["methods"]}
+    Path("params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    walk.stage("prepare", "fashion_mnist")
+    walk.stage("trajectory", "fashion_mnist-resnet")
+    assert len(own["runs"]) == 5
+    expected = {("test", None, None), ("cost", None, None), ("ood", "digits", None)}
+    expected |= {("corrupted", kind, severity) for kind in KINDS for severity in range(1, 6)}
+    for run in own["runs"]:
+        walk.stage("student", run)
+        walk.stage("evaluate", run)
+        stored = pq.read_table(f"work/evaluate/{run}/scores.parquet").to_pylist()
+        assert expected == {(row["set"], row["name"], row["severity"]) for row in stored}
+        assert {"accuracy", "ece"} <= {row["metric"] for row in stored}

@@ -78,24 +78,18 @@ def write(folder: Path, params: Mapping[str, object]) -> None:
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
 
 
+OWN, METRIC = {"student@stripes-snapshots", "evaluate@stripes-snapshots"}, {"scores@stripes-snapshots", "report"}
+
+
 @pytest.mark.parametrize(
     ("file", "stale"),
     [
-        ("method", {"student@stripes-snapshots", "evaluate@stripes-snapshots"}),
+        ("method", OWN),
         # all of sgd, of which one run has this network: DVC knows the code of a method, not of a run
-        (
-            "network",
-            {
-                *("trajectory@stripes-sgd", "trajectory@digits-sgd", "trajectory@boston-sgd"),
-                *("student@stripes-snapshots", "evaluate@stripes-snapshots"),
-            },
-        ),
+        ("network", OWN | {f"trajectory@{data}-sgd" for data in ("stripes", "digits", "boston")}),
         ("source", {"prepare@stripes"}),
         ("score", {"evaluate@stripes-snapshots", "evaluate@digits-ensemble"}),  # boston has no other data
-        (
-            "metric",  # neither a fit nor an evaluation
-            {*(f"scores@{run}" for run in ("stripes-snapshots", "digits-ensemble", "boston-deterministic")), "report"},
-        ),
+        ("metric", METRIC | {"scores@digits-ensemble", "scores@boston-deterministic"}),  # no fit and no evaluation
     ],
 )
 def test_a_change_of_a_plugin_makes_only_the_stages_that_use_it_stale(

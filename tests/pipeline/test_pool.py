@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,17 +14,16 @@ from pool_cases import UNTRACKED, plan_of, starter, waiting
 from pipeline.plan.plan import ancestors, descendants
 from pipeline.run import children, pool
 from pipeline.run.pool import Outcome, priorities
+from tests.pipeline import background
 
 pytestmark = pytest.mark.process
 GRAPH = plan_of({"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": []})
-HERE = Path(__file__).parent
+CASES = Path(__file__).with_name("pool_cases.py")
 
 
 @pytest.fixture(autouse=True)
-def _no_preload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _no_preload(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     monkeypatch.setattr(children, "PRELOAD", ("pool_work",))  # a stage here needs nothing else
-    monkeypatch.chdir(tmp_path)
-    yield
 
 
 def run(tmp_path: Path, acts: dict[str, str] | None = None, jobs: int = 2, todo: str = "") -> Outcome:
@@ -52,33 +50,26 @@ def test_every_stage_runs_after_the_stages_that_it_needs(tmp_path: Path, jobs: i
     assert set(json.loads((tmp_path / ".state/seconds.json").read_text())) == set(GRAPH)
 
 
-def test_only_the_requested_stages_run(tmp_path: Path) -> None:
-    run(tmp_path, todo="de")
-    assert sorted(order(tmp_path)) == ["d", "e"]
+def test_only_the_requested_stages_run_and_a_stage_that_was_up_to_date_is_listed_apart(tmp_path: Path) -> None:
+    outcome = run(tmp_path, {"e": "same"}, jobs=1, todo="de")
+    assert sorted(order(tmp_path)) == ["d", "e"] and outcome.same == ["e"] and outcome.done == ["d"]
 
 
 def test_only_the_descendants_of_a_failed_stage_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / ".state").touch()  # a history that cannot be written hides no failure
     outcome = run(tmp_path, {"b": "refuse"})
     assert sorted(outcome.done) == ["a", "c", "e"]
     assert outcome.failed == {"b": ["b speaks", "b: no such file"]}
     assert outcome.skipped == {"d"} and outcome.left({"b": "x", "c": "y"}) == {"b": "x"}
 
 
-def test_an_unexpected_error_is_shown_with_its_traceback(tmp_path: Path) -> None:
-    outcome = run(tmp_path, {"b": "break"})
-    assert outcome.failed["b"][-1] == "ValueError: a bug" and "Traceback" in "".join(outcome.failed["b"])
-
-
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
 def test_a_crash_is_a_failure_that_names_the_signal(tmp_path: Path, name: str) -> None:
-    outcome = run(tmp_path, {"b": name})
+    """An unexpected error has its traceback."""
+    outcome = run(tmp_path, {"b": name, "e": "break"})
     assert order(tmp_path).count("b") == 1
     assert outcome.failed["b"][-1].startswith(f"ended by {name};") and outcome.skipped == {"d"}
-
-
-def test_a_stage_that_was_up_to_date_is_listed_apart_from_the_done_stages(tmp_path: Path) -> None:
-    outcome = run(tmp_path, {"b": "same"}, jobs=1)
-    assert outcome.same == ["b"] and sorted(outcome.done) == ["a", "c", "d", "e"]
+    assert outcome.failed["e"][-1] == "ValueError: a bug" and "Traceback" in "".join(outcome.failed["e"])
 
 
 def test_the_stage_with_the_longest_path_runs_first(tmp_path: Path) -> None:
@@ -91,49 +82,23 @@ def test_the_stage_with_the_longest_path_runs_first(tmp_path: Path) -> None:
         assert order(tmp_path)[0] == first
 
 
-def test_an_unwritable_history_hides_no_failure(tmp_path: Path) -> None:
-    (tmp_path / ".state").touch()
-    assert run(tmp_path, {"b": "refuse"}).failed["b"][-1] == "b: no such file"
-
-
 def command(tmp_path: Path, act: str = "hang", jobs: int = 2, out: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
-    paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "src")])
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "pool_cases.py"), str(tmp_path), act, str(jobs)],
-        stderr=subprocess.PIPE,
-        stdout=out,
-        text=True,
-        env=os.environ | {"PYTHONPATH": paths},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
+    return background.start([sys.executable, str(CASES), str(tmp_path), act, str(jobs)], tmp_path, stdout=out)
 
 
-def left(pids: list[int]) -> list[psutil.Process]:
-    """The processes that still run after all have had time to end."""
-    found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(found, timeout=60)
-    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_leaves_no_process_of_a_command_started_with_sigint_ignored(
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_an_ended_command_that_was_started_with_sigint_ignored_leaves_no_process(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    started = command(tmp_path)
-    with waiting(tmp_path, "a", "b") as pids:
-        os.kill(started.pid, number)
-        _, said = started.communicate()
-    assert started.returncode != 0 and "KeyboardInterrupt" in said
-    assert left(pids) == []
-
-
-def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
     """The stages end although they wait and print nothing more; the processes that they started end, too."""
     started = command(tmp_path)
     with waiting(tmp_path, "a", "b") as pids:
-        os.kill(started.pid, signal.SIGKILL)
-        started.communicate()
-    assert left(pids) == []
+        os.kill(started.pid, number)
+        _, error = started.communicate()
+    assert started.returncode != 0 and ("KeyboardInterrupt" in error or number == signal.SIGKILL)
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(processes, timeout=60)  # all have time to end
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_the_work_continues_when_the_reader_of_the_output_has_ended(tmp_path: Path) -> None:

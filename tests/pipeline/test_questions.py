@@ -1,6 +1,8 @@
 """The stage that scores stored predictions, and the report's pages of questions, against computation by hand."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,29 +24,18 @@ from tests.report.test_report import Page
 CLASSES, ROWS = 4, 400
 
 
-class Run:
+def run_of(dataset: str, name: str) -> Any:
     """The part of an entry of ``runs`` that the stage reads."""
-
-    def __init__(self, dataset: str, method: str) -> None:
-        self.spec, self.method = self, self
-        self.dataset, self.name, self.setting = dataset, method, "s"
+    spec = SimpleNamespace(dataset=dataset, setting="s")
+    return SimpleNamespace(spec=spec, method=SimpleNamespace(name=name), dataset=dataset, name=name)
 
 
-class Params:
-    """The part of params.yaml that the stage reads."""
-
-    seed = 3
-
-    def __init__(self, runs: dict[str, Run]) -> None:
-        self.runs = runs
-
-    def run(self, kind: str, key: str) -> Run:
-        return self.runs[key]
-
-
-class Stage:
-    def __init__(self, key: str) -> None:
-        self.key = key
+def score(key: str, runs: dict[str, Any]) -> RunInfo:
+    """Run the stage, and return what the report reads of the run."""
+    params = SimpleNamespace(seed=3, runs=runs, run=lambda kind, key: runs[key])
+    stage.run(SimpleNamespace(key=key), params, None, None)  # type: ignore[arg-type]
+    evaluated, scored = (places.artifact(kind, key) for kind in ("evaluate", "scores"))
+    return RunInfo(key, runs[key].dataset, runs[key].name, "s", evaluated, scores=scored)
 
 
 def classes(sharp: float, noise: float, seed: int = 0) -> pa.Table:
@@ -78,7 +69,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
     root = tmp_path_factory.mktemp("questions")
     fits = {f"c-{name}": {(0, seed): classes(*how, seed) for seed in range(3)} for name, how in CASES.items()}
     fits |= {f"v-{name}": {(split, 0): values(width, split) for split in range(3)} for name, width in WIDTHS.items()}
-    about = {key: Run("images" if key[0] == "c" else "rows", key[2:]) for key in fits}
+    about = {key: run_of("images" if key[0] == "c" else "rows", key[2:]) for key in fits}
     found = []
     with places.rooted(root):
         for key, by_fit in fits.items():
@@ -89,9 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
                 pq.write_table(scores.table(of.dataset, of.name, "s", figures), folder / "scores.parquet")
                 tables_ = [scores.of_fit(table, *fit) for fit, table in by_fit.items()]
                 pq.write_table(pa.concat_tables(tables_), folder / "predictions.parquet")
-            stage.run(Stage(key), Params(about), None, None)  # type: ignore[arg-type]
-            both = [places.artifact(kind, key) for kind in ("evaluate", "scores")]
-            found.append(RunInfo(key, of.dataset, of.name, "s", both[0], scores=both[1]))
+            found.append(score(key, about))
     return found
 
 
@@ -123,12 +112,12 @@ def test_the_scores_equal_a_direct_computation_from_the_stored_predictions(runs:
 
 def test_equal_predictions_of_two_runs_get_equal_scores(runs: list[RunInfo]) -> None:
     """The halves of the rows that are drawn at random are the same for all runs."""
-    about = {key: Run("images", key) for key in ("a", "b")}
+    about = {key: run_of("images", key) for key in ("a", "b")}
     with places.rooted(runs[0].evaluate.parents[1]):
         for key in about:
             with artifacts.publish(places.artifact("evaluate", key), "evaluate") as folder:
                 pq.write_table(scores.of_fit(classes(1.0, 0.0), 0, 0), folder / "predictions.parquet")
-            stage.run(Stage(key), Params(about), None, None)  # type: ignore[arg-type]
+            score(key, about)
         one, other = (scores.read(places.artifact("scores", key) / "scores.parquet") for key in about)
     assert one["value"].equals(other["value"]) and len(one) > 20
 
@@ -208,20 +197,17 @@ def stored_rows(fits: list[StoredFit]) -> pa.Table:
 def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: Path) -> None:
     """Areas are as in scikit-learn, errors are over seeds; a run without stored rows is in no table by score."""
     fits = {"whole": [several(0)], "bare": [several(seed, features=False) for seed in range(2)], "absent": []}
-    runs, about = [], {name: Run("fashion_mnist", name) for name in fits}
+    runs, about = [], {name: run_of("fashion_mnist", name) for name in fits}
     with places.rooted(tmp_path):
         for name, seeds in fits.items():
-            figures = [
-                Score(0, 0, Quantity("auroc", "ood", set_, score="max_prob"), 0.5, 50) for set_ in ("held_out", "noise")
-            ]
+            of = [Quantity("auroc", "ood", set_, score="max_prob") for set_ in ("held_out", "noise")]
+            figures = [Score(0, 0, quantity, 0.5, 50) for quantity in of]
             with artifacts.publish(places.artifact("evaluate", name), "evaluate") as folder:
                 pq.write_table(scores.table("fashion_mnist", name, "s", figures), folder / "scores.parquet")
                 pq.write_table(scores.of_fit(classes(1.0, 0.0), 0, 0), folder / "predictions.parquet")
                 if seeds:
                     pq.write_table(stored_rows(seeds), folder / "unfamiliar.parquet")
-            stage.run(Stage(name), Params(about), None, None)  # type: ignore[arg-type]
-            both = [places.artifact(kind, name) for kind in ("evaluate", "scores")]
-            runs.append(RunInfo(name, "fashion_mnist", name, "s", both[0], scores=both[1]))
+            runs.append(score(name, about))
     said, grids = question_pages.unseen(tables.gather(runs))
 
     for sentence, group, sets in zip(said, ("near", "far"), ("held_out", "noise"), strict=True):

@@ -21,9 +21,9 @@ from pipeline.core.settings import Settings
 from pipeline.search import study, tune, tuner
 from pipeline.work import cluster
 from tests import buckets
+from tests.pipeline import background
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 pytestmark = pytest.mark.ray
 
 
@@ -88,7 +88,6 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-PATH = ":".join(map(str, (HERE, ROOT, ROOT / "src")))
 ASKED = ["tune", "shift", "--dataset", "toy", "--samples", "3", "--max-concurrent", "1"]
 
 
@@ -100,29 +99,15 @@ def on_this_ray(folder):
     """Return the environment of a process that joins the Ray of these tests."""
     import ray
 
-    return {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(folder),
-        "PYTHONPATH": PATH,
-        "OMP_NUM_THREADS": "1",
-        "BDL_TRACKING": "off",
-        "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the head of these tests listens on 127.0.0.1 alone
-    }
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1", "BDL_TRACKING": "off"}
+    env |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    return env | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the head of these tests listens on 127.0.0.1 alone
 
 
 def started(folder, handler, env=None):
     """Start a search with SIGINT ignored, as a shell without job control does, and wait until it works."""
     (folder / "hold").touch()
-    process = subprocess.Popen(
-        command(handler),
-        cwd=folder,
-        env=env or on_this_ray(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
+    process = background.start(command(handler), folder, env or on_this_ray(folder))
     while not (folder / "hold.waits").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
@@ -159,7 +144,12 @@ def test_a_search_stopped_by_sigterm_resumes_and_gets_the_same_scores(toy, trial
     with pytest.raises(UserError, match="holds no unfinished search"):
         search(resume=True)
     search()
-    resumed, undisturbed = ([(dict(t.sampled), dict(t.scores), t.milestone) for t in call] for call in trials)
+    assert_equal(*trials)
+
+
+def assert_equal(*calls):
+    """Two calls of Ray Tune have the same three trials."""
+    resumed, undisturbed = ([(dict(t.sampled), dict(t.scores), t.milestone) for t in call] for call in calls)
     assert resumed == undisturbed and len(resumed) == 3
 
 
@@ -175,8 +165,7 @@ def test_a_killed_search_resumes_and_gets_the_same_scores(toy, trials):
     (toy / "hold").unlink()
     search(resume=True)
     search()
-    resumed, undisturbed = ([(dict(t.sampled), dict(t.scores), t.milestone) for t in call] for call in trials)
-    assert resumed == undisturbed and len(resumed) == 3
+    assert_equal(*trials)
 
 
 def test_a_search_is_tracked_and_its_winner_is_merged_into_params(toy, trials, monkeypatch, capsys):
@@ -234,16 +223,8 @@ def test_a_study_whose_trials_failed_is_resumed_and_written(toy, monkeypatch):
     (toy / "fault").touch()
     path = toy / "params/study/fake-shift.yaml"
     path.parent.mkdir(parents=True)
-    asked = {
-        "method": "shift",
-        "dataset": "toy",
-        "overlay": {},
-        "grid": {"inner.shift": [-4.5, tune_cases.IN_FORCE]},
-        "seeds": 2,
-        "metrics": ["nll", "rmse"],
-        "figure": [{"x": "inner.shift"}],
-    }
-    path.write_text(yaml.safe_dump(asked))
+    grid = f"{{inner.shift: [-4.5, {tune_cases.IN_FORCE}]}}, figure: [{{x: inner.shift}}], overlay: {{}}"
+    path.write_text(f"{{method: shift, dataset: toy, seeds: 2, metrics: [nll, rmse], grid: {grid}}}")
     place = path.relative_to(toy)
     with pytest.raises(UserError, match=r"2 trials failed \(continue with --resume\): RuntimeError: a fault"):
         study.study(place)
@@ -263,7 +244,7 @@ def test_a_study_whose_trials_failed_is_resumed_and_written(toy, monkeypatch):
 def test_another_machine_resumes_a_search_from_a_bucket(made, toy, tmp_path_factory):
     """The first process is stopped; its search reaches the second project through the bucket alone."""
     with buckets.served("searches") as (keys, client):
-        env = {**os.environ, **keys, "BDL_SEARCHES": "s3://searches/x", "PYTHONPATH": PATH}
+        env = {**os.environ, **keys, "BDL_SEARCHES": "s3://searches/x", "PYTHONPATH": background.PATHS}
         _, code = stop(started(toy, "ignored", env), signal.SIGTERM)
         assert code == 130
         (toy / "hold").unlink()

@@ -12,12 +12,12 @@ import pytest
 from bdl_pipe.errors import UserError
 from pipeline.core.settings import Settings
 from pipeline.work import choose, preflight
-from pipeline.work.display import Display
 from pipeline.work.executor import Executor, Task
 from pipeline.work.store import Store
 from tests import buckets
 from tests.buckets import SECRET
 from tests.pipeline import fake_work
+from tests.pipeline.fake_work import run
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +54,13 @@ def continues(start: Callable[[Settings], Executor], address: str, tmp_path: Pat
     stages = [machine(tmp_path / name) for name in ("one", "two")]
     task, fuse = Task("a", 100, ("stop",)), str(tmp_path / "fuse")
     try:
-        with Display("steps") as display:
-            with pytest.raises(UserError, match="stopped"):
-                executor.map(fake_work.steps, [task], shared={"stop": True}, display=display, store=stages[0])
-            assert not list((tmp_path / "one").rglob("*.part"))
-            assert stages[1].sharing(address).load("a")
-            shutil.rmtree(tmp_path / "one")
-            (done,) = executor.map(
-                fake_work.steps, [Task("a", 200, ("fuse",))], shared={"fuse": fuse}, display=display, store=stages[1]
-            )
+        with pytest.raises(UserError, match="stopped"):
+            run(executor, fake_work.steps, task, shared={"stop": True}, store=stages[0])
+        assert not list((tmp_path / "one").rglob("*.part"))
+        assert stages[1].sharing(address).load("a")
+        shutil.rmtree(tmp_path / "one")
+        longer = Task("a", 200, ("fuse",))
+        (done,) = run(executor, fake_work.steps, longer, shared={"fuse": fuse}, store=stages[1])
     finally:
         executor.close()
     assert done.result.tensors["sum"] == 20_100
@@ -79,9 +77,8 @@ def test_a_bucket_keeps_checkpoints_and_a_missing_bucket_is_named(s3: str, tmp_p
     store.save("a", b"1")
     assert pickle.loads(pickle.dumps(store)).load("a") == b"1" and SECRET.encode() not in pickle.dumps(store)
     at = re.escape(os.environ["AWS_ENDPOINT_URL"])
-    with pytest.raises(
-        UserError, match=rf"^BDL_CHECKPOINTS=s3://none/x: cannot be written \(at {at}\): there is no such bucket"
-    ) as said:
+    missing = rf"^BDL_CHECKPOINTS=s3://none/x: cannot be written \(at {at}\): there is no such bucket"
+    with pytest.raises(UserError, match=missing) as said:
         preflight(Settings(checkpoints="s3://none/x"))
     assert SECRET not in str(said.value)
 

@@ -18,6 +18,10 @@ from pipeline.plan.plan import plan
 FREE = Driver(task=0, message=0, checkpoint=0, byte=0, warm=0, cold=0, stage=0, record=0)
 
 
+def spans(stages: list[Stage], cluster: Cluster, driver: Driver = FREE) -> float:
+    return simulate(stages, cluster, driver).makespan
+
+
 def test_equal_tasks_fill_the_slots_in_rounds() -> None:
     came = simulate([Stage("a", (10.0,) * 7)], Cluster(1, slots=2), FREE)
     assert (came.makespan, came.busy, came.paid) == pytest.approx((40.0, 70.0, 80.0))
@@ -31,23 +35,19 @@ def test_a_stage_waits_for_its_needs_and_the_longest_chain_runs_first() -> None:
         assert came.stages == (at_once or 3)
 
 
-def test_tasks_in_the_driver_take_no_slot() -> None:
+def test_the_work_of_the_driver_and_of_cold_workers_adds_to_the_time() -> None:
+    """Its tasks take no slot, it works for one task after another, and a message delays none; a worker is cold once
+    for each stage and slot."""
     stages = [Stage("a", (10.0,)), Stage("b", (3.0, 4.0), here=True)]
-    assert simulate(stages, Cluster(1, slots=1), FREE).makespan == pytest.approx(10.0)
-    assert simulate(stages[1:], Cluster(1, slots=1), FREE).makespan == pytest.approx(7.0)
-
-
-def test_the_driver_works_for_one_task_after_another() -> None:
+    assert spans(stages, Cluster(1, slots=1)) == pytest.approx(10.0)
+    assert spans(stages[1:], Cluster(1, slots=1)) == pytest.approx(7.0)
     driver = Driver(task=1, message=0, checkpoint=0, byte=0, warm=0.5, cold=2, stage=3, record=0.25)
-    came = simulate([Stage("a", (1.0,) * 100)], Cluster(100, slots=1), driver)
-    assert came.makespan == pytest.approx(3 + 100 + 2 + 1 + 0.25)
-
-
-def test_a_worker_is_cold_once_for_each_stage_and_slot() -> None:
-    driver = replace(FREE, warm=1.0, cold=10.0)
+    assert spans([Stage("a", (1.0,) * 100)], Cluster(100, slots=1), driver) == pytest.approx(3 + 100 + 2 + 1 + 0.25)
+    driver, messages = replace(FREE, warm=1.0, cold=10.0), replace(FREE, message=1.0)
+    assert spans([Stage("a", (100.0,) * 50)], Cluster(50, slots=1, every=10.0), messages) == pytest.approx(100.0)
     stages = [Stage("a", (5.0,) * 4), Stage("b", (5.0,), frozenset({"a"}))]
-    assert simulate(stages[:1], Cluster(1, slots=2), driver).makespan == pytest.approx(10 + 5 + 1 + 5)
-    assert simulate(stages, Cluster(1, slots=2), driver).makespan == pytest.approx(10 + 5 + 1 + 5 + 10 + 5)
+    assert spans(stages[:1], Cluster(1, slots=2), driver) == pytest.approx(10 + 5 + 1 + 5)
+    assert spans(stages, Cluster(1, slots=2), driver) == pytest.approx(10 + 5 + 1 + 5 + 10 + 5)
 
 
 @pytest.mark.parametrize("tasks", [1, 4, 64])
@@ -76,21 +76,12 @@ def test_each_stage_has_its_own_hub_and_all_stages_share_one_wire() -> None:
     assert came.makespan == pytest.approx(4 * 99, rel=0.03) and came.peak == pytest.approx(NETWORK, rel=0.03)
 
 
-def test_a_trial_keeps_a_checkpoint_after_each_part_but_the_last() -> None:
-    came = simulate([Stage("a", (100.0, 7.0), checkpoint=1e6, parts=4)], Cluster(2, slots=1), FREE)
-    assert came.into == 6e6
-
-
-def test_a_result_goes_through_the_hub_and_over_the_wire_twice() -> None:
+def test_checkpoints_and_results_go_over_the_wire() -> None:
+    """A trial keeps a checkpoint after each part but the last; a result goes over the wire twice."""
+    assert simulate([Stage("a", (100.0, 7.0), checkpoint=1e6, parts=4)], Cluster(2, slots=1), FREE).into == 6e6
     came = simulate([Stage("a", (1.0,) * 10, result=1e6)], Cluster(10, slots=1), replace(FREE, byte=1e-5))
     assert came.makespan == pytest.approx(1 + 10 * 10, rel=0.01)
     assert (came.into, came.held) == (2e7, 1e7)
-
-
-def test_messages_delay_no_task() -> None:
-    driver = replace(FREE, message=1.0)
-    came = simulate([Stage("a", (100.0,) * 50)], Cluster(50, slots=1, every=10.0), driver)
-    assert came.makespan == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize(("data", "rounds", "from_driver"), [("wire", 8, 8), ("tree", 4, 1), ("store", 2.5, 0)])

@@ -11,13 +11,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import chdir
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-import yaml
 
 from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
@@ -29,16 +30,16 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.training.loop import OptimiserConfig
 from pipeline.core import places, records
 from pipeline.core.load import load as load_params
-from pipeline.core.model import Params
 from pipeline.core.settings import Settings
 from pipeline.plan import sources
 from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
-from pipeline.stages import prepare, report
+from pipeline.stages import report
 from pipeline.work.executor import Done, Inline, Task
+from tests.pipeline import walk
 from tests.pipeline.fake_work import REGISTRY
-from tests.pipeline.test_params import several
+from tests.pipeline.params_cases import params
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(executor="inline", checkpoint_seconds=0.0)
@@ -49,13 +50,8 @@ ROW = {"dataset": "boston", "method": "walk", "seeds": 2, "input": "prepare/bost
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with params.yaml and boston prepared."""
-    folder = tmp_path_factory.mktemp("stage")
-    raw = several()
-    raw |= {"teachers": {"b-walk": ROW}, "coresets": raw["coresets"] | {"b-walk": ROW}}
-    (folder / "params.yaml").write_text(yaml.safe_dump(raw))
-    with chdir(folder):
-        prepare.run(one("prepare", "boston", load()), load(), Inline(SETTINGS), SETTINGS)
-    return folder
+    raw = params("several", teachers={"b-walk": ROW}, coresets={"b-walk": ROW})
+    return walk.prepared(tmp_path_factory.mktemp("stage"), raw, registry=REGISTRY)
 
 
 @pytest.fixture
@@ -64,8 +60,7 @@ def there(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return prepared
 
 
-def load() -> Params:
-    return load_params(Path("params.yaml"), REGISTRY)
+load = partial(load_params, registry=REGISTRY)
 
 
 def fit(kind: str, key: str) -> None:
@@ -113,23 +108,18 @@ def test_a_student_gets_one_input_member_and_stores_its_schema_and_transforms(th
 
 def test_a_student_of_several_inputs_counts_the_seconds_of_each_input_once(there: Path) -> None:
     """Each of two members takes half of two trajectories; one that its coreset was made from, too, counts once."""
-    for kind, key in (("trajectory", "b-walk"), ("coreset", "b-pair"), ("student", "b-pair")):
+    made = (("trajectory", "b-walk"), ("coreset", "b-pair"), ("student", "b-pair"))
+    for kind, key in made:
         fit(kind, key)
-    trajectories, coresets, students = (
-        artifacts.load(places.artifact(kind, key), kind)
-        for kind, key in (("trajectory", "b-walk"), ("coreset", "b-pair"), ("student", "b-pair"))
-    )
+    trajectories, coresets, students = (artifacts.load(places.artifact(kind, key), kind) for kind, key in made)
     assert students.manifest["about"]["input"] == {"trajectory": "trajectory/b-walk", "coreset": "coreset/b-pair"}
-    steps, distilled, own = (
-        records.read(kind, key)["seconds"]
-        for kind, key in (("trajectory", "b-walk"), ("coreset", "b-pair"), ("student", "b-pair"))
-    )
+    steps, distilled, own = (records.read(kind, key)["seconds"] for kind, key in made)
     assert len(own) == 4
     for name, seconds in own.items():
-        made = students.state(name)
-        assert made.config["kinds"] == ["coreset", "trajectory"]
-        assert torch.equal(made.tensors["coreset"], coresets.state(name).tensors["x"])
-        assert torch.equal(made.tensors["trajectories"], trajectories.state(name).tensors["x"][None])
+        student = students.state(name)
+        assert student.config["kinds"] == ["coreset", "trajectory"]
+        assert torch.equal(student.tensors["coreset"], coresets.state(name).tensors["x"])
+        assert torch.equal(student.tensors["trajectories"], trajectories.state(name).tensors["x"][None])
         total = seconds + distilled[name] + steps[name]
         assert records.read("student", "b-pair")["total_seconds"][name] == pytest.approx(total)
 
@@ -156,12 +146,12 @@ def test_a_damaged_record_is_an_error_before_the_work(
 
 
 def test_a_missing_input_is_refused(there: Path) -> None:
-    with pytest.raises(ArtifactError, match="there is no prepare artifact here"):
-        os.rename("work/prepare", "work/elsewhere")
-        try:
+    os.rename("work/prepare", "work/elsewhere")
+    try:
+        with pytest.raises(ArtifactError, match="there is no prepare artifact here"):
             fit("teacher", "b-walk")
-        finally:
-            os.rename("work/elsewhere", "work/prepare")
+    finally:
+        os.rename("work/elsewhere", "work/prepare")
 
 
 @pytest.mark.parametrize("at", [1, 3, 6])
@@ -171,16 +161,8 @@ def test_a_full_disk_leaves_the_old_artifact_and_nothing_else(
     fit("teacher", "b-walk")
     place = places.artifact("teacher", "b-walk")
     before, beside = files(place), sorted(p.name for p in place.parent.iterdir())
-    fsync, count = os.fsync, 0
-
-    def full(descriptor: int) -> None:
-        nonlocal count
-        count += 1
-        if count > at:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full)
+    full = [None] * at + [OSError(errno.ENOSPC, "No space left on device")] * 99
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     monkeypatch.setattr(places, "STATE", there / "ample")
     quiet = Settings(executor="inline", checkpoint_seconds=1e6)
     with pytest.raises(UserError, match="the disk is full; nothing was written"):
@@ -264,21 +246,19 @@ def kill_at(pattern: str, time: int, work: Callable[[], None]) -> None:
 
 def test_a_stage_loads_its_data_for_a_final_fit(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A final fit uses training and validation rows, as fit_rows says; only a search holds validation rows apart."""
-    asked = []
-    load = fit_stage.prepared.load_fits
-    monkeypatch.setattr(fit_stage.prepared, "load_fits", lambda *a, **k: asked.append(k) or load(*a, **k))
+    watched = Mock(wraps=fit_stage.prepared.load_fits)
+    monkeypatch.setattr(fit_stage.prepared, "load_fits", watched)
     fit("trajectory", "b-walk")
-    assert asked == [{"final": True}]
+    assert [call.kwargs for call in watched.call_args_list] == [{"final": True}]
 
 
 def test_every_file_of_the_data_and_the_inputs_is_hashed_once(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is not hashed again for each of the two splits."""
     fit("trajectory", "b-walk")
-    hashed = []
-    sha256 = artifacts.sha256
-    monkeypatch.setattr(artifacts, "sha256", lambda path: hashed.append(path) or sha256(path))
+    monkeypatch.setattr(artifacts, "sha256", watched := Mock(wraps=artifacts.sha256))
     shared, tasks = fit_stage._plan(load().run("student", "b-run"), load(), SETTINGS)
     assert len(tasks) == 4 and sum(key.startswith("data-") for key in shared) == 2
+    hashed = [call.args[0] for call in watched.call_args_list]
     assert len(hashed) == len(set(hashed)) > 8
 
 
@@ -302,16 +282,11 @@ def test_the_place_of_tasks_follows_from_their_number_size_and_the_cluster(
 ) -> None:
     """A group of ``seeds`` fits, or a single fit; one task or more; on this machine alone or on a cluster."""
 
-    class Data:
-        train = range(rows)
-
-    class Run:
-        stage = StageSpec(fit=lambda *a, **k: None)  # type: ignore[arg-type,return-value]
-
-    payload = Fits(Run.stage.fit_one, None, (SeedFit("data-0", {}, Seed(0)),) * max(1, seeds))
+    run, data = SimpleNamespace(stage=StageSpec(fit=lambda *a, **k: None)), SimpleNamespace(train=range(rows))  # type: ignore[arg-type,return-value]
+    payload = Fits(run.stage.fit_one, None, (SeedFit("data-0", {}, Seed(0)),) * max(1, seeds))
     planned = [Task(f"{n}", payload, ("data-0",), data_parallel=True) for n in range(tasks)]
     settings = dataclasses.replace(SETTINGS, **environment)
-    assert fit_stage._where(Run(), planned, {"data-0": Data()}, settings) == where  # type: ignore[arg-type]
+    assert fit_stage._where(run, planned, {"data-0": data}, settings) == where  # type: ignore[arg-type]
 
 
 def test_a_stage_has_the_code_digest_of_its_own_method_alone() -> None:
@@ -340,8 +315,7 @@ def test_a_diverged_group_is_repeated_at_a_lower_rate_and_the_warning_names_it()
     assert fit_stage._slowed({"0-0": whole}) == []
 
 
-def test_the_report_names_the_hash_of_the_rows_that_fits_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_report_names_the_hash_of_the_rows_that_fits_read(here: Path) -> None:
     manifest = places.artifact("prepare", "rows") / artifacts.MANIFEST
     manifest.parent.mkdir(parents=True)
     manifest.write_bytes(b"the rows")

@@ -3,7 +3,9 @@
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -82,20 +84,21 @@ def test_the_error_names_a_missing_folder_or_a_full_disk(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match=r"^BDL_CHECKPOINTS=/of/the/cluster: there is no such folder on "):
         preflight(Settings(checkpoints="/of/the/cluster"))
 
-    def full(*paths: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(UserError, match=r"a\.part: the disk is full; nothing was written"):
         Folder("BDL_CHECKPOINTS", str(tmp_path)).save("a.part", b"1")
 
 
-def test_an_error_of_storage_names_the_variable_the_endpoint_and_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Denied(fsspec.AbstractFileSystem):
-        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: object) -> None:
-            raise PermissionError("no") from answered("AccessDenied")
+def answering(monkeypatch: pytest.MonkeyPatch, pipe_file: Callable[..., object]) -> None:
+    """Let storage answer a write in this way."""
+    there = type("There", (fsspec.AbstractFileSystem,), {"pipe_file": lambda self, *value, **options: pipe_file()})
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address, **options: (there(), address))
 
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address, **options: (Denied(), address))
+
+def test_an_error_of_storage_names_the_variable_the_endpoint_and_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    denied = PermissionError("no")
+    denied.__cause__ = answered("AccessDenied")
+    answering(monkeypatch, Mock(side_effect=denied))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:secret@minio:9000")
     said = r"^BDL_X=s3://b/x: cannot be written \(at http://minio:9000\): it refuses these credentials \(AccessDenied\)"
     with pytest.raises(UserError, match=said):
@@ -105,12 +108,7 @@ def test_an_error_of_storage_names_the_variable_the_endpoint_and_the_cause(monke
 def test_storage_that_never_answers_is_refused_after_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client library itself may wait for minutes."""
     end, before = threading.Event(), set(threading.enumerate())
-
-    class Silent(fsspec.AbstractFileSystem):
-        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: object) -> None:
-            end.wait()
-
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address, **options: (Silent(), address))
+    answering(monkeypatch, end.wait)
     monkeypatch.setattr(storage, "_PROBE_SECONDS", 0.05)
     with pytest.raises(UserError, match=r"^BDL_X=s3://b/x: does not answer within 0 s"):
         require("BDL_X", "s3://b/x")
@@ -126,6 +124,8 @@ def test_only_credentials_are_removed_from_a_text() -> None:
     assert hidden == "false: *** and *** of /home/me/.aws/credentials at https://host/x"
     assert hide("of AKIAOFATESTMACHINE99/x", {}) == "of ***/x", "also a key that the environment lacks"
     assert hide(text, {}) == text.replace("me:pass@", ""), "the environment tells what is secret"
+    secret = ["AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "TOKENIZERS_PARALLELISM"]  # and no location
+    assert [name for name in ENVIRONMENT if storage.is_secret(name)] == secret
 
 
 def answered(code: str) -> Exception:
@@ -156,11 +156,3 @@ def test_each_error_of_storage_has_its_own_line_without_secrets(
         found, wrapped = reason(error), reason(outer)
     assert found.startswith(said) and "\n" not in found and SECRET not in found
     assert wrapped == found or isinstance(error, ValueError), "also behind the error of another library"
-
-
-def test_a_variable_is_secret_if_its_name_says_so_and_it_is_no_location() -> None:
-    assert [name for name in ENVIRONMENT if storage.is_secret(name)] == [
-        "AWS_SECRET_ACCESS_KEY",
-        "MLFLOW_TRACKING_PASSWORD",
-        "TOKENIZERS_PARALLELISM",
-    ]

@@ -1,6 +1,7 @@
 """Studies without Ray: the checks before anything runs, the rows that are read, and the files that are written."""
 
 import csv
+import itertools
 import re
 import shutil
 import xml.etree.ElementTree as ET
@@ -14,27 +15,20 @@ import yaml
 
 from bdl_pipe.errors import ArtifactError, UserError
 from bdl_report.grids import values_of
-from pipeline import cli
 from pipeline.core import overlays, places
 from pipeline.core.settings import Settings
 from pipeline.prepared import folders
 from pipeline.search import load_data, make_upstream, study
 from pipeline.search.trial import MILESTONES, TIME, Ended, trial
+from tests.pipeline.params_cases import REFUSED
 
 SETTINGS = Settings()
 INLINE = Settings(executor="inline")
-STUDY = {
-    "method": "shift",
-    "dataset": "toy",
-    "run": "toy-shift",
-    "overlay": {},
-    "grid": {"inner.shift+more": [-3.0, -2.25, 1.0], "log": ["", "log.txt"]},
-    "seeds": 2,
-    "names": {"inner.shift+more": "shift"},
-    "metrics": ["nll", "rmse"],
-    "figure": [{"x": "inner.shift+more", "lines": "log"}, {"x": "log", "at": {"inner.shift+more": 1}}],
-}
-PLAIN = {"figure": [{"x": "*"}], "names": {}}  # the figure of a grid with one axis
+STUDY = yaml.safe_load("""
+{method: shift, dataset: toy, run: toy-shift, overlay: {}, seeds: 2, metrics: [nll, rmse],
+ grid: {inner.shift+more: [-3.0, -2.25, 1.0], log: ["", log.txt]}, names: {inner.shift+more: shift},
+ figure: [{x: inner.shift+more, lines: log}, {x: log, at: {inner.shift+more: 1}}]}
+""")
 
 
 made, toy = tune_cases.made, tune_cases.toy
@@ -44,8 +38,7 @@ def file_of(folder, **changes):
     """Write the study's file, with some sections changed."""
     path = folder / "params/study/fake-shift.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    (only, *_) = changes.get("grid") or ["none"]
-    path.write_text(yaml.safe_dump({**STUDY, **changes}, allow_unicode=True).replace("'*'", only))
+    path.write_text(yaml.safe_dump(STUDY | changes))
     return path
 
 
@@ -54,12 +47,8 @@ def planned(folder, **changes):
 
 
 def fits_of(asked, score=lambda point, seed: {"nll": 1.0, "rmse": 2.0}):
-    seeds = range(asked.config.seeds)
-    return [
-        Ended({**values_of(point), "seed": seed}, score(point, seed), seconds=0.5)
-        for point in asked.config.points()
-        for seed in seeds
-    ]
+    each = itertools.product(asked.config.points(), range(asked.config.seeds))
+    return [Ended({**values_of(point), "seed": seed}, score(point, seed), seconds=0.5) for point, seed in each]
 
 
 def reports_of(asked, *samples, monkeypatch):
@@ -81,28 +70,10 @@ def sample_of(shift, log="", seed=0):
     return {"inner.shift": shift, "inner.more": shift, "log": log, "seed": seed}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"sedes": 1}, r"fake-shift\.yaml: sedes is not a known key \(did you mean seeds"),
-        ({"seeds": 0}, r"fake-shift\.yaml: seeds must be >= 1, got 0"),
-        (
-            {"grid": {"inner.shfit": [1.0]}, **PLAIN},
-            r"methods\.shift\.inner\.shfit is not a known key \(did you mean shift",
-        ),
-        (
-            {"grid": {"inner.shift": [1.0, "high"]}, **PLAIN},
-            r"methods\.shift\.inner\.shift must be a num.*got 'high'",
-        ),
-        ({"metrics": ["ece"]}, r"metrics\[0\] must be one of regression.*got 'ece'"),
-        ({"method": "shfit"}, r"fake-shift\.yaml: shfit: is not a method of any run \(did you mean shift"),
-        ({"overlay": {"rnus": {}}}, r"fake-shift\.yaml: rnus is not a known section \(did you mean runs"),
-    ],
-)
-def test_a_mistake_in_a_study_is_named_before_anything_runs(toy, changes, said, capsys, monkeypatch):
+@pytest.mark.parametrize(("changes", "message"), REFUSED["study"], ids=str)
+def test_a_mistake_in_a_study_is_named_before_anything_runs(toy, changes, message, command, monkeypatch):
     monkeypatch.setattr(study, "opened", lambda *_: pytest.fail("something ran"))
-    assert cli.main(["study", str(file_of(toy, **changes))]) == 2
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, command("study", file_of(toy, **changes), code=2))
     assert not (toy / "results").exists()
 
 
@@ -172,9 +143,7 @@ def test_the_files_of_a_study_are_written_in_order_and_hold_every_fit(toy, monke
     assert rows[-1]["nll"] == ""  # It diverged.
     page = paths[2].read_text()
     assert "![shift](shift.svg)" in page
-    assert (
-        "| shift -3, log  | 2 of 2 | 9.0000 ± 0.0000 | -2.5000 ± 0.5000 |" in page
-    )  # The standard error of -3 and -2 is 1/2.
+    assert "| shift -3, log  | 2 of 2 | 9.0000 ± 0.0000 | -2.5000 ± 0.5000 |" in page  # ½: the error of -3 and -2
     assert "| shift 1, log  | 1 of 2 | 1.0000 | 1.0000 |" in page
     assert "| commit | abc |" in page
     ET.fromstring(paths[1].read_text())
@@ -204,5 +173,3 @@ def test_a_study_and_a_search_can_score_by_a_metric_of_stored_predictions(toy, t
     led = replace(asked, branch=replace(asked.branch, metrics=("augrc",), verb="tune"))
     (alone,), _ = reports_of(led, {"inner.shift": 1.0, "inner.more": 1.0}, monkeypatch=monkeypatch)
     assert alone.keys() == {"augrc", TIME} and alone["augrc"] > 0
-    with pytest.raises(UserError, match=r"metrics\[1\] must be one of .*, got 'augrk'"):
-        planned(tmp_path, metrics=["nll", "augrk"])

@@ -7,10 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,32 +21,29 @@ from filelock import Timeout
 from mlflow.tracking import MlflowClient
 
 from bdl_pipe import artifacts, scores
-from bdl_pipe.scores import Quantity, RunScores, Score
+from bdl_pipe.scores import Quantity, RunScores
 from pipeline import tracking
 from pipeline.core import places, provenance
 from pipeline.core.curves import Curve
 from pipeline.core.settings import Settings
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan, Stage
-from pipeline.tracking import store, tracker
+from pipeline.tracking import store
 from pipeline.tracking.tracker import final_scores
-from tests.pipeline.tracking_cases import client, project, tables
-
-__all__ = ["client", "project", "tables"]
+from tests.report.report_cases import of_values
 
 RECORD = {"metrics": {"rhat": 1.5}, "seconds": {"0-0": 2.0, "0-1": 3.0}, "warnings": ["chains disagree"]}
-FIGURES = [
-    (0, Quantity("accuracy"), 0.8),
-    (1, Quantity("accuracy"), 0.9),
-    (0, Quantity("accuracy", "corrupted", "fog", 1), 0.7),
-    (0, Quantity("accuracy", "corrupted", "gaussian_noise", 5), 0.1),
-    (0, Quantity("auroc", "ood", "mnist5k", score="max_prob"), 0.6),
-    (0, Quantity("auroc", "ood", "mnist5k", score="refit_density"), 0.3),
-    (0, Quantity("accuracy", "transfer", "stl10"), 0.5),
-    (1, Quantity("accuracy", "transfer", "stl10"), 0.7),
-    (0, Quantity("fit_seconds", "cost"), 12.0),
-]
-TABLE = scores.table("toy", "vbll", "small", [Score(0, seed, of, value, 10) for seed, of, value in FIGURES])
+FIGURES = {
+    Quantity("accuracy"): [0.8, 0.9],  # of the seeds
+    Quantity("accuracy", "corrupted", "fog", 1): 0.7,
+    Quantity("accuracy", "corrupted", "gaussian_noise", 5): 0.1,
+    Quantity("auroc", "ood", "mnist5k", score="max_prob"): 0.6,
+    Quantity("auroc", "ood", "mnist5k", score="refit_density"): 0.3,
+    Quantity("accuracy", "transfer", "stl10"): [0.5, 0.7],
+    Quantity("fit_seconds", "cost"): 12.0,
+}
+EXPERIMENT = partial(store.attempt, lambda client: store.experiment(client, tracking.STAGES))  # None if it fails
+TABLE = scores.table("toy", "vbll", "small", of_values(FIGURES))
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Config:
 
 
 @pytest.fixture(autouse=True)
-def dataset(project: Path) -> None:
+def project(untracked: Path) -> Path:
     with artifacts.publish(places.artifact("prepare", "toy"), "prepare", about={}):
-        pass
+        return untracked
 
 
 def params() -> Any:
@@ -83,15 +83,22 @@ def work(of: Stage) -> None:
     plans.record(of, plans.made_from(of))
 
 
+def opened(name: str = "repro", *tags: Any) -> Any:
+    return tracking.opened(Settings.read(), params(), name, *tags)
+
+
+def play(tracker: Any, of: Stage, status: str = "FINISHED", works: bool = True) -> None:
+    """Track a stage from its start to its end; ``works``: it leaves its files."""
+    tracker.started(of)
+    if works:
+        work(of)
+    tracker.ended(of, status)
+
+
 def runs(client: MlflowClient) -> dict[str, Any]:
     found = client.get_experiment_by_name(tracking.STAGES)
     assert found.artifact_location == Path("mlruns/artifacts").absolute().as_uri()
     return {run.info.run_name: run for run in client.search_runs([found.experiment_id])}
-
-
-def initialised() -> Any:
-    """The experiment of stages, in the store that the environment names; None where the store fails."""
-    return store.attempt(lambda client: store.experiment(client, tracking.STAGES))
 
 
 class Fake:
@@ -128,28 +135,19 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
 
 def test_final_scores_are_averaged_and_named_by_set_and_metric() -> None:
-    assert final_scores(RunScores(TABLE)) == pytest.approx(
-        {
-            "test/accuracy": 0.85,
-            "corrupted/accuracy": 0.4,
-            "ood/mnist5k/auroc": 0.6,
-            "ood/mnist5k/auroc_refit_density": 0.3,
-            "transfer/stl10/accuracy": 0.6,
-            "cost/fit_seconds": 12.0,
-        }
-    )
+    expected = {"test/accuracy": 0.85, "corrupted/accuracy": 0.4, "ood/mnist5k/auroc": 0.6, "cost/fit_seconds": 12.0}
+    expected |= {"ood/mnist5k/auroc_refit_density": 0.3, "transfer/stl10/accuracy": 0.6}
+    assert final_scores(RunScores(TABLE)) == pytest.approx(expected)
 
 
 def test_stages_are_tracked_as_tagged_children_of_the_command(client: MlflowClient) -> None:
     fit, evaluate = stage(), stage("evaluate")
-    with tracking.opened(Settings(), params(), "repro", {"paper": "vbll:table2"}) as opened:
+    with opened("repro", {"paper": "vbll:table2"}) as tracker:
         for each in (fit, evaluate):
-            opened.started(each)
-            work(each)
-            opened.ended(each, "FINISHED")
+            play(tracker, each)
         places.REPORT.mkdir()
         (places.REPORT / "index.html").write_text("the report")
-        opened.ended(Stage("report", "", frozenset(), (), (), {}, {}), "FINISHED")
+        tracker.ended(Stage("report", "", frozenset(), (), (), {}, {}), "FINISHED")
     found = runs(client)
     parent, child, scored = found["repro"], found["student toy-vbll"], found["evaluate toy-vbll"]
     assert {run.info.status for run in found.values()} == {"FINISHED"} and len(found) == 3
@@ -158,8 +156,9 @@ def test_stages_are_tracked_as_tagged_children_of_the_command(client: MlflowClie
     expected = {"stage": "student", "key": "toy-vbll", "dataset": "toy", "method": "vbll", "setting": "small"}
     expected |= {"seed": "7", "git_commit": "abc-dirty", "mlflow.source.git.commit": "abc", "device": "a processor"}
     expected |= {"warnings": "chains disagree", "mlflow.parentRunId": parent.info.run_id}
-    expected |= {"artifact": "work/student/toy-vbll", "artifact.sha256": sha256("work/student/toy-vbll/manifest.json")}
-    expected |= {"sha256.work/prepare/toy": sha256("work/prepare/toy/manifest.json")}
+    made = ("student/toy-vbll", "prepare/toy")
+    own, data = (hashlib.sha256(Path("work", p, "manifest.json").read_bytes()).hexdigest() for p in made)
+    expected |= {"artifact": "work/student/toy-vbll", "artifact.sha256": own, "sha256.work/prepare/toy": data}
     assert expected.items() <= child.data.tags.items()
     assert child.data.metrics == {"loss": 1.0, "rhat": 1.5, "fit_seconds": 5.0}
     assert len(child.data.params) == 150 and child.data.params["many.p149"] == "149"
@@ -168,48 +167,42 @@ def test_stages_are_tracked_as_tagged_children_of_the_command(client: MlflowClie
         assert database.execute("pragma journal_mode").fetchone() == ("wal",)
 
 
-def sha256(place: str) -> str:
-    return hashlib.sha256(Path(place).read_bytes()).hexdigest()
-
-
 def test_stages_that_the_store_lacks_are_added_once(client: MlflowClient) -> None:
     plan: Plan = {each.name: each for each in (stage(), stage("evaluate"), stage(key="toy-stale"))}
     for each in list(plan.values())[:2]:
         work(each)
     for _ in range(2):
-        with tracking.opened(Settings(), params(), "dvc repro") as opened:
-            opened.project(plan)
+        with opened("dvc repro") as tracker:
+            tracker.project(plan)
     first = runs(client)
+    student = first["student toy-vbll"]
     assert len(client.search_runs(["1"])) == 3 and first.keys() == {
         "dvc repro",
         "student toy-vbll",
         "evaluate toy-vbll",
     }
-    assert first["student toy-vbll"].data.metrics["loss"] == 1.0
-    assert first["student toy-vbll"].info.start_time < first["student toy-vbll"].info.end_time
-    with tracking.opened(Settings(), params(), "repro") as opened:  # another process has made the stage meanwhile
-        opened.started(stage())
-        opened.ended(stage(), "FINISHED")
+    assert student.data.metrics["loss"] == 1.0 and student.info.start_time < student.info.end_time
+    with opened() as tracker:  # another process has made the stage meanwhile
+        play(tracker, stage(), works=False)
     assert runs(client).keys() == first.keys() | {"repro"}
-    assert runs(client)["student toy-vbll"].info.run_id == first["student toy-vbll"].info.run_id
+    assert runs(client)["student toy-vbll"].info.run_id == student.info.run_id
 
 
 def test_failed_and_killed_stages_are_tracked_as_failed_and_killed(project: Path, connected: Any) -> None:
     fake = Fake()
     connected(fake)
     work(stage(key="a"))  # an earlier run's files: its curve must not be shown
-    with pytest.raises(KeyboardInterrupt), tracking.opened(Settings(), params(), "repro") as opened:
-        opened.started(stage(key="a"))
-        opened.started(stage(key="b"))
-        opened.ended(stage(key="a"), "FAILED", ["ValueError: no"])
+    with pytest.raises(KeyboardInterrupt), opened() as tracker:
+        tracker.started(stage(key="a"))
+        tracker.started(stage(key="b"))
+        tracker.ended(stage(key="a"), "FAILED", ["ValueError: no"])
         raise KeyboardInterrupt
     ends = [line for line in fake.said if line.split()[0].isupper()]
     assert ends == ["FAILED student a", "KILLED student b", "KILLED repro"]
     assert not any("loss@1" in said for said in fake.said)
     assert fake.said.index("create student b") < fake.said.index("FAILED student a")  # b was shown while it ran
-    with tracking.opened(Settings(), params(), "again") as opened:
-        opened.started(stage(key="a"))
-        opened.ended(stage(key="a"), "FAILED")
+    with opened("again") as tracker:
+        play(tracker, stage(key="a"), "FAILED", works=False)
     assert fake.said[-1] == "FAILED again"
 
 
@@ -217,29 +210,23 @@ def test_the_curve_of_a_running_stage_is_shown(project: Path, connected: Any, mo
     shown = threading.Event()
     fake = Fake(lambda said: shown.set() if "loss@3" in said else None)
     connected(fake)
-    monkeypatch.setattr(tracker, "_FOLLOW_SECONDS", 0.01)
-    with tracking.opened(Settings(), params(), "repro") as opened:
-        opened.started(stage())
-        curve = Curve("student", "toy-vbll")
-        curve.metrics({"loss": 0.5}, 3)
+    monkeypatch.setattr("pipeline.tracking.tracker._FOLLOW_SECONDS", 0.01)
+    with opened() as tracker:
+        tracker.started(stage())
+        Curve("student", "toy-vbll").metrics({"loss": 0.5}, 3)
         assert shown.wait(60)
         work(stage())
-        opened.ended(stage(), "FINISHED")
+        tracker.ended(stage(), "FINISHED")
     assert "FINISHED student toy-vbll" in fake.said
 
 
 def test_a_failing_store_gives_one_warning(project: Path, connected: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(said: str) -> None:
-        if said == "FINISHED student a":
-            raise OSError("the disk is full\nand more")
-
-    fake = Fake(refuse)
+    full = Mock(side_effect=OSError("the disk is full\nand more"))
+    fake = Fake(lambda said: full() if said == "FINISHED student a" else None)
     connected(fake)
-    with tracking.opened(Settings(), params(), "repro") as opened:
+    with opened() as tracker:
         for key in ("a", "b"):
-            opened.started(stage(key=key))
-            work(stage(key=key))
-            opened.ended(stage(key=key), "FINISHED")
+            play(tracker, stage(key=key))
     said = capsys.readouterr().err
     assert said.startswith("warning: no tracking (sqlite:///") and said.endswith("OSError: the disk is full\n")
     assert said.count("\n") == 1 and "FINISHED repro" not in fake.said
@@ -250,13 +237,12 @@ def test_a_slow_store_delays_neither_a_stage_nor_the_end_of_the_command(
 ) -> None:
     free, fake = threading.Event(), Fake()
     monkeypatch.setattr(store, "connect", lambda: free.wait(60) and fake)
-    monkeypatch.setattr(tracker, "_CLOSE_SECONDS", 0.0)
-    with tracking.opened(Settings(), params(), "repro") as opened:
-        opened.started(stage())
-        opened.ended(stage(), "KILLED")
+    monkeypatch.setattr("pipeline.tracking.tracker._CLOSE_SECONDS", 0.0)
+    with opened() as tracker:
+        play(tracker, stage(), "KILLED", works=False)
     assert "is slow: not all stages are tracked" in capsys.readouterr().err and fake.said == []
     free.set()
-    opened._thread.join(60)
+    tracker._thread.join(60)
     assert fake.said[-1] == "FINISHED repro"
 
 
@@ -268,8 +254,8 @@ def test_without_mlflow_stages_run_with_at_most_one_warning(
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
     monkeypatch.setenv("BDL_TRACKING", setting)
-    with tracking.opened(Settings.read(), params(), "repro") as opened:
-        opened.started(stage())
+    with opened() as tracker:
+        tracker.started(stage())
     said = capsys.readouterr().err
     with tracking.parent("search", {}) as parent:
         assert parent is None
@@ -278,17 +264,14 @@ def test_without_mlflow_stages_run_with_at_most_one_warning(
 
 
 def test_a_resumed_search_continues_its_parent_run_in_the_store(client: MlflowClient) -> None:
-    with pytest.raises(KeyboardInterrupt), tracking.parent("tune toy", {"search": "toy"}) as first:
-        assert runs(client)["tune toy"].info.status == "RUNNING"
-        raise KeyboardInterrupt
-    assert runs(client)["tune toy"].info.status == "KILLED"
-    with pytest.raises(ZeroDivisionError), tracking.parent("tune toy", {}, first) as again:
-        assert again == first and runs(client)["tune toy"].info.status == "RUNNING"
-        raise ZeroDivisionError
-    assert runs(client)["tune toy"].info.status == "FAILED"
-    with tracking.parent("tune toy", {}, first):
-        pass
-    assert runs(client)["tune toy"].info.status == "FINISHED"
+    first = None
+    for raised, status in ((KeyboardInterrupt, "KILLED"), (ZeroDivisionError, "FAILED"), (None, "FINISHED")):
+        with pytest.raises(raised) if raised else nullcontext(), tracking.parent("tune toy", {}, first) as again:
+            assert again == (first or again) and runs(client)["tune toy"].info.status == "RUNNING"
+            first = again
+            if raised:
+                raise raised
+        assert runs(client)["tune toy"].info.status == status
 
 
 def test_the_runs_of_killed_processes_are_marked_as_killed(client: MlflowClient) -> None:
@@ -299,8 +282,8 @@ def test_the_runs_of_killed_processes_are_marked_as_killed(client: MlflowClient)
     assert provenance.is_dead(name)
     assert not provenance.is_dead("elsewhere/1/0.00")  # a process of another machine, which may live
     for process, tags in (("lost", {"process": name}), ("alive", dict[str, str]())):
-        store.create(client, initialised(), process, tags)
-    with tracking.opened(Settings(), params(), "repro"):
+        store.create(client, EXPERIMENT(), process, tags)
+    with opened():
         pass
     found = runs(client)
     assert {name: run.info.status for name, run in found.items()} == {"lost": "KILLED", "alive": "RUNNING"}
@@ -331,7 +314,7 @@ def test_the_store_and_the_experiment_are_made_under_the_lock(project: Path, mon
 
     made = list[str]()
     monkeypatch.setattr("mlflow.tracking.MlflowClient", Alone)
-    assert initialised() == "1"
+    assert EXPERIMENT() == "1"
     place = f"make {tracking.STAGES} with {(project / 'mlruns/artifacts').as_uri()}"
     uri = f"open sqlite:///{project}/mlruns/mlflow.db"
     assert made == [uri, "make tables", f"look for {tracking.STAGES}", place]
@@ -341,10 +324,10 @@ def test_an_existing_experiment_refuses_another_place_for_its_files(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BDL_MLFLOW_ARTIFACTS", "s3://bucket/runs")
-    experiment = initialised()
+    experiment = EXPERIMENT()
     assert client.get_experiment(experiment).artifact_location == "s3://bucket/runs/bdl-pipe-stages"
     monkeypatch.setenv("BDL_MLFLOW_ARTIFACTS", "s3://bucket/others")
-    assert initialised() is None
+    assert EXPERIMENT() is None
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "keeps its files at s3://bucket/runs/bdl-pipe-stages; move mlruns away" in said
 
@@ -354,6 +337,6 @@ def test_a_warning_of_tracking_holds_no_password(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:aSecretOfATest@127.0.0.1:9/")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    assert initialised() is None
+    assert EXPERIMENT() is None
     said = capsys.readouterr().err
     assert "no tracking (http://127.0.0.1:9/)" in said and "aSecretOfATest" not in said

@@ -13,11 +13,11 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from pipeline.core.settings import Settings
 from pipeline.work import choose
-from pipeline.work.display import Display
 from pipeline.work.executor import Done, Executor, Inline, Task
 from pipeline.work.store import Store
 from tests.distributed_ranks import SECTION
 from tests.pipeline import fake_work
+from tests.pipeline.fake_work import run
 
 
 def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", **changes: object) -> Done:
@@ -27,9 +27,7 @@ def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", 
     config = read(SgdConfig, SECTION | changes, "methods.sgd")
     member = Fits(SGD.stages["trajectory"].fit_one, config, (SeedFit("data", {}, Seed(0).fold("member", 0)),))
     task = Task("0-0", member, ("data", "fuse"), data_parallel=True)
-    with Display("trajectory") as display:
-        shared = {"data": data, "fuse": fuse}
-        (done,) = executor.map(fake_work.fused_member, [task], shared=shared, display=display, store=store)
+    (done,) = run(executor, fake_work.fused_member, task, shared={"data": data, "fuse": fuse}, store=store)
     assert store.finished("0-0") is not None and store.load("0-0") is None
     return done
 

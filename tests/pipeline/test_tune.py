@@ -1,8 +1,11 @@
 """Searches without Ray: what is searched and scored, what is written, and which searches can be resumed."""
 
 import math
+import re
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,31 +19,19 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.search import DIVERGED, validation_nll
 from bdl_pipe.seeds import Seed
-from pipeline import cli
 from pipeline.core import places
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.plan import sources
 from pipeline.prepared import folders
-from pipeline.search import (
-    Folder,
-    Session,
-    begin,
-    folder_of,
-    load_data,
-    make_upstream,
-    trial,
-    tune,
-)
+from pipeline.search import Folder, Session, begin, folder_of, load_data, make_upstream, trial, tune, tuner
 from pipeline.search.trial import Ended
 from pipeline.search.tuner import Halving, _domains
 from pipeline.work.cluster import require_shared
+from tests.pipeline.params_cases import REFUSED
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings()
-INLINE = Settings(executor="inline")
-
-
 made, toy = tune_cases.made, tune_cases.toy
 
 
@@ -58,7 +49,7 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
     assert [r.key for r in search.branch.runs] == ["toy-shift"]
     assert search.first == [{"inner.shift": tune_cases.IN_FORCE}]
     data = load_data(search.branch, loaded, SETTINGS)
-    ((run, states),) = make_upstream(search.branch, data, loaded, INLINE).items()
+    ((run, states),) = make_upstream(search.branch, data, loaded, Settings(executor="inline")).items()
     assert run == ("teacher", "toy-level")
     assert len(states) == 2  # The student takes all.
     final = folders.load_fit(toy / "work/prepare/toy", 0, final=True)
@@ -69,8 +60,8 @@ def test_the_teacher_of_a_search_has_not_seen_validation_rows(toy):
 
 def test_the_score_is_the_validation_nll_in_original_units(toy):
     chain, loaded = search_of().branch, load()
-    data = load_data(search_of().branch, loaded, SETTINGS)
-    states = make_upstream(search_of().branch, data, loaded, INLINE)["teacher", "toy-level"]
+    data = load_data(chain, loaded, SETTINGS)
+    states = make_upstream(chain, data, loaded, Settings(executor="inline"))["teacher", "toy-level"]
     (config,) = chain.configs({"inner.shift": 1.5})
     fitted = tune_cases.shift(data, {"teacher": states}, config, rng=Seed(0), report=Silent())
     mean = data.train.targets.mean() + 4 + 0.5 + 1.5
@@ -104,32 +95,14 @@ def test_asha_never_stops_the_hyperparameters_in_force():
     assert decisions(Halving([{"inner.shift": 6.0}], **numbers)) == ["CONTINUE", "STOP", "CONTINUE"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (("level", "--dataset", "toy"), r"level: declares no space.*shift"),
-        (("shfit", "--dataset", "toy"), "did you mean shift"),
-        (("shift", "--dataset", "tay"), "did you mean toy"),
-        (("shift", "--dataset", "toy", "--run", "toy-x"), "is not a run"),
-        (("shift", "--dataset", "toy", "--scheduler", "pbt"), "--samples: must be >= 4 for pbt"),
-        (("shift", "--dataset", "toy", "--scheduler", "pbt", "--max-concurrent", "1"), "leave it out with pbt"),
-        (("all", "--dataset", "toy", "--run", "toy-shift"), "--run: leave it out in a search of all"),
-        (("all", "--dataset", "tay"), "did you mean toy"),
-        (("shift", "--dataset", "toy", "--resume"), "holds no unfinished search; leave out --resume"),
-        (("all", "--dataset", "toy", "--resume"), "there is no stopped search of all methods"),
-    ],
-)
-def test_an_impossible_search_is_refused_in_one_line(toy, asked, said, capsys, monkeypatch):
+@pytest.mark.parametrize(("words", "message"), REFUSED["tune"])
+def test_an_impossible_search_is_refused_in_one_line(toy, command, words, message, monkeypatch):
     monkeypatch.setattr("pipeline.run.body.ensure", lambda *_: False)
-    assert cli.main(["tune", *asked, "--samples", "3"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("tune: ") and error.count("\n") == 1
-    assert pytest.raises(UserError, match=said).matches(UserError(error))
+    error = command("tune", *words.split(), "--samples", "3", code=2)
+    assert error.startswith("tune: ") and error.count("\n") == 1 and re.search(message, error)
 
 
 def test_a_method_that_cannot_be_scored_during_a_fit_refuses_pbt(toy, monkeypatch):
-    from dataclasses import replace
-
     stage = replace(tune_cases.SHIFT.stages["student"], from_checkpoint=None)
     blind = {**tune_cases.REGISTRY, "shift": replace(tune_cases.SHIFT, stages={"student": stage})}
     monkeypatch.setattr(bdl_pipe.registry, "METHODS", blind)
@@ -181,25 +154,20 @@ def ended(shift, nll, milestone=trial.MILESTONES):
     return Ended({"inner.shift": shift}, {"nll": nll}, milestone)
 
 
-def test_the_winner_is_the_best_finished_sample(toy):
+def test_the_winner_is_the_best_finished_sample_and_a_search_without_one_is_refused(toy, monkeypatch):
     stopped_early = ended(-3.0, 0.5, trial.MILESTONES - 1)
     trials = [ended(6.0, 9.0), ended(-4.0, 1.25), stopped_early, ended(1.0, DIVERGED)]
     text = tune.conclude(search_of(), trials).read_text()
     assert yaml.safe_load(text) == {"runs": {"toy-shift": {"override": {"inner": {"shift": -4.0}}}}}
     assert "validation nll 1.25 (in force: 9); 2 of 4 samples finished" in text
-
-
-def test_a_search_without_a_finished_finite_score_is_refused(toy, monkeypatch):
     monkeypatch.setattr(tune, "opened", lambda *_: nullcontext())
-    monkeypatch.setattr(tune, "_run", lambda *_: ([ended(-3.0, 0.5, trial.MILESTONES - 1), ended(1.0, DIVERGED)], ()))
+    monkeypatch.setattr(tune, "_run", lambda *_: (trials[2:], ()))
     with pytest.raises(UserError, match="none of 4 samples gave a finite score"):
         tune.search_one(search_of(), load(), SETTINGS, None, resume=False)
 
 
 def test_the_best_of_a_population_is_fitted_again_beside_the_values_in_force(toy, monkeypatch):
     """So a population that did well only while its hyperparameters changed does not replace better values."""
-    from pipeline.search import tuner
-
     calls = []
 
     def run(session, space, how, part=""):
@@ -210,17 +178,15 @@ def test_the_best_of_a_population_is_fitted_again_beside_the_values_in_force(toy
     monkeypatch.setattr(tuner, "run", run)
     session = Session("shift-toy", Folder("BDL_SEARCHES", "s"), SETTINGS, {}, {}, ("nll",))
     trials, population = tune._run(search_of(scheduler=tune.PBT), session, None)
-    assert calls == [
-        ("", 4, [{"inner.shift": 6.0}]),
-        ("finals", 2, [{"inner.shift": 1.0}, {"inner.shift": 6.0}]),
-    ]
+    finals = ("finals", 2, [{"inner.shift": 1.0}, {"inner.shift": 6.0}])
+    assert calls == [("", 4, [{"inner.shift": 6.0}]), finals]
     text = tune.conclude(search_of(scheduler=tune.PBT), trials, population).read_text()
     assert yaml.safe_load(text)["runs"]["toy-shift"]["override"] == {"inner": {"shift": 6.0}}
     assert "validation nll 7 (in force: 7); 2 of 2 samples finished" in text
     assert "a population of 4 with changing hyperparameters reached 1" in text
 
 
-def test_a_cluster_of_several_machines_needs_shared_storage(monkeypatch):
+def test_a_cluster_of_several_machines_needs_shared_storage(tmp_path, monkeypatch):
     import ray
 
     nodes = [{"NodeManagerAddress": f"10.0.0.{at}", "Alive": at != 3} for at in (1, 1, 2, 3)]
@@ -230,70 +196,66 @@ def test_a_cluster_of_several_machines_needs_shared_storage(monkeypatch):
     require_shared(Settings(address="10.0.0.1:6379", searches="s3://bucket/searches"))
     monkeypatch.setattr(ray, "nodes", lambda: nodes[:2])
     require_shared(Settings(address="10.0.0.1:6379"))
-
-
-def test_tune_refuses_a_dashboard_as_its_ray_address(toy, monkeypatch, capsys):
-    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
-    assert cli.main(["tune", "shift", "--dataset", "toy", "--samples", "2"]) == 2
-    assert "RAY_ADDRESS=http://head:8265: must be host:port for tune; send the whole" in capsys.readouterr().err
-
-
-def test_a_search_has_a_folder_in_shared_storage(tmp_path):
     shared = Settings.read({"BDL_SEARCHES": f"{tmp_path}/"})
     assert folder_of("tune", "shift-toy", shared).address == f"{tmp_path}/tune/shift-toy"
+
+
+def test_tune_refuses_a_dashboard_as_its_ray_address(toy, monkeypatch, command):
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    error = command("tune", "shift", "--dataset", "toy", "--samples", "2", code=2)
+    assert "RAY_ADDRESS=http://head:8265: must be host:port for tune; send the whole" in error
 
 
 class TestAll:
     """``tune all``: which methods are searched, in what order, and what a resumed search repeats."""
 
     @pytest.fixture
-    def made(self, tmp_path, monkeypatch):
-        """The searches that ran, in order; the search of ``vbll`` is interrupted while ``tmp_path/stop`` exists."""
-        monkeypatch.chdir(tmp_path)
+    def searched(self, here, monkeypatch):
+        """The searches that ran, in order; the search of ``vbll`` is interrupted while the file ``stop`` exists."""
         shutil.copy(ROOT / "params.yaml", "params.yaml")
-        made = []
+        searched = []
 
         def search_one(search, params, settings, at_once, resume):
             folder = folder_of("tune", search.branch.name, settings)
-            made.append((search.branch.method.name, search.samples, resume))
+            searched.append((search.branch.method.name, search.samples, resume))
             folder.write(identity="x")
-            if search.branch.method.name == "vbll" and (tmp_path / "stop").exists():
+            if search.branch.method.name == "vbll" and Path("stop").exists():
                 raise KeyboardInterrupt
             folder.write(identity="x", finished=True)
             return Path("overlay.yaml")
 
         monkeypatch.setattr(tune, "search_one", search_one)
         monkeypatch.setattr(tune.overlays, "apply", lambda path: [f"merged {path}"])
-        return made
+        return searched
 
-    def go(self, *more):
-        return cli.main(["tune", "all", "--dataset", "boston", "--samples", "4", "--apply", *more])
+    @pytest.fixture
+    def go(self, command):
+        return partial(command, "tune", "all", "--dataset", "boston", "--samples", "4", "--apply")
 
     @pytest.mark.slow
-    def test_every_method_with_a_space_is_searched_once_and_inputs_come_first(self, made, capsys):
-        assert self.go() == 0
-        methods = [method for method, *_ in made]
+    def test_every_method_with_a_space_is_searched_once_and_inputs_come_first(self, searched, go):
+        out = go()
+        methods = [method for method, *_ in searched]
         runs = [run for run in load().runs.values() if run.spec.dataset == "boston"]
         assert set(methods) == {run.method.name for run in runs if METHODS[run.method.name].search}
         assert len(methods) == len(set(methods)) > 5
         assert methods[:2] == ["sgd", "sgmcmc"], "posteriors are made from these"
-        assert {made_one[1:] for made_one in made} == {(4, False)}
-        assert capsys.readouterr().out.count("merged overlay.yaml") == len(methods)
+        assert {search[1:] for search in searched} == {(4, False)}
+        assert out.count("merged overlay.yaml") == len(methods)
 
     @pytest.mark.slow
-    def test_a_stopped_search_of_all_methods_continues_with_the_remaining_methods(self, made, tmp_path, capsys):
-        (tmp_path / "stop").touch()
-        assert self.go() == 130
-        before = {method for method, *_ in made} - {"vbll"}
-        assert self.go() == 2
-        assert "vbll-boston: holds an unfinished search; continue with --resume" in capsys.readouterr().err
-        (tmp_path / "stop").unlink()
-        made.clear()
-        assert self.go("--resume") == 0
-        assert made[0] == ("vbll", 4, True), "the stopped one is resumed, the others begin"
-        assert not any(resumed for _, _, resumed in made[1:])
-        assert not {method for method, *_ in made} & before
-        made.clear()
-        assert self.go() == 0, "finished searches are begun again"
-        assert not any(resumed for _, _, resumed in made) and len(made) > len(before)
+    def test_a_stopped_search_of_all_methods_continues_with_the_remaining_methods(self, searched, go):
+        Path("stop").touch()
+        go(code=130)
+        before = {method for method, *_ in searched} - {"vbll"}
+        assert "vbll-boston: holds an unfinished search; continue with --resume" in go(code=2)
+        Path("stop").unlink()
+        searched.clear()
+        go("--resume")
+        assert searched[0] == ("vbll", 4, True), "the stopped one is resumed, the others begin"
+        assert not any(resumed for _, _, resumed in searched[1:])
+        assert not {method for method, *_ in searched} & before
+        searched.clear()
+        go()
+        assert not any(resumed for _, _, resumed in searched) and len(searched) > len(before), "all are begun again"
         assert places.STATE.exists()

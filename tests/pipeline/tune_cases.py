@@ -114,47 +114,12 @@ SHIFT = Method(
 )
 REGISTRY = {"level": LEVEL, "shift": SHIFT}
 
-PARAMS = """\
-# numbers of a test
-seed: 3
-datasets:
-  toy:                        # a line
-    source: {name: table, path: toy.csv, target: [y], task: regression}
-    normalise: train
-    whiten: false
-    validation: 0.25          # a quarter
-    fit_rows: train_and_validation
-    splits: 1
-    ood: []
-    corrupted_images: 0
-    corruptions: made
-methods:
-  level: {add: 4.0}
-  shift: {inner: {shift: 6.0}}
-trajectories: {}
-teachers:
-  toy-level: {dataset: toy, method: level, seeds: 2, input: prepare/toy}
-coresets: {}
-runs:
-  # the run that is searched
-  toy-shift: {dataset: toy, method: shift, setting: small, seeds: 1, input: teacher/toy-level}
-  toy-other: {dataset: toy, method: shift, setting: other, seeds: 1, input: teacher/toy-level}
-evaluate:
-  calibration_bins: 15        # bins
-  batch: 1000
-  joint_pairs: 100
-report:
-  figures_dpi: 110
-"""
+PARAMS = Path(__file__).with_name("toy.yaml").read_text()
 
 
 def project(folder: Path, **shift: str) -> None:
     """Write params.yaml and the data set, and prepare it; ``shift``: further keys of that method."""
-    from pipeline.core.load import load
-    from pipeline.core.settings import Settings
-    from pipeline.plan.plan import one
-    from pipeline.stages import prepare
-    from pipeline.work.executor import Inline
+    from tests.pipeline import walk
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=80)
@@ -162,7 +127,7 @@ def project(folder: Path, **shift: str) -> None:
     (folder / "toy.csv").write_text(f"x,y\n{rows}\n")
     section = yaml.safe_dump({"inner": {"shift": IN_FORCE}, **shift}, default_flow_style=True, width=4096).strip()
     (folder / "params.yaml").write_text(PARAMS.replace("{inner: {shift: 6.0}}", section))
-    prepare.run(one("prepare", "toy", load()), load(), Inline(Settings()), Settings())
+    walk.stage("prepare", "toy")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
 """Synthetic results as the other stages write them: eight methods on images, four on regression."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,12 +49,8 @@ def image_scores(case: tuple, rng: np.random.Generator, *, corrupted: bool = Tru
                     scores.append(Score(0, seed, Quantity(metric, "corrupted", name, level), value, 1000))
         for name, base in [("mnist5k", 0.66), ("digits", 0.74)]:
             for by in ["max_prob", "mutual_information"][: 1 if case[0] == "deterministic" else 2]:
-                for metric, value in [
-                    ("auroc", base),
-                    ("aupr_in", base + 0.1),
-                    ("aupr_out", base - 0.1),
-                    ("fpr95", 0.8),
-                ]:
+                areas = {"auroc": base, "aupr_in": base + 0.1, "aupr_out": base - 0.1, "fpr95": 0.8}
+                for metric, value in areas.items():
                     of = Quantity(metric, "ood", name, score=by)
                     scores.append(Score(0, seed, of, value + rng.normal(0, 0.01), 15_000))
         costs = {"parameters": size / 4, "bytes": size, "seconds_per_1000": per_1000}
@@ -96,6 +94,16 @@ def write_run(root: Path, dataset: str, method: str, setting: str, figures: list
     return RunInfo(key, dataset, method, setting, root / "evaluate" / key, **more)  # type: ignore[arg-type]
 
 
+def of_values(values: Mapping[Any, Any], *, splits: bool = False, rows: int = 9) -> list[Score]:
+    """Scores of metrics or quantities: of one fit, or of several seeds or splits, whose values are a list."""
+    made = []
+    for of, each in values.items():
+        for number, value in enumerate(each if isinstance(each, list) else [each]):
+            split, seed = (number, 0) if splits else (0, number)
+            made.append(Score(split, seed, of if isinstance(of, Quantity) else Quantity(of), value, rows))
+    return made
+
+
 def write_coreset(root: Path, key: str, per_class: int) -> CoresetInfo:
     """A coreset artifact of ten classes, of random images and soft labels."""
     rng, top = np.random.default_rng(per_class), np.tile(np.arange(10), per_class)
@@ -126,5 +134,4 @@ def everything(root: Path) -> list[RunInfo]:
 
 def scores_of_step(accuracies: list[float]) -> list[Score]:
     """One accuracy per seed, and an NLL that follows from it."""
-    figures = [("accuracy", accuracies), ("nll", [2 * (1 - a) for a in accuracies])]
-    return [Score(0, seed, Quantity(m), v, 10) for m, values in figures for seed, v in enumerate(values)]
+    return of_values({"accuracy": accuracies, "nll": [2 * (1 - a) for a in accuracies]})

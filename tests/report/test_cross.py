@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import bdl_report
-from bdl_pipe.scores import Quantity, Score
 from bdl_report import CoresetInfo, RunInfo, cross, tables
-from tests.report.report_cases import write_run
+from tests.report.report_cases import of_values, write_run
 
 # coreset -> method, images a class, seconds, {protocol: (accuracies, NLLs) of the seeds}
 CORESETS = {
@@ -27,23 +26,18 @@ def coreset(key: str) -> CoresetInfo:
     return CoresetInfo(key, "d", method, Path("none"), ipc, seconds)
 
 
-def runs(root: Path) -> list[RunInfo]:
-    made = []
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
+    root, made = tmp_path_factory.mktemp("cross"), []
     for key, (*_, protocols) in CORESETS.items():
         info = coreset(key)
         for protocol, (accuracies, nlls) in protocols.items():
-            figures = [Score(0, i, Quantity("accuracy"), v, 10) for i, v in enumerate(accuracies)]
-            figures += [Score(0, i, Quantity("nll"), v, 10) for i, v in enumerate(nlls)]
+            values = {"accuracy": accuracies, "nll": nlls}
             if protocol == "nn" and key != "d-bpc":
-                figures += [Score(0, i, Quantity("batch_nll"), v + 0.1, 10) for i, v in enumerate(nlls)]
-            run = write_run(root, "d", protocol, info.key.removeprefix("d-"), figures)
+                values["batch_nll"] = [nll + 0.1 for nll in nlls]
+            run = write_run(root, "d", protocol, info.key.removeprefix("d-"), of_values(values))
             made.append(replace(run, coreset=info))
     return made
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
-    return runs(tmp_path_factory.mktemp("cross"))
 
 
 def table_of(made: list[RunInfo]) -> bdl_report.Grid:
@@ -70,7 +64,7 @@ def test_a_column_is_a_protocol_even_if_the_method_makes_its_own_coreset(tmp_pat
 
     ``coreset_vi`` has a column, too: VBPC's posterior with a scale of the logits, which VBPC's own student lacks.
     """
-    info, scores = coreset("d-frepo"), [Score(0, 0, Quantity("accuracy"), 0.5, 10)]
+    info, scores = coreset("d-frepo"), of_values({"accuracy": 0.5})
     names = ["vbpc", "coreset_nn", "coreset_krr", "random_coreset", "coreset_vi"]
     made = [replace(write_run(tmp_path, "d", name, "a", scores), coreset=info) for name in names]
     shown = ["vbpc acc. %", "coreset_nn acc. %", "coreset_krr acc. %", "coreset_vi acc. %"]
@@ -78,7 +72,7 @@ def test_a_column_is_a_protocol_even_if_the_method_makes_its_own_coreset(tmp_pat
     assert table_of(made[:4]).head[4:] == ["vbpc acc. %", "coreset_nn acc. %", "coreset_krr acc. %"]
 
 
-def test_remarks_name_coresets_that_do_not_beat_random_images_or_have_none_to_beat(made: list[RunInfo]) -> None:
+def test_remarks_name_coresets_that_do_not_beat_random_images_or_have_none(tmp_path: Path, made: list[RunInfo]) -> None:
     """A tie, as in bpc's accuracy, does not beat random images; frepo10 has no random coreset of its size."""
     assert table_of(made).remarks == [
         "† frepo is no better than random images of its size: krr NLL",
@@ -87,15 +81,9 @@ def test_remarks_name_coresets_that_do_not_beat_random_images_or_have_none_to_be
     ]
     better = [run for run in made if run.coreset and run.coreset.key in ("d-random", "d-frepo") and run.method == "nn"]
     assert table_of(better).remarks == []
-
-
-def test_a_score_that_is_not_finite_does_not_beat_random_images(tmp_path: Path, made: list[RunInfo]) -> None:
-    random, frepo = made[0], made[2]
-    assert random.coreset and random.coreset.key == "d-random" and random.method == frepo.method == "nn"
-    broken = write_run(tmp_path, "d", "nn", "nan", [Score(0, 0, Quantity("nll"), math.nan, 10)])
-    assert table_of([random, replace(broken, coreset=frepo.coreset)]).remarks == [
-        "† frepo is no better than random images of its size: nn NLL"
-    ]
+    broken = replace(write_run(tmp_path, "d", "nn", "nan", of_values({"nll": math.nan})), coreset=made[2].coreset)
+    (remark,) = table_of([made[0], broken]).remarks
+    assert remark == "† frepo is no better than random images of its size: nn NLL"
 
 
 def test_a_table_needs_two_coresets_or_two_protocols(made: list[RunInfo]) -> None:
@@ -114,8 +102,7 @@ def test_a_second_network_has_a_row_below_and_its_own_random_images_as_floor(
     """With the second network frepo is worse than random images, though better than random images with the first."""
     second = []
     for run, accuracy in ((made[0], 0.9), (made[2], 0.8)):
-        figures = [Score(0, 0, Quantity("accuracy"), accuracy, 10)]
-        other = write_run(tmp_path, "d", "nn", f"{run.setting} resnet", figures)
+        other = write_run(tmp_path, "d", "nn", f"{run.setting} resnet", of_values({"accuracy": accuracy}))
         second.append(replace(other, coreset=run.coreset))
     found = table_of([made[0], made[2], *second])
     assert [(row[0].text, row[4].figure) for row in found.rows] == [
@@ -130,9 +117,7 @@ def test_methods_that_share_a_student_are_one_protocol(tmp_path: Path, made: lis
     """VBPC's coresets and random images have one student."""
 
     def run(method: str, of: RunInfo) -> RunInfo:
-        return replace(
-            write_run(tmp_path, "d", method, of.setting, [Score(0, 0, Quantity("nll"), 1.0, 10)]), coreset=of.coreset
-        )
+        return replace(write_run(tmp_path, "d", method, of.setting, of_values({"nll": 1.0})), coreset=of.coreset)
 
     frepo, own, floor = made[2], run("vbpc", made[2]), run("random_coreset", made[0])
     network = run("coreset_nn", frepo)
@@ -140,7 +125,9 @@ def test_methods_that_share_a_student_are_one_protocol(tmp_path: Path, made: lis
     assert table_of([own, floor, network]).remarks[0] == "† frepo is no better than random images of its size: vbpc NLL"
 
 
-def test_every_cell_is_in_the_csv_with_its_floor(tmp_path: Path, made: list[RunInfo]) -> None:
+def test_every_cell_is_in_the_csv_with_its_floor_and_the_page_has_the_notes(
+    tmp_path: Path, made: list[RunInfo]
+) -> None:
     cross.write_csv(tables.gather(made), tmp_path / "c.csv")
     text = (tmp_path / "c.csv").read_text()
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -154,9 +141,6 @@ def test_every_cell_is_in_the_csv_with_its_floor(tmp_path: Path, made: list[RunI
     assert at["d-nn-random", "nll"]["floor"] == "" == at["d-krr-frepo", "nll"]["error"]
     cross.write_csv(tables.gather([]), tmp_path / "none.csv")
     assert (tmp_path / "none.csv").read_text().count("\n") == 1
-
-
-def test_the_page_has_the_table_and_its_notes(tmp_path: Path, made: list[RunInfo]) -> None:
     bdl_report.build(made, tmp_path / "out", provenance={}, dpi=110)
     page = (tmp_path / "out/index.html").read_text()
     assert page.count("<h3>Coresets under each protocol</h3>") == 1
@@ -170,6 +154,5 @@ def test_a_coreset_of_unknown_size_and_time_shows_dashes_and_has_no_floor(made: 
         grid = table_of([*random, unknown[2]])
         row = next(row for row in grid.rows if row[0].text == "frepo")
         assert [cell.text for cell in row[2:5]] == ["—", "—", "71.00"]
-        assert grid.remarks == [
-            "no random_coreset of the same size is under the same protocol, to be beaten: frepo (nn)"
-        ]
+        none = "no random_coreset of the same size is under the same protocol, to be beaten: frepo (nn)"
+        assert grid.remarks == [none]

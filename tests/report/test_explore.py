@@ -1,6 +1,7 @@
-"""The page of decisions: differences against SciPy's paired test, the compared agents, sentences, tables and curves."""
+"""Pages of decisions: differences against SciPy's paired test, the compared agents, sentences, tables and curves."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 from bdl_report import explore
 from bdl_report.explore import Played
+from benchmarks.decisions import page as benchmark
 
 PROBLEMS = 8
 AGENTS: dict[str, dict[str, Any]] = {
@@ -127,12 +129,9 @@ def test_the_table_has_the_best_agent_first_and_agents_better_than_uniform_bold(
     assert [row[3].text for row in table.rows if row[0].text in ("oracle", "joint")] == ["—", "—"]
 
 
-def test_an_oracle_alone_has_a_table_without_sentences() -> None:
+def test_an_oracle_alone_has_a_table_without_sentences_and_one_problem_gives_no_differences() -> None:
     made = Played({"name": "wheel"}, {"oracle": AGENTS["oracle"]}, curves({"oracle": 0.0}))
     assert explore.sentences(made) == [] and len(explore.grid(made).rows) == 1
-
-
-def test_one_problem_gives_no_differences() -> None:
     frame = curves(LEVELS)
     made = Played({"name": "wheel"}, AGENTS, frame[frame["seed"] == 0])
     assert made.difference("joint", "chance") is None
@@ -149,14 +148,11 @@ def test_a_metric_of_several_rounds_has_a_figure_whose_legend_lists_the_best_fir
     assert [text.get_text() for text in legend.get_texts()] == list(ends.index)
 
 
-def write(place: Path) -> None:
-    about = {"decision": {"task": {"name": "wheel"}, "agents": AGENTS, "seeds": PROBLEMS}, "seed": 0}
-    with artifacts.publish(place, "decide", about=about) as folder:
-        pq.write_table(pa.Table.from_pandas(curves(LEVELS), preserve_index=False), folder / "curves.parquet")
-
-
 def test_the_report_has_a_page_of_the_played_decisions(tmp_path: Path) -> None:
-    write(tmp_path / "d")
+    """Curves in an artifact of another kind are refused."""
+    about = {"decision": {"task": {"name": "wheel"}, "agents": AGENTS, "seeds": PROBLEMS}, "seed": 0}
+    with artifacts.publish(tmp_path / "d", "decide", about=about) as folder:
+        pq.write_table(pa.Table.from_pandas(curves(LEVELS), preserve_index=False), folder / "curves.parquet")
     places = {"d": tmp_path / "d", "later": tmp_path / "later"}
     bdl_report.build([], tmp_path / "report", provenance={}, dpi=110, decisions=places)
     page = (tmp_path / "report" / "explore.html").read_text()
@@ -165,12 +161,32 @@ def test_the_report_has_a_page_of_the_played_decisions(tmp_path: Path) -> None:
     assert 'href="explore.html"' in (tmp_path / "report" / "index.html").read_text()
     bdl_report.build([], tmp_path / "none", provenance={}, dpi=110)
     assert "No decision has been played" in (tmp_path / "none" / "explore.html").read_text()
-
-
-def test_curves_in_an_artifact_of_another_kind_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "d")
     manifest = json.loads((tmp_path / "d" / artifacts.MANIFEST).read_text())
     manifest["kind"] = "evaluate"
     (tmp_path / "d" / artifacts.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ArtifactError, match="decide"):
         explore.read(tmp_path / "d")
+
+
+def scores(gap: float, problems: int) -> pd.DataFrame:
+    random = np.random.default_rng(0)
+    luck = random.normal(size=problems)  # of the problem, which both agents share
+    of = {"vbll": luck + gap + 0.1 * random.normal(size=problems), "gp": luck + 0.1 * random.normal(size=problems)}
+    rows = [("wheel-50", agent, "regret", seed, v) for agent, own in of.items() for seed, v in enumerate(own)]
+    return pd.DataFrame(rows, columns=["decision", "agent", "metric", "seed", "value"])
+
+
+@pytest.mark.parametrize("problems", [3, 10])
+@pytest.mark.parametrize("gap", [-0.5, -0.12, 0.0, 0.12, 0.5])
+def test_the_verdict_of_the_benchmark_agrees_with_the_paired_t_test(gap: float, problems: int) -> None:
+    """One problem alone shows no difference."""
+    table = scores(gap, problems)
+    found = benchmark.difference(table, "regret", ["wheel-50"], "vbll", "gp")
+    one, other = (table[table.agent == agent]["value"].to_numpy() for agent in ("vbll", "gp"))
+    expected = stats.ttest_rel(one, other)
+    assert found.mean / found.error == pytest.approx(expected.statistic)
+    word = "no difference beyond its error" if expected.pvalue > 0.05 else "better" if found.mean < 0 else "worse"
+    assert benchmark.verdict(found, lower_is_better=True) == word
+    assert benchmark.verdict(replace(found, mean=-found.mean), lower_is_better=False) == word
+    alone = benchmark.difference(scores(5.0, 1), "regret", ["wheel-50"], "vbll", "gp")
+    assert benchmark.verdict(alone, lower_is_better=True) == "no difference beyond its error"

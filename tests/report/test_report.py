@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,9 +15,18 @@ import pytest
 import bdl_report
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation.joint import LINES, PAIRED
-from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity, Score
+from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity
 from bdl_report import columns, page, question_pages, tables
-from tests.report.report_cases import IMAGES, ROWS, everything, image_scores, row_scores, write_coreset, write_run
+from tests.report.report_cases import (
+    IMAGES,
+    ROWS,
+    everything,
+    image_scores,
+    of_values,
+    row_scores,
+    write_coreset,
+    write_run,
+)
 
 pytestmark = pytest.mark.slow  # the report of all tables is built first, in three seconds
 PAGES = {f"{name}.html" for name in ("index", "trust", "intervals", "refuse", "unseen", "explore")}
@@ -33,35 +41,23 @@ def built(tmp_path_factory):
     return root, runs
 
 
-def scored(root: Path, values: list[float], **record):
-    """A run with one accuracy a seed."""
-    scores = [Score(0, seed, Quantity("accuracy"), v, 10) for seed, v in enumerate(values)]
-    return write_run(root, "d", "m", "s", scores, **record)
-
-
 class Page(HTMLParser):
     """Balanced tags, and every URL that a browser would fetch."""
 
-    VOID = frozenset({"meta", "link", "img"})
-
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.open: list[str] = []
-        self.urls: list[str] = []
-        self.tags: list[tuple[str, dict]] = []
-        self.text = ""
+        self.open, self.urls, self.tags, self.text = list[str](), list[str](), list[tuple[str, dict]](), ""
         self.feed(text)
         self.close()
 
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.urls += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset", "data", "action")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
     def handle_startendtag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        self.urls += [v for k, v in attrs if k in ("src", "href", "xlink:href")]
+        self.urls += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset", "data", "action")]
+
+    def handle_starttag(self, tag, attrs):
+        self.handle_startendtag(tag, attrs)
+        if tag not in ("meta", "link", "img"):
+            self.open.append(tag)
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -70,14 +66,10 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_report_writes_exactly_its_files_and_leaves_no_temporary_folder(built):
+def test_the_report_has_exactly_its_files_and_the_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
     root, *_ = built
     assert {f.name for f in (root / "report").iterdir()} == FILES
-    assert not [f for f in root.iterdir() if f.name.startswith(".")]
-
-
-def test_the_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
-    root, *_ = built
+    assert not [f for f in root.iterdir() if f.name.startswith(".")], "a temporary folder is left"
     with open(root / "report/comparison.csv", newline="") as file:
         rows = list(csv.reader(file))
     where = ("dataset", "method", "setting", "split", "seed", "set", "name", "severity", "score", "metric")
@@ -101,16 +93,13 @@ def test_best_values_are_bold_by_the_metrics_own_direction(built):
         assert {c.value for c in cells if c.best} == ({best} if len(set(values)) > 1 else set())
 
 
-def test_the_papers_figure_stands_beside_the_runs_figure(built):
+def test_the_papers_figure_stands_beside_the_runs_figure_and_splits_or_seeds_are_counted(built):
     text = (built[0] / "report/comparison.md").read_text()
     line = next(x for x in text.splitlines() if x.startswith("| vbpc | ipc10"))
     ours = tables.gather(built[1]).estimate("fashion_mnist-vbpc-ipc10", Quantity("accuracy"))
     assert f"{100 * ours.mean:.2f} ± {100 * ours.error:.2f} [paper 89.4 ± 0.2]" in line
     assert "[paper 0.30 ± 0.01]" in line and "VBPC, table 1" in text
     assert "paper" not in next(x for x in text.splitlines() if x.startswith("| ensemble"))
-
-
-def test_a_column_counts_splits_if_a_data_set_has_several_and_seeds_otherwise(built):
     heads = {one.title: one.head[2] for one in bdl_report.headlines(tables.gather(built[1]))}
     assert heads["boston"] == "Splits" and heads["fashion_mnist"] == "Seeds"
 
@@ -128,11 +117,15 @@ def test_chains_of_several_runs_are_shown_once_with_traces_and_omitted_if_absent
     assert text.count("<h3>Markov chains</h3>") == 1 and "Tail ESS" in text
 
 
-def test_metrics_json_has_the_scores_of_each_run_and_no_costs(built):
+def test_metrics_json_has_no_costs_and_a_method_has_one_colour_and_a_shape_for_each_setting(built):
     metrics = json.loads((built[0] / "report/metrics.json").read_text())
     assert set(metrics) == {run.key for run in built[1]}
     assert set(metrics["fashion_mnist-sgld-small"]) == {"accuracy", "nll", "ece"}
     assert set(metrics["boston-sgld-small"]) == {"rmse", "nll"}
+    marks = tables.gather(built[1]).marks
+    assert marks["fashion_mnist-sgld-small"].colour == marks["boston-sgld-small"].colour
+    ipc1, ipc10 = marks["fashion_mnist-vbpc-ipc1"], marks["fashion_mnist-vbpc-ipc10"]
+    assert ipc1.colour == ipc10.colour and ipc1.shape != ipc10.shape
 
 
 def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
@@ -158,13 +151,6 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     assert not re.search(r"#[0-9a-f]{6}\b", drawn), "a colour that does not follow light and dark"
 
 
-def test_a_method_has_one_colour_on_all_data_sets_and_settings_differ_in_shape(built):
-    marks = tables.gather(built[1]).marks
-    assert marks["fashion_mnist-sgld-small"].colour == marks["boston-sgld-small"].colour
-    ipc1, ipc10 = marks["fashion_mnist-vbpc-ipc1"], marks["fashion_mnist-vbpc-ipc10"]
-    assert ipc1.colour == ipc10.colour and ipc1.shape != ipc10.shape
-
-
 def test_an_entry_of_sections_or_pages_is_rendered(built, monkeypatch):
     table = tables.gather(built[1][8:])
     (drawn,) = page.cost(table)["figures"]
@@ -183,10 +169,8 @@ def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
 
     def made(method, nll, rmse, size, **more):
         values = {"nll": nll, "rmse": rmse, "joint_nll_20": [nll[0] * 10, nll[1] * 10], "joint_gap_20": [0.25, 0.75]}
-        figures = [Score(s, 0, Quantity(m), v[s], 9) for m, v in values.items() for s in (0, 1)]
-        costs = {"bytes": size, "seconds_per_1000": size / 1e5}
-        figures += [Score(s, 0, Quantity(m, "cost"), v, 1) for m, v in costs.items() for s in (0, 1)]
-        return write_run(tmp_path, "d", method, "s", figures, **more)
+        values |= {Quantity("bytes", "cost"): [size] * 2, Quantity("seconds_per_1000", "cost"): [size / 1e5] * 2}
+        return write_run(tmp_path, "d", method, "s", of_values(values, splits=True), **more)
 
     teacher = made("sgmcmc", [2.0, 4.0], [1.0, 1.0], 9_000)
     student = made("dark_knowledge", [2.1, 4.3], [0.9, 0.7], 3_000, imitates=teacher.key)
@@ -214,11 +198,10 @@ def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
 
 def test_a_warning_of_several_runs_is_one_line_that_names_the_runs(tmp_path):
     said, own = "b-chains: chains disagree: R-hat 3.932 (limit 1.05): run them longer", "rates: the fit diverged"
-    chains, student = (
-        write_run(tmp_path, "b", method, "s", [Score(0, 0, Quantity("nll"), 1.0, 9)], warnings=warnings)
-        for method, warnings in (("sgmcmc", (said,)), ("dark_knowledge", (own, said)))
-    )
-    bdl_report.build([chains, student], tmp_path / "out", provenance={}, dpi=80)
+    warnings = {"sgmcmc": (said,), "dark_knowledge": (own, said)}
+    of = of_values({"nll": 1.0})
+    runs = [write_run(tmp_path, "b", method, "s", of, warnings=lines) for method, lines in warnings.items()]
+    bdl_report.build(runs, tmp_path / "out", provenance={}, dpi=80)
     lines = [f"{said}. Runs: b-sgmcmc-s, b-dark_knowledge-s", f"{own}. Runs: b-dark_knowledge-s"]
     written = (tmp_path / "out/comparison.md").read_text().splitlines()
     assert [line for line in written if "Runs:" in line] == [f"- {line}" for line in lines]
@@ -226,36 +209,26 @@ def test_a_warning_of_several_runs_is_one_line_that_names_the_runs(tmp_path):
     assert text.count(said) == 1 and all(f'<p class="warn">{line}</p>' in text for line in lines)
 
 
-def test_the_heading_says_that_a_figure_is_the_worst_of_several_splits():
-    one = tables.ChainsInfo({"rhat_prediction": 1.2}, {})
-    assert columns.diagnostics({"chains": one}).head[0] == "Chains"
-    assert columns.diagnostics({"chains": replace(one, splits=5)}).head[0] == "Chains, worst of 5 splits"
-
-
-def test_r_hats_have_two_decimals():
+def test_the_table_of_chains_names_the_worst_of_several_splits_and_rounds_r_hats_to_two_decimals():
     of = tables.ChainsInfo({"rhat_prediction": 3.0, "rhat_log_likelihood": 1.004, "ess_prediction": 41.25}, {})
-    ((_, *cells),) = columns.diagnostics({"chains": of}).rows
-    assert [cell.text for cell in cells[:3]] == ["3.00", "1.00", "41.2"]
+    grid = columns.diagnostics({"chains": of})
+    assert grid.head[0] == "Chains" and [cell.text for cell in grid.rows[0][1:4]] == ["3.00", "1.00", "41.2"]
+    assert columns.diagnostics({"chains": replace(of, splits=5)}).head[0] == "Chains, worst of 5 splits"
 
 
 def test_the_noise_column_of_regression_has_words(tmp_path):
     """The word has no error, though there are two splits, and no run is the best."""
-    runs = [
-        write_run(
-            tmp_path, "d", method, "s", [Score(s, 0, Quantity("noise_ratio"), v, 9) for s, v in enumerate(values)]
-        )
-        for method, values in (("gp", [1.0, 1.0]), ("swag", [2.0, 7.0]))
-    ]
-    grid = columns.headline(tables.gather(runs))
+    values = {"gp": [1.0, 1.0], "swag": [2.0, 7.0]}
+    of = {method: of_values({"noise_ratio": ratios}, splits=True) for method, ratios in values.items()}
+    grid = columns.headline(tables.gather([write_run(tmp_path, "d", method, "s", of[method]) for method in of]))
     place = grid.head.index("Noise")
     assert [(row[place].figure, row[place].best) for row in grid.rows] == [("one", False), ("each input", False)]
 
 
 def test_joint_scores_have_a_section_if_a_run_has_them(built, tmp_path):
     assert page.together(tables.gather(built[1])) is None
-    gaps = {"joint_nll_20": 3.2, "joint_gap_20": 1.25, "joint_gap": 0.001}
-    scores = [Score(0, 0, Quantity(name), value, 250) for name, value in gaps.items()]
-    run = write_run(tmp_path, "d", "d_vbll", "s", [*scores, Score(0, 0, Quantity("nll"), 0.3, 10)])
+    values = {"joint_nll_20": 3.2, "joint_gap_20": 1.25, "joint_gap": 0.001, "nll": 0.3}
+    run = write_run(tmp_path, "d", "d_vbll", "s", of_values(values))
     bdl_report.build([run], tmp_path / "out", provenance={}, dpi=80)
     parsed = Page((tmp_path / "out/index.html").read_text())
     assert parsed.open == [] and "Several inputs together" in parsed.text
@@ -266,7 +239,7 @@ def test_joint_scores_have_a_section_if_a_run_has_them(built, tmp_path):
 
 
 def test_the_lines_between_two_inputs_are_one_figure_per_data_set(tmp_path):
-    scores, runs = [Score(0, 0, Quantity(name), 0.3, 10) for name in ("nll", "joint_nll_2")], []
+    scores, runs = of_values({"nll": 0.3, "joint_nll_2": 0.3}), []
     for number, method in enumerate(["d_vbll", "ensemble", "sgld"]):
         ends = [(0, 0.9, 0.7 + 0.1 * number), (1, 0.7, 0.5)]  # seed, and the values at the line's beginning
         rows = [(0, seed, share, a * (1 - share), b * (1 - share)) for seed, a, b in ends for share in (0.0, 0.5, 1.0)]
@@ -321,9 +294,9 @@ def test_a_report_of_no_runs_or_of_scores_that_are_not_finite_is_written(tmp_pat
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == {"boston-a-small": {"nll": None, "rmse": None}}
 
 
-def test_a_failed_build_leaves_the_old_report_unchanged(tmp_path, monkeypatch):
+def test_a_failed_build_leaves_the_old_report_unchanged_and_a_truncated_file_is_named(tmp_path, monkeypatch):
     """A report is replaced in the same way as artifacts, which test_artifacts.py tests; here a page fails to render."""
-    runs, out = [scored(tmp_path, [0.5])], tmp_path / "out"
+    runs, out = [write_run(tmp_path, "d", "m", "s", of_values({"accuracy": 0.5}))], tmp_path / "out"
     bdl_report.build(runs, out, provenance={"commit": "old"}, dpi=80)
     before = {f.name: f.read_bytes() for f in out.iterdir()}
     monkeypatch.setattr(page, "render", lambda *_: 1 / 0)
@@ -331,38 +304,30 @@ def test_a_failed_build_leaves_the_old_report_unchanged(tmp_path, monkeypatch):
         bdl_report.build(runs, out, provenance={"commit": "new"}, dpi=80)
     assert {f.name: f.read_bytes() for f in out.iterdir()} == before
     assert not list(tmp_path.glob(".*"))
-
-
-def test_a_truncated_file_of_scores_is_refused_with_its_name(tmp_path):
-    run = scored(tmp_path, [0.5])
-    (run.evaluate / "scores.parquet").write_bytes(b"PAR1")
+    (runs[0].evaluate / "scores.parquet").write_bytes(b"PAR1")
     with pytest.raises(ArtifactError, match=r"scores.parquet: is truncated"):
-        tables.gather([run])
+        tables.gather(runs)
 
 
-def test_every_ood_score_has_columns_and_a_plugins_score_has_its_own_name(tmp_path):
-    by = (("auroc", "max_prob"), ("auroc", "top_margin"), ("fpr95", "top_margin"), ("auroc", "feature_density"))
-    of = [Quantity(metric, "ood", "other", score=score) for metric, score in by]
-    run = write_run(tmp_path, "d", "m", "s", [Score(0, 0, quantity, 0.75, 9) for quantity in of])
-    table = tables.gather([run])
-    (grid,) = question_pages.answers(table, "unseen")["parts"]["d"]["grids"]
+def test_every_ood_score_has_columns_and_the_comparison_refers_to_them_if_there_are_several(tmp_path):
+    """A plugin's score has its own name."""
+
+    def built(*by):
+        of = {Quantity(metric, "ood", "other", score=score): 0.75 for metric, score in by}
+        run = write_run(tmp_path, "d", "m", "s", of_values(of))
+        bdl_report.build([run], tmp_path / "out", provenance={}, dpi=80)
+        (grid,) = question_pages.answers(tables.gather([run]), "unseen")["parts"]["d"]["grids"]
+        return (tmp_path / "out/comparison.md").read_text().splitlines(), grid
+
+    lines, grid = built(
+        ("auroc", "max_prob"), ("auroc", "top_margin"), ("fpr95", "top_margin"), ("auroc", "feature_density")
+    )
     assert grid.groups == [("score: max prob", 1), ("score: feature density", 1), ("score: top margin", 2)]
     assert grid.head[1:] == ["AUROC", "AUROC", "AUROC", "FPR95"] and grid.title == "against other"
     assert [cell.text for cell in grid.rows[0]] == ["m", *["0.750"] * 4]
-
-
-def test_the_comparison_refers_to_unseen_html_only_if_a_run_has_further_ood_scores(tmp_path):
-    def built(method, *by):
-        of = [Quantity("auroc", "ood", "far", score=score) for score in by]
-        run = write_run(tmp_path, "d", method, "s", [Score(0, 0, quantity, 0.5, 9) for quantity in of])
-        bdl_report.build([run], tmp_path / f"of_{method}", provenance={}, dpi=80)
-        return (tmp_path / f"of_{method}/comparison.md").read_text().splitlines(), tables.gather([run])
-
-    lines, table = built("several", "max_prob", "my_density")
     assert lines[-2:] == ["", "AUROC here is by max_prob; unseen.html has it by every score, set by set."]
-    (grid,) = question_pages.answers(table, "unseen")["parts"]["d"]["grids"]
-    assert grid.groups == [("score: max prob", 1), ("score: my density", 1)]
-    assert not any("unseen" in line for line in built("one", "max_prob")[0])
+    lines, grid = built(("auroc", "max_prob"))
+    assert not any("unseen" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -378,11 +343,9 @@ def test_the_comparison_refers_to_unseen_html_only_if_a_run_has_further_ood_scor
 )
 def test_an_unbiased_estimate_below_zero_is_no_better_than_zero(tmp_path, values, best):
     """A reliability cannot be below 0, its estimate can. The printed mean over seeds counts; an NLL may be below 0."""
-    runs = []
-    for name, value in zip("abc", values, strict=False):
-        of = ("brier_reliability", "nll")
-        seeds = [Score(0, seed, Quantity(m), value + d, 9) for m in of for seed, d in ((0, 4e-3), (1, -4e-3))]
-        runs.append(write_run(tmp_path, "d", name, "s", seeds))
+    pairs = [[value + 4e-3, value - 4e-3] for value in values]
+    scored = [of_values({"brier_reliability": pair, "nll": pair}) for pair in pairs]
+    runs = [write_run(tmp_path, "d", name, "s", own) for name, own in zip("abc", scored, strict=False)]
     table = tables.gather(runs)
     cells = columns.cells(table, columns.Column("", Quantity("brier_reliability")))
     assert tuple(cell.best for cell in cells) == best
@@ -394,11 +357,8 @@ def test_an_unbiased_estimate_below_zero_is_no_better_than_zero(tmp_path, values
 def test_transfer_scores_have_their_columns(tmp_path):
     def scored(method, accuracy, nll):
         other = [Quantity(metric, "transfer", "stl<10") for metric in ("accuracy", "nll")]
-        made = []
-        for seed, d in ((0, 0.01), (1, -0.01)):
-            values = ((Quantity("accuracy"), 0.99), (other[0], accuracy + d), (other[1], nll))
-            made += [Score(0, seed, of, value, 9) for of, value in values]
-        return write_run(tmp_path, "d", method, "s", made)
+        values = {"accuracy": [0.99] * 2, other[0]: [accuracy + 0.01, accuracy - 0.01], other[1]: [nll] * 2}
+        return write_run(tmp_path, "d", method, "s", of_values(values))
 
     table = tables.gather([scored("a", 0.7246, 1.65), scored("b", 0.7225, 0.99)])
     grid = columns.headline(table)
@@ -411,30 +371,25 @@ def test_transfer_scores_have_their_columns(tmp_path):
     assert "NLL stl&lt;10" in page.render(table, {}, 80)["index.html"]
 
 
-def test_the_recalibration_table_has_scores_before_and_after_and_the_coverage(tmp_path):
-    values = {"nll": 0.5, "nll_recalibrated": 0.4, "ece": 0.1, "ece_recalibrated": 0.05}
-    values |= {"coverage_conformal": 0.912, "size_conformal": 1.25}
-    figures = [Score(0, 0, Quantity(metric), value, 90) for metric, value in values.items()]
-    plain = write_run(tmp_path, "d", "other", "s", figures[:1])
-    table = tables.gather([write_run(tmp_path, "d", "m", "s", figures), plain])
-    grid = page.recalibration(table)["grid"]
-    titles = ["NLL before", "NLL after", "ECE % before", "ECE % after", "Coverage %, conformal", "Set size, conformal"]
-    assert grid.head[1:] == titles
-    assert [[cell.text for cell in row[1:]] for row in grid.rows] == [
-        ["0.500", "0.400", "10.00", "5.00", "91.20", "1.250"]
-    ]
-
-
-def test_the_recalibration_table_of_regression_has_the_runs_own_scores_as_those_after(tmp_path):
-    values = {"nll": 0.4, "nll_before": 0.5, "crps": 0.1, "crps_before": 0.2, "coverage_90": 0.9}
-    values |= {"coverage_90_before": 0.97, "coverage_conformal": 0.91, "width_conformal": 1.25}
-    figures = [Score(0, 0, Quantity(metric), value, 90) for metric, value in values.items()]
-    grid = page.recalibration(tables.gather([write_run(tmp_path, "d", "m", "s", figures)]))["grid"]
-    shown = dict(zip(grid.head[1:], (cell.text for cell in grid.rows[0][1:]), strict=True))
-    assert shown.pop("NLL before") == "0.500" and shown.pop("NLL after") == "0.400"
-    assert shown.pop("CRPS before") == "0.200" and shown.pop("CRPS after") == "0.100"
-    assert shown.pop("Coverage % before") == "97.00" and shown.pop("Coverage % after") == "90.00"
-    assert shown == {"Coverage %, conformal": "91.00", "Width, conformal": "1.250"}
+@pytest.mark.parametrize("task", ["classes", "regression"])
+def test_the_recalibration_table_has_scores_before_and_after_and_the_coverage(tmp_path, task):
+    """Of regression, the scores after are the run's own."""
+    if task == "classes":
+        values = {"nll": 0.5, "nll_recalibrated": 0.4, "ece": 0.1, "ece_recalibrated": 0.05}
+        values |= {"coverage_conformal": 0.912, "size_conformal": 1.25}
+        expected = {"NLL before": "0.500", "NLL after": "0.400", "ECE % before": "10.00", "ECE % after": "5.00"}
+        expected |= {"Coverage %, conformal": "91.20", "Set size, conformal": "1.250"}
+    else:
+        values = {"nll": 0.4, "nll_before": 0.5, "crps": 0.1, "crps_before": 0.2, "coverage_90": 0.9}
+        values |= {"coverage_90_before": 0.97, "coverage_conformal": 0.91, "width_conformal": 1.25}
+        expected = {"NLL before": "0.500", "NLL after": "0.400", "CRPS before": "0.200", "CRPS after": "0.100"}
+        expected |= {"Coverage % before": "97.00", "Coverage % after": "90.00"}
+        expected |= {"Coverage %, conformal": "91.00", "Width, conformal": "1.250"}
+    plain = write_run(tmp_path, "d", "other", "s", of_values({"nll": 0.5}))
+    grid = page.recalibration(tables.gather([write_run(tmp_path, "d", "m", "s", of_values(values)), plain]))["grid"]
+    (row,) = grid.rows
+    assert dict(zip(grid.head[1:], (cell.text for cell in row[1:]), strict=True)) == expected
+    assert grid.head[1:] == [*expected] or task == "regression"
 
 
 def test_a_plugins_metric_is_a_column(tmp_path, monkeypatch):
@@ -444,7 +399,7 @@ def test_a_plugins_metric_is_a_column(tmp_path, monkeypatch):
     monkeypatch.setattr(METRICS, "_others", {})
     register_metric("worst", lambda fit: None, label="Worst %", better=-1, percent=True)
     register_metric("asked", lambda fit: None, label="Asked", better=-1, question="refuse")
-    figures = [Score(0, 0, Quantity(metric), 0.25, 9) for metric in ("accuracy", "worst", "asked")]
+    figures = of_values(dict.fromkeys(("accuracy", "worst", "asked"), 0.25))
     table = tables.gather([write_run(tmp_path, "d", "m", "s", figures)])
     assert [c.title for c in columns.columns(table)] == ["Accuracy %", "Worst %"]
     assert columns.headline(table).rows[0][4].text == "25.00"

@@ -29,12 +29,9 @@ def test_a_loss_is_a_mean_over_pairs_of_splits_with_seeds_averaged_first() -> No
     assert found.ratio == pytest.approx(3.0 / 3.2)
 
 
-def test_a_lower_accuracy_is_a_loss() -> None:
+def test_a_lower_accuracy_is_a_loss_and_one_split_has_no_error_and_the_numbers_of_seeds_may_differ() -> None:
     found = beside(run(ACCURACY, [[0.9], [0.8]]), run(ACCURACY, [[0.92], [0.84]]), ACCURACY)
     assert found.lost is not None and found.lost.mean == pytest.approx(0.03)
-
-
-def test_one_split_has_no_error_and_the_numbers_of_seeds_may_differ() -> None:
     found = beside(run(NLL, [[0.3, 0.5]]), run(NLL, [[0.1]]), NLL)
     assert found.lost is not None and found.lost.mean == pytest.approx(0.3) and found.lost.error is None
     assert beside(run(SIZE, [[200.0]]), run(SIZE, [[900.0]]), SIZE).ratio == 4.5

@@ -1,29 +1,89 @@
-"""A row gets the same prediction in the scores, in a file of new rows, in a search and from the served model."""
+"""A row gets the same prediction from the library, in the scores, in a file, in a search and from the served model."""
 
+import json
 from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
+import mlflow
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from fitted_cases import FEATURES, student
+from mlflow.models.utils import _enforce_schema
 from mlflow.pyfunc.model import PythonModelContext
+from mlflow.utils.proto_json_utils import dataframe_from_parsed_json
 
 from bdl_pipe import artifacts, summary
+from bdl_pipe.data.new_inputs import frame_inputs
+from bdl_pipe.data.tables.columns import Column
 from bdl_pipe.errors import ArtifactError, DataError
 from bdl_pipe.registry import load_predictor, stored_address
+from bdl_pipe.seeds import Seed
+from pipeline import cli
 from pipeline.core.load import load
-from pipeline.core.settings import Settings
 from pipeline.export import predict, serving
-from pipeline.plan.plan import one
+from pipeline.export.targets import model
 from pipeline.prepared import folders
 from pipeline.search import trial
-from pipeline.stages import evaluate, fit, prepare
-from pipeline.work.executor import Inline
 from tests.cases import CONFIGS
-from tests.pipeline import tune_cases
+from tests.pipeline import tune_cases, walk
 
-SETTINGS = Settings(executor="inline")
+CASES = [("classification", False), ("classification", True), ("regression", False)]
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, here: Path) -> tuple[Path, Any, dict[str, Any]]:
+    """An exported model, rows to send, and the columns that the library itself gives."""
+    task, images = request.param
+    place, saved = student(here / "work/student/toy", task, images), here / "saved"
+    assert cli.main(["export", "model", "toy", "--to", str(saved)]) == 0
+    random = np.random.default_rng(2)
+    rows = random.integers(0, 256, (3, 1, 4, 4), dtype=np.uint8) if images else random.normal(20, 9, (3, 2))
+    schema = json.loads((place / "schema.json").read_text())
+    direct = load_predictor(place).predict(rows, rng=Seed(0))
+    return saved, rows, summary.columns(direct, schema["classes"] or schema["targets"])
+
+
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_a_model_loaded_by_mlflow_and_its_server_give_the_posteriors_predictions(case: Any, here: Path) -> None:
+    """A request is read as MLflow's server reads JSON."""
+    saved, rows, expected = case
+    kinds = {path.suffix for path in saved.rglob("*") if path.is_file()}  # the import of its code adds .pyc
+    assert kinds <= {"", ".json", ".py", ".safetensors", ".txt", ".yaml"}, "nothing is pickled"
+    loaded = mlflow.pyfunc.load_model(str(saved))
+    direct = loaded.predict(rows if rows.ndim == 4 else pd.DataFrame(rows, columns=FEATURES))
+    table = {"columns": FEATURES, "data": rows.tolist()}
+    Path("request").write_text(json.dumps({"inputs": rows.tolist()} if rows.ndim == 4 else {"dataframe_split": table}))
+    places = {"input_path": "request", "output_path": "answer"}
+    mlflow.models.predict(str(saved), **places, content_type="json", env_manager="local")
+    for made in (direct, pd.DataFrame(json.loads(Path("answer").read_text())["predictions"])):
+        assert list(made.columns) == list(expected)
+        for name, values in expected.items():
+            if name == "predicted":
+                assert list(made[name]) == list(values)
+            else:
+                assert np.allclose(made[name], values, rtol=1e-5, atol=1e-7), name
+
+
+@pytest.mark.parametrize(("answer", "written"), [(0.0, "false"), (1.0, "true")])
+def test_the_cells_of_a_request_are_read_like_the_cells_of_a_file(tmp_path: Path, answer: float, written: str) -> None:
+    """Booleans, gaps, dates and numbers of JSON pass the signature and reach the reader that files use, too."""
+    columns = [Column("flag", "category", ("False", "True"), False), Column("seen", "date", (), False)]
+    columns.append(Column("size", "number", (), True))
+    schema = {"kind": "table", "features": [column.name for column in columns], "input_shape": [3]}
+    schema["columns"] = [column.mapping() for column in columns]
+    record = {"flag": json.loads(written), "seen": "2024-01-02", "size": None}
+    signature = model._signature(schema)
+    sent = dataframe_from_parsed_json([record, {**record, "size": 3}], "records", signature.inputs)
+    frame = _enforce_schema(sent, signature.inputs)
+    np.testing.assert_array_equal(frame_inputs(frame, schema), [[answer, 19724, np.nan], [answer, 19724, 3]])
+    late = dataframe_from_parsed_json([{**record, "seen": 1_704_153_600}], "records", signature.inputs)
+    with pytest.raises(DataError, match="'seen' must be dates, got '1704153600' in row 1"):
+        frame_inputs(_enforce_schema(late, signature.inputs), schema)
+
+
 SAMPLED = ("bnn", "ffg_u")
 
 
@@ -36,15 +96,13 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written |= {"teachers": {}, "runs": {f"toy-{method}": {"method": method, **run} for method in SAMPLED}}
     written["methods"] = {method: CONFIGS[method, "regression"] for method in SAMPLED}
     written["evaluate"]["batch"] = 7
-    (folder / "params.yaml").write_text(yaml.safe_dump(written))
     x = np.random.default_rng(0).normal(size=80)
     pd.DataFrame({"x": x, "y": 30 + 2 * x}).to_csv(folder / "toy.csv", index=False)
+    walk.prepared(folder, written, "toy")
     with chdir(folder):
-        loaded, inline = load(), Inline(SETTINGS)
-        prepare.run(one("prepare", "toy", loaded), loaded, inline, SETTINGS)
         for key in written["runs"]:
-            fit.run(one("student", key, loaded), loaded, inline, SETTINGS)
-            evaluate.run(one("evaluate", key, loaded), loaded, inline, SETTINGS)
+            walk.stage("student", key)
+            walk.stage("evaluate", key)
     return folder
 
 
