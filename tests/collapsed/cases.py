@@ -72,3 +72,12 @@ def snapshots_of(spec: NetworkSpec, count: int = 3, spread: float = 0.6, double:
         moved = {k: v.double() + spread * torch.randn(v.shape, generator=generator) for k, v in base.items()}
         past.append(moved if double else {k: v.float() for k, v in moved.items()})
     return stack(past)
+
+
+def double(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def tensors(chosen: list[Case], *, grad: bool = False) -> tuple[torch.Tensor, ...]:
+    """y, centre, half-widths and radius of the cases."""
+    return tuple(double([getattr(c, name) for c in chosen]).requires_grad_(grad) for name in Case._fields)

@@ -1,4 +1,4 @@
-"""The paper's analytic experiments: closed forms behind benchmarks/ciber_*.py, each with a wrong variant that fails."""
+"""The paper's figure 1 and analytic experiments: closed forms behind benchmarks/ciber_*.py; wrong variants fail."""
 
 import math
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bdl_pipe.collapsed.integrals.piecewise import density_matched
 from bdl_pipe.seeds import Seed
+from benchmarks import ciber_figure1 as figure1
 from benchmarks import ciber_figure2 as figure2
 from benchmarks import ciber_integrals as integrals
 from benchmarks import ciber_linear as linear
@@ -171,17 +172,14 @@ def test_the_collapsed_last_layer_equals_the_average_over_its_box() -> None:
 
 
 def test_aligning_units_keeps_functions_and_undoes_a_permutation() -> None:
-    """Aligning changes no function and undoes a known permutation."""
-    weights = toy_weights(4)
-    np.testing.assert_allclose(
-        toy.functions(figure2.aligned(weights), figure2.GRID), toy.functions(weights, figure2.GRID)
-    )
+    weights, aligned, grid = toy_weights(4), figure2.aligned, figure2.GRID
+    np.testing.assert_allclose(toy.functions(aligned(weights), grid), toy.functions(weights, grid))
     first, bias, middle, shift, last = toy.parts(weights[:1])
     order = RNG.fold("order").numpy().permutation(toy.HIDDEN)
     other = [first, bias, middle[:, order].reshape(1, -1), shift[:, order], last[:, order]]
     pair = np.concatenate([weights[:1], np.concatenate(other, 1)])
     assert not np.allclose(pair[0], pair[1])
-    back = toy.features(figure2.aligned(pair), figure2.GRID) * toy.parts(figure2.aligned(pair))[4][:, None]
+    back = toy.features(aligned(pair), grid) * toy.parts(aligned(pair))[4][:, None]
     np.testing.assert_allclose(back[1], back[0], atol=1e-12)
 
 
@@ -215,3 +213,80 @@ def test_the_stored_nuts_reference_has_converged_on_the_data_of_its_seed(noise: 
     assert (residuals**2).sum(1).mean() < 30  # of ten rows
     prior = (y - toy.functions(toy_weights(500), x)) / noise
     assert (prior**2).sum(1).mean() > 100
+
+
+LIKELIHOODS = [None, "variance", "density"]
+
+
+def reach(match: str) -> float:
+    return math.sqrt(6) if match == "variance" else density_matched()
+
+
+def tri(u: float, match: str | None) -> float:
+    """Return the density at u."""
+    return float(norm.pdf(u)) if match is None else max(0.0, 1 - abs(u) / reach(match)) / reach(match)
+
+
+@pytest.mark.parametrize("match", LIKELIHOODS)
+def test_densities_of_y_agree_with_adaptive_quadrature(match: str | None) -> None:
+    """Closed form, 50 digits and SciPy's quadrature agree; the half where the unit is off is large enough to matter."""
+    likelihood = figure1.Likelihood(match)
+    for y in (-1.3, 0.4, 2.0, 4.1):
+        bends = [] if match is None else [y - reach(match), y, y + reach(match)]
+        inside = sorted({0.0, *(w for w in bends if -3 < w < 3)})
+        slow = quad(lambda w, y=y: tri(y - max(w, 0), match) / 6, -3, 3, points=inside, epsabs=1e-12)[0]
+        with mp.workdps(figure1.DIGITS):
+            gap = abs(figure1.closed(likelihood, y) - figure1.by_quadrature(likelihood, y))
+        assert gap < mp.mpf(10) ** -30
+        assert float(figure1.by_quadrature(likelihood, y)) == pytest.approx(slow, rel=1e-6)
+        if match is not None:
+            assert figure1.density_of(match, y) == pytest.approx(float(figure1.closed(likelihood, y)), rel=1e-13)
+        assert tri(y, match) / 2 > 1e-3 * slow or y > 4  # the half where the unit is off must matter
+
+
+@pytest.mark.parametrize("match", LIKELIHOODS)
+def test_the_mean_is_three_quarters(match: str | None) -> None:
+    """In 50 digits, from the library and from the sum of the drawn surface; without the ReLU, f = w, the sum is 0."""
+    with mp.workdps(figure1.DIGITS):
+        assert abs(figure1.mean_by_quadrature(figure1.Likelihood(match)) - mp.mpf(3) / 4) < mp.mpf(10) ** -40
+    if match is not None:
+        assert float(figure1.exact(match).mean) == pytest.approx(0.75, abs=1e-15)
+    density = list(figure1.densities().values())[LIKELIHOODS.index(match)]
+    w, y = np.linspace(-3, 3, 301), np.linspace(-9, 12, 2101)
+    drawn = np.trapezoid(np.trapezoid(figure1.surface(density, w, y), y), w)
+    assert drawn == pytest.approx(0.75, abs=2e-4)
+    linear = y * density(y - w[:, None]) / 6
+    assert np.trapezoid(np.trapezoid(linear, y), w) == pytest.approx(0, abs=2e-4)
+
+
+def test_peaks_and_pits_are_counted_as_connected_parts() -> None:
+    """Two hills are two parts, a ridge along the diagonal of the grid is one, and a pit is counted apart from hills."""
+    x, y = np.meshgrid(np.linspace(-4, 4, 81), np.linspace(-4, 4, 81))
+    hill = np.exp(-(x**2) - y**2)
+    assert figure1.parts(hill - 0.5 * np.exp(-((x - 3) ** 2) - y**2)) == (1, 1)
+    two = np.exp(-((x - 2) ** 2) - y**2) + np.exp(-((x + 2) ** 2) - y**2)
+    assert figure1.parts(two - 0.1 * hill)[0] == 2
+    ridge = np.eye(81) * np.linspace(0.1, 1, 81)[:, None]
+    assert figure1.parts(ridge - 0.1 * hill)[0] == 1
+
+
+def test_the_highest_point_of_the_surface_is_at_the_largest_weight() -> None:
+    """The Gaussian's highest point is in closed form: w = 3, y = (3 + √13)/2."""
+    w, y = np.linspace(-3, 3, 61), np.linspace(-4, 7, 1101)
+    z = figure1.surface(figure1.densities()[figure1.GAUSSIAN], w, y)
+    row, column = np.unravel_index(z.argmax(), z.shape)
+    top = (3 + math.sqrt(13)) / 2
+    assert w[row] == 3 and y[column] == pytest.approx(top, abs=0.01)
+    assert z.max() == pytest.approx(top * norm.pdf(top - 3) / 6, abs=1e-5)
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_the_page_lists_every_likelihood_and_the_picture_is_drawn(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(figure1, "PAGES", tmp_path)
+    figure1.draw(figure1.densities())
+    assert (tmp_path / "figure1.png").stat().st_size > 10_000
+    rows, worst = figure1.values()
+    assert len(rows) == len(figure1.POINTS) and worst < 1e-13
+    text = "\n".join(figure1.page(rows, worst))
+    assert all(f"| {name} | " in text for name in (figure1.GAUSSIAN, *figure1.LIKELIHOODS)) and "TODO" not in text

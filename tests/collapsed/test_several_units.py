@@ -1,5 +1,6 @@
 """The output of several collapsed units: against Gauss rules on the cells of the box of their weights, and draws."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -147,15 +148,11 @@ def test_moments_density_and_cdf_equal_quadrature_of_the_definition(case: Case) 
     assert density(part, low - 1e-9) == 0 == density(part, high + 1e-9)
 
 
-@pytest.mark.parametrize(
-    "case", [ONE["switching"], TWO["both switch"], THREE["all switch"]], ids=["one", "two", "three"]
-)
+@pytest.mark.parametrize("case", SWITCHING.values(), ids=SWITCHING)
 def test_a_wrong_unit_box_or_rectifier_changes_the_density(case: Case) -> None:
     """A unit that is always or never on, a box a tenth too wide, no rectifier: off by more than 1e-3."""
     y = case.moments()[0] + 0.1
-    exact = case.density(y)
-    assert density(case.part(), y) == pytest.approx(exact, rel=1e-10)
-    (w, c, h), *rest = case.units
+    exact, ((w, c, h), *rest) = case.density(y), case.units
     for units in ([(w, c + 9, h), *rest], [(w, c - 9, h), *rest], [(w, c, [1.1 * x for x in h]), *rest]):
         assert abs(density(case.part(units), y) / exact - 1) > 1e-3
     linear = Case([(w, c + 9, h) for w, c, h in case.units], case.base - 9 * sum(w for w, _, _ in case.units))
@@ -171,42 +168,85 @@ def test_the_number_of_units_decides_the_form() -> None:
         torch.testing.assert_close(part.share.sum(0), torch.ones(1, 1, 1).double(), rtol=0, atol=1e-15)
 
 
-@cases
-def test_the_density_is_the_derivative_of_the_cdf_and_rescaling_keeps_both(case: Case) -> None:
-    part, (low, high) = case.part(), (float(end) for end in case.part().reach)
-    assert cdf(part, low) < 1e-12 and cdf(part, high) > 1 - 1e-12
+def linear(d: int) -> Linear:
+    """Boxes of three samples of five rows."""
+    random, shape = numbers("parts", "linear", d), (3, 5, 1)
+    centre, widths = random.normal(size=shape), random.uniform(0, 1, (*shape, d))
+    return Linear(*map(torch.tensor, (centre, widths, random.uniform(0.3, 2, shape))))
+
+
+def rectified(d: int) -> Rectified:
+    """Units that are on, off and between; a width of zero among them."""
+    random, shape = numbers("parts", "rectified", d), (3, 5, 1)
+    widths = random.uniform(0.1, 1, (*shape, d))
+    widths[0, 0] = 0
+    sign, base, centre = random.choice([-1.0, 1.0], shape), random.normal(size=shape), 1.2 * random.normal(size=shape)
+    return Rectified(*map(torch.tensor, (base, sign, centre, widths, random.uniform(0.3, 2, shape))))
+
+
+PARTS = {name: case.part() for name, case in CASES.items()}
+PARTS |= {f"Linear{d}": linear(d) for d in (1, 3, 8)} | {f"Rectified{d}": rectified(d) for d in (1, 4)}
+parts = pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+
+
+@parts
+def test_the_density_is_the_derivative_of_the_cdf_and_rescaling_keeps_both(part: Part) -> None:
+    low, high = part.reach
+    assert float(part.cdf(low.amin(0)).max()) < 1e-12 and float(part.cdf(high.amax(0)).min()) > 1 - 1e-12
+    for beyond in (low.amin(0) - 1e-6, high.amax(0) + 1e-6):
+        assert (part.log_density(beyond) == -torch.inf).all()
     shift, scale = torch.tensor([20.0]).double(), torch.tensor([9.0]).double()
     other = part.rescale(shift, scale)
     torch.testing.assert_close(other.mean, shift + scale * part.mean)
     torch.testing.assert_close(other.variance, scale**2 * part.variance)
     torch.testing.assert_close(torch.cat(other.reach), shift + scale * torch.cat(part.reach))
+    length = high - low
+    step = 1e-5 * length.min()
     for share in (0.07, 0.33, 0.71):
-        y, step = low + share * (high - low), 1e-5 * case.radius
-        slope = (cdf(part, y + step) - cdf(part, y - step)) / (2 * step)
-        assert density(part, y) == pytest.approx(slope, rel=1e-4, abs=1e-5)
-        assert density(other, 20 + 9 * y) == pytest.approx(density(part, y) / 9, rel=1e-9, abs=1e-12)
-        assert cdf(other, 20 + 9 * y) == pytest.approx(cdf(part, y), rel=1e-9, abs=1e-12)
+        y = low[0] + share * (high[0] - low[0])
+        slope = (part.cdf(y + step) - part.cdf(y - step)) / (2 * step)
+        torch.testing.assert_close(part.log_density(y).exp(), slope, rtol=1e-4, atol=1e-6 / float(length.max()))
+        moved = shift + scale * y
+        torch.testing.assert_close(other.log_density(moved).exp(), part.log_density(y).exp() / 9, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(other.cdf(moved), part.cdf(y), rtol=1e-9, atol=1e-12)
 
 
-def test_each_point_of_a_batch_equals_its_own_quadrature() -> None:
+def repeated(part: Part, s: int, row: int, count: int) -> Part:
+    """One sample's distribution of one row, for ``count`` rows."""
+    values = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.name != "beside"}
+    values = {name: v[s : s + 1, row : row + 1] for name, v in values.items()}
+    return type(part)(**{name: v.expand(1, count, *v.shape[2:]) for name, v in values.items()})
+
+
+@pytest.mark.parametrize(
+    "part", [PARTS["Linear1"], PARTS["Linear8"], PARTS["Rectified4"]], ids=lambda p: type(p).__name__
+)
+def test_moments_are_the_integrals_of_the_density(part: Part) -> None:
+    """A Gauss rule on 100 cells of the support."""
+    axis, weight = (torch.tensor(v) for v in np.polynomial.legendre.leggauss(20))
+    for s, row in ((0, 0), (1, 2), (2, 4)):
+        low, high = (float(end[s, row, 0]) for end in part.reach)
+        size = (high - low) / 100
+        y = (low + size * (torch.arange(100)[:, None] + (axis + 1) / 2)).flatten()
+        mass = repeated(part, s, row, len(y)).log_density(y[:, None]).exp()[0, :, 0] * (weight * size / 2).repeat(100)
+        mean, variance = part.mean[s, row, 0], part.variance[s, row, 0]
+        integrals = torch.stack([mass.sum(), mass @ y, mass @ (y - mean) ** 2])
+        torch.testing.assert_close(integrals, torch.stack([mean**0, mean, variance]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("widths", [(1,), (2,), (2, 1)])
+def test_each_point_of_a_batch_equals_its_own_quadrature(widths: tuple[int, ...]) -> None:
     """[draw, batch, output], with units that are on, off and between."""
     random, shape = numbers("several", "batch"), (4, 6, 1)
-    units = [
-        Unit(
-            *(
-                torch.tensor(v)
-                for v in (random.normal(size=shape), random.normal(size=shape), random.uniform(0, 1, (*shape, d)))
-            )
-        )
-        for d in (2, 1)
-    ]
-    base, radius = torch.tensor(random.normal(size=shape)), torch.tensor(random.uniform(0.3, 2, shape))
+    normal = (random.normal(size=shape) for _ in range(2 + 2 * len(widths)))
+    units = [Unit(*map(torch.tensor, (next(normal), next(normal), random.uniform(0, 1, (*shape, d))))) for d in widths]
+    base, radius = torch.tensor(next(normal)), torch.tensor(random.uniform(0.3, 2, shape))
     part, y = of_units(base, units, radius), torch.tensor(random.normal(size=(6, 1)))
-    found = part.log_density(y).exp()
+    densities = part.log_density(y).exp()
     for s, row in itertools.product(range(4), range(6)):
         own = [(float(u.outgoing[s, row]), float(u.centre[s, row]), u.half_widths[s, row, 0].tolist()) for u in units]
         case = Case(own, float(base[s, row]), float(radius[s, row]))
-        assert float(found[s, row]) == pytest.approx(case.density(float(y[row])), rel=1e-9, abs=1e-12)
+        assert float(densities[s, row]) == pytest.approx(case.density(float(y[row])), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1e-9, 1e-3, 0.3, 0.5, 0.7, 1.0, 1.4, 1e3])
@@ -226,12 +266,13 @@ def test_the_pieces_of_noise_plus_a_uniform_equal_independent_sums(ratio: float)
 
 
 def test_the_density_is_exact_and_continuous_where_knots_coincide() -> None:
-    """Both units start to switch at a knot, and zero is one of the knots."""
-    case = Case([(1.0, 0.0, [0.25, 0.25]), (1.0, 0.5, [0.5])], base=0.0, radius=1.0)
-    part = case.part()
-    for y in (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5):
-        assert density(part, y) == pytest.approx(case.density(y), rel=1e-10, abs=1e-12)
-        assert density(part, y) == pytest.approx(density(part, y + 1e-9), abs=1e-8)
+    """Two units start to switch at a knot, and zero is one of the knots; one unit has its knot at the triangle's."""
+    two = Case([(1.0, 0.0, [0.25, 0.25]), (1.0, 0.5, [0.5])], base=0.0, radius=1.0)
+    for case in (two, Case([(1.0, 0.3, [0.7])], base=0.0, radius=1.0)):
+        part = case.part()
+        for y in (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5):
+            assert density(part, y) == pytest.approx(case.density(y), rel=1e-10, abs=1e-12)
+            assert density(part, y) == pytest.approx(density(part, y + 1e-9), abs=1e-8)
 
 
 @pytest.mark.parametrize("case", SWITCHING.values(), ids=SWITCHING)
@@ -244,10 +285,11 @@ def test_the_quadrature_on_cells_agrees_with_a_dense_grid(case: Case) -> None:
         assert case.density(y) == pytest.approx(on_grid, rel=1e-4)
 
 
-def test_noise_below_the_rounding_is_refused() -> None:
-    part = Case(TWO["both switch"].units, radius=1e-20).part()
+def test_noise_below_the_rounding_and_more_than_ten_weights_of_a_unit_are_refused() -> None:
     with pytest.raises(DataError, match="radius must be above the rounding"):
-        density(part, 1.0)
+        density(Case(TWO["both switch"].units, radius=1e-20).part(), 1.0)
+    with pytest.raises(DataError, match="half_widths must be at most 10"):
+        rectified(11).log_density(torch.zeros(5, 1))
 
 
 def test_far_beyond_the_support_the_density_is_zero_and_the_cdf_zero_or_one() -> None:

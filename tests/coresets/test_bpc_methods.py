@@ -1,5 +1,6 @@
 """The five methods that distil from expert trajectories: exact resume, reading of experts, refused inputs."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -79,21 +80,15 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, trajectories: list[St
 def test_an_expert_is_read_at_its_start_and_after_each_epoch(trajectories: list[State]) -> None:
     read_back = Experts(trajectories, tiny_data())
     assert len(read_back) == 2 and read_back.epochs == 3
+    names = [name for name, _ in read_back.spec.build(Seed(0)).named_parameters()]
     for epoch in range(4):
         stored = snapshots.snapshot(trajectories[1], epoch)
-        network = read_back.spec.build(Seed(0))
-        flat = torch.cat([stored[name].flatten() for name, _ in network.named_parameters()])
-        assert torch.equal(read_back.weights(1, epoch), flat)
-    starts = {
-        (float(start.sum()), float(target.sum()))
-        for start, target in (drawn_start(read_back, 3, 1, Seed(9).fold(k)) for k in range(60))
-    }
-    pairs = {
-        (float(read_back.weights(e, t).sum()), float(read_back.weights(e, t + 1).sum()))
-        for e in range(2)
-        for t in range(3)
-    }
-    assert starts == pairs  # all six are drawn, and no others
+        assert torch.equal(read_back.weights(1, epoch), torch.cat([stored[name].flatten() for name in names]))
+    drawn = (drawn_start(read_back, 3, 1, Seed(9).fold(k)) for k in range(60))
+    places = product(range(2), range(3))
+    pairs = ((read_back.weights(e, t), read_back.weights(e, t + 1)) for e, t in places)
+    seen, all_six = ({tuple(float(part.sum()) for part in pair) for pair in some} for some in (drawn, pairs))
+    assert seen == all_six  # all six are drawn, and no others
 
 
 def test_an_expert_may_have_several_snapshots_per_epoch() -> None:
@@ -105,16 +100,10 @@ def test_an_expert_may_have_several_snapshots_per_epoch() -> None:
         assert torch.equal(halves.weights(0, 2 * epoch), whole.weights(0, epoch))
     with pytest.raises(ConfigError, match="every part of one"):
         Experts(experts(1, snapshots=5, snapshots_per_epoch=2), tiny_data())
-    check = METHODS["bpc_fkl"].stages["coreset"].validate_sources
-    assert check is not None
-    for count, most in ((6, 6), (6, 7)):
-        sources = {"trajectory": config.read(SgdConfig, EXPERTS | {"snapshots": count, "snapshots_per_epoch": 2}, "x")}
-        section = read("bpc_fkl", start_epochs=most)
-        if most <= count:
-            check(section, sources)
-        else:
-            with pytest.raises(ConfigError, match=r"parts of them, of the trajectory \(6\)"):
-                check(section, sources)
+    section = {"snapshots": 6, "snapshots_per_epoch": 2}
+    checked("bpc_fkl", section, start_epochs=6)
+    with pytest.raises(ConfigError, match=r"parts of them, of the trajectory \(6\)"):
+        checked("bpc_fkl", section, start_epochs=7)
 
 
 @pytest.mark.parametrize("count", [5, 40], ids=["at_once", "one_by_one"])
@@ -141,6 +130,12 @@ def test_bpc_w_moves_its_inner_learning_rate_by_lr_step(trajectories: list[State
     assert abs(float(moved.detach()) * surrogate._unit) == pytest.approx(0.03, rel=1e-3)
 
 
+def checked(name: str, experts: dict[str, Any] | None = None, **changes: Any) -> None:
+    """Check a section against the section of its experts, as is done before any training."""
+    sources = {"trajectory": config.read(SgdConfig, EXPERTS | (experts or {}), "methods.sgd")}
+    METHODS[name].stages["coreset"].validate_sources(read(name, **changes), sources)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -153,33 +148,23 @@ def test_trajectories_that_cannot_be_experts_are_refused(changes: dict[str, Any]
     """By a fit, from the stored trajectories, and before any training, from their configs."""
     with pytest.raises(ConfigError, match=message):
         distilled("bpc_fkl", experts(1, **changes))
-    check = METHODS["bpc_fkl"].stages["coreset"].validate_sources
-    assert check is not None
     with pytest.raises(ConfigError, match=r"^input"):
-        check(read("bpc_fkl"), {"trajectory": config.read(SgdConfig, EXPERTS | changes, "s")})
+        checked("bpc_fkl", changes)
 
 
-def test_experts_of_other_classes_or_with_too_few_epochs_are_refused(trajectories: list[State]) -> None:
+def test_experts_of_other_classes_and_numbers_out_of_range_are_refused(trajectories: list[State]) -> None:
     with pytest.raises(ConfigError, match="input must be of experts for images and classes"):
         distilled("bpc_w", experts(1, data=tiny_data(classes=2)))
     with pytest.raises(ConfigError, match="start_epochs asks for epoch 4 of 3"):
         distilled("bpc_fkl", trajectories, start_epochs=4)
-    check = METHODS["bpc_fkl"].stages["coreset"].validate_sources
-    assert check is not None
-    check(read("bpc_fkl", start_epochs=3), {"trajectory": config.read(SgdConfig, EXPERTS, "s")})
+    checked("bpc_fkl", start_epochs=3)
     with pytest.raises(ConfigError, match="start_epochs"):
-        check(read("bpc_fkl", start_epochs=4), {"trajectory": config.read(SgdConfig, EXPERTS, "s")})
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
+        checked("bpc_fkl", start_epochs=4)
+    for name, changes in (
         ("bpc_fkl", {"outer": OUTER | {"average": 1.0}}),
         ("bpc_rkl", {"draws": 1}),
         ("fbpc", {"inner": INNER}),
         ("fbpc", {"inner": {"steps": 2, "lr": 0.1, "ahead": 3}}),
-    ],
-)
-def test_numbers_out_of_range_are_refused(name: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="must be"):
-        read(name, **changes)
+    ):
+        with pytest.raises(ConfigError, match="must be"):
+            read(name, **changes)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from bdl_pipe import config
-from bdl_pipe.artifacts import State, to_bytes
-from bdl_pipe.coresets import random_selection
-from bdl_pipe.coresets.protocols.closed_form import CORESET_BMA, TrunkMixture
+from bdl_pipe import config, networks
+from bdl_pipe.artifacts import State
+from bdl_pipe.coresets.protocols.closed_form import TrunkMixture
+from bdl_pipe.coresets.protocols.network import ridge_head
 from bdl_pipe.coresets.shared.init import Coreset, balanced
 from bdl_pipe.coresets.shared.pool import ModelPool, PoolConfig
 from bdl_pipe.coresets.vbpc import method
@@ -18,7 +18,8 @@ from bdl_pipe.data.augment import AugmentConfig
 from bdl_pipe.networks import ConvNetConfig
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
-from tests.resuming import Watched, killed, resumed, same_bits
+from tests.cases import HEAD, fit
+from tests.resuming import Watched, resumed, same_bits
 
 from .cases import tiny_data, tiny_vbpc
 
@@ -29,10 +30,11 @@ def read(**changes: Any) -> method.VbpcConfig:
     return config.read(method.VbpcConfig, tiny_vbpc(**changes), "methods.vbpc")
 
 
-def distilling(settings: method.VbpcConfig) -> Callable[[Report], State]:
-    return lambda report: distil_coreset(tiny_data(), {}, settings, rng=Seed(0).fold("coreset"), report=report)
+def distilling(settings: method.VbpcConfig, rng: Seed = Seed(0).fold("coreset")) -> Callable[[Report], State]:
+    return lambda report: distil_coreset(DATA, {}, settings, rng=rng, report=report)
 
 
+DATA = tiny_data()
 STUDIED: dict[str, dict[str, Any]] = {  # the settings that the studies of params/study vary
     **{f"norm {norm}": {"network": {"norm": norm, "width": 8}} for norm in ("batch", "batch_stats", "group", "none")},
     "largest pools": {"network": {"pool": "max"}},
@@ -55,49 +57,47 @@ def test_a_stopped_distillation_with_a_studied_setting_resumes_to_the_same_bits(
     assert not same_bits(undisturbed, distilling(read())(Silent()))  # the setting changes the fit
 
 
-def test_a_pool_resumed_without_its_adam_states_ends_with_other_bits() -> None:
-    """The control of the test above: without the optimisers' tensors the bits differ."""
-    distil = distilling(read())
-    whole = killed(distil, 6)
-    forgets = State({k: v for k, v in whole.tensors.items() if ".adam." not in k}, whole.config)
-    assert not same_bits(distil(Silent()), distil(Watched(kept=to_bytes(forgets))))
-
-
 def test_distillation_lowers_the_loss_and_reports_it() -> None:
-    report = Watched()
-    plain = tiny_vbpc()["network"] | {"norm": "none"}
+    report, plain = Watched(), tiny_vbpc()["network"] | {"norm": "none"}
     pool = {"networks": 1, "steps": 1000, "lr": 1.0e-6}  # one network that stands still
     base = tiny_vbpc()["coreset"] | {"steps": 120, "batch": 60, "pool": pool}
-    made = distil_coreset(tiny_data(), {}, read(coreset=base, network=plain), rng=Seed(0), report=report)
+    tensors = distilling(read(coreset=base, network=plain), Seed(0))(report).tensors
     losses = [m["loss"] for m in report.seen if m]
-    assert len(losses) == 6
-    assert losses[-1] < 0.7 * losses[0], losses
-    assert made.tensors["images"].shape == made.tensors["raw"].shape == (6, 1, 8, 8)
-    assert made.tensors["labels"].shape == (6, 3)
-    torch.testing.assert_close(made.tensors["raw"], made.tensors["images"] * 0.25 + 0.4)
+    assert len(losses) == 6 and losses[-1] < 0.7 * losses[0], losses
+    assert tensors["images"].shape == tensors["raw"].shape == (6, 1, 8, 8) and tensors["labels"].shape == (6, 3)
+    torch.testing.assert_close(tensors["raw"], tensors["images"] * 0.25 + 0.4)
+
+
+def test_a_frepo_coreset_predicts_the_data_better_than_its_start() -> None:
+    """Under its own ridge regression, on a fresh network's features."""
+    base = tiny_vbpc()["coreset"] | {"steps": 60, "batch": 60, "lr": 0.05}
+    tensors = fit("frepo", "coreset", DATA, rng=Seed(2), coreset=base).tensors
+    network = networks.build(ConvNetConfig(**HEAD["network"]), DATA.input_shape, 3, rng=Seed(77)).eval()
+    start, losses = balanced(DATA, 2, 1.0, rng=Seed(2).fold("start")), []
+    inputs, targets = DATA.tensors("train")[0], torch.nn.functional.one_hot(DATA.tensors("train")[1], 3) - 1 / 3
+    for images, labels in ((tensors["images"], tensors["labels"]), (start.images, start.labels)):
+        with torch.no_grad():
+            head = ridge_head(network.trunk(images), labels, 1e-3)
+            losses.append(float((network.trunk(inputs).double() @ head - targets).square().mean()))
+    assert losses[0] < 0.9 * losses[1]
 
 
 def test_images_and_labels_move_by_their_own_learning_rates() -> None:
     """Adam's first step is its rate: images move by ``lr``, labels by ``label_lr``."""
-    base = tiny_vbpc()["coreset"]
-    settings = read(coreset=base | {"steps": 1, "lr": 1.0e-3, "label_lr": 1.0e-1})
-    start = balanced(tiny_data(), 2, 1.0, rng=Seed(0).fold("start"))
-    made = distil_coreset(tiny_data(), {}, settings, rng=Seed(0), report=Silent())
-    assert float((made.tensors["images"] - start.images).abs().max()) == pytest.approx(1e-3, rel=1e-2)
-    assert float((made.tensors["labels"] - start.labels).abs().median()) == pytest.approx(1e-1, rel=1e-2)
+    settings = read(coreset=tiny_vbpc()["coreset"] | {"steps": 1, "lr": 1.0e-3, "label_lr": 1.0e-1})
+    moved, start = distilling(settings, Seed(0))(Silent()).tensors, balanced(DATA, 2, 1.0, rng=Seed(0).fold("start"))
+    assert float((moved["images"] - start.images).abs().max()) == pytest.approx(1e-3, rel=1e-2)
+    assert float((moved["labels"] - start.labels).abs().median()) == pytest.approx(1e-1, rel=1e-2)
 
 
 def test_a_random_coreset_is_a_balanced_choice_of_training_rows() -> None:
-    data = tiny_data()
-    mapping = {k: v for k, v in tiny_vbpc().items() if k not in ("coreset", "beta_dataset")} | {"label_scale": 2.0}
-    settings = config.read(random_selection.RandomCoresetConfig, mapping, "methods.random_coreset")
-    made = random_selection.select(data, {}, settings, rng=Seed(0), report=Silent()).tensors
-    assert made["classes"].tolist() == [0, 0, 1, 1, 2, 2]
-    rows = data.transform.inputs(data.train.inputs)
-    for image, label in zip(made["images"], made["classes"], strict=True):
+    coreset = fit("random_coreset", "coreset", DATA, label_scale=2.0).tensors
+    assert coreset["classes"].tolist() == [0, 0, 1, 1, 2, 2]
+    rows = DATA.transform.inputs(DATA.train.inputs)
+    for image, label in zip(coreset["images"], coreset["classes"], strict=True):
         match = (rows == image).flatten(1).all(1)
-        assert match.any() and set(data.train.targets[match.numpy()]) == {int(label)}
-    torch.testing.assert_close(made["labels"], 2 * (torch.eye(3)[made["classes"]] - 1 / 3) / (3 / 10) ** 0.5)
+        assert match.any() and set(DATA.train.targets[match.numpy()]) == {int(label)}
+    torch.testing.assert_close(coreset["labels"], 2 * (torch.eye(3)[coreset["classes"]] - 1 / 3) / (3 / 10) ** 0.5)
 
 
 def test_the_ages_of_the_pool_are_staggered_and_an_old_network_is_replaced() -> None:
@@ -113,13 +113,12 @@ def test_the_ages_of_the_pool_are_staggered_and_an_old_network_is_replaced() -> 
     assert {pool.draw(step)[0] for step in range(50)} == {0, 1, 2, 3}
 
 
-DATA = tiny_data()
 SETTINGS = config.read(method.VbpcConfig, tiny_vbpc(), "methods.vbpc")
 
 
 @pytest.fixture(scope="module")
 def coreset() -> dict[str, list]:
-    return {"coreset": [distil_coreset(DATA, {}, SETTINGS, rng=Seed(0), report=Silent())]}
+    return {"coreset": [distilling(SETTINGS, Seed(0))(Silent())]}
 
 
 @pytest.mark.parametrize(("ipc", "square"), [(2, 6), (12, 32)])
@@ -139,35 +138,25 @@ def test_the_stored_head_has_only_the_tensors_that_a_prediction_needs(ipc: int, 
     torch.testing.assert_close(again.predict(inputs).log_probs, expected.predict(phi).log_probs)
 
 
-def test_the_student_of_a_distilled_coreset_is_far_more_accurate_than_chance(coreset: dict[str, list]) -> None:
+def test_the_student_of_a_distilled_coreset_is_far_more_accurate_than_chance() -> None:
     """Classes differ by 50 grey levels under a noise of 0–120: the accuracy must be far above 1/3."""
-    base = tiny_vbpc()
-    longer = config.merge(base, {"coreset": {"steps": 150}, "network": {"norm": "none"}})
+    longer = config.merge(tiny_vbpc(), {"coreset": {"steps": 150}, "network": {"norm": "none"}})
     longer["coreset"]["augmentation"] = longer["student"]["augmentation"] = {"choose": "all", "operations": {}}
     settings = config.read(method.VbpcConfig, longer, "methods.vbpc")
-    made = {"coreset": [distil_coreset(DATA, {}, settings, rng=Seed(0), report=Silent())]}
-    fitted = VbpcPosterior.from_state(fit_student(DATA, made, settings, rng=Seed(1), report=Silent()))
+    inputs_of_fit = {"coreset": [distilling(settings, Seed(0))(Silent())]}
+    fitted = VbpcPosterior.from_state(fit_student(DATA, inputs_of_fit, settings, rng=Seed(1), report=Silent()))
     inputs, targets = DATA.tensors("validation")
     assert float((fitted.predict(inputs).mean.argmax(1) == targets).float().mean()) > 0.8
 
 
-def mixture(coreset: dict[str, list], trunks: int) -> State:
-    section = {name: tiny_vbpc()[name] for name in ("network", "rho", "gamma", "feature_scale", "student")}
-    settings = config.read(CORESET_BMA.config, section | {"trunks": trunks}, "methods.coreset_bma")
-    fit = CORESET_BMA.stages["student"].fit_one
-    return fit(DATA, coreset, settings, rng=Seed(1), report=Silent())
-
-
 def test_the_mixture_of_trunks_predicts_the_mean_of_their_predictives(coreset: dict[str, list]) -> None:
     inputs, _ = DATA.tensors("validation")
-    fitted = TrunkMixture.from_state(mixture(coreset, 3))
-    alone = [
-        VbpcPosterior.from_state(
-            fit_student(DATA, coreset, SETTINGS, rng=Seed(1).fold("trunk", k), report=Silent())
-        ).predict(inputs)
-        for k in range(3)
-    ]
-    found = fitted.predict(inputs)
-    torch.testing.assert_close(found.mean, torch.stack([one.mean for one in alone]).mean(0))
-    assert float(found.mutual_information().min()) > 0
-    assert not torch.allclose(alone[0].mean, alone[1].mean)
+    section = {name: tiny_vbpc()[name] for name in ("network", "rho", "gamma", "feature_scale", "student")}
+    mixture = TrunkMixture.from_state(fit("coreset_bma", "student", DATA, coreset, rng=Seed(1), trunks=3, **section))
+    alone = []
+    for k in range(3):
+        state = fit_student(DATA, coreset, SETTINGS, rng=Seed(1).fold("trunk", k), report=Silent())
+        alone.append(VbpcPosterior.from_state(state).predict(inputs).mean)
+    torch.testing.assert_close(mixture.predict(inputs).mean, torch.stack(alone).mean(0))
+    assert float(mixture.predict(inputs).mutual_information().min()) > 0
+    assert not torch.allclose(alone[0], alone[1])

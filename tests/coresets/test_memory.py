@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bdl_pipe import config
@@ -23,14 +22,13 @@ from bdl_pipe.data.augment import augment
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.method import Method
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS
+from tests.cases import CONFIGS, config_of
 from tests.resuming import resumed, same_bits
 
-from .cases import central, drawn, projected, relative, tiny_data, tiny_vbpc
-from .test_oracles_gradients import AUGMENTATION, AUGMENTED, DoubleData, smoothed
+from .cases import central, drawn, relative, tiny_data, tiny_vbpc
+from .test_oracles_gradients import AUGMENTATION, AUGMENTED, DoubleData, check, dense_outer_loss, frepo_loss, smoothed
 
 HERE = Seed(8)
 NETWORK = {"name": "convnet", "width": 2, "blocks": 1, "norm": "none"}
@@ -110,22 +108,6 @@ def test_every_class_has_the_same_weight() -> None:
     assert len(seen) == 6  # all 2 · 3 splits; a split is missing with a chance below 6 · (5/6)^40 = 0.4 %
 
 
-def dense_vbpc(phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, weights: Tensor) -> Tensor:
-    """Eq. 27 at ρ = 10, γ = 100 without its KL: 30 rows, each with its weight."""
-    covariance = torch.linalg.inv(10 * torch.eye(phi.shape[1]).double() + 100 / len(phi) * phi.T @ phi)
-    mean = 100 / len(phi) * covariance @ phi.T @ labels
-    logits = batch @ mean / (1 + torch.pi / 8 * ((batch @ covariance) * batch).sum(1))[:, None].sqrt()
-    return -30 * (weights * logits.log_softmax(1)[torch.arange(len(classes)), classes]).sum()
-
-
-def dense_frepo(phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, weights: Tensor) -> Tensor:
-    kernel = phi @ phi.T
-    inverse = torch.linalg.inv(kernel + 0.1 * kernel.trace() / len(phi) * torch.eye(len(phi)).double())
-    errors = (batch @ phi.T @ inverse @ labels - F.one_hot(classes, 3) + 1 / 3).square().sum(1)
-    top = labels.sort(1, descending=True).values
-    return 0.5 * (weights * errors).sum() - (top[:, 0] - top[:, 1]).clamp(max=1 / 3).mean()
-
-
 def double(name: str, **changes: Any) -> tuple[PoolSurrogate, Memory, Mapping[str, Any]]:
     """A surrogate in float64 whose memory has the classes 0 and 1, and its section."""
     outer = {"augmentation": AUGMENTATION, "increment": "with_earlier"}
@@ -141,74 +123,62 @@ def double(name: str, **changes: Any) -> tuple[PoolSurrogate, Memory, Mapping[st
 @pytest.mark.parametrize("name", ["vbpc", "frepo"])
 def test_the_loss_beside_an_earlier_coreset_and_its_gradient_equal_dense_algebra(name: str) -> None:
     """By dense inverses and central differences; controls: equal weights, earlier rows on no side or on both."""
-    changes = {"beta_dataset": 0.0} if name == "vbpc" else {"ridge": 0.1}
-    surrogate, memory, given = double(name, **changes)
+    surrogate, memory, mapping = double(name, **({"beta_dataset": 0.0} if name == "vbpc" else {"ridge": 0.1}))
     start, kept = balanced(double_data(), 2, 0.1, rng=Seed(5)), memory.coreset
     images = start.images.double()
     labels = start.labels.double() + 0.01 * drawn(2, 3, at=HERE)  # at a tie the margin has no derivative
-    rows, classes = double_data().batch(given["coreset"]["batch"], HERE.fold("batch"))
+    rows, classes = double_data().batch(mapping["coreset"]["batch"], HERE.fold("batch"))
     trunk = surrogate._pool.draw(3)[1].eval().trunk
     inner, outer = memory.halves(HERE.fold("halves"))
     stand_ins = augment(kept.images[outer], AUGMENTED, HERE.fold("memory"))
-    phi_batch = trunk(torch.cat([augment(rows, AUGMENTED, HERE.fold("augment")), stand_ins])).detach()
+    batch = trunk(torch.cat([augment(rows, AUGMENTED, HERE.fold("augment")), stand_ins])).detach()
     of_batch = torch.cat([classes, torch.tensor([0, 1])])
     weights = torch.tensor([1 / 3 / len(rows)] * len(rows) + [1 / 3] * 2).double()
-    dense = dense_vbpc if name == "vbpc" else dense_frepo
+    section = config.read(METHODS[name].config, mapping, name)
 
     def value(images: Tensor, labels: Tensor, weights: Tensor = weights, inner: Tensor = inner) -> Tensor:
         union = augment(torch.cat([kept.images[inner], images]), AUGMENTED, HERE.fold("coreset"))
-        whole = torch.cat([kept.labels[inner], labels])
-        return dense(trunk(union).detach(), whole, phi_batch, of_batch, weights)
+        phi, whole = trunk(union).detach(), torch.cat([kept.labels[inner], labels])
+        if name == "frepo":
+            return frepo_loss(phi, whole, batch, of_batch, weights)
+        return dense_outer_loss(phi, whole, batch, of_batch, section, weights)
 
-    leaves = images.clone().requires_grad_(), labels.clone().requires_grad_()
-    loss = surrogate.loss(*leaves, 3, HERE)
-    of_images, of_labels = torch.autograd.grad(loss, leaves)
-    assert float(loss.detach()) == pytest.approx(float(value(images, labels)), rel=1e-6)  # weights are float32
-    assert relative(projected(of_images), central(lambda x: value(x, labels), images)) < 1e-6
-    assert relative(projected(of_labels), central(lambda y: value(images, y), labels)) < 1e-6
-    own = torch.arange(len(weights)) < len(rows)
-    for wrong in (torch.full_like(weights, 1 / len(weights)), (own / len(rows)).double()):
-        assert abs(float(value(images, labels, wrong)) / float(loss.detach()) - 1) > 1e-2
-        assert relative(projected(of_images), central(lambda x, w=wrong: value(x, labels, w), images)) > 1e-2
+    check(lambda x, y: surrogate.loss(x, y, 3, HERE), value, images, labels, 1e-6, 1e-6)  # weights are float32
+    exact, new_rows = central(lambda x: value(x, labels), images), torch.arange(len(weights)) < len(rows)
+    for wrong in (torch.full_like(weights, 1 / len(weights)), (new_rows / len(rows)).double()):
+        assert abs(float(value(images, labels, wrong) / value(images, labels)) - 1) > 1e-2
+        assert relative(central(lambda x, w=wrong: value(x, labels, w), images), exact) > 1e-2
     both = torch.arange(len(kept.images))
-    assert relative(projected(of_images), central(lambda x: value(x, labels, inner=both), images)) > 1e-2
+    assert relative(central(lambda x: value(x, labels, inner=both), images), exact) > 1e-2
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_pool_trains_its_networks_on_the_earlier_and_the_new_rows(name: str) -> None:
-    data, read_config, memory = (
-        of_classes(tiny_data(), 2),
-        read(name, increment="with_earlier"),
-        Memory(earlier(), 1),
-    )
-    surrogate = SURROGATES[name](data, read_config, memory, Seed(2))
-    start = balanced(data, 2, 1.0, rng=Seed(5))
-    images, labels = start.images.requires_grad_(), start.labels
-    surrogate.loss(images, labels, 3, HERE)
-    pool = read_config.coreset.pool
-    by_hand = ModelPool(pool, read_config.network, data.input_shape, 3, rng=Seed(2).fold("pool"))
-    slot = by_hand.draw(3)[0]
-    union = torch.cat([earlier().images, images.detach()]), torch.cat([earlier().labels, labels])
-    surrogate.train_network(images, labels)
-    by_hand.advance(slot, *union, read_config.coreset.augmentation)
-    found, expected = surrogate._pool.state(), by_hand.state()
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
-    alone = ModelPool(pool, read_config.network, data.input_shape, 3, rng=Seed(2).fold("pool"))
-    alone.advance(slot, images.detach(), labels, read_config.coreset.augmentation)
-    assert not torch.equal(alone.state()[f"{slot}.network.head.weight"], expected[f"{slot}.network.head.weight"])
+    data, read_config, start = of_classes(tiny_data(), 2), read(name, increment="with_earlier"), earlier()
+    surrogate, new = SURROGATES[name](data, read_config, Memory(start, 1), Seed(2)), balanced(data, 2, 1.0, rng=Seed(5))
+    surrogate.loss(new.images.clone().requires_grad_(), new.labels, 3, HERE)
+    surrogate.train_network(new.images, new.labels)
+
+    def by_hand(images: Tensor, labels: Tensor) -> tuple[int, Mapping[str, Tensor]]:
+        settings = read_config.coreset
+        pool = ModelPool(settings.pool, read_config.network, data.input_shape, 3, rng=Seed(2).fold("pool"))
+        slot = pool.draw(3)[0]
+        pool.advance(slot, images, labels, settings.augmentation)
+        return slot, pool.state()
+
+    union = torch.cat([start.images, new.images]), torch.cat([start.labels, new.labels])
+    (slot, expected), (_, alone), state = by_hand(*union), by_hand(new.images, new.labels), surrogate._pool.state()
+    assert all(torch.equal(state[key], value) for key, value in expected.items())
+    assert not torch.equal(alone[f"{slot}.network.head.weight"], expected[f"{slot}.network.head.weight"])
 
 
 def test_an_unknown_increment_and_with_earlier_for_bpc_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^methods\.vbpc\.coreset\.increment must be one of"):
         read("vbpc", increment="both")
-    from bdl_pipe.registry import METHODS as ALL
-
     for name in ("bpc_fkl", "bpc_rkl", "bpc_w", "bpc_cd", "fbpc"):
-        method: Method = ALL[name]
-        given = CONFIGS[name, "classification"]
-        changed = given | {"outer": given["outer"] | {"increment": "with_earlier"}}
+        outer = CONFIGS[name, "classification"]["outer"] | {"increment": "with_earlier"}
         with pytest.raises(ConfigError, match=rf"^methods\.{name}\.outer\.increment"):
-            config.read(method.config, changed, f"methods.{name}")
+            config_of(name, "classification", outer=outer)
 
 
 def test_an_earlier_coreset_of_other_inputs_or_of_one_row_is_refused() -> None:

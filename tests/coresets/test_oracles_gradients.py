@@ -33,6 +33,7 @@ from .test_bpc_methods import OUTER, experts, read
 NETWORK = {"name": "convnet", "width": 2, "blocks": 1, "norm": "none"}
 OPERATIONS = {"colour": 0.25, "crop": 1.25, "rotate": 15.0, "translate": 0.125, "cutout": 0.25, "noise": 0.1}
 AUGMENTATION = {"choose": "all", "operations": OPERATIONS}
+COARSE = tiny_vbpc()["coreset"] | {"augmentation": AUGMENTATION}
 PLAIN, AUGMENTED = AugmentConfig("all", {}), AugmentConfig("all", OPERATIONS)
 CLASSES, BETA = 3, 2.0
 HERE = Seed(8)
@@ -231,54 +232,77 @@ def test_the_gradient_of_the_learned_rate_equals_central_differences(double_expe
     assert float(found) != pytest.approx(expected / unit, rel=1e-2)
 
 
+def frepo_loss(
+    phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, weights: Tensor, held: Tensor | None = None
+) -> Tensor:
+    """Kernel ridge regression from features, errors weighted by row, and the margins; ``held``: of a fixed penalty."""
+    kernel, penalised = phi @ phi.T, phi if held is None else held
+    penalty = 0.1 * penalised.square().sum() / len(phi)
+    inverse = torch.linalg.inv(kernel + penalty * torch.eye(len(phi)).double())
+    errors = (batch @ phi.T @ inverse @ labels - F.one_hot(classes, CLASSES) + 1 / CLASSES).square().sum(1)
+    top = labels.sort(1, descending=True).values
+    return 0.5 * (weights * errors).sum() - (top[:, 0] - top[:, 1]).clamp(max=1 / CLASSES).mean()
+
+
 def test_the_gradients_of_frepo_equal_central_differences() -> None:
     """In images and labels, through the ridge, which depends on the images; with a fixed ridge the gradient differs."""
-    outer = tiny_vbpc()["coreset"] | {"augmentation": AUGMENTATION}
-    section = {"ipc": 1, "network": NETWORK, "ridge": 0.1, "coreset": outer}
+    section = {"ipc": 1, "network": NETWORK, "ridge": 0.1, "coreset": COARSE}
     surrogate = frepo._RidgeLoss(data(), config.read(frepo.FrepoConfig, section, "methods.frepo"), None, Seed(2))
-    for member in surrogate._pool._members:
-        smoothed(member.network.double())
-    start = balanced(data(), 1, 1.0, rng=Seed(5))
-    images, small = start.images.double(), torch.tensor([[0.1], [0.15], [1.0]])  # margins at and below their largest
-    labels = small * start.labels.double() + 0.01 * drawn(CLASSES, CLASSES, at=HERE)
-    rows, classes = data().batch(outer["batch"], HERE.fold("batch"))
-    batch, weights = augment(rows, AUGMENTED, HERE.fold("augment")), list(surrogate._pool.draw(3)[1].parameters())[:2]
+    images, labels, rows, classes = start_of(surrogate, 1)
+    labels = torch.tensor([[0.1], [0.15], [1.0]]) * labels  # margins at and below their largest
+    weights = list(surrogate._pool.draw(3)[1].parameters())[:2]
+    batch, share = features(weights, rows).detach(), torch.full((len(rows),), 1 / len(rows)).double()
 
-    def gram(images: Tensor) -> tuple[Tensor, Tensor]:
-        phi = features(weights, augment(images, AUGMENTED, HERE.fold("coreset"))).detach()
-        return phi, phi @ phi.T
+    def phi(images: Tensor) -> Tensor:
+        return features(weights, augment(images, AUGMENTED, HERE.fold("coreset"))).detach()
 
     def value(images: Tensor, labels: Tensor, held: Tensor | None = None) -> Tensor:
-        phi, kernel = gram(images)
-        penalty = 0.1 * (kernel if held is None else gram(held)[1]).trace() / len(labels)
-        inverse = torch.linalg.inv(kernel + penalty * torch.eye(len(labels), dtype=kernel.dtype))
-        error = features(weights, batch).detach() @ phi.T @ inverse @ labels - F.one_hot(classes, CLASSES) + 1 / CLASSES
-        top = labels.sort(1, descending=True).values
-        margins = (top[:, 0] - top[:, 1]).clamp(max=1 / CLASSES)
-        return 0.5 * error.square().sum(1).mean() - margins.mean()
+        return frepo_loss(phi(images), labels, batch, classes, share, held)
 
+    check(lambda x, y: surrogate.loss(x, y, 3, HERE), value, images, labels, 1e-8)
+    fixed = central(lambda x: value(x, labels, phi(images)), images)
+    assert relative(fixed, central(lambda x: value(x, labels), images)) > 1e-2
+
+
+def start_of(surrogate: Any, ipc: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A surrogate's pool in float64: images, labels off their ties, and an augmented batch with its classes."""
+    for member in surrogate._pool._members:
+        smoothed(member.network.double())
+    start = balanced(data(), ipc, 1.0, rng=Seed(5))
+    rows, classes = data().batch(COARSE["batch"], HERE.fold("batch"))
+    labels = start.labels.double() + 0.01 * drawn(*start.labels.shape, at=HERE)
+    return start.images.double(), labels, augment(rows, AUGMENTED, HERE.fold("augment")), classes
+
+
+def check(
+    loss: Callable[[Tensor, Tensor], Tensor],
+    value: Callable[[Tensor, Tensor], Tensor],
+    images: Tensor,
+    labels: Tensor,
+    most: float,
+    digits: float = 1e-10,
+) -> None:
+    """Compare a loss and its gradients in images and labels with a value by hand and its central differences."""
     leaves = images.clone().requires_grad_(), labels.clone().requires_grad_()
-    loss = surrogate.loss(*leaves, 3, HERE)
-    of_images, of_labels = torch.autograd.grad(loss, leaves)
-    assert float(loss.detach()) == pytest.approx(float(value(images, labels)), rel=1e-11)
-    for gradient, expected in (
-        (of_images, central(lambda x: value(x, labels), images)),
-        (of_labels, central(lambda y: value(images, y), labels)),
-    ):
-        assert relative(projected(gradient), expected) < 1e-8
-    assert relative(central(lambda x: value(x, labels, images), images), projected(of_images)) > 1e-2
+    value_of_loss = loss(*leaves)
+    of_images, of_labels = torch.autograd.grad(value_of_loss, leaves)
+    assert float(value_of_loss.detach()) == pytest.approx(float(value(images, labels)), rel=digits)
+    assert relative(projected(of_images), central(lambda x: value(x, labels), images)) < most
+    assert relative(projected(of_labels), central(lambda y: value(images, y), labels)) < most
 
 
-def dense_outer_loss(phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, section: Any) -> Tensor:
-    """Eq. 27 with V, its determinant and its trace, by the formulas of Lee et al. 2025 as they stand."""
+def dense_outer_loss(
+    phi: Tensor, labels: Tensor, batch: Tensor, classes: Tensor, section: Any, weights: Tensor | None = None
+) -> Tensor:
+    """Eq. 27 with V, its determinant and its trace, by the formulas of Lee et al. 2025; 30 rows, weighted."""
     (n, h), k = phi.shape, labels.shape[1]
-    identity = torch.eye(h, dtype=phi.dtype)
-    covariance = torch.linalg.inv(section.rho * identity + section.gamma / n * phi.T @ phi)
+    covariance = torch.linalg.inv(section.rho * torch.eye(h).double() + section.gamma / n * phi.T @ phi)
     mean = section.gamma / n * covariance @ phi.T @ labels
     logits = batch @ mean / (1 + math.pi / 8 * ((batch @ covariance) * batch).sum(1))[:, None].sqrt()
     trace = k * section.rho * covariance.trace() + section.rho * mean.square().sum()
     kl = 0.5 * (trace - k * torch.linalg.slogdet(covariance)[1] - k * h * math.log(section.rho) - k * h)
-    return 30 * F.cross_entropy(logits, classes) + section.beta_dataset * kl
+    losses = F.cross_entropy(logits, classes, reduction="none")
+    return 30 * (losses.mean() if weights is None else (weights * losses).sum()) + section.beta_dataset * kl
 
 
 LAYERS = [("instance", "average"), ("batch", "average"), ("batch_stats", "average"), ("group", "max"), ("none", "max")]
@@ -291,30 +315,16 @@ def test_the_gradients_of_vbpc_equal_central_differences(ipc: int, norm: str, po
     width = 8 if ipc == 1 or norm == "group" else 2  # 3 rows of 32 numbers, or 12 of 8
     network = {"name": "convnet", "width": width, "blocks": 1, "norm": norm, "pool": pool}
     changes = {"beta_dataset": 0.1, "feature_scale": 0.7, "rho": 2.0, "gamma": 20.0}
-    outer = tiny_vbpc()["coreset"] | {"augmentation": AUGMENTATION}
-    read_config = config.read(VBPC.config, tiny_vbpc(network=network, ipc=ipc, coreset=outer) | changes, "methods.vbpc")
-    surrogate = DatasetLoss(data(), read_config, None, Seed(2))
-    for member in surrogate._pool._members:
-        smoothed(member.network.double())
-    start = balanced(data(), ipc, 1.0, rng=Seed(5))
-    images = start.images.double()
-    labels = start.labels.double() + 0.01 * drawn(*start.labels.shape, at=HERE)
-    rows, classes = data().batch(outer["batch"], HERE.fold("batch"))
-    batch, trunk = augment(rows, AUGMENTED, HERE.fold("augment")), surrogate._pool.draw(3)[1].eval().trunk
-
-    def phi(pictures: Tensor) -> Tensor:
-        return 0.7 * trunk(pictures).detach()
+    section = config.read(VBPC.config, tiny_vbpc(network=network, ipc=ipc, coreset=COARSE) | changes, "methods.vbpc")
+    surrogate = DatasetLoss(data(), section, None, Seed(2))
+    images, labels, rows, classes = start_of(surrogate, ipc)
+    trunk = surrogate._pool.draw(3)[1].eval().trunk
+    batch = 0.7 * trunk(rows).detach()
 
     def value(images: Tensor, labels: Tensor, address: Seed = HERE) -> Tensor:
-        made = phi(augment(images, AUGMENTED, address.fold("coreset")))
-        return dense_outer_loss(made, labels, phi(batch), classes, read_config)
+        phi = 0.7 * trunk(augment(images, AUGMENTED, address.fold("coreset"))).detach()
+        return dense_outer_loss(phi, labels, batch, classes, section)
 
-    leaves = images.clone().requires_grad_(), labels.clone().requires_grad_()
-    loss = surrogate.loss(*leaves, 3, HERE)
-    of_images, of_labels = torch.autograd.grad(loss, leaves)
-    assert float(loss.detach()) == pytest.approx(float(value(images, labels)), rel=1e-10)
-    expected = central(lambda x: value(x, labels), images)
-    assert relative(projected(of_images), expected) < 1e-7
-    assert relative(projected(of_labels), central(lambda y: value(images, y), labels)) < 1e-7
-    another = central(lambda x: value(x, labels, HERE.fold("another")), images)
-    assert relative(another, expected) > 1e-2
+    check(lambda x, y: surrogate.loss(x, y, 3, HERE), value, images, labels, 1e-7)
+    here, another = (central(lambda x, at=at: value(x, labels, at), images) for at in (HERE, HERE.fold("another")))
+    assert relative(another, here) > 1e-2

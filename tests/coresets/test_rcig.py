@@ -25,6 +25,7 @@ from .cases import central, normal, projected, relative, tiny_data
 
 EXACT = linearised.ExactConfig("exact")
 CG = linearised.ConjugateGradientConfig("cg", 2000, 1e-13)
+solvers = pytest.mark.parametrize("solver", [EXACT, CG], ids=["exact", "cg"])
 PENALTY, CLASSES = 0.3, 3
 SECTION = CONFIGS["rcig", "classification"] | {"solver": {"name": "exact"}, "network_steps": 3}
 NETWORK = ConvNetConfig("convnet", 2, blocks=2, norm="none")
@@ -42,14 +43,10 @@ def model() -> linearised.Model:
 @pytest.fixture
 def case() -> tuple[Tensor, ...]:
     """Coreset images and labels, ℓ, batch and classes."""
-    images, labels = normal(4, 1, 4, 4, at="x"), normal(4, CLASSES, at="y")
-    return (
-        images,
-        labels,
-        torch.tensor(0.2, dtype=torch.float64),
-        normal(5, 1, 4, 4, at="b"),
-        torch.tensor([0, 2, 1, 1, 0]),
+    images, labels, batch = (
+        normal(*s, at=at) for at, s in (("x", (4, 1, 4, 4)), ("y", (4, CLASSES)), ("b", (5, 1, 4, 4)))
     )
+    return images, labels, torch.tensor(0.2, dtype=torch.float64), batch, torch.tensor([0, 2, 1, 1, 0])
 
 
 def smooth() -> networks.Network:
@@ -75,9 +72,7 @@ def dense(images: Tensor) -> tuple[Tensor, Tensor]:
     return made.trunk(images), torch.cat([p.flatten(2) for p in parts], 2).flatten(0, 1)
 
 
-def bilevel(
-    images: Tensor, labels: Tensor, log_scale: Tensor, batch: Tensor, classes: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def bilevel(images, labels, log_scale, batch, classes) -> tuple[Tensor, Tensor, Tensor]:
     """L_t where τ and W together solve ridge regression: (loss, outputs, τ), by one dense system of both."""
     (h, j), (h_batch, j_batch) = dense(images), dense(batch)
     identity = torch.eye(CLASSES, dtype=h.dtype)
@@ -90,68 +85,57 @@ def bilevel(
     return F.cross_entropy(log_scale.exp() * outputs, classes) - margin, outputs, solved[: j.shape[1]]
 
 
-def test_features_and_jacobian_products_equal_a_dense_jacobian(
-    model: linearised.Model, case: tuple[Tensor, ...]
-) -> None:
+def test_features_and_jacobian_products_equal_a_dense_jacobian(model, case) -> None:
     images, labels = case[:2]
-    h, j = dense(images)
-    tangent = normal(model.size, at="t")
+    (h, j), tangent = dense(images), normal(model.size, at="t")
     features, moved = model.both(images, tangent)
-    torch.testing.assert_close(features, h, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(moved.flatten(), j @ tangent, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(model.jacobian(images), j, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(model.transposed(images, labels), j.T @ labels.flatten(), rtol=1e-12, atol=1e-12)
+    for found, expected in (
+        (features, h),
+        (moved.flatten(), j @ tangent),
+        (model.jacobian(images), j),
+        (model.transposed(images, labels), j.T @ labels.flatten()),
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("solver", [EXACT, CG], ids=["exact", "cg"])
-def test_the_solution_equals_ridge_regression_with_the_tangent_kernel(
-    solver: linearised.SolverConfig, model: linearised.Model, case: tuple[Tensor, ...]
-) -> None:
+@solvers
+def test_the_solution_equals_ridge_regression_with_the_tangent_kernel(solver, model, case) -> None:
     images, labels, _, batch, _ = case
     _, outputs, expected = bilevel(*case)
-    problem = linearised.InnerProblem(model, images, labels, PENALTY, solver)
-    found = problem.solution()
-    assert relative(found, expected) < 1e-10
-    fit = linearised.fitted(model, images, labels, found, PENALTY)
-    zero = linearised.slope_along(model, images, labels, fit, found, normal(model.size, at="v"), PENALTY)
+    solution = linearised.InnerProblem(model, images, labels, PENALTY, solver).solution()
+    assert relative(solution, expected) < 1e-10
+    fit = linearised.fitted(model, images, labels, solution, PENALTY)
+    zero = linearised.slope_along(model, images, labels, fit, solution, normal(model.size, at="v"), PENALTY)
     assert abs(float(zero)) < 1e-10
     (h, j), (h_batch, j_batch) = dense(images), dense(batch)
     classes = torch.eye(CLASSES, dtype=h.dtype)
-    kernel = j @ j.T + torch.kron(h @ h.T, classes)
+    kernel = j @ j.T + torch.kron(h @ h.T, classes) + PENALTY * torch.eye(len(j), dtype=h.dtype)
     crossed = j_batch @ j.T + torch.kron(h_batch @ h.T, classes)
-    kernel_ridge = crossed @ torch.linalg.solve(
-        kernel + PENALTY * torch.eye(len(kernel), dtype=h.dtype), labels.flatten()
-    )
+    kernel_ridge = crossed @ torch.linalg.solve(kernel, labels.flatten())
     assert relative(outputs.flatten(), kernel_ridge) < 1e-10
     gradient = outer_gradient(model, *case, PENALTY, solver)
     assert relative(gradient.outputs.flatten(), kernel_ridge) < 1e-9
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("solver", [EXACT, CG], ids=["exact", "cg"])
-def test_the_direct_and_implicit_parts_add_up_to_the_bilevel_gradient(
-    solver: linearised.SolverConfig, model: linearised.Model, case: tuple[Tensor, ...]
-) -> None:
+@solvers
+def test_the_direct_and_implicit_parts_add_up_to_the_bilevel_gradient(solver, model, case) -> None:
     """Either part alone, or a sum with the implicit part negated or without the loss's factor, is a wrong gradient."""
-    images, labels, log_scale, batch, classes = case
-    found = outer_gradient(model, *case, PENALTY, solver)
-    assert float(found.loss) == pytest.approx(float(bilevel(*case)[0].detach()), rel=1e-10)
-    of_images = central(lambda x: bilevel(x, labels, log_scale, batch, classes)[0], images)
-    of_labels = central(lambda y: bilevel(images, y, log_scale, batch, classes)[0], labels)
-    of_scale = central(lambda s: bilevel(images, labels, s, batch, classes)[0], log_scale)
-    assert relative(projected(found.direct[2]), of_scale) < 1e-7
-    for direct, implicit, expected in zip(found.direct, found.implicit, (of_images, of_labels), strict=False):
+    gradient, (images, labels, log_scale, *rows) = outer_gradient(model, *case, PENALTY, solver), case
+    assert float(gradient.loss) == pytest.approx(float(bilevel(*case)[0].detach()), rel=1e-10)
+    of_images = central(lambda x: bilevel(x, labels, log_scale, *rows)[0], images)
+    of_labels = central(lambda y: bilevel(images, y, log_scale, *rows)[0], labels)
+    of_scale = central(lambda s: bilevel(images, labels, s, *rows)[0], log_scale)
+    assert relative(projected(gradient.direct[2]), of_scale) < 1e-7
+    for direct, implicit, expected in zip(gradient.direct, gradient.implicit, (of_images, of_labels), strict=False):
         assert relative(projected(direct + implicit), expected) < 1e-6
         for wrong in (direct, implicit, direct - implicit, direct + PENALTY / labels.numel() * implicit):
             assert relative(projected(wrong), expected) > 1e-3
 
 
-def test_the_error_of_conjugate_gradients_falls_with_the_iterations(
-    model: linearised.Model, case: tuple[Tensor, ...]
-) -> None:
+def test_the_error_of_conjugate_gradients_falls_with_the_iterations(model, case) -> None:
     """The implicit gradient's error against the dense solution falls with the iterations, and is large after three."""
-    exact = outer_gradient(model, *case, PENALTY, EXACT).implicit
-    errors = []
+    exact, errors = outer_gradient(model, *case, PENALTY, EXACT).implicit, []
     for iterations in (3, 6, 12):
         solver = linearised.ConjugateGradientConfig("cg", iterations, 1e-13)
         found = outer_gradient(model, *case, PENALTY, solver).implicit
@@ -159,19 +143,15 @@ def test_the_error_of_conjugate_gradients_falls_with_the_iterations(
     assert errors[0] > 0.05 and errors[2] < 1e-6 and errors[0] > errors[1] > errors[2]
 
 
-def test_a_row_of_twice_the_weight_counts_as_two_equal_rows(model: linearised.Model, case: tuple[Tensor, ...]) -> None:
+def test_a_row_of_twice_the_weight_counts_as_two_equal_rows(model, case) -> None:
     *start, batch, classes = case
     twice, weights = torch.tensor([0, 0, 1, 2, 3, 4, 4]), torch.tensor([2.0, 1, 1, 1, 2]).double() / 7
     found = outer_gradient(model, *start, batch, classes, PENALTY, EXACT, weights)
     expected = outer_gradient(model, *start, batch[twice], classes[twice], PENALTY, EXACT)
     plain = outer_gradient(model, *case, PENALTY, EXACT)
     assert float(found.loss) == pytest.approx(float(expected.loss), rel=1e-12)
-    for a, b, other in zip(
-        (*found.direct, *found.implicit),
-        (*expected.direct, *expected.implicit),
-        (*plain.direct, *plain.implicit),
-        strict=True,
-    ):
+    parts = ((*gradient.direct, *gradient.implicit) for gradient in (found, expected, plain))
+    for a, b, other in zip(*parts, strict=True):
         assert relative(a, b) < 1e-9 and relative(other, b) > 1e-2
 
 
@@ -179,12 +159,6 @@ def test_an_implicit_part_longer_than_the_direct_part_is_clipped() -> None:
     direct, implicit = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 10.0])
     torch.testing.assert_close(clipped(implicit, direct), torch.tensor([0.0, 5.0]))
     torch.testing.assert_close(clipped(implicit / 10, direct), implicit / 10)
-
-
-def test_a_network_without_relu_is_refused() -> None:
-    plain = networks.build(networks.MlpConfig("mlp", (4,), activation="tanh"), (2,), 2, rng=Seed(0))
-    with pytest.raises(ConfigError, match="ReLU"):
-        linearised.Linearisation(plain, 60.0)
 
 
 def read(**changes: Any) -> RcigConfig:
@@ -218,9 +192,12 @@ def test_the_average_weighs_all_steps_exponentially() -> None:
     assert relative(found.double(), images[-1].double()) > 1e-4
 
 
-@pytest.mark.parametrize(("name", "value"), [("compiled", True), ("precision", "bfloat16")])
-def test_a_compiled_or_bfloat16_pool_is_refused(name: str, value: Any) -> None:
+def test_a_compiled_or_bfloat16_pool_and_a_network_without_relu_are_refused() -> None:
     """The linearised network has a pass of its own, which would not obey the pool's setting."""
-    pool = SECTION["coreset"]["pool"] | {name: value}
-    with pytest.raises(ConfigError, match=rf"methods\.rcig\.coreset\.pool\.{name} is not for rcig"):
-        config.read(RcigConfig, SECTION | {"coreset": SECTION["coreset"] | {"pool": pool}}, "methods.rcig")
+    for name, value in (("compiled", True), ("precision", "bfloat16")):
+        pool = SECTION["coreset"]["pool"] | {name: value}
+        with pytest.raises(ConfigError, match=rf"methods\.rcig\.coreset\.pool\.{name} is not for rcig"):
+            read(coreset=SECTION["coreset"] | {"pool": pool})
+    plain = networks.build(networks.MlpConfig("mlp", (4,), activation="tanh"), (2,), 2, rng=Seed(0))
+    with pytest.raises(ConfigError, match="ReLU"):
+        linearised.Linearisation(plain, 60.0)

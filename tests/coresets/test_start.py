@@ -3,6 +3,7 @@
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,7 @@ from .cases import tiny_data, tiny_vbpc
 
 def clustered(per_cluster: int = 20) -> FitData:
     """Two classes of three clusters each, far apart; a row's first pixel is its cluster's number."""
-    generator = np.random.default_rng(0)
-    inputs = generator.integers(0, 12, (6 * per_cluster, 1, 4, 4))
+    inputs = np.random.default_rng(0).integers(0, 12, (6 * per_cluster, 1, 4, 4))
     clusters = np.arange(6).repeat(per_cluster)
     inputs[:, 0, 1, :] += 40 * clusters[:, None]
     inputs[:, 0, 0, 0] = clusters
@@ -37,9 +37,18 @@ def clustered(per_cluster: int = 20) -> FitData:
     return FitData("classification", rows, rows, Transform("image", torch.zeros(1), torch.ones(1)), ("a", "b"))
 
 
+def started(data: FitData, ipc: int, choice: str = "random", seed: Seed = Seed(0)) -> Coreset:
+    return balanced(data, ipc, 1.0, rng=seed, choice=choice)  # type: ignore[arg-type]
+
+
+def distilled(data: FitData, earlier: State | None = None, report: Report | None = None, **changes: Any) -> State:
+    inputs = {} if earlier is None else {"coreset": [earlier]}
+    read = config.read(VBPC.config, config.merge(tiny_vbpc(), changes), "methods.vbpc")
+    return VBPC.stages["coreset"].fit_one(data, inputs, read, rng=Seed(0), report=report or Silent())
+
+
 def pixels(data: FitData, choice: str, ipc: int, seed: int = 0) -> np.ndarray:
-    images = balanced(data, ipc, 1.0, rng=Seed(seed), choice=choice).images  # type: ignore[arg-type]
-    return np.rint(255 * images.numpy()).astype(int)
+    return np.rint(255 * started(data, ipc, choice, Seed(seed)).images.numpy()).astype(int)
 
 
 def test_kmeans_takes_one_row_of_each_cluster() -> None:
@@ -60,9 +69,8 @@ def test_no_row_is_taken_twice(choice: str) -> None:
     inputs = data.train.inputs[rows].copy()
     inputs[1] = inputs[0]
     small = replace(data, train=Examples(inputs, data.train.targets[rows]))
-    start = balanced(small, 4, 1.0, rng=Seed(0), choice=choice)  # type: ignore[arg-type]
-    made = (255 * small.transform.inverse_inputs(start.images)).round().int()
-    assert sorted(made.flatten(1).tolist()) == sorted(inputs.reshape(12, -1).tolist())
+    pixels_of_start = (255 * small.transform.inverse_inputs(started(small, 4, choice).images)).round().int()
+    assert sorted(pixels_of_start.flatten(1).tolist()) == sorted(inputs.reshape(12, -1).tolist())
 
 
 def test_herding_takes_the_greedy_choice_among_all_rows() -> None:
@@ -79,47 +87,39 @@ def test_herding_takes_the_greedy_choice_among_all_rows() -> None:
         assert sorted(drawn.tolist()) != sorted(found.tolist())  # the control
 
 
-def test_a_distillation_starts_from_the_images_of_the_chosen_start() -> None:
-    """At a learning rate of almost 0 the images stay at their start; an unknown start is refused."""
-    changes = {"steps": 1, "lr": 1e-12, "label_lr": 1e-12}
-    data, section = clustered(), tiny_vbpc()
-    for choice in ("random", "kmeans", "herding", "noise"):
-        read = config.read(
-            VBPC.config, config.merge(section, {"ipc": 3, "coreset": {**changes, "start": choice}}), "methods.vbpc"
-        )
-        made = VBPC.stages["coreset"].fit_one(data, {}, read, rng=Seed(0), report=Silent())
-        start = balanced(data, 3, 1.0, rng=Seed(0).fold("start"), choice=choice)  # type: ignore[arg-type]
-        assert torch.allclose(made.tensors["images"], start.images, atol=1e-6)
-    with pytest.raises(ConfigError, match=r"coreset\.start must be one of"):
-        config.read(VBPC.config, config.merge(section, {"coreset": {"start": "best"}}), "methods.vbpc")
+@pytest.mark.parametrize("choice", ["random", "kmeans", "herding", "noise"])
+def test_a_distillation_starts_from_the_images_of_the_chosen_start(choice: str) -> None:
+    """At a learning rate of almost 0 the images stay at their start."""
+    changes = {"steps": 1, "lr": 1e-12, "label_lr": 1e-12, "start": choice}
+    coreset = distilled(clustered(), ipc=3, coreset=changes)
+    start = started(clustered(), 3, choice, Seed(0).fold("start"))
+    assert torch.allclose(coreset.tensors["images"], start.images, atol=1e-6)
 
 
 def test_a_noise_start_is_uniform_and_copies_no_row() -> None:
     """64 × 60 numbers in [0, 1]: their mean and variance within five standard errors of 1/2 and 1/12."""
-    data = tiny_data()
-    start = balanced(data, 20, 1.0, rng=Seed(0), choice="noise")
-    raw = data.transform.inverse_inputs(start.images).double().flatten()
+    data, start = tiny_data(), started(tiny_data(), 20, "noise")
+    raw, drawn = (data.transform.inverse_inputs(s.images).double().flatten() for s in (start, started(data, 20)))
     count = raw.numel()
-    assert abs(raw.mean() - 0.5) < 5 / (12 * count) ** 0.5
+    assert abs(raw.mean() - 0.5) < 5 / (12 * count) ** 0.5 < abs(drawn.mean() - 0.5)  # the control
     assert abs(raw.var() - 1 / 12) < 5 / (180 * count) ** 0.5
     assert start.classes.bincount().tolist() == [20, 20, 20]
     rows = {row.tobytes() for row in data.train.inputs}
     assert not rows & {row.tobytes() for row in (255 * raw.view(60, -1)).round().numpy().astype(np.uint8)}
-    drawn = data.transform.inverse_inputs(balanced(data, 20, 1.0, rng=Seed(0)).images).double().flatten()
-    assert abs(drawn.mean() - 0.5) > 5 / (12 * count) ** 0.5  # the control
 
 
 def test_labels_without_a_learning_rate_stay_at_their_start() -> None:
-    section = config.merge(tiny_vbpc(), {"coreset": {"steps": 3}})
-    labels = {}
-    for rate in (None, 0.1):
-        read = config.read(VBPC.config, config.merge(section, {"coreset": {"label_lr": rate}}), "methods.vbpc")
-        made = VBPC.stages["coreset"].fit_one(tiny_data(), {}, read, rng=Seed(0), report=Silent())
-        labels[rate] = made.tensors["labels"]
-    start = balanced(tiny_data(), 2, 1.0, rng=Seed(0).fold("start"))
-    assert torch.equal(labels[None], start.labels) and not torch.equal(labels[0.1], start.labels)
-    with pytest.raises(ConfigError, match=r"label_lr must be > 0 or null, got 0"):
-        config.read(VBPC.config, config.merge(section, {"coreset": {"label_lr": 0.0}}), "methods.vbpc")
+    start = started(tiny_data(), 2, seed=Seed(0).fold("start"))
+    still, moved = (
+        distilled(tiny_data(), coreset={"steps": 3, "label_lr": rate}).tensors["labels"] for rate in (None, 0.1)
+    )
+    assert torch.equal(still, start.labels) and not torch.equal(moved, start.labels)
+    for change, message in (
+        ({"label_lr": 0.0}, r"label_lr must be > 0 or null, got 0"),
+        ({"start": "best"}, r"coreset\.start must be one of"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            distilled(tiny_data(), coreset=change)
 
 
 def only(data: FitData, classes: list[int]) -> FitData:
@@ -137,33 +137,26 @@ def test_every_coreset_stage_declares_an_optional_earlier_coreset() -> None:
 
 
 def test_a_balanced_start_has_the_classes_of_its_data() -> None:
-    start = balanced(only(tiny_data(), [0, 2]), 2, 1.0, rng=Seed(0))
+    start, data = started(only(tiny_data(), [0, 2]), 2), tiny_data()
     assert start.classes.tolist() == [0, 0, 2, 2]
     assert start.labels.shape == (4, 3) and start.labels.argmax(1).tolist() == [0, 0, 2, 2]
-    data = tiny_data()
     few = np.append(np.flatnonzero(data.train.targets != 1), 1)  # one row of class 1, the other classes whole
     part = Examples(data.train.inputs[few], data.train.targets[few])
     with pytest.raises(DataError, match="class 1 has 1 training rows: ipc must be at most that, got 2"):
-        balanced(replace(data, train=part), 2, 1.0, rng=Seed(0))
+        started(replace(data, train=part), 2)
 
 
 def test_the_earlier_rows_come_first_and_the_new_rows_equal_a_step_without_them() -> None:
     """At the end, and at the checkpoint half-way, which a search reads."""
-    read, stage = config.read(VBPC.config, tiny_vbpc(), "methods.vbpc"), VBPC.stages["coreset"]
-    earlier = stage.fit_one(only(tiny_data(), [1]), {}, read, rng=Seed(1), report=Silent())
-    data = only(tiny_data(), [0, 2])
-
-    def fit(report: Report) -> State:
-        return stage.fit_one(data, {}, read, rng=Seed(2), report=report)
-
-    alone, checkpoint = fit(Silent()), killed(fit, 6)
-    both = stage.fit_one(data, {"coreset": [earlier]}, read, rng=Seed(2), report=Silent())
+    data, earlier = only(tiny_data(), [0, 2]), distilled(only(tiny_data(), [1]))
+    alone, both = distilled(data), distilled(data, earlier)
     assert both.config == alone.config and both.tensors.keys() == alone.tensors.keys() == {*Coreset.TENSORS}
     for name in Coreset.TENSORS:
         assert torch.equal(both.tensors[name], torch.cat([earlier.tensors[name], alone.tensors[name]])), name
     assert both.tensors["classes"].tolist() == [1, 1, 0, 0, 2, 2]
-    assert stage.from_checkpoint is not None
-    half = stage.from_checkpoint(checkpoint, data, {"coreset": [earlier]}, read, rng=Seed(2))
+    checkpoint = killed(lambda report: distilled(data, report=report), 6)
+    read = config.read(VBPC.config, tiny_vbpc(), "m")
+    half = VBPC.stages["coreset"].from_checkpoint(checkpoint, data, {"coreset": [earlier]}, read, rng=Seed(0))
     assert torch.equal(half.tensors["images"][:2], earlier.tensors["images"]) and len(half.tensors["images"]) == 6
 
 

@@ -21,14 +21,13 @@ def test_the_first_pattern_that_fits_a_layer_chooses_its_distribution() -> None:
     assert net(normal(2, 3, 6, 6)).shape == (2, 3)
 
 
-def test_layers_of_a_pattern_with_none_stay_point_estimates() -> None:
+def test_layers_of_a_pattern_with_none_and_of_no_pattern_stay_point_estimates() -> None:
     net = bayesianize(conv_net(), {"[03]": None, "*": {"kind": "ffg_w"}})
     assert sorted(net.layers) == ["7"]
     assert isinstance(net.network[0].weight, nn.Parameter) and isinstance(net.network[7], LocalLayer)
     odd = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
-    assert sorted(bayesianize(odd, {"0": None, "*": {"kind": "ffg_w"}}).layers) == ["1"]
-    with pytest.raises(ConfigError, match="must have patterns that fit a layer with weights, got 'fc'"):
-        bayesianize(conv_net(), {"fc": None, "*": {}})
+    for patterns in ({"0": None, "*": {"kind": "ffg_w"}}, {"1": {}}):
+        assert sorted(bayesianize(odd, patterns).layers) == ["1"]
 
 
 def test_a_layer_in_two_places_is_converted_once() -> None:
@@ -68,7 +67,9 @@ class Token(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, 4))
 
 
+MEMBERS = {name: {"kind": "ensemble_u", "members": count} for name, count in (("0", 3), ("7", 4))}
 UNFIT = [
+    (bayesianize(nn.Linear(2, 2)), "Bayesian"),
     (nn.Sequential(nn.Linear(2, 2), nn.ConvTranspose2d(3, 4, 2)), r"layer '1' \(ConvTranspose2d\) cannot be converted"),
     (nn.Sequential(nn.LSTM(3, 4)), r"layer '0' \(LSTM\)"),
     (nn.Sequential(nn.Embedding(3, 4)), r"layer '0' \(Embedding\)"),
@@ -86,37 +87,24 @@ def test_a_network_that_cannot_be_converted_is_refused(network: nn.Module, messa
         bayesianize(network)
 
 
-def test_patterns_may_leave_out_a_layer_that_cannot_be_converted() -> None:
-    net = bayesianize(nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 4)), {"0": {}})
-    assert sorted(net.layers) == ["0"]
-
-
-def test_a_bayesian_network_is_not_converted_again() -> None:
-    with pytest.raises(UserError, match="Bayesian"):
-        bayesianize(bayesianize(nn.Linear(2, 2)))
-
-
 BAD = [
     ({"kind": {"fc": {}}}, "kind must have patterns that fit a layer with weights, got 'fc'"),
+    ({"kind": {"fc": None, "*": {}}}, "must have patterns that fit a layer with weights, got 'fc'"),
     ({"kind": {"7": {"row": 3}}}, "7.row is not a field"),
     ({"row": 3}, "row must be one of"),
     ({"kind": "fcg_u"}, "full_limit must be >= 4096 .*, got 4000"),
     ({"kind": "fcg_w", "full_limit": 20}, r"full_limit must be >= 112 for the full covariance of '0', 6,328 numbers"),
-    (
-        {"kind": {"0": {"members": 3}, "7": {"members": 4}}, "kind_of": "ensemble_u"},
-        "members must be the same for all layers",
-    ),
+    ({"kind": MEMBERS}, "members must be the same for all layers"),
     ({"shared": (2, 2), "kind": {"0": {"cols": 3}, "7": {"cols": 4}}}, "shared needs inducing layers"),
     ({"shared": (0, 2)}, "shared must be > 0"),
     ({"shared": (2, 2), "kind": "ffg_w"}, "shared needs inducing layers"),
+    ({"kind": "ffg_w", "sd_max": 0}, "^sd_max "),
+    *(({key: 0}, f"^{key} ") for key in ("rows", "members", "prior_sd", "sd_init")),
+    *(({key: value}, f"^{key} ") for key, value in (("lambda_max", 1e-3), ("sd_max", 1e-4), ("spread", -1))),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), BAD)
 def test_options_that_break_their_rule_are_refused(options: dict, message: str) -> None:
-    options = {"full_limit": 4000} | options
-    kind = options.pop("kind_of", None)
-    if kind is not None:
-        options["kind"] = {name: {"kind": kind} | given for name, given in options["kind"].items()}
     with pytest.raises(ConfigError, match=message):
-        bayesianize(conv_net(), **options)
+        bayesianize(conv_net(), **{"full_limit": 4000} | options)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bdl_pipe.errors import UserError
-from bdl_pipe.inducing import Bayesian, bayesianize, kl, prune
+from bdl_pipe.inducing import bayesianize, kl, prune
 from bdl_pipe.seeds import Seed
 
 from .cases import ALL, conv_net, mlp, normal, one_noise, shaken
@@ -24,13 +24,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("kind", ALL)
 def test_every_parameter_gets_a_gradient_and_the_loss_falls(kind: str) -> None:
-    net = bayesianize(conv_net(), kind, rows=3, cols=4)
-    inputs, labels = normal(12, 3, 6, 6), torch.arange(12) % 3
+    net, inputs, losses = bayesianize(conv_net(), kind, rows=3, cols=4), normal(12, 3, 6, 6), list[float]()
     optimiser = torch.optim.Adam(net.parameters(), 0.02)
-    losses = []
     for _ in range(30):
         optimiser.zero_grad()
-        fit = F.cross_entropy(net(inputs), labels)
+        fit = F.cross_entropy(net(inputs), torch.arange(12) % 3)
         (fit + 0 * kl(net)).backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
         optimiser.step()
@@ -40,13 +38,12 @@ def test_every_parameter_gets_a_gradient_and_the_loss_falls(kind: str) -> None:
 
 def test_conversion_leaves_the_given_network_unchanged() -> None:
     plain = conv_net()
-    before = copy.deepcopy(plain.state_dict())
-    net = bayesianize(plain)
+    before, net = copy.deepcopy(plain.state_dict()), bayesianize(plain)
     with torch.no_grad():
         for p in net.parameters():
             p.add_(1)
-    after = plain.state_dict()
-    assert all(torch.equal(before[k], after[k]) for k in before) and isinstance(plain[0].weight, nn.Parameter)
+    assert all(torch.equal(v, plain.state_dict()[k]) for k, v in before.items())
+    assert isinstance(plain[0].weight, nn.Parameter)
 
 
 def test_the_global_random_state_is_neither_read_nor_changed() -> None:
@@ -129,16 +126,14 @@ def test_autocast_rounds_the_network_and_not_the_weights(kind: str) -> None:
 def test_gradients_under_autocast_are_near_the_exact_gradients(kind: str, pruned: bool) -> None:
     net, inputs, labels = shaken(bayesianize(conv_net(), kind, rows=3, cols=4)), normal(12, 3, 6, 6), torch.arange(12)
     net = (prune(net, 0.3) if pruned else net).eval()
-    noise = one_noise(net)
-    grads = []
+    noise, gradients = one_noise(net), []
     for on in (False, True):
-        net.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
             loss = F.cross_entropy(net(inputs, noise), labels % 3) + 1e-3 * kl(net)
-        loss.backward()
-        assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in net.parameters())
-        grads.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
-    exact, rounded = grads
+        each = torch.autograd.grad(loss, list(net.parameters()))
+        assert all(gradient.dtype == torch.float32 for gradient in each)
+        gradients.append(torch.cat([gradient.flatten() for gradient in each]))
+    exact, rounded = gradients
     assert 0 < (rounded - exact).norm() < 0.03 * exact.norm()
 
 
@@ -158,7 +153,7 @@ def test_loaded_copied_and_pickled_networks_have_equal_outputs(shared: tuple[int
 def test_shared_inducing_weights_tie_layers_together() -> None:
     """One q(U) for all; moving it moves every layer, and the KL counts it once."""
     net = bayesianize(conv_net(), rows=3, cols=4, shared=(2, 2))
-    assert net.shared is not None and all(layer.posterior is None for layer in net.layers.values())
+    assert all(layer.posterior is None for layer in net.layers.values())
     own = sum(layer.kl(None) for layer in net.layers.values())
     torch.testing.assert_close(kl(net), own + net.shared.weights.kl(None))
     before = net.centre()
@@ -185,35 +180,33 @@ def test_all_layers_use_the_same_member_and_draws_take_members_in_turn() -> None
 
 
 @pytest.mark.parametrize("pruned", [False, True])
-def test_data_parallel_with_one_process_has_the_gradients_of_the_network(tmp_path: object, pruned: bool) -> None:
+def test_data_parallel_with_one_process_has_the_gradients_of_the_network(tmp_path: Path, pruned: bool) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         net = bayesianize(conv_net(), rows=3, cols=4)
         net = prune(net, 0.3) if pruned else net
         alone = copy.deepcopy(net)
-        inputs = normal(4, 3, 6, 6)
-        DistributedDataParallel(net)(inputs).sum().backward()
-        alone(inputs).sum().backward()
+        for forward in (DistributedDataParallel(net), alone):
+            forward(normal(4, 3, 6, 6)).sum().backward()
         for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad)
     finally:
         dist.destroy_process_group()
 
 
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.layer(inputs))
+
+
 def test_a_layer_called_twice_draws_one_weight_and_refuses_to_draw_outputs() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return self.layer(self.layer(inputs))
-
-    net = bayesianize(Twice(), "ffg_w")
-    assert isinstance(net, Bayesian)
+    net, inputs = bayesianize(Twice(), "ffg_w"), normal(2, 3)
     weights = net.weights(one_noise(net))
     matrix, bias = weights["layer.layer.weight"], weights["layer.layer.bias"]
-    inputs = normal(2, 3)
     torch.testing.assert_close(net(inputs, one_noise(net)), F.linear(F.linear(inputs, matrix, bias), matrix, bias))
     with pytest.raises(UserError, match="'layer' is called 2 times"):
         net.train()(inputs)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import expit
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from bdl_pipe.errors import ConfigError, UserError
@@ -31,8 +31,8 @@ def network(kind: str, **options: object) -> Bayesian:
 
 def layers(net: Bayesian) -> list[tuple[Inducing | FactorisedWeights, bool]]:
     """Each distribution and whether its last column is a bias that stays."""
-    found = [(layer, net.places[key].bias) for key, layer in net.layers.items()]
-    return found + ([] if net.shared is None else [(net.shared.weights, False)])  # type: ignore[return-value]
+    shared = [] if net.shared is None else [(net.shared.weights, False)]
+    return [(layer, net.places[key].bias) for key, layer in net.layers.items()] + shared
 
 
 def dense_scores(net: Bayesian) -> list[np.ndarray]:
@@ -51,14 +51,11 @@ def masks(net: Bayesian) -> list[np.ndarray]:
     """The masks of the kept entries of a pruned network, without biases."""
     found = []
     for layer, bias in layers(net):
-        kept = (layer.kept_out, layer.kept_in) if isinstance(layer, Inducing) else (layer.kept,)
-        for each in kept:
-            assert each is not None
+        inducing = isinstance(layer, Inducing)
+        for each in (layer.kept_out, layer.kept_in) if inducing else (layer.kept,):
             mask = each(torch.ones(each.count)).numpy() > 0
-            if bias and not isinstance(layer, Inducing):
-                assert mask[:, -1].all()
-                mask = mask[:, :-1]
-            found.append(mask)
+            assert inducing or not bias or mask[:, -1].all()
+            found.append(mask[:, :-1] if bias and not inducing else mask)
     return found
 
 
@@ -67,11 +64,9 @@ def with_zeros(net: Bayesian, pruned: Bayesian) -> Bayesian:
     dense = copy.deepcopy(net)
     for (layer, _), (small, _) in zip(layers(dense), layers(pruned), strict=True):
         if isinstance(layer, Inducing):
-            assert isinstance(small, Inducing) and small.kept_out is not None and small.kept_in is not None
             layer.z_out = nn.Parameter(layer.z_out.detach() * small.kept_out(torch.ones(small.kept_out.count)))
             layer.z_in = nn.Parameter(layer.z_in.detach() * small.kept_in(torch.ones(small.kept_in.count)))
         else:
-            assert isinstance(small, FactorisedWeights) and small.kept is not None
             mask = small.kept(torch.ones(small.kept.count)) > 0
             layer.mean = nn.Parameter(torch.where(mask, layer.mean.detach(), 0.0))
             layer.free_sd = nn.Parameter(torch.where(mask, layer.free_sd.detach(), -torch.inf))
@@ -116,8 +111,8 @@ def test_the_first_of_equal_entries_are_kept() -> None:
     net = bayesianize(mlp(), rows=2, cols=2)
     with torch.no_grad():
         for layer, _ in layers(net):
-            layer.z_out.fill_(-1.0)  # type: ignore[union-attr]
-            layer.z_in.fill_(1.0)  # type: ignore[union-attr]
+            layer.z_out.fill_(-1.0)
+            layer.z_in.fill_(1.0)
     found = np.concatenate([m.ravel() for m in masks(prune(net, 0.5))])
     assert found.tolist() == [True] * (len(found) // 2) + [False] * (len(found) - len(found) // 2)
 
@@ -152,52 +147,42 @@ def test_removing_one_entry_changes_outputs_little_and_keeping_all_changes_none(
 @pytest.mark.parametrize("kind", [*PRUNED, "joint"])
 def test_a_pruned_network_equals_the_dense_network_with_zeros(kind: str, local: bool) -> None:
     net = network("ffg_u", shared=(2, 3)) if kind == "joint" else network(kind)
-    pruned = prune(net, 0.6)
+    pruned, inputs, compared = prune(net, 0.6), normal(5, 3, 6, 6), 0
     dense = with_zeros(net, pruned)
-    inputs, labels = normal(5, 3, 6, 6), torch.arange(5) % 3
     noise = {k: v[0] for k, v in net.draw(1, Seed(3).generator(), inputs if local else None).items()}
     for name, mean in dense.centre().items():
         assert torch.equal(pruned.centre()[name], mean)
-    found, truth = pruned(inputs, noise), dense(inputs, noise)
-    assert torch.equal(found, truth) and not torch.equal(found, net(inputs, noise))
+    both = pruned(inputs, noise), dense(inputs, noise)
+    assert torch.equal(*both) and not torch.equal(both[0], net(inputs, noise))
     if kind != "ffg_w":  # a deviation of 0 has an infinite KL, which is not counted
         torch.testing.assert_close(pruned.kl(7), dense.kl(7))
-    nn.functional.cross_entropy(found, labels).backward()
-    nn.functional.cross_entropy(truth, labels).backward()
-    own = dict(pruned.named_parameters())
-    places = {name: module for name, module in pruned.named_modules() if isinstance(module, Kept)}
-    compared = 0
+    for logits in both:
+        nn.functional.cross_entropy(logits, torch.arange(5) % 3).backward()
+    parameters, places = dict(pruned.named_parameters()), dict(pruned.named_modules())
     for name, parameter in dense.named_parameters():
-        at = name.replace(".z_", ".kept_").replace(".mean", ".kept").replace(".free_sd", ".kept")
-        expected = parameter.grad
-        if expected is None:
+        if parameter.grad is None:
             continue
-        if at in places:
-            expected, compared = places[at].of(expected), compared + 1
-        torch.testing.assert_close(own[name].grad, expected, atol=1e-6, rtol=1e-4)
+        kept = places.get(name.replace(".z_", ".kept_").replace(".mean", ".kept").replace(".free_sd", ".kept"))
+        compared += kept is not None
+        expected = parameter.grad if kept is None else kept.of(parameter.grad)
+        torch.testing.assert_close(parameters[name].grad, expected, atol=1e-6, rtol=1e-4)
     assert compared == (8 if kind == "joint" else 6)
 
 
 def test_removed_weights_are_0_in_every_draw_and_have_no_kl() -> None:
-    net = network("ffg_w")
+    net, total = network("ffg_w"), 0.0
     pruned = prune(net, 0.6)
-    drawn = torch.stack([pruned.layers["0"](n, pruned.layers["0"].factors()) for n in noises(pruned, "0", 20)])
+    layer, noise = pruned.layers["0"], pruned.draw(20, Seed(5).generator())["0:weight"]
+    drawn = torch.stack([layer({"weight": one}, layer.factors()) for one in noise])[:, :, :-1]
     mask = torch.from_numpy(masks(pruned)[0])
-    assert (drawn[:, :, :-1][:, ~mask] == 0).all() and (drawn[:, :, :-1][:, mask].std(0) > 0).all()
-    total = 0.0
+    assert (drawn[:, ~mask] == 0).all() and (drawn[:, mask].std(0) > 0).all()
     for (layer, _), (small, _) in zip(layers(net), layers(pruned), strict=True):
-        assert isinstance(small, FactorisedWeights) and small.kept is not None
-        mean, sd = layer.mean.detach(), layer.sd.detach()  # type: ignore[union-attr]
-        prior = torch.distributions.Normal(0.0, 1 / math.sqrt(mean.shape[1]))
-        each = torch.distributions.kl_divergence(torch.distributions.Normal(mean, sd), prior)
+        law = torch.distributions.Normal(layer.mean.detach(), layer.sd.detach())
+        prior = torch.distributions.Normal(0.0, 1 / math.sqrt(layer.mean.shape[1]))
+        each = torch.distributions.kl_divergence(law, prior)
         total += float(each[small.kept(torch.ones(small.kept.count)) > 0].double().sum())
     assert float(pruned.kl().detach()) == pytest.approx(total, rel=1e-5)
     assert float(net.kl().detach()) > 1.2 * total
-
-
-def noises(net: Bayesian, key: str, count: int) -> list[dict[str, Tensor]]:
-    drawn = net.draw(count, Seed(5).generator())
-    return [{"weight": drawn[f"{key}:weight"][k]} for k in range(count)]
 
 
 def test_cached_factors_follow_a_change_of_the_mask() -> None:
@@ -221,15 +206,11 @@ def test_a_shrunk_network_loads_the_state_of_a_pruned_network(kind: str) -> None
     empty = shrink(bayesianize(conv_net(), kind, rows=3, cols=4), kept_counts(pruned)).eval()
     empty.load_state_dict(pruned.state_dict())
     inputs = normal(4, 3, 6, 6)
-    drawn = [outputs(net, inputs, 10, Seed(1)) for net in (pruned, empty, copy.deepcopy(pruned))]
-    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
-    double = copy.deepcopy(pruned).double()
-    torch.testing.assert_close(
-        double.centre()["0.weight" if kind != "ffg_w" else "0.layer.weight"].float(),
-        next(iter(pruned.centre().values())),
-        atol=1e-5,
-        rtol=1e-4,
-    )
+    one, *others = (outputs(net, inputs, 10, Seed(1)) for net in (pruned, empty, copy.deepcopy(pruned)))
+    assert all(torch.equal(one, other) for other in others)
+    doubles = copy.deepcopy(pruned).double().centre()
+    for name, mean in pruned.centre().items():
+        torch.testing.assert_close(doubles[name].float(), mean, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", PRUNED)
@@ -259,13 +240,10 @@ def test_a_network_pruned_of_almost_all_entries_still_predicts() -> None:
     assert outputs(prune(network("ffg_u"), 0.9999).eval(), inputs, 2, Seed(0)).isfinite().all()
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 1.5])
-def test_a_share_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match="prune must be > 0 and < 1, got"):
-        prune(network("ffg_u"), share)
-
-
-def test_networks_that_cannot_be_pruned_are_refused() -> None:
+def test_shares_out_of_range_and_networks_that_cannot_be_pruned_are_refused() -> None:
+    for share in (0.0, 1.0, -0.5, 1.5):
+        with pytest.raises(ConfigError, match="prune must be > 0 and < 1, got"):
+            prune(network("ffg_u"), share)
     with pytest.raises(UserError, match="is already pruned"):
         prune(prune(network("ffg_u"), 0.5), 0.5)
     with pytest.raises(UserError, match="none of the network's layers can be pruned"):

@@ -1,8 +1,13 @@
-"""Tiny data and configs for chains and students."""
+"""Tiny data, configs and a network for chains and students."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
+from bdl_pipe import networks
 from bdl_pipe.config import merge, read
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
@@ -40,3 +45,17 @@ def table(rows: int = 40, validation: int = 0) -> FitData:
     cut = rows - validation
     parts = Examples(inputs[:cut], targets[:cut]), Examples(inputs[cut:], targets[cut:])
     return FitData("regression", *parts, transform)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A network without hidden layers: on unit vectors it can be any function."""
+
+    name: Literal["linear_of_tests"] = "linear_of_tests"
+
+
+def registered_linear() -> Iterator[None]:
+    """The body of a fixture that registers the network for a test."""
+    networks.register_network(Linear, lambda config, shape, generator: (torch.nn.Identity(), shape[0]))
+    yield
+    networks.NETWORKS._remove("linear_of_tests")

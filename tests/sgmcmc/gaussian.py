@@ -8,15 +8,7 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.seeds import Seed
-from bdl_pipe.sgmcmc import (
-    Density,
-    Hmc,
-    Noisy,
-    Psgld,
-    Sghmc,
-    Sgld,
-    Sgnht,
-)
+from bdl_pipe.sgmcmc import Density, Hmc, Noisy, Psgld, Sghmc, Sgld, Sgnht
 from bdl_pipe.sgmcmc.sampling import density_of
 
 Z = 5.0

@@ -1,4 +1,4 @@
-"""Diagnostics: mixed chains pass, and stuck or separated chains or missing diagnostics give a warning."""
+"""Diagnostics: mixed chains pass, stuck or separated chains give a warning; the benchmark's curves of chains."""
 
 import math
 import sys
@@ -6,12 +6,18 @@ import sys
 import pytest
 import torch
 
+from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.method import Summary
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
+from bdl_pipe.predictive import Categorical
+from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import diagnostics
+from bdl_pipe.sgmcmc.method import average, teacher
+from bdl_pipe.sgmcmc.sampler import SamplerConfig
+from benchmarks.chain_curves import POINTS, Chains, page
 from tests.sgmcmc import cases
 
 CONFIG = diagnostics.DiagnosticsConfig(rows=6, max_rhat=1.05, min_ess=100)
@@ -19,8 +25,8 @@ LIMITS = diagnostics.DiagnosticsConfig(rows=6, max_rhat=1.1, min_ess=50)
 NAMES = ("rhat_log_likelihood", "ess_log_likelihood", "rhat_prediction", "ess_prediction", "ess_tail_prediction")
 
 
-def summarise(chains: list[NetworkDraws], data: FitData, config: diagnostics.DiagnosticsConfig) -> Summary:
-    return diagnostics.over_splits([diagnostics.of_split(chains, data, config)], config)
+def summarise(chains: list[NetworkDraws], data: FitData | None = None) -> Summary:
+    return diagnostics.over_splits([diagnostics.of_split(chains, data or cases.table(), CONFIG)], CONFIG)
 
 
 def figures(*values: float) -> dict[str, float]:
@@ -38,21 +44,10 @@ def chain(member: int, draws: int, shift: float = 0.0, memory: float = 0.0) -> N
     return NetworkDraws(spec, zero | {"head.bias": shift + torch.stack(path)[:, None]})
 
 
-def test_independent_draws_pass_the_diagnostics():
-    """4×500 independent draws: ESS near 2000 (its standard error is far below the 15 % allowed), R-hat near 1."""
-    summary = summarise([chain(m, 500) for m in range(4)], cases.table(), CONFIG)
-    assert summary.warnings == []
-    assert summary.metrics["rhat_prediction"] < 1.01
-    assert summary.metrics["ess_prediction"] == pytest.approx(2000, rel=0.15)
-    both = {f"{a}_{b}" for a in ("rhat", "ess") for b in ("log_likelihood", "prediction")}
-    assert set(summary.metrics) == both | {"ess_tail_prediction"}
-    assert 1000 < summary.metrics["ess_tail_prediction"] < 2500
-
-
 def test_traces_are_the_functionals_of_each_chain():
     """The network is a constant, so that all rows have its prediction; traces are rounded to five digits."""
     chains = [chain(m, 5) for m in range(2)]
-    traces = summarise(chains, cases.table(), CONFIG).traces
+    traces = summarise(chains).traces
     assert list(traces) == ["log-likelihood", *(f"prediction of row {row}" for row in range(3))]
     own = [c.weights["head.bias"][:, 0].tolist() for c in chains]
     for row in range(3):
@@ -62,38 +57,37 @@ def test_traces_are_the_functionals_of_each_chain():
     assert traces["log-likelihood"][1] == pytest.approx(total.tolist(), rel=1e-4)
 
 
-def test_draws_of_an_ar1_have_its_effective_sample_size():
-    """ESS of an AR(1) mean is S (1 − φ)/(1 + φ): 8000·(0.2/1.8) = 889 for φ = 0.8."""
-    summary = summarise([chain(m, 2000, memory=0.8) for m in range(4)], cases.table(), CONFIG)
-    assert summary.metrics["ess_prediction"] == pytest.approx(889, rel=0.2)
+def test_independent_draws_pass_the_diagnostics():
+    """4×500 independent draws: ESS near 2000 (its standard error is far below the 15 % allowed), R-hat near 1.
+
+    ESS of an AR(1) mean is S (1 − φ)/(1 + φ): 8000·(0.2/1.8) = 889 for φ = 0.8.
+    """
+    summary = summarise([chain(m, 500) for m in range(4)])
+    assert summary.warnings == [] and set(summary.metrics) == {*NAMES}
+    assert summary.metrics["rhat_prediction"] < 1.01
+    assert summary.metrics["ess_prediction"] == pytest.approx(2000, rel=0.15)
+    assert 1000 < summary.metrics["ess_tail_prediction"] < 2500
+    correlated = summarise([chain(m, 2000, memory=0.8) for m in range(4)])
+    assert correlated.metrics["ess_prediction"] == pytest.approx(889, rel=0.2)
 
 
 def test_separated_chains_give_a_warning():
-    summary = summarise([chain(m, 200, shift=2.0 * m) for m in range(4)], cases.table(), CONFIG)
+    summary = summarise([chain(m, 200, shift=2.0 * m) for m in range(4)])
     assert summary.metrics["rhat_prediction"] > 1.5
-    (said,) = summary.warnings
-    assert said.startswith("chains disagree and have few effective draws: R-hat ")
+    (line,) = summary.warnings
+    assert line.startswith("chains disagree and have few effective draws: R-hat ")
 
 
-def test_too_few_chains_or_draws_give_a_warning_and_no_metrics():
-    for chains in ([chain(0, 100)], [chain(0, 3), chain(1, 3)]):
-        summary = summarise(chains, cases.table(), CONFIG)
-        assert summary.metrics == {}
-        assert "need 2 chains of 4 draws" in summary.warnings[0]
-
-
-def test_equal_draws_give_a_warning_and_no_metrics():
-    chains = [chain(0, 10), chain(0, 10)]
-    for c in chains:
+def test_too_few_or_equal_draws_and_a_missing_arviz_give_a_warning_and_no_metrics(monkeypatch):
+    equal = [chain(0, 10), chain(0, 10)]
+    for c in equal:
         c.weights["head.bias"].zero_()
-    summary = summarise(chains, cases.table(), CONFIG)
-    assert summary.metrics == {}
-    assert "all equal" in summary.warnings[0]
-
-
-def test_a_missing_arviz_gives_a_warning_and_no_metrics(monkeypatch):
+    few = "need 2 chains of 4 draws"
+    for chains, words in (([chain(0, 100)], few), ([chain(0, 3), chain(1, 3)], few), (equal, "all equal")):
+        summary = summarise(chains)
+        assert summary.metrics == {} and words in summary.warnings[0]
     monkeypatch.setitem(sys.modules, "arviz", None)
-    summary = summarise([chain(m, 10) for m in range(2)], cases.table(), CONFIG)
+    summary = summarise([chain(m, 10) for m in range(2)])
     assert summary.metrics == {}
     assert summary.warnings == ["R-hat and ESS were not computed: arviz is not installed"]
 
@@ -157,6 +151,47 @@ def test_functionals_of_regression_equal_their_definition():
 
 
 def test_diagnostics_of_data_with_validation_rows_are_finite():
-    data = cases.table(40, validation=10)
-    summary = summarise([chain(m, 50) for m in range(2)], data, CONFIG)
+    summary = summarise([chain(m, 50) for m in range(2)], cases.table(40, validation=10))
     assert math.isfinite(summary.metrics["rhat_log_likelihood"])
+
+
+DATA = {"classification": cases.images(), "regression": cases.table(validation=10)}
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_a_curve_ends_at_the_average_and_the_diagnostics_of_all_draws(task: str) -> None:
+    data = DATA[task]
+    settings = cases.settings(thinning={"steps": 140, "burn_in": 20, "every": 5})
+    rows = list(Chains(data, data.validation, 2, ()).run("name", settings))
+    rngs = [Seed(0).fold("chain_curves", "name", chain) for chain in range(2)]
+    states = teacher([data] * 2, [{}] * 2, settings, rngs=rngs, report=Silent())
+    predictive = average(states).predict(data.transform.inputs(data.validation.inputs))
+    targets = torch.tensor(data.validation.targets)
+    if not isinstance(predictive, Categorical):
+        assert data.transform.shift is not None and data.transform.scale is not None
+        predictive = predictive.rescale(data.transform.shift, data.transform.scale)
+    assert rows[-1]["nll"] == pytest.approx(-float(predictive.log_prob(targets).mean()), abs=2e-4)
+    limits = diagnostics.DiagnosticsConfig(rows=12, max_rhat=1.05, min_ess=100)
+    summary = diagnostics.of_split([NetworkDraws.from_state(state) for state in states], data, limits)
+    assert rows[-1]["rhat"] == pytest.approx(summary.metrics["rhat_prediction"], abs=1e-3)
+    assert rows[-1]["ess"] == pytest.approx(summary.metrics["ess_prediction"], rel=0.05)
+    assert len(rows) == POINTS and rows[0]["nll"] != rows[-1]["nll"]
+    share = min(1, 16 / len(data.train))
+    assert [row["passes"] for row in rows] == pytest.approx(
+        [(20 + 10 * point) * share for point in range(1, 13)], abs=0.1
+    )
+
+
+def test_the_page_says_which_rows_a_step_sees() -> None:
+    for batch, seen in ((None, "all rows in each step"), (128, "minibatches of 128 rows")):
+        text = page("boston", [], {}, batch)
+        assert f"Network, prior, {seen} and number of chains are the teacher's" in text and "``" not in text
+
+
+def test_a_pass_is_one_gradient_of_every_row() -> None:
+    data = DATA["classification"]
+    chains, plain = Chains(data, data.validation, 2, ()), {"name": "scaled", "rate": 0.1}
+    hmc = {"kernel": {"name": "hmc", "leapfrogs": 7}, "step_size": plain, "batch": None}
+    sgld = {"kernel": {"name": "sgld"}, "step_size": plain, "batch": 15}
+    settings = {name: read(SamplerConfig, section, name) for name, section in (("hmc", hmc), ("sgld", sgld))}
+    assert chains.passes(settings["hmc"]) == 7 and chains.passes(settings["sgld"]) == 15 / 60

@@ -22,7 +22,9 @@ from bdl_pipe.sgmcmc import (
     sample,
 )
 from bdl_pipe.sgmcmc.sampling import density_of, kept_steps, run
-from bdl_pipe.sgmcmc.schedules import ScaledSteps, Schedule, StepSizes, Thinning, long_exploration
+from bdl_pipe.sgmcmc.schedules import ScaledSteps, Thinning, long_exploration
+
+HMC = (("leapfrogs", 0), ("jitter", 1.0), ("acceptance", 1.0))
 
 
 def test_schedules_have_their_step_sizes_and_kept_steps() -> None:
@@ -56,9 +58,7 @@ def test_schedules_have_their_step_sizes_and_kept_steps() -> None:
         (lambda: Sgnht(thermostat=0.0), "thermostat"),
         (lambda: Psgld(decay=1.0), "decay"),
         (lambda: Psgld(damping=0.0), "damping"),
-        (lambda: Hmc(leapfrogs=0), "leapfrogs"),
-        (lambda: Hmc(leapfrogs=1, jitter=1.0), "jitter"),
-        (lambda: Hmc(leapfrogs=1, acceptance=1.0), "acceptance"),
+        *((lambda key=key, value=value: Hmc(**{"leapfrogs": 1, key: value}), key) for key, value in HMC),
         (lambda: kept_steps(Thinning(8, 0, 4), CyclicalSteps(1.0, 8, 0.99)), "thinning.every"),
     ],
 )
@@ -68,79 +68,65 @@ def test_the_error_of_a_value_out_of_range_names_its_key(make: Callable[[], obje
     assert caught.value.path == path
 
 
+POLYNOMIAL = PolynomialDecay(4e4, 1.0, 0.0)
+
+
 def steep(positions: Tensor) -> Tensor:
     """A Gaussian of precision 8: SGLD is stable below η = 4/8, and grows from 1 by |1 − 4η| a step above it."""
     return -4 * positions.square().sum(1)
 
 
 @pytest.mark.parametrize(
-    ("step_sizes", "said"),
+    ("step_sizes", "steps", "message"),
     [
         (
             500.0,
+            100,
             r"at step 1\d, at the step size 500: lower step_size.value from 500 to 0.488281, at which 100 steps did ",
         ),
         (
-            PolynomialDecay(4e4, 1.0, 0.0),
+            POLYNOMIAL,
+            100,
             r"at step \d, at the step size 4e\+04: lower step_size.a from 40000 to less than 39.0625, at which a ",
         ),
         (
             0.62,
+            1000,
             r"before step 300, at the step size 0.62: lower step_size.value from 0.62 to 0.31, at which 200 steps did ",
         ),
     ],
 )
-def test_a_divergence_error_names_the_largest_halved_step_size_that_lasts(
-    step_sizes: float | Schedule, said: str
-) -> None:
+def test_a_divergence_error_names_the_largest_halved_step_size_that_lasts(step_sizes, steps, message) -> None:
     """A retry has the chain's own start, random numbers and burn-in; its step size is halved until the chain lasts."""
-    steps = 1000 if step_sizes == 0.62 else 100
-    start = torch.ones(3, 2)
-    with pytest.raises(Diverged, match=said) as caught:
+    start, asked = torch.ones(3, 2), list[int]()
+    with pytest.raises(Diverged, match=message) as caught:
         sample(steep, start, Sgld(), step_sizes, steps=steps, rng=Seed(0))
     assert "\n" not in str(caught.value)
-    asked = []
-    density = density_of(steep)
 
     def density_at(step: int) -> Density:
         asked.append(step)
-        return density
+        return density_of(steep)
 
-    chains = Chains.of(Seed(0), 3)
-    *_, (_, _) = run(Sgld(), density_at, {"position": start}, ConstantStep(0.4), chains, first=0, steps=300)
+    [*run(Sgld(), density_at, {"position": start}, ConstantStep(0.4), Chains.of(Seed(0), 3), first=0, steps=300)]
     assert asked == [*range(300)]  # no step is repeated where no chain diverges
 
 
 def test_draws_spread_less_the_longer_a_cycle_explores() -> None:
     """The variance of the kept draws over the true one, on Gaussians of precisions 1, .3 and .1; 400 chains."""
-    precisions = torch.tensor([1.0, 0.3, 0.1], dtype=torch.float64)
+    precisions, start = torch.tensor([1.0, 0.3, 0.1], dtype=torch.float64), torch.zeros(400, 3, dtype=torch.float64)
 
-    def spread(exploration: float) -> list[float]:
-        draws = sample(
-            lambda at: -0.5 * (at.square() * precisions).sum(1),
-            torch.zeros(400, 3, dtype=torch.float64),
-            Sghmc(friction=0.1),
-            CyclicalSteps(0.2, cycle=500, exploration=exploration),
-            steps=1000,
-            burn_in=500,
-            rng=Seed(1),
-        )
-        return (draws.square().mean((0, 1)) * precisions).tolist()
+    def log_density(at: Tensor) -> Tensor:
+        return -0.5 * (at.square() * precisions).sum(1)
 
-    assert spread(0.0) == pytest.approx([1, 1, 1], abs=0.06)
-    assert spread(0.5) == pytest.approx([0.94, 0.83, 0.49], abs=0.06)
-    assert spread(0.8) == pytest.approx([0.06, 0.02, 0.01], abs=0.02)
+    for exploration, expected in ((0.0, [1, 1, 1]), (0.5, [0.94, 0.83, 0.49]), (0.8, [0.06, 0.02, 0.01])):
+        sizes = CyclicalSteps(0.2, cycle=500, exploration=exploration)
+        draws = sample(log_density, start, Sghmc(friction=0.1), sizes, steps=1000, burn_in=500, rng=Seed(1))
+        spread = draws.square().mean((0, 1)) * precisions
+        assert spread.tolist() == pytest.approx(expected, abs=0.02 if exploration == 0.8 else 0.06)
 
 
-@pytest.mark.parametrize(
-    ("steps", "warned"),
-    [
-        (CyclicalSteps(0.1, 10, 0.8), True),
-        (CyclicalSteps(0.1, 10, 0.0), False),
-        (ScaledSteps(0.1, cycle=2.0, exploration=0.5), True),
-        (ScaledSteps(0.1, exploration=0.5), False),
-        (ConstantStep(0.1), False),
-    ],
-)
-def test_a_long_exploration_is_warned_of(steps: StepSizes, warned: bool) -> None:
-    assert (long_exploration(steps) > 0) == warned
+def test_a_long_exploration_is_warned_of() -> None:
+    for steps in (CyclicalSteps(0.1, 10, 0.8), ScaledSteps(0.1, cycle=2.0, exploration=0.5)):
+        assert long_exploration(steps) > 0
+    for steps in (CyclicalSteps(0.1, 10, 0.0), ScaledSteps(0.1, exploration=0.5), ConstantStep(0.1)):
+        assert long_exploration(steps) == 0

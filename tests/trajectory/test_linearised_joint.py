@@ -1,7 +1,9 @@
 """The joint of a linearised network: against dense Jacobians and covariances, and against draws of weights."""
 
 import dataclasses
+import itertools
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,14 @@ from torch.func import functional_call, jacrev
 
 from bdl_pipe.artifacts import State, under
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.joint_predictive import JointCategorical, at_places
+from bdl_pipe.joint_predictive import at_places
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
-from bdl_pipe.posterior import GaussianPosterior, NetworkSpec, joint
+from bdl_pipe.posterior import GaussianPosterior, NetworkDraws, NetworkSpec, joint
+from bdl_pipe.predictive import Gaussian
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.curvature import kronecker_factors, layers_of
-from bdl_pipe.trajectory.linearised import JointDependent, LinearisedLaplace
+from bdl_pipe.trajectory.linearised import JointDependent, LinearisedDraws, LinearisedLaplace
 
 from .test_laplace import IMAGES, PRECISION, make, weights_of
 
@@ -27,7 +30,6 @@ TEMPERATURE = 0.4
 TWO = NetworkSpec(MlpConfig("mlp", (5,)), (4,), 2, "gaussian", 0.3)
 HEAD = NetworkSpec(MlpConfig("mlp", (5,)), (4,), 1, "gaussian_head")
 NORMED = dataclasses.replace(IMAGES, network=ConvNetConfig("convnet", 4, 2, norm="batch", pool="max"))
-SIGMAS = 5.0  # two-sided: 6e-7 a comparison, below 1e-5 for all of this file
 
 
 def fitted(data: FitData, spec: NetworkSpec, layers: str, **changes: Any) -> LinearisedLaplace:
@@ -88,36 +90,32 @@ def dense(data: FitData, spec: NetworkSpec, layers: str, inputs: Tensor, wrong: 
     )
 
 
-SPECS = pytest.mark.parametrize("spec", [TWO, HEAD, IMAGES, NORMED], ids=["two", "head", "convnet", "batch"])
 LAYERS = pytest.mark.parametrize("layers", ["last", "all"])
 
 
-def data_for(spec: NetworkSpec, images: FitData, table: FitData) -> FitData:
-    return images if len(spec.input_shape) == 3 else table
+NORMS = {
+    n: dataclasses.replace(IMAGES, network=ConvNetConfig("convnet", 8, 2, norm=n))
+    for n in ("instance", "group", "none")
+}
+MODELS = {"two": TWO, "head": HEAD, "convnet": IMAGES, "batch": NORMED}
 
 
-@LAYERS
-@SPECS
+@pytest.mark.parametrize(
+    ("name", "layers"), [*itertools.product(MODELS, ("last", "all")), *((norm, "all") for norm in NORMS)]
+)
 def test_functions_have_the_mean_and_the_covariance_of_dense_matrices(
-    spec: NetworkSpec, layers: str, tiny_images: FitData, tiny_table: FitData
+    name: str, layers: str, tiny_images: FitData, tiny_table: FitData
 ) -> None:
-    data, inputs = data_for(spec, tiny_images, tiny_table), groups_of(spec)
+    spec = (MODELS | NORMS)[name]
+    data, inputs = tiny_images if len(spec.input_shape) == 3 else tiny_table, groups_of(spec)
     right, found = dense(data, spec, layers, inputs), fitted(data, spec, layers).functions(inputs)
     torch.testing.assert_close(found.mean, right.mean, rtol=1e-4, atol=1e-5)
     scale = float(right.outputs.abs().max())
     assert float((found.covariance - right.outputs).abs().max()) < 1e-4 * scale
-    for wrong in ("no temperature", "swapped", "no prior"):
-        other = dense(data, spec, layers, inputs, wrong).outputs
-        assert float((found.covariance - other).abs().max()) > 1e-2 * scale, wrong
-
-
-@pytest.mark.parametrize("norm", ["instance", "group", "none"])
-def test_functions_of_every_norm_have_the_dense_covariance(norm: str, tiny_images: FitData) -> None:
-    spec = dataclasses.replace(IMAGES, network=ConvNetConfig("convnet", 8, 2, norm=norm))  # type: ignore[arg-type]
-    inputs = groups_of(spec)
-    right = dense(tiny_images, spec, "all", inputs).outputs
-    found = fitted(tiny_images, spec, "all").functions(inputs).covariance
-    assert float((found - right).abs().max()) < 1e-4 * float(right.abs().max())
+    if name == "two":
+        for wrong in ("no temperature", "swapped", "no prior"):
+            other = dense(data, spec, layers, inputs, wrong).outputs
+            assert float((found.covariance - other).abs().max()) > 1e-2 * scale, wrong
 
 
 @LAYERS
@@ -151,58 +149,20 @@ def test_regression_with_fixed_noise_equals_scipys_multivariate_normal(layers: s
     assert (float(across.abs().max()) > 1e-3) == (layers == "all")
 
 
-def weight_draws(model: Dense, count: int, apart: bool = False) -> Tensor:
-    """Outputs under draws of the weights [draw, group, row, output]; ``apart``: each row has draws of its own."""
-    root = torch.linalg.cholesky(model.covariance)
-    z = torch.randn(count, len(root), generator=torch.Generator().manual_seed(5)).double()
-    values = model.mean + torch.einsum("grow,sw->sgro", model.jacobian @ root, z)
-    return torch.stack([values[:, :, i].roll(i, 0) for i in range(values.shape[2])], 2) if apart else values
-
-
-def apart(one: Tensor, other: Tensor) -> float:
-    """The largest z of the difference of two means over draws of exp(log p) [draw, group]."""
-    top = torch.maximum(one.max(0).values, other.max(0).values)
-    (a, b) = ((terms - top).exp() for terms in (one, other))
-    error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt()
-    return float(((a.mean(0) - b.mean(0)) / error).abs().max())
-
-
 @LAYERS
-def test_joint_class_probabilities_equal_averages_over_draws_of_weights(layers: str, tiny_images: FitData) -> None:
-    """A wide posterior, so that rows depend on each other: rows with draws of their own are told apart."""
-    inputs, labels = groups_of(IMAGES), torch.tensor([[0, 0, 1, 0], [1, 1, 1, 2], [2, 2, 2, 2]])
+def test_draws_of_class_logits_have_the_mean_and_the_covariance_of_dense_matrices(
+    layers: str, tiny_images: FitData
+) -> None:
+    """Of centred logits, in 50,000 draws; rows without their covariance are told apart."""
+    inputs, centre = groups_of(IMAGES), torch.kron(torch.eye(4), torch.eye(3) - 1 / 3).double()
     right = dense(tiny_images, IMAGES, layers, inputs)
-    found = joint(fitted(tiny_images, IMAGES, layers), inputs, rng=Seed(0), draws=20_000)
-    assert isinstance(found, JointCategorical)
-    terms = found.draw_log_prob(labels).sum(-1)
-
-    def drawn(own: bool) -> Tensor:
-        logs = weight_draws(right, 20_000, own).log_softmax(-1)
-        return logs.gather(-1, labels[None, ..., None].expand(len(logs), -1, -1, 1))[..., 0].sum(-1)
-
-    assert apart(terms, drawn(False)) < SIGMAS
-    assert apart(terms, drawn(True)) > 2 * SIGMAS
-    again = joint(fitted(tiny_images, IMAGES, layers), inputs, rng=Seed(0), draws=20_000)
-    assert torch.equal(found.log_prob(labels), again.log_prob(labels))
-
-
-@LAYERS
-def test_a_predicted_variance_is_drawn_and_the_means_are_integrated_exactly(layers: str, tiny_table: FitData) -> None:
-    inputs = groups_of(HEAD)
-    right = dense(tiny_table, HEAD, layers, inputs)
-    targets = right.mean[..., :1] + 0.7 * torch.randn(3, 4, 1, generator=torch.Generator().manual_seed(4)).double()
-    found = joint(fitted(tiny_table, HEAD, layers), inputs, rng=Seed(0), draws=20_000)
-    assert isinstance(found, JointDependent) and found.draws == 20_000
-    terms = found._chain_terms(targets)[..., -1]
-
-    def drawn(own: bool) -> Tensor:
-        mean, free = weight_draws(right, 200_000, own).chunk(2, dim=-1)
-        logs = -0.5 * ((targets - mean).square() / free.exp() + free + math.log(2 * math.pi))
-        return logs.sum((-1, -2))
-
-    assert apart(terms, drawn(False)) < SIGMAS
-    assert apart(terms, drawn(True)) > 2 * SIGMAS
-    assert (terms.exp().std(0) < drawn(False).exp().std(0)).all()  # one half of the integral is in closed form
+    classes = joint(fitted(tiny_images, IMAGES, layers), inputs, rng=Seed(0), draws=50_000)
+    covariance = centre @ right.outputs @ centre
+    away = (classes.draw_log_probs.double().flatten(2) - right.mean.flatten(1)) @ centre
+    margin = 0.05 * float(covariance.abs().max())  # 5 standard errors of at most √2 times the largest over 224
+    assert float((torch.einsum("dgi,dgj->gij", away, away) / len(away) - covariance).abs().max()) < margin
+    assert float(covariance[:, :3, 3:].abs().max()) > 2 * margin
+    assert float((away.mean(0).abs() / (covariance.diagonal(dim1=1, dim2=2) / len(away)).sqrt()).max()) < 5
 
 
 def test_means_given_a_drawn_variance_follow_the_dense_conditional_gaussian(tiny_table: FitData) -> None:
@@ -229,13 +189,9 @@ def test_a_dependent_joint_equals_a_mixture_of_multivariate_normals() -> None:
     for group in range(2):
         whole = (root @ root.mT)[:, group] + torch.diag_embed(free.exp()[:, group].flatten(1))
         for size in (2, 4, 6):
-            logs = [
-                scipy.stats.multivariate_normal(m.flatten()[:size], c[:size, :size]).logpdf(
-                    targets[0, group].flatten()[:size]
-                )
-                for m, c in zip(mean[:, group], whole, strict=True)
-            ]
-            expected = np.logaddexp(*logs) - math.log(2)
+            observed, pairs = targets[0, group].flatten()[:size], zip(mean[:, group], whole, strict=True)
+            laws = [scipy.stats.multivariate_normal(m.flatten()[:size], c[:size, :size]) for m, c in pairs]
+            expected = np.logaddexp(*(law.logpdf(observed) for law in laws)) - math.log(2)
             assert float(found.chain_log_prob(targets[0])[group, size // 2 - 1]) == pytest.approx(expected, rel=1e-9)
     rows = covariance.diagonal(dim1=2, dim2=4).movedim(-1, 2)
     alone = JointDependent(mean, free.exp(), torch.einsum("dgrij,rs->dgrisj", rows, torch.eye(3).double()))
@@ -254,3 +210,61 @@ def test_an_older_state_without_factors_is_read_with_the_same_draws(tiny_images:
     assert torch.equal(one.draw_log_probs, other.draw_log_probs)  # type: ignore[attr-defined]
     by_draws = joint(older, rows[:4].unflatten(0, (2, 2)), rng=Seed(0))
     assert by_draws.draws == 2 and joint(newer, rows[:4].unflatten(0, (2, 2)), rng=Seed(0)).draws == 500
+
+
+DEEP = NetworkSpec(MlpConfig("mlp", (6, 5), "leaky_relu"), (4,), 1, "gaussian_head")
+MAXIMA = NetworkSpec(ConvNetConfig("convnet", 4, 2, pool="max"), (1, 8, 8), 3, "categorical")
+
+
+def draws_of(spec: NetworkSpec, part: str) -> tuple[NetworkDraws, dict[str, torch.Tensor]]:
+    """Three draws around random weights, of the parameters whose names begin with ``part``, and the weights."""
+    network, random = spec.build(Seed(1)), torch.Generator().manual_seed(2)
+    center = network.state_dict()
+    moved = {name for name, _ in network.named_parameters() if name.startswith(part)}
+    stacked = {k: v.expand(3, *v.shape).clone() for k, v in center.items()}
+    for name in moved:
+        stacked[name] += 0.3 * torch.randn(stacked[name].shape, generator=random)
+    return NetworkDraws(spec, stacked), center
+
+
+def inputs_of(spec: NetworkSpec) -> torch.Tensor:
+    return torch.randn(7, *spec.input_shape, generator=torch.Generator().manual_seed(3))
+
+
+def dense_draws(draws: NetworkDraws, center: dict[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+    """f + J(w − w*) with the whole Jacobian in float64, [draw, row, output]."""
+    network = draws.spec.build(Seed(0)).double().eval()
+    at = {k: v.double() if v.is_floating_point() else v for k, v in center.items()}
+    names = [name for name, _ in network.named_parameters()]
+
+    def outputs(part: dict[str, torch.Tensor]) -> torch.Tensor:
+        return functional_call(network, at | part, (inputs.double(),))
+
+    jacobian = jacrev(outputs)({name: at[name] for name in names})
+    total = outputs({}).detach().expand(3, -1, -1).clone()
+    for name in names:
+        change = (draws.weights[name].double() - at[name]).flatten(1)  # [draw, weight]
+        total += torch.einsum("now,dw->dno", jacobian[name].flatten(2), change)
+    return total
+
+
+ALL_NORMS = {
+    n: NetworkSpec(ConvNetConfig("convnet", 8, 2, n), (1, 8, 8), 3, "categorical")
+    for n in ("batch", "instance", "group", "none")
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "part"),
+    [*product((DEEP, MAXIMA), ("", "trunk", "head")), *((spec, "trunk.0") for spec in ALL_NORMS.values())],
+)
+def test_the_outputs_equal_the_dense_linearisation(spec: NetworkSpec, part: str) -> None:
+    (draws, center), inputs = draws_of(spec, part), inputs_of(spec)
+    found = LinearisedDraws.of(draws, center).predict(inputs)
+    right = spec.predictive(dense_draws(draws, center, inputs))
+    names = ["draw_mean", "draw_variance"] if isinstance(found, Gaussian) else ["draw_log_probs"]
+    for name in names:
+        torch.testing.assert_close(getattr(found, name).double(), getattr(right, name), rtol=1e-4, atol=1e-5)
+    drawn = getattr(draws.predict(inputs), names[0])
+    near = torch.allclose(drawn, getattr(found, names[0]), rtol=1e-4, atol=1e-5)
+    assert near == (part == "head")  # the network is linear in its head alone

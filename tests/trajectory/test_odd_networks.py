@@ -96,24 +96,19 @@ class Images(nn.Module):
         x = torch.tanh(self.b(torch.tanh(self.a(torch.tanh(self.first(x))))))
         return self.last(self.pool(x).flatten(1))
 '''
-# the matrices that Laplace leaves as they are, and the layers that it draws
+FIRST, MID = "trunk.first", "mid.parametrizations.weight.original"
+ATTENTION = ["in_proj_weight", "out_proj.weight"]
 FIXED: dict[str, tuple[list[str], list[str]]] = {
-    "plain": ([], ["trunk.first", "trunk.mid", "head"]),
-    "weight norm": (
-        ["mid.parametrizations.weight.original0", "mid.parametrizations.weight.original1"],
-        ["trunk.first", "head"],
-    ),
-    "spectral norm": (["mid.parametrizations.weight.original"], ["trunk.first", "head"]),
-    "attention": (["mid.in_proj_weight", "mid.out_proj.weight"], ["trunk.first", "head"]),
+    "plain": ([], [FIRST, "trunk.mid", "head"]),
+    "weight norm": ([f"{MID}0", f"{MID}1"], [FIRST, "head"]),
+    "spectral norm": ([MID], [FIRST, "head"]),
+    "attention": ([f"mid.{name}" for name in ATTENTION], [FIRST, "head"]),
     "encoder": (
-        ["mid.self_attn.in_proj_weight", "mid.self_attn.out_proj.weight"],
-        ["trunk.first", "trunk.mid.linear1", "trunk.mid.linear2", "head"],
+        [f"mid.self_attn.{name}" for name in ATTENTION],
+        [FIRST, "trunk.mid.linear1", "trunk.mid.linear2", "head"],
     ),
-    "twice": (["mid.weight"], ["trunk.first", "head"]),
-    "unused": (["mid.weight"], ["trunk.first", "head"]),
-    "without outputs": (["mid.weight"], ["trunk.first", "head"]),
+    **dict.fromkeys(("twice", "unused", "without outputs"), (["mid.weight"], [FIRST, "head"])),
 }
-TIED = ["tied", "one module", "tied head"]
 
 
 @pytest.fixture(scope="module")
@@ -152,12 +147,8 @@ def classes() -> FitData:
     """The small table, its targets cut at their median."""
     data = make_tiny_table()
     middle = np.median(data.train.targets)
-    train, validation = (
-        Examples(part.inputs, (part.targets[:, 0] > middle).astype(np.int64)) for part in (data.train, data.validation)
-    )
-    transform = replace(data.transform, shift=None, scale=None)
-    labels: Any = {"task": "classification", "classes": ("a", "b"), "search": None}
-    return replace(data, train=train, validation=validation, transform=transform, **labels)
+    parts = [Examples(p.inputs, (p.targets[:, 0] > middle).astype(np.int64)) for p in (data.train, data.validation)]
+    return FitData("classification", *parts, replace(data.transform, shift=None, scale=None), ("a", "b"))
 
 
 def trained(kind: str) -> State:
@@ -185,26 +176,17 @@ def test_the_factors_of_a_layer_called_twice_differ_from_the_dense_block() -> No
 @pytest.mark.parametrize("predictive", ["draws", "linearised"])
 @pytest.mark.parametrize("kind", FIXED)
 def test_laplace_draws_layers_with_factors_and_a_warning_names_the_fixed_weights(kind: str, predictive: str) -> None:
-    data, trajectory = classes(), trained(kind)
+    data, trajectory, (fixed, drawn) = classes(), trained(kind), FIXED[kind]
     how: dict[str, Any] = {**LAPLACE, "rows": None, "predictive": predictive, "prior_precision": 1.0}
     state = fit("kfac_laplace", "student", data, {"trajectory": [trajectory]}, **how)
-    last = {name: value[-1] for name, value in trajectory.tensors.items()}
-    first = 1 if predictive == "linearised" else 0
-    moved = {
-        name.rpartition(".")[0]
-        for name, value in last.items()
-        if not torch.equal(state.tensors[name][first:], value.expand_as(state.tensors[name][first:]))
-    }
-    fixed, drawn = FIXED[kind]
-    assert moved == set(drawn)
+    draws = {name: value[1 if predictive == "linearised" else 0 :] for name, value in state.tensors.items()}
+    last = {name: value[-1].expand_as(draws[name]) for name, value in trajectory.tensors.items()}
+    assert {n.rpartition(".")[0] for n, v in last.items() if not torch.equal(draws[n], v)} == set(drawn)
     config: Any = read(KFAC_LAPLACE.config, how, "methods.kfac_laplace")
-    summarise = KFAC_LAPLACE.stages["student"].summarise
-    assert summarise is not None
-    said = list(summarise([[state]], [data], config).warnings)
-    assert len(said) == bool(fixed)
-    assert not fixed or f"the weights {', '.join(fixed)} keep their trained values" in said[0]
-    inputs, _ = data.tensors("validation")
-    posterior = posterior_of(state)
+    lines = KFAC_LAPLACE.stages["student"].summarise([[state]], [data], config).warnings
+    assert len(lines) == bool(fixed)
+    assert not fixed or f"the weights {', '.join(fixed)} keep their trained values" in lines[0]
+    (inputs, _), posterior = data.tensors("validation"), posterior_of(state)
     mean = posterior.predict(inputs, rng=Seed(0)).mean
     assert mean.isfinite().all() and mean.std() > 0
     if predictive == "linearised":
@@ -216,45 +198,41 @@ def test_laplace_draws_layers_with_factors_and_a_warning_names_the_fixed_weights
 def test_an_unused_layer_does_not_change_the_predictive_mean(predictive: str) -> None:
     """A network without the layer predicts the same: weights that no output depends on do not count in the evidence."""
     data, trajectory = classes(), trained("unused")
-    how: dict[str, Any] = {**LAPLACE, "rows": None, "predictive": predictive, "prior_precision": None}
-    found = fit("kfac_laplace", "student", data, {"trajectory": [trajectory]}, **how)
-    bare = {name: value for name, value in trajectory.tensors.items() if not name.startswith("trunk.mid")}
-    names = {"trunk.first.weight": "trunk.1.weight", "trunk.first.bias": "trunk.1.bias"}
+    tensors = {name: value for name, value in trajectory.tensors.items() if not name.startswith("trunk.mid")}
+    bare = {name.replace("trunk.first", "trunk.1"): value for name, value in tensors.items()}
     about = {"network": {"name": "mlp", "hidden": [5], "activation": "tanh"}}
-    spec = trajectory.config["spec"] | about
-    without = State({names.get(name, name): value for name, value in bare.items()}, {**trajectory.config, "spec": spec})
-    expected = fit("kfac_laplace", "student", data, {"trajectory": [without]}, **how)
+    without = State(bare, {**trajectory.config, "spec": trajectory.config["spec"] | about})
+    section: dict[str, Any] = {**LAPLACE, "rows": None, "predictive": predictive, "prior_precision": None}
     inputs, _ = data.tensors("validation")
-    mean, meant = (posterior_of(state).predict(inputs, rng=Seed(0)).mean for state in (found, expected))
-    torch.testing.assert_close(mean, meant)
+    starts = ({"trajectory": [start]} for start in (trajectory, without))
+    mean, meant = (posterior_of(fit("kfac_laplace", "student", data, start, **section)) for start in starts)
+    torch.testing.assert_close(mean.predict(inputs, rng=Seed(0)).mean, meant.predict(inputs, rng=Seed(0)).mean)
 
 
-@pytest.mark.parametrize("kind", TIED)
-def test_tied_weights_are_refused_when_the_network_is_built(kind: str) -> None:
-    message = r"object must return a network with one name for each weight; call one .*, which are the same weight'"
+SAME = r"object must return a network with one name for each weight; call one .*, which are the same weight'"
+COMPUTED = r"must have parameters as weights, .* got 'the layer trunk.mid, which"
+REFUSED = [
+    *(("build", kind, SAME) for kind in ("tied", "one module", "tied head")),
+    *(("images", kind, SAME) for kind in ("tied", "one module")),
+    ("build", "old weight norm", r"object must return a network that can be copied \(parametrizations.weight"),
+    *(("sngp", kind, COMPUTED) for kind in ("weight norm", "spectral norm")),
+    *(
+        ("dropout", k, r"network\.name must be a network with layers in sequence")
+        for k in ("plain", "attention", "unused")
+    ),
+]
+
+
+@pytest.mark.parametrize(("way", "kind", "message"), REFUSED)
+def test_networks_that_a_method_cannot_take_are_refused(way: str, kind: str, message: str) -> None:
+    """Tied weights and networks that cannot be copied when they are built."""
     with pytest.raises(ConfigError, match=message):
-        spec_of(kind).build(Seed(0))
-    if kind == "tied head":
-        return
-    with pytest.raises(ConfigError, match=message):
-        fit("sgd", "trajectory", make_tiny_images(), network=section(kind, "Images"), epochs=1)
-
-
-def test_a_network_that_cannot_be_copied_is_refused_when_it_is_built() -> None:
-    with pytest.raises(ConfigError, match=r"object must return a network that can be copied \(parametrizations.weight"):
-        spec_of("old weight norm").build(Seed(0))
-
-
-@pytest.mark.parametrize("kind", ["weight norm", "spectral norm"])
-def test_sngp_refuses_computed_weights(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"must have parameters as weights, .* got 'the layer trunk.mid, which"):
-        fit("sngp", "student", classes(), network=section(kind))
-
-
-@pytest.mark.parametrize("kind", ["plain", "attention", "unused"])
-def test_dropout_refuses_a_trunk_that_is_not_a_sequence_of_layers(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"network\.name must be a network with layers in sequence"):
-        fit("dropout", "student", classes(), network=section(kind))
+        if way == "build":
+            spec_of(kind).build(Seed(0))
+        elif way == "images":
+            fit("sgd", "trajectory", make_tiny_images(), network=section(kind, "Images"), epochs=1)
+        else:
+            fit(way, "student", classes(), network=section(kind))
 
 
 def test_a_chain_over_a_network_with_an_unused_layer_is_finite() -> None:

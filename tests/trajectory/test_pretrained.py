@@ -42,16 +42,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         Path("nets.py").write_text(TEXT)
         plugins.load_file("nets.py")
-        images, table = make_tiny_images(), make_table()
-        inputs, labels = images.tensors("train")
-        resnet = trained("ResNet", (1, 8, 8), inputs, labels, nn.CrossEntropyLoss(), 300, classes=3)
+        resnet = trained(
+            "ResNet", (1, 8, 8), *make_tiny_images().tensors("train"), nn.CrossEntropyLoss(), 300, classes=3
+        )
         save_file(resnet.state_dict(), "resnet.safetensors")
         torch.save({"state_dict": resnet.state_dict(), "epoch": 3}, "resnet.pt")
         # a regression network whose outputs are in the targets' own units
-        inputs, _ = table.tensors("train")
-        mlp = trained(
-            "perceptron", (4,), inputs, torch.tensor(table.train.targets).float(), nn.MSELoss(), 4000, width=16
-        )
+        (inputs, _), targets = make_table().tensors("train"), torch.tensor(make_table().train.targets).float()
+        mlp = trained("perceptron", (4,), inputs, targets, nn.MSELoss(), 4000, width=16)
         torch.save(mlp.state_dict(), "mlp.pt")
     return folder
 
@@ -77,26 +75,29 @@ def trained(
     return module.eval()
 
 
-def theirs(made: str, shape: tuple[int, ...], weights: dict[str, Tensor], **options: Any) -> nn.Module:
-    module: nn.Module = getattr(plugins.module_of_file("nets.py"), made)(shape, **options)
+def resnet_weights() -> dict[str, Tensor]:
+    return torch.load("resnet.pt")["state_dict"]
+
+
+def outputs_of(module: nn.Module, weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    """The outputs of a user's module in float64, without this package."""
     module.load_state_dict(weights)
-    return module.eval()
+    with torch.no_grad():
+        return module.eval()(inputs).double()
+
+
+def net(name: str, shape: tuple[int, ...], **options: Any) -> nn.Module:
+    return getattr(plugins.module_of_file("nets.py"), name)(shape, **options)
 
 
 def fitted(data: FitData, **section: Any) -> State:
     """Return the trajectory that ``pretrained`` makes of a file of weights."""
-    return fit("pretrained", "trajectory", data, rng=Seed(0).fold("t"), **section)
+    files = {"network": RESNET, "weights": "resnet.pt"} if data.classes else {"network": MLP, "weights": "mlp.pt"}
+    return fit("pretrained", "trajectory", data, rng=Seed(0).fold("t"), **files | section)
 
 
 def student(method: str, data: FitData, trajectory: State, **changes: Any) -> State:
     return fit(method, "student", data, {"trajectory": [trajectory]}, rng=Seed(0).fold(method), **changes)
-
-
-def gone_on(data: FitData, network: dict[str, Any], trajectory: State) -> State:
-    """Return a trajectory of SGD that continues from another trajectory."""
-    how = {"network": network, "epochs": 4, "snapshots": 4, "variance_floor": None}
-    how["optimiser"] = {"name": "sgd", "lr": 1e-3, "schedule": "constant"}
-    return fit("sgd", "trajectory", data, {"trajectory": [trajectory]}, rng=Seed(0).fold("sgd"), **how)
 
 
 def nll(state: State, data: FitData) -> float:
@@ -110,47 +111,38 @@ def nll(state: State, data: FitData) -> float:
 @pytest.mark.parametrize("file", ["resnet.safetensors", "resnet.pt"])
 def test_the_posterior_predicts_the_class_probabilities_of_the_saved_network(file: str) -> None:
     data = make_tiny_images()
-    state = student("deterministic", data, fitted(data, network=RESNET, weights=file))
-    inputs, _ = data.tensors("validation")
-    module = theirs("ResNet", (1, 8, 8), torch.load("resnet.pt")["state_dict"], classes=3)
-    with torch.no_grad():
-        meant = module(inputs).softmax(-1)
+    state, (inputs, _) = student("deterministic", data, fitted(data, weights=file)), data.tensors("validation")
+    meant = outputs_of(net("ResNet", (1, 8, 8), classes=3), resnet_weights(), inputs).softmax(-1)
     np.testing.assert_allclose(posterior_of(state).predict(inputs, rng=Seed(0)).mean, meant, atol=1e-6)
 
 
 def test_a_mean_in_the_targets_units_gets_the_variance_of_its_training_errors() -> None:
     data = make_table()
-    state = student("deterministic", data, fitted(data, network=MLP, weights="mlp.pt"))
-    module = theirs("perceptron", (4,), torch.load("mlp.pt"), width=16)
-    (train, _), (inputs, _) = data.tensors("train"), data.tensors("validation")
-    with torch.no_grad():
-        means, errors = module(inputs).double(), module(train).double() - torch.tensor(data.train.targets)
-    meant = scipy.stats.norm(means.numpy(), float(errors.square().mean().sqrt()))
+    state = student("deterministic", data, fitted(data))
+    module = net("perceptron", (4,), width=16)
+    weights = torch.load("mlp.pt")
+    means, fits = (outputs_of(module, weights, data.tensors(part)[0]) for part in ("validation", "train"))
+    meant = scipy.stats.norm(means.numpy(), np.sqrt(np.mean((fits.numpy() - data.train.targets) ** 2)))
     predictive = Predictor(posterior_of(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
     np.testing.assert_allclose(predictive.mean, meant.mean(), rtol=1e-5)
     found = predictive.log_prob(torch.tensor(data.validation.targets))
     np.testing.assert_allclose(found, meant.logpdf(data.validation.targets)[:, 0], rtol=1e-4, atol=1e-4)
-    wrong = student("deterministic", data, fitted(data, network=MLP, weights="mlp.pt", targets="transformed"))
+    wrong = student("deterministic", data, fitted(data, targets="transformed"))
     assert nll(wrong, data) > nll(state, data) + 1, "the control: units matter"
 
 
 def test_a_head_of_means_and_log_variances_is_used_unchanged() -> None:
-    data = make_table()
-    weights = torch.load("mlp.pt")
+    data, weights = make_table(), torch.load("mlp.pt")
     weights["3.weight"] = torch.cat([weights["3.weight"], 0.01 * torch.ones(1, 16)])
     weights["3.bias"] = torch.cat([weights["3.bias"], torch.tensor([1.5])])
     save_file(weights, "two.safetensors")
-    state = student("deterministic", data, fitted(data, network=MLP, weights="two.safetensors"))
-    inputs, _ = data.tensors("validation")
+    state = student("deterministic", data, fitted(data, weights="two.safetensors"))
     body = nn.Sequential(nn.Flatten(), nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
-    body.load_state_dict(weights)
-    with torch.no_grad():
-        mean, log_variance = body(inputs).double().chunk(2, -1)
+    mean, log_variance = outputs_of(body, weights, data.tensors("validation")[0]).chunk(2, -1)
     meant = scipy.stats.norm(mean.numpy(), (log_variance / 2).exp().numpy()).logpdf(data.validation.targets)
     predictive = Predictor(posterior_of(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
-    np.testing.assert_allclose(
-        predictive.log_prob(torch.tensor(data.validation.targets)), meant[:, 0], rtol=1e-4, atol=1e-4
-    )
+    found = predictive.log_prob(torch.tensor(data.validation.targets))
+    np.testing.assert_allclose(found, meant[:, 0], rtol=1e-4, atol=1e-4)
 
 
 SHORT = {
@@ -172,133 +164,113 @@ def test_a_posterior_of_trained_weights_beats_a_constant_and_is_read_back(
 ) -> None:
     """Each posterior's NLL is .2 below a constant predictor's, and the stored posterior has the same NLL."""
     data = make_tiny_images() if task == "classification" else make_table()
-    network, file = (RESNET, "resnet.pt") if task == "classification" else (MLP, "mlp.pt")
-    trajectory = fitted(data, network=network, weights=file)
+    network, source = RESNET if task == "classification" else MLP, fitted(data)
     section, changes = CONFIGS[method, task], {}
     if "network" in section:
         changes = {"network": network, "training": {**section["training"], **SHORT}}
-    source = gone_on(data, network, trajectory) if method == "swag" else trajectory
-    state = student(method, data, source, **changes)
-    share = np.bincount(data.train.targets) / len(data.train) if task == "classification" else None
-    constant = -math.log(1 / 3) if share is not None else spread(data)
+    if method == "swag":  # of a trajectory of SGD that continues
+        steps = {"epochs": 4, "snapshots": 4, "optimiser": {"name": "sgd", "lr": 1e-3, "schedule": "constant"}}
+        inputs, section_of_sgd = {"trajectory": [source]}, {"network": network, "variance_floor": None, **steps}
+        source = fit("sgd", "trajectory", data, inputs, rng=Seed(0).fold("sgd"), **section_of_sgd)
+    state, targets = student(method, data, source, **changes), data.train.targets
+    constant = -scipy.stats.norm(targets.mean(), targets.std()).logpdf(data.validation.targets).mean()
+    constant = constant if task == "regression" else math.log(3)
     assert nll(state, data) < constant - 0.2, f"no better than the constant predictor ({constant})"
     write_state(tmp_path / "stored", state)
     assert nll(read_state(tmp_path / "stored"), data) == nll(state, data)
 
 
-def spread(data: FitData) -> float:
-    """Return the NLL of the training rows' mean and variance."""
-    targets = data.train.targets
-    return float(-scipy.stats.norm(targets.mean(), targets.std()).logpdf(data.validation.targets).mean())
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"weights": "none.pt"}, r"none.pt: is missing"),
-        ({"weights": "nets.py"}, r"nets.py: must be safetensors or a state_dict"),
-        ({"weights": "pickled.pt"}, r"pickled.pt: must be safetensors or a state_dict"),
-        ({"weights": "numbers.pt"}, r"numbers.pt: must be a state_dict \(name -> tensor\)"),
-        ({"weights": "mlp.pt"}, r"weights must be exactly the weights of this network.*lacks layer1.conv1.weight"),
-        (
-            {"weights": "more.pt"},
-            r"weights must be exactly the weights of this network.*has fc.weight, fc.bias, extra.a.weight and 1 more",
-        ),
-        ({"weights": "wide.pt"}, r"weights must be weights of this network: head.weight must have the shape \[3, 8\]"),
-        ({"sha256": "0" * 64}, r"sha256 must be the hash of resnet.pt"),
-        ({"network": RESNET | {"options": {"classes": 3, "width": 6}}}, r"layer1.conv1.weight must have the shape \[6"),
-    ],
-)
-def test_a_file_without_the_networks_weights_is_refused_in_one_line(change: dict[str, Any], said: str) -> None:
-    weights = torch.load("resnet.pt")["state_dict"]
-    torch.save({"f": print}, "pickled.pt")
-    torch.save({"a": 1}, "numbers.pt")
-    torch.save(weights | {"extra.a.weight": torch.ones(1), "extra.b": torch.ones(1)}, "more.pt")
-    torch.save(weights | {"fc.weight": torch.ones(10, 8), "fc.bias": torch.ones(10)}, "wide.pt")
-    with pytest.raises((ConfigError, DataError), match=said) as raised:
-        fitted(make_tiny_images(), **({"network": RESNET, "weights": "resnet.pt"} | change))
-    assert "\n" not in str(raised.value)
-
-
-def resnet_weights() -> dict[str, Tensor]:
-    found: dict[str, Tensor] = torch.load("resnet.pt")["state_dict"]
-    return found
-
-
 KEPT: dict[str, Any] = {  # the same weights in the forms that people save
-    "Lightning": lambda w: {"state_dict": {f"model.{k}": v for k, v in w.items()}, "epoch": 3},
-    "a trainer's, in parallel": lambda w: {
-        "model": {f"module.{k}": v for k, v in w.items()},
-        "optimizer": {"state": {}},
-    },
+    "Lightning": lambda w: {"state_dict": prefixed("model", w), "epoch": 3},
+    "a trainer's, in parallel": lambda w: {"model": prefixed("module", w), "optimizer": {"state": {}}},
     "model_state_dict": lambda w: {"model_state_dict": w, "loss": 0.1},
-    "two prefixes": lambda w: {f"learner.net.{k}": v for k, v in w.items()},
-    "AveragedModel": lambda w: {"n_averaged": torch.tensor(3), **{f"module.{k}": v for k, v in w.items()}},
+    "two prefixes": lambda w: prefixed("learner.net", w),
+    "AveragedModel": lambda w: {"n_averaged": torch.tensor(3), **prefixed("module", w)},
     "PyTorch before 0.4.1": lambda w: {k: v for k, v in w.items() if "num_batches_tracked" not in k},
 }
 
 
-@pytest.mark.parametrize("how", KEPT)
-def test_the_same_weights_are_read_from_every_common_form(how: str) -> None:
-    data, weights = make_tiny_images(), resnet_weights()
-    torch.save(KEPT[how](weights), "kept.pt")
-    found, plain = (fitted(data, network=RESNET, weights=name) for name in ("kept.pt", "resnet.pt"))
-    for name, value in found.tensors.items():
+def prefixed(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": value for name, value in weights.items()}
+
+
+@pytest.mark.parametrize("form", KEPT)
+def test_the_same_weights_are_read_from_every_common_form(form: str) -> None:
+    torch.save(KEPT[form](resnet_weights()), "kept.pt")
+    read_back, plain = (fitted(make_tiny_images(), weights=name) for name in ("kept.pt", "resnet.pt"))
+    for name, value in read_back.tensors.items():
         assert torch.equal(value, plain.tensors[name]) or "num_batches_tracked" in name
 
 
 def test_safetensors_are_recognised_by_content_whatever_the_file_name() -> None:
     save_file(resnet_weights(), "pytorch_model.bin")
-    assert fitted(make_tiny_images(), network=RESNET, weights="pytorch_model.bin").config["epochs"] == 0
+    assert fitted(make_tiny_images(), weights="pytorch_model.bin").config["epochs"] == 0
 
 
+EXTRA = {"extra.a.weight": torch.ones(1), "extra.b": torch.ones(1)}
+WIDE = {"fc.weight": torch.ones(10, 8), "fc.bias": torch.ones(10)}
+EXACTLY = "weights must be exactly the weights of this network.*"
+DENSE = "must be a dense tensor of real numbers, got "
+# what a file holds: bytes, an object that torch saves, or a function of the network's weights that returns one
 UNREADABLE: dict[str, tuple[Any, str]] = {
-    "an empty file": (lambda path, w: path.write_bytes(b""), "it is empty"),
-    "a pointer": (lambda path, w: path.write_text("version https://git-lfs.github.com/spec/v1"), "git lfs pull"),
-    "a web page": (lambda path, w: path.write_text("<!DOCTYPE html>"), "is a web page"),
-    "a whole module": (
-        lambda path, w: torch.save(nn.Linear(1, 1), path),
-        r"holds Python objects, .*torch.save\(model.state_dict\(\)",
-    ),
-    "a truncated file": (lambda path, w: path.write_bytes(Path("resnet.pt").read_bytes()[:900]), "or not whole"),
-    "two models": (lambda path, w: torch.save({"model": w, "ema": w}, path), "got model, ema; save one of them"),
-    "sparse": (
-        lambda path, w: torch.save({**w, "fc.weight": w["fc.weight"].to_sparse()}, path),
-        "fc.weight must be a dense tensor of real numbers, got torch.sparse_coo",
-    ),
-    "without values": (
-        lambda path, w: torch.save({k: v.to("meta") for k, v in w.items()}, path),
-        "must be a dense tensor of real numbers, got .*meta",
-    ),
-    "whole numbers": (
-        lambda path, w: torch.save({**w, "fc.weight": w["fc.weight"].to(torch.int8)}, path),
-        "must be real numbers: head.weight is quantised without its scale",
-    ),
+    "text": (TEXT.encode(), "bad.pt: must be safetensors or a state_dict"),
+    "a function": ({"f": print}, "bad.pt: must be safetensors or a state_dict"),
+    "numbers": ({"a": 1}, r"bad.pt: must be a state_dict \(name -> tensor\)"),
+    "another network": (lambda w: torch.load("mlp.pt"), EXACTLY + "lacks layer1.conv1.weight"),
+    "more": (lambda w: {**w, **EXTRA, **WIDE}, EXACTLY + "has fc.weight, fc.bias, extra.a.weight and 1 more"),
+    "a wide head": (lambda w: {**w, **WIDE}, r"this network: head.weight must have the shape \[3, 8\]"),
+    "an empty file": (b"", "it is empty"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+    "a web page": (b"<!DOCTYPE html>", "is a web page"),
+    "a whole module": (nn.Linear(1, 1), r"holds Python objects, .*torch.save\(model.state_dict\(\)"),
+    "a truncated file": (lambda w: Path("resnet.pt").read_bytes()[:900], "or not whole"),
+    "two models": (lambda w: {"model": w, "ema": w}, "got model, ema; save one of them"),
+    "sparse": (lambda w: changed(w, torch.Tensor.to_sparse), f"fc.weight {DENSE}torch.sparse_coo"),
+    "without values": (lambda w: {k: v.to("meta") for k, v in w.items()}, DENSE + ".*meta"),
+    "whole numbers": (lambda w: changed(w, torch.Tensor.char), "real numbers: head.weight is quantised without its"),
 }
+
+
+def changed(weights: dict[str, Tensor], change: Any) -> dict[str, Tensor]:
+    return {**weights, "fc.weight": change(weights["fc.weight"])}
 
 
 @pytest.mark.parametrize("what", UNREADABLE)
 def test_the_error_of_an_unreadable_file_names_the_cause(what: str) -> None:
-    write, said = UNREADABLE[what]
-    write(Path("bad.pt"), resnet_weights())
-    with pytest.raises((ConfigError, DataError), match=said):
-        fitted(make_tiny_images(), network=RESNET, weights="bad.pt")
+    content, message = UNREADABLE[what]
+    if callable(content) and not isinstance(content, nn.Module):
+        content = content(resnet_weights())
+    Path("bad.pt").write_bytes(content) if isinstance(content, bytes) else torch.save(content, "bad.pt")
+    with pytest.raises((ConfigError, DataError), match=message) as caught:
+        fitted(make_tiny_images(), weights="bad.pt")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": "none.pt"}, r"none.pt: is missing"),
+        ({"sha256": "0" * 64}, r"sha256 must be the hash of resnet.pt"),
+        ({"network": RESNET | {"options": {"classes": 3, "width": 6}}}, r"layer1.conv1.weight must have the shape \[6"),
+    ],
+)
+def test_no_file_and_weights_of_another_hash_or_width_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        fitted(make_tiny_images(), **change)
+
+
+def warnings_of(state: State, data: FitData, network: dict[str, Any] = MLP, weights: str = "mlp.pt") -> list[str]:
+    config: Any = read(METHODS["pretrained"].config, {"network": network, "weights": weights}, "methods.pretrained")
+    return METHODS["pretrained"].stages["trajectory"].summarise([[state]], [data], config).warnings
 
 
 def test_weights_worse_than_a_constant_predictor_give_a_warning() -> None:
     """Their classes are in another order, or targets and inputs have other units."""
     images, table = make_tiny_images(), make_table()
-    weights = resnet_weights()
-    turned = {k: v.roll(1, 0) if k.startswith("fc.") else v for k, v in weights.items()}
-    torch.save(turned, "turned.pt")
-    assert "doubt" not in fitted(images, network=RESNET, weights="resnet.pt").config
-    assert "check the order of the classes" in fitted(images, network=RESNET, weights="turned.pt").config["doubt"]
-    assert "doubt" not in fitted(table, network=MLP, weights="mlp.pt").config
-    state = fitted(table, network=MLP, weights="mlp.pt", targets="transformed")
-    summarise = METHODS["pretrained"].stages["trajectory"].summarise
-    config: Any = read(METHODS["pretrained"].config, {"network": MLP, "weights": "mlp.pt"}, "methods.pretrained")
-    assert summarise is not None
-    line = summarise([[state]], [table], config).warnings[-1]
+    torch.save({k: v.roll(1, 0) if k.startswith("fc.") else v for k, v in resnet_weights().items()}, "turned.pt")
+    assert "doubt" not in fitted(images).config and "doubt" not in fitted(table).config
+    assert "check the order of the classes" in fitted(images, weights="turned.pt").config["doubt"]
+    line = warnings_of(fitted(table, targets="transformed"), table)[-1]
     assert "times as wrong as the mean of the training rows: check the units of the targets (key targets)" in line
 
 
@@ -309,7 +281,7 @@ def test_code_in_a_file_of_weights_is_not_run(tmp_path: Path) -> None:
 
     torch.save({"fc.weight": Touch()}, tmp_path / "bad.pt")
     with pytest.raises(DataError, match="must be safetensors or a state_dict"):
-        fitted(make_tiny_images(), network=RESNET, weights=str(tmp_path / "bad.pt"))
+        fitted(make_tiny_images(), weights=str(tmp_path / "bad.pt"))
     assert not (tmp_path / "ran").exists()
 
 
@@ -326,7 +298,6 @@ def test_weights_with_this_packages_names_and_a_hash_are_read() -> None:
     assert all(torch.equal(found.tensors[name][0], value) for name, value in last.items())
 
 
-WRAPPED = {"parallel": "module", "compiled": "_orig_mod"}
 SPEC = {"input_shape": [1, 8, 8], "outputs": 3, "likelihood": "categorical"}
 
 
@@ -338,31 +309,22 @@ def test_prefixes_of_wrapped_modules_are_removed_from_the_names_of_weights(how: 
         network = {"name": "convnet", "width": 4, "blocks": 2}
         module: nn.Module = read(NetworkSpec, {**SPEC, "network": network}, "spec").build(Seed(3))
     else:
-        module = theirs("ResNet", (1, 8, 8), torch.load("resnet.pt")["state_dict"], classes=3)
+        module = net("ResNet", (1, 8, 8), classes=3)
+        module.load_state_dict(resnet_weights())
     save_file(module.state_dict(), "plain.safetensors")
-    compiled: Any = torch.compile
-    parallel, parts = nn.DataParallel(module), ["module", "_orig_mod"] if "and" in how else [WRAPPED[how]]
-    made = {
-        "parallel": lambda: parallel,
-        "compiled": lambda: compiled(module),
-        "parallel and compiled": lambda: compiled(parallel),
-        "compiled and parallel": lambda: nn.DataParallel(compiled(module)),
-    }[how]().state_dict()
-    assert not set(made) & set(module.state_dict())
-    torch.save(made, "wrapped.pt")
-    found = fitted(data, network=network, weights="wrapped.pt")
-    plain = fitted(data, network=network, weights="plain.safetensors")
-    assert found.tensors.keys() == plain.tensors.keys()
-    assert all(torch.equal(value, plain.tensors[name]) for name, value in found.tensors.items())
-    config: Any = read(
-        METHODS["pretrained"].config, {"network": network, "weights": "wrapped.pt"}, "methods.pretrained"
-    )
-    summarise = METHODS["pretrained"].stages["trajectory"].summarise
-    assert summarise is not None
-    (said,) = [line for line in summarise([[found]], [data], config).warnings if "pretrained: removed" in line]
-    named = " and ".join(f"{part}." for part in parts)
-    assert said == f"pretrained: removed {named} from the names of the weights in wrapped.pt"
-    assert len(summarise([[plain]], [data], config).warnings) == 1
+    wrap: dict[str, Any] = {"parallel": nn.DataParallel, "compiled": torch.compile}
+    wrapped: Any = module
+    for part in how.split(" and "):
+        wrapped = wrap[part](wrapped)
+    assert not set(wrapped.state_dict()) & set(module.state_dict())
+    torch.save(wrapped.state_dict(), "wrapped.pt")
+    read_back, plain = (fitted(data, network=network, weights=name) for name in ("wrapped.pt", "plain.safetensors"))
+    assert read_back.tensors.keys() == plain.tensors.keys()
+    assert all(torch.equal(value, plain.tensors[name]) for name, value in read_back.tensors.items())
+    (line,) = [line for line in warnings_of(read_back, data, network, "wrapped.pt") if "pretrained: removed" in line]
+    named = "module. and _orig_mod." if "and" in how else {"parallel": "module.", "compiled": "_orig_mod."}[how]
+    assert line == f"pretrained: removed {named} from the names of the weights in wrapped.pt"
+    assert len(warnings_of(plain, data, network, "wrapped.pt")) == 1
 
 
 def test_a_networks_own_part_named_module_keeps_its_name() -> None:

@@ -17,6 +17,7 @@ from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 from tests.resuming import resumed, same_bits
 
 RNG = Seed(0).fold("member", 0)
+SHORT = {"network": {"name": "mlp", "hidden": [8]}, "epochs": 1}
 SECTION = {
     "network": {"name": "convnet", "width": 4, "blocks": 2},
     "epochs": 3,
@@ -79,11 +80,6 @@ def test_snapshots_within_an_epoch_are_taken_after_their_steps(tiny_images: FitD
     assert all(torch.equal(value, whole.tensors[name]) for name, value in ends.tensors.items())
 
 
-def test_more_snapshots_per_epoch_than_steps_are_refused(tiny_images: FitData) -> None:
-    with pytest.raises(ConfigError, match=r"^snapshots_per_epoch must be <= the steps of an epoch \(5\), got 6"):
-        trajectory(tiny_images, snapshots_per_epoch=6)
-
-
 def test_a_trajectory_starts_where_the_given_trajectory_ended(tiny_images: FitData) -> None:
     """With its running statistics; the optimiser's momentum is not carried over."""
     before = trajectory(tiny_images, epochs=2)
@@ -98,33 +94,42 @@ def test_a_trajectory_starts_where_the_given_trajectory_ended(tiny_images: FitDa
 
 def test_a_trajectory_with_a_given_start_resumes_within_an_epoch_with_the_same_bits(tiny_images: FitData) -> None:
     before = trajectory(tiny_images, epochs=1)
-    whole = trajectory(tiny_images, before, snapshots_per_epoch=5, snapshots=15)
-    for stop in (2, 5, 8):
-        again = resumed(lambda r: trajectory(tiny_images, before, r, snapshots_per_epoch=5, snapshots=15), stop)
-        assert same_bits(again, whole)
+
+    def fit(report: Report | None = None) -> State:
+        return trajectory(tiny_images, before, report, snapshots_per_epoch=5, snapshots=15)
+
+    assert all(same_bits(resumed(fit, stop), fit()) for stop in (2, 5, 8))
 
 
-def test_a_start_with_another_variance_floor_is_refused(tiny_table: FitData) -> None:
-    numbers = {"network": {"name": "mlp", "hidden": [8]}, "epochs": 1}
-    bounded = trajectory(tiny_table, **numbers, variance_floor=1e-3)
-    trajectory(tiny_table, bounded, **numbers, variance_floor=1e-3)
-    with pytest.raises(ConfigError, match=r"^variance_floor must be the trajectory's \(0\.001\), got None"):
-        trajectory(tiny_table, bounded, **numbers)
+def test_a_start_with_another_variance_floor_and_bad_settings_are_refused(
+    tiny_table: FitData, tiny_images: FitData
+) -> None:
+    bounded = trajectory(tiny_table, **SHORT, variance_floor=1e-3)
+    trajectory(tiny_table, bounded, **SHORT, variance_floor=1e-3)
+    flips = {"choose": "all", "operations": {"flip": 0.5}}
+    for data, start, changes, message in (
+        (tiny_table, bounded, SHORT, r"variance_floor must be the trajectory's \(0\.001\), got None"),
+        (
+            tiny_images,
+            None,
+            {"snapshots_per_epoch": 6},
+            r"snapshots_per_epoch must be <= the steps of an epoch \(5\), got 6",
+        ),
+        (tiny_table, None, SHORT | {"augmentation": flips}, "augmentation must be null: the rows are not images, got"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{message}"):
+            trajectory(data, start, **changes)
 
 
 def test_the_last_partial_batch_is_dropped_unless_it_is_the_only_batch(tiny_images: FitData) -> None:
-    steps = trajectory(tiny_images, batch=100).tensors["trunk.1.num_batches_tracked"]
-    assert steps.tolist() == [1, 2, 3]  # 160 rows: one batch of 100
-    assert trajectory(tiny_images, batch=1000).tensors["trunk.1.num_batches_tracked"].tolist() == [1, 2, 3]
-    assert trajectory(tiny_images, batch=70).tensors["trunk.1.num_batches_tracked"].tolist() == [2, 4, 6]
+    for batch, steps in ((100, [1, 2, 3]), (1000, [1, 2, 3]), (70, [2, 4, 6])):  # of 160 rows
+        state = trajectory(tiny_images, batch=batch)
+        assert state.tensors["trunk.1.num_batches_tracked"].tolist() == steps
 
 
 def test_the_loss_of_regression_is_the_gaussian_nll(tiny_table: FitData) -> None:
-    config = {"network": {"name": "mlp", "hidden": [8]}, "epochs": 1, "batch": 80}
-    state = trajectory(tiny_table, **config)
-    network = read(NetworkSpec, state.config["spec"], "spec").build(RNG.fold("weights"))
-    inputs, targets = tiny_table.tensors("train")
-    mean, log_variance = network(inputs).chunk(2, dim=-1)
+    state, (inputs, targets) = trajectory(tiny_table, **SHORT, batch=80), tiny_table.tensors("train")
+    mean, log_variance = fresh(state)(inputs).chunk(2, dim=-1)
     expected = F.gaussian_nll_loss(mean, targets, log_variance.exp(), full=True)  # the first batch is all rows
     assert abs(state.config["loss"] - expected.item()) < 1e-5
 
@@ -136,26 +141,12 @@ def test_augmented_training_equals_a_plain_loop_with_augmentation(tiny_images: F
     assert alike(state, after[-1:]) and not alike(state, plain_loop(tiny_images, fresh(state), 1)[0][-1:])
 
 
-def test_an_augmentation_of_rows_that_are_not_images_is_refused(tiny_table: FitData) -> None:
-    config = {"network": {"name": "mlp", "hidden": [8]}, "augmentation": {"choose": "all", "operations": {"flip": 0.5}}}
-    with pytest.raises(ConfigError, match=r"^augmentation must be null: the rows are not images, got"):
-        trajectory(tiny_table, **config)
-
-
-@pytest.mark.parametrize(
-    "network",
-    [
-        {"name": "wide_resnet", "depth": 10, "widen": 1, "dropout": 0.2},
-        {"name": "mlp", "hidden": [16], "dropout": 0.5},
-    ],
-)
+@pytest.mark.parametrize("network", [{"name": "wide_resnet", "depth": 10, "widen": 1}, {"name": "mlp", "hidden": [16]}])
 def test_dropout_draws_from_the_address_and_not_from_the_global_generator(
     tiny_images: FitData, network: dict[str, object]
 ) -> None:
-    torch.manual_seed(1)
-    first = trajectory(tiny_images, network=network, epochs=1)
-    torch.manual_seed(2)
-    second = trajectory(tiny_images, network=network, epochs=1)
-    without = trajectory(tiny_images, network=network | {"dropout": 0.0}, epochs=1)
-    assert all(torch.equal(first.tensors[k], second.tensors[k]) for k in first.tensors)
-    assert not torch.equal(first.tensors["head.weight"], without.tensors["head.weight"])
+    def weights(seed: int, rate: float) -> Tensor:
+        torch.manual_seed(seed)
+        return trajectory(tiny_images, network=network | {"dropout": rate}, epochs=1).tensors["head.weight"]
+
+    assert torch.equal(weights(1, 0.2), weights(2, 0.2)) and not torch.equal(weights(1, 0.2), weights(1, 0.0))

@@ -41,13 +41,17 @@ def made(data: FitData, past: State, seed: int, **changes: object) -> State:
     return SWAG.stages["student"].fit_one(data, {"trajectory": [past]}, config, rng=Seed(seed), report=Silent())
 
 
+def flat(state: State) -> torch.Tensor:
+    """Networks as vectors of their parameters [network, weight]."""
+    names = [name for name, _ in TABLE.build(Seed(0)).named_parameters()]
+    return torch.cat([state.tensors[name].flatten(1) for name in names], 1)
+
+
 def covariance(gaussian: Moments, scale: float = 1.0) -> np.ndarray:
     """AAᵀ of the linear map z ↦ w − w̄, its columns found by unit vectors."""
-    size, rank = len(gaussian.mean), len(gaussian.columns)
-    columns = []
-    for unit in torch.eye(size + rank, dtype=torch.float64):
-        columns.append(gaussian.draw(unit[:size], unit[size:], scale) - gaussian.mean)
-    a = torch.stack(columns, 1).numpy()
+    size = len(gaussian.mean)
+    units = torch.eye(size + len(gaussian.columns), dtype=torch.float64)
+    a = torch.stack([gaussian.draw(unit[:size], unit[size:], scale) - gaussian.mean for unit in units], 1).numpy()
     return a @ a.T
 
 
@@ -80,37 +84,25 @@ def test_moments_stay_accurate_at_a_large_offset() -> None:
     assert np.abs(careless / exact.std(0) - 1).max() > 0.1  # the textbook formula fails on the same numbers
 
 
-def test_draws_follow_from_the_random_numbers_at_their_addresses(tiny_table: FitData) -> None:
+@pytest.mark.parametrize(("dtype", "most"), [("float64", 1e-6), ("float32", 1e-3)])
+def test_draws_are_the_map_of_the_random_numbers_at_their_addresses(
+    tiny_table: FitData, dtype: str, most: float
+) -> None:
+    """In units of the deviation; float32 draws take float32 numbers. Told apart: a scale one part in a hundred off."""
     past = walk(TABLE, 5)
-    state = made(tiny_table, past, 3)
-    names = [name for name, _ in TABLE.build(Seed(0)).named_parameters()]
-    gaussian = moments(torch.cat([past.tensors[n].flatten(1) for n in names], 1), 3)
-    for number in range(2):
-        generator = Seed(3).fold("draw", number).generator()
-        z1 = torch.randn(len(gaussian.mean), generator=generator, dtype=torch.float64)
-        z2 = torch.randn(3, generator=generator, dtype=torch.float64)
-        found = torch.cat([state.tensors[n][number].flatten() for n in names])
-        torch.testing.assert_close(found, gaussian.draw(z1, z2, 1.0).float(), rtol=0, atol=0)
-
-
-def test_float32_draws_equal_the_float64_map_to_a_thousandth_of_the_deviation(tiny_table: FitData) -> None:
-    """Both take the float32 random numbers at the draws' addresses. Told apart: a scale one part in a hundred off."""
-    past = walk(TABLE, 5)
-    state = made(tiny_table, past, 3, dtype="float32")
-    names = [name for name, _ in TABLE.build(Seed(0)).named_parameters()]
-    gaussian = moments(torch.cat([past.tensors[n].flatten(1) for n in names], 1), 3)
+    drawn, gaussian = flat(made(tiny_table, past, 3, dtype=dtype)), moments(flat(past), 3)
 
     def worst(scale: float) -> float:
         far = 0.0
         for number in range(2):
             generator = Seed(3).fold("draw", number).generator()
-            z1, z2 = (torch.randn(size, generator=generator) for size in (len(gaussian.mean), 3))
-            found = torch.cat([state.tensors[n][number].flatten() for n in names])
-            right = gaussian.draw(z1.double(), z2.double(), scale)
-            far = max(far, float(((found - right).abs() / gaussian.sd).max()))
+            z = [torch.randn(s, generator=generator, dtype=getattr(torch, dtype)) for s in (len(gaussian.mean), 3)]
+            right = gaussian.draw(*(part.double() for part in z), scale)
+            right = right.float() if dtype == "float64" else right
+            far = max(far, float(((drawn[number] - right).abs() / gaussian.sd).max()))
         return far
 
-    assert worst(1.0) < 1e-3 < worst(1.01)
+    assert worst(1.0) < most < worst(1.01) and (dtype == "float32" or worst(1.0) == 0)
 
 
 @pytest.mark.parametrize("batch", [20, 60, 7, 1000])
@@ -128,83 +120,83 @@ def test_refreshed_batch_norm_statistics_equal_pooled_statistics(batch: int) -> 
     assert network[0].momentum == 0.1 and not network.training and not network[1].training
 
 
+def of_own_weights(weights: dict[str, torch.Tensor], draw: int, rows: torch.Tensor) -> bool:
+    """Whether the first batch norm has the statistics of all rows under a draw's own convolution."""
+    w = {name: weights[f"trunk.{name}"][draw] for name in ("0.weight", "0.bias", "1.running_mean", "1.running_var")}
+    convolved = nn.functional.conv2d(rows, w["0.weight"], w["0.bias"], padding=1)
+    pairs = ((w["1.running_mean"], convolved.mean((0, 2, 3))), (w["1.running_var"], convolved.var((0, 2, 3))))
+    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in pairs)
+
+
 def test_each_draw_has_the_batch_norm_statistics_of_its_own_weights(tiny_images: FitData) -> None:
-    past, rows = walk(IMAGES, 4), tiny_images.tensors("train")[0]
-    state = made(tiny_images, past, 5, batch_norm_rows=None, batch_norm_batch=1000)
-    for draw in range(2):
-        weights = {k: v[draw] for k, v in state.tensors.items()}
-        convolved = nn.functional.conv2d(rows, weights["trunk.0.weight"], weights["trunk.0.bias"], padding=1)
-        torch.testing.assert_close(weights["trunk.1.running_mean"], convolved.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(weights["trunk.1.running_var"], convolved.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    rows = tiny_images.tensors("train")[0]
+    state = made(tiny_images, walk(IMAGES, 4), 5, batch_norm_rows=None, batch_norm_batch=1000)
+    assert all(of_own_weights(state.tensors, draw, rows) for draw in range(2))
     assert not torch.equal(state.tensors["trunk.1.running_mean"][0], state.tensors["trunk.1.running_mean"][1])
-    assert posterior_of(state).predict(rows[:5], rng=Seed(0)).draw_log_probs.shape == (2, 5, 3)
 
 
 def test_running_moments_replace_the_moments_of_the_snapshots(tiny_table: FitData) -> None:
     """Three of 8 iterates have a snapshot: all 8 give the mean and the diagonal, the 3 snapshots give the columns."""
-    whole = walk(TABLE, 8)
-    running = RunningMoments()
+    whole, running = walk(TABLE, 8), RunningMoments()
     for weights in unstack(whole.tensors):
         running.update(weights)
     short = State({k: v[-3:] for k, v in whole.tensors.items()}, whole.config)
-    names = [name for name, _ in TABLE.build(Seed(0)).named_parameters()]
-
-    def draws(past: State, rank: int) -> torch.Tensor:
-        state = made(tiny_table, past, 3, rank=rank)
-        return torch.cat([state.tensors[n].flatten(1) for n in names], 1)
-
     for rank in (0, 3):
-        found = draws(with_moments(short, running, ""), rank)
-        torch.testing.assert_close(found, draws(whole, rank), atol=1e-6, rtol=1e-6)
-        assert not torch.allclose(found, draws(short, rank), atol=1e-3)
+        counted, exact, few = (
+            flat(made(tiny_table, past, 3, rank=rank)) for past in (with_moments(short, running, ""), whole, short)
+        )
+        torch.testing.assert_close(counted, exact, atol=1e-6, rtol=1e-6)
+        assert not torch.allclose(counted, few, atol=1e-3)
+
+
+def multi(data: FitData, past: list[State]) -> State:
+    return MULTI_SWAG.stages["student"].fit_one(data, {"trajectory": past}, CONFIG, rng=Seed(3), report=Silent())
 
 
 def test_multi_swag_has_the_draws_of_swag_on_each_trajectory(tiny_table: FitData) -> None:
     """Its predictive is the mean of the predictives of three Gaussians around unlike networks."""
-    past = [walk(TABLE, 5, spread) for spread in (0.1, 0.5, 1.0)]
-    inputs, rng = {"trajectory": past}, Seed(3)
-    found = MULTI_SWAG.stages["student"].fit_one(tiny_table, inputs, CONFIG, rng=rng, report=Silent())
-    parts = []
+    past, parts = [walk(TABLE, 5, spread) for spread in (0.1, 0.5, 1.0)], []
     for number, one in enumerate(past):
-        place = rng.fold("trajectory", number) if number else rng
-        of_one = {"trajectory": [one]}
-        parts.append(SWAG.stages["student"].fit_one(tiny_table, of_one, CONFIG, rng=place, report=Silent()))
-    for name, value in found.tensors.items():
+        place, inputs = Seed(3).fold("trajectory", number) if number else Seed(3), {"trajectory": [one]}
+        parts.append(SWAG.stages["student"].fit_one(tiny_table, inputs, CONFIG, rng=place, report=Silent()))
+    mixture = multi(tiny_table, past)
+    for name, value in mixture.tensors.items():
         assert torch.equal(value, torch.cat([part.tensors[name] for part in parts])), name
     x, y = tiny_table.tensors("train")
-    densities = [posterior_of(part).predict(x, rng=Seed(0)).log_prob(y).double().exp() for part in parts]
-    mixture = posterior_of(found).predict(x, rng=Seed(0)).log_prob(y).double().exp()
-    torch.testing.assert_close(mixture, torch.stack(densities).mean(0), rtol=1e-5, atol=0)
+    density, *densities = (
+        posterior_of(state).predict(x, rng=Seed(0)).log_prob(y).double().exp() for state in (mixture, *parts)
+    )
+    torch.testing.assert_close(density, torch.stack(densities).mean(0), rtol=1e-5, atol=0)
     assert not torch.allclose(densities[0], densities[2], rtol=1e-2)
 
 
-def test_multi_swag_refuses_trajectories_of_unlike_networks(tiny_table: FitData) -> None:
-    other = NetworkSpec(MlpConfig("mlp", (3,)), (4,), 1, "gaussian_head")
-    past = [walk(TABLE, 5), walk(other, 5)]
-    with pytest.raises(ConfigError, match=r"^methods\.multi_swag must be made of trajectories of one network$"):
-        MULTI_SWAG.stages["student"].fit_one(tiny_table, {"trajectory": past}, CONFIG, rng=Seed(0), report=Silent())
+OTHER = NetworkSpec(MlpConfig("mlp", (3,)), (4,), 1, "gaussian_head")
 
 
-def test_too_few_snapshots_are_refused(tiny_table: FitData) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^methods\.sgd\.snapshots must be at least 2 for swag without moments, got 1$"
-    ):
-        made(tiny_table, walk(TABLE, 1), 0)
-    with pytest.raises(ConfigError, match=r"^methods\.swag\.rank must be <= the snapshots \(2\), got 3$"):
-        made(tiny_table, walk(TABLE, 2), 0)
-    rule = r"^methods\.multi_swag\.rank must be <= the snapshots \(2\), got 3$"
-    with pytest.raises(ConfigError, match=rule):
-        inputs = {"trajectory": [walk(TABLE, 5), walk(TABLE, 2)]}
-        MULTI_SWAG.stages["student"].fit_one(tiny_table, inputs, CONFIG, rng=Seed(0), report=Silent())
-    with pytest.raises(ConfigError, match="rank must be 0 or > 1, got 1"):
-        dataclasses.replace(CONFIG, rank=1)
+@pytest.mark.parametrize(
+    ("fit", "past", "message"),
+    [
+        ("swag", [(TABLE, 1)], r"methods\.sgd\.snapshots must be at least 2 for swag without moments, got 1$"),
+        ("swa", [(TABLE, 1)], r"methods\.sgd\.snapshots must be at least 2 for swa without moments, got 1$"),
+        ("swag", [(TABLE, 2)], r"methods\.swag\.rank must be <= the snapshots \(2\), got 3$"),
+        ("multi", [(TABLE, 5), (TABLE, 2)], r"methods\.multi_swag\.rank must be <= the snapshots \(2\), got 3$"),
+        ("multi", [(TABLE, 5), (OTHER, 5)], r"methods\.multi_swag must be made of trajectories of one network$"),
+    ],
+)
+def test_too_few_snapshots_and_unlike_networks_are_refused(
+    tiny_table: FitData, fit: str, past: list[tuple[NetworkSpec, int]], message: str
+) -> None:
+    walks = [walk(*one) for one in past]
+    fits = {"swag": lambda: made(tiny_table, walks[0], 0), "swa": lambda: average(tiny_table, walks[0])}
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        (fits | {"multi": lambda: multi(tiny_table, walks)})[fit]()
 
 
 ALL = SwaConfig(batch_norm_rows=None, batch_norm_batch=1000)
 
 
-def average(data: FitData, past: State, config: SwaConfig = ALL, rng: int = 0) -> State:
-    return SWA.stages["student"].fit_one(data, {"trajectory": [past]}, config, rng=Seed(rng), report=Silent())
+def average(data: FitData, past: State, config: SwaConfig = ALL, rng: Seed = Seed(0)) -> State:
+    return SWA.stages["student"].fit_one(data, {"trajectory": [past]}, config, rng=rng, report=Silent())
 
 
 def trained(data: FitData, **changes: object) -> State:
@@ -252,31 +244,17 @@ def test_swa_weights_with_running_moments_are_the_mean_of_the_counted_iterates(t
 
 
 def test_swa_has_the_batch_norm_statistics_of_the_mean_weights(tiny_images: FitData) -> None:
-    past, rows = walk(IMAGES, 4), tiny_images.tensors("train")[0]
+    """Of rows that the root seed alone chooses."""
+    past, rows, key = walk(IMAGES, 4), tiny_images.tensors("train")[0], "trunk.1.running_mean"
     made = average(tiny_images, past).tensors
-    convolved = nn.functional.conv2d(rows, made["trunk.0.weight"][0], made["trunk.0.bias"][0], padding=1)
-    torch.testing.assert_close(made["trunk.1.running_mean"][0], convolved.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(made["trunk.1.running_var"][0], convolved.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    averaged = past.tensors["trunk.1.running_mean"].mean(0)  # the iterates' own statistics, averaged with them
-    assert not torch.allclose(made["trunk.1.running_mean"][0], averaged, rtol=1e-2, atol=1e-3)
-    some = average(tiny_images, past, SwaConfig(batch_norm_rows=40, batch_norm_batch=20)).tensors
-    assert not torch.equal(some["trunk.1.running_mean"], made["trunk.1.running_mean"])
-    assert torch.equal(some["head.weight"], made["head.weight"])
-
-
-def test_the_root_seed_alone_chooses_the_rows_of_the_batch_norm_statistics(tiny_images: FitData) -> None:
-    past, some = walk(IMAGES, 4), SwaConfig(batch_norm_rows=40, batch_norm_batch=20)
-    means = [average(tiny_images, past, some, rng=root).tensors["trunk.1.running_mean"] for root in (0, 1)]
-    assert not torch.equal(*means)
-    inputs, other = {"trajectory": [past]}, Seed(0).fold("another member")
-    again = SWA.stages["student"].fit_one(tiny_images, inputs, some, rng=other, report=Silent())
-    assert torch.equal(again.tensors["trunk.1.running_mean"], means[0])
-
-
-def test_swa_refuses_a_single_snapshot(tiny_table: FitData) -> None:
-    rule = r"must be at least 2 for swa without moments, got 1$"
-    with pytest.raises(ConfigError, match=r"^methods\.sgd\.snapshots " + rule):
-        average(tiny_table, trained(tiny_table, snapshots=1))
+    assert of_own_weights(made, 0, rows)
+    averaged = past.tensors[key].mean(0)  # the iterates' own statistics, averaged with them
+    assert not torch.allclose(made[key][0], averaged, rtol=1e-2, atol=1e-3)
+    config = SwaConfig(batch_norm_rows=40, batch_norm_batch=20)
+    seeds = (Seed(0), Seed(1), Seed(0).fold("another member"))
+    some, other, same = (average(tiny_images, past, config, seed).tensors for seed in seeds)
+    assert not torch.equal(some[key], made[key]) and torch.equal(some["head.weight"], made["head.weight"])
+    assert not torch.equal(some[key], other[key]) and torch.equal(some[key], same[key])
 
 
 @pytest.mark.parametrize(
@@ -285,9 +263,13 @@ def test_swa_refuses_a_single_snapshot(tiny_table: FitData) -> None:
         ("batch_norm_rows", 1, "must be > 1 or null, got 1"),
         ("batch_norm_batch", 1, "must be > 1, got 1"),
         ("batch_norm_batch", "all", "must be a whole number, got 'all'"),
+        ("rank", 1, "must be 0 or > 1, got 1"),
     ],
 )
-def test_swa_refuses_invalid_batch_norm_settings(key: str, value: object, rule: str) -> None:
+def test_invalid_settings_are_refused(key: str, value: object, rule: str) -> None:
+    section = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": None, "batch_norm_batch": 32}
+    config = SwagConfig if key == "rank" else SwaConfig
+    section = section if key == "rank" else {name: section[name] for name in ("batch_norm_rows", "batch_norm_batch")}
     with pytest.raises(ConfigError) as caught:
-        read(SwaConfig, {"batch_norm_rows": None, "batch_norm_batch": 32, key: value}, "s")
+        read(config, section | {key: value}, "s")
     assert str(caught.value) == f"s.{key} {rule}"
