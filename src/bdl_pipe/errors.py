@@ -3,7 +3,7 @@
 import reprlib
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -68,6 +68,13 @@ def require(condition: bool, path: str, rule: str, value: object = ...) -> None:
     """Raise :class:`ConfigError` unless ``condition`` holds; for ``__post_init__`` of configs."""
     if not condition:
         raise ConfigError(path, rule, value)
+
+
+def require_positive(config: object, *names: str, or_null: Sequence[str] = ()) -> None:
+    """Raise :class:`ConfigError` unless these fields of a config are > 0; the fields ``or_null`` may be None."""
+    for name in (*names, *or_null):
+        value, rule = getattr(config, name), "must be > 0 or null" if name in or_null else "must be > 0"
+        require((value is None and name in or_null) or value > 0, name, rule, value)
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from .data.transform import Transform
 from .errors import Diverged
 from .joint_predictive import DRAWS, Joint
 from .joint_regression import JointInOwnUnits
+from .networks.base import Replicas
 from .networks.last_layer import LastLayer, of_networks
-from .networks.replicas import Replicas
 from .posterior_protocols import FeaturesPosterior as FeaturesPosterior
 from .posterior_protocols import GaussianPosterior as GaussianPosterior
 from .posterior_protocols import JointPosterior as JointPosterior

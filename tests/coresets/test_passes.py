@@ -11,7 +11,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.vbpc import method
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import ConvNetConfig, build
-from bdl_pipe.networks.passes import trunk_pass
+from bdl_pipe.networks.base import trunk_pass
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from tests.cases import fit

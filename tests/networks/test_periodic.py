@@ -9,7 +9,7 @@ import torch
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig, build
-from bdl_pipe.networks.periodic import Periodic
+from bdl_pipe.networks.mlp import Periodic
 from bdl_pipe.seeds import Seed
 
 FREQUENCIES = (0.1, 0.35)

@@ -26,7 +26,7 @@ from ..errors import DataError
 from ..joint_predictive import GaussianFunctions
 from ..linear_regression import LinearPosterior, with_bias
 from ..networks import MlpConfig, Network
-from ..networks.replicas import Replicas
+from ..networks.base import Replicas
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed

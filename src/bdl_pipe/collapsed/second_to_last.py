@@ -29,7 +29,7 @@ from ..data.fitdata import FitData
 from ..errors import require
 from ..method import Inputs, Method, StageSpec
 from ..networks import MlpConfig
-from ..networks.replicas import Replicas
+from ..networks.base import Replicas
 from ..posterior import NetworkSpec
 from ..progress import Report
 from ..seeds import Seed

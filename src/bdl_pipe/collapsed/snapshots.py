@@ -11,7 +11,7 @@ from .. import networks
 from ..artifacts import State, under, unstack
 from ..config import read, to_mapping
 from ..method import Inputs
-from ..networks.replicas import Replicas
+from ..networks.base import Replicas
 from ..posterior import NetworkSpec
 from ..seeds import Seed
 from ..training.snapshots import trained

@@ -31,7 +31,7 @@ from .. import networks
 from ..artifacts import State
 from ..config import read, to_mapping
 from ..errors import require
-from ..networks.replicas import Replicas
+from ..networks.base import Replicas
 from ..posterior import Likelihood
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed

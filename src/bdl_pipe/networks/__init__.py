@@ -12,7 +12,7 @@ from ..errors import short
 from ..plugins import PluginError, Registered, variant_name
 from ..seeds import Seed
 from .alexnet import AlexNetConfig, alexnet_trunk
-from .base import Network, dropout_masks, fastest_order, has_dropout, in_order, overruns_channels_last
+from .base import Network, dropout_masks, fastest_order, in_order, overruns_channels_last
 from .convnet import ConvNetConfig, convnet_trunk
 from .mlp import MlpConfig, mlp_trunk
 from .preresnet import PreResNetConfig, preresnet_trunk
@@ -39,7 +39,6 @@ __all__ = [
     "build",
     "dropout_masks",
     "fastest_order",
-    "has_dropout",
     "in_order",
     "overruns_channels_last",
     "register_network",

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn.utils import skip_init
 
-from .base import lecun_normal, padding_of_first
+from ..errors import require
+from .base import lecun_normal
 from .pooling import MaxPool
 
 _LAYERS: Final = (
@@ -52,3 +53,25 @@ def alexnet_trunk(
         layers += [MaxPool(), nn.ReLU()] if pooled else [nn.ReLU()]
         channels = after
     return nn.Sequential(*layers, nn.Flatten()), channels * (height // 8) * (width // 8)
+
+
+def padding_of_first(side: int, input_shape: tuple[int, ...], name: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the padding of a first convolution that enlarges small images to 32 pixels a side.
+
+    Other images keep their size.
+
+    Args:
+        side: the side of the convolution's kernel, odd.
+        name: the network's name, for the error.
+
+    Returns:
+        The padding of height and width, and the image's height and width after the convolution.
+
+    Raises:
+        ConfigError: the rows are not images.
+    """
+    shape = list(input_shape)
+    require(len(shape) == 3, "network.name", f"must not be {name} for rows of shape {shape}: it takes images")
+    more = [-(min(pixels - 32, 0) // 2) for pixels in shape[1:]]  # zeros on either side
+    height, width = (pixels + 2 * zeros for pixels, zeros in zip(shape[1:], more, strict=True))
+    return (side // 2 + more[0], side // 2 + more[1]), (height, width)

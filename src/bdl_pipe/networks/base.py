@@ -1,21 +1,46 @@
-"""The base of all networks: a trunk, then a head."""
+"""The base of all networks: a trunk, then a head; its forward passes; and calls from several threads.
+
+A trunk is computed eagerly or compiled, in float32 or with bfloat16 products. torch.compile fuses the norm, ReLU and
+pool of a block into one loop. On a GPU it also captures a pass as one graph (``mode="reduce-overhead"``); on a CPU this
+mode changes nothing.
+
+The head of a user's network is its last layer, which is linear. A layer is the last one if the network returns the
+layer's outputs, whatever its weights are. The present weights alone do not show a ReLU after the layer if all outputs
+are positive. So other weights are drawn, with either sign.
+"""
 
 import contextlib
+import copy
 import math
-from collections import OrderedDict
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, TypeVar, final
+from itertools import chain
+from typing import Final, Generic, Literal, TypeVar, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import skip_init
 
 from ..errors import require
 from ..seeds import Seed, global_generator
-from .passes import TrunkPass, plain
 
+M = TypeVar("M", bound=nn.Module)
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+Precision = Literal["float32", "bfloat16"]
+TrunkPass = Callable[[nn.Module, Tensor], Tensor]
 WEIGHTED: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers whose weights can have a distribution
+_SIZE: Final = 100.0  # deviation of drawn weights: a ReLU, tanh or clamp after the layer then changes its outputs
+_CLOSE: Final = 1e-4  # the largest change by the order of float32 sums, relative to the largest output
+# compiled shapes, gradients, modes; beyond torch's own limit a pass would be eager, with other bits
+MOST_VARIANTS: Final = 32
+
+
+def plain(trunk: nn.Module, inputs: Tensor) -> Tensor:
+    """Compute ``trunk(inputs)``, eagerly, in the precision of its weights."""
+    return trunk(inputs)
 
 
 @final
@@ -59,9 +84,79 @@ class Network(nn.Module):
         self._pass = trunk_pass
 
 
-def has_dropout(network: nn.Module) -> bool:
-    """Return whether a forward pass in training draws masks."""
-    return any(isinstance(module, nn.Dropout) for module in network.modules())
+def trunk_pass(compiled: bool, precision: Precision, device: torch.device | str) -> TrunkPass:
+    """Return a function of (trunk, inputs [batch, ...]) that computes float32 features [batch, width].
+
+    Trunks of one shape share the compiled code. Its bits depend on the inputs, the processor, the compiler and the
+    number of threads.
+
+    Args:
+        compiled: whether to use torch.compile: half a minute for three blocks, once per machine and version.
+        precision: the precision of the factors of convolutions and products; sums, norms, weights and gradients are
+            float32.
+        device: the device of the pass.
+
+    Raises:
+        ConfigError: ``compiled`` is set for a CPU and there is no C++ compiler.
+    """
+    if not compiled and precision == "float32":
+        return plain
+
+    def compute(trunk: nn.Module, inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            return trunk(inputs).float()
+
+    if not compiled:
+        return compute
+    if torch.device(device).type == "cpu":
+        name = os.environ.get("CXX", "g++")
+        rule = f"needs a C++ compiler, and there is no {name} on this machine; install it, or set"
+        require(shutil.which(name) is not None, "compiled", rule, "false")
+    run: TrunkPass = torch.compile(  # type: ignore[call-overload]  # torch's type hints lack two arguments
+        compute,
+        fullgraph=True,
+        dynamic=False,
+        mode="reduce-overhead",
+        recompile_limit=MOST_VARIANTS,
+        isolate_recompiles=True,
+    )
+    return run
+
+
+@final
+class Replicas(Generic[M]):
+    """Copies of a module that share its tensors; each call takes a copy that no other call uses.
+
+    ``torch.func.functional_call`` puts the given weights into the module while it runs, and ``module.eval()`` sets the
+    mode of every submodule. Another thread that calls the same module meanwhile would read them. A copy has its own
+    places for weights and modes. It is made when all others are in use, so there are as many as calls have run at once.
+
+    Attributes:
+        module: the module that is copied. No call uses it.
+    """
+
+    def __init__(self, module: M) -> None:
+        self.module = module
+        self._idle: list[M] = []  # pop and append are atomic
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[M]:
+        """Lend a copy inside the ``with``."""
+        try:
+            replica = self._idle.pop()
+        except IndexError:
+            tensors = chain(self.module.parameters(), self.module.buffers())
+            replica = copy.deepcopy(self.module, {id(tensor): tensor for tensor in tensors})
+        try:
+            yield replica
+        finally:
+            self._idle.append(replica)
+
+    def call(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Return the module's output with ``weights`` in place of its tensors of these names."""
+        with self.one() as replica:
+            outputs: Tensor = functional_call(replica, dict(weights), (inputs,))
+        return outputs
 
 
 @contextlib.contextmanager
@@ -71,7 +166,7 @@ def dropout_masks(network: nn.Module, rng: Seed) -> Iterator[None]:
     ``nn.Dropout`` uses torch's global generator. Wrap a forward pass in training, with the seed address of its step. It
     costs nothing for a network without dropout.
     """
-    if not has_dropout(network):
+    if not any(isinstance(module, nn.Dropout) for module in network.modules()):
         yield
         return
     device = next(network.parameters()).device
@@ -123,81 +218,66 @@ def has_bias(layer: nn.Module) -> bool:
     return layer._parameters.get("bias") is not None
 
 
-def lecun_normal(layer: Layer, generator: torch.Generator) -> Layer:
-    """Initialise weights N(0, 1/fan_in) and biases 0 (LeCun et al. 1998)."""
-    return _normal(layer, 1.0, generator)
+def lecun_normal(layer: Layer, generator: torch.Generator, gain: float = 1.0) -> Layer:
+    """Initialise weights N(0, gain/fan_in) and biases 0; the gain 1 is of LeCun et al. 1998."""
+    with torch.no_grad():
+        layer.weight.normal_(0, math.sqrt(gain / layer.weight[0].numel()), generator=generator)
+        if layer.bias is not None:
+            layer.bias.zero_()
+    return layer
 
 
 def he_normal(layer: Layer, generator: torch.Generator) -> Layer:
     """Initialise weights N(0, 2/fan_in) and biases 0 (He et al. 2015)."""
-    return _normal(layer, 2.0, generator)
+    return lecun_normal(layer, generator, 2.0)
 
 
-def conv(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
-    """Return a convolution of residual networks: without bias, padded so that stride 1 keeps the image's size."""
-    layer = skip_init(nn.Conv2d, before, after, side, stride, padding=side // 2, bias=False)
-    return he_normal(layer, generator)
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers that a model has as attributes, by their dotted names."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and name}
 
 
-def padding_of_first(side: int, input_shape: tuple[int, ...], name: str) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the padding of a first convolution that enlarges small images to 32 pixels a side.
-
-    Other images keep their size.
-
-    Args:
-        side: the side of the convolution's kernel, odd.
-        name: the network's name, for the error.
-
-    Returns:
-        The padding of height and width, and the image's height and width after the convolution.
-
-    Raises:
-        ConfigError: the rows are not images.
-    """
-    shape = list(input_shape)
-    require(len(shape) == 3, "network.name", f"must not be {name} for rows of shape {shape}: it takes images")
-    more = [-(min(pixels - 32, 0) // 2) for pixels in shape[1:]]  # zeros on either side
-    height, width = (pixels + 2 * zeros for pixels, zeros in zip(shape[1:], more, strict=True))
-    return (side // 2 + more[0], side // 2 + more[1]), (height, width)
-
-
-def preactivated_trunk(
-    channels: int,
-    stem: int,
-    blocks: int,
-    block: Callable[[int, int, int], nn.Module],
-    width: Callable[[int], int],
-    generator: torch.Generator,
-) -> tuple[nn.Module, int]:
-    """Build a residual trunk for small images: 3×3 convolution, three groups of blocks, batch norm, ReLU, mean.
-
-    The first block of groups 1 and 2 halves the image; an odd side is rounded up.
-
-    Args:
-        channels: the number of channels of the image.
-        stem: the number of channels of the first convolution.
-        blocks: the number of blocks of each group.
-        block: (channels before, group, stride) -> a block.
-        width: group -> the number of channels after its blocks.
-
-    Returns:
-        The trunk and its width.
-    """
-    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=conv(channels, stem, 3, 1, generator))
-    before = stem
-    for group in range(3):
-        for index in range(blocks):
-            layers[f"group{group}_block{index}"] = block(before, group, 2 if group > 0 and index == 0 else 1)
-            before = width(group)
-    layers |= {"norm": nn.BatchNorm2d(before), "relu": nn.ReLU()}
-    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return nn.Sequential(layers), before
-
-
-def _normal(layer: Layer, gain: float, generator: torch.Generator) -> Layer:
-    fan_in = layer.weight[0].numel()
-    with torch.no_grad():
-        layer.weight.normal_(0, math.sqrt(gain / fan_in), generator=generator)
-        if layer.bias is not None:
-            layer.bias.zero_()
+def cut(model: nn.Module, name: str) -> nn.Linear:
+    """Remove a linear layer of a model, in place, and return it; an identity stays in its place."""
+    layer = model.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    model.set_submodule(name, nn.Identity())
     return layer
+
+
+def is_last(
+    model: nn.Module, name: str, head: nn.Linear, features: Tensor, outputs: Tensor, call: Callable[[], Tensor]
+) -> bool:
+    """Return whether a model that was cut returns the outputs of ``head``, also for other weights of the head.
+
+    Args:
+        name: the place of the head.
+        features: the outputs of the model without its head, for a few rows [row, feature].
+        outputs: the outputs of the whole model for these rows [row, output].
+        call: returns the model's present outputs for these rows.
+    """
+    # without hooks, and without the forward pass of a subclass
+    if not close(F.linear(features, head.weight, head.bias), outputs):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    other = nn.utils.skip_init(nn.Linear, head.in_features, head.out_features, bias=head.bias is not None)
+    for weight in other.parameters():
+        weight.data.copy_(_SIZE * torch.randn(weight.shape, generator=generator))
+    for _ in range(2):
+        model.set_submodule(name, other)
+        try:
+            drawn = call()
+        finally:
+            model.set_submodule(name, nn.Identity())
+        rows = len(features)
+        if drawn.numel() != rows * head.out_features or not close(drawn.reshape(rows, -1), other(features)):
+            return False
+        for weight in other.parameters():
+            weight.data.neg_()
+    return True
+
+
+def close(values: Tensor, expected: Tensor) -> bool:
+    """Return whether two batches of outputs are equal up to the rounding of float32 sums."""
+    same = values.shape == expected.shape
+    return same and bool((values - expected).abs().max() <= _CLOSE * (1e-12 + expected.abs().max()))

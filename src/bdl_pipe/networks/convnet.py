@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from ..errors import require
+from ..errors import require, require_positive
 from .base import lecun_normal
 from .pooling import AveragePool, MaxPool
 
@@ -38,8 +38,7 @@ class ConvNetConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.width > 0, "width", "must be > 0", self.width)
-        require(self.blocks > 0, "blocks", "must be > 0", self.blocks)
+        require_positive(self, "width", "blocks")
         require(0 <= self.dropout < 1, "dropout", "must be in [0, 1)", self.dropout)
         require(
             self.norm != "group" or self.width % 8 == 0, "width", "must be a multiple of 8 for group norm", self.width

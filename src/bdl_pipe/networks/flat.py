@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 from ..errors import ConfigError, require
 from . import NetworkConfig
 from .base import Network
-from .periodic import Periodic
+from .mlp import Periodic
 
 _RULE: Final = "must be of a network without running statistics (norm: instance, group or none)"
 _AT_ONCE: Final = 32  # up to this many images, a CPU is faster with all draws of a convolutional network at once
@@ -104,25 +104,20 @@ class FlatNetwork:
                     hidden = layer(hidden)
             return hidden
 
-        def of_one(draw: dict[str, Tensor], some: Tensor) -> Tensor:
-            found: Tensor = functional_call(self.network, draw, (some,))
-            return found
-
-        all_outputs: Tensor = vmap(of_one)(named, inputs)
+        all_outputs: Tensor = vmap(self._of_one)(named, inputs)
         return all_outputs
 
     def outputs(self, weights: Float[Tensor, "draw weight"], images: Tensor) -> Float[Tensor, "draw row class"]:
         """Compute the logits of each draw's network at the images."""
-
-        def of_one(draw: dict[str, Tensor]) -> Tensor:
-            logits: Tensor = functional_call(self.network, draw, (images,))
-            return logits
-
         named = self.named(weights)
         if not self.at_once(len(weights), len(images)):
-            return torch.stack([of_one({name: w[k] for name, w in named.items()}) for k in range(len(weights))])
-        at_once: Tensor = vmap(of_one)(named)
+            return torch.stack([self._of_one({n: w[k] for n, w in named.items()}, images) for k in range(len(weights))])
+        at_once: Tensor = vmap(self._of_one, in_dims=(0, None))(named, images)
         return at_once
+
+    def _of_one(self, named: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(self.network, named, (inputs,))
+        return outputs
 
 
 def _perceptron(network: nn.Module) -> dict[str, nn.Module] | None:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..artifacts import under, unstack
-from .base import Network
-from .replicas import Replicas
+from .base import Network, Replicas
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,8 @@
 """Evaluation mode, and the recomputation of running statistics for weights that were not trained."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,25 +15,22 @@ def has_batch_norm(network: nn.Module) -> bool:
     return any(isinstance(m, _NORMS) and m.track_running_stats for m in network.modules())
 
 
-class evaluation:
-    """Put ``module`` in evaluation mode inside a ``with``; each submodule's own mode is restored afterwards.
+@contextmanager
+def evaluation(module: nn.Module, *, batch_statistics: bool = False) -> Iterator[None]:
+    """Put ``module`` in evaluation mode inside the block; each submodule's own mode is restored afterwards.
 
     With ``batch_statistics``, batch normalisation is in training mode: it normalises each batch by its own statistics
     and updates its running statistics. Dropout stays off.
     """
-
-    def __init__(self, module: nn.Module, *, batch_statistics: bool = False) -> None:
-        self._module, self._batch_statistics = module, batch_statistics
-        self._modes = [(part, part.training) for part in module.modules()]
-
-    def __enter__(self) -> None:
-        self._module.eval()
-        if self._batch_statistics:
-            for layer in (part for part, _ in self._modes if isinstance(part, _NORMS)):
-                layer.train()
-
-    def __exit__(self, *_: object) -> None:
-        for part, training in self._modes:
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    for part, _ in modes:
+        if batch_statistics and isinstance(part, _NORMS):
+            part.train()
+    try:
+        yield
+    finally:
+        for part, training in modes:
             part.training = training
 
 

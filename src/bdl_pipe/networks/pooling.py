@@ -80,10 +80,10 @@ def _columns(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def _place_of_largest(images: Tensor) -> Tensor:
     """Return the flat index, in its image, of the first largest value of each block [..., height / 2, width / 2]."""
-    left, right = _columns(images)
-    upper, lower = _rows(torch.maximum(left, right))
+    even, odd = _columns(images)
+    upper, lower = _rows(torch.maximum(even, odd))
     is_lower = _wins(lower, upper)
-    in_upper, in_lower = _rows(_wins(right, left))
+    in_upper, in_lower = _rows(_wins(odd, even))
     is_right = in_upper ^ ((in_upper ^ in_lower) & is_lower)
     height, width = is_lower.shape[-2:]
     corner = 4 * width * torch.arange(height, dtype=torch.int32)[:, None] + 2 * torch.arange(width, dtype=torch.int32)

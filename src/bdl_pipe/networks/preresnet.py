@@ -10,6 +10,8 @@ N(0, 2/fan_in) (He et al. 2015); the published codes divide by fan_out. The head
 here.
 """
 
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
@@ -19,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import require
-from .base import conv, preactivated_trunk
+from .resnet import conv
 
 _STEM: Final = 16  # channels of the first convolution and inner width of the first group
 _EXPANSION: Final = 4  # a block's output channels over its inner width
@@ -72,3 +74,36 @@ def preresnet_trunk(
         return _EXPANSION * _STEM * 2**group
 
     return preactivated_trunk(input_shape[0], _STEM, (config.depth - 2) // 9, block, width, generator)
+
+
+def preactivated_trunk(
+    channels: int,
+    stem: int,
+    blocks: int,
+    block: Callable[[int, int, int], nn.Module],
+    width: Callable[[int], int],
+    generator: torch.Generator,
+) -> tuple[nn.Module, int]:
+    """Build a residual trunk for small images: 3×3 convolution, three groups of blocks, batch norm, ReLU, mean.
+
+    The first block of groups 1 and 2 halves the image; an odd side is rounded up.
+
+    Args:
+        channels: the number of channels of the image.
+        stem: the number of channels of the first convolution.
+        blocks: the number of blocks of each group.
+        block: (channels before, group, stride) -> a block.
+        width: group -> the number of channels after its blocks.
+
+    Returns:
+        The trunk and its width.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=conv(channels, stem, 3, 1, generator))
+    before = stem
+    for group in range(3):
+        for index in range(blocks):
+            layers[f"group{group}_block{index}"] = block(before, group, 2 if group > 0 and index == 0 else 1)
+            before = width(group)
+    layers |= {"norm": nn.BatchNorm2d(before), "relu": nn.ReLU()}
+    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return nn.Sequential(layers), before

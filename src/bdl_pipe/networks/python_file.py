@@ -21,7 +21,7 @@ from .. import plugins
 from ..errors import ConfigError, brief, require
 from ..plugins import PluginError
 from ..seeds import global_generator
-from .heads import close, cut, is_last, linear_layers
+from .base import close, cut, is_last, linear_layers
 
 _checked: Final[set[str]] = set()  # modules that this process has checked
 
@@ -66,8 +66,8 @@ class PythonConfig:
         Raises:
             ConfigError: the function fails or does not return a module.
         """
-        made = self._made_by()
-        module = self._asked("object", "must make a network", lambda: made(input_shape, **self.options))
+        function = self._made_by()
+        module = self._asked("object", "must make a network", lambda: function(input_shape, **self.options))
         require(isinstance(module, nn.Module), "object", "must return a torch.nn.Module", type(module).__name__)
         assert isinstance(module, nn.Module)
         return module

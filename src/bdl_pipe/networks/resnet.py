@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from ..errors import require
-from .base import conv
+from .base import he_normal
 
 _STEM: Final = 64  # channels of the first convolution and inner width of the first group
 _BLOCKS: Final = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # blocks of each group, by depth
@@ -84,6 +85,12 @@ def resnet_trunk(
             channels = residual[-1][0]
     layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     return nn.Sequential(layers), channels
+
+
+def conv(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
+    """Return a convolution of residual networks: without bias, padded so that stride 1 keeps the image's size."""
+    layer = skip_init(nn.Conv2d, before, after, side, stride, padding=side // 2, bias=False)
+    return he_normal(layer, generator)
 
 
 def _conv_norm(before: int, after: int, side: int, stride: int, generator: torch.Generator) -> list[nn.Module]:

@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn.utils import skip_init
 
 from ..errors import require
-from .base import lecun_normal, padding_of_first
+from .alexnet import padding_of_first
+from .base import lecun_normal
 from .pooling import MaxPool
 
 _GROUPS: Final = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # channels

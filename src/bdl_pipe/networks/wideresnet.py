@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import require
-from .base import conv, preactivated_trunk
+from .preresnet import preactivated_trunk
+from .resnet import conv
 
 _STEM = 16  # channels of the first convolution, for every k
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..config import LATER, to_mapping
 from ..errors import UserError, brief, require
 from ..networks import NETWORKS, overruns_channels_last, register_network
-from ..networks.heads import close, cut, is_last, linear_layers
+from ..networks.base import close, cut, is_last, linear_layers
 from .trunk import Layout, ModuleTrunk, PlainOrder, called, check, logits
 
 _TRIED: Final = 4  # linear layers, from the last call backwards, that are tried as the head

@@ -13,7 +13,7 @@ from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..method import Inputs, StageSpec, Task
 from ..networks import NetworkConfig, fastest_order
-from ..networks.replicas import Replicas
+from ..networks.base import Replicas
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed

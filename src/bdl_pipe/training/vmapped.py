@@ -1,8 +1,6 @@
 """The learners of one training run: a single learner, or several learners trained as one batched model."""
 
-import contextlib
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import final
 
@@ -14,21 +12,27 @@ from .. import distributed
 from ..data.augment import AugmentConfig, augment
 from ..data.rows import HeldRows, Rows
 from ..errors import require
-from ..networks import dropout_masks, fastest_order, has_dropout
+from ..networks import dropout_masks, fastest_order
 from ..seeds import Seed
 from .learner import Learner, NoisyLearner
 
 
-class Models(ABC):
-    """The learners of one fit with their training rows.
+@final
+class SingleModel:
+    """A single learner; in a process group each rank trains on a share of each batch.
 
     Attributes:
-        named: the trained leaf tensors by parameter name; [model, ...] for several models.
+        named: the trained leaf tensors by parameter name.
     """
 
-    named: dict[str, Tensor]
+    def __init__(self, learner: Learner, rows: Rows, augmentation: AugmentConfig | None, rng: Seed) -> None:
+        self._learner, self._augmentation, self._rng = learner.train(), augmentation, rng
+        self._rows, self._images = rows, len(rows.shape) == 3
+        self._order = fastest_order(learner)
+        if self._images:
+            learner.to(memory_format=self._order)  # type: ignore[call-overload]
+        self.named = dict(learner.named_parameters())
 
-    @abstractmethod
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
         """Return the loss of each model on its own batch, [model].
 
@@ -37,37 +41,6 @@ class Models(ABC):
             noise: the noise of this step from :meth:`Learner.noise`, [model, ...] each.
             step: the step, which addresses the random numbers of augmentation and dropout.
         """
-
-    @abstractmethod
-    def clip(self, largest: float) -> None:
-        """Scale each model's gradients down to the norm ``largest`` if their norm is larger."""
-
-    @abstractmethod
-    def agree(self) -> None:
-        """Give all ranks of a process group the same running statistics."""
-
-    @abstractmethod
-    def get(self, member: int) -> dict[str, Tensor]:
-        """Return a copy of one model's ``state_dict``."""
-
-    @abstractmethod
-    def put(self, member: int, state: Mapping[str, Tensor]) -> None:
-        """Restore a ``state_dict`` from :meth:`get`."""
-
-
-@final
-class SingleModel(Models):
-    """A single learner; in a process group each rank trains on a share of each batch."""
-
-    def __init__(self, learner: Learner, rows: Rows, augmentation: AugmentConfig | None, rng: Seed) -> None:
-        self._learner, self._augmentation, self._rng = learner.train(), augmentation, rng
-        self._rows, self._images = rows, len(rows.shape) == 3
-        self._order, self._masked = fastest_order(learner), has_dropout(learner)
-        if self._images:
-            learner.to(memory_format=self._order)  # type: ignore[call-overload]
-        self.named = dict(learner.named_parameters())
-
-    def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
         # augment the batch before sharding, so that the augmentation does not depend on the number of ranks
         whole, targets = self._rows.take(rows[0])
         if self._images:
@@ -75,8 +48,7 @@ class SingleModel(Models):
                 whole = augment(whole, self._augmentation, self._rng.fold("augment", step))
             whole = whole.contiguous(memory_format=self._order)  # the fastest order for convolutions
         inputs, targets = distributed.shard(whole), distributed.shard(targets)
-        masks = dropout_masks(self._learner, self._rng.fold("dropout", step, distributed.world()[0]))
-        with masks if self._masked else contextlib.nullcontext():
+        with dropout_masks(self._learner, self._rng.fold("dropout", step, distributed.world()[0])):
             step_noise = {name: values[0] for name, values in noise.items()}
             if isinstance(self._learner, NoisyLearner):
                 step_noise = self._learner.share(step_noise)
@@ -84,21 +56,28 @@ class SingleModel(Models):
         return loss[None]
 
     def clip(self, largest: float) -> None:
+        """Scale each model's gradients down to the norm ``largest`` if their norm is larger."""
         nn.utils.clip_grad_norm_(list(self.named.values()), largest)
 
     def agree(self) -> None:
+        """Give all ranks of a process group the same running statistics."""
         distributed.broadcast_buffers(self._learner)
 
     def get(self, member: int) -> dict[str, Tensor]:
+        """Return a copy of one model's ``state_dict``."""
         return {k: _plain(v) for k, v in self._learner.state_dict().items()}
 
     def put(self, member: int, state: Mapping[str, Tensor]) -> None:
+        """Restore a ``state_dict`` from :meth:`get`."""
         self._learner.load_state_dict(state)
 
 
 @final
-class VmappedModels(Models):
-    """A stack of several learners along a first dimension; their losses are computed by ``torch.func.vmap``."""
+class VmappedModels:
+    """A stack of several learners along a first dimension; their losses are computed by ``torch.func.vmap``.
+
+    Its methods are the ones of :class:`SingleModel`, and its tensors ``named`` are [model, ...].
+    """
 
     def __init__(self, learners: Sequence[Learner], rows: Sequence[Rows]) -> None:
         """Stack the learners, which must have equal numbers of rows.

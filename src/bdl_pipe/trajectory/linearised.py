@@ -30,7 +30,7 @@ from ..artifacts import State, under
 from ..config import read, to_mapping
 from ..joint_predictive import Joint, JointCategorical, jittered_root, normal_log_prob
 from ..networks.last_layer import LastLayer, of_networks
-from ..networks.replicas import Replicas
+from ..networks.base import Replicas
 from ..posterior import NetworkDraws, NetworkSpec
 from ..predictive import Gaussian, Predictive
 from ..seeds import Seed

@@ -16,7 +16,7 @@ from ...artifacts import under
 from ...config import LATER
 from ...data.augment import AugmentConfig
 from ...errors import require
-from ...networks.passes import Precision, trunk_pass
+from ...networks.base import Precision, trunk_pass
 from ...seeds import Seed
 from ...training import loop
 from .trunk import OptimisedNetwork, adam

@@ -20,8 +20,8 @@ from ...data.size import Section, Size
 from ...errors import require
 from ...joint_predictive import GaussianFunctions
 from ...method import Inputs
+from ...networks.base import Replicas
 from ...networks.last_layer import LastLayer, linear
-from ...networks.replicas import Replicas
 from ...predictive import Categorical
 from ...progress import Report
 from ...seeds import Seed
