@@ -11,9 +11,9 @@ from bdl_pipe.networks import MlpConfig, build
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.learner import TrainingConfig
+from bdl_pipe.training.fit import last_snapshot
+from bdl_pipe.training.learner import TrainingConfig, begin
 from bdl_pipe.training.loop import OptimiserConfig
-from bdl_pipe.training.warm_start import begin, last_snapshot
 from tests.baselines.cases import trajectory
 from tests.cases import CASES, CONFIGS, Case
 from tests.conftest import make_tiny_images, make_tiny_table

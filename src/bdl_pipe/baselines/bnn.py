@@ -24,16 +24,15 @@ from torch import Tensor, nn
 
 from ..config import LATER
 from ..data.size import Section, Size
-from ..errors import require
+from ..errors import require, require_positive
 from ..method import Default, Method
 from ..networks import NetworkConfig
 from ..networks.last_layer import LastLayer, linear
 from ..networks.variational import MeanField
 from ..seeds import Seed
-from ..training.learner import TrainingConfig
+from ..training.learner import TrainingConfig, Weights
 from ..training.likelihood import MixtureLearner, NoiseOf, with_likelihood
 from ..training.posterior import LearnerPosterior, LearnerSpec
-from ..training.warm_start import Weights
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,9 @@ class BnnConfig:
     noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
-        for name in ("initial_sd", "draws", "validation_draws", "prior_scale", "head_prior_variance", "noise_variance"):
-            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require_positive(
+            self, "initial_sd", "draws", "validation_draws", "prior_scale", "head_prior_variance", "noise_variance"
+        )
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
 
 

@@ -23,16 +23,15 @@ from torch import Tensor, nn
 from .. import distributed
 from ..config import LATER
 from ..data.size import Section, Size
-from ..errors import require
+from ..errors import require, require_positive
 from ..method import Default, Method
 from ..networks import NetworkConfig
 from ..networks.last_layer import LastLayer, linear
 from ..networks.normalisation import evaluation
 from ..seeds import Seed
-from ..training.learner import NoisyLearner, TrainingConfig
+from ..training.learner import NoisyLearner, TrainingConfig, Weights
 from ..training.likelihood import MixtureLearner, NoiseOf, with_likelihood
 from ..training.posterior import LearnerPosterior, LearnerSpec
-from ..training.warm_start import Weights
 
 _ACTIVATIONS = nn.ReLU.__module__  # the torch module that defines the activations
 
@@ -61,8 +60,7 @@ class DropoutConfig:
 
     def __post_init__(self) -> None:
         require(0 < self.rate < 1, "rate", "must be in (0, 1)", self.rate)
-        for name in ("draws", "validation_draws", "noise_variance"):
-            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require_positive(self, "draws", "validation_draws", "noise_variance")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from ..networks import MlpConfig
 from ..predictive import Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import TrainingConfig
+from ..training.learner import TrainingConfig, Weights
 from ..training.likelihood import NoiseOf, OutputLikelihood, least_head, least_noise, with_line_of_noise
 from .exact_layer import AFFORDABLE, ExactLayerLearner, features, fit_exact_layers, noise_head
 
@@ -91,8 +91,8 @@ class PointNetwork(ExactLayerLearner):
         score, log_factor = least_noise(predicted, log_variance.exp())
         return score, {"likelihood.log_variance": log_variance + log_factor}
 
-    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return with_line_of_noise(weights, found, "likelihood.log_variance", "noise_head")
+    def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
+        return with_line_of_noise(weights, estimates, "likelihood.log_variance", "noise_head")
 
     def exact_layer(self, data: FitData) -> tuple[LinearPosterior, float]:
         """Return the layer with the prior and noise variance that maximise the evidence.

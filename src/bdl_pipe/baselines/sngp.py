@@ -33,7 +33,7 @@ from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.rows import Rows
 from ..data.size import Section, Size
-from ..errors import require
+from ..errors import require, require_positive
 from ..joint_predictive import GaussianFunctions
 from ..method import Default, Method, StageSpec
 from ..networks import NetworkConfig
@@ -41,10 +41,9 @@ from ..networks.last_layer import LastLayer, linear
 from ..networks.spectral import bound_spectral_norms, remove_bounds
 from ..predictive import Categorical, Gaussian, Predictive, mean_field
 from ..seeds import Seed
-from ..training.learner import FitResult, Learner, TrainingConfig
+from ..training.learner import FitResult, Learner, TrainingConfig, Weights
 from ..training.likelihood import NoiseOf, least_head, least_variance, with_line_of_noise
 from ..training.posterior import LearnerPosterior
-from ..training.warm_start import Weights
 
 _ROWS: Final = 1000  # training rows in one forward pass of the precision
 
@@ -72,10 +71,7 @@ class SngpConfig:
     noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
-        require(self.features > 0, "features", "must be > 0", self.features)
-        require(self.length_scale > 0, "length_scale", "must be > 0", self.length_scale)
-        require(self.norm_bound > 0, "norm_bound", "must be > 0", self.norm_bound)
-        require(self.ridge > 0, "ridge", "must be > 0", self.ridge)
+        require_positive(self, "features", "length_scale", "norm_bound", "ridge")
 
 
 @dataclass(frozen=True)
@@ -172,8 +168,8 @@ class Sngp(Learner):
         score, best = least_variance(predicted)
         return score, {"log_noise": torch.full_like(self.log_noise.detach(), best)}
 
-    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return with_line_of_noise(weights, found, "log_noise", "noise_head")
+    def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
+        return with_line_of_noise(weights, estimates, "log_noise", "noise_head")
 
     def undecayed(self) -> set[str]:
         return {"head", "log_noise"} & {name for name, _ in self.named_parameters(recurse=False)}

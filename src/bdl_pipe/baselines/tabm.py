@@ -34,7 +34,7 @@ from .. import networks
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
-from ..errors import require
+from ..errors import require, require_positive
 from ..method import Default, Inputs, Method, StageSpec
 from ..networks import MlpConfig, NetworkConfig
 from ..networks.base import lecun_normal
@@ -43,7 +43,7 @@ from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
-from ..training.learner import Learner, TrainingConfig
+from ..training.learner import Learner, TrainingConfig, Weights
 from ..training.likelihood import least_head, with_line
 
 _SCALINGS: Final = ("r", "s")
@@ -68,9 +68,7 @@ class TabmConfig:
     def __post_init__(self) -> None:
         rule = "must be mlp: members share the weights of linear layers alone"
         require(isinstance(self.network, MlpConfig), "network.name", rule, self.network.name)
-        require(self.members > 0, "members", "must be > 0", self.members)
-        bounded = self.variance_floor is None or self.variance_floor > 0
-        require(bounded, "variance_floor", "must be > 0 or null", self.variance_floor)
+        require_positive(self, "members", or_null=("variance_floor",))
 
 
 @final
@@ -143,10 +141,10 @@ class Tabm(Learner):
             return super().estimated(predicted)
         return least_head(predicted, self.spec.variance_floor)
 
-    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if not found:
+    def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
+        if not estimates:
             return dict(weights)
-        weight, bias = with_line(weights["head_weight"], weights["head_bias"], found)
+        weight, bias = with_line(weights["head_weight"], weights["head_bias"], estimates)
         return {**weights, "head_weight": weight, "head_bias": bias}
 
     def undecayed(self) -> set[str]:

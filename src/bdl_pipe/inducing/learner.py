@@ -29,10 +29,9 @@ from ..config import LATER
 from ..errors import require
 from ..networks import NetworkConfig
 from ..seeds import Seed
-from ..training.learner import NoisyLearner, TrainingConfig
+from ..training.learner import NoisyLearner, TrainingConfig, Weights
 from ..training.likelihood import MixtureLearner, NoiseOf, with_likelihood
 from ..training.posterior import LearnerSpec
-from ..training.warm_start import Weights
 from .config import WeightConfig
 from .convert import bayesianize
 from .draws import outputs

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from .. import networks
-from ..errors import UserError, require
+from ..errors import UserError, require, require_positive
 from ..joint_predictive import GaussianFunctions, Joint, JointCategorical
 from ..linear_regression import scaled
 from ..networks import NetworkConfig
@@ -32,7 +32,7 @@ from ..networks.base import lecun_normal
 from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
-from ..training.learner import Learner
+from ..training.learner import Learner, Weights
 from ..training.likelihood import least_head, least_noise
 from .densities import Refit
 from .discriminative import Discriminative
@@ -69,10 +69,8 @@ class FeaturesConfig:
         rule = "must be > 0 if stochastic is linear, and null if it is all"
         good = self.prior_variance is not None and self.prior_variance > 0 if linear else self.prior_variance is None
         require(good, "prior_variance", rule, self.prior_variance)
-        require(self.initial_sd > 0, "initial_sd", "must be > 0", self.initial_sd)
+        require_positive(self, "initial_sd", "draws", "validation_draws")
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
-        require(self.draws > 0, "draws", "must be > 0", self.draws)
-        require(self.validation_draws > 0, "validation_draws", "must be > 0", self.validation_draws)
 
 
 @dataclass(frozen=True)
@@ -235,17 +233,17 @@ class LastLayerLearner(Learner):
         score, log_factor = least_noise(predicted, self.layer.noise_covariance.diagonal())
         return score, {f"layer.{name}": tensor for name, tensor in self.layer.scaled_noise(log_factor).items()}
 
-    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
         """Replace the noise; of a line (shift, slope) of log-variances, g gets the slope and Σ the rest.
 
         log Σ_ii + g becomes shift + slope·(log Σ_ii + g), for several outputs on average over i.
         """
-        if "slope" not in found:
-            return {**weights, **found}
+        if "slope" not in estimates:
+            return {**weights, **estimates}
         self.load_state_dict(dict(weights))
         assert isinstance(self.layer, Regression)
-        slope, level = float(found["slope"]), float(self.layer.noise_covariance.detach().diagonal().log().mean())
-        noise = self.layer.scaled_noise(float(found["shift"]) + (slope - 1) * level)
+        slope, level = float(estimates["slope"]), float(self.layer.noise_covariance.detach().diagonal().log().mean())
+        noise = self.layer.scaled_noise(float(estimates["shift"]) + (slope - 1) * level)
         changed = {name: slope * weights[name] for name in ("log_noise.weight", "log_noise.bias")}
         return {**weights, **{f"layer.{name}": tensor for name, tensor in noise.items()}, **changed}
 

@@ -26,9 +26,8 @@ from ..networks import NetworkConfig
 from ..networks.last_layer import LastLayer, linear
 from ..networks.variational import MeanField
 from ..seeds import Seed
-from ..training.learner import FitResult, TrainingConfig
+from ..training.learner import FitResult, TrainingConfig, Weights
 from ..training.posterior import LearnerPosterior
-from ..training.warm_start import Weights
 from .densities import Refit
 from .generative import Generative, GenerativeLayer
 from .layer import GaussianLayer

@@ -21,6 +21,7 @@ _SCORED: Final = 1000  # rows in one forward pass of a score
 _NOISE_ROWS: Final = 5000  # training rows for an estimate of the noise
 
 Build = Callable[[FitData, Seed], Learner]
+Model = tuple[Build, FitData, Seed]  # its learner, its data, and the address of its random numbers
 
 
 @final
@@ -29,18 +30,17 @@ class EpochRun(Objective):
 
     def __init__(
         self,
-        builds: Sequence[Build],
-        data: Sequence[FitData],
+        models: Sequence[Model],
         config: TrainingConfig,
-        rngs: Sequence[Seed],
         epochs: Sequence[int],
         *,
         keep: SnapshotPolicy,
         scored: bool,
     ) -> None:
+        data, rngs = [of_model for _, of_model, _ in models], [rng for _, _, rng in models]
         self._data, self._config, self._rngs, self._epochs, self._keep = data, config, rngs, epochs, keep
         device = data[0].device
-        learners = [b(d, r.fold("weights")).to(device) for b, d, r in zip(builds, data, rngs, strict=True)]
+        learners = [build(of_model, rng.fold("weights")).to(device) for build, of_model, rng in models]
         rows = [d.rows("train", device) for d in data]
         count = len(rows[0])
         assert all(len(part) == count for part in rows), "models of one run have equally many rows"
@@ -83,7 +83,13 @@ class EpochRun(Objective):
 
     def loss(self, step: int) -> Tensor:
         epoch, position = divmod(step, self._steps_per_epoch)
-        self._open(epoch)
+        if self._epoch != epoch:
+            self._epoch, self._going = epoch, self._wanted(epoch).to(self._device)
+            orders = [epoch_order(self._count, epoch, r) for r in self._rngs]  # each from its model's seed address
+            self._orders, self._block = torch.stack(orders).to(self._device), -1
+            done = epoch + torch.arange(self._steps_per_epoch) / self._steps_per_epoch
+            scheduled = self.probe.scheduled(done) if isinstance(self.probe, NoisyLearner) else {}
+            self._scheduled = {name: values.to(self._device) for name, values in scheduled.items()}
         rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [model, batch]
         losses = self._members.losses(rows, self._noise_at(position), step)
         self._latest = distributed.mean(losses.detach())
@@ -94,8 +100,14 @@ class EpochRun(Objective):
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         epoch, position = divmod(step, self._steps_per_epoch)
         self._sum = (self._sum if position else torch.zeros_like(self._sum)) + self._latest.double().cpu()
-        if part := self._parts.get(position + 1):
-            self._snapshot(epoch, part)
+        if part := self._parts.get(position + 1):  # parts of the epoch are finished
+            self._members.agree()
+            for m, stop in enumerate(self._epochs):
+                if self._averaged:
+                    self._means[m] = RunningMoments() if part == 1 else self._means[m]
+                    self._means[m].update(self._weights(m))
+                if self._keep.snapshot((stop - epoch) * self._keep.parts_per_epoch - part):
+                    self.snapshots[m].append(self._members.get(m))
         if position + 1 == self._steps_per_epoch:
             self._close(epoch + 1)
         metrics = {"loss": float(self._sum.mean() / (position + 1)), "epoch": (step + 1) / self._steps_per_epoch}
@@ -155,17 +167,6 @@ class EpochRun(Objective):
         self._score = float(state["score"]) if "score" in state else None
         self._done = int(state["done"])
 
-    def _open(self, epoch: int) -> None:
-        """Draw the epoch's row order of each model, from the model's own seed address."""
-        if self._epoch == epoch:
-            return
-        self._epoch, self._going = epoch, self._wanted(epoch).to(self._device)
-        orders = [epoch_order(self._count, epoch, r) for r in self._rngs]
-        self._orders, self._block = torch.stack(orders).to(self._device), -1
-        done = epoch + torch.arange(self._steps_per_epoch) / self._steps_per_epoch
-        scheduled = self.probe.scheduled(done) if isinstance(self.probe, NoisyLearner) else {}
-        self._scheduled = {name: values.to(self._device) for name, values in scheduled.items()}
-
     def _wanted(self, epoch: int) -> Tensor:
         """Return which models train in ``epoch`` [model]: before their last epoch and the end of their patience."""
         stopping, wanted = self._config.early_stopping, torch.tensor(self._epochs) > epoch
@@ -188,16 +189,6 @@ class EpochRun(Objective):
         step_noise = {name: values[:, within] for name, values in self._noise.items()}
         return step_noise | {k: v[position].expand(members, *v.shape[1:]) for k, v in self._scheduled.items()}
 
-    def _snapshot(self, epoch: int, part: int) -> None:
-        """Take a snapshot of each model that needs one, with ``part`` parts of the current epoch done."""
-        self._members.agree()
-        for m, stop in enumerate(self._epochs):
-            if self._averaged:
-                self._means[m] = RunningMoments() if part == 1 else self._means[m]
-                self._means[m].update(self._weights(m))
-            if self._keep.snapshot((stop - epoch) * self._keep.parts_per_epoch - part):
-                self.snapshots[m].append(self._members.get(m))
-
     def _weights(self, member: int) -> dict[str, Tensor]:
         """Return a copy of one model's parameters."""
         state = self._members.get(member)
@@ -214,14 +205,14 @@ class EpochRun(Objective):
         self._done, stopping = done, self._config.early_stopping
         constant = self._config.optimiser.schedule == "constant"  # with a schedule, only its end is scored
         if self._held and stopping and (done % stopping.every == 0 if constant else done == max(self._epochs)):
-            found = [self._validate(m) for m in range(len(self._data))]
-            scores = torch.tensor([score for score, _ in found], dtype=torch.float64)
+            validated = [self._validate(m) for m in range(len(self._data))]
+            scores = torch.tensor([score for score, _ in validated], dtype=torch.float64)
             scores = distributed.mean(scores.to(self._device)).cpu()  # otherwise ranks could stop at different epochs
             # neither NaN nor a score after the model's own patience has ended counts as better
             better = (scores < self._best) & self._going.cpu()
             self._best = torch.where(better, scores, self._best)
             self._best_epoch = torch.where(better, done, self._best_epoch)
-            self.held = [found[m][1] if better[m] else kept for m, kept in enumerate(self.held)]
+            self.held = [validated[m][1] if better[m] else kept for m, kept in enumerate(self.held)]
             self._score = float(scores.mean())
 
     @torch.no_grad()
@@ -241,4 +232,4 @@ class EpochRun(Objective):
 
 def named(name: str, of_models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors of all models in one mapping; the names begin with ``name`` and the model's number."""
-    return {f"{name}.{m}.{key}": value for m, own in enumerate(of_models) for key, value in own.items()}
+    return {f"{name}.{m}.{key}": value for m, of_one in enumerate(of_models) for key, value in of_one.items()}

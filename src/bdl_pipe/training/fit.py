@@ -23,13 +23,18 @@ from torch import Tensor
 
 from .. import distributed
 from ..artifacts import State, under
+from ..config import read
 from ..data.fitdata import FitData
+from ..errors import require
+from ..method import Inputs
+from ..networks import NetworkConfig
+from ..posterior import NetworkSpec
 from ..progress import Phase, Report
 from ..seeds import Seed
-from .epochs import Build, EpochRun, named
-from .learner import FitResult, TrainingConfig
+from .epochs import Build, EpochRun, Model, named
+from .learner import FitResult, TrainingConfig, Weights
 from .loop import run_steps
-from .snapshots import SnapshotPolicy
+from .snapshots import SnapshotPolicy, snapshot
 
 _LAST: Final = SnapshotPolicy()  # the last weights alone
 _NONE: Final = SnapshotPolicy(0)
@@ -57,59 +62,44 @@ def fit_epochs(
         Diverged: a loss became NaN or infinite.
     """
     members = range(len(data))
-    builds = [build] * len(data) if callable(build) else list(build)
-    searched = [d.search or d for d in data]
-    choosing = config.early_stopping is not None and all(len(d.validation) > 0 for d in searched)
+    models = list(zip([build] * len(data) if callable(build) else build, data, rngs, strict=True))
+    searched = [(one, rows.search or rows, rng.fold("search")) for one, rows, rng in models]
+    choosing = config.early_stopping is not None and all(len(rows.validation) > 0 for _, rows, _ in searched)
     epochs, held = [config.epochs] * len(data), list[dict[str, Tensor]]([{}] * len(data))
     if choosing:
         last = distributed.broadcast_from_rank0(report.load)
         if last is not None and last.config["phase"].startswith(_FINAL):
             epochs = last.tensors["chosen"].tolist()
             held = [under(f"held.{m}.", last.tensors) for m in members]
+        elif config.optimiser.schedule == "constant":
+            averaged = config.early_stopping is not None and config.early_stopping.averaged
+            parts = replace(_NONE, parts_per_epoch=keep.parts_per_epoch) if averaged else _NONE
+            search = EpochRun(searched, config, epochs, keep=parts, scored=True)
+            run_steps(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
+            epochs, held = search.best_epochs(), search.held
         else:
-            places = [r.fold("search") for r in rngs]
-            if config.optimiser.schedule == "constant":
-                averaged = config.early_stopping is not None and config.early_stopping.averaged
-                parts = replace(_NONE, parts_per_epoch=keep.parts_per_epoch) if averaged else _NONE
-                search = EpochRun(builds, searched, config, places, epochs, keep=parts, scored=True)
-                run_steps(search, config.optimiser, search.steps, Phase(report, "search", 0, 2 * search.steps))
-                epochs, held = search.best_epochs(), search.held
-            else:
-                epochs, held = _best_lengths(builds, searched, config, places, report, last)
+            epochs, held = _best_lengths(searched, config, report, last)
     carried = {"chosen": torch.tensor(epochs)} | named("held", held)
     epochs = [chosen + keep.extra_epochs for chosen in epochs]
-    made = dict[int, FitResult]()
+    results = dict[int, FitResult]()
     # A schedule spans a fit, so that with one only models of equally many epochs are fitted together. After a kill,
     # the groups before the group of the last checkpoint are fitted again.
     constant = config.optimiser.schedule == "constant"
     lengths = sorted(set(epochs))
     for some in [list(members)] if constant else [[m for m in members if epochs[m] == length] for length in lengths]:
-        run = EpochRun(
-            [builds[m] for m in some],
-            [data[m] for m in some],
-            config,
-            [rngs[m] for m in some],
-            [epochs[m] for m in some],
-            keep=keep,
-            scored=False,
-        )
+        run = EpochRun([models[m] for m in some], config, [epochs[m] for m in some], keep=keep, scored=False)
         done = run.steps if choosing else 0  # the fit for early stopping counts as much as the final fit
         name = _FINAL if len(some) == len(data) else f"{_FINAL}-{epochs[some[0]]}"
         run_steps(run, config.optimiser, run.steps, Phase(report, name, done, done + run.steps, carried))
         for i, m in enumerate(some):
             noise = run.training_noise(i) if config.noise == "training" else held[m]
             snapshots = [run.probe.with_estimated(past, noise) for past in run.snapshots[i]]
-            made[m] = FitResult(snapshots, epochs[m], run.losses[i], run.moments[i])
-    return [made[m] for m in members]
+            results[m] = FitResult(snapshots, epochs[m], run.losses[i], run.moments[i])
+    return [results[m] for m in members]
 
 
 def _best_lengths(
-    builds: Sequence[Build],
-    data: Sequence[FitData],
-    config: TrainingConfig,
-    rngs: Sequence[Seed],
-    report: Report,
-    last: State | None,
+    models: Sequence[Model], config: TrainingConfig, report: Report, last: State | None
 ) -> tuple[list[int], list[dict[str, Tensor]]]:
     """Fit each model at rising lengths until its score gets worse; return the best lengths and the held-out estimates.
 
@@ -121,7 +111,7 @@ def _best_lengths(
     """
     assert config.early_stopping is not None
     every = config.early_stopping.lengths(config.epochs)
-    names, count = [f"search-{length}" for length in every], len(data)
+    names, count = [f"search-{length}" for length in every], len(models)
     best, chosen = torch.full((count,), torch.inf, dtype=torch.float64), torch.full((count,), config.epochs)
     rising, held = torch.ones(count, dtype=torch.bool), list[dict[str, Tensor]]([{}] * count)
     reached = "" if last is None else last.config["phase"]
@@ -134,15 +124,7 @@ def _best_lengths(
         if not some:
             break
         carried = {"tried.best": best, "tried.chosen": chosen, "tried.rising": rising} | named("tried.held", held)
-        run = EpochRun(
-            [builds[m] for m in some],
-            [data[m] for m in some],
-            config,
-            [rngs[m] for m in some],
-            [length] * len(some),
-            keep=_NONE,
-            scored=True,
-        )
+        run = EpochRun([models[m] for m in some], config, [length] * len(some), keep=_NONE, scored=True)
         done, total = (epochs * run.steps // length for epochs in (sum(every[:number]), sum(every) + config.epochs))
         run_steps(run, config.optimiser, run.steps, Phase(report, names[number], done, total, carried))
         best, chosen, rising = best.clone(), chosen.clone(), torch.zeros_like(rising)
@@ -151,3 +133,41 @@ def _best_lengths(
             if score < best[m]:
                 best[m], chosen[m], rising[m], held[m] = score, length, True, estimates
     return chosen.where(~rising, config.epochs).tolist(), held
+
+
+def last_snapshot(inputs: Inputs, network: NetworkConfig, training: TrainingConfig, data: FitData) -> Weights | None:
+    """Return the last snapshot of the trajectory in ``inputs``; None if there is no trajectory.
+
+    If the head predicts means and log-variances, only the rows of the means are returned.
+
+    Raises:
+        ConfigError: the trajectory has another network; or early stopping is set, although the trajectory was trained
+            on the validation rows.
+    """
+    trained = last_network(inputs, network, training, data, "training.early_stopping")
+    if trained is None:
+        return None
+    spec, last = trained
+    means = {name: last[name][: spec.outputs] for name in ("head.weight", "head.bias")}
+    return last | means
+
+
+def last_network(
+    inputs: Inputs, network: NetworkConfig, training: TrainingConfig, data: FitData, key: str
+) -> tuple[NetworkSpec, Weights] | None:
+    """Return :func:`last_snapshot` with the whole head, and the network's spec.
+
+    ``key`` is the config key of ``early_stopping``, for errors.
+
+    Raises:
+        ConfigError: see :func:`last_snapshot`.
+    """
+    if not inputs.get("trajectory"):
+        return None
+    (trajectory,) = inputs["trajectory"]
+    spec = read(NetworkSpec, trajectory.config["spec"], "spec")
+    require(spec.network == network, "network", f"must be the trajectory's ({spec.network})", network)
+    rule = "must be null with a trajectory as input, which was trained on the validation rows"
+    require(training.early_stopping is None, key, rule, training.early_stopping)
+    assert (spec.input_shape, spec.outputs) == (data.input_shape, data.outputs), "one data set"
+    return spec, snapshot(trajectory, -1)

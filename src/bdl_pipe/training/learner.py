@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from ..config import LATER
 from ..data.augment import AugmentConfig
-from ..errors import require
+from ..errors import require, require_positive
+from ..networks import Network
 from ..predictive import Predictive
 from ..seeds import Seed
 from .loop import OptimiserConfig
 from .snapshots import RunningMoments
+
+Weights = dict[str, Tensor]
 
 
 class Learner(nn.Module, ABC):
@@ -51,9 +54,9 @@ class Learner(nn.Module, ABC):
         """
         return nll(predicted), {}
 
-    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
         """Replace fitted weights by the parameters that :meth:`estimated` estimated."""
-        return {**weights, **found}
+        return {**weights, **estimates}
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw the random numbers of ``steps`` steps of ``batch`` rows, each [steps, ...]; called once an epoch."""
@@ -93,6 +96,13 @@ def nll(predicted: Sequence[tuple[Predictive, Tensor]]) -> float:
     return -float(torch.cat([of.log_prob(targets).double() for of, targets in predicted]).mean())
 
 
+def begin(network: Network, start: Weights | None) -> Network:
+    """Return ``network``, with the weights ``start`` if they are given."""
+    if start is not None:
+        network.load_state_dict(start)
+    return network
+
+
 @dataclass(frozen=True)
 class EarlyStopping:
     """Settings that choose the number of epochs on validation rows.
@@ -126,10 +136,10 @@ class EarlyStopping:
         They are a half of ``epochs``, a quarter, … down to ``every``, rounded up. If these are fewer than two,
         ``epochs`` is added.
         """
-        found = [epochs]
-        while (half := -(-found[-1] // 2)) >= self.every and half < found[-1]:
-            found.append(half)
-        return found[:0:-1] if len(found) > 2 else found[::-1]
+        lengths = [epochs]
+        while (half := -(-lengths[-1] // 2)) >= self.every and half < lengths[-1]:
+            lengths.append(half)
+        return lengths[:0:-1] if len(lengths) > 2 else lengths[::-1]
 
 
 NoiseRule = Literal["learned", "validation", "training"]
@@ -179,8 +189,7 @@ class TrainingConfig:
     noise: NoiseRule = field(default="learned", metadata=LATER)
 
     def __post_init__(self) -> None:
-        require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
-        require(self.batch > 0, "batch", "must be > 0", self.batch)
+        require_positive(self, "epochs", "batch")
         require_fits(self.early_stopping, self.optimiser)
 
 

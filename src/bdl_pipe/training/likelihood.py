@@ -17,8 +17,7 @@ from ..method import Task
 from ..networks import Network
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
-from .learner import Learner
-from .warm_start import Weights, begin
+from .learner import Learner, Weights, begin
 
 NoiseOf = Literal["one", "each input"]
 _LOG_VARIANCE, _SLOPE = "likelihood.log_variance", "likelihood.slope"
@@ -114,8 +113,8 @@ class MixtureLearner(Learner):
         return score, {_LOG_VARIANCE: torch.full_like(variance.detach(), best)}
 
     @final
-    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return with_line_of_noise(weights, found, _LOG_VARIANCE, _SLOPE)
+    def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
+        return with_line_of_noise(weights, estimates, _LOG_VARIANCE, _SLOPE)
 
     def undecayed(self) -> set[str]:
         """Return the names of the likelihood's parameters."""
@@ -140,12 +139,12 @@ def with_likelihood(spec: Any, rng: Seed, start: Weights | None) -> tuple[Networ
 
 
 def least_nll(
-    draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "row output"], known: Tensor | float = 0.0
+    draws: Float[Tensor, "draw row output"], targets: Float[Tensor, "row output"], variance: Tensor | float = 0.0
 ) -> tuple[float, float]:
     """Minimise the mean of −log (1/S) Σ_s N(y | f_s, u + v) over one variance v of all outputs.
 
     Args:
-        known: u, the variance of each draw's function, which is kept.
+        variance: u, the variance of each draw's function, which is kept.
 
     Returns:
         The minimum, and log v.
@@ -153,11 +152,12 @@ def least_nll(
     from scipy.optimize import minimize_scalar  # here, because the import takes half a second
 
     def nll(log_variance: float) -> float:
-        return -float(Gaussian(draws, torch.full_like(draws, math.exp(log_variance)) + known).log_prob(targets).mean())
+        total = torch.full_like(draws, math.exp(log_variance)) + variance
+        return -float(Gaussian(draws, total).log_prob(targets).mean())
 
     bounds = (math.log(_LEAST), math.log(_MOST))
-    found = minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-4})
-    return float(found.fun), float(found.x)
+    minimum = minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    return float(minimum.fun), float(minimum.x)
 
 
 def least_variance(predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, float]:
@@ -178,10 +178,10 @@ def least_noise(predicted: Sequence[tuple[Predictive, Tensor]], noise: Float[Ten
     Returns:
         The least loss, and log c: c is the mean of squared residuals over σ².
     """
-    known = torch.cat([of.draw_mean for of, _ in predicted if isinstance(of, Gaussian)], 1).double()[0]
-    targets, own = torch.cat([held for _, held in predicted]).double(), noise.detach().double()
-    factor = ((targets - known).square() / own).mean().clamp_min(_LEAST)
-    score = 0.5 * (1 + (2 * math.pi * factor * own).log()).sum()
+    means = torch.cat([of.draw_mean for of, _ in predicted if isinstance(of, Gaussian)], 1).double()[0]
+    targets, variance = torch.cat([held for _, held in predicted]).double(), noise.detach().double()
+    factor = ((targets - means).square() / variance).mean().clamp_min(_LEAST)
+    score = 0.5 * (1 + (2 * math.pi * factor * variance).log()).sum()
     return float(score), float(factor.log())
 
 
@@ -201,9 +201,9 @@ def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float 
     from scipy.optimize import minimize
     from scipy.special import expit, logsumexp
 
-    known = [of for of, _ in predicted if isinstance(of, Gaussian)]
-    mean = torch.cat([of.draw_mean for of in known], 1).double()  # [draw, row, output]
-    variance = torch.cat([of.draw_variance for of in known], 1).double().numpy(force=True)
+    gaussians = [of for of, _ in predicted if isinstance(of, Gaussian)]
+    mean = torch.cat([of.draw_mean for of in gaussians], 1).double()  # [draw, row, output]
+    variance = torch.cat([of.draw_variance for of in gaussians], 1).double().numpy(force=True)
     targets = torch.cat([held for _, held in predicted]).double()
     free = _to_head((variance - (floor or 0.0)).clip(_LEAST), floor)
     square = (targets - mean).square().numpy(force=True)
@@ -224,9 +224,10 @@ def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float 
     level = _to_head(np.clip(square.mean() + (floor or 0.0), _LEAST, _MOST), floor)
     ends = [(_to_head(np.float64(_LEAST), floor), _to_head(np.float64(_MOST), floor)), (0.0, 1.0)]
     starts = [0.0] if floor is None and draws == 1 else [0.0, 1.0]
-    found = min((minimize(nll, [level, slope], jac=True, bounds=ends) for slope in starts), key=lambda f: float(f.fun))
-    level, slope = found.x.tolist()
-    return float(found.fun), level - slope * centre, slope
+    minima = [minimize(nll, [level, slope], jac=True, bounds=ends) for slope in starts]
+    best = min(minima, key=lambda minimum: float(minimum.fun))
+    level, slope = best.x.tolist()
+    return float(best.fun), level - slope * centre, slope
 
 
 def least_head(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, dict[str, Tensor]]:
@@ -241,24 +242,24 @@ def with_line(
     line: Mapping[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Return the head with its variance outputs g, the second half, replaced by shift + slope·g."""
-    weight, bias, own = weight.clone(), bias.clone(), bias.shape[-1] // 2
-    weight[..., own:, :] *= line["slope"].to(weight)
-    bias[..., own:] = bias[..., own:] * line["slope"].to(bias) + line["shift"].to(bias)
+    weight, bias, outputs = weight.clone(), bias.clone(), bias.shape[-1] // 2
+    weight[..., outputs:, :] *= line["slope"].to(weight)
+    bias[..., outputs:] = bias[..., outputs:] * line["slope"].to(bias) + line["shift"].to(bias)
     return weight, bias
 
 
 def with_line_of_noise(
-    weights: Mapping[str, Tensor], found: Mapping[str, Tensor], level: str, slope: str
-) -> dict[str, Tensor]:
-    """Replace weights by ``found``; if it is the line of :func:`least_head`, log-variances a + b·g move along it.
+    weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor], level: str, slope: str
+) -> Weights:
+    """Replace weights by estimates; if they are the line of :func:`least_head`, log-variances a + b·g move along it.
 
     Args:
         level: the name of a in ``weights``.
         slope: the name of b.
     """
-    if "slope" not in found:
-        return {**weights, **found}
-    line = {name: number.to(weights[level]) for name, number in found.items()}
+    if "slope" not in estimates:
+        return {**weights, **estimates}
+    line = {name: number.to(weights[level]) for name, number in estimates.items()}
     moved = {level: line["shift"] + line["slope"] * weights[level], slope: line["slope"] * weights[slope]}
     return {**weights, **moved}
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import distributed
 from ..artifacts import State
-from ..errors import Diverged, UserError, require
+from ..errors import Diverged, UserError, require, require_positive
 from ..progress import Report
 from .adam import Adam
 
@@ -60,19 +60,16 @@ class OptimiserConfig:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, "lr", "must be > 0", self.lr)
+        require_positive(self, "lr", "factor", or_null=("grad_clip_norm",))
         require(0 < self.warmup < 1, "warmup", "must be in (0, 1)", self.warmup)
         require(self.weight_decay >= 0, "weight_decay", "must be >= 0", self.weight_decay)
         require(0 <= self.momentum < 1, "momentum", "must be in [0, 1)", self.momentum)
-        positive = self.grad_clip_norm is None or self.grad_clip_norm > 0
-        require(positive, "grad_clip_norm", "must be > 0 or null", self.grad_clip_norm)
-        given, edges = list(self.milestones), (0.0, *self.milestones, 1.0)
-        rising = all(before < after for before, after in pairwise(edges))
-        require(rising, "milestones", "must rise, each in (0, 1)", given)
-        require(self.schedule != "step" or given != [], "milestones", "must be given for the schedule step", given)
-        two = self.schedule != "linear" or len(given) == 2
-        require(two, "milestones", "must be two for the schedule linear", given)
-        require(self.factor > 0, "factor", "must be > 0", self.factor)
+        places = list(self.milestones)
+        rising = all(before < after for before, after in pairwise([0.0, *places, 1.0]))
+        require(rising, "milestones", "must rise, each in (0, 1)", places)
+        require(self.schedule != "step" or places != [], "milestones", "must be given for the schedule step", places)
+        two = self.schedule != "linear" or len(places) == 2
+        require(two, "milestones", "must be two for the schedule linear", places)
 
 
 class Objective(ABC):
@@ -218,23 +215,19 @@ def make_optimiser(parameters: list[Tensor], config: OptimiserConfig, undecayed:
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     if config.name == "lamb":
-        return _lamb(groups, config)
+        try:
+            from pytorch_optimizer.optimizer.lamb import Lamb
+        except ImportError as error:
+            ways = "pip install 'bdl-pipe[lamb]'"
+            raise UserError(f"the optimiser lamb needs the package pytorch_optimizer ({error}): {ways}") from None
+        # the scaled step needs no bias correction; its step count, in the group, would not be in a checkpoint
+        lamb = Lamb(groups, lr=config.lr, weight_decay=config.weight_decay, weight_decouple=False, adam_debias=True)
+        lamb.clamp = math.inf  # φ's upper bound: the norm of a coreset, one tensor, exceeds the default 10
+        return lamb
     # fused: one kernel instead of a dozen for each tensor; it reads tensor and gradient in memory order
     straight = all(p.is_contiguous() and p.device.type == "cpu" for p in parameters)
     decoupled = config.name == "adamw"
     return Adam(groups, lr=config.lr, weight_decay=config.weight_decay, decoupled=decoupled, fused=straight)
-
-
-def _lamb(groups: list[dict[str, Any]], config: OptimiserConfig) -> torch.optim.Optimizer:
-    try:
-        from pytorch_optimizer.optimizer.lamb import Lamb
-    except ImportError as error:
-        ways = "pip install 'bdl-pipe[lamb]'"
-        raise UserError(f"the optimiser lamb needs the package pytorch_optimizer ({error}): {ways}") from None
-    # the scaled step needs no bias correction; its step count, in the group, would not be in a checkpoint
-    optimiser = Lamb(groups, lr=config.lr, weight_decay=config.weight_decay, weight_decouple=False, adam_debias=True)
-    optimiser.clamp = math.inf  # φ's upper bound: the norm of a coreset, one tensor, exceeds the default 10
-    return optimiser
 
 
 def checkpoint(task: Objective, optimiser: Optimiser, step: int) -> State:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, final, runtime_checkable
 
 import torch
@@ -17,8 +18,8 @@ from ..networks.base import Replicas
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from .learner import FitResult, Learner, TrainingConfig
-from .warm_start import Weights, fit_from
+from .fit import fit_epochs, last_snapshot
+from .learner import FitResult, Learner, TrainingConfig, Weights
 
 C = TypeVar("C")
 L = TypeVar("L", bound=Learner)
@@ -122,7 +123,9 @@ class LearnerPosterior(Generic[L]):
         def build(start: Weights | None, rows: FitData, rng: Seed) -> L:
             return cls.build(spec, rows, rng, start)
 
-        fitted = fit_from(build, data, inputs, config.network, config.training, rngs=rngs, report=report)
+        starts = [last_snapshot(i, config.network, config.training, d) for i, d in zip(inputs, data, strict=True)]
+        builds = [partial(build, start) for start in starts]
+        fitted = fit_epochs(builds, data, config.training, rngs=rngs, report=report)
         return [cls.fitted_state(spec, *member) for member in zip(fitted, data, rngs, strict=True)]
 
     @final

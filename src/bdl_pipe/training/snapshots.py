@@ -64,17 +64,13 @@ class SnapshotPolicy:
         Raises:
             ConfigError: there are more parts than steps.
         """
-        require(
-            self.parts_per_epoch <= steps,
-            "snapshots_per_epoch",
-            f"must be <= the steps of an epoch ({steps})",
-            self.parts_per_epoch,
-        )
-        return {steps * part // self.parts_per_epoch: part for part in range(1, self.parts_per_epoch + 1)}
+        parts, rule = self.parts_per_epoch, f"must be <= the steps of an epoch ({steps})"
+        require(parts <= steps, "snapshots_per_epoch", rule, parts)
+        return {steps * part // parts: part for part in range(1, parts + 1)}
 
-    def snapshot(self, left: int) -> bool:
-        """Return whether a snapshot is taken when ``left`` parts remain."""
-        return _wanted(left, self.snapshots, self.every)
+    def snapshot(self, remaining: int) -> bool:
+        """Return whether a snapshot is taken when ``remaining`` parts remain."""
+        return _wanted(remaining, self.snapshots, self.every)
 
     def at(self, epochs: int) -> list[float]:
         """Return the epoch of each snapshot of a fit of ``epochs``, oldest first."""
@@ -82,13 +78,13 @@ class SnapshotPolicy:
         done = [part for part in range(1, total + 1) if self.snapshot(total - part)]
         return [part / self.parts_per_epoch for part in [0] * self.start + done]
 
-    def counts(self, left: int) -> bool:
-        """Return whether the moments include the iterate before the last ``left`` epochs."""
-        return self.moments is not None and _wanted(left, self.moments.count, self.moments.every)
+    def counts(self, remaining: int) -> bool:
+        """Return whether the moments include the iterate before the last ``remaining`` epochs."""
+        return self.moments is not None and _wanted(remaining, self.moments.count, self.moments.every)
 
 
-def _wanted(left: int, count: int, every: int) -> bool:
-    return 0 <= left < count * every and left % every == 0
+def _wanted(remaining: int, count: int, every: int) -> bool:
+    return 0 <= remaining < count * every and remaining % every == 0
 
 
 @final
@@ -134,20 +130,13 @@ class RunningMoments:
         self.mean, self._centred = under("mean.", state), under("centred.", state)
 
 
-def with_moments(trajectory: State, found: RunningMoments, prefix: str) -> State:
+def with_moments(trajectory: State, iterates: RunningMoments, prefix: str) -> State:
     """Add moments, if any, to a trajectory; ``prefix`` is removed from their names."""
-    if found.count == 0:
+    if iterates.count == 0:
         return trajectory
-    mean = {_MEAN + name.removeprefix(prefix): value for name, value in found.mean.items()}
-    variance = {_VARIANCE + name.removeprefix(prefix): value for name, value in found.variance.items()}
-    return State({**trajectory.tensors, **mean, **variance}, trajectory.config | {"iterates": found.count})
-
-
-def with_epochs(trajectory: State, keep: SnapshotPolicy) -> State:
-    """Add the epochs of the snapshots to a trajectory's config if the start is a snapshot."""
-    if not keep.start:
-        return trajectory
-    return State(trajectory.tensors, trajectory.config | {"snapshots_at": keep.at(trajectory.config["epochs"])})
+    mean = {_MEAN + name.removeprefix(prefix): value for name, value in iterates.mean.items()}
+    variance = {_VARIANCE + name.removeprefix(prefix): value for name, value in iterates.variance.items()}
+    return State({**trajectory.tensors, **mean, **variance}, trajectory.config | {"iterates": iterates.count})
 
 
 def epochs(trajectory: State) -> list[float] | None:

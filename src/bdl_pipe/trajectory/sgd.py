@@ -34,19 +34,18 @@ from ..config import LATER, to_mapping
 from ..data.augment import AugmentConfig
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
-from ..errors import require
+from ..errors import require, require_positive
 from ..method import Inputs, Method, StageSpec, Upstream
 from ..networks import NetworkConfig
 from ..posterior import Likelihood, NetworkSpec
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.fit import fit_epochs
-from ..training.learner import EarlyStopping, Learner, NoiseRule, TrainingConfig, require_fits
+from ..training.fit import fit_epochs, last_network
+from ..training.learner import EarlyStopping, Learner, NoiseRule, TrainingConfig, Weights, begin, require_fits
 from ..training.likelihood import least_head, with_line
 from ..training.loop import OptimiserConfig
-from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_epochs, with_moments
-from ..training.warm_start import Weights, begin, last_network
+from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_moments
 
 _PREFIX: Final = "network."  # prefix of the learner's names
 _WEIGHT: Final = f"{_PREFIX}head.weight"
@@ -94,11 +93,9 @@ class SgdConfig:
     noise: NoiseRule = field(default="learned", metadata=LATER)
 
     def __post_init__(self) -> None:
-        require(self.epochs > 0, "epochs", "must be > 0", self.epochs)
-        require(self.snapshots > 0, "snapshots", "must be > 0", self.snapshots)
-        require(self.batch > 0, "batch", "must be > 0", self.batch)
+        counts = ("epochs", "snapshots", "batch", "every", "snapshots_per_epoch")
+        require_positive(self, *counts, or_null=("variance_floor",))
         require_fits(self.early_stopping, self.optimiser)
-        require(self.every > 0, "every", "must be > 0", self.every)
         require(self.extra_epochs >= 0, "extra_epochs", "must be >= 0", self.extra_epochs)
         allowed = self.extra_epochs == 0 or self.early_stopping is not None
         require(allowed, "extra_epochs", "must be 0 if early_stopping is null", self.extra_epochs)
@@ -106,9 +103,6 @@ class SgdConfig:
         require(same, "extra_epochs", "must be 0 unless optimiser.schedule is constant", self.extra_epochs)
         learned = self.moments is None or self.noise == "learned"
         require(learned, "noise", "must be learned if moments of the weights are kept", self.noise)
-        bounded = self.variance_floor is None or self.variance_floor > 0
-        require(bounded, "variance_floor", "must be > 0 or null", self.variance_floor)
-        require(self.snapshots_per_epoch > 0, "snapshots_per_epoch", "must be > 0", self.snapshots_per_epoch)
 
 
 @final
@@ -135,10 +129,10 @@ class _Network(Learner):
             return super().estimated(predicted)
         return least_head(predicted, self.spec.variance_floor)
 
-    def with_estimated(self, weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if not found:
+    def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
+        if not estimates:
             return dict(weights)
-        weight, bias = with_line(weights[_WEIGHT], weights[_BIAS], found)
+        weight, bias = with_line(weights[_WEIGHT], weights[_BIAS], estimates)
         return {**weights, _WEIGHT: weight, _BIAS: bias}
 
 
@@ -154,43 +148,31 @@ def fit(
         Diverged: a loss became NaN or infinite.
     """
     images = len(data[0].input_shape) == 3
-    require(
-        images or config.augmentation is None,
-        "augmentation",
-        "must be null: the rows are not images",
-        config.augmentation,
-    )
+    fits = images or config.augmentation is None
+    require(fits, "augmentation", "must be null: the rows are not images", config.augmentation)
     classes, floor = data[0].task == "classification", config.variance_floor
     require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)
     likelihood: Likelihood = "categorical" if classes else "gaussian_head"
     shape, outputs = data[0].input_shape, data[0].outputs
     spec = NetworkSpec(config.network, shape, outputs, likelihood, variance_floor=floor)
-    how = TrainingConfig(
-        config.epochs, config.batch, config.optimiser, config.early_stopping, config.augmentation, config.noise
-    )
-    keep = SnapshotPolicy(
-        config.snapshots,
-        config.every,
-        config.extra_epochs,
-        config.moments,
-        config.snapshots_per_epoch,
-        config.keep_start,
-    )
+    c = config
+    training = TrainingConfig(c.epochs, c.batch, c.optimiser, c.early_stopping, c.augmentation, c.noise)
+    keep = SnapshotPolicy(c.snapshots, c.every, c.extra_epochs, c.moments, c.snapshots_per_epoch, c.keep_start)
     starts = list[Weights | None]()
     for rows, sources in zip(data, inputs, strict=True):
-        trained = last_network(sources, spec.network, how, rows, "early_stopping")
+        trained = last_network(sources, spec.network, training, rows, "early_stopping")
         if trained is not None:
             theirs = trained[0].variance_floor
             require(theirs == floor, "variance_floor", f"must be the trajectory's ({theirs})", floor)
             assert trained[0].likelihood == likelihood, "one task"
         starts.append(None if trained is None else trained[1])
     builds = [partial(_Network, spec, start) for start in starts]
-    fitted = fit_epochs(builds, data, how, rngs=rngs, report=report, keep=keep)
     states = []
-    for member in fitted:
+    for member in fit_epochs(builds, data, training, rngs=rngs, report=report, keep=keep):
         snapshots = stack([{k.removeprefix(_PREFIX): v for k, v in s.items()} for s in member.snapshots])
         about = {"spec": to_mapping(spec), "epochs": member.epochs, "loss": member.loss}
-        states.append(with_epochs(with_moments(State(snapshots, about), member.moments, _PREFIX), keep))
+        about |= {"snapshots_at": keep.at(member.epochs)} if keep.start else {}
+        states.append(with_moments(State(snapshots, about), member.moments, _PREFIX))
     return states
 
 
@@ -211,12 +193,7 @@ def default_iterates(size: Size) -> Section:
     training = size.training(constant=True)
     if (stopping := training["early_stopping"]) is not None:
         training |= {"early_stopping": {**stopping, "averaged": True}, "extra_epochs": extra}
-    return {
-        **default(size),
-        **training,
-        "snapshots": snapshots,
-        "snapshots_per_epoch": per_epoch,
-    }
+    return {**default(size), **training, "snapshots": snapshots, "snapshots_per_epoch": per_epoch}
 
 
 SGD = Method(
