@@ -47,7 +47,7 @@ from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory import laplace, swag
-from bdl_pipe.trajectory.kronecker import LayerPosterior, evidence_precision
+from bdl_pipe.trajectory.curvature import LayerPosterior, evidence_precision
 from bdl_pipe.trajectory.snapshots import FLOATS, FloatName, Snapshots
 
 ROWS, DRAWS, SWAG_DRAWS, RANK, BATCH = 2000, 20, 30, 20, 128

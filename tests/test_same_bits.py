@@ -44,7 +44,7 @@ from bdl_pipe.method import ModelFit
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.own_model.methods import trajectory_section
 from bdl_pipe.posterior import Predictor
-from bdl_pipe.trajectory.pretrained import begun
+from bdl_pipe.trajectory.snapshots import begun
 from bdl_pipe.yaml_files import read_yaml, write_yaml
 from pipeline.add import overlay_of
 from pipeline.core import places

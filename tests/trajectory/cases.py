@@ -10,7 +10,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
-from bdl_pipe.trajectory.kronecker import LayerPosterior
+from bdl_pipe.trajectory.curvature import LayerPosterior
 
 NOISE, TEMPERATURE, PRIOR_VARIANCE = 0.5, 4.0, 1.5
 SPEC = NetworkSpec(MlpConfig("mlp", (6,), "tanh"), (4,), 1, "gaussian", NOISE)

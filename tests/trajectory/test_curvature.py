@@ -13,8 +13,7 @@ from torch.func import functional_call, hessian, jacrev
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
-from bdl_pipe.trajectory.curvature import kronecker_factors, layers_of
-from bdl_pipe.trajectory.kronecker import Factors, decompose, evidence_precision
+from bdl_pipe.trajectory.curvature import Factors, decompose, evidence_precision, kronecker_factors, layers_of
 
 from .cases import covariance
 

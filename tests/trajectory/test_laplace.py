@@ -19,7 +19,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory import snapshots
-from bdl_pipe.trajectory.kronecker import LayerPosterior, evidence_precision
+from bdl_pipe.trajectory.curvature import LayerPosterior, evidence_precision
 from bdl_pipe.trajectory.laplace import KFAC_LAPLACE, KfacLaplaceConfig, posterior
 from tests.resuming import killed, resumed, same_bits
 

@@ -27,7 +27,7 @@ from ..seeds import Seed
 from ..training.snapshots import snapshot
 from ..trajectory.curvature import layers_with_factors
 from ..trajectory.linearised import LinearisedDraws
-from ..trajectory.pretrained import begun
+from ..trajectory.snapshots import begun
 from .module import Registered, asked
 from .rows import LoadedRows, require_targets
 from .trunk import ModuleTrunk

@@ -10,7 +10,7 @@ normalisation's scales and shifts, weights under weight norm or spectral norm, a
 matrices that are not drawn. The running statistics of batch normalisation are recomputed for each draw, as in SWAG; the
 curvature is computed in evaluation mode, with the trajectory's running statistics.
 
-Deviations: τ is added to the product of the factors (see ``kronecker``). The trajectory's weights are used as the
+Deviations: τ is added to the product of the factors (see ``curvature``). The trajectory's weights are used as the
 posterior's mode; they are the mode only if training converged with the weight decay of this prior. If
 ``prior_precision`` is null, τ maximises Laplace's evidence on the training rows (Immer et al. 2021); the paper searches
 τ on validation rows, together with a factor of the number of rows, which is similar to our ``temperature``.
@@ -28,7 +28,7 @@ from ..artifacts import State
 from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section
-from ..errors import ConfigError, require
+from ..errors import ConfigError, require, require_positive
 from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec, Summary
 from ..networks import Network
 from ..networks.base import has_bias
@@ -36,9 +36,15 @@ from ..networks.convnet import BatchStatistics
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
-from .curvature import kronecker_factors, layers_with_factors
-from .kronecker import Factors, LayerPosterior, decompose, evidence_precision
-from .linearised import LayerGaussian, LinearisedDraws, LinearisedLaplace
+from .curvature import (
+    Factors,
+    LayerPosterior,
+    decompose,
+    evidence_precision,
+    kronecker_factors,
+    layers_with_factors,
+)
+from .linearised import LayerGaussian, LinearisedLaplace
 from .snapshots import BATCH_NORM, FLOATS, BatchNormConfig, FloatName, Snapshots, batch_norm
 
 _FIXED: Final = "not_drawn"  # a key of a state's config
@@ -74,12 +80,7 @@ class KfacLaplaceConfig(BatchNormConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        precision = self.prior_precision is None or self.prior_precision > 0
-        require(precision, "prior_precision", "must be > 0 or null", self.prior_precision)
-        require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
-        require(self.rows is None or self.rows > 0, "rows", "must be > 0 or null", self.rows)
-        require(self.max_factor > 0, "max_factor", "must be > 0", self.max_factor)
-        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        require_positive(self, "temperature", "max_factor", "draws", or_null=("prior_precision", "rows"))
 
 
 def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, report: Report) -> State:
@@ -112,7 +113,7 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
         for name, layer in layers.items():
             scale = (config.temperature / (layer.curvature + precision)).sqrt()
             gaussians[name] = LayerGaussian(layer.input_vectors.float(), layer.output_vectors.float(), scale.float())
-        state = LinearisedLaplace(LinearisedDraws.of(drawn, last), gaussians).state()
+        state = LinearisedLaplace.of(drawn, last, gaussians).state()
     matrices = [name for name, value in network.named_parameters() if value.ndim > 1 and config.layers == "all"]
     fixed = [name.removeprefix("trunk.") for name in matrices if name.rpartition(".")[0] not in layers]
     return State(state.tensors, {**state.config, _FIXED: fixed}) if fixed else state
@@ -152,8 +153,8 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
     fixed: list[str] = states[0][0].config.get(_FIXED, [])
     more = f" and {len(fixed) - _SHOWN} more" if len(fixed) > _SHOWN else ""
     rule = "only linear and convolutional layers that each pass calls once are drawn"
-    said = f"kfac_laplace: the weights {', '.join(fixed[:_SHOWN])}{more} keep their trained values: {rule}"
-    return Summary(warnings=[said] if fixed else [])
+    warning = f"kfac_laplace: the weights {', '.join(fixed[:_SHOWN])}{more} keep their trained values: {rule}"
+    return Summary(warnings=[warning] if fixed else [])
 
 
 @torch.enable_grad()

@@ -18,7 +18,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, Self, final
 
 import torch
 from jaxtyping import Float, Int
@@ -29,8 +29,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..artifacts import State, under
 from ..config import read, to_mapping
 from ..joint_predictive import Joint, JointCategorical, jittered_root, normal_log_prob
-from ..networks.last_layer import LastLayer, of_networks
 from ..networks.base import Replicas
+from ..networks.last_layer import LastLayer, of_networks
 from ..posterior import NetworkDraws, NetworkSpec
 from ..predictive import Gaussian, Predictive
 from ..seeds import Seed
@@ -56,8 +56,8 @@ class JointDependent(Joint):
         self.draws, self.target_shape, self.is_product = len(mean), tuple(mean.shape[1:]), False
 
     def _row_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
-        own = self.covariance.diagonal(dim1=2, dim2=4).movedim(-1, 2)  # [#draw, group, row, output, output]
-        return normal_log_prob(own + torch.diag_embed(self.variance), targets.double() - self.mean).sum(-1)
+        of_rows = self.covariance.diagonal(dim1=2, dim2=4).movedim(-1, 2)  # [#draw, group, row, output, output]
+        return normal_log_prob(of_rows + torch.diag_embed(self.variance), targets.double() - self.mean).sum(-1)
 
     def _chain_terms(self, targets: Float[Tensor, "group row output"]) -> Float[Tensor, "draw group row"]:
         whole = self.covariance.flatten(4).flatten(2, 3) + torch.diag_embed(self.variance.flatten(2))
@@ -112,16 +112,16 @@ class LinearisedFunctions:
         """
         mean, free = self.mean.chunk(2, dim=-1)
         shape, (above, below) = mean.shape[1:], blocks.chunk(2, dim=2)
-        own, cross, theirs = (
+        of_means, cross, of_logs = (
             block.flatten(3).flatten(1, 2) for block in (*above.chunk(2, dim=4), below.chunk(2, dim=4)[1])
         )
-        root = jittered_root(theirs)
+        root = jittered_root(of_logs)
         slope = torch.linalg.solve_triangular(root, cross.mT, upper=False).mT  # C L⁻ᵀ
         moved, drawn = (torch.einsum("gij,dgj->dgi", by, normal.flatten(2)).unflatten(2, shape) for by in (slope, root))
         read = self.spec.predictive(torch.cat([mean + moved, free + drawn], dim=-1).flatten(1, 2))
         assert isinstance(read, Gaussian)
         variance = read.draw_variance.unflatten(1, mean.shape[:2])
-        return mean + moved, variance, (own - slope @ slope.mT).unflatten(2, shape).unflatten(1, shape)
+        return mean + moved, variance, (of_means - slope @ slope.mT).unflatten(2, shape).unflatten(1, shape)
 
 
 _LAYER: Final = "laplace."  # prefix of a Gaussian's tensors; a network's begin with trunk or head
@@ -129,7 +129,6 @@ _ATTENTION: Final = threading.Lock()
 _ELEMENTS: Final = 2**25  # the most elements of Jacobians computed at once: 128 MiB in float32
 
 
-@final
 class LinearisedDraws:
     """A posterior of S equally weighted draws of the weights, and the weights at which the network is linearised."""
 
@@ -141,30 +140,30 @@ class LinearisedDraws:
         Entries that are not parameters (running statistics) are taken from w*.
         """
         self.spec, self.weights = spec, weights
-        skeleton = spec.build(Seed(0)).eval().to(next(iter(weights.values())).device)
-        self._networks = Replicas(skeleton)
-        names = [name for name, _ in skeleton.named_parameters()]
-        self._drawn = [name for name in names if (weights[name] != weights[name][:1]).any()]
+        network = spec.build(Seed(0)).eval().to(next(iter(weights.values())).device)
+        self._networks, self._center = Replicas(network), {name: value[0] for name, value in weights.items()}
+        self._parameters = [name for name, _ in network.named_parameters()]  # a constant bias is none
+        self._moved = [name for name in self._parameters if (weights[name] != weights[name][:1]).any()]
 
     @classmethod
-    def of(cls, draws: NetworkDraws, center: dict[str, Tensor]) -> "LinearisedDraws":
+    def of(cls, draws: NetworkDraws, center: dict[str, Tensor], *gaussians: Any) -> Self:
         """Linearise ``draws`` at ``center``, w*."""
-        return cls(draws.spec, {name: torch.cat([center[name][None], drawn]) for name, drawn in draws.weights.items()})
+        weights = {name: torch.cat([center[name][None], drawn]) for name, drawn in draws.weights.items()}
+        return cls(draws.spec, weights, *gaussians)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Return the predictive of the draws; ``rng`` is not used."""
-        center = {name: value[0] for name, value in self.weights.items()}
-        at = {name: center[name] for name in self._drawn}
+        at = {name: self._center[name] for name in self._moved}
 
         def outputs(drawn: dict[str, Tensor]) -> Tensor:
-            return self._networks.call(center | drawn, inputs)
+            return self._networks.call(self._center | drawn, inputs)
 
         linear = []
         for draw in range(1, len(next(iter(self.weights.values())))):
             with _attention_by_parts():
-                found = jvp(outputs, (at,), ({name: self.weights[name][draw] - at[name] for name in at},))
-            linear.append(found[0] + found[1])
+                pair = jvp(outputs, (at,), ({name: self.weights[name][draw] - at[name] for name in at},))
+            linear.append(pair[0] + pair[1])  # the value and its change
         return self.spec.predictive(torch.stack(linear))
 
     def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer | None:
@@ -175,7 +174,7 @@ class LinearisedDraws:
         return State(dict(self.weights), {"posterior": self.key, "spec": to_mapping(self.spec)})
 
     @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LinearisedDraws":
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> Self:
         spec = read(NetworkSpec, state.config["spec"], "spec")
         return cls(spec, {name: value.to(device) for name, value in state.tensors.items()})
 
@@ -185,7 +184,7 @@ class LinearisedDraws:
 class LayerGaussian:
     """The Gaussian over one layer's weights around w*: W − W* = P (Z ∘ S) Qᵀ, Z standard normal.
 
-    A layer's bias is the last column of W. The temperature and the prior are in S; see :mod:`.kronecker`.
+    A layer's bias is the last column of W. The temperature and the prior are in S; see :mod:`.curvature`.
 
     Attributes:
         input_vectors, output_vectors: Q and P.
@@ -202,27 +201,15 @@ class LayerGaussian:
 
 
 @final
-class LinearisedLaplace:
+class LinearisedLaplace(LinearisedDraws):
     """Laplace's approximation of the linearised network: draws of weights, and their Gaussian."""
 
     key = "linearised_laplace"
 
-    def __init__(self, draws: LinearisedDraws, layers: Mapping[str, LayerGaussian]) -> None:
+    def __init__(self, spec: NetworkSpec, weights: dict[str, Tensor], layers: Mapping[str, LayerGaussian]) -> None:
         """Create the posterior from draws, which predict single rows, and the Gaussian of each layer by its name."""
-        self.draws, self.layers, self.spec = draws, dict(layers), draws.spec
-        self._center = {name: value[0] for name, value in draws.weights.items()}
-        network = self.spec.build(Seed(0)).eval().to(next(iter(self._center.values())).device)
-        parameters = [name for name, _ in network.named_parameters()]  # a constant bias is none
-        self._drawn = [name for name in parameters if name.rpartition(".")[0] in self.layers]
-        self._networks = Replicas(network)
-
-    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
-        """Return the predictive of the draws; ``rng`` is not used."""
-        return self.draws.predict(inputs, rng=rng)
-
-    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer | None:
-        """Return the last layer of w* at transformed inputs; None if it is not linear."""
-        return self.draws.last_layer(inputs)
+        super().__init__(spec, weights)
+        self.layers = dict(layers)
 
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed = Seed(0)) -> LinearisedFunctions:
@@ -230,11 +217,11 @@ class LinearisedLaplace:
 
         Jacobians have the weights' type, and their products are in float64.
         """
-        at = {name: self._center[name] for name in self._drawn}
+        at = {name: self._center[name] for name in self._parameters if name.rpartition(".")[0] in self.layers}
 
         def outputs(weights: dict[str, Tensor], row: Tensor) -> tuple[Tensor, Tensor]:
-            found = self._networks.call(self._center | weights, row[None])[0]
-            return found, found
+            of_row = self._networks.call(self._center | weights, row[None])[0]
+            return of_row, of_row
 
         by_row = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))
         weights = sum(value.numel() for value in at.values())
@@ -256,23 +243,18 @@ class LinearisedLaplace:
         return LinearisedFunctions(torch.cat(means), torch.cat(covariances), self.spec)
 
     def state(self) -> State:
-        stored = self.draws.state()
-        factors = {
-            f"{_LAYER}{name}.{field}": value
-            for name, layer in self.layers.items()
-            for field, value in vars(layer).items()
-        }
-        return State({**stored.tensors, **factors}, {**stored.config, "posterior": self.key})
+        factors = {f"{_LAYER}{name}.{k}": v for name, layer in self.layers.items() for k, v in vars(layer).items()}
+        stored = super().state()
+        return State({**stored.tensors, **factors}, stored.config)
 
     @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LinearisedLaplace":
-        factors = {name: value.to(device) for name, value in under(_LAYER, state.tensors).items()}
-        drawn = {name: value for name, value in state.tensors.items() if not name.startswith(_LAYER)}
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> Self:
+        tensors = {name: value.to(device) for name, value in state.tensors.items()}
+        factors = under(_LAYER, tensors)
         layers = dict.fromkeys(name.rpartition(".")[0] for name in factors)
-        return cls(
-            LinearisedDraws.from_state(State(drawn, state.config), device),
-            {name: LayerGaussian(**under(f"{name}.", factors)) for name in layers},
-        )
+        weights = {name: value for name, value in tensors.items() if not name.startswith(_LAYER)}
+        spec = read(NetworkSpec, state.config["spec"], "spec")
+        return cls(spec, weights, {name: LayerGaussian(**under(f"{name}.", factors)) for name in layers})
 
 
 @contextlib.contextmanager

@@ -76,9 +76,9 @@ def step(place: Place, log_likelihood: LogLikelihood, prior_variance: float, gen
     low, high = angle - 2 * math.pi, angle
     while True:
         z = place.z * math.cos(angle) + other * math.sin(angle)
-        found = log_likelihood(z)
-        if found >= level:
-            return Place(z, found)
+        value = log_likelihood(z)
+        if value >= level:
+            return Place(z, value)
         low, high = (angle, high) if angle < 0 else (low, angle)
         angle = low + (high - low) * _uniform(generator)
 

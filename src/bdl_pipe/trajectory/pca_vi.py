@@ -25,7 +25,7 @@ from ..artifacts import State
 from ..data.fitdata import FitData
 from ..data.minibatches import distinct
 from ..data.size import Section
-from ..errors import require
+from ..errors import require, require_positive
 from ..method import Default, FromModel, Inputs, Method, StageSpec
 from ..progress import Report
 from ..seeds import Seed
@@ -54,9 +54,7 @@ class PcaViConfig(SubspaceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.initial_sd > 0, "initial_sd", "must be > 0", self.initial_sd)
-        require(self.steps > 0, "steps", "must be > 0", self.steps)
-        require(self.samples > 0, "samples", "must be > 0", self.samples)
+        require_positive(self, "initial_sd", "steps", "samples")
         require(self.batch > 1, "batch", "must be > 1", self.batch)
         decay = self.optimiser.weight_decay
         require(decay == 0, "optimiser.weight_decay", "must be 0: the prior is in the bound", decay)
@@ -96,8 +94,8 @@ class Bound(Objective):
         z = self.draw(self._config.samples, generator)
         likelihood = torch.stack([self._target.tempered(one, chosen) for one in z]) * (rows / len(chosen))
         prior = Normal(0.0, self._config.prior_variance**0.5).log_prob(z).sum(1)
-        own = MultivariateNormal(self.mean.detach(), scale_tril=self.factor().detach()).log_prob(z)
-        return -(likelihood + prior - own).mean() * self._config.temperature / self._target.num_train
+        density = MultivariateNormal(self.mean.detach(), scale_tril=self.factor().detach()).log_prob(z)
+        return -(likelihood + prior - density).mean() * self._config.temperature / self._target.num_train
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         return {"loss": loss.item()}

@@ -93,8 +93,8 @@ class SgdConfig:
     noise: NoiseRule = field(default="learned", metadata=LATER)
 
     def __post_init__(self) -> None:
-        counts = ("epochs", "snapshots", "batch", "every", "snapshots_per_epoch")
-        require_positive(self, *counts, or_null=("variance_floor",))
+        require_positive(self, "epochs", "snapshots", "batch", "every", "snapshots_per_epoch")
+        require_positive(self, or_null=("variance_floor",))
         require_fits(self.early_stopping, self.optimiser)
         require(self.extra_epochs >= 0, "extra_epochs", "must be >= 0", self.extra_epochs)
         allowed = self.extra_epochs == 0 or self.early_stopping is not None

@@ -1,33 +1,40 @@
-"""A stored trajectory as points in weight space, and the network at any point of that space.
+"""A stored trajectory as points in weight space, the network at any such point, and trajectories of one point.
 
 A point is the vector of all parameters. Buffers are not part of it: at each point the running statistics of batch
 normalisation are recomputed on training rows, and all other buffers come from the last snapshot.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..artifacts import State, stack, unstack
-from ..config import read
+from ..artifacts import State, stack, under, unstack
+from ..config import read, to_mapping
 from ..data.fitdata import FitData
+from ..data.rows import StreamedRows
 from ..data.size import Section
 from ..errors import require
 from ..method import ModelFit
+from ..networks import Network
 from ..networks.normalisation import has_batch_norm, refresh_batch_norm
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Report
 from ..seeds import Seed
 from ..training import snapshots
+from ..training.learner import Weights
 
+Units = Literal["own", "transformed"]
 FloatName = Literal["float64", "float32"]
 FLOATS: Final[Mapping[FloatName, torch.dtype]] = {"float64": torch.float64, "float32": torch.float32}
+HEAD: Final = ("head.weight", "head.bias")
 _ELEMENTS: Final = 2**20  # the most weights drawn at once: 8 MiB in float64
-
+_ROWS: Final = 1000  # rows in one forward pass
 
 BATCH_NORM: Final[Section] = {"batch_norm_rows": 2048, "batch_norm_batch": 64}
 
@@ -149,3 +156,91 @@ class Snapshots:
 
 def _joined(blocks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+
+
+@torch.no_grad()
+def begun(network: Network, spec: NetworkSpec, weights: Weights, data: FitData, targets: Units, origin: str) -> State:
+    """Return weights as a trajectory of one snapshot.
+
+    If a regression network predicts only a mean, its variance is constant: the maximum-likelihood value, which is the
+    mean squared error on the training rows.
+
+    Args:
+        network: a network of ``spec``, into which the weights are loaded.
+        weights: every entry of the network's ``state_dict``. For regression the head's rows are means in the units
+            ``targets``, or means and log-variances.
+        origin: the name of the weights in errors.
+
+    Raises:
+        ConfigError: a weight has another shape, or the predictions of the training rows are not finite.
+    """
+    classes = spec.likelihood == "categorical"
+    shapes = {name: list(value.shape) for name, value in network.state_dict().items()}
+    for name, value in weights.items():
+        fits = list(value.shape) == shapes[name] or (name in HEAD and not classes)
+        rule = f"must be weights of this network: {name.removeprefix('trunk.')} must have the shape {shapes[name]}"
+        require(fits, "weights", rule, list(value.shape))
+    if not classes:
+        weights = weights | _head(network, weights, data, targets, origin)
+    network.load_state_dict(weights)
+    network.to(data.device).eval()
+    scores, misses = list[Tensor](), list[Tensor]()
+    for inputs, wanted in StreamedRows(data.train, data.transform, data.device).batches(_ROWS):
+        predictive = spec.predictive(network(inputs)[None])
+        scores.append(predictive.log_prob(wanted).sum())
+        wrong = predictive.mean.argmax(1) != wanted if classes else (predictive.mean - wanted).square()
+        misses.append(wrong.float().sum(0))
+    loss = -float(torch.stack(scores).double().sum()) / len(data.train)
+    require(math.isfinite(loss), "weights", "must give finite predictions on the training rows", origin)
+    stored = {name: value.detach().cpu()[None].contiguous() for name, value in network.state_dict().items()}
+    doubt = _doubt(torch.stack(misses).cpu().double().sum(0) / len(data.train), data)
+    about = {"spec": to_mapping(spec), "epochs": 0, "loss": loss}
+    return State(stored, about | ({"doubt": doubt} if doubt else {}))
+
+
+def _doubt(misses: Tensor, data: FitData) -> str:
+    """Return a line if the weights predict the training rows worse than a constant does, else an empty text.
+
+    Args:
+        misses: the share of the rows with another class; or, of each target [output], the mean squared error.
+    """
+    targets = data.train.targets
+    if data.task == "classification":
+        right, most = 1 - float(misses), float(np.bincount(targets).max() / len(targets))
+        if right >= most:
+            return ""
+        shares = f"right for {right:.0%} of the training rows, the most frequent class is right for {most:.0%}"
+        return f"the weights are {shares}: check the order of the classes and the units"
+    variance = data.transform.targets(targets, "cpu").double().var(0, correction=0)
+    if bool((misses <= variance).all()):
+        return ""
+    times = float((misses / variance).sqrt().max())
+    return f"the means of the weights are {times:.3g} times as wrong as the mean of the training rows: check the units"
+
+
+def _head(network: Network, weights: Weights, data: FitData, targets: Units, origin: str) -> Weights:
+    """Return the head for the mean and log-variance of the transformed targets."""
+    weight, bias = (weights[name].double() for name in HEAD)
+    outputs, wide = data.outputs, network.width
+    rule = f"must have a head of {outputs} means, or of {outputs} means and {outputs} log-variances, of {wide} features"
+    shape = list(weight.shape)
+    require(shape in ([outputs, wide], [2 * outputs, wide]) and list(bias.shape) == shape[:1], "weights", rule, shape)
+    transform = data.transform
+    if targets == "own" and transform.shift is not None and transform.scale is not None:
+        rule = "must be transformed if the data set's targets are logarithms"
+        require(not transform.log, "targets", rule, targets)
+        shift, scale = transform.shift.double().cpu(), transform.scale.double().cpu()
+        weight[:outputs] /= scale[:, None]
+        bias[:outputs] = (bias[:outputs] - shift) / scale
+        bias[outputs:] -= 2 * scale.log()[: len(bias) - outputs]
+    if len(weight) == outputs:
+        network.trunk.load_state_dict(under("trunk.", weights))
+        trunk, total = network.trunk.to(data.device).eval(), torch.zeros(outputs, dtype=torch.float64)
+        for inputs, wanted in StreamedRows(data.train, transform, data.device).batches(_ROWS):
+            means = trunk(inputs).double().cpu() @ weight.T + bias
+            total += (wanted.double().cpu() - means).square().sum(0)
+        variance = total / len(data.train)  # the mean squared error of each target
+        rule = "must not fit every training row exactly: the variance is learnt from their errors"
+        require(bool((variance > 0).all()), "weights", rule, origin)
+        weight, bias = torch.cat([weight, torch.zeros_like(weight)]), torch.cat([bias, variance.log()])
+    return dict(zip(HEAD, (weight.float(), bias.float()), strict=True))

@@ -33,7 +33,7 @@ from torch.func import functional_call
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..data.size import Section
-from ..errors import require
+from ..errors import require, require_positive
 from ..method import Inputs, ModelFit
 from ..networks import fastest_order
 from ..networks.normalisation import evaluation
@@ -70,11 +70,7 @@ class SubspaceConfig(BatchNormConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.dimension > 0, "dimension", "must be > 0", self.dimension)
-        require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
-        require(self.prior_variance > 0, "prior_variance", "must be > 0", self.prior_variance)
-        require(self.rows is None or self.rows > 0, "rows", "must be > 0 or null", self.rows)
-        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        require_positive(self, "dimension", "temperature", "prior_variance", "draws", or_null=("rows",))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from ..artifacts import State, under
 from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
-from ..errors import require
+from ..errors import require, require_positive
 from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec
 from ..progress import Phase, Report
 from ..seeds import Seed
@@ -60,8 +60,7 @@ class SwagConfig(BatchNormConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.rank == 0 or self.rank > 1, "rank", "must be 0 or > 1", self.rank)
-        require(self.scale > 0, "scale", "must be > 0", self.scale)
-        require(self.draws > 0, "draws", "must be > 0", self.draws)
+        require_positive(self, "scale", "draws")
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,9 @@ def fit(data: FitData, inputs: Inputs, config: SwagConfig, *, rng: Seed, report:
         carried = {_EARLIER + name: value for name, value in drawn.items()}
         part = Phase(report, f"{_PHASE}{number}", number * config.draws, len(every) * config.draws, carried)
         place = rng.fold("trajectory", number) if number else rng
-        own = _drawn(every[number], data, config, method, rng=place, report=part)
-        drawn = {name: torch.cat([drawn[name], v]) if drawn else v for name, v in own.tensors.items()}
-    return State(drawn, own.config)
+        state = _drawn(every[number], data, config, method, rng=place, report=part)
+        drawn = {name: torch.cat([drawn[name], v]) if drawn else v for name, v in state.tensors.items()}
+    return State(drawn, state.config)
 
 
 def _drawn(trajectory: State, data: FitData, config: SwagConfig, method: str, *, rng: Seed, report: Report) -> State:
